@@ -1,0 +1,189 @@
+//! The answer to a hit or a peek.
+
+use std::array;
+use std::cmp::Reverse;
+use std::fmt;
+use std::time::Duration;
+
+use crate::Timestamp;
+use crate::strategy::Status;
+
+/// The answer to a hit or a peek: admitted, perhaps after a delay, or refused, with each limit's numbers.
+///
+/// Plain data, made once by the storage and carried to whoever wants to know. All numbers are as of the instant
+/// [`at`](Self::at), after the hit; a peek shows what is there and says what the hit would be told.
+///
+/// ```
+/// use tower_ratelimit::{Key, Quota, RateLimiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = RateLimiter::new(Quota::per_minute(5));
+/// let decision = limiter.hit(&Key::from("alice")).await?;
+/// assert!(decision.is_admitted());
+/// assert_eq!((decision.capacity(), decision.remaining()), (5, 4));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a decision says whether to go on"]
+pub struct Decision {
+    at: Timestamp,
+    cost: u32,
+    admitted: bool,
+    exception: Option<Exception>,
+    statuses: Statuses,
+}
+
+/// Why a decision is not the strategies' own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exception {
+    Crowded,
+    Contended,
+}
+
+impl Decision {
+    /// The decision on a hit of `cost` units at `at`, admitted if every limit admits.
+    pub(crate) fn new(at: Timestamp, cost: u32, statuses: Statuses) -> Self {
+        let admitted = statuses.as_slice().iter().all(Status::is_admitted);
+        Self { at, cost, admitted, exception: None, statuses }
+    }
+
+    /// The same decision, marked [crowded](Self::is_crowded).
+    pub fn crowded(self) -> Self {
+        Self { exception: Some(Exception::Crowded), ..self }
+    }
+
+    /// The same decision, marked [contended](Self::is_contended).
+    pub fn contended(self) -> Self {
+        Self { exception: Some(Exception::Contended), ..self }
+    }
+
+    /// Whether the hit may go on, after its [`delay`](Self::delay).
+    pub fn is_admitted(&self) -> bool {
+        self.admitted
+    }
+
+    /// Whether the hit is turned away. It has taken nothing.
+    pub fn is_refused(&self) -> bool {
+        !self.admitted
+    }
+
+    /// Whether a newcomer was refused because the storage was full of keys that are being refused: see
+    /// [`MemoryStorage`](crate::MemoryStorage).
+    pub fn is_crowded(&self) -> bool {
+        self.exception == Some(Exception::Crowded)
+    }
+
+    /// Whether a storage refused because others changed the same key faster than it could. Coming back helps.
+    pub fn is_contended(&self) -> bool {
+        self.exception == Some(Exception::Contended)
+    }
+
+    /// When the storage decided, by its own clock.
+    pub fn at(&self) -> Timestamp {
+        self.at
+    }
+
+    /// How many units the hit asked for.
+    pub fn cost(&self) -> u32 {
+        self.cost
+    }
+
+    /// How long an admitted hit has to wait for its turn: the longest delay of its limits, zero without a leaky bucket.
+    pub fn delay(&self) -> Duration {
+        let longest = self.limits().iter().map(Status::delay_micros).max();
+        Duration::from_micros(longest.filter(|_| self.admitted).unwrap_or(0))
+    }
+
+    /// Units that can still be spent now: the least of the limits'.
+    pub fn remaining(&self) -> u32 {
+        self.limits().iter().map(Status::remaining).min().unwrap_or(0)
+    }
+
+    /// The most units that can ever be spent at one instant: the least of the limits'.
+    pub fn capacity(&self) -> u32 {
+        self.limits().iter().map(Status::capacity).min().unwrap_or(0)
+    }
+
+    /// How long until more units [remain](Self::remaining); zero when all of the [capacity](Self::capacity) does.
+    pub fn reset_after(&self) -> Duration {
+        let remaining = self.remaining();
+        if remaining == self.capacity() {
+            return Duration::ZERO;
+        }
+        let least = self.limits().iter().filter(|status| status.remaining() == remaining);
+        least.map(Status::reset_after).max().unwrap_or_default()
+    }
+
+    /// How long until the refused hit would be admitted if nothing else happened: `None` when it was admitted, or
+    /// when its cost can never fit.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.limits().iter().max_by_key(|status| status.retry_micros()).and_then(Status::retry_after)
+    }
+
+    /// The numbers of each limit, in the policy's order.
+    pub fn limits(&self) -> &[Status] {
+        self.statuses.as_slice()
+    }
+
+    /// The one limit to tell a client about: of those that refuse the one with the latest
+    /// [`retry_after`](Status::retry_after) (never is latest), else the one with the least remaining, and of equals the
+    /// one with the latest [`reset_after`](Status::reset_after).
+    ///
+    /// # Panics
+    ///
+    /// Never: a policy has at least one limit.
+    pub fn shown(&self) -> &Status {
+        let wait = |status: &Status| (status.is_admitted(), Reverse(status.retry_micros()));
+        let room = |status: &Status| (status.remaining(), Reverse(status.reset_after_micros()));
+        let shown = self.limits().iter().min_by_key(|status| (wait(status), room(status)));
+        shown.expect("a policy has at least one limit")
+    }
+}
+
+/// The statuses of one to four limits in place, of more on the heap: an admitted hit allocates nothing.
+#[derive(Clone)]
+pub(crate) enum Statuses {
+    One([Status; 1]),
+    Two([Status; 2]),
+    Three([Status; 3]),
+    Four([Status; 4]),
+    More(Vec<Status>),
+}
+
+impl Statuses {
+    pub(crate) fn from_fn(len: usize, status: impl FnMut(usize) -> Status) -> Self {
+        match len {
+            1 => Self::One(array::from_fn(status)),
+            2 => Self::Two(array::from_fn(status)),
+            3 => Self::Three(array::from_fn(status)),
+            4 => Self::Four(array::from_fn(status)),
+            more => Self::More((0..more).map(status).collect()),
+        }
+    }
+
+    pub(crate) fn as_slice(&self) -> &[Status] {
+        match self {
+            Self::One(statuses) => statuses,
+            Self::Two(statuses) => statuses,
+            Self::Three(statuses) => statuses,
+            Self::Four(statuses) => statuses,
+            Self::More(statuses) => statuses,
+        }
+    }
+}
+
+impl PartialEq for Statuses {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_slice() == other.as_slice()
+    }
+}
+
+impl Eq for Statuses {}
+
+impl fmt::Debug for Statuses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.as_slice()).finish()
+    }
+}

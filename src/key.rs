@@ -1,0 +1,174 @@
+//! Who is asking.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// How many bytes fit without an allocation: an address, a UUID, most names and most API keys.
+const INLINE: usize = 46;
+
+/// Who is asking, as bytes: an address, a name, an API key, or several of them [joined](Self::join).
+///
+/// Keys made from different kinds of things never run together: the text `"1.2.3.4"` is not the address `1.2.3.4`, and
+/// a pair is not the concatenation of its parts. Up to 45 bytes of content are kept without an allocation.
+///
+/// ```
+/// use std::net::{IpAddr, Ipv4Addr};
+/// use tower_ratelimit::Key;
+///
+/// let alice = Key::from("alice");
+/// let home = Key::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
+/// assert_ne!(Key::join([&alice, &home]), Key::join([&home, &alice]));
+/// assert_ne!(Key::join([&Key::from("a"), &Key::from("bc")]), Key::join([&Key::from("ab"), &Key::from("c")]));
+/// ```
+#[derive(Clone)]
+pub struct Key(Repr);
+
+#[derive(Clone)]
+enum Repr {
+    Inline { len: u8, bytes: [u8; INLINE] },
+    Heap(Vec<u8>),
+}
+
+/// The first byte of every key: what the rest of it is.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Kind {
+    Everybody = b'*',
+    Text = b't',
+    Number = b'n',
+    Ipv4 = b'4',
+    Ipv6 = b'6',
+    Joined = b'&',
+}
+
+impl Key {
+    /// The one key that everybody shares.
+    pub fn everybody() -> Self {
+        Self::tagged(Kind::Everybody, &[])
+    }
+
+    /// A key made of several, in this order. Each is written with its length, so that parts never run together
+    /// and joins nest.
+    pub fn join<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut joined = Self::tagged(Kind::Joined, &[]);
+        for part in parts {
+            let bytes = part.as_bytes();
+            match u8::try_from(bytes.len()) {
+                Ok(len @ ..=254) => joined.push(&[len]),
+                _ => {
+                    joined.push(&[255]);
+                    joined.push(&(bytes.len() as u64).to_le_bytes());
+                }
+            }
+            joined.push(bytes);
+        }
+        joined
+    }
+
+    /// The bytes that storages keep: the same for equal keys, different for different ones, whatever they were made from.
+    pub fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            Repr::Inline { len, bytes } => &bytes[..usize::from(*len)],
+            Repr::Heap(bytes) => bytes,
+        }
+    }
+
+    fn tagged(kind: Kind, content: &[u8]) -> Self {
+        let mut bytes = [0; INLINE];
+        bytes[0] = kind as u8;
+        let mut key = Self(Repr::Inline { len: 1, bytes });
+        key.push(content);
+        key
+    }
+
+    fn push(&mut self, more: &[u8]) {
+        match &mut self.0 {
+            Repr::Heap(bytes) => bytes.extend_from_slice(more),
+            Repr::Inline { len, bytes } => {
+                let start = usize::from(*len);
+                let end = start + more.len();
+                if let Some(room) = bytes.get_mut(start..end) {
+                    room.copy_from_slice(more);
+                    #[allow(clippy::cast_possible_truncation)] // at most INLINE
+                    let longer = end as u8;
+                    *len = longer;
+                } else {
+                    self.0 = Repr::Heap([&bytes[..start], more].concat());
+                }
+            }
+        }
+    }
+}
+
+impl From<&[u8]> for Key {
+    fn from(bytes: &[u8]) -> Self {
+        Self::tagged(Kind::Text, bytes)
+    }
+}
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        Self::from(text.as_bytes())
+    }
+}
+
+impl From<String> for Key {
+    fn from(text: String) -> Self {
+        Self::from(text.as_bytes())
+    }
+}
+
+impl From<&String> for Key {
+    fn from(text: &String) -> Self {
+        Self::from(text.as_bytes())
+    }
+}
+
+impl From<u64> for Key {
+    fn from(number: u64) -> Self {
+        Self::tagged(Kind::Number, &number.to_le_bytes())
+    }
+}
+
+/// The address bit for bit: grouping IPv6 networks and reading IPv4-mapped addresses is the extractor's work.
+impl From<IpAddr> for Key {
+    fn from(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(v4) => v4.into(),
+            IpAddr::V6(v6) => v6.into(),
+        }
+    }
+}
+
+impl From<Ipv4Addr> for Key {
+    fn from(address: Ipv4Addr) -> Self {
+        Self::tagged(Kind::Ipv4, &address.octets())
+    }
+}
+
+impl From<Ipv6Addr> for Key {
+    fn from(address: Ipv6Addr) -> Self {
+        Self::tagged(Kind::Ipv6, &address.octets())
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key(\"{}\")", self.as_bytes().escape_ascii())
+    }
+}

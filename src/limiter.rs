@@ -1,0 +1,119 @@
+//! The limiter itself, without HTTP.
+
+use crate::storage::{Ask, MemoryStorage, Storage};
+use crate::{Decision, Key, Op, Policy};
+
+/// A policy on a storage: what decides, without HTTP.
+///
+/// For keys that are in a body, a job, a message. The middleware has one inside; see
+/// [`RateLimitLayer::limiter`](crate::RateLimitLayer::limiter). Cloning is cheap and shares what is remembered.
+///
+/// ```
+/// use tower_ratelimit::{Key, Quota, RateLimiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = RateLimiter::new(Quota::per_minute(2));
+/// let alice = Key::from("alice");
+///
+/// assert!(limiter.hit(&alice).await?.is_admitted());
+/// let second = limiter.hit(&alice).await?;
+/// assert!(limiter.hit(&alice).await?.is_refused());
+///
+/// // The second one turned out not to count.
+/// limiter.refund(&alice, &second).await?;
+/// assert_eq!(limiter.peek(&alice).await?.remaining(), 1);
+///
+/// limiter.clear(&alice).await?;
+/// assert_eq!(limiter.peek(&alice).await?.remaining(), 2);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RateLimiter<St = MemoryStorage> {
+    policy: Policy,
+    storage: St,
+}
+
+impl RateLimiter {
+    /// Keeps this policy on a memory storage of its own.
+    pub fn new(policy: impl Into<Policy>) -> Self {
+        Self::with_storage(policy, MemoryStorage::new())
+    }
+}
+
+impl<St: Storage> RateLimiter<St> {
+    /// Keeps this policy on `storage`.
+    pub fn with_storage(policy: impl Into<Policy>, storage: St) -> Self {
+        Self { policy: policy.into(), storage }
+    }
+
+    /// Spends one unit, if all limits of the policy have one.
+    ///
+    /// # Errors
+    ///
+    /// Those of the storage; the memory storage has none.
+    pub fn hit(&self, key: &Key) -> St::Decided {
+        self.hit_with_cost(key, 1)
+    }
+
+    /// Spends `cost` units, all or none. Cost 0 is admitted and spends nothing.
+    ///
+    /// # Errors
+    ///
+    /// Those of the storage; the memory storage has none.
+    pub fn hit_with_cost(&self, key: &Key, cost: u32) -> St::Decided {
+        self.storage.decide(Ask::new(&self.policy, key, Op::Hit, cost))
+    }
+
+    /// Says what a hit would be answered now, and changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Those of the storage; the memory storage has none.
+    pub fn peek(&self, key: &Key) -> St::Decided {
+        self.peek_with_cost(key, 1)
+    }
+
+    /// Says what a hit of `cost` units would be answered now, and changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Those of the storage; the memory storage has none.
+    pub fn peek_with_cost(&self, key: &Key, cost: u32) -> St::Decided {
+        self.storage.decide(Ask::new(&self.policy, key, Op::Peek, cost))
+    }
+
+    /// Gives back what a hit took, as far as it has not been forgotten: each limit gives back only into the window in
+    /// which the hit was spent, and never above its capacity. `decision` is what the hit was answered; a refusal and a
+    /// peek give back nothing. Call it once: nobody remembers what has been given back.
+    ///
+    /// A leaky bucket gives back only its last place. Nothing is given back after a [`clear`](Self::clear), unless the
+    /// key was hit anew within the same microsecond in which its window had begun.
+    ///
+    /// # Errors
+    ///
+    /// Those of the storage; the memory storage has none.
+    pub fn refund(&self, key: &Key, decision: &Decision) -> St::Done {
+        self.storage.refund(&self.policy, key, decision)
+    }
+
+    /// Forgets the key: all limits of the policy.
+    ///
+    /// # Errors
+    ///
+    /// Those of the storage; the memory storage has none.
+    pub fn clear(&self, key: &Key) -> St::Done {
+        self.storage.clear(&self.policy, key)
+    }
+
+    /// What it keeps.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Where it keeps it.
+    pub fn storage(&self) -> &St {
+        &self.storage
+    }
+}

@@ -1,0 +1,142 @@
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use super::name;
+use crate::strategy::{State, Status, Strategy};
+use crate::{ConfigError, Quota, SlidingWindowCounter, Timestamp, TokenBucket};
+
+/// A quota with its strategy, and perhaps a name of its own.
+///
+/// Most policies are built without naming this type; it is for a limit that is to be called something else than
+/// `policy-1`, `policy-2`.
+///
+/// ```
+/// use tower_ratelimit::{FixedWindow, Limit, MovingWindow, Policy, Quota};
+///
+/// let policy = Policy::named("free")
+///     .limit(FixedWindow::new(), Quota::per_second(10))
+///     .with(Limit::new(MovingWindow::new(), Quota::per_day(10_000)).named("daily"));
+/// assert_eq!(policy.limit_name(0), "free-1");
+/// assert_eq!(policy.limit_name(1), "daily");
+/// ```
+#[derive(Clone)]
+pub struct Limit {
+    strategy: Arc<dyn Strategy>,
+    quota: Quota,
+    name: Option<Box<str>>,
+}
+
+impl Limit {
+    /// A limit that spends `quota` by `strategy`.
+    ///
+    /// # Panics
+    ///
+    /// When the strategy cannot keep the quota (a burst where there are none); [`try_new`](Self::try_new) returns an
+    /// error instead.
+    pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
+        Self::try_new(strategy, quota).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// When the strategy cannot keep the quota.
+    pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
+        Self::of(Arc::new(strategy), quota)
+    }
+
+    pub(super) fn of(strategy: Arc<dyn Strategy>, quota: Quota) -> Result<Self, ConfigError> {
+        strategy.validate(&quota)?;
+        Ok(Self { strategy, quota, name: None })
+    }
+
+    /// The same limit with a name of its own.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty or not printable ASCII; [`try_named`](Self::try_named) returns an error instead.
+    #[must_use]
+    pub fn named(self, name: impl Into<String>) -> Self {
+        self.try_named(name).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`named`](Self::named).
+    ///
+    /// # Errors
+    ///
+    /// When the name is empty or not printable ASCII.
+    pub fn try_named(self, name: impl Into<String>) -> Result<Self, ConfigError> {
+        Ok(Self { name: Some(name::checked(name.into())?), ..self })
+    }
+
+    /// Its strategy.
+    pub fn strategy(&self) -> &dyn Strategy {
+        &*self.strategy
+    }
+
+    /// Its quota.
+    pub fn quota(&self) -> &Quota {
+        &self.quota
+    }
+
+    /// Its own name, if it was given one.
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// The most units that can be spent at one instant.
+    pub fn capacity(&self) -> u32 {
+        self.strategy.capacity(&self.quota)
+    }
+
+    /// A number for this strategy at this place of a policy: what tells its states from another strategy's and
+    /// another limit's.
+    pub(super) fn digest(&self, position: usize) -> u32 {
+        let mut hasher = DefaultHasher::new();
+        (position, self.strategy.name()).hash(&mut hasher);
+        #[allow(clippy::cast_possible_truncation)]
+        let digest = hasher.finish() as u32;
+        digest
+    }
+
+    pub(super) fn check(&self, state: &State, now: Timestamp, cost: u32) -> Status {
+        self.strategy.check(&self.quota, state, now, cost)
+    }
+
+    pub(super) fn spend(&self, state: &mut State, now: Timestamp, cost: u32) -> Status {
+        self.strategy.spend(&self.quota, state, now, cost)
+    }
+
+    pub(super) fn refuse(&self, state: &mut State, now: Timestamp, checked: Status) -> Status {
+        self.strategy.refuse(&self.quota, state, now, checked)
+    }
+}
+
+/// With [`TokenBucket`] when the quota has a burst, else with [`SlidingWindowCounter`].
+impl From<Quota> for Limit {
+    fn from(quota: Quota) -> Self {
+        if quota.burst_size().is_some() {
+            Self::new(TokenBucket::new(), quota)
+        } else {
+            Self::new(SlidingWindowCounter::new(), quota)
+        }
+    }
+}
+
+/// As in a policy's text: `"daily" moving-window 10000/day`.
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(name) = &self.name {
+            write!(f, "{} ", name::Quoted(name))?;
+        }
+        self.strategy.describe(&self.quota, f)
+    }
+}
+
+impl fmt::Debug for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Limit({self})")
+    }
+}

@@ -1,0 +1,293 @@
+//! The limits that bind one key.
+
+mod limit;
+mod name;
+mod text;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+pub use self::limit::Limit;
+use crate::decision::{Decision, Statuses};
+use crate::strategy::{State, Strategy};
+use crate::{ConfigError, Quota, Timestamp};
+
+/// The limits that bind one key, admitted all together or not at all.
+///
+/// A [`Quota`] becomes one by itself; strings name everything there is. Cloning is cheap.
+///
+/// ```
+/// use tower_ratelimit::{FixedWindow, MovingWindow, Policy, Quota};
+///
+/// let free = Policy::named("free")
+///     .limit(FixedWindow::new(), Quota::per_second(10))
+///     .limit(MovingWindow::new(), Quota::per_day(10_000));
+/// let same: Policy = "fixed-window 10/second; moving-window 10000/day".parse()?;
+/// assert_eq!(free, same.with_name("free"));
+/// assert_eq!(free.to_string().parse(), Ok(free));
+/// # Ok::<(), tower_ratelimit::ConfigError>(())
+/// ```
+///
+/// # Identity
+///
+/// A policy's name is its identity in a storage: equal names on one storage share what they remember, others never do. An
+/// unnamed policy is called by its text, so processes with equal configuration share. A limit is identified by its
+/// position: change a named policy's quota and what was spent stays spent, under the new numbers; change the strategy
+/// of a limit, or an unnamed policy's quota, and that starts afresh.
+#[derive(Clone)]
+pub struct Policy(Arc<Inner>);
+
+struct Inner {
+    name: Option<Box<str>>,
+    limits: Vec<Limit>,
+    identity: String,
+    digest: u128,
+    limit_digests: Vec<u32>,
+}
+
+/// Whether a decision spends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // there is no third way to ask
+pub enum Op {
+    /// Spends when admitted.
+    Hit,
+    /// Looks, and changes nothing.
+    Peek,
+}
+
+impl Policy {
+    /// An unnamed policy of one limit.
+    ///
+    /// # Panics
+    ///
+    /// When the strategy cannot keep the quota; [`try_new`](Self::try_new) returns an error instead.
+    pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
+        Limit::new(strategy, quota).into()
+    }
+
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// When the strategy cannot keep the quota.
+    pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
+        Ok(Limit::try_new(strategy, quota)?.into())
+    }
+
+    /// The beginning of a policy with a name; it needs a limit to be one.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty or not printable ASCII; [`try_named`](Self::try_named) returns an error instead.
+    pub fn named(name: impl Into<String>) -> PolicyBuilder {
+        Self::try_named(name).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`named`](Self::named).
+    ///
+    /// # Errors
+    ///
+    /// When the name is empty or not printable ASCII.
+    pub fn try_named(name: impl Into<String>) -> Result<PolicyBuilder, ConfigError> {
+        Ok(PolicyBuilder { name: name::checked(name.into())? })
+    }
+
+    /// The same policy with one limit more.
+    ///
+    /// # Panics
+    ///
+    /// When the strategy cannot keep the quota; [`with`](Self::with) and [`Limit::try_new`] return an error instead.
+    #[must_use]
+    pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Self {
+        self.with(Limit::new(strategy, quota))
+    }
+
+    /// The same policy with one limit more.
+    #[must_use]
+    pub fn with(self, limit: Limit) -> Self {
+        let mut limits = self.0.limits.clone();
+        limits.push(limit);
+        Self::of(self.0.name.clone(), limits)
+    }
+
+    /// The same limits under this name.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty or not printable ASCII; [`try_with_name`](Self::try_with_name) returns an error instead.
+    #[must_use]
+    pub fn with_name(self, name: impl Into<String>) -> Self {
+        self.try_with_name(name).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`with_name`](Self::with_name).
+    ///
+    /// # Errors
+    ///
+    /// When the name is empty or not printable ASCII.
+    pub fn try_with_name(self, name: impl Into<String>) -> Result<Self, ConfigError> {
+        Ok(Self::of(Some(name::checked(name.into())?), self.0.limits.clone()))
+    }
+
+    fn of(name: Option<Box<str>>, limits: Vec<Limit>) -> Self {
+        let identity = name.as_deref().map_or_else(
+            || {
+                let mut text = String::new();
+                text::write_limits(&limits, &mut text).expect("writing to a string does not fail");
+                text
+            },
+            str::to_owned,
+        );
+        let limit_digests = limits.iter().enumerate().map(|(position, limit)| limit.digest(position)).collect();
+        Self(Arc::new(Inner { name, limits, digest: digest(&identity), identity, limit_digests }))
+    }
+
+    /// Its name, if it was given one.
+    pub fn name(&self) -> Option<&str> {
+        self.0.name.as_deref()
+    }
+
+    /// Its limits, at least one.
+    pub fn limits(&self) -> &[Limit] {
+        &self.0.limits
+    }
+
+    /// What limit number `position` is called on the wire: its own name, else the policy's if it is alone, else the
+    /// policy's and its number, counted from 1.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such limit.
+    pub fn limit_name(&self, position: usize) -> Cow<'_, str> {
+        match self.limits()[position].name() {
+            Some(name) => name.into(),
+            None if self.limits().len() == 1 => self.identity().into(),
+            None => format!("{}-{}", self.identity(), position + 1).into(),
+        }
+    }
+
+    /// What it is called in a storage: its name, or its text.
+    pub fn identity(&self) -> &str {
+        &self.0.identity
+    }
+
+    /// The [identity](Self::identity) in 128 bits, for a storage that keeps hashes instead of names. It may differ from
+    /// one build of a program to the next.
+    pub fn digest(&self) -> u128 {
+        self.0.digest
+    }
+
+    /// For each limit, its position and strategy in 32 bits: what tells its states from those of the policy's other
+    /// limits, and of another strategy at its place.
+    pub fn limit_digests(&self) -> &[u32] {
+        &self.0.limit_digests
+    }
+
+    /// Decides on a hit or a peek: checks every limit, then spends all of them or none. `states` are those of the
+    /// limits, in their order, and are left as they are to be stored. Only a hit changes them. Cost 0 is admitted and
+    /// spends nothing.
+    ///
+    /// This is the whole of what a storage computes; the rest is reading the clock and keeping the states.
+    ///
+    /// # Panics
+    ///
+    /// When there are not as many states as limits.
+    pub fn decide(&self, states: &mut [State], now: Timestamp, op: Op, cost: u32) -> Decision {
+        let limits = self.limits();
+        assert_eq!(states.len(), limits.len(), "one state for each limit");
+        let checked = Statuses::from_fn(limits.len(), |i| limits[i].check(&states[i], now, cost));
+        let checked = Decision::new(now, cost, checked);
+        if op == Op::Peek || cost == 0 {
+            return checked;
+        }
+        let statuses = if checked.is_admitted() {
+            Statuses::from_fn(limits.len(), |i| limits[i].spend(&mut states[i], now, cost))
+        } else {
+            Statuses::from_fn(limits.len(), |i| limits[i].refuse(&mut states[i], now, checked.limits()[i]))
+        };
+        Decision::new(now, cost, statuses)
+    }
+
+    /// Gives back an admitted hit, as far as each limit has not forgotten it. A refusal, a peek and a hit already
+    /// forgotten give back nothing.
+    ///
+    /// # Panics
+    ///
+    /// When there are not as many states as limits.
+    pub fn refund(&self, states: &mut [State], now: Timestamp, decision: &Decision) {
+        assert_eq!(states.len(), self.limits().len(), "one state for each limit");
+        if decision.is_refused() {
+            return;
+        }
+        for ((limit, state), status) in self.limits().iter().zip(states).zip(decision.limits()) {
+            let hit = status.hit(decision.at(), decision.cost());
+            if now < hit.until {
+                limit.strategy().refund(limit.quota(), state, now, &hit);
+            }
+        }
+    }
+}
+
+/// A policy that has a name and needs its first limit: see [`Policy::named`].
+#[derive(Clone, Debug)]
+#[must_use = "a policy needs a limit"]
+pub struct PolicyBuilder {
+    name: Box<str>,
+}
+
+impl PolicyBuilder {
+    /// The policy with its first limit.
+    ///
+    /// # Panics
+    ///
+    /// When the strategy cannot keep the quota; [`with`](Self::with) and [`Limit::try_new`] return an error instead.
+    pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Policy {
+        self.with(Limit::new(strategy, quota))
+    }
+
+    /// The policy with its first limit.
+    pub fn with(self, limit: Limit) -> Policy {
+        Policy::of(Some(self.name), vec![limit])
+    }
+}
+
+impl From<Limit> for Policy {
+    fn from(limit: Limit) -> Self {
+        Self::of(None, vec![limit])
+    }
+}
+
+/// One limit: with [`TokenBucket`](crate::TokenBucket) when the quota has a burst, else with
+/// [`SlidingWindowCounter`](crate::SlidingWindowCounter).
+impl From<Quota> for Policy {
+    fn from(quota: Quota) -> Self {
+        Limit::from(quota).into()
+    }
+}
+
+/// Equal when they have the same name and the same limits as text.
+impl PartialEq for Policy {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.to_string() == other.to_string()
+    }
+}
+
+impl Eq for Policy {}
+
+impl fmt::Debug for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Policy({self})")
+    }
+}
+
+/// 128 bits of an identity. Names can come from configuration that others write, so it is a hash that resists collisions.
+fn digest(identity: &str) -> u128 {
+    let half = |half: u8| {
+        let mut hasher = DefaultHasher::new();
+        (half, identity).hash(&mut hasher);
+        u128::from(hasher.finish())
+    };
+    half(0) << 64 | half(1)
+}

@@ -1,0 +1,30 @@
+use std::fmt::{self, Write};
+
+use crate::ConfigError;
+
+/// The name, if it can stand in a header as a Structured Field string (RFC 9651, section 3.3.3) and is not empty.
+pub(super) fn checked(name: String) -> Result<Box<str>, ConfigError> {
+    if !name.is_empty() && name.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        return Ok(name.into_boxed_str());
+    }
+    Err(ConfigError::new(format!(
+        "the name {name:?} cannot stand in a header: \
+         use one or more letters, digits, spaces and ASCII punctuation, for example \"free\""
+    )))
+}
+
+/// A name in double quotes, as in headers and in a policy's text.
+pub(super) struct Quoted<'a>(pub(super) &'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_char('"')?;
+        for c in self.0.chars() {
+            if matches!(c, '"' | '\\') {
+                f.write_char('\\')?;
+            }
+            f.write_char(c)?;
+        }
+        f.write_char('"')
+    }
+}

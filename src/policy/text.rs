@@ -1,0 +1,86 @@
+//! Policies as text: reading and writing.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::name::Quoted;
+use super::{Limit, Policy};
+use crate::strategy::{LeakyBucket, NAMES, Strategy, by_name};
+use crate::text::Scanner;
+use crate::{ConfigError, Quota};
+
+/// Limits separated by `;`, `,` or `|`, each `[strategy] quota [queue n]`; names in double quotes:
+/// `"free": fixed-window 10/second; "daily" moving-window 10000/day`.
+impl FromStr for Policy {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let mut scanner = Scanner::new(text);
+        let mut policy_name = None;
+        let mut limit_name = scanner.quoted()?;
+        if limit_name.is_some() && scanner.symbol(&[':']).is_some() {
+            policy_name = limit_name.take();
+            limit_name = scanner.quoted()?;
+        }
+        let mut limits = Vec::new();
+        loop {
+            let limit = scan_limit(&mut scanner)?;
+            limits.push(match limit_name.take() {
+                Some(name) => limit.try_named(name)?,
+                None => limit,
+            });
+            if scanner.is_at_end() {
+                break;
+            }
+            if scanner.symbol(&[';', ',', '|']).is_none() {
+                return Err(scanner.expected("\";\" between limits"));
+            }
+            limit_name = scanner.quoted()?;
+        }
+        let policy = Self::of(None, limits);
+        policy_name.map_or(Ok(policy.clone()), |name| policy.try_with_name(name))
+    }
+}
+
+fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, ConfigError> {
+    let strategy_name = scanner.word();
+    let strategy = match strategy_name {
+        "" => None,
+        name => Some(by_name(name).ok_or_else(|| {
+            scanner.unreadable("the strategy", name, &format!("expected {NAMES}, or an amount and a period"))
+        })?),
+    };
+    let quota = Quota::scan(scanner)?;
+    if scanner.keyword("queue") {
+        let places = scanner.number_or_zero("the queue")?;
+        let places = places.ok_or_else(|| scanner.expected("a number after \"queue\""))?;
+        return match strategy {
+            Some(strategy) if strategy.name() == LeakyBucket::new().name() => {
+                Limit::try_new(LeakyBucket::new().queue(places), quota)
+            }
+            _ => Err(scanner.unreadable("", "queue", "only a leaky bucket has a queue, write \"leaky-bucket\" first")),
+        };
+    }
+    strategy.map_or(Ok(quota.into()), |strategy| Limit::of(strategy, quota))
+}
+
+/// What reads back as the same policy, as long as its strategies are those strings can name and its quotas are what
+/// strings can say.
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(name) = self.name() {
+            write!(f, "{}: ", Quoted(name))?;
+        }
+        write_limits(self.limits(), f)
+    }
+}
+
+pub(super) fn write_limits(limits: &[Limit], f: &mut impl fmt::Write) -> fmt::Result {
+    for (position, limit) in limits.iter().enumerate() {
+        if position > 0 {
+            f.write_str("; ")?;
+        }
+        write!(f, "{limit}")?;
+    }
+    Ok(())
+}

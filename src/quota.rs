@@ -1,0 +1,304 @@
+//! How much, per how long, with what burst.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::ConfigError;
+use crate::text::Scanner;
+use crate::time::micros;
+
+const MILLISECOND: u64 = 1_000;
+const SECOND: u64 = 1_000 * MILLISECOND;
+const MINUTE: u64 = 60 * SECOND;
+const HOUR: u64 = 60 * MINUTE;
+const DAY: u64 = 24 * HOUR;
+
+/// The longest span a strategy has to count in: 2^52 microseconds, a little over 142 years.
+const LONGEST: u64 = 1 << 52;
+
+/// Units in strings: the canonical name first, then what else is read as it (each in any case).
+const UNITS: [(u64, &str, &[&str]); 8] = [
+    (365 * DAY, "year", &["years"]),
+    (30 * DAY, "month", &["months"]),
+    (7 * DAY, "week", &["weeks", "w"]),
+    (DAY, "day", &["days", "d"]),
+    (HOUR, "hour", &["hours", "hr", "h"]),
+    (MINUTE, "minute", &["minutes", "min", "m"]),
+    (SECOND, "second", &["seconds", "sec", "s"]),
+    (MILLISECOND, "ms", &[]),
+];
+
+/// How much, per how long, with what burst: `100/minute`, `10/second burst 20`.
+///
+/// The constructors are `const`, so a quota that cannot be is found by the compiler when it is a constant. They panic
+/// on zero; their `try_` forms, and reading from a string, return an error instead.
+///
+/// A quota becomes a [`Policy`](crate::Policy) by itself: with
+/// [`SlidingWindowCounter`](crate::SlidingWindowCounter), or with [`TokenBucket`](crate::TokenBucket) when it has a burst.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::Quota;
+///
+/// const LOGIN: Quota = Quota::per_minute(5);
+///
+/// assert_eq!("5/minute".parse(), Ok(LOGIN));
+/// assert_eq!("100 per 2 hours".parse(), Ok(Quota::per(100, Duration::from_secs(7_200))));
+/// assert_eq!("10/second burst 20".parse(), Ok(Quota::per_second(10).burst(20)));
+/// assert!("0/minute".parse::<Quota>().is_err());
+/// ```
+///
+/// In strings the units are `s`, `sec`, `second(s)`, `m`, `min`, `minute(s)`, `h`, `hr`, `hour(s)`, `d`, `day(s)`, `w`,
+/// `week(s)`, `month(s)` (30 days), `year(s)` (365 days) and `ms`, in any case. [`Display`](fmt::Display) writes what
+/// reads back as the same quota, except for a period that is no whole number of milliseconds (or above 2^32 of them):
+/// strings have no unit for it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Quota {
+    amount: u32,
+    period: u64,
+    burst: Option<u32>,
+}
+
+impl Quota {
+    /// `amount` units per second: `per_second(60)` is sixty in one second, never one in sixty seconds.
+    ///
+    /// # Panics
+    ///
+    /// When `amount` is 0; [`try_per_second`](Self::try_per_second) returns an error instead.
+    pub const fn per_second(amount: u32) -> Self {
+        Self::of(amount, SECOND)
+    }
+
+    /// `amount` units per minute.
+    ///
+    /// # Panics
+    ///
+    /// When `amount` is 0; [`try_per_minute`](Self::try_per_minute) returns an error instead.
+    pub const fn per_minute(amount: u32) -> Self {
+        Self::of(amount, MINUTE)
+    }
+
+    /// `amount` units per hour.
+    ///
+    /// # Panics
+    ///
+    /// When `amount` is 0; [`try_per_hour`](Self::try_per_hour) returns an error instead.
+    pub const fn per_hour(amount: u32) -> Self {
+        Self::of(amount, HOUR)
+    }
+
+    /// `amount` units per day of 24 hours.
+    ///
+    /// # Panics
+    ///
+    /// When `amount` is 0; [`try_per_day`](Self::try_per_day) returns an error instead.
+    pub const fn per_day(amount: u32) -> Self {
+        Self::of(amount, DAY)
+    }
+
+    /// `amount` units per `period`, which is rounded down to whole microseconds.
+    ///
+    /// # Panics
+    ///
+    /// When `amount` is 0, or the period is below one microsecond or above 2^52 of them (142 years);
+    /// [`try_per`](Self::try_per) returns an error instead.
+    pub const fn per(amount: u32, period: Duration) -> Self {
+        let micros = period.as_micros();
+        assert!(micros >= 1, "a quota's period must be at least one microsecond");
+        assert!(micros <= LONGEST as u128, "a quota's period must be at most 2^52 microseconds (142 years)");
+        #[allow(clippy::cast_possible_truncation)] // just checked
+        Self::of(amount, micros as u64)
+    }
+
+    /// The same quota with room for `burst` units at once instead of as many as the amount.
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// // 10 a second on average, 50 at once after a quiet spell of five seconds.
+    /// const API: Quota = Quota::per_second(10).burst(50);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// When `burst` is 0, or coming back from an exhausted burst would take more than 2^52 microseconds (142 years);
+    /// [`try_burst`](Self::try_burst) returns an error instead.
+    #[must_use]
+    pub const fn burst(self, burst: u32) -> Self {
+        assert!(burst >= 1, "a quota's burst must be at least 1");
+        assert!(self.refills_in_time(burst), "a quota's burst must come back within 2^52 microseconds (142 years)");
+        Self { burst: Some(burst), ..self }
+    }
+
+    /// As [`per_second`](Self::per_second).
+    ///
+    /// # Errors
+    ///
+    /// When `amount` is 0.
+    pub fn try_per_second(amount: u32) -> Result<Self, ConfigError> {
+        Self::try_of(amount, SECOND)
+    }
+
+    /// As [`per_minute`](Self::per_minute).
+    ///
+    /// # Errors
+    ///
+    /// When `amount` is 0.
+    pub fn try_per_minute(amount: u32) -> Result<Self, ConfigError> {
+        Self::try_of(amount, MINUTE)
+    }
+
+    /// As [`per_hour`](Self::per_hour).
+    ///
+    /// # Errors
+    ///
+    /// When `amount` is 0.
+    pub fn try_per_hour(amount: u32) -> Result<Self, ConfigError> {
+        Self::try_of(amount, HOUR)
+    }
+
+    /// As [`per_day`](Self::per_day).
+    ///
+    /// # Errors
+    ///
+    /// When `amount` is 0.
+    pub fn try_per_day(amount: u32) -> Result<Self, ConfigError> {
+        Self::try_of(amount, DAY)
+    }
+
+    /// As [`per`](Self::per).
+    ///
+    /// # Errors
+    ///
+    /// When `amount` is 0, or the period is below one microsecond or above 2^52 of them (142 years).
+    pub fn try_per(amount: u32, period: Duration) -> Result<Self, ConfigError> {
+        Self::try_of(amount, micros(period))
+    }
+
+    /// As [`burst`](Self::burst).
+    ///
+    /// # Errors
+    ///
+    /// When `burst` is 0, or coming back from an exhausted burst would take more than 2^52 microseconds (142 years).
+    pub fn try_burst(self, burst: u32) -> Result<Self, ConfigError> {
+        if burst == 0 {
+            return Err(ConfigError::new("a burst must be at least 1, for example \"10/second burst 20\""));
+        }
+        self.check_refill(burst)?;
+        Ok(Self { burst: Some(burst), ..self })
+    }
+
+    /// Units per period, at least 1.
+    pub const fn amount(&self) -> u32 {
+        self.amount
+    }
+
+    /// The period.
+    pub const fn period(&self) -> Duration {
+        Duration::from_micros(self.period)
+    }
+
+    /// The period in microseconds, at least 1 and at most 2^52.
+    pub const fn period_micros(&self) -> u64 {
+        self.period
+    }
+
+    /// Units at once, if it was said.
+    pub const fn burst_size(&self) -> Option<u32> {
+        self.burst
+    }
+
+    /// Refuses a capacity that would take more than 2^52 microseconds to come back at this quota's rate, for a
+    /// strategy whose capacity is not the quota's.
+    ///
+    /// # Errors
+    ///
+    /// As said; the error names a capacity that fits.
+    pub fn check_refill(&self, capacity: u32) -> Result<(), ConfigError> {
+        if self.refills_in_time(capacity) {
+            return Ok(());
+        }
+        let fits = u128::from(LONGEST) * u128::from(self.amount) / u128::from(self.period);
+        Err(ConfigError::new(format!(
+            "{self} refills too slowly for room for {capacity}: it would take more than 2^52 microseconds (142 years); \
+             use at most {fits}"
+        )))
+    }
+
+    const fn refills_in_time(&self, capacity: u32) -> bool {
+        capacity as u128 * self.period as u128 <= LONGEST as u128 * self.amount as u128
+    }
+
+    const fn of(amount: u32, period: u64) -> Self {
+        assert!(amount >= 1, "a quota's amount must be at least 1");
+        Self { amount, period, burst: None }
+    }
+
+    fn try_of(amount: u32, period: u64) -> Result<Self, ConfigError> {
+        let problem = match period {
+            _ if amount == 0 => "amount must be at least 1",
+            0 => "period must be at least one microsecond",
+            1..=LONGEST => return Ok(Self::of(amount, period)),
+            _ => "period must be at most 2^52 microseconds (142 years)",
+        };
+        Err(ConfigError::new(format!("a quota's {problem}, for example \"10/minute\"")))
+    }
+
+    /// Reads `amount/[multiple] unit [burst n]` from the front of a text.
+    pub(crate) fn scan(scanner: &mut Scanner<'_>) -> Result<Self, ConfigError> {
+        let amount = scanner.number("the amount")?.ok_or_else(|| scanner.expected("an amount and a period"))?;
+        if scanner.symbol(&['/']).is_none() && !scanner.prefix("per") {
+            return Err(scanner.expected("\"/\" or \"per\" after the amount"));
+        }
+        let multiple = scanner.number("the multiple of the period")?.unwrap_or(1);
+        let period = scan_unit(scanner)?.saturating_mul(u64::from(multiple));
+        let quota = Self::try_of(amount, period)?;
+        if !scanner.keyword("burst") {
+            return Ok(quota);
+        }
+        let burst = scanner.number("the burst")?.ok_or_else(|| scanner.expected("a number after \"burst\""))?;
+        quota.try_burst(burst)
+    }
+}
+
+fn scan_unit(scanner: &mut Scanner<'_>) -> Result<u64, ConfigError> {
+    let word = scanner.word();
+    if word.is_empty() {
+        return Err(scanner.expected("a unit"));
+    }
+    UNITS
+        .iter()
+        .find(|(_, name, others)| [name].into_iter().chain(*others).any(|known| known.eq_ignore_ascii_case(word)))
+        .map(|&(micros, ..)| micros)
+        .ok_or_else(|| scanner.unreadable("the unit", word, "expected s, min, h, d, week, month, year or ms"))
+}
+
+impl FromStr for Quota {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let mut scanner = Scanner::new(text);
+        let quota = Self::scan(&mut scanner)?;
+        if scanner.is_at_end() { Ok(quota) } else { Err(scanner.expected("nothing more after one quota")) }
+    }
+}
+
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (amount, period) = (self.amount, self.period);
+        match UNITS.iter().find(|(unit, ..)| period % unit == 0) {
+            Some((unit, name, _)) if period == *unit => write!(f, "{amount}/{name}")?,
+            Some((unit, name @ "ms", _)) => write!(f, "{amount}/{}{name}", period / unit)?,
+            Some((unit, name, _)) => write!(f, "{amount}/{} {name}s", period / unit)?,
+            None => write!(f, "{amount}/{period}us")?,
+        }
+        self.burst.map_or(Ok(()), |burst| write!(f, " burst {burst}"))
+    }
+}
+
+impl fmt::Debug for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Quota({self})")
+    }
+}

@@ -1,0 +1,329 @@
+mod shard;
+mod table;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::{Ready, ready};
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use foldhash::quality::RandomState;
+
+use self::shard::{KeyHash, Room, Shard};
+use super::{Ask, Clock, Storage, SystemClock};
+use crate::decision::Statuses;
+use crate::strategy::{State, Status};
+use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
+
+/// Keeps states in this process: sharded, bounded, exact, with no task in the background. The default.
+///
+/// Clones are handles on the same states. It cannot fail.
+///
+/// # Bounds
+///
+/// At most a million keys are kept unless [told otherwise](MemoryStorageBuilder::max_keys), each of about forty bytes for
+/// one limit. The bound counts weight: one for a key, and as much again for every 128 bytes of a moving window's log.
+///
+/// Each hit does a little sweeping, so what has expired is soon gone without anybody coming back for it. When all the room
+/// is taken, a few keys are looked at to make some: one that has expired goes first, else the one that would be forgotten
+/// soonest of those that would be admitted anyway. A key that is being refused is never thrown out, so a flood of new
+/// keys frees nobody. If all that were looked at are being refused, the newcomer is not stored but refused itself: such a
+/// decision [is crowded](Decision::is_crowded), its `retry_after` is the soonest of theirs, and
+/// [`crowded`](Self::crowded) counts it.
+///
+/// Keys themselves are not kept, only a keyed 128-bit hash of each with a secret of this storage's own: nobody can aim at
+/// another's state.
+///
+/// ```
+/// use tower_ratelimit::{MemoryStorage, Quota, RateLimiter};
+///
+/// let storage = MemoryStorage::builder().max_keys(100_000).build()?;
+/// let limiter = RateLimiter::with_storage(Quota::per_minute(60), storage);
+/// # Ok::<(), tower_ratelimit::ConfigError>(())
+/// ```
+#[derive(Clone)]
+pub struct MemoryStorage(Arc<Shared>);
+
+struct Shared {
+    shards: Box<[Padded]>,
+    /// How far to shift a hash for the number of its shard.
+    shift: u32,
+    weight: AtomicUsize,
+    max_weight: usize,
+    crowded: AtomicU64,
+    /// The shard that is being swept.
+    sweeping: AtomicUsize,
+    secrets: [RandomState; 2],
+    clock: Box<dyn Clock>,
+}
+
+/// A shard on cache lines of its own, so that neighbours do not slow each other down.
+#[derive(Default)]
+#[repr(align(128))]
+struct Padded(Mutex<Shard>);
+
+/// Unless told otherwise.
+const MAX_KEYS: usize = 1_000_000;
+
+/// So many keys share a lock, when the storage is full. Small tables: no insert has much to move when one grows.
+const KEYS_PER_SHARD: usize = 2_048;
+
+/// A hit out of so many sweeps, and so many slots at a time: what is side by side costs little more than one.
+const SWEEP_EVERY: u32 = 16;
+const SWEEP_SLOTS: usize = 64;
+
+impl MemoryStorage {
+    /// A storage for up to a million keys, with the system's time.
+    pub fn new() -> Self {
+        Self::with(MAX_KEYS, Box::new(SystemClock::new()))
+    }
+
+    /// A storage with other bounds or another clock.
+    pub fn builder() -> MemoryStorageBuilder {
+        MemoryStorageBuilder { max_keys: MAX_KEYS, clock: None }
+    }
+
+    fn with(max_keys: usize, clock: Box<dyn Clock>) -> Self {
+        let shards = (max_keys / KEYS_PER_SHARD).clamp(1, 4_096).next_power_of_two();
+        Self(Arc::new(Shared {
+            shards: (0..shards).map(|_| Padded::default()).collect(),
+            shift: u64::BITS - shards.trailing_zeros(),
+            weight: AtomicUsize::new(0),
+            max_weight: max_keys,
+            crowded: AtomicU64::new(0),
+            sweeping: AtomicUsize::new(0),
+            secrets: [RandomState::default(), RandomState::default()],
+            clock,
+        }))
+    }
+
+    /// The weight of all that is kept: one for each key, and more for long logs.
+    pub fn weight(&self) -> usize {
+        self.0.weight.load(Ordering::Relaxed)
+    }
+
+    /// How many newcomers have been refused for want of room.
+    pub fn crowded(&self) -> u64 {
+        self.0.crowded.load(Ordering::Relaxed)
+    }
+}
+
+impl Default for MemoryStorage {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStorage")
+            .field("weight", &self.weight())
+            .field("max_weight", &self.0.max_weight)
+            .field("clock", &self.0.clock)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Storage for MemoryStorage {
+    type Error = Infallible;
+    type Decided = Ready<Result<Decision, Infallible>>;
+    type Done = Ready<Result<(), Infallible>>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        ready(Ok(self.0.decide(ask)))
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+        let (key, shard) = self.0.locate(policy, key);
+        let freed = self.0.lock(shard).clear(key, policy.limit_digests());
+        self.0.weight.fetch_sub(freed, Ordering::Relaxed);
+        ready(Ok(()))
+    }
+
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+        let (key, shard) = self.0.locate(policy, key);
+        let mut shard = self.0.lock(shard);
+        let now = self.0.clock.now();
+        with_states(policy, |states| {
+            let before = shard.load(key, policy.limit_digests(), states);
+            policy.refund(states, now, decision);
+            let after = shard.save(key, policy.limit_digests(), states, now, None);
+            self.0.settle(before, after);
+        });
+        ready(Ok(()))
+    }
+}
+
+impl Shared {
+    fn decide(&self, ask: Ask<'_>) -> Decision {
+        let Ask { policy, op, cost, .. } = ask;
+        let digests = policy.limit_digests();
+        let (key, number) = self.locate(policy, ask.key);
+        let mut shard = self.lock(number);
+        // Read under the lock, so that the time of one key's states never goes back.
+        let now = self.clock.now();
+        let decision = with_states(policy, |states| {
+            let before = shard.load(key, digests, states);
+            let decision = match self.crowding(&mut shard, number, key, now, ask, states, before) {
+                Some(soonest) => crowded(policy, now, cost, soonest),
+                None => policy.decide(states, now, op, cost),
+            };
+            let statuses = (op == Op::Hit).then(|| decision.limits());
+            let after = shard.save(key, digests, states, now, statuses);
+            self.settle(before, after);
+            decision
+        });
+        if op == Op::Hit {
+            let due = shard.until_sweep == 0;
+            shard.until_sweep = shard.until_sweep.checked_sub(1).unwrap_or(SWEEP_EVERY - 1);
+            drop(shard);
+            if due {
+                self.sweep(now);
+            }
+            if decision.is_crowded() {
+                self.crowded.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        decision
+    }
+
+    /// Makes room for what the hit would store. If there is none, how long until there may be.
+    #[allow(clippy::too_many_arguments)]
+    fn crowding(
+        &self,
+        shard: &mut Shard,
+        number: usize,
+        key: KeyHash,
+        now: Timestamp,
+        ask: Ask<'_>,
+        states: &mut [State],
+        weight: usize,
+    ) -> Option<u64> {
+        let grows = weight == 0 || states.iter().any(|state| matches!(state, State::Log(log) if log.is_full()));
+        let is_full = || self.weight.load(Ordering::Relaxed) >= self.max_weight;
+        // What is not stored needs no room.
+        if !grows || !is_full() || ask.policy.decide(states, now, Op::Peek, ask.cost).is_refused() {
+            return None;
+        }
+        while is_full() {
+            match shard.look_for_room(key.hash, now) {
+                Room::Take(..) if ask.op == Op::Peek => return None,
+                Room::Take(start, end) => self.settle(shard.evict(start, end), 0),
+                Room::Crowded(soonest) => return Some(soonest),
+                Room::Alone => return self.crowding_elsewhere(number, key, now, ask.op),
+            }
+        }
+        None
+    }
+
+    /// The same in the other shards, when there is no other key in the key's own.
+    fn crowding_elsewhere(&self, number: usize, key: KeyHash, now: Timestamp, op: Op) -> Option<u64> {
+        let mut soonest = None;
+        for other in (1..self.shards.len()).map(|step| (number + step) % self.shards.len()) {
+            // Two that wait for each other's shard would wait forever.
+            let Ok(mut shard) = self.shards[other].0.try_lock() else { continue };
+            match shard.look_for_room(key.hash, now) {
+                Room::Take(..) if op == Op::Peek => return None,
+                Room::Take(start, end) => {
+                    self.settle(shard.evict(start, end), 0);
+                    return None;
+                }
+                Room::Crowded(wait) => soonest = Some(soonest.map_or(wait, |least: u64| least.min(wait))),
+                Room::Alone => {}
+            }
+        }
+        soonest
+    }
+
+    /// Sweeps a part of the next shard.
+    fn sweep(&self, now: Timestamp) {
+        let number = self.sweeping.load(Ordering::Relaxed) % self.shards.len();
+        // Somebody else's decision, or sweep, comes first.
+        let Ok(mut shard) = self.shards[number].0.try_lock() else { return };
+        let (freed, at_end) = shard.sweep(SWEEP_SLOTS, now);
+        drop(shard);
+        self.settle(freed, 0);
+        if at_end {
+            self.sweeping.store(number + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts what has been stored or removed.
+    fn settle(&self, before: usize, after: usize) {
+        if after > before {
+            self.weight.fetch_add(after - before, Ordering::Relaxed);
+        } else if before > after {
+            self.weight.fetch_sub(before - after, Ordering::Relaxed);
+        }
+    }
+
+    /// The key under this policy as a keyed hash, and the number of its shard.
+    fn locate(&self, policy: &Policy, key: &Key) -> (KeyHash, usize) {
+        let [first, second] = [0, 1].map(|half| self.secrets[half].hash_one(key.as_bytes()));
+        let digest = policy.digest();
+        #[allow(clippy::cast_possible_truncation)] // the halves of it
+        let (hash, rest) = (first ^ (digest >> 64) as u64, second ^ digest as u64);
+        let number = rest.checked_shr(self.shift).unwrap_or(0);
+        #[allow(clippy::cast_possible_truncation)] // less than the number of shards; the other half
+        let (number, rest) = (number as usize, rest as u32);
+        (KeyHash { hash, rest }, number)
+    }
+
+    fn lock(&self, number: usize) -> MutexGuard<'_, Shard> {
+        // A strategy of the user's that panics leaves a state as it was, or fresh: others can go on.
+        self.shards[number].0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs `f` with a place for the state of each limit, in place for up to four.
+fn with_states<T>(policy: &Policy, f: impl FnOnce(&mut [State]) -> T) -> T {
+    let limits = policy.limits().len();
+    let mut few: [State; 4] = Default::default();
+    match few.get_mut(..limits) {
+        Some(states) => f(states),
+        None => f(&mut vec![State::Fresh; limits]),
+    }
+}
+
+/// The decision on a newcomer for whom there is no room.
+fn crowded(policy: &Policy, now: Timestamp, cost: u32, soonest: u64) -> Decision {
+    let limits = policy.limits();
+    let status = |position: usize| Status::refused(limits[position].capacity(), 0, soonest, Some(soonest));
+    Decision::new(now, cost, Statuses::from_fn(limits.len(), status)).crowded()
+}
+
+/// Builds a [`MemoryStorage`] with other bounds or another clock.
+#[derive(Debug)]
+#[must_use]
+pub struct MemoryStorageBuilder {
+    max_keys: usize,
+    clock: Option<Box<dyn Clock>>,
+}
+
+impl MemoryStorageBuilder {
+    /// How many keys are kept at most, a million unless said. Keys with long logs count for several.
+    pub fn max_keys(self, max_keys: usize) -> Self {
+        Self { max_keys, ..self }
+    }
+
+    /// Another clock than the system's.
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self { clock: Some(Box::new(clock)), ..self }
+    }
+
+    /// The storage.
+    ///
+    /// # Errors
+    ///
+    /// When it may keep no keys: nothing would ever be limited.
+    pub fn build(self) -> Result<MemoryStorage, ConfigError> {
+        if self.max_keys == 0 {
+            return Err(ConfigError::new(
+                "max_keys must be at least 1, for example 1_000_000: a storage that keeps nothing limits nobody",
+            ));
+        }
+        let clock = self.clock.unwrap_or_else(|| Box::new(SystemClock::new()));
+        Ok(MemoryStorage::with(self.max_keys, clock))
+    }
+}

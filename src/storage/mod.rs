@@ -1,0 +1,100 @@
+//! What keeps states and lets a policy decide on them: the trait, and the memory storage.
+
+mod clock;
+mod memory;
+
+use std::fmt;
+
+use crate::{BoxError, Decision, Key, Op, Policy};
+
+pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
+pub use self::memory::{MemoryStorage, MemoryStorageBuilder};
+
+/// What a storage is asked to decide.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Ask<'a> {
+    /// The limits that bind the key.
+    pub policy: &'a Policy,
+    /// Who is asking.
+    pub key: &'a Key,
+    /// Whether to spend.
+    pub op: Op,
+    /// How many units. 0 spends nothing and is always admitted.
+    pub cost: u32,
+}
+
+impl<'a> Ask<'a> {
+    /// A hit or a peek of `cost` units by `key`.
+    pub fn new(policy: &'a Policy, key: &'a Key, op: Op, cost: u32) -> Self {
+        Self { policy, key, op, cost }
+    }
+}
+
+/// Keeps states and lets a policy decide on them, atomically.
+///
+/// A decision is: load the states of the key, ask [`Policy::decide`] with the storage's own time, and save what it
+/// left, so that nobody else's decision on the same key comes between. Cloning a storage makes another handle on the
+/// same states.
+///
+/// Its futures do not borrow, so whatever they need of the ask they take along.
+///
+/// ```
+/// use std::collections::HashMap;
+/// use std::convert::Infallible;
+/// use std::future::{Ready, ready};
+/// use std::sync::{Arc, Mutex};
+/// use tower_ratelimit::storage::{Ask, Storage};
+/// use tower_ratelimit::strategy::State;
+/// use tower_ratelimit::{Decision, Key, Policy, Timestamp};
+///
+/// /// A map and the pure function: never forgets, for a look at the shape.
+/// #[derive(Clone, Debug, Default)]
+/// struct MapStorage(Arc<Mutex<HashMap<(String, Key), Vec<State>>>>);
+///
+/// impl MapStorage {
+///     fn with_states<T>(&self, policy: &Policy, key: &Key, f: impl FnOnce(&mut [State]) -> T) -> T {
+///         let mut map = self.0.lock().unwrap();
+///         let states = map.entry((policy.identity().to_owned(), key.clone())).or_default();
+///         states.resize(policy.limits().len(), State::Fresh);
+///         f(states)
+///     }
+/// }
+///
+/// impl Storage for MapStorage {
+///     type Error = Infallible;
+///     type Decided = Ready<Result<Decision, Infallible>>;
+///     type Done = Ready<Result<(), Infallible>>;
+///
+///     fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+///         let now = Timestamp::wall_clock();
+///         ready(Ok(self.with_states(ask.policy, ask.key, |states| ask.policy.decide(states, now, ask.op, ask.cost))))
+///     }
+///
+///     fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+///         ready(Ok(self.with_states(policy, key, |states| states.fill(State::Fresh))))
+///     }
+///
+///     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+///         let now = Timestamp::wall_clock();
+///         ready(Ok(self.with_states(policy, key, |states| policy.refund(states, now, decision))))
+///     }
+/// }
+/// ```
+pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
+    /// Why it could not decide. A storage that cannot fail says [`Infallible`](std::convert::Infallible).
+    type Error: Into<BoxError> + Send + 'static;
+    /// A decision on its way.
+    type Decided: Future<Output = Result<Decision, Self::Error>> + Send + Unpin + 'static;
+    /// A change on its way.
+    type Done: Future<Output = Result<(), Self::Error>> + Send + Unpin + 'static;
+
+    /// Decides on a hit or a peek.
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided;
+
+    /// Forgets the key: all limits of the policy.
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done;
+
+    /// Gives back what a hit took, as far as [`Policy::refund`] says. `decision` is what that hit was answered.
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done;
+}

@@ -1,0 +1,114 @@
+use super::{Hit, State, Status, Strategy};
+use crate::{Quota, Timestamp};
+
+/// N units between silences of P: every hit on a live window, refused ones too, moves its end one period ahead.
+///
+/// For those who must be quiet before they may come back: guessing a password, solving a captcha. A client that keeps
+/// knocking is kept out for good. `retry_after` of a refusal is always P, for the refused hit itself moved the end, also
+/// when it was another limit of the policy that refused. A peek moves nothing.
+///
+/// In strings: `elastic-window 10/minute`.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::storage::ManualClock;
+/// use tower_ratelimit::{ElasticWindow, Key, MemoryStorage, Policy, Quota, RateLimiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let clock = ManualClock::default();
+/// let storage = MemoryStorage::builder().clock(clock.clone()).build()?;
+/// let limiter = RateLimiter::with_storage(Policy::new(ElasticWindow::new(), Quota::per_minute(1)), storage);
+/// let alice = Key::from("alice");
+///
+/// assert!(limiter.hit(&alice).await?.is_admitted());
+/// clock.advance(Duration::from_secs(59));
+/// assert!(limiter.hit(&alice).await?.is_refused());
+/// clock.advance(Duration::from_secs(59));
+/// assert!(limiter.hit(&alice).await?.is_refused());
+/// clock.advance(Duration::from_secs(60));
+/// assert!(limiter.hit(&alice).await?.is_admitted());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ElasticWindow;
+
+/// A live window: when it ends, what was spent in it, and a number that tells it from a later window.
+struct Window {
+    end: Timestamp,
+    count: u32,
+    anchor: u32,
+}
+
+impl Window {
+    fn live(quota: &Quota, state: &State, now: Timestamp) -> Option<Self> {
+        match *state {
+            State::Counts { until, amounts: [count, anchor] } if count > 0 && until > now => {
+                // No hit can have moved the end further: a clock has gone back.
+                Some(Self { end: until.min(now.plus(quota.period_micros())), count, anchor })
+            }
+            _ => None,
+        }
+    }
+
+    fn store(self) -> State {
+        State::Counts { until: self.end, amounts: [self.count, self.anchor] }
+    }
+}
+
+impl ElasticWindow {
+    /// The strategy has no options.
+    pub const fn new() -> Self {
+        Self
+    }
+}
+
+impl Strategy for ElasticWindow {
+    fn name(&self) -> &'static str {
+        "elastic-window"
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        let capacity = quota.amount();
+        let (left, count) = Window::live(quota, state, now).map_or((0, 0), |live| (live.end.since(now), live.count));
+        let remaining = capacity.saturating_sub(count);
+        if cost <= remaining {
+            Status::admitted(capacity, remaining, left)
+        } else {
+            Status::refused(capacity, remaining, left, (cost <= capacity).then_some(quota.period_micros()))
+        }
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
+        let end = now.plus(quota.period_micros());
+        let (count, anchor) = match Window::live(quota, state, now) {
+            Some(live) => (live.count, live.anchor),
+            None => (0, low_bits(now)),
+        };
+        *state = Window { end, count: count.saturating_add(cost), anchor }.store();
+        self.check(quota, state, now, 0).forgotten_at(end, anchor)
+    }
+
+    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp, checked: Status) -> Status {
+        let Some(live) = Window::live(quota, state, now) else { return checked };
+        let end = now.plus(quota.period_micros());
+        *state = Window { end, ..live }.store();
+        checked.with_reset_after(end.since(now))
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        if let Some(live) = Window::live(quota, state, now)
+            && live.anchor == hit.anchor
+        {
+            let count = live.count.saturating_sub(hit.cost);
+            *state = if count == 0 { State::Fresh } else { Window { count, ..live }.store() };
+        }
+    }
+}
+
+/// The low bits of an instant: enough to tell the windows of one key apart.
+#[allow(clippy::cast_possible_truncation)]
+pub(super) const fn low_bits(now: Timestamp) -> u32 {
+    now.as_micros() as u32
+}

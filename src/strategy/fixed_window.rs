@@ -1,0 +1,98 @@
+use super::{Hit, State, Status, Strategy};
+use crate::{Quota, Timestamp};
+
+/// N units in each window of P. The simplest rule, and the cheapest.
+///
+/// The window starts with the first admitted hit and ends P later; the next admitted hit starts another. With
+/// [`aligned`](Self::aligned) windows begin at multiples of P since the unix epoch instead, so all keys turn together.
+/// Either way up to 2N - 1 units can pass within one P: the end of one window and the beginning of the next.
+///
+/// In strings: `fixed-window 10/minute`, `fixed-window-aligned 10/minute`. A bucket that is filled up at once when an
+/// interval has passed (`interval-token-bucket`) gives the same answers.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::storage::ManualClock;
+/// use tower_ratelimit::{FixedWindow, Key, MemoryStorage, Policy, Quota, RateLimiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let clock = ManualClock::default();
+/// let storage = MemoryStorage::builder().clock(clock.clone()).build()?;
+/// let limiter = RateLimiter::with_storage(Policy::new(FixedWindow::new(), Quota::per_minute(2)), storage);
+/// let alice = Key::from("alice");
+///
+/// assert!(limiter.hit(&alice).await?.is_admitted());
+/// clock.advance(Duration::from_secs(59));
+/// assert!(limiter.hit(&alice).await?.is_admitted());
+/// assert_eq!(limiter.hit(&alice).await?.retry_after(), Some(Duration::from_secs(1)));
+/// clock.advance(Duration::from_secs(1));
+/// assert_eq!(limiter.hit(&alice).await?.remaining(), 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FixedWindow {
+    aligned: bool,
+}
+
+impl FixedWindow {
+    /// Windows that start with the first admitted hit.
+    pub const fn new() -> Self {
+        Self { aligned: false }
+    }
+
+    /// Windows that begin at multiples of the period since the unix epoch: the full hour, midnight UTC.
+    pub const fn aligned() -> Self {
+        Self { aligned: true }
+    }
+
+    /// The end of a window that an admitted hit would start now.
+    fn end_from(self, quota: &Quota, now: Timestamp) -> Timestamp {
+        let period = quota.period_micros();
+        if self.aligned { now.floor_to(period).plus(period) } else { now.plus(period) }
+    }
+
+    /// The live window's end and count. An end later than a window started now could have was written by a clock
+    /// that has gone back since: the window counts as started now.
+    fn live(self, quota: &Quota, state: &State, now: Timestamp) -> Option<(Timestamp, u32)> {
+        match *state {
+            State::Counts { until, amounts: [count, 0] } if count > 0 && until > now => {
+                Some((until.min(self.end_from(quota, now)), count))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Strategy for FixedWindow {
+    fn name(&self) -> &'static str {
+        if self.aligned { "fixed-window-aligned" } else { "fixed-window" }
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        let capacity = quota.amount();
+        let (left, count) = self.live(quota, state, now).map_or((0, 0), |(end, count)| (end.since(now), count));
+        let remaining = capacity.saturating_sub(count);
+        if cost <= remaining {
+            Status::admitted(capacity, remaining, left)
+        } else {
+            Status::refused(capacity, remaining, left, (cost <= capacity).then_some(left))
+        }
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
+        let (end, count) = self.live(quota, state, now).unwrap_or_else(|| (self.end_from(quota, now), 0));
+        *state = State::Counts { until: end, amounts: [count.saturating_add(cost), 0] };
+        self.check(quota, state, now, 0).forgotten_at(end, 0)
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        if let Some((end, count)) = self.live(quota, state, now)
+            && end == hit.until
+        {
+            let count = count.saturating_sub(hit.cost);
+            *state = if count == 0 { State::Fresh } else { State::Counts { until: end, amounts: [count, 0] } };
+        }
+    }
+}

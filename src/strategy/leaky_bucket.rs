@@ -1,0 +1,110 @@
+use std::fmt;
+
+use super::debt::{Bucket, Debt};
+use super::{Hit, State, Status, Strategy};
+use crate::{ConfigError, Quota, Timestamp};
+
+/// A bounded queue served at a constant rate: shapes traffic instead of turning it away.
+///
+/// One place every P/N. A hit that finds the queue empty goes at once; the next ones wait their turn (the decision
+/// carries a delay, which the middleware waits for); a hit that finds Q others waiting is refused. `cost` units take as
+/// many places. Delays are rounded up to a microsecond.
+///
+/// In strings: `leaky-bucket 10/second queue 20` (or `leaky-bucket-queue`). Without `queue`, as many may wait as the
+/// quota's amount.
+///
+/// A [refund](crate::RateLimiter::refund) gives back only the last place: nobody behind an earlier one moves up.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::{Key, LeakyBucket, Policy, Quota, RateLimiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mail = Policy::new(LeakyBucket::new().queue(1), Quota::per_hour(1));
+/// let limiter = RateLimiter::new(mail);
+/// let smtp = Key::from("smtp");
+///
+/// assert_eq!(limiter.hit(&smtp).await?.delay(), Duration::ZERO);
+/// assert!(limiter.hit(&smtp).await?.delay() > Duration::from_secs(3_590));
+/// assert!(limiter.hit(&smtp).await?.is_refused());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeakyBucket {
+    queue: Option<u32>,
+}
+
+impl LeakyBucket {
+    /// A queue in which as many may wait as the quota's amount.
+    pub const fn new() -> Self {
+        Self { queue: None }
+    }
+
+    /// A queue in which `places` may wait; with 0 nobody waits, and a hit out of turn is refused.
+    #[must_use]
+    pub const fn queue(self, places: u32) -> Self {
+        Self { queue: Some(places) }
+    }
+
+    fn places(self, quota: &Quota) -> u32 {
+        self.queue.unwrap_or(quota.amount())
+    }
+
+    fn debt(self, quota: &Quota, state: &State, now: Timestamp) -> Debt {
+        let bucket = Bucket::new(quota, self.capacity(quota));
+        match *state {
+            State::Counts { until, amounts: [early, 0] } if until > now => bucket.owed(until, early, now),
+            _ => bucket.nothing_owed(),
+        }
+    }
+}
+
+impl Strategy for LeakyBucket {
+    fn name(&self) -> &'static str {
+        "leaky-bucket"
+    }
+
+    /// Those who wait and the one being served.
+    fn capacity(&self, quota: &Quota) -> u32 {
+        self.places(quota).saturating_add(1)
+    }
+
+    fn validate(&self, quota: &Quota) -> Result<(), ConfigError> {
+        if let Some(burst) = quota.burst_size() {
+            return Err(ConfigError::new(format!(
+                "leaky-bucket has no bursts, so \"{quota}\" cannot be kept: \
+                 write how many may wait, \"queue {burst}\", instead of \"burst {burst}\""
+            )));
+        }
+        if self.places(quota) == u32::MAX {
+            return Err(ConfigError::new("a leaky bucket's queue must be at most 4294967294, for example \"queue 20\""));
+        }
+        quota.check_refill(self.capacity(quota))
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        let debt = self.debt(quota, state, now);
+        let status = debt.status(cost);
+        if status.is_admitted() { status.delayed(debt.until_paid()) } else { status }
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
+        let before = self.debt(quota, state, now);
+        let after = before.plus(cost);
+        *state = after.store(now, 0);
+        after.status(0).delayed(before.until_paid()).forgotten_at(state.until(), 0)
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        if state.until() == hit.until {
+            *state = self.debt(quota, state, now).minus(hit.cost).store(now, 0);
+        }
+    }
+
+    fn describe(&self, quota: &Quota, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {quota}", self.name())?;
+        self.queue.map_or(Ok(()), |places| write!(f, " queue {places}"))
+    }
+}

@@ -1,0 +1,171 @@
+use super::{Hit, State, Status, Strategy};
+use crate::{Quota, Timestamp};
+
+/// N units in a sliding window of P, estimated from two counts: what people mean by "60 per minute".
+///
+/// Two buckets of P are kept. The previous one counts with the share of it that the window still covers, rounded down:
+/// `floor(previous * (P - elapsed) / P) + current`. The estimate never exceeds N; less than 2N units pass in any P. Three
+/// integers a key, no burst at the turn of a window. It is what a [`Quota`] alone becomes.
+///
+/// Buckets start with the first admitted hit, or at multiples of P since the unix epoch with
+/// [`aligned`](Self::aligned).
+///
+/// In strings: `sliding-window-counter 10/minute`, `sliding-window-counter-aligned 10/minute`.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::storage::ManualClock;
+/// use tower_ratelimit::{Key, MemoryStorage, Quota, RateLimiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let clock = ManualClock::default();
+/// let storage = MemoryStorage::builder().clock(clock.clone()).build()?;
+/// let limiter = RateLimiter::with_storage(Quota::per_minute(100), storage);
+/// let alice = Key::from("alice");
+///
+/// limiter.hit_with_cost(&alice, 40).await?;
+/// clock.advance(Duration::from_secs(90));
+/// // Half of the window still covers the bucket in which the forty were spent.
+/// assert_eq!(limiter.peek(&alice).await?.remaining(), 80);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlidingWindowCounter {
+    aligned: bool,
+}
+
+/// The two buckets as they stand at an instant. `start` is the current one's.
+#[derive(Clone, Copy)]
+struct Buckets {
+    start: Timestamp,
+    period: u64,
+    elapsed: u64,
+    previous: u32,
+    current: u32,
+}
+
+impl SlidingWindowCounter {
+    /// Buckets that start with the first admitted hit.
+    pub const fn new() -> Self {
+        Self { aligned: false }
+    }
+
+    /// Buckets that begin at multiples of the period since the unix epoch.
+    pub const fn aligned() -> Self {
+        Self { aligned: true }
+    }
+
+    /// The state turned to `now`; `None` when nothing in it counts any more.
+    fn buckets(self, quota: &Quota, state: &State, now: Timestamp) -> Option<Buckets> {
+        let State::Counts { until, amounts: [previous, current] } = *state else { return None };
+        let period = quota.period_micros();
+        let mut start = until.minus(2 * period);
+        if self.aligned {
+            // A no-op unless the quota's period has changed.
+            start = start.floor_to(period);
+        }
+        if start > now {
+            // A clock has gone back: the bucket counts as started now, or on the grid as soon after as can be.
+            let latest = if self.aligned { now.floor_to(period).plus(period) } else { now };
+            start = start.min(latest);
+        }
+        let elapsed = now.since(start);
+        let buckets = if elapsed < period {
+            Buckets { start, period, elapsed, previous, current }
+        } else if elapsed < 2 * period {
+            let (start, elapsed) = (start.plus(period), elapsed - period);
+            Buckets { start, period, elapsed, previous: current, current: 0 }
+        } else {
+            return None;
+        };
+        (buckets.previous > 0 || buckets.current > 0).then_some(buckets)
+    }
+}
+
+impl Buckets {
+    fn fresh(start: Timestamp, now: Timestamp, period: u64) -> Self {
+        Self { start, period, elapsed: now.since(start), previous: 0, current: 0 }
+    }
+
+    fn store(self) -> State {
+        State::Counts { until: self.forgotten(), amounts: [self.previous, self.current] }
+    }
+
+    /// From when on nothing of the current bucket counts.
+    fn forgotten(&self) -> Timestamp {
+        self.start.plus(2 * self.period)
+    }
+
+    fn estimate(&self) -> u64 {
+        let weighted = u128::from(self.previous) * u128::from(self.period - self.elapsed) / u128::from(self.period);
+        #[allow(clippy::cast_possible_truncation)] // at most `previous`
+        let weighted = weighted as u64;
+        weighted + u64::from(self.current)
+    }
+
+    /// Microseconds until the estimate has fallen to `units` or below, when it is above now.
+    fn falls_to(&self, units: u32) -> u64 {
+        match units.checked_sub(self.current) {
+            Some(units) => weighs_at_most(self.previous, units, self.period) - self.elapsed,
+            // The current bucket has to become the previous one, and lose weight.
+            None => self.period - self.elapsed + weighs_at_most(self.current, units, self.period),
+        }
+    }
+}
+
+/// The first microsecond of a bucket at which `floor(previous * (period - elapsed) / period) <= units`,
+/// for `units < previous`.
+fn weighs_at_most(previous: u32, units: u32, period: u64) -> u64 {
+    let least = (u128::from(units) + 1) * u128::from(period);
+    #[allow(clippy::cast_possible_truncation)] // at most `period`
+    let left = least.div_ceil(u128::from(previous)) as u64;
+    period - left + 1
+}
+
+impl Strategy for SlidingWindowCounter {
+    fn name(&self) -> &'static str {
+        if self.aligned { "sliding-window-counter-aligned" } else { "sliding-window-counter" }
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        let capacity = quota.amount();
+        let buckets = self.buckets(quota, state, now);
+        let remaining = buckets.map_or(capacity, |buckets| {
+            u32::try_from(buckets.estimate()).map_or(0, |estimate| capacity.saturating_sub(estimate))
+        });
+        // Until `units` of the capacity are free.
+        let until_free = |units: u32| buckets.map_or(0, |buckets| buckets.falls_to(capacity - units));
+        let reset = if remaining == capacity { 0 } else { until_free(remaining + 1) };
+        if cost <= remaining {
+            Status::admitted(capacity, remaining, reset)
+        } else {
+            Status::refused(capacity, remaining, reset, (cost <= capacity).then(|| until_free(cost)))
+        }
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
+        let mut buckets = self.buckets(quota, state, now).unwrap_or_else(|| {
+            let period = quota.period_micros();
+            Buckets::fresh(if self.aligned { now.floor_to(period) } else { now }, now, period)
+        });
+        buckets.current = buckets.current.saturating_add(cost);
+        *state = buckets.store();
+        self.check(quota, state, now, 0).forgotten_at(buckets.forgotten(), 0)
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        let Some(mut buckets) = self.buckets(quota, state, now) else { return };
+        let bucket = if hit.until == buckets.forgotten() {
+            &mut buckets.current
+        } else if hit.until == buckets.start.plus(buckets.period) {
+            &mut buckets.previous
+        } else {
+            return;
+        };
+        *bucket = bucket.saturating_sub(hit.cost);
+        let empty = buckets.previous == 0 && buckets.current == 0;
+        *state = if empty { State::Fresh } else { buckets.store() };
+    }
+}

@@ -1,0 +1,85 @@
+use super::debt::{Bucket, Debt};
+use super::elastic_window::low_bits;
+use super::{Hit, State, Status, Strategy};
+use crate::{ConfigError, Quota, Timestamp};
+
+/// A bucket of B tokens, refilled continuously at N per P; a hit takes as many as it costs.
+///
+/// For APIs whose clients work in bursts: B at once after a quiet spell, N per P in the long run, never more than
+/// B + N·d/P in any span d. B is the quota's [`burst`](Quota::burst), or N. Implemented as the generic cell rate
+/// algorithm (GCRA, ITU-T I.371) in exact rational arithmetic; `remaining` is rounded down, waits are rounded up to a
+/// microsecond.
+///
+/// In strings: `token-bucket 10/second burst 20`; `gcra` is a second name.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::storage::ManualClock;
+/// use tower_ratelimit::{Key, MemoryStorage, Policy, Quota, RateLimiter, TokenBucket};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let clock = ManualClock::default();
+/// let storage = MemoryStorage::builder().clock(clock.clone()).build()?;
+/// let policy = Policy::new(TokenBucket::new(), Quota::per_second(10).burst(20));
+/// let limiter = RateLimiter::with_storage(policy, storage);
+/// let alice = Key::from("alice");
+///
+/// assert!(limiter.hit_with_cost(&alice, 20).await?.is_admitted());
+/// assert_eq!(limiter.hit(&alice).await?.retry_after(), Some(Duration::from_millis(100)));
+/// clock.advance(Duration::from_secs(1));
+/// assert_eq!(limiter.peek(&alice).await?.remaining(), 10);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenBucket;
+
+impl TokenBucket {
+    /// The strategy has no options: the burst is the quota's.
+    pub const fn new() -> Self {
+        Self
+    }
+
+    /// What is owed now, and a number that tells this debt from one made after all was paid.
+    fn debt(self, quota: &Quota, state: &State, now: Timestamp) -> (Debt, u32) {
+        let bucket = Bucket::new(quota, self.capacity(quota));
+        match *state {
+            State::Counts { until, amounts: [early, anchor] } if until > now => (bucket.owed(until, early, now), anchor),
+            _ => (bucket.nothing_owed(), low_bits(now)),
+        }
+    }
+}
+
+impl Strategy for TokenBucket {
+    fn name(&self) -> &'static str {
+        "token-bucket"
+    }
+
+    fn capacity(&self, quota: &Quota) -> u32 {
+        quota.burst_size().unwrap_or(quota.amount())
+    }
+
+    fn validate(&self, quota: &Quota) -> Result<(), ConfigError> {
+        quota.check_refill(self.capacity(quota))
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        let (debt, _) = self.debt(quota, state, now);
+        debt.status(cost)
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
+        let (debt, anchor) = self.debt(quota, state, now);
+        let debt = debt.plus(cost);
+        *state = debt.store(now, anchor);
+        debt.status(0).forgotten_at(state.until(), anchor)
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        let (debt, anchor) = self.debt(quota, state, now);
+        if anchor == hit.anchor {
+            *state = debt.minus(hit.cost).store(now, anchor);
+        }
+    }
+}
