@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::Timestamp;
 use crate::time::micros;
@@ -18,43 +18,66 @@ const SECOND: u64 = 1_000_000;
 /// Monotonic time, counted from the wall clock's time at the start.
 ///
 /// It never goes back. A wall clock that is set back is not followed; one that is more than a second ahead (the machine
-/// was asleep) is.
+/// was asleep) is. It reads the processor's tick counter, a third of the cost of asking the system, and corrects
+/// that by the system's monotonic clock once a second.
 #[derive(Debug)]
 pub struct SystemClock {
     ticks: quanta::Clock,
-    start: u64,
-    /// What to add to the time since `start`.
+    first_tick: u64,
+    start: Instant,
+    /// The wall clock's time at `start`, and what it has been ahead since.
+    epoch: AtomicU64,
+    /// What to add to the time counted in ticks.
     offset: AtomicU64,
-    /// Time since `start` from which the wall clock is looked at again.
-    next_look: AtomicU64,
+    /// A correction does not make time earlier than this.
+    floor: AtomicU64,
+    /// Time counted in ticks from which it is corrected again.
+    next_correction: AtomicU64,
 }
 
 impl SystemClock {
     /// A clock that stands at the wall clock's time.
     pub fn new() -> Self {
         let ticks = quanta::Clock::new();
-        let start = ticks.raw();
-        let offset = Timestamp::wall_clock().as_micros();
-        Self { ticks, start, offset: offset.into(), next_look: SECOND.into() }
+        let (first_tick, start) = (ticks.raw(), Instant::now());
+        let epoch = Timestamp::wall_clock().as_micros();
+        Self {
+            ticks,
+            first_tick,
+            start,
+            epoch: epoch.into(),
+            offset: epoch.into(),
+            floor: epoch.into(),
+            next_correction: SECOND.into(),
+        }
     }
 
+    /// Sets the offset right: `ticked` and `monotonic` are the time since the start, counted in ticks and by the system.
     #[cold]
-    fn follow_wall_clock(&self, elapsed: u64, wall: Timestamp) {
-        self.next_look.store(elapsed.saturating_add(SECOND), Ordering::Relaxed);
-        let offset = wall.as_micros().saturating_sub(elapsed);
-        if offset > self.offset.load(Ordering::Relaxed).saturating_add(SECOND) {
-            self.offset.fetch_max(offset, Ordering::Relaxed);
+    fn correct(&self, ticked: u64, monotonic: u64, wall: Timestamp) {
+        self.next_correction.store(ticked.saturating_add(SECOND), Ordering::Relaxed);
+        self.floor.fetch_max(self.offset.load(Ordering::Relaxed).saturating_add(ticked), Ordering::Relaxed);
+        let behind = wall.since(Timestamp::from_micros(self.epoch.load(Ordering::Relaxed)).plus(monotonic));
+        if behind > SECOND {
+            self.epoch.store(wall.as_micros().saturating_sub(monotonic), Ordering::Relaxed);
         }
+        let now = self.epoch.load(Ordering::Relaxed).saturating_add(monotonic);
+        self.offset.store(now.saturating_sub(ticked), Ordering::Relaxed);
+    }
+
+    fn at(&self, ticked: u64) -> Timestamp {
+        let now = self.offset.load(Ordering::Relaxed).saturating_add(ticked);
+        Timestamp::from_micros(now.max(self.floor.load(Ordering::Relaxed)))
     }
 }
 
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
-        let elapsed = self.ticks.delta_as_nanos(self.start, self.ticks.raw()) / 1_000;
-        if elapsed >= self.next_look.load(Ordering::Relaxed) {
-            self.follow_wall_clock(elapsed, Timestamp::wall_clock());
+        let ticked = self.ticks.delta_as_nanos(self.first_tick, self.ticks.raw()) / 1_000;
+        if ticked >= self.next_correction.load(Ordering::Relaxed) {
+            self.correct(ticked, micros(self.start.elapsed()), Timestamp::wall_clock());
         }
-        Timestamp::from_micros(self.offset.load(Ordering::Relaxed)).plus(elapsed)
+        self.at(ticked)
     }
 }
 
@@ -67,7 +90,7 @@ impl Default for SystemClock {
 /// A clock that stands until it is told to go on, for tests. Clones are the same clock.
 ///
 /// ```
-/// use std::time::Duration;
+/// use std::time::{Duration, Instant};
 /// use tower_ratelimit::storage::{Clock, ManualClock};
 ///
 /// let clock = ManualClock::default();
@@ -143,7 +166,7 @@ mod tests {
     #[test]
     fn follows_the_wall_clock_only_when_it_is_more_than_a_second_ahead() {
         let clock = SystemClock::new();
-        let start = clock.offset.load(Ordering::Relaxed);
+        let start = clock.epoch.load(Ordering::Relaxed);
         for (wall, expected) in [
             (start - 3_600 * SECOND, start),
             (start + SECOND, start),
@@ -151,9 +174,21 @@ mod tests {
             (start + 60 * SECOND, start + 60 * SECOND),
             (start, start + 60 * SECOND),
         ] {
-            clock.follow_wall_clock(0, Timestamp::from_micros(wall));
-            assert_eq!(clock.offset.load(Ordering::Relaxed), expected);
+            clock.correct(0, 0, Timestamp::from_micros(wall));
+            assert_eq!(clock.at(0).as_micros(), expected);
         }
+    }
+
+    #[test]
+    fn ticks_that_run_fast_or_slow_are_corrected_without_going_back() {
+        let clock = SystemClock::new();
+        let start = Timestamp::from_micros(clock.epoch.load(Ordering::Relaxed));
+        clock.correct(1_000_100, 1_000_000, start);
+        assert_eq!(clock.at(1_000_100).since(start), 1_000_100, "stands until the true time has caught up");
+        assert_eq!(clock.at(1_000_150).since(start), 1_000_100);
+        assert_eq!(clock.at(1_000_300).since(start), 1_000_200);
+        clock.correct(2_000_000, 2_000_500, start);
+        assert_eq!(clock.at(2_000_000).since(start), 2_000_500);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::{Quota, Timestamp};
 ///
 /// The window starts with the first admitted hit and ends P later; the next admitted hit starts another. With
 /// [`aligned`](Self::aligned) windows begin at multiples of P since the unix epoch instead, so all keys turn together.
-/// Either way up to 2N - 1 units can pass within one P: the end of one window and the beginning of the next.
+/// Within one P up to 2N - 1 units can pass, 2N when aligned: the end of one window and the beginning of the next.
 ///
 /// In strings: `fixed-window 10/minute`, `fixed-window-aligned 10/minute`. A bucket that is filled up at once when an
 /// interval has passed (`interval-token-bucket`) gives the same answers.

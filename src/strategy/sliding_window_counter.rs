@@ -4,8 +4,8 @@ use crate::{Quota, Timestamp};
 /// N units in a sliding window of P, estimated from two counts: what people mean by "60 per minute".
 ///
 /// Two buckets of P are kept. The previous one counts with the share of it that the window still covers, rounded down:
-/// `floor(previous * (P - elapsed) / P) + current`. The estimate never exceeds N; less than 2N units pass in any P. Three
-/// integers a key, no burst at the turn of a window. It is what a [`Quota`] alone becomes.
+/// `floor(previous * (P - elapsed) / P) + current`. The estimate never exceeds N; at most 2N units pass in any P, and only
+/// those who time their hits for it get near that. Three integers a key, no burst at the turn of a window. It is what a [`Quota`] alone becomes.
 ///
 /// Buckets start with the first admitted hit, or at multiples of P since the unix epoch with
 /// [`aligned`](Self::aligned).

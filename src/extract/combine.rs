@@ -1,0 +1,44 @@
+use super::{Head, KeyExtractor, Missing};
+use crate::Key;
+
+/// The first extractor's key, or the second's when the first one's is missing. See [`KeyExtractor::or`].
+#[derive(Clone, Copy, Debug)]
+pub struct Or<A, B> {
+    first: A,
+    second: B,
+}
+
+impl<A, B> Or<A, B> {
+    pub(super) fn new(first: A, second: B) -> Self {
+        Self { first, second }
+    }
+}
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+        self.first.extract(head).or_else(|_| self.second.extract(head))
+    }
+}
+
+/// Both extractors' keys as one. See [`KeyExtractor::and`].
+#[derive(Clone, Copy, Debug)]
+pub struct And<A, B> {
+    first: A,
+    second: B,
+}
+
+impl<A, B> And<A, B> {
+    pub(super) fn new(first: A, second: B) -> Self {
+        Self { first, second }
+    }
+}
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+        let keys = (self.first.extract(head)?, self.second.extract(head)?);
+        Ok(match keys {
+            (Some(first), Some(second)) => Some(Key::join([&first, &second])),
+            _ => None,
+        })
+    }
+}

@@ -1,0 +1,57 @@
+use std::fmt;
+
+use http::HeaderName;
+
+use super::{Head, KeyExtractor, Missing};
+use crate::Key;
+
+/// The value of a header field: an API key, a tenant.
+///
+/// Without the field the key is missing (400). Of several fields of that name the first counts.
+///
+/// Limit by a header only what somebody has checked: a client that may send any value gets a new quota with each.
+///
+/// ```
+/// use tower_ratelimit::extract::{Head, KeyExtractor};
+/// use tower_ratelimit::{Header, Key};
+///
+/// let request = http::Request::get("/").header("X-Api-Key", "k-42").body(()).unwrap();
+/// assert_eq!(Header::new("x-api-key").extract(&Head::of(&request)), Ok(Some(Key::from("k-42"))));
+/// ```
+#[derive(Clone)]
+pub struct Header(HeaderName);
+
+impl Header {
+    /// The field of this name, in any case.
+    ///
+    /// # Panics
+    ///
+    /// When the text cannot be the name of a field; [`From<HeaderName>`](HeaderName) cannot fail.
+    pub fn new(name: &str) -> Self {
+        match name.parse() {
+            Ok(name) => Self(name),
+            Err(_) => panic!("{name:?} cannot be the name of a header field: write one like \"x-api-key\""),
+        }
+    }
+}
+
+impl From<HeaderName> for Header {
+    fn from(name: HeaderName) -> Self {
+        Self(name)
+    }
+}
+
+impl KeyExtractor for Header {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+        match head.headers.get(&self.0) {
+            Some(value) => Ok(Some(Key::from(value.as_bytes()))),
+            None => Err(Missing::client(format!("the header field {:?} is missing", self.0.as_str()))),
+        }
+    }
+}
+
+impl fmt::Debug for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Header").field(&self.0).finish()
+    }
+}

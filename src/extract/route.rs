@@ -1,0 +1,50 @@
+use super::{Head, KeyExtractor, Missing};
+use crate::Key;
+
+/// One key for everybody: bounds the whole service.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Global;
+
+impl KeyExtractor for Global {
+    fn extract(&self, _: &Head<'_>) -> Result<Option<Key>, Missing> {
+        Ok(Some(Key::everybody()))
+    }
+}
+
+/// The path, as the client wrote it: `/users/7` and `/users/8` are two keys. `MatchedPath` (feature `axum`) is the route.
+///
+/// A client that may ask for any path gets a new quota with each; combine it, or put it on routes without parameters.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Path;
+
+impl KeyExtractor for Path {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+        Ok(Some(Key::from(head.uri.path())))
+    }
+}
+
+/// The method: GET and POST are two keys.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Method;
+
+impl KeyExtractor for Method {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+        Ok(Some(Key::from(head.method.as_str())))
+    }
+}
+
+/// The route that axum matched, as it was written in the router: `/users/{id}` is one key (feature `axum`).
+///
+/// Requests without a match share one key. The layer must be inside the router (`route_layer`, or `layer` after the
+/// routes): around it nothing has been matched yet.
+#[cfg(feature = "axum")]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MatchedPath;
+
+#[cfg(feature = "axum")]
+impl KeyExtractor for MatchedPath {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+        let route = head.extensions.get::<axum::extract::MatchedPath>();
+        Ok(Some(route.map_or_else(Key::everybody, |route| Key::from(route.as_str()))))
+    }
+}

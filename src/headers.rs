@@ -1,0 +1,94 @@
+//! From a decision to header fields.
+
+use std::time::Duration;
+
+use http::Response;
+use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+
+use crate::Decision;
+
+/// The most that can be spent at one instant.
+const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+/// What can still be spent.
+const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+/// When more can be spent.
+const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+/// Which header fields tell a client about its limits.
+///
+/// All times are in whole seconds, rounded up.
+///
+/// ```
+/// use tower_ratelimit::{Global, Headers, Quota, RateLimitLayer};
+///
+/// let layer = RateLimitLayer::new(Quota::per_second(10), Global).headers(Headers::none());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Headers(Fields);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Fields {
+    #[default]
+    ResetAtEpoch,
+    ResetAfter,
+    None,
+}
+
+impl Headers {
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, the last one in seconds since the unix epoch;
+    /// on a refusal `Retry-After` too. What a layer writes unless told otherwise.
+    pub const fn x_rate_limit() -> Self {
+        Self(Fields::ResetAtEpoch)
+    }
+
+    /// The same with `X-RateLimit-Reset` in seconds from now.
+    #[must_use]
+    pub const fn reset_in_seconds(self) -> Self {
+        match self.0 {
+            Fields::ResetAtEpoch | Fields::ResetAfter => Self(Fields::ResetAfter),
+            Fields::None => self,
+        }
+    }
+
+    /// Only `Retry-After`, on a refusal.
+    pub const fn none() -> Self {
+        Self(Fields::None)
+    }
+}
+
+/// Tells an admitted request's response how things stand.
+///
+/// Where layers are stacked it may have an inner layer's numbers already: the smaller remaining is the truth for the client,
+/// of equals the inner one's stays, and a refusal, which carries its decision, keeps its own.
+pub(crate) fn write_admitted<B>(response: &mut Response<B>, decision: &Decision, fields: Headers) {
+    let refused_inside = response.extensions().get::<Decision>().is_some();
+    let written = response.headers().get(REMAINING).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
+    if !refused_inside && written.is_none_or(|written| decision.shown().remaining() < written) {
+        write(response.headers_mut(), decision, fields);
+    }
+}
+
+/// Tells a refused request's response how things stand, and the layers outside that it does.
+pub(crate) fn write_refused<B>(response: &mut Response<B>, decision: Decision, fields: Headers) {
+    if let Some(wait) = decision.retry_after() {
+        response.headers_mut().insert(RETRY_AFTER, seconds_up(wait).max(1).into());
+    }
+    write(response.headers_mut(), &decision, fields);
+    response.extensions_mut().insert(decision);
+}
+
+fn write(headers: &mut HeaderMap, decision: &Decision, fields: Headers) {
+    let shown = decision.shown();
+    let reset: HeaderValue = match fields.0 {
+        Fields::ResetAtEpoch => decision.at().plus(shown.reset_after_micros()).as_secs_ceil().into(),
+        Fields::ResetAfter => seconds_up(shown.reset_after()).into(),
+        Fields::None => return,
+    };
+    headers.insert(LIMIT, shown.capacity().into());
+    headers.insert(REMAINING, shown.remaining().into());
+    headers.insert(RESET, reset);
+}
+
+fn seconds_up(span: Duration) -> u64 {
+    span.as_secs() + u64::from(span.subsec_nanos() > 0)
+}

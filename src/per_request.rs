@@ -1,0 +1,82 @@
+//! What may differ from request to request: the policy, and the cost.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::Policy;
+use crate::extract::{Head, Missing};
+
+type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
+pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, Missing> + Send + Sync;
+
+/// Which policy binds a request: always the same, or one chosen by its head.
+#[derive(Clone)]
+pub struct Policies(pub(crate) Choice);
+
+#[derive(Clone)]
+pub(crate) enum Choice {
+    Always(Policy),
+    By(Arc<PolicyFn>),
+}
+
+impl<P: Into<Policy>> From<P> for Policies {
+    fn from(policy: P) -> Self {
+        Self(Choice::Always(policy.into()))
+    }
+}
+
+impl fmt::Debug for Policies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Choice::Always(policy) => policy.fmt(f),
+            Choice::By(_) => f.write_str("policy_by(..)"),
+        }
+    }
+}
+
+/// Chooses the policy of each request by its head: tiers, tenants, exceptions.
+///
+/// The closure answers a [`Policy`], or an `Option` of one: `None` is not limited. Make the policies once and clone them,
+/// which is cheap, and name them: equal names share what is remembered, and two tiers should not.
+///
+/// ```
+/// use tower_ratelimit::extract::Head;
+/// use tower_ratelimit::{Header, Policy, Quota, RateLimitLayer, policy_by};
+///
+/// let free = Policy::from(Quota::per_minute(10)).with_name("free");
+/// let paid = Policy::from(Quota::per_minute(1_000)).with_name("paid");
+/// let tier = move |head: &Head<'_>| {
+///     let key = head.headers.get("x-api-key");
+///     if key.is_some_and(|key| key.as_bytes().starts_with(b"paid-")) { paid.clone() } else { free.clone() }
+/// };
+/// let layer = RateLimitLayer::new(policy_by(tier), Header::new("x-api-key"));
+/// ```
+pub fn policy_by<F, T>(choose: F) -> Policies
+where
+    F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
+    T: Into<Option<Policy>>,
+{
+    Policies(Choice::By(Arc::new(move |head: &Head<'_>| choose(head).into())))
+}
+
+/// What a closure given to [`RateLimitLayer::cost`](crate::RateLimitLayer::cost) may answer: units, or a `Result` of them with [`Missing`].
+pub trait IntoCost {
+    /// The units.
+    ///
+    /// # Errors
+    ///
+    /// The closure's own.
+    fn into_cost(self) -> Result<u32, Missing>;
+}
+
+impl IntoCost for u32 {
+    fn into_cost(self) -> Result<u32, Missing> {
+        Ok(self)
+    }
+}
+
+impl IntoCost for Result<u32, Missing> {
+    fn into_cost(self) -> Result<u32, Missing> {
+        self
+    }
+}

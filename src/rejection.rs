@@ -1,0 +1,106 @@
+//! From a refusal to a response.
+
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
+
+use crate::Decision;
+use crate::extract::{Head, Missing};
+
+/// Why a request is not passed on.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Refused<'a> {
+    /// The policy refused.
+    Limit(&'a Decision),
+    /// The storage failed, and [`OnError::Refuse`](crate::OnError::Refuse) was asked for.
+    Storage,
+    /// There is no key, or no cost.
+    Missing(&'a Missing),
+}
+
+impl Refused<'_> {
+    /// The status to answer with: 429 for a limit, 503 for a storage, and for what is missing 400 or 500, by whose fault
+    /// it is.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Limit(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Storage => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Missing(missing) if missing.is_clients_fault() => StatusCode::BAD_REQUEST,
+            Self::Missing(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Limit(decision) => match decision.retry_after() {
+                Some(wait) => format!("too many requests, retry in {} s\n", wait.as_micros().div_ceil(1_000_000)),
+                None => "too many requests: this one is larger than the limit\n".to_owned(),
+            },
+            Self::Storage => "temporarily unavailable, retry in 1 s\n".to_owned(),
+            Self::Missing(missing) if missing.is_clients_fault() => "bad request\n".to_owned(),
+            Self::Missing(_) => "internal server error\n".to_owned(),
+        }
+    }
+}
+
+/// Makes the response to a refused request, of the inner service's own body type.
+///
+/// Closures over [`Refused`] and the request's [`Head`] do. The middleware adds `X-RateLimit-*` and `Retry-After` to
+/// whatever they make.
+///
+/// ```
+/// use http::Response;
+/// use tower_ratelimit::extract::Head;
+/// use tower_ratelimit::{Global, Quota, RateLimitLayer, Refused};
+///
+/// let layer = RateLimitLayer::new(Quota::per_second(10), Global).rejection(|refused: Refused<'_>, head: &Head<'_>| {
+///     let mut response = Response::new(format!("not now: {}", head.uri.path()));
+///     *response.status_mut() = refused.status();
+///     response
+/// });
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot make a response with the body `{B}`",
+    label = "the refusal of this layer needs another way to make a response",
+    note = "`TextRejection`, the default, needs `{B}: From<String>`",
+    note = "`.rejection(EmptyRejection)` needs `{B}: Default`",
+    note = "`.rejection(|refused: Refused<'_>, head: &Head<'_>| ..)` makes any response"
+)]
+pub trait Rejection<B>: Send + Sync + 'static {
+    /// The response to a refused request.
+    fn reject(&self, refused: Refused<'_>, head: &Head<'_>) -> Response<B>;
+}
+
+/// A short text in English: what a layer answers unless told otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TextRejection;
+
+impl<B: From<String>> Rejection<B> for TextRejection {
+    fn reject(&self, refused: Refused<'_>, _: &Head<'_>) -> Response<B> {
+        let mut response = Response::new(refused.text().into());
+        *response.status_mut() = refused.status();
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        response
+    }
+}
+
+/// A status without a body.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EmptyRejection;
+
+impl<B: Default> Rejection<B> for EmptyRejection {
+    fn reject(&self, refused: Refused<'_>, _: &Head<'_>) -> Response<B> {
+        let mut response = Response::new(B::default());
+        *response.status_mut() = refused.status();
+        response
+    }
+}
+
+impl<F, B> Rejection<B> for F
+where
+    F: Fn(Refused<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
+{
+    fn reject(&self, refused: Refused<'_>, head: &Head<'_>) -> Response<B> {
+        self(refused, head)
+    }
+}
