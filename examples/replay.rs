@@ -123,7 +123,8 @@ fn app(text: &str) -> Result<(usize, Vec<String>), Error> {
     for (number, case) in document.cases.iter().enumerate() {
         steps += 1;
         let parsed = case.input.parse::<Policy>();
-        let got = parsed.as_ref().map_or_else(|_| Vec::new(), |policy| policy.limits().iter().map(quota_spec).collect());
+        let got =
+            parsed.as_ref().map_or_else(|_| Vec::new(), |policy| policy.limits().iter().map(quota_spec).collect());
         if parsed.is_ok() != case.ok || got != case.limits {
             let outcome = parsed.map_or_else(|error| error.to_string(), |policy| policy.to_string());
             let expected = if case.ok { list(&case.limits) } else { "an error".to_owned() };
@@ -250,7 +251,9 @@ fn main() -> ExitCode {
     for file in files {
         match std::fs::read_to_string(&file).map_err(Error::from).and_then(|text| app(&text)) {
             Ok((replayed, wrong)) => {
-                wrong.iter().for_each(|line| println!("{line}"));
+                for line in &wrong {
+                    println!("{line}");
+                }
                 steps += replayed;
                 mismatches += wrong.len();
             }
@@ -262,4 +265,37 @@ fn main() -> ExitCode {
     }
     println!("{steps} steps, {mismatches} mismatches");
     ExitCode::from(u8::from(mismatches > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vectors() -> impl Iterator<Item = String> {
+        let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors")).unwrap();
+        let files = folder.map(|entry| entry.unwrap().path());
+        let documents = files.filter(|file| file.extension().is_some_and(|ending| ending == "json"));
+        documents.map(|file| std::fs::read_to_string(file).unwrap())
+    }
+
+    #[test]
+    fn every_vector_agrees() {
+        let mut steps = 0;
+        for document in vectors() {
+            let (replayed, mismatches) = app(&document).unwrap();
+            assert_eq!(mismatches, Vec::<String>::new());
+            steps += replayed;
+        }
+        assert_eq!(steps, 37_350 + 139, "all of them were replayed");
+    }
+
+    #[test]
+    fn a_wrong_expectation_is_told() {
+        let document = vectors().find(|document| document.contains("\"strategy\": \"fixed-window\"")).unwrap();
+        let wrong = document.replacen("\"remaining\":2", "\"remaining\":3", 1);
+        let (_, mismatches) = app(&wrong).unwrap();
+        assert_eq!(mismatches.len(), 1);
+        assert!(mismatches[0].starts_with("fixed/rejected-hits-count-cost, step 0: expected admitted remaining 3"));
+        assert!(app("{}").is_err());
+    }
 }

@@ -182,7 +182,8 @@ async fn main() -> ExitCode {
 async fn start(options: Options) -> Result<(), String> {
     let app = app(&options)?;
     let listen = options.listen;
-    let listener = tokio::net::TcpListener::bind(listen).await.map_err(|error| format!("cannot listen on {listen}: {error}"))?;
+    let listener =
+        tokio::net::TcpListener::bind(listen).await.map_err(|error| format!("cannot listen on {listen}: {error}"))?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
     println!("listening on http://{address}");
     println!("try: curl -i http://{address}/");

@@ -46,3 +46,12 @@ impl fmt::Debug for ConfigError {
 }
 
 impl Error for ConfigError {}
+
+/// For constructors that panic where their `try_` form returns an error.
+#[track_caller]
+pub(crate) fn or_panic<T>(made: Result<T, ConfigError>) -> T {
+    match made {
+        Ok(it) => it,
+        Err(error) => panic!("{error}"),
+    }
+}

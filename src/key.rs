@@ -54,12 +54,11 @@ impl Key {
         let mut joined = Self::tagged(Kind::Joined, &[]);
         for part in parts {
             let bytes = part.as_bytes();
-            match u8::try_from(bytes.len()) {
-                Ok(len @ ..=254) => joined.push(&[len]),
-                _ => {
-                    joined.push(&[255]);
-                    joined.push(&(bytes.len() as u64).to_le_bytes());
-                }
+            if let Ok(len @ ..=254) = u8::try_from(bytes.len()) {
+                joined.push(&[len]);
+            } else {
+                joined.push(&[255]);
+                joined.push(&(bytes.len() as u64).to_le_bytes());
             }
             joined.push(bytes);
         }

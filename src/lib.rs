@@ -1,4 +1,147 @@
-//! Rate limiting.
+//! Rate limiting for tower services: axum, hyper, tonic, and anything without HTTP.
+//!
+//! ```
+//! use axum::Router;
+//! use axum::routing::get;
+//! use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
+//!
+//! let app: Router = Router::new()
+//!     .route("/", get(|| async { "hello" }))
+//!     .layer(RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()));
+//! ```
+//!
+//! Each client may ask sixty times a minute. Every response says how things stand; the sixty-first is 429 and says when to
+//! come back. What is counted is in memory, bounded, and forgotten when it no longer matters. With axum, enable the feature
+//! `axum` and serve with `into_make_service_with_connect_info::<SocketAddr>()`, so that there is a peer to know by its
+//! address.
+//!
+//! # Words
+//!
+//! | word | means |
+//! |---|---|
+//! | [`Quota`] | how much, per how long, with what burst: `100/minute` |
+//! | [`Strategy`](strategy::Strategy) | the rule that spends a quota over time: a pure function |
+//! | [`Limit`] | a quota with its strategy |
+//! | [`Policy`] | the limits that bind one key, admitted all together or not at all |
+//! | [`Key`] | who is asking; a [`KeyExtractor`] takes it from a request |
+//! | [`State`](strategy::State) | what one limit remembers of one key |
+//! | cost | the units one hit takes, 1 unless said |
+//! | [`Decision`] | the answer: admitted, perhaps after a delay, or refused, with each limit's numbers |
+//! | [`Storage`] | keeps states and lets a policy decide on them, atomically |
+//! | hit, peek, refund, clear | spend; look without spending; give back; forget the key |
+//!
+//! # Picture
+//!
+//! ```text
+//! request ---> KeyExtractor ---> Key -----.
+//!    |                                    +--> Storage: load states, decide, save
+//!    '-------> which Policy? -------------'                   |
+//!                                                          Decision
+//!                                                             |
+//!    admitted: (wait for the turn) -> inner service -> response --.
+//!    refused:  Rejection -> 429 ----------------------------------+--> header fields
+//! ```
+//!
+//! # Examples
+//!
+//! Limits stack. The outer one is asked first, and the response tells of the tighter one:
+//!
+//! ```
+//! use axum::Router;
+//! use axum::routing::{get, post};
+//! use tower_ratelimit::{Global, PeerIp, Policy, Quota, RateLimitLayer};
+//!
+//! let login: Policy = "elastic-window 5/minute".parse()?;
+//! let app: Router = Router::new()
+//!     .route("/login", post(|| async { "welcome" }).layer(RateLimitLayer::new(login, PeerIp::new())))
+//!     .route("/", get(|| async { "hello" }))
+//!     .layer(RateLimitLayer::new(Quota::per_second(1_000), Global));
+//! # Ok::<(), tower_ratelimit::ConfigError>(())
+//! ```
+//!
+//! Several limits under one key are taken together or not at all, and each tier has its own:
+//!
+//! ```
+//! use tower_ratelimit::extract::Head;
+//! use tower_ratelimit::{Header, KeyExtractor, PeerIp, Policy, Quota, RateLimitLayer, policy_by};
+//!
+//! let free = "10/second; moving-window 1000/day".parse::<Policy>()?.with_name("free");
+//! let paid = Policy::from(Quota::per_second(200).burst(400)).with_name("paid");
+//! let tier = move |head: &Head<'_>| {
+//!     let key = head.headers.get("x-api-key");
+//!     if key.is_some_and(|key| key.as_bytes().starts_with(b"paid-")) { paid.clone() } else { free.clone() }
+//! };
+//! let layer = RateLimitLayer::new(policy_by(tier), Header::new("x-api-key").or(PeerIp::new()));
+//! # Ok::<(), tower_ratelimit::ConfigError>(())
+//! ```
+//!
+//! What a request costs, and what is answered when it is refused, are closures over its [`Head`](extract::Head):
+//!
+//! ```
+//! use http::Response;
+//! use tower_ratelimit::extract::Head;
+//! use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, Refused};
+//!
+//! let layer = RateLimitLayer::new(Quota::per_minute(100), PeerIp::new())
+//!     .cost(|head: &Head<'_>| if head.uri.path() == "/export" { 20 } else { 1 })
+//!     .rejection(|refused: Refused<'_>, _: &Head<'_>| {
+//!         let mut response = Response::new("slow down".to_owned());
+//!         *response.status_mut() = refused.status();
+//!         response
+//!     });
+//! ```
+//!
+//! Without HTTP, the same limiter:
+//!
+//! ```
+//! use tower_ratelimit::{Key, Quota, RateLimiter};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let limiter = RateLimiter::new(Quota::per_minute(5));
+//! if limiter.hit(&Key::from("alice")).await?.is_refused() {
+//!     println!("not now, alice");
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Which strategy
+//!
+//! | strategy | for | in any period of a quota of N | a greedy client around a turn | remembers |
+//! |---|---|---|---|---|
+//! | [`SlidingWindowCounter`] | the default: "60 per minute" | at most 2N, usually about N | 101 | 16 bytes |
+//! | [`TokenBucket`] | APIs whose clients work in bursts of B | at most B + N | 103; 13 with a burst of 10 | 16 bytes |
+//! | [`MovingWindow`] | a promise to the letter, small quotas | at most N | 100 | 16 bytes a hit |
+//! | [`FixedWindow`] | the simplest; billing by the hour or day, aligned | at most 2N - 1, 2N aligned | 199 | 16 bytes |
+//! | [`ElasticWindow`] | passwords: quiet first, then again | at most N between silences | 99 | 16 bytes |
+//! | [`LeakyBucket`] | delaying instead of refusing | one start each P/N, Q waiting | all, one by one | 16 bytes |
+//!
+//! The column in the middle is a client with `100/minute` that hits once at second 0 and then as often as it can from second
+//! 59 to 61: a fixed window lets the end of one minute and the beginning of the next through at once.
+//!
+//! All of them are exact: instants are whole microseconds, and where a period is no multiple of the amount, fractions of
+//! them. None of them charges a refused hit.
+//!
+//! # What the header fields mean
+//!
+//! | field | on | says |
+//! |---|---|---|
+//! | `X-RateLimit-Limit` | every limited response | the most units that can be spent at one instant: the amount, or a bucket's burst |
+//! | `X-RateLimit-Remaining` | every limited response | units that can still be spent, after this request |
+//! | `X-RateLimit-Reset` | every limited response | when more than that remain: seconds since the unix epoch, rounded up ([or from now](Headers::reset_in_seconds)) |
+//! | `Retry-After` | refusals | seconds after which this request would be admitted, at least 1; absent when it never can be |
+//!
+//! Of several limits the one shown is the one that refuses for the longest, else the one with the least remaining. Of
+//! stacked layers, the one with fewer remaining.
+//!
+//! # Features
+//!
+//! - `tracing` (default): events for what an operator must know.
+//! - `axum`: [`PeerIp`] reads `ConnectInfo`, and `extract::MatchedPath` is there.
+//! - `testing`: the laws as property tests, for strategies and storages of your own.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod decision;
 mod error;
 pub mod extract;

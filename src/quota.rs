@@ -66,6 +66,7 @@ impl Quota {
     /// # Panics
     ///
     /// When `amount` is 0; [`try_per_second`](Self::try_per_second) returns an error instead.
+    #[track_caller]
     pub const fn per_second(amount: u32) -> Self {
         Self::of(amount, SECOND)
     }
@@ -75,6 +76,7 @@ impl Quota {
     /// # Panics
     ///
     /// When `amount` is 0; [`try_per_minute`](Self::try_per_minute) returns an error instead.
+    #[track_caller]
     pub const fn per_minute(amount: u32) -> Self {
         Self::of(amount, MINUTE)
     }
@@ -84,6 +86,7 @@ impl Quota {
     /// # Panics
     ///
     /// When `amount` is 0; [`try_per_hour`](Self::try_per_hour) returns an error instead.
+    #[track_caller]
     pub const fn per_hour(amount: u32) -> Self {
         Self::of(amount, HOUR)
     }
@@ -93,6 +96,7 @@ impl Quota {
     /// # Panics
     ///
     /// When `amount` is 0; [`try_per_day`](Self::try_per_day) returns an error instead.
+    #[track_caller]
     pub const fn per_day(amount: u32) -> Self {
         Self::of(amount, DAY)
     }
@@ -103,6 +107,7 @@ impl Quota {
     ///
     /// When `amount` is 0, or the period is below one microsecond or above 2^52 of them (142 years);
     /// [`try_per`](Self::try_per) returns an error instead.
+    #[track_caller]
     pub const fn per(amount: u32, period: Duration) -> Self {
         let micros = period.as_micros();
         assert!(micros >= 1, "a quota's period must be at least one microsecond");
@@ -125,6 +130,7 @@ impl Quota {
     /// When `burst` is 0, or coming back from an exhausted burst would take more than 2^52 microseconds (142 years);
     /// [`try_burst`](Self::try_burst) returns an error instead.
     #[must_use]
+    #[track_caller]
     pub const fn burst(self, burst: u32) -> Self {
         assert!(burst >= 1, "a quota's burst must be at least 1");
         assert!(self.refills_in_time(burst), "a quota's burst must come back within 2^52 microseconds (142 years)");
@@ -230,6 +236,7 @@ impl Quota {
         capacity as u128 * self.period as u128 <= LONGEST as u128 * self.amount as u128
     }
 
+    #[track_caller]
     const fn of(amount: u32, period: u64) -> Self {
         assert!(amount >= 1, "a quota's amount must be at least 1");
         Self { amount, period, burst: None }

@@ -150,7 +150,7 @@ impl<St: Storage, R> Shared<St, R> {
             Ok(decision) if decision.delay().is_zero() => Verdict::Admitted(Some((decision, self.headers))),
             Ok(decision) => Verdict::Delayed(decision),
             Err(error) => {
-                storage_failed(error.into());
+                storage_failed(&error.into());
                 match self.on_error {
                     OnError::Admit => Verdict::Admitted(None),
                     OnError::Refuse => {
@@ -184,8 +184,8 @@ impl<St: Storage, R> Shared<St, R> {
 }
 
 #[cfg(feature = "tracing")]
-fn storage_failed(error: crate::BoxError) {
-    tracing::error!(error, "the rate limit storage failed");
+fn storage_failed(error: &crate::BoxError) {
+    tracing::error!(error = &**error as &dyn std::error::Error, "the rate limit storage failed");
 }
 
 #[cfg(feature = "tracing")]
@@ -198,7 +198,7 @@ fn key_missing(missing: &Missing) {
 }
 
 #[cfg(not(feature = "tracing"))]
-fn storage_failed(_: crate::BoxError) {}
+fn storage_failed(_: &crate::BoxError) {}
 
 #[cfg(not(feature = "tracing"))]
 fn key_missing(_: &Missing) {}

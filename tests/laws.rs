@@ -1,8 +1,12 @@
 //! The laws, for every strategy and for the memory storage.
 
+use std::time::Duration;
+
+use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::testing::{Laws, concurrent_hits_are_exact, decides_like_the_model};
 use tower_ratelimit::{
-    ElasticWindow, FixedWindow, LeakyBucket, MemoryStorage, MovingWindow, Policy, SlidingWindowCounter, TokenBucket,
+    ElasticWindow, FixedWindow, LeakyBucket, MemoryStorage, MovingWindow, Policy, RateLimiter, SlidingWindowCounter,
+    TokenBucket,
 };
 
 #[test]
@@ -83,4 +87,33 @@ fn memory_is_exact_under_threads() {
 
 fn policies<const N: usize>(texts: [&str; N]) -> [Policy; N] {
     texts.map(|text| text.parse().unwrap())
+}
+
+/// The table on the crate's page: a client that hits once, then as often as it can around the turn of the minute.
+#[test]
+fn the_burst_at_a_turn_is_what_the_docs_say() {
+    for (policy, in_two_seconds) in [
+        ("fixed-window 100/minute", 199),
+        ("fixed-window-aligned 100/minute", 199),
+        ("elastic-window 100/minute", 99),
+        ("sliding-window-counter 100/minute", 101),
+        ("moving-window 100/minute", 100),
+        ("token-bucket 100/minute", 103),
+        ("token-bucket 100/minute burst 10", 13),
+    ] {
+        let clock = ManualClock::default();
+        let storage = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
+        let limiter = RateLimiter::with_storage(policy.parse::<Policy>().unwrap(), storage);
+        let hit = || limiter.hit(&"greedy".into()).into_inner().unwrap().is_admitted();
+        assert!(hit());
+        clock.advance(Duration::from_secs(59));
+        let mut admitted = 0;
+        for _ in 0..200 {
+            while hit() {
+                admitted += 1;
+            }
+            clock.advance(Duration::from_millis(10));
+        }
+        assert_eq!(admitted, in_two_seconds, "{policy}");
+    }
 }

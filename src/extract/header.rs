@@ -3,7 +3,8 @@ use std::fmt;
 use http::HeaderName;
 
 use super::{Head, KeyExtractor, Missing};
-use crate::Key;
+use crate::error::or_panic;
+use crate::{ConfigError, Key};
 
 /// The value of a header field: an API key, a tenant.
 ///
@@ -26,12 +27,22 @@ impl Header {
     ///
     /// # Panics
     ///
-    /// When the text cannot be the name of a field; [`From<HeaderName>`](HeaderName) cannot fail.
+    /// When the text cannot be the name of a field; [`try_new`](Self::try_new) returns an error instead, and a
+    /// [`HeaderName`] can be turned into an extractor by `from`.
+    #[track_caller]
     pub fn new(name: &str) -> Self {
-        match name.parse() {
-            Ok(name) => Self(name),
-            Err(_) => panic!("{name:?} cannot be the name of a header field: write one like \"x-api-key\""),
-        }
+        or_panic(Self::try_new(name))
+    }
+
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// When the text cannot be the name of a field.
+    pub fn try_new(name: &str) -> Result<Self, ConfigError> {
+        name.parse().map(Self).map_err(|_| {
+            ConfigError::new(format!("{name:?} cannot be the name of a header field: write one like \"x-api-key\""))
+        })
     }
 }
 

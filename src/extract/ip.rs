@@ -47,6 +47,7 @@ impl PeerIp {
     ///
     /// When there are more than 128; [`try_ipv6_prefix`](Self::try_ipv6_prefix) returns an error instead.
     #[must_use]
+    #[track_caller]
     pub const fn ipv6_prefix(self, bits: u8) -> Self {
         assert!(bits <= 128, "an IPv6 address has 128 bits: use a prefix of at most that, for example 64");
         Self { ipv6_prefix: bits }

@@ -3,6 +3,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use super::name;
+use crate::error::or_panic;
 use crate::strategy::{State, Status, Strategy};
 use crate::{ConfigError, Quota, SlidingWindowCounter, Timestamp, TokenBucket};
 
@@ -34,8 +35,9 @@ impl Limit {
     ///
     /// When the strategy cannot keep the quota (a burst where there are none); [`try_new`](Self::try_new) returns an
     /// error instead.
+    #[track_caller]
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
-        Self::try_new(strategy, quota).unwrap_or_else(|error| panic!("{error}"))
+        or_panic(Self::try_new(strategy, quota))
     }
 
     /// As [`new`](Self::new).
@@ -58,8 +60,9 @@ impl Limit {
     ///
     /// When the name is empty or not printable ASCII; [`try_named`](Self::try_named) returns an error instead.
     #[must_use]
+    #[track_caller]
     pub fn named(self, name: impl Into<String>) -> Self {
-        self.try_named(name).unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_named(name))
     }
 
     /// As [`named`](Self::named).

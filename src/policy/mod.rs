@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 pub use self::limit::Limit;
 use crate::decision::{Decision, Statuses};
-use crate::strategy::{State, Strategy};
+use crate::error::or_panic;
+use crate::strategy::{State, Status, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
 
 /// The limits that bind one key, admitted all together or not at all.
@@ -34,8 +35,9 @@ use crate::{ConfigError, Quota, Timestamp};
 ///
 /// A policy's name is its identity in a storage: equal names on one storage share what they remember, others never do. An
 /// unnamed policy is called by its text, so processes with equal configuration share. A limit is identified by its
-/// position: change a named policy's quota and what was spent stays spent, under the new numbers; change the strategy
-/// of a limit, or an unnamed policy's quota, and that starts afresh.
+/// position: change a named policy's quota and what was spent stays spent, under the new numbers (a bucket keeps the
+/// instant at which it will be full); change the strategy of a limit, or an unnamed policy's quota, and that starts
+/// afresh.
 #[derive(Clone)]
 pub struct Policy(Arc<Inner>);
 
@@ -63,6 +65,7 @@ impl Policy {
     /// # Panics
     ///
     /// When the strategy cannot keep the quota; [`try_new`](Self::try_new) returns an error instead.
+    #[track_caller]
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
         Limit::new(strategy, quota).into()
     }
@@ -81,8 +84,9 @@ impl Policy {
     /// # Panics
     ///
     /// When the name is empty or not printable ASCII; [`try_named`](Self::try_named) returns an error instead.
+    #[track_caller]
     pub fn named(name: impl Into<String>) -> PolicyBuilder {
-        Self::try_named(name).unwrap_or_else(|error| panic!("{error}"))
+        or_panic(Self::try_named(name))
     }
 
     /// As [`named`](Self::named).
@@ -100,6 +104,7 @@ impl Policy {
     ///
     /// When the strategy cannot keep the quota; [`with`](Self::with) and [`Limit::try_new`] return an error instead.
     #[must_use]
+    #[track_caller]
     pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Self {
         self.with(Limit::new(strategy, quota))
     }
@@ -118,8 +123,9 @@ impl Policy {
     ///
     /// When the name is empty or not printable ASCII; [`try_with_name`](Self::try_with_name) returns an error instead.
     #[must_use]
+    #[track_caller]
     pub fn with_name(self, name: impl Into<String>) -> Self {
-        self.try_with_name(name).unwrap_or_else(|error| panic!("{error}"))
+        or_panic(self.try_with_name(name))
     }
 
     /// As [`with_name`](Self::with_name).
@@ -160,6 +166,7 @@ impl Policy {
     /// # Panics
     ///
     /// When there is no such limit.
+    #[track_caller]
     pub fn limit_name(&self, position: usize) -> Cow<'_, str> {
         match self.limits()[position].name() {
             Some(name) => name.into(),
@@ -194,6 +201,7 @@ impl Policy {
     /// # Panics
     ///
     /// When there are not as many states as limits.
+    #[track_caller]
     pub fn decide(&self, states: &mut [State], now: Timestamp, op: Op, cost: u32) -> Decision {
         let limits = self.limits();
         assert_eq!(states.len(), limits.len(), "one state for each limit");
@@ -210,12 +218,21 @@ impl Policy {
         Decision::new(now, cost, statuses)
     }
 
+    /// The refusal of a storage that could not decide: every limit refuses, and shows nothing remaining, for
+    /// `retry_after` microseconds. Mark it [crowded](Decision::crowded) or [contended](Decision::contended).
+    pub fn refuse(&self, now: Timestamp, cost: u32, retry_after: u64) -> Decision {
+        let limits = self.limits();
+        let status = |i: usize| Status::refused(limits[i].capacity(), 0, retry_after, Some(retry_after));
+        Decision::new(now, cost, Statuses::from_fn(limits.len(), status))
+    }
+
     /// Gives back an admitted hit, as far as each limit has not forgotten it. A refusal, a peek and a hit already
     /// forgotten give back nothing.
     ///
     /// # Panics
     ///
     /// When there are not as many states as limits.
+    #[track_caller]
     pub fn refund(&self, states: &mut [State], now: Timestamp, decision: &Decision) {
         assert_eq!(states.len(), self.limits().len(), "one state for each limit");
         if decision.is_refused() {
@@ -243,6 +260,7 @@ impl PolicyBuilder {
     /// # Panics
     ///
     /// When the strategy cannot keep the quota; [`with`](Self::with) and [`Limit::try_new`] return an error instead.
+    #[track_caller]
     pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Policy {
         self.with(Limit::new(strategy, quota))
     }

@@ -79,7 +79,9 @@ impl Strategy for LeakyBucket {
             )));
         }
         if self.places(quota) == u32::MAX {
-            return Err(ConfigError::new("a leaky bucket's queue must be at most 4294967294, for example \"queue 20\""));
+            return Err(ConfigError::new(
+                "a leaky bucket's queue must be at most 4294967294, for example \"queue 20\"",
+            ));
         }
         quota.check_refill(self.capacity(quota))
     }

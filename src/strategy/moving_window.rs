@@ -53,9 +53,8 @@ impl Strategy for MovingWindow {
         let active = u32::try_from(log.active(now, period)).unwrap_or(u32::MAX);
         let remaining = capacity.saturating_sub(active);
         // Until `units` more are free than the capacity has now: the active ones have to fall that far.
-        let until_free = |units: u32| {
-            log.falls_to(u64::from(capacity - units), now, period).map_or(0, |instant| instant.since(now))
-        };
+        let until_free =
+            |units: u32| log.falls_to(u64::from(capacity - units), now, period).map_or(0, |instant| instant.since(now));
         let reset = if active == 0 { 0 } else { until_free(remaining.saturating_add(1).min(capacity)) };
         if cost <= remaining {
             Status::admitted(capacity, remaining, reset)
@@ -85,5 +84,9 @@ impl Strategy for MovingWindow {
 }
 
 fn fresh(capacity: u32, cost: u32) -> Status {
-    if cost <= capacity { Status::admitted(capacity, capacity, 0) } else { Status::refused(capacity, capacity, 0, None) }
+    if cost <= capacity {
+        Status::admitted(capacity, capacity, 0)
+    } else {
+        Status::refused(capacity, capacity, 0, None)
+    }
 }

@@ -9,21 +9,21 @@ const NEVER: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
     admitted: bool,
-    anchor: u32,
     capacity: u32,
     remaining: u32,
     reset_after: u64,
     /// Admitted: the delay. Refused: when to come back.
     wait: u64,
     until: Timestamp,
+    anchor: u32,
 }
 
 impl Status {
     /// The limit admits. `reset_after` is the least number of microseconds after which more units remain than
     /// `remaining`, 0 when all of `capacity` does.
     pub const fn admitted(capacity: u32, remaining: u32, reset_after: u64) -> Self {
-        let (anchor, until) = (0, Timestamp::EPOCH);
-        Self { admitted: true, anchor, capacity, remaining, reset_after, wait: 0, until }
+        let (until, anchor) = (Timestamp::EPOCH, 0);
+        Self { admitted: true, capacity, remaining, reset_after, wait: 0, until, anchor }
     }
 
     /// The limit refuses. `retry_after` is the least number of microseconds after which the same hit would be
@@ -33,8 +33,8 @@ impl Status {
             Some(wait) => wait,
             None => NEVER,
         };
-        let (anchor, until) = (0, Timestamp::EPOCH);
-        Self { admitted: false, anchor, capacity, remaining, reset_after, wait, until }
+        let (until, anchor) = (Timestamp::EPOCH, 0);
+        Self { admitted: false, capacity, remaining, reset_after, wait, until, anchor }
     }
 
     /// An admitted hit whose turn comes after `delay` microseconds.
@@ -91,7 +91,8 @@ impl Status {
         Duration::from_micros(self.delay_micros())
     }
 
-    pub(crate) const fn reset_after_micros(&self) -> u64 {
+    /// [`reset_after`](Self::reset_after) in microseconds.
+    pub const fn reset_after_micros(&self) -> u64 {
         self.reset_after
     }
 

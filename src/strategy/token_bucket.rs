@@ -45,7 +45,9 @@ impl TokenBucket {
     fn debt(self, quota: &Quota, state: &State, now: Timestamp) -> (Debt, u32) {
         let bucket = Bucket::new(quota, self.capacity(quota));
         match *state {
-            State::Counts { until, amounts: [early, anchor] } if until > now => (bucket.owed(until, early, now), anchor),
+            State::Counts { until, amounts: [early, anchor] } if until > now => {
+                (bucket.owed(until, early, now), anchor)
+            }
             _ => (bucket.nothing_owed(), low_bits(now)),
         }
     }

@@ -9,6 +9,8 @@ use super::generate::{START, Step, besides, quotas, scripts, states};
 use crate::strategy::{State, Status, Strategy};
 use crate::{Decision, Limit, Op, Policy, Quota, Timestamp};
 
+type Promise = dyn Fn(&Quota) -> u64;
+type MakeLimit = dyn Fn(Quota) -> Option<Limit>;
 type Outcome = Result<(), TestCaseError>;
 
 /// The laws of a strategy, tried on random quotas and scripts, alone and beside other limits.
@@ -23,9 +25,9 @@ type Outcome = Result<(), TestCaseError>;
 /// ```
 #[must_use = "nothing is tried until `check` is called"]
 pub struct Laws {
-    limit: Arc<dyn Fn(Quota) -> Option<Limit>>,
+    limit: Arc<MakeLimit>,
     bursts: bool,
-    promise: Option<Arc<dyn Fn(&Quota) -> u64>>,
+    promise: Option<Arc<Promise>>,
 }
 
 impl Laws {

@@ -12,8 +12,7 @@ use foldhash::quality::RandomState;
 
 use self::shard::{KeyHash, Room, Shard};
 use super::{Ask, Clock, Storage, SystemClock};
-use crate::decision::Statuses;
-use crate::strategy::{State, Status};
+use crate::strategy::State;
 use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
 
 /// Keeps states in this process: sharded, bounded, exact, with no task in the background. The default.
@@ -166,7 +165,7 @@ impl Shared {
         let decision = with_states(policy, |states| {
             let before = shard.load(key, digests, states);
             let decision = match self.crowding(&mut shard, number, key, now, ask, states, before) {
-                Some(soonest) => crowded(policy, now, cost, soonest),
+                Some(soonest) => policy.refuse(now, cost, soonest).crowded(),
                 None => policy.decide(states, now, op, cost),
             };
             let statuses = (op == Op::Hit).then(|| decision.limits());
@@ -284,13 +283,6 @@ fn with_states<T>(policy: &Policy, f: impl FnOnce(&mut [State]) -> T) -> T {
         Some(states) => f(states),
         None => f(&mut vec![State::Fresh; limits]),
     }
-}
-
-/// The decision on a newcomer for whom there is no room.
-fn crowded(policy: &Policy, now: Timestamp, cost: u32, soonest: u64) -> Decision {
-    let limits = policy.limits();
-    let status = |position: usize| Status::refused(limits[position].capacity(), 0, soonest, Some(soonest));
-    Decision::new(now, cost, Statuses::from_fn(limits.len(), status)).crowded()
 }
 
 /// Builds a [`MemoryStorage`] with other bounds or another clock.

@@ -79,13 +79,13 @@ impl Shard {
         statuses: Option<&[Status]>,
     ) -> usize {
         for (position, (state, &digest)) in states.iter_mut().zip(digests).enumerate() {
-            let status = statuses.map(|statuses| &statuses[position]);
-            self.put(key, key.limit(digest), std::mem::take(state), now, status);
+            let told = statuses.map(|statuses| &statuses[position]);
+            self.put(key, key.limit(digest), std::mem::take(state), now, told);
         }
         self.weight(self.table.run(key.hash))
     }
 
-    fn put(&mut self, key: KeyHash, limit: u32, state: State, now: Timestamp, status: Option<&Status>) {
+    fn put(&mut self, key: KeyHash, limit: u32, state: State, now: Timestamp, told: Option<&Status>) {
         let found = self.find(self.table.run(key.hash), limit);
         let until = state.until();
         if until <= now {
@@ -98,7 +98,7 @@ impl Shard {
             Some(index) => *self.table.get_mut(index),
             None => Slot { hash: key.hash, limit, admits_before: f32::INFINITY, ..Slot::default() },
         };
-        if let Some(status) = status {
+        if let Some(status) = told {
             slot.admits_before = admits_before(until, now, status);
         }
         slot.until = until;

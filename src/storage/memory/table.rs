@@ -108,7 +108,7 @@ impl Table {
 
     fn home(&self, hash: u64) -> usize {
         #[allow(clippy::cast_possible_truncation)] // less than `spread`
-        let home = (u128::from(hash) * self.spread as u128 >> 64) as usize;
+        let home = ((u128::from(hash) * self.spread as u128) >> 64) as usize;
         home
     }
 
@@ -161,7 +161,8 @@ mod tests {
                 }
                 assert_eq!(table.used, model.len());
             }
-            let hashes: Vec<_> = (0..table.slots()).filter_map(|index| table.get(index)).map(|slot| slot.hash).collect();
+            let hashes: Vec<_> =
+                (0..table.slots()).filter_map(|index| table.get(index)).map(|slot| slot.hash).collect();
             assert!(hashes.is_sorted() && hashes.len() == model.len());
         }
     }

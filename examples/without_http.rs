@@ -1,0 +1,64 @@
+//! Without HTTP: the key is in a message, and a message that could not be delivered does not count.
+
+use tower_ratelimit::{BoxError, Key, Policy, RateLimiter};
+
+struct Message {
+    from: &'static str,
+    text: &'static str,
+}
+
+/// Handles messages in turn. Returns a line for each.
+async fn app(messages: &[Message]) -> Result<Vec<String>, BoxError> {
+    let policy: Policy = "2/second; 3/minute".parse()?;
+    let limiter = RateLimiter::new(policy);
+    let mut lines = Vec::new();
+    for message in messages {
+        let key = Key::from(message.from);
+        let decision = limiter.hit(&key).await?;
+        lines.push(match decision.retry_after() {
+            Some(wait) => format!("{}: refused for {} ms", message.from, wait.as_millis()),
+            None if deliver(message) => format!("{}: delivered, {} left", message.from, decision.remaining()),
+            None => {
+                limiter.refund(&key, &decision).await?;
+                format!("{}: not delivered, {} left", message.from, limiter.peek(&key).await?.remaining())
+            }
+        });
+    }
+    Ok(lines)
+}
+
+fn deliver(message: &Message) -> bool {
+    !message.text.is_empty()
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), BoxError> {
+    let messages = [("alice", "hello"), ("alice", ""), ("bob", "hi"), ("alice", "again"), ("alice", "and again")];
+    let messages = messages.map(|(from, text)| Message { from, text });
+    for line in app(&messages).await? {
+        println!("{line}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_was_not_delivered_does_not_count() {
+        let messages = [("alice", "hello"), ("alice", ""), ("bob", "hi"), ("alice", "again"), ("alice", "and again")];
+        let messages = messages.map(|(from, text)| Message { from, text });
+        let lines = app(&messages).await.unwrap();
+        assert_eq!(
+            lines[..4],
+            [
+                "alice: delivered, 1 left",
+                "alice: not delivered, 1 left",
+                "bob: delivered, 1 left",
+                "alice: delivered, 0 left"
+            ]
+        );
+        assert!(lines[4].starts_with("alice: refused for "), "{}", lines[4]);
+    }
+}

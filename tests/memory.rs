@@ -1,0 +1,312 @@
+//! The memory storage at its bounds: the cap, the sweep, what it allocates.
+
+use std::convert::Infallible;
+use std::future::Ready;
+use std::time::Duration;
+
+use tower_ratelimit::storage::ManualClock;
+use tower_ratelimit::{Decision, Key, MemoryStorage, Policy, Quota, RateLimiter};
+
+fn limiter(policy: &str, max_keys: usize) -> (RateLimiter, ManualClock) {
+    let clock = ManualClock::default();
+    let storage = MemoryStorage::builder().max_keys(max_keys).clock(clock.clone()).build().unwrap();
+    (RateLimiter::with_storage(policy.parse::<Policy>().unwrap(), storage), clock)
+}
+
+fn now(decided: Ready<Result<Decision, Infallible>>) -> Decision {
+    decided.into_inner().unwrap()
+}
+
+fn hit(limiter: &RateLimiter, key: impl Into<Key>) -> Decision {
+    now(limiter.hit(&key.into()))
+}
+
+/// Field defect: unbounded maps; a map at its cap that admits every new client untracked.
+#[test]
+fn a_flood_of_new_keys_stays_within_the_cap_and_frees_nobody_who_is_refused() {
+    for (policy, max_keys) in [("2/minute", 1), ("2/minute", 7), ("fixed-window 2/minute", 1_000), ("2/minute", 5_000)]
+    {
+        let (limiter, _) = limiter(policy, max_keys);
+        let refused = [u64::MAX, u64::MAX - 1].into_iter().take(max_keys);
+        for key in refused.clone() {
+            while hit(&limiter, key).is_admitted() {}
+        }
+        for key in 0..20_000 {
+            let _ = hit(&limiter, key);
+            assert!(limiter.storage().weight() <= max_keys);
+        }
+        for key in refused {
+            assert!(hit(&limiter, key).is_refused(), "{policy} at {max_keys}");
+        }
+    }
+}
+
+#[test]
+fn a_newcomer_among_keys_that_are_all_refused_is_refused_and_told_when_to_come_back() {
+    let (limiter, clock) = limiter("fixed-window 1/minute; fixed-window 2/hour", 3);
+    for key in 0..3_u64 {
+        assert!(hit(&limiter, key).is_admitted());
+        clock.advance(Duration::from_secs(10));
+    }
+    let newcomer = Key::from("newcomer");
+    let peeked = now(limiter.peek(&newcomer));
+    let refused = now(limiter.hit(&newcomer));
+    for decision in [&peeked, &refused] {
+        assert!(decision.is_refused() && decision.is_crowded());
+        assert_eq!(decision.retry_after(), Some(Duration::from_secs(30)), "when the first of the three may come back");
+        assert_eq!((decision.remaining(), decision.capacity()), (0, 1));
+    }
+    assert_eq!(limiter.storage().crowded(), 1, "a peek does not count");
+    assert_eq!(limiter.storage().weight(), 3);
+    clock.advance(Duration::from_secs(30));
+    assert!(now(limiter.hit(&newcomer)).is_admitted());
+    assert!(hit(&limiter, 1_u64).is_refused(), "one who is being refused is not thrown out");
+}
+
+#[test]
+fn of_those_who_would_be_admitted_the_one_nearest_to_fresh_goes_first() {
+    let (limiter, clock) = limiter("fixed-window 2/minute", 3);
+    for key in 0..3_u64 {
+        assert!(hit(&limiter, key).is_admitted());
+        clock.advance(Duration::from_secs(1));
+    }
+    assert!(hit(&limiter, 3_u64).is_admitted());
+    let remembered: Vec<_> = (0..4_u64).filter(|&key| now(limiter.peek(&key.into())).remaining() == 1).collect();
+    assert_eq!(remembered, [1, 2, 3]);
+}
+
+#[test]
+fn an_expired_key_goes_before_one_who_would_be_admitted() {
+    let (limiter, clock) = limiter("fixed-window 2/minute", 2);
+    assert!(hit(&limiter, 0_u64).is_admitted());
+    clock.advance(Duration::from_secs(60));
+    assert!(hit(&limiter, 1_u64).is_admitted());
+    assert!(hit(&limiter, 2_u64).is_admitted());
+    assert_eq!(now(limiter.peek(&1_u64.into())).remaining(), 1);
+}
+
+/// Field defect: garbage collection that stops after the first request; a sweeper left to the user.
+#[test]
+fn once_all_has_expired_hits_on_one_key_leave_only_that_key() {
+    for policy in ["5/second", "moving-window 5/second", "token-bucket 5/second; elastic-window 3/second; 9/second"] {
+        let (limiter, clock) = limiter(policy, 100_000);
+        for key in 0..20_000_u64 {
+            let _ = hit(&limiter, key);
+        }
+        assert_eq!(limiter.storage().weight(), 20_000, "{policy}");
+        clock.advance(Duration::from_secs(2));
+        for _ in 0..40_000 {
+            let _ = hit(&limiter, "the one");
+        }
+        assert_eq!(limiter.storage().weight(), 1, "{policy}");
+        // And again: sweeping does not stop after the first round.
+        for key in 0..20_000_u64 {
+            let _ = hit(&limiter, key);
+        }
+        clock.advance(Duration::from_secs(2));
+        for _ in 0..40_000 {
+            let _ = hit(&limiter, "the one");
+        }
+        assert_eq!(limiter.storage().weight(), 1, "{policy}");
+    }
+}
+
+#[test]
+fn what_spends_nothing_is_not_kept() {
+    let (limiter, _) = limiter("2/minute", 10);
+    for key in 0..5_u64 {
+        let _ = now(limiter.peek(&key.into()));
+        let _ = now(limiter.hit_with_cost(&key.into(), 3));
+        let _ = now(limiter.hit_with_cost(&key.into(), 0));
+        let taken = hit(&limiter, key);
+        limiter.refund(&key.into(), &taken).into_inner().unwrap();
+        let _ = hit(&limiter, key);
+        limiter.clear(&key.into()).into_inner().unwrap();
+    }
+    assert_eq!(limiter.storage().weight(), 0);
+}
+
+#[test]
+fn long_logs_weigh_more_and_make_room_like_keys() {
+    let (limiter, clock) = limiter("moving-window 1000/minute", 300);
+    let tick = |key: u64| {
+        clock.advance(Duration::from_micros(1));
+        hit(&limiter, key)
+    };
+    for _ in 0..1_000 {
+        assert!(tick(0).is_admitted());
+    }
+    let alone = limiter.storage().weight();
+    assert!((126..300).contains(&alone), "a thousand entries of 16 bytes weigh {alone}");
+    for key in 1..1_000 {
+        let _ = tick(key);
+        assert!(limiter.storage().weight() <= 300);
+    }
+    assert!(tick(0).is_refused());
+    limiter.clear(&0_u64.into()).into_inner().unwrap();
+    assert!(limiter.storage().weight() <= 300 - alone);
+}
+
+/// Field defect: unbounded maps, by way of a few keys with long logs.
+#[test]
+fn a_flood_of_growing_logs_stays_near_the_cap() {
+    let (limiter, clock) = limiter("moving-window 100000/hour", 200);
+    for round in 0..2_000 {
+        for key in 0..50_u64 {
+            clock.advance(Duration::from_micros(1));
+            let _ = hit(&limiter, key);
+        }
+        assert!(limiter.storage().weight() < 600, "{} in round {round}", limiter.storage().weight());
+    }
+}
+
+/// Field defect: a cap of 0 that disables the limit.
+#[test]
+fn a_storage_for_no_keys_is_an_error() {
+    let error = MemoryStorage::builder().max_keys(0).build().unwrap_err();
+    assert!(error.to_string().contains("max_keys must be at least 1"), "{error}");
+}
+
+#[test]
+fn equal_names_share_and_others_never_do() {
+    let storage = MemoryStorage::builder().clock(ManualClock::default()).build().unwrap();
+    let on = |policy: Policy| RateLimiter::with_storage(policy, storage.clone());
+    let policy = |text: &str| text.parse::<Policy>().unwrap();
+    let _ = hit(&on(policy("fixed-window 5/minute; 9/hour").with_name("free")), "alice");
+
+    let remaining = |policy: Policy| {
+        let decision = now(on(policy).peek(&"alice".into()));
+        decision.limits().iter().map(tower_ratelimit::strategy::Status::remaining).collect::<Vec<_>>()
+    };
+    assert_eq!(remaining(policy("fixed-window 5/minute; 9/hour").with_name("paid")), [5, 9]);
+    assert_eq!(remaining(policy("fixed-window 5/minute; 9/hour")), [5, 9]);
+    assert_eq!(remaining(policy("fixed-window 5/minute; 9/hour").with_name("free")), [4, 8]);
+    assert_eq!(remaining(policy("fixed-window 5/minute").with_name("free")), [4]);
+    // Field defect: a limit lowered or raised keeps what was spent.
+    assert_eq!(remaining(policy("fixed-window 3/minute; 20/hour").with_name("free")), [2, 19]);
+    // A state written by another strategy is fresh, the limit beside it is not.
+    assert_eq!(remaining(policy("elastic-window 5/minute; 9/hour").with_name("free")), [5, 8]);
+}
+
+/// Field defect: `remaining` negative after the limit was lowered.
+#[test]
+fn a_lowered_limit_refuses_until_what_was_spent_fits() {
+    for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter"] {
+        let (before, clock) = limiter(&format!("{strategy} 50/minute"), 10);
+        let lowered = format!("{strategy} 5/minute").parse::<Policy>().unwrap().with_name("p");
+        let before = RateLimiter::with_storage(before.policy().clone().with_name("p"), before.storage().clone());
+        let after = RateLimiter::with_storage(lowered, before.storage().clone());
+        let _ = now(before.hit_with_cost(&"alice".into(), 40));
+        let refused = hit(&after, "alice");
+        assert!(refused.is_refused(), "{strategy}");
+        assert_eq!(refused.remaining(), 0, "{strategy}");
+        clock.advance(refused.retry_after().unwrap());
+        assert!(hit(&after, "alice").is_admitted(), "{strategy}");
+    }
+}
+
+#[test]
+fn a_bucket_whose_quota_changes_keeps_the_instant_at_which_it_is_full() {
+    let (before, clock) = limiter("token-bucket 60/minute", 10);
+    let policy = |text: &str| text.parse::<Policy>().unwrap().with_name("p");
+    let before = RateLimiter::with_storage(before.policy().clone().with_name("p"), before.storage().clone());
+    let _ = now(before.hit_with_cost(&"alice".into(), 30));
+    for (text, remaining) in [("token-bucket 6/minute", 3), ("token-bucket 600/minute", 300)] {
+        let after = RateLimiter::with_storage(policy(text), before.storage().clone());
+        assert_eq!(now(after.peek(&"alice".into())).remaining(), remaining, "half a minute is owed");
+    }
+    clock.advance(Duration::from_secs(30));
+    let after = RateLimiter::with_storage(policy("token-bucket 6/minute"), before.storage().clone());
+    assert_eq!(now(after.peek(&"alice".into())).remaining(), 6);
+}
+
+/// A hit on a known key allocates nothing, admitted or refused.
+#[test]
+fn a_hit_on_a_known_key_allocates_nothing() {
+    let mut policies: Vec<String> = ["fixed-window", "elastic-window", "moving-window", "token-bucket", "leaky-bucket"]
+        .map(|strategy| format!("{strategy} 1000/minute"))
+        .into();
+    policies.push("1000/minute".to_owned());
+    policies.push("1000/minute; token-bucket 2000/minute; fixed-window 3000/hour; elastic-window 50000/day".to_owned());
+    for policy in policies {
+        let (limiter, _) = limiter(&policy, 1_000);
+        let keys = [Key::from("alice"), Key::from(std::net::Ipv4Addr::LOCALHOST), Key::from("k".repeat(100))];
+        for key in &keys {
+            let _ = now(limiter.hit(key));
+        }
+        let admitted = allocation_counter::measure(|| {
+            for key in keys.iter().cycle().take(300) {
+                assert!(now(limiter.hit(key)).is_admitted());
+            }
+        });
+        assert_eq!(admitted.count_total, 0, "{policy}, admitting");
+        let _ = now(limiter.hit_with_cost(&keys[0], now(limiter.peek(&keys[0])).remaining()));
+        let refused = allocation_counter::measure(|| assert!(now(limiter.hit(&keys[0])).is_refused()));
+        assert_eq!(refused.count_total, 0, "{policy}, refusing");
+    }
+}
+
+/// Big products are exact: amounts times periods far above 2^53.
+#[test]
+fn big_quotas_are_exact() {
+    for (text, amount) in [("10000/month", 10_000_u32), ("1000000/day", 1_000_000), ("300/year", 300)] {
+        for strategy in ["", "token-bucket ", "moving-window ", "fixed-window ", "leaky-bucket "] {
+            let (limiter, clock) = limiter(&format!("{strategy}{text}"), 10);
+            let capacity = limiter.policy().limits()[0].capacity();
+            assert!(now(limiter.hit_with_cost(&"k".into(), capacity)).is_admitted());
+            let refused = hit(&limiter, "k");
+            let wait = refused.retry_after().unwrap();
+            clock.advance(wait.saturating_sub(Duration::from_micros(1)));
+            assert!(now(limiter.peek(&"k".into())).is_refused(), "{strategy}{text}");
+            clock.advance(Duration::from_micros(1));
+            assert!(now(limiter.peek(&"k".into())).is_admitted(), "{strategy}{text}");
+            if strategy == "token-bucket " {
+                let pace = limiter.policy().limits()[0].quota().period().as_micros().div_ceil(u128::from(amount));
+                assert_eq!(wait.as_micros(), pace);
+            }
+        }
+    }
+}
+
+/// Field defect: the fallout of a refund that lands in the next window.
+#[test]
+fn a_refund_after_the_window_has_turned_gives_nothing_back() {
+    let (limiter, clock) = limiter("fixed-window 5/minute", 10);
+    let first = now(limiter.hit_with_cost(&"k".into(), 5));
+    clock.advance(Duration::from_secs(60));
+    let _ = now(limiter.hit_with_cost(&"k".into(), 2));
+    limiter.refund(&"k".into(), &first).into_inner().unwrap();
+    assert_eq!(now(limiter.peek(&"k".into())).remaining(), 3);
+}
+
+/// Field defect: burst + 1 after an idle spell.
+#[test]
+fn a_fresh_and_an_idle_key_admit_the_same() {
+    for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter", "token-bucket"] {
+        let (limiter, clock) = limiter(&format!("{strategy} 7/second"), 10);
+        let burst = || (0..20).filter(|_| hit(&limiter, "k").is_admitted()).count();
+        assert_eq!(burst(), 7);
+        clock.advance(Duration::from_secs(1_000));
+        assert_eq!(burst(), 7, "{strategy}");
+    }
+}
+
+/// Field defect: several limits, the earlier ones spent although a later one refused.
+#[test]
+fn a_refusal_by_the_second_limit_leaves_the_first_as_it_was() {
+    let (limiter, _) = limiter("10/minute; fixed-window 1/minute", 10);
+    let _ = hit(&limiter, "k");
+    for _ in 0..5 {
+        let refused = hit(&limiter, "k");
+        assert_eq!(refused.limits()[0].remaining(), 9);
+        assert_eq!(refused.limits()[1].remaining(), 0);
+    }
+}
+
+#[test]
+fn clones_are_handles_on_the_same_states() {
+    let limiter = RateLimiter::new(Quota::per_day(2));
+    let _ = hit(&limiter, "k");
+    let _ = hit(&limiter.clone(), "k");
+    assert!(hit(&limiter, "k").is_refused());
+}

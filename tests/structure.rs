@@ -1,0 +1,131 @@
+//! What keeps the house a house: imports go downward only, and files stay small.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The files and folders of `src`, lowest first. Each names only what is lower, or inside its own folder; `lib.rs`
+/// names them all. The middleware's three files are one room.
+const ROOMS: [&[&str]; 13] = [
+    &["error", "time", "key"],
+    &["text"],
+    &["quota"],
+    &["strategy"],
+    &["decision"],
+    &["policy"],
+    &["storage", "extract"],
+    &["limiter"],
+    &["rejection"],
+    &["headers"],
+    &["per_request"],
+    &["layer", "service", "future"],
+    &["testing"],
+];
+
+/// Crates that decide nothing about limits stay out of what does.
+const PURE: [&str; 8] = ["error", "time", "key", "text", "quota", "strategy", "decision", "policy"];
+const NOT_PURE: [&str; 7] = ["http", "tokio", "tower_layer", "tower_service", "axum", "quanta", "tracing"];
+
+#[test]
+fn imports_go_downward() {
+    let items = reexports();
+    for (room, file, code) in sources() {
+        for used in named_rooms(&code, &items) {
+            let same_room = used == room || (floor(&used) == floor("layer") && floor(&room) == floor("layer"));
+            assert!(same_room || floor(&used) < floor(&room), "{} reaches up to {used}", file.display());
+        }
+    }
+}
+
+#[test]
+fn what_decides_knows_no_http_and_no_runtime() {
+    for (room, file, code) in sources() {
+        for name in NOT_PURE.iter().filter(|_| PURE.contains(&&*room)) {
+            assert!(!mentions(&code, name), "{} names {name}", file.display());
+        }
+        assert!(room == "extract" || !mentions(&code, "axum"), "{} names axum", file.display());
+    }
+}
+
+#[test]
+fn files_are_one_idea_long() {
+    for (_, file, code) in sources() {
+        let lines = code.lines().filter(|line| !line.trim().is_empty()).count();
+        assert!(lines <= 250, "{} has {lines} lines of code: two ideas?", file.display());
+    }
+}
+
+fn floor(room: &str) -> usize {
+    ROOMS.iter().position(|rooms| rooms.contains(&room)).unwrap_or_else(|| panic!("{room} has no room in this list"))
+}
+
+/// Each source file but `lib.rs`, with its room and its code without comments.
+fn sources() -> Vec<(String, PathBuf, String)> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    collect(&src, &mut files);
+    let room = |file: &Path| {
+        let inside = file.strip_prefix(&src).unwrap();
+        inside.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
+    };
+    let sources: Vec<_> = files.into_iter().map(|file| (room(&file), without_comments(&file), file)).collect();
+    assert!(sources.len() > 20, "the sources were found");
+    sources.into_iter().filter(|(room, ..)| room != "lib").map(|(room, code, file)| (room, file, code)).collect()
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            files.push(path);
+        }
+    }
+}
+
+fn without_comments(file: &Path) -> String {
+    let text = fs::read_to_string(file).unwrap();
+    text.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+/// Which room each public item of `lib.rs` lives in.
+fn reexports() -> BTreeMap<String, String> {
+    let text = without_comments(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs"));
+    let mut items = BTreeMap::new();
+    for statement in text.split(';').filter_map(|part| part.split("pub use self::").nth(1)) {
+        let (room, names) = statement.split_once("::").unwrap();
+        for name in words(names) {
+            items.insert(name.to_owned(), room.to_owned());
+        }
+    }
+    assert_eq!(items["Quota"], "quota");
+    items
+}
+
+/// The rooms that the paths from the crate's root in this code lead to.
+fn named_rooms(code: &str, items: &BTreeMap<String, String>) -> Vec<String> {
+    let mut rooms = Vec::new();
+    for path in code.split("crate::").skip(1) {
+        let first_level = match path.strip_prefix('{') {
+            Some(list) => list.split('}').next().unwrap(),
+            None => words(path).next().unwrap(),
+        };
+        for name in words(first_level) {
+            let room = items.get(name).map_or(name, String::as_str);
+            let known = ROOMS.iter().any(|rooms| rooms.contains(&room));
+            rooms.extend(known.then(|| room.to_owned()));
+        }
+    }
+    rooms
+}
+
+fn mentions(code: &str, name: &str) -> bool {
+    let path = format!("{name}::");
+    code.match_indices(&path)
+        .any(|(at, _)| !code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_'))
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
