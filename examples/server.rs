@@ -20,7 +20,7 @@ use axum::Router;
 use axum::http::HeaderName;
 use axum::routing::any;
 use tower_ratelimit::extract::{Head, Method, Missing, Path};
-use tower_ratelimit::{Global, Header, KeyExtractor, MemoryStorage, OnError, PeerIp, Policy, RateLimitLayer};
+use tower_ratelimit::{Global, Header, KeyExtractor, MemoryStorage, PeerIp, Policy, RateLimitLayer};
 
 /// What the flags say.
 struct Options {
@@ -149,8 +149,7 @@ fn cost(header: &HeaderName, head: &Head<'_>) -> Result<u32, Missing> {
 
 fn app(options: &Options) -> Result<Router, String> {
     let layer = |policy: &Policy| -> Result<_, String> {
-        let layer = RateLimitLayer::new(policy.clone(), key(&options.key)?);
-        let layer = layer.storage(options.storage.clone(), OnError::Refuse);
+        let layer = RateLimitLayer::with_storage(policy.clone(), key(&options.key)?, options.storage.clone());
         Ok(match options.cost_header.clone() {
             Some(header) => layer.cost(move |head: &Head<'_>| cost(&header, head)),
             None => layer,

@@ -163,6 +163,16 @@ impl Statuses {
         }
     }
 
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [Status] {
+        match self {
+            Self::One(statuses) => statuses,
+            Self::Two(statuses) => statuses,
+            Self::Three(statuses) => statuses,
+            Self::Four(statuses) => statuses,
+            Self::More(statuses) => statuses,
+        }
+    }
+
     pub(crate) fn as_slice(&self) -> &[Status] {
         match self {
             Self::One(statuses) => statuses,

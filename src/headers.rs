@@ -16,7 +16,8 @@ const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
 /// Which header fields tell a client about its limits.
 ///
-/// All times are in whole seconds, rounded up.
+/// All times are in whole seconds, rounded up. Of stacked layers give all the same: the one whose numbers are shown writes
+/// them in its own way.
 ///
 /// ```
 /// use tower_ratelimit::{Global, Headers, Quota, RateLimitLayer};

@@ -43,6 +43,12 @@ use crate::{Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejecti
 ///
 /// # Caveats
 ///
+/// A leaky bucket's delay is waited for by tokio's timer: outside a tokio runtime that has time enabled, a request that
+/// has to wait panics. Nothing else needs a runtime.
+///
+/// A response of an inner layer that is no refusal by a limit (400, 500, 503) is to the layers outside like any other
+/// response, and gets their numbers.
+///
 /// A CORS layer belongs outside, so that preflights are answered before they are counted and refusals carry the CORS
 /// fields that let a browser read them.
 #[must_use = "a layer limits nothing until it is put around a service"]
@@ -82,9 +88,23 @@ impl RateLimitLayer {
 }
 
 impl<St: Storage<Error = Infallible>> RateLimitLayer<St> {
+    /// Keeps `policy` for each key on a storage that cannot fail: a memory storage with other bounds, or shared by several
+    /// layers.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryStorage, PeerIp, Quota, RateLimitLayer};
+    ///
+    /// let storage = MemoryStorage::builder().max_keys(50_000).build()?;
+    /// let layer = RateLimitLayer::with_storage(Quota::per_minute(60), PeerIp::new(), storage);
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
+    pub fn with_storage(policy: impl Into<Policies>, key: impl KeyExtractor, storage: St) -> Self {
+        Self::with(policy.into(), key, storage)
+    }
+
     /// Keeps the limiter's policy on the limiter's storage: what is spent there is spent here.
     ///
-    /// For a storage that can fail, say what then: [`new`](RateLimitLayer::new) with the limiter's policy, and
+    /// For a storage that can fail, say what becomes of a request then: [`new`](RateLimitLayer::new) with the limiter's policy, and
     /// [`storage`](RateLimitLayer::storage) with its storage.
     pub fn from_limiter(limiter: &RateLimiter<St>, key: impl KeyExtractor) -> Self {
         Self::with(limiter.policy().clone().into(), key, limiter.storage().clone())

@@ -165,7 +165,7 @@ mod time;
 pub use self::decision::Decision;
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]
-pub use self::extract::{Global, Header, KeyExtractor, PeerIp};
+pub use self::extract::{Global, Head, Header, KeyExtractor, Missing, PeerIp};
 pub use self::future::ResponseFuture;
 pub use self::headers::Headers;
 pub use self::key::Key;

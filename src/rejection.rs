@@ -45,8 +45,8 @@ impl Refused<'_> {
 
 /// Makes the response to a refused request, of the inner service's own body type.
 ///
-/// Closures over [`Refused`] and the request's [`Head`] do. The middleware adds `X-RateLimit-*` and `Retry-After` to
-/// whatever they make.
+/// Closures over [`Refused`] and the request's [`Head`] do. The middleware then sets `X-RateLimit-*` and
+/// `Retry-After` on whatever they make.
 ///
 /// ```
 /// use http::Response;

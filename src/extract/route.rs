@@ -1,7 +1,7 @@
 use super::{Head, KeyExtractor, Missing};
 use crate::Key;
 
-/// One key for everybody: bounds the whole service.
+/// One key for everybody, [`Key::everybody`]: bounds the whole service.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Global;
 
@@ -35,7 +35,7 @@ impl KeyExtractor for Method {
 
 /// The route that axum matched, as it was written in the router: `/users/{id}` is one key (feature `axum`).
 ///
-/// Requests without a match share one key. The layer must be inside the router (`route_layer`, or `layer` after the
+/// Requests without a match share one key, [`Key::everybody`]. The layer must be inside the router (`route_layer`, or `layer` after the
 /// routes): around it nothing has been matched yet.
 #[cfg(feature = "axum")]
 #[derive(Clone, Copy, Debug, Default)]

@@ -104,6 +104,10 @@ impl Limit {
         digest
     }
 
+    pub(super) fn hit(&self, state: &mut State, now: Timestamp, cost: u32) -> Status {
+        self.strategy.hit(&self.quota, state, now, cost)
+    }
+
     pub(super) fn check(&self, state: &State, now: Timestamp, cost: u32) -> Status {
         self.strategy.check(&self.quota, state, now, cost)
     }

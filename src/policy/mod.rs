@@ -205,16 +205,18 @@ impl Policy {
     pub fn decide(&self, states: &mut [State], now: Timestamp, op: Op, cost: u32) -> Decision {
         let limits = self.limits();
         assert_eq!(states.len(), limits.len(), "one state for each limit");
-        let checked = Statuses::from_fn(limits.len(), |i| limits[i].check(&states[i], now, cost));
-        let checked = Decision::new(now, cost, checked);
-        if op == Op::Peek || cost == 0 {
-            return checked;
+        let spends = op == Op::Hit && cost > 0;
+        if let ([limit], [state]) = (limits, &mut *states) {
+            let status = if spends { limit.hit(state, now, cost) } else { limit.check(state, now, cost) };
+            return Decision::new(now, cost, Statuses::One([status]));
         }
-        let statuses = if checked.is_admitted() {
-            Statuses::from_fn(limits.len(), |i| limits[i].spend(&mut states[i], now, cost))
-        } else {
-            Statuses::from_fn(limits.len(), |i| limits[i].refuse(&mut states[i], now, checked.limits()[i]))
-        };
+        let mut statuses = Statuses::from_fn(limits.len(), |i| limits[i].check(&states[i], now, cost));
+        if spends {
+            let admitted = statuses.as_slice().iter().all(Status::is_admitted);
+            for ((limit, state), status) in limits.iter().zip(states).zip(statuses.as_mut_slice()) {
+                *status = if admitted { limit.spend(state, now, cost) } else { limit.refuse(state, now, *status) };
+            }
+        }
         Decision::new(now, cost, statuses)
     }
 

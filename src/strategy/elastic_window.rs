@@ -70,14 +70,8 @@ impl Strategy for ElasticWindow {
     }
 
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        let capacity = quota.amount();
         let (left, count) = Window::live(quota, state, now).map_or((0, 0), |live| (live.end.since(now), live.count));
-        let remaining = capacity.saturating_sub(count);
-        if cost <= remaining {
-            Status::admitted(capacity, remaining, left)
-        } else {
-            Status::refused(capacity, remaining, left, (cost <= capacity).then_some(quota.period_micros()))
-        }
+        status(quota, left, count, cost)
     }
 
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
@@ -86,8 +80,9 @@ impl Strategy for ElasticWindow {
             Some(live) => (live.count, live.anchor),
             None => (0, low_bits(now)),
         };
-        *state = Window { end, count: count.saturating_add(cost), anchor }.store();
-        self.check(quota, state, now, 0).forgotten_at(end, anchor)
+        let count = count.saturating_add(cost);
+        *state = Window { end, count, anchor }.store();
+        status(quota, end.since(now), count, 0).forgotten_at(end, anchor)
     }
 
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp, checked: Status) -> Status {
@@ -104,6 +99,18 @@ impl Strategy for ElasticWindow {
             let count = live.count.saturating_sub(hit.cost);
             *state = if count == 0 { State::Fresh } else { Window { count, ..live }.store() };
         }
+    }
+}
+
+/// The answer to a hit of `cost` units on a window that has `left` microseconds to go and in which `count` are spent.
+fn status(quota: &Quota, left: u64, count: u32, cost: u32) -> Status {
+    let capacity = quota.amount();
+    let remaining = capacity.saturating_sub(count);
+    if cost <= remaining {
+        Status::admitted(capacity, remaining, left)
+    } else {
+        // The refused hit itself moves the end.
+        Status::refused(capacity, remaining, left, (cost <= capacity).then_some(quota.period_micros()))
     }
 }
 

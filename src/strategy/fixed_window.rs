@@ -71,20 +71,15 @@ impl Strategy for FixedWindow {
     }
 
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        let capacity = quota.amount();
-        let (left, count) = self.live(quota, state, now).map_or((0, 0), |(end, count)| (end.since(now), count));
-        let remaining = capacity.saturating_sub(count);
-        if cost <= remaining {
-            Status::admitted(capacity, remaining, left)
-        } else {
-            Status::refused(capacity, remaining, left, (cost <= capacity).then_some(left))
-        }
+        let (end, count) = self.live(quota, state, now).unwrap_or((now, 0));
+        status(quota, end.since(now), count, cost)
     }
 
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
         let (end, count) = self.live(quota, state, now).unwrap_or_else(|| (self.end_from(quota, now), 0));
-        *state = State::Counts { until: end, amounts: [count.saturating_add(cost), 0] };
-        self.check(quota, state, now, 0).forgotten_at(end, 0)
+        let count = count.saturating_add(cost);
+        *state = State::Counts { until: end, amounts: [count, 0] };
+        status(quota, end.since(now), count, 0).forgotten_at(end, 0)
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
@@ -94,5 +89,16 @@ impl Strategy for FixedWindow {
             let count = count.saturating_sub(hit.cost);
             *state = if count == 0 { State::Fresh } else { State::Counts { until: end, amounts: [count, 0] } };
         }
+    }
+}
+
+/// The answer to a hit of `cost` units on a window that has `left` microseconds to go and in which `count` are spent.
+fn status(quota: &Quota, left: u64, count: u32, cost: u32) -> Status {
+    let capacity = quota.amount();
+    let remaining = capacity.saturating_sub(count);
+    if cost <= remaining {
+        Status::admitted(capacity, remaining, left)
+    } else {
+        Status::refused(capacity, remaining, left, (cost <= capacity).then_some(left))
     }
 }

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use super::debt::{Bucket, Debt};
+use super::debt::Debt;
 use super::{Hit, State, Status, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
 
@@ -53,10 +53,10 @@ impl LeakyBucket {
     }
 
     fn debt(self, quota: &Quota, state: &State, now: Timestamp) -> Debt {
-        let bucket = Bucket::new(quota, self.capacity(quota));
+        let none = Debt::none(quota, self.capacity(quota));
         match *state {
-            State::Counts { until, amounts: [early, 0] } if until > now => bucket.owed(until, early, now),
-            _ => bucket.nothing_owed(),
+            State::Counts { until, amounts: [early, 0] } if until > now => none.stored(until, early, now),
+            _ => none,
         }
     }
 }

@@ -18,6 +18,7 @@
 
 mod debt;
 mod elastic_window;
+mod exact;
 mod fixed_window;
 mod leaky_bucket;
 mod log;
@@ -130,6 +131,16 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// Spends `cost` units, at least 1, and shows the state after it. Called only after [`check`](Self::check)
     /// admitted the same hit on the same state.
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status;
+
+    /// Checks, and then spends or refuses: all of a hit on a policy with this one limit.
+    fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
+        let checked = self.check(quota, state, now, cost);
+        if checked.is_admitted() {
+            self.spend(quota, state, now, cost)
+        } else {
+            self.refuse(quota, state, now, checked)
+        }
+    }
 
     /// What a refused hit does to the state: nothing, except for the elastic window. Called with what
     /// [`check`](Self::check) answered, also when it admitted and another limit of the policy refused.

@@ -1,3 +1,4 @@
+use super::exact::{div_ceil, div_floor};
 use super::{Hit, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
@@ -57,6 +58,13 @@ impl SlidingWindowCounter {
         Self { aligned: true }
     }
 
+    /// Empty buckets, the current one as a hit would start it.
+    fn fresh(self, quota: &Quota, now: Timestamp) -> Buckets {
+        let period = quota.period_micros();
+        let start = if self.aligned { now.floor_to(period) } else { now };
+        Buckets { start, period, elapsed: now.since(start), previous: 0, current: 0 }
+    }
+
     /// The state turned to `now`; `None` when nothing in it counts any more.
     fn buckets(self, quota: &Quota, state: &State, now: Timestamp) -> Option<Buckets> {
         let State::Counts { until, amounts: [previous, current] } = *state else { return None };
@@ -85,10 +93,6 @@ impl SlidingWindowCounter {
 }
 
 impl Buckets {
-    fn fresh(start: Timestamp, now: Timestamp, period: u64) -> Self {
-        Self { start, period, elapsed: now.since(start), previous: 0, current: 0 }
-    }
-
     fn store(self) -> State {
         State::Counts { until: self.forgotten(), amounts: [self.previous, self.current] }
     }
@@ -98,11 +102,22 @@ impl Buckets {
         self.start.plus(2 * self.period)
     }
 
+    /// The answer to a hit of `cost` units.
+    #[inline]
+    fn status(&self, capacity: u32, cost: u32) -> Status {
+        let remaining = u32::try_from(self.estimate()).map_or(0, |estimate| capacity.saturating_sub(estimate));
+        let until_free = |units: u32| self.falls_to(capacity - units);
+        let reset = if remaining == capacity { 0 } else { until_free(remaining + 1) };
+        if cost <= remaining {
+            Status::admitted(capacity, remaining, reset)
+        } else {
+            Status::refused(capacity, remaining, reset, (cost <= capacity).then(|| until_free(cost)))
+        }
+    }
+
     fn estimate(&self) -> u64 {
-        let weighted = u128::from(self.previous) * u128::from(self.period - self.elapsed) / u128::from(self.period);
-        #[allow(clippy::cast_possible_truncation)] // at most `previous`
-        let weighted = weighted as u64;
-        weighted + u64::from(self.current)
+        let covered = u128::from(self.previous) * u128::from(self.period - self.elapsed);
+        div_floor(covered, self.period) + u64::from(self.current)
     }
 
     /// Microseconds until the estimate has fallen to `units` or below, when it is above now.
@@ -119,9 +134,7 @@ impl Buckets {
 /// for `units < previous`.
 fn weighs_at_most(previous: u32, units: u32, period: u64) -> u64 {
     let least = (u128::from(units) + 1) * u128::from(period);
-    #[allow(clippy::cast_possible_truncation)] // at most `period`
-    let left = least.div_ceil(u128::from(previous)) as u64;
-    period - left + 1
+    period - div_ceil(least, previous.into()) + 1
 }
 
 impl Strategy for SlidingWindowCounter {
@@ -130,29 +143,15 @@ impl Strategy for SlidingWindowCounter {
     }
 
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        let capacity = quota.amount();
-        let buckets = self.buckets(quota, state, now);
-        let remaining = buckets.map_or(capacity, |buckets| {
-            u32::try_from(buckets.estimate()).map_or(0, |estimate| capacity.saturating_sub(estimate))
-        });
-        // Until `units` of the capacity are free.
-        let until_free = |units: u32| buckets.map_or(0, |buckets| buckets.falls_to(capacity - units));
-        let reset = if remaining == capacity { 0 } else { until_free(remaining + 1) };
-        if cost <= remaining {
-            Status::admitted(capacity, remaining, reset)
-        } else {
-            Status::refused(capacity, remaining, reset, (cost <= capacity).then(|| until_free(cost)))
-        }
+        let buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
+        buckets.status(quota.amount(), cost)
     }
 
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        let mut buckets = self.buckets(quota, state, now).unwrap_or_else(|| {
-            let period = quota.period_micros();
-            Buckets::fresh(if self.aligned { now.floor_to(period) } else { now }, now, period)
-        });
+        let mut buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
         buckets.current = buckets.current.saturating_add(cost);
         *state = buckets.store();
-        self.check(quota, state, now, 0).forgotten_at(buckets.forgotten(), 0)
+        buckets.status(quota.amount(), 0).forgotten_at(buckets.forgotten(), 0)
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

@@ -1,4 +1,4 @@
-use super::debt::{Bucket, Debt};
+use super::debt::Debt;
 use super::elastic_window::low_bits;
 use super::{Hit, State, Status, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
@@ -43,12 +43,12 @@ impl TokenBucket {
 
     /// What is owed now, and a number that tells this debt from one made after all was paid.
     fn debt(self, quota: &Quota, state: &State, now: Timestamp) -> (Debt, u32) {
-        let bucket = Bucket::new(quota, self.capacity(quota));
+        let none = Debt::none(quota, self.capacity(quota));
         match *state {
             State::Counts { until, amounts: [early, anchor] } if until > now => {
-                (bucket.owed(until, early, now), anchor)
+                (none.stored(until, early, now), anchor)
             }
-            _ => (bucket.nothing_owed(), low_bits(now)),
+            _ => (none, low_bits(now)),
         }
     }
 }

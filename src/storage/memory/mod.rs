@@ -1,16 +1,17 @@
+mod room;
 mod shard;
 mod table;
 
 use std::convert::Infallible;
 use std::fmt;
 use std::future::{Ready, ready};
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use foldhash::quality::RandomState;
 
-use self::shard::{KeyHash, Room, Shard};
+use self::shard::{KeyHash, Shard};
 use super::{Ask, Clock, Storage, SystemClock};
 use crate::strategy::State;
 use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
@@ -67,10 +68,6 @@ const MAX_KEYS: usize = 1_000_000;
 
 /// So many keys share a lock, when the storage is full. Small tables: no insert has much to move when one grows.
 const KEYS_PER_SHARD: usize = 2_048;
-
-/// A hit out of so many sweeps, and so many slots at a time: what is side by side costs little more than one.
-const SWEEP_EVERY: u32 = 16;
-const SWEEP_SLOTS: usize = 64;
 
 impl MemoryStorage {
     /// A storage for up to a million keys, with the system's time.
@@ -145,9 +142,10 @@ impl Storage for MemoryStorage {
         let mut shard = self.0.lock(shard);
         let now = self.0.clock.now();
         with_states(policy, |states| {
-            let before = shard.load(key, policy.limit_digests(), states);
+            let run = shard.run(key);
+            let before = shard.load(run.clone(), key, policy.limit_digests(), states);
             policy.refund(states, now, decision);
-            let after = shard.save(key, policy.limit_digests(), states, now, None);
+            let after = shard.save(run, key, policy.limit_digests(), states, now, None);
             self.0.settle(before, after);
         });
         ready(Ok(()))
@@ -156,83 +154,74 @@ impl Storage for MemoryStorage {
 
 impl Shared {
     fn decide(&self, ask: Ask<'_>) -> Decision {
-        let Ask { policy, op, cost, .. } = ask;
-        let digests = policy.limit_digests();
-        let (key, number) = self.locate(policy, ask.key);
+        let (key, number) = self.locate(ask.policy, ask.key);
         let mut shard = self.lock(number);
         // Read under the lock, so that the time of one key's states never goes back.
         let now = self.clock.now();
-        let decision = with_states(policy, |states| {
-            let before = shard.load(key, digests, states);
-            let decision = match self.crowding(&mut shard, number, key, now, ask, states, before) {
-                Some(soonest) => policy.refuse(now, cost, soonest).crowded(),
-                None => policy.decide(states, now, op, cost),
-            };
-            let statuses = (op == Op::Hit).then(|| decision.limits());
-            let after = shard.save(key, digests, states, now, statuses);
-            self.settle(before, after);
-            decision
-        });
-        if op == Op::Hit {
-            let due = shard.until_sweep == 0;
-            shard.until_sweep = shard.until_sweep.checked_sub(1).unwrap_or(SWEEP_EVERY - 1);
+        let decision = match ask.policy.limits().len() {
+            1 => self.decide_few::<1>(&mut shard, number, key, ask, now),
+            2 => self.decide_few::<2>(&mut shard, number, key, ask, now),
+            3 => self.decide_few::<3>(&mut shard, number, key, ask, now),
+            4 => self.decide_few::<4>(&mut shard, number, key, ask, now),
+            _ => self.decide_any(&mut shard, number, key, ask, now),
+        };
+        if ask.op == Op::Hit && shard.is_sweep_due() {
             drop(shard);
-            if due {
-                self.sweep(now);
-            }
-            if decision.is_crowded() {
-                self.crowded.fetch_add(1, Ordering::Relaxed);
-            }
+            self.sweep(now);
         }
         decision
     }
 
-    /// Makes room for what the hit would store. If there is none, how long until there may be.
-    #[allow(clippy::too_many_arguments)]
-    fn crowding(
+    /// Most hits are on a key whose states are there, small, and stay where they are.
+    #[inline]
+    fn decide_few<const N: usize>(
         &self,
         shard: &mut Shard,
         number: usize,
         key: KeyHash,
-        now: Timestamp,
         ask: Ask<'_>,
-        states: &mut [State],
-        weight: usize,
-    ) -> Option<u64> {
-        let grows = weight == 0 || states.iter().any(|state| matches!(state, State::Log(log) if log.is_full()));
-        let is_full = || self.weight.load(Ordering::Relaxed) >= self.max_weight;
-        // What is not stored needs no room.
-        if !grows || !is_full() || ask.policy.decide(states, now, Op::Peek, ask.cost).is_refused() {
-            return None;
+        now: Timestamp,
+    ) -> Decision {
+        let digests = ask.policy.limit_digests();
+        let Some(slots) = shard.known::<N>(key, digests) else {
+            return self.decide_any(shard, number, key, ask, now);
+        };
+        let mut states = slots.map(|slot| shard.state(slot));
+        let decision = ask.policy.decide(&mut states, now, ask.op, ask.cost);
+        if ask.op == Op::Hit && !shard.update(slots, &states, now, decision.limits()) {
+            let run = shard.run(key);
+            let after = shard.save(run, key, digests, &mut states, now, Some(decision.limits()));
+            self.settle(1, after);
         }
-        while is_full() {
-            match shard.look_for_room(key.hash, now) {
-                Room::Take(..) if ask.op == Op::Peek => return None,
-                Room::Take(start, end) => self.settle(shard.evict(start, end), 0),
-                Room::Crowded(soonest) => return Some(soonest),
-                Room::Alone => return self.crowding_elsewhere(number, key, now, ask.op),
-            }
-        }
-        None
+        decision
     }
 
-    /// The same in the other shards, when there is no other key in the key's own.
-    fn crowding_elsewhere(&self, number: usize, key: KeyHash, now: Timestamp, op: Op) -> Option<u64> {
-        let mut soonest = None;
-        for other in (1..self.shards.len()).map(|step| (number + step) % self.shards.len()) {
-            // Two that wait for each other's shard would wait forever.
-            let Ok(mut shard) = self.shards[other].0.try_lock() else { continue };
-            match shard.look_for_room(key.hash, now) {
-                Room::Take(..) if op == Op::Peek => return None,
-                Room::Take(start, end) => {
-                    self.settle(shard.evict(start, end), 0);
-                    return None;
-                }
-                Room::Crowded(wait) => soonest = Some(soonest.map_or(wait, |least: u64| least.min(wait))),
-                Room::Alone => {}
+    /// Any number of states, which may be missing, be logs, and need room.
+    #[inline(never)]
+    fn decide_any(&self, shard: &mut Shard, number: usize, key: KeyHash, ask: Ask<'_>, now: Timestamp) -> Decision {
+        let Ask { policy, op, cost, .. } = ask;
+        let digests = policy.limit_digests();
+        with_states(policy, |states| {
+            let mut run = shard.run(key);
+            let before = shard.load(run.clone(), key, digests, states);
+            let grows = before == 0 || states.iter().any(|state| matches!(state, State::Log(log) if log.is_full()));
+            let mut crowded = None;
+            if grows && self.is_full() {
+                crowded = self.make_room(shard, number, key, now, ask, states);
+                run = shard.run(key);
             }
-        }
-        soonest
+            let decision = match crowded {
+                None => policy.decide(states, now, op, cost),
+                Some(soonest) => policy.refuse(now, cost, soonest).crowded(),
+            };
+            let told = (op == Op::Hit).then(|| decision.limits());
+            let after = shard.save(run, key, digests, states, now, told);
+            self.settle(before, after);
+            if op == Op::Hit && decision.is_crowded() {
+                self.crowded.fetch_add(1, Ordering::Relaxed);
+            }
+            decision
+        })
     }
 
     /// Sweeps a part of the next shard.
@@ -240,7 +229,7 @@ impl Shared {
         let number = self.sweeping.load(Ordering::Relaxed) % self.shards.len();
         // Somebody else's decision, or sweep, comes first.
         let Ok(mut shard) = self.shards[number].0.try_lock() else { return };
-        let (freed, at_end) = shard.sweep(SWEEP_SLOTS, now);
+        let (freed, at_end) = shard.sweep(now);
         drop(shard);
         self.settle(freed, 0);
         if at_end {
@@ -249,6 +238,7 @@ impl Shared {
     }
 
     /// Counts what has been stored or removed.
+    #[inline]
     fn settle(&self, before: usize, after: usize) {
         if after > before {
             self.weight.fetch_add(after - before, Ordering::Relaxed);
@@ -258,8 +248,14 @@ impl Shared {
     }
 
     /// The key under this policy as a keyed hash, and the number of its shard.
+    #[inline]
     fn locate(&self, policy: &Policy, key: &Key) -> (KeyHash, usize) {
-        let [first, second] = [0, 1].map(|half| self.secrets[half].hash_one(key.as_bytes()));
+        let half = |secret: &RandomState| {
+            let mut hasher = secret.build_hasher();
+            hasher.write(key.as_bytes());
+            hasher.finish()
+        };
+        let (first, second) = (half(&self.secrets[0]), half(&self.secrets[1]));
         let digest = policy.digest();
         #[allow(clippy::cast_possible_truncation)] // the halves of it
         let (hash, rest) = (first ^ (digest >> 64) as u64, second ^ digest as u64);
@@ -269,6 +265,7 @@ impl Shared {
         (KeyHash { hash, rest }, number)
     }
 
+    #[inline]
     fn lock(&self, number: usize) -> MutexGuard<'_, Shard> {
         // A strategy of the user's that panics leaves a state as it was, or fresh: others can go on.
         self.shards[number].0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -276,12 +273,12 @@ impl Shared {
 }
 
 /// Runs `f` with a place for the state of each limit, in place for up to four.
+#[inline]
 fn with_states<T>(policy: &Policy, f: impl FnOnce(&mut [State]) -> T) -> T {
-    let limits = policy.limits().len();
-    let mut few: [State; 4] = Default::default();
-    match few.get_mut(..limits) {
-        Some(states) => f(states),
-        None => f(&mut vec![State::Fresh; limits]),
+    match policy.limits().len() {
+        1 => f(&mut [State::Fresh]),
+        few @ ..=4 => f(&mut [const { State::Fresh }; 4][..few]),
+        many => f(&mut vec![State::Fresh; many]),
     }
 }
 

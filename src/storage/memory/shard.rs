@@ -1,3 +1,4 @@
+use std::mem;
 use std::ops::Range;
 
 use slab::Slab;
@@ -9,10 +10,9 @@ use crate::strategy::{Log, State, Status};
 /// One part of the storage: the states of the keys that hash to it.
 #[derive(Debug, Default)]
 pub(super) struct Shard {
-    table: Table,
+    pub(super) table: Table,
     logs: Slab<Log>,
-    /// Hits until the next sweep.
-    pub(super) until_sweep: u32,
+    hits: u32,
     /// Where the next sweep begins.
     swept: usize,
 }
@@ -33,154 +33,151 @@ impl KeyHash {
 /// The bit of [`Slot::limit`] that says that the state is a log, kept at the index that stands in the first amount.
 const LOG: u32 = 1;
 
-/// How many keys are looked at for one to make room.
-const LOOKS: usize = 8;
-
-/// What can be done about a storage that is full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
-    /// The states in these slots can go.
-    Take(usize, usize),
-    /// Nothing can: of the keys that were looked at, the first one is admitted again after so many microseconds.
-    Crowded(u64),
-    /// There are no other keys here.
-    Alone,
-}
+/// A hit out of so many sweeps, and so many slots at a time: what is side by side costs little more than one.
+const SWEEP_EVERY: u32 = 16;
+const SWEEP_SLOTS: usize = 64;
 
 impl Shard {
-    /// Moves the states of a key out, in the order of the policy's limits. Returns the weight of the key.
-    pub(super) fn load(&mut self, key: KeyHash, digests: &[u32], states: &mut [State]) -> usize {
-        let run = self.table.run(key.hash);
-        if run.is_empty() {
-            return 0;
+    /// The slots of a key.
+    #[inline]
+    pub(super) fn run(&self, key: KeyHash) -> Range<usize> {
+        self.table.run(key.hash)
+    }
+
+    /// The slots of the states of a key, in the order of the policy's limits, when all are there and small.
+    #[inline]
+    pub(super) fn known<const N: usize>(&self, key: KeyHash, digests: &[u32]) -> Option<[usize; N]> {
+        let run = self.run(key);
+        let mut slots = [0; N];
+        for (place, &digest) in slots.iter_mut().zip(digests) {
+            let limit = key.limit(digest);
+            *place = run.clone().find(|&index| self.table.get(index).is_some_and(|slot| slot.limit == limit))?;
         }
-        let weight = self.weight(run.clone());
-        for (state, &digest) in states.iter_mut().zip(digests) {
-            if let Some(index) = self.find(run.clone(), key.limit(digest)) {
-                let Slot { limit, until, amounts, .. } = *self.table.get_mut(index);
-                *state = if limit & LOG == 0 {
-                    State::Counts { until, amounts }
-                } else {
-                    State::Log(std::mem::take(&mut self.logs[amounts[0] as usize]))
-                };
+        Some(slots)
+    }
+
+    /// The small state in this slot.
+    #[inline]
+    pub(super) fn state(&mut self, index: usize) -> State {
+        let Slot { until, amounts, .. } = *self.table.get_mut(index);
+        State::Counts { until, amounts }
+    }
+
+    /// Writes small states back where they were. Whether that could be done; if not, nothing is written.
+    #[inline]
+    pub(super) fn update<const N: usize>(
+        &mut self,
+        slots: [usize; N],
+        states: &[State; N],
+        now: Timestamp,
+        told: &[Status],
+    ) -> bool {
+        if !states.iter().all(|state| matches!(state, State::Counts { until, .. } if *until > now)) {
+            return false;
+        }
+        for ((index, state), told) in slots.into_iter().zip(states).zip(told) {
+            if let State::Counts { until, amounts } = *state {
+                let slot = self.table.get_mut(index);
+                (slot.until, slot.amounts) = (until, amounts);
+                slot.admits_before = admits_before(until, now, told);
             }
+        }
+        true
+    }
+
+    /// Moves the states of a key out of its slots, in the order of the policy's limits. Returns what they weigh.
+    #[inline]
+    pub(super) fn load(&mut self, run: Range<usize>, key: KeyHash, digests: &[u32], states: &mut [State]) -> usize {
+        let mut weight = usize::from(!run.is_empty());
+        for (state, &digest) in states.iter_mut().zip(digests) {
+            let Some(index) = self.find(run.clone(), key.limit(digest)) else { continue };
+            let Slot { limit, until, amounts, .. } = *self.table.get_mut(index);
+            *state = if limit & LOG == 0 {
+                State::Counts { until, amounts }
+            } else {
+                let log = mem::take(&mut self.logs[amounts[0] as usize]);
+                weight += weight_of_log(&log);
+                State::Log(log)
+            };
         }
         weight
     }
 
-    /// Puts the states of a key back. `statuses` say from when on each admits again, where that is known.
-    /// Returns the weight of the key.
+    /// Puts the states of a key back into its slots. `told` says from when on each admits again, where that is known.
+    /// Returns what they weigh now.
+    #[inline]
     pub(super) fn save(
         &mut self,
+        mut run: Range<usize>,
         key: KeyHash,
         digests: &[u32],
         states: &mut [State],
         now: Timestamp,
-        statuses: Option<&[Status]>,
+        told: Option<&[Status]>,
     ) -> usize {
+        let mut logs = 0;
         for (position, (state, &digest)) in states.iter_mut().zip(digests).enumerate() {
-            let told = statuses.map(|statuses| &statuses[position]);
-            self.put(key, key.limit(digest), std::mem::take(state), now, told);
+            let limit = key.limit(digest);
+            let index = match self.find(run.clone(), limit) {
+                Some(index) if state.until() > now => index,
+                None if state.until() > now => {
+                    let index = self.table.insert(Slot::new(key.hash, limit, state.until()));
+                    run = self.run(key);
+                    index
+                }
+                Some(index) => {
+                    self.remove(index);
+                    run = self.run(key);
+                    continue;
+                }
+                None => continue,
+            };
+            logs += self.write(index, state, now, told.map(|told| &told[position]));
         }
-        self.weight(self.table.run(key.hash))
+        usize::from(!run.is_empty()) + logs
     }
 
-    fn put(&mut self, key: KeyHash, limit: u32, state: State, now: Timestamp, told: Option<&Status>) {
-        let found = self.find(self.table.run(key.hash), limit);
-        let until = state.until();
-        if until <= now {
-            if let Some(index) = found {
-                self.remove(index);
-            }
-            return;
+    /// Writes a state into its slot. Returns what its log weighs.
+    #[inline]
+    fn write(&mut self, index: usize, state: &mut State, now: Timestamp, told: Option<&Status>) -> usize {
+        let slot = self.table.get_mut(index);
+        slot.until = state.until();
+        if let Some(told) = told {
+            slot.admits_before = admits_before(slot.until, now, told);
         }
-        let mut slot = match found {
-            Some(index) => *self.table.get_mut(index),
-            None => Slot { hash: key.hash, limit, admits_before: f32::INFINITY, ..Slot::default() },
-        };
-        if let Some(status) = told {
-            slot.admits_before = admits_before(until, now, status);
-        }
-        slot.until = until;
         match state {
-            State::Log(log) if slot.limit & LOG == 0 => {
-                slot.limit |= LOG;
-                slot.amounts = [u32::try_from(self.logs.insert(log)).unwrap_or(u32::MAX), 0];
-            }
-            State::Log(log) => self.logs[slot.amounts[0] as usize] = log,
+            State::Fresh => 0,
             State::Counts { amounts, .. } => {
                 if slot.limit & LOG != 0 {
                     self.logs.remove(slot.amounts[0] as usize);
                     slot.limit &= !LOG;
                 }
-                slot.amounts = amounts;
+                slot.amounts = *amounts;
+                0
             }
-            State::Fresh => {}
-        }
-        match found {
-            Some(index) => *self.table.get_mut(index) = slot,
-            None => self.table.insert(slot),
+            State::Log(log) => {
+                let log = mem::take(log);
+                let weight = weight_of_log(&log);
+                if slot.limit & LOG != 0 {
+                    self.logs[slot.amounts[0] as usize] = log;
+                } else {
+                    slot.limit |= LOG;
+                    slot.amounts = [u32::try_from(self.logs.insert(log)).expect("fewer than 2^32 logs"), 0];
+                }
+                weight
+            }
         }
     }
 
     /// Forgets a key. Returns the weight it had.
     pub(super) fn clear(&mut self, key: KeyHash, digests: &[u32]) -> usize {
-        let before = self.weight(self.table.run(key.hash));
+        let before = self.weight(self.run(key));
         for &digest in digests {
-            if let Some(index) = self.find(self.table.run(key.hash), key.limit(digest)) {
+            if let Some(index) = self.find(self.run(key), key.limit(digest)) {
                 self.remove(index);
             }
         }
-        before - self.weight(self.table.run(key.hash))
-    }
-
-    /// Looks at a few keys near `hash`, but not at it, for one to make room: one that has expired, else the one that
-    /// is forgotten soonest of those that would be admitted.
-    pub(super) fn look_for_room(&self, hash: u64, now: Timestamp) -> Room {
-        let start = self.table.run(hash).end;
-        let mut best: Option<(Timestamp, usize, usize)> = None;
-        let mut soonest = u64::MAX;
-        let mut index = start;
-        let mut seen = 0;
-        let mut wrapped = false;
-        while seen < LOOKS {
-            if index >= self.table.slots() {
-                if wrapped {
-                    break;
-                }
-                wrapped = true;
-                index = 0;
-            }
-            if wrapped && index >= start {
-                break;
-            }
-            let Some(first) = self.table.get(index) else {
-                index += 1;
-                continue;
-            };
-            let run = self.table.run(first.hash);
-            index = run.end.max(index + 1);
-            if first.hash == hash {
-                continue;
-            }
-            seen += 1;
-            let slots = || run.clone().filter_map(|index| self.table.get(index));
-            let until = slots().map(|slot| slot.until).max().unwrap_or_default();
-            let refuses_for = slots().map(|slot| slot.refuses_for(now)).max().unwrap_or(0);
-            if until <= now {
-                return Room::Take(run.start, run.end);
-            }
-            if refuses_for > 0 {
-                soonest = soonest.min(refuses_for);
-            } else if best.is_none_or(|(earliest, ..)| until < earliest) {
-                best = Some((until, run.start, run.end));
-            }
-        }
-        match best {
-            Some((_, start, end)) => Room::Take(start, end),
-            None if seen == 0 => Room::Alone,
-            None => Room::Crowded(soonest),
-        }
+        before - self.weight(self.run(key))
     }
 
     /// Removes the states in these slots, all of one key. Returns the weight it had.
@@ -192,11 +189,17 @@ impl Shard {
         weight
     }
 
-    /// Looks at up to `slots` slots and removes what has expired. Returns the weight removed, and whether the end was
-    /// reached.
-    pub(super) fn sweep(&mut self, slots: usize, now: Timestamp) -> (usize, bool) {
+    /// Counts a hit. Whether it is one that sweeps.
+    #[inline]
+    pub(super) fn is_sweep_due(&mut self) -> bool {
+        self.hits = self.hits.wrapping_add(1);
+        self.hits.is_multiple_of(SWEEP_EVERY)
+    }
+
+    /// Looks at a few slots and removes what has expired. Returns the weight removed, and whether the end was reached.
+    pub(super) fn sweep(&mut self, now: Timestamp) -> (usize, bool) {
         let mut freed = 0;
-        for _ in 0..slots {
+        for _ in 0..SWEEP_SLOTS {
             if self.swept >= self.table.slots() {
                 self.swept = 0;
                 self.table.shrink();
@@ -226,6 +229,7 @@ impl Shard {
         (slot.limit & LOG != 0).then(|| &self.logs[slot.amounts[0] as usize])
     }
 
+    #[inline]
     fn find(&self, mut run: Range<usize>, limit: u32) -> Option<usize> {
         run.find(|&index| self.table.get(index).is_some_and(|slot| slot.limit & !LOG == limit))
     }
@@ -246,6 +250,7 @@ fn weight_of_log(log: &Log) -> usize {
 
 /// How long before `until` one unit is admitted again, rounded down to what an `f32` can say: rather said to refuse a little
 /// too long than to be evicted while it does.
+#[inline]
 fn admits_before(until: Timestamp, now: Timestamp, status: &Status) -> f32 {
     if status.remaining() > 0 {
         return f32::INFINITY;

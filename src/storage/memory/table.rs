@@ -28,6 +28,10 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    pub(super) fn new(hash: u64, limit: u32, until: Timestamp) -> Self {
+        Self { hash, limit, admits_before: f32::INFINITY, until, amounts: [0; 2] }
+    }
+
     fn is_vacant(&self) -> bool {
         self.until == Timestamp::EPOCH
     }
@@ -53,24 +57,32 @@ impl Table {
         self.slots.len()
     }
 
+    #[inline]
     pub(super) fn get(&self, index: usize) -> Option<&Slot> {
         self.slots.get(index).filter(|slot| !slot.is_vacant())
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, index: usize) -> &mut Slot {
         &mut self.slots[index]
     }
 
     /// The slots of all states whose key has this hash, empty where it would go.
+    #[inline]
     pub(super) fn run(&self, hash: u64) -> Range<usize> {
-        let start = self.home(hash);
-        let start = start + self.slots[start..].iter().take_while(|slot| !slot.is_vacant() && slot.hash < hash).count();
-        let len = self.slots[start..].iter().take_while(|slot| !slot.is_vacant() && slot.hash == hash).count();
-        start..start + len
+        let mut start = self.home(hash);
+        while self.get(start).is_some_and(|slot| slot.hash < hash) {
+            start += 1;
+        }
+        let mut end = start;
+        while self.get(end).is_some_and(|slot| slot.hash == hash) {
+            end += 1;
+        }
+        start..end
     }
 
-    /// Adds a state at the front of its key's run.
-    pub(super) fn insert(&mut self, slot: Slot) {
+    /// Adds a state at the front of its key's run. Returns where.
+    pub(super) fn insert(&mut self, slot: Slot) -> usize {
         if self.used >= self.spread - self.spread / 8 {
             self.resize(self.spread + self.spread / 8 + 4);
         }
@@ -80,7 +92,7 @@ impl Table {
                 self.slots.copy_within(index..index + gap, index + 1);
                 self.slots[index] = slot;
                 self.used += 1;
-                return;
+                return index;
             }
             self.resize(self.spread + self.spread / 8 + 4);
         }
@@ -106,6 +118,7 @@ impl Table {
         }
     }
 
+    #[inline]
     fn home(&self, hash: u64) -> usize {
         #[allow(clippy::cast_possible_truncation)] // less than `spread`
         let home = ((u128::from(hash) * self.spread as u128) >> 64) as usize;
@@ -131,7 +144,7 @@ mod tests {
     use super::*;
 
     fn slot(hash: u64, limit: u32) -> Slot {
-        Slot { hash, limit, until: Timestamp::from_micros(1), ..Slot::default() }
+        Slot::new(hash, limit, Timestamp::from_micros(1))
     }
 
     /// Everything that was inserted and not removed is found, in order, whatever the order of events.

@@ -1,0 +1,84 @@
+//! An allocator that counts, while somebody wants to know.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+static ON: AtomicBool = AtomicBool::new(false);
+static LIVE: AtomicIsize = AtomicIsize::new(0);
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+/// Counts until it is dropped. Off the rest of the time: whoever allocates more would be timed as slower than it is.
+pub struct Count;
+
+impl Count {
+    pub fn start() -> Self {
+        LIVE.store(0, Ordering::Relaxed);
+        ALLOCATIONS.store(0, Ordering::Relaxed);
+        ON.store(true, Ordering::Relaxed);
+        Self
+    }
+
+    /// Bytes allocated and not freed since the start.
+    #[allow(clippy::unused_self)] // says that it counts
+    pub fn live_bytes(&self) -> f64 {
+        LIVE.load(Ordering::Relaxed) as f64
+    }
+
+    /// Allocations and reallocations since the start.
+    #[allow(clippy::unused_self)] // as above
+    pub fn allocations(&self) -> f64 {
+        ALLOCATIONS.load(Ordering::Relaxed) as f64
+    }
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        ON.store(false, Ordering::Relaxed);
+    }
+}
+
+/// How often `step` allocates, on average.
+pub fn allocations_per_call(mut step: impl FnMut()) -> f64 {
+    const CALLS: u32 = 1_000;
+    step();
+    let count = Count::start();
+    for _ in 0..CALLS {
+        step();
+    }
+    count.allocations() / f64::from(CALLS)
+}
+
+fn note(allocations: usize, bytes: isize) {
+    if ON.load(Ordering::Relaxed) {
+        ALLOCATIONS.fetch_add(allocations, Ordering::Relaxed);
+        LIVE.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: every call is handed to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note(1, layout.size().cast_signed());
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note(1, layout.size().cast_signed());
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        note(1, size.cast_signed() - layout.size().cast_signed());
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        note(0, -layout.size().cast_signed());
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}

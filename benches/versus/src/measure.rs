@@ -1,0 +1,113 @@
+//! Timing: short samples, taken in turns.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// An odd number, so that the median is a sample.
+const ROUNDS: usize = 13;
+
+const SAMPLE: Duration = Duration::from_millis(100);
+
+/// Calls between two looks at the clock, so that looking costs a call next to nothing.
+const CHUNK: u32 = 256;
+
+/// A figure from each round.
+#[derive(Clone, Debug)]
+pub struct Samples(Vec<f64>);
+
+impl Samples {
+    pub fn new(samples: Vec<f64>) -> Self {
+        Self(samples)
+    }
+
+    pub fn one(figure: f64) -> Self {
+        Self(vec![figure])
+    }
+
+    pub fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
+    pub fn quartiles(&self) -> (f64, f64) {
+        (self.quantile(0.25), self.quantile(0.75))
+    }
+
+    /// Round by round: what slowed one of them slowed the other.
+    pub fn over(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(this, other)| this / other).collect())
+    }
+
+    pub fn minus(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(this, other)| this - other).collect())
+    }
+
+    pub fn times(&self, factor: f64) -> Self {
+        Self(self.0.iter().map(|sample| sample * factor).collect())
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // an index
+    fn quantile(&self, quantile: f64) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted[((sorted.len() - 1) as f64 * quantile).round() as usize]
+    }
+}
+
+/// Takes a sample of each subject in turn, the other way round in every other round, after a round that warms up.
+pub fn interleave<const N: usize>(mut subjects: [&mut dyn FnMut() -> f64; N]) -> [Samples; N] {
+    let mut samples = [(); N].map(|()| Vec::with_capacity(ROUNDS));
+    for subject in &mut subjects {
+        subject();
+    }
+    for round in 0..ROUNDS {
+        for turn in 0..N {
+            let turn = if round % 2 == 0 { turn } else { N - 1 - turn };
+            samples[turn].push(subjects[turn]());
+        }
+    }
+    samples.map(Samples)
+}
+
+/// Nanoseconds for each call of `step`.
+pub fn time(mut step: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    let mut calls = 0_u64;
+    loop {
+        for _ in 0..CHUNK {
+            step();
+        }
+        calls += u64::from(CHUNK);
+        let elapsed = start.elapsed();
+        if elapsed >= SAMPLE {
+            return elapsed.as_nanos() as f64 / calls as f64;
+        }
+    }
+}
+
+/// Nanoseconds for each of `items`.
+pub fn time_each<T>(items: &[T], mut step: impl FnMut(&T)) -> f64 {
+    let start = Instant::now();
+    for item in items {
+        step(item);
+    }
+    start.elapsed().as_nanos() as f64 / items.len() as f64
+}
+
+/// Nanoseconds for each call on each of `threads` threads that run at the same time; `step` is told the thread's number.
+pub fn time_on<S: FnMut()>(threads: usize, step: impl Fn(usize) -> S + Sync) -> f64 {
+    let start = Barrier::new(threads);
+    let total: f64 = thread::scope(|scope| {
+        let run = |number| {
+            let (start, step) = (&start, &step);
+            scope.spawn(move || {
+                let step = step(number);
+                start.wait();
+                time(step)
+            })
+        };
+        let running: Vec<_> = (0..threads).map(run).collect();
+        running.into_iter().map(|thread| thread.join().expect("a subject panicked")).sum()
+    });
+    total / threads as f64
+}

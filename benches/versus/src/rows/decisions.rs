@@ -1,0 +1,104 @@
+//! One admitted decision in memory, on known keys.
+
+use std::time::Instant;
+
+use tower_ratelimit::{Key, RateLimiter};
+
+use crate::keys::{Orders, PeerKey, THREADS, address, string};
+use crate::measure::{interleave, time_on};
+use crate::subject::{self, Gcra, Governor, admits};
+use crate::table::{Goal, Table, Unit};
+
+const TOKEN_BUCKET: Goal = Goal::SpeedAtLeast(1.5);
+const SLIDING_WINDOW_COUNTER: Goal = Goal::SpeedAtLeast(1.2);
+
+pub fn measure(table: &mut Table) {
+    for (label, count) in [
+        ("1 address", 1),
+        ("1,000 addresses", 1_000),
+        ("100,000 addresses", 100_000),
+        ("1,000,000 addresses", 1_000_000),
+    ] {
+        key_set(table, label, count, address);
+    }
+    for (label, count) in [("1,000 strings", 1_000), ("1,000,000 strings", 1_000_000)] {
+        key_set(table, label, count, string);
+    }
+}
+
+fn key_set<K: PeerKey>(table: &mut Table, label: &str, count: u32, key: fn(u32) -> K) {
+    let rows = [(1, "1 thread"), (THREADS, "2 threads")].map(|(threads, how)| {
+        let bucket = format!("TokenBucket, {label}, {how}");
+        (threads, [bucket.clone(), format!("SlidingWindowCounter, {label}, {how}"), bucket + ", against axum_gcra"])
+    });
+    if !table.wants_any(rows.iter().flat_map(|(_, names)| names)) {
+        return;
+    }
+    let subjects = Subjects::new(count, key);
+    for (threads, names @ [of_bucket, of_counter, against_gcra]) in &rows {
+        if !table.wants_any(names) {
+            continue;
+        }
+        let [bucket, governor, counter, gcra] = interleave([
+            &mut || subjects.ours(&subjects.bucket, *threads),
+            &mut || subjects.governor(*threads),
+            &mut || subjects.ours(&subjects.counter, *threads),
+            &mut || subjects.gcra(*threads),
+        ]);
+        table.row(of_bucket, Unit::Nanoseconds, &bucket, ("governor", &governor), TOKEN_BUCKET);
+        table.row(of_counter, Unit::Nanoseconds, &counter, ("governor", &governor), SLIDING_WINDOW_COUNTER);
+        table.row(against_gcra, Unit::Nanoseconds, &bucket, ("axum_gcra", &gcra), Goal::None);
+    }
+}
+
+/// All limiters, each of which knows all keys.
+struct Subjects<K: PeerKey> {
+    keys: Orders<Key>,
+    peer_keys: Orders<K>,
+    bucket: RateLimiter,
+    counter: RateLimiter,
+    governor: Governor<K>,
+    gcra: Gcra<K>,
+}
+
+impl<K: PeerKey> Subjects<K> {
+    fn new(count: u32, key: fn(u32) -> K) -> Self {
+        let subjects = Self {
+            keys: Orders::new(count, |i| key(i).ours()),
+            peer_keys: Orders::new(count, key),
+            bucket: RateLimiter::new(subject::token_bucket()),
+            counter: RateLimiter::new(subject::sliding_window_counter()),
+            governor: subject::governor(),
+            gcra: subject::gcra(),
+        };
+        subject::prepare_governor(&subjects.governor, subjects.peer_keys.all());
+        subject::prepare(&subjects.bucket, subjects.keys.all());
+        for key in subjects.keys.all() {
+            assert!(admits(&subjects.counter, key));
+        }
+        subjects
+    }
+
+    fn ours(&self, limiter: &RateLimiter, threads: usize) -> f64 {
+        time_on(threads, |thread| {
+            let mut keys = self.keys.walk(thread);
+            move || assert!(admits(limiter, keys.next()))
+        })
+    }
+
+    fn governor(&self, threads: usize) -> f64 {
+        time_on(threads, |thread| {
+            let mut keys = self.peer_keys.walk(thread);
+            move || assert!(self.governor.check_key(keys.next()).is_ok())
+        })
+    }
+
+    /// Its middleware makes a key of its own for each request and hands it over: a clone stands for that.
+    fn gcra(&self, threads: usize) -> f64 {
+        let quota = subject::gcra_quota();
+        time_on(threads, |thread| {
+            let mut keys = self.peer_keys.walk(thread);
+            move || assert!(self.gcra.req_sync(keys.next().clone(), quota, Instant::now()).is_ok())
+        })
+    }
+}

@@ -1,0 +1,10 @@
+//! What is measured, one file for each kind of work.
+
+pub mod decisions;
+pub mod flood;
+pub mod growth;
+pub mod memory;
+pub mod middleware;
+pub mod policies;
+pub mod refusals;
+pub mod router;

@@ -1,0 +1,123 @@
+use std::sync::atomic::Ordering;
+
+use super::Shared;
+use super::shard::{KeyHash, Shard};
+use crate::storage::Ask;
+use crate::strategy::State;
+use crate::{Op, Timestamp};
+
+/// How many keys are looked at for one to make room.
+const LOOKS: usize = 8;
+
+/// What can be done about a storage that is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    /// The states in these slots can go.
+    Take(usize, usize),
+    /// Nothing can: of the keys that were looked at, the first one is admitted again after so many microseconds.
+    Crowded(u64),
+    /// There are no other keys here.
+    Alone,
+}
+
+impl Shared {
+    pub(super) fn is_full(&self) -> bool {
+        self.weight.load(Ordering::Relaxed) >= self.max_weight
+    }
+
+    /// Makes room for what the hit would store. If there is none, how long until there may be.
+    #[cold]
+    pub(super) fn make_room(
+        &self,
+        shard: &mut Shard,
+        number: usize,
+        key: KeyHash,
+        now: Timestamp,
+        ask: Ask<'_>,
+        states: &mut [State],
+    ) -> Option<u64> {
+        // What is not stored needs no room.
+        if ask.policy.decide(states, now, Op::Peek, ask.cost).is_refused() {
+            return None;
+        }
+        while self.is_full() {
+            match shard.look_for_room(key.hash, now) {
+                Room::Take(..) if ask.op == Op::Peek => return None,
+                Room::Take(start, end) => self.settle(shard.evict(start, end), 0),
+                Room::Crowded(soonest) => return Some(soonest),
+                Room::Alone => return self.make_room_elsewhere(number, key, now, ask.op),
+            }
+        }
+        None
+    }
+
+    /// The same in the other shards, when there is no other key in the key's own.
+    fn make_room_elsewhere(&self, number: usize, key: KeyHash, now: Timestamp, op: Op) -> Option<u64> {
+        let mut soonest = None;
+        for other in (1..self.shards.len()).map(|step| (number + step) % self.shards.len()) {
+            // Two that wait for each other's shard would wait forever.
+            let Ok(mut shard) = self.shards[other].0.try_lock() else { continue };
+            match shard.look_for_room(key.hash, now) {
+                Room::Take(..) if op == Op::Peek => return None,
+                Room::Take(start, end) => {
+                    self.settle(shard.evict(start, end), 0);
+                    return None;
+                }
+                Room::Crowded(wait) => soonest = Some(soonest.map_or(wait, |least: u64| least.min(wait))),
+                Room::Alone => {}
+            }
+        }
+        soonest
+    }
+}
+
+impl Shard {
+    /// Looks at a few keys near `hash`, but not at it, for one to make room: one that has expired, else the one that
+    /// is forgotten soonest of those that would be admitted.
+    fn look_for_room(&self, hash: u64, now: Timestamp) -> Room {
+        let start = self.table.run(hash).end;
+        let mut best: Option<(Timestamp, usize, usize)> = None;
+        let mut soonest = u64::MAX;
+        let mut index = start;
+        let mut seen = 0;
+        let mut wrapped = false;
+        while seen < LOOKS {
+            if index >= self.table.slots() {
+                if wrapped {
+                    break;
+                }
+                wrapped = true;
+                index = 0;
+            }
+            if wrapped && index >= start {
+                break;
+            }
+            let Some(first) = self.table.get(index) else {
+                index += 1;
+                continue;
+            };
+            let run = self.table.run(first.hash);
+            index = run.end.max(index + 1);
+            if first.hash == hash {
+                continue;
+            }
+            seen += 1;
+            let slots = || run.clone().filter_map(|index| self.table.get(index));
+            let until = slots().map(|slot| slot.until).max().unwrap_or_default();
+            let refuses_for = slots().map(|slot| slot.refuses_for(now)).max().unwrap_or(0);
+            if until <= now {
+                return Room::Take(run.start, run.end);
+            }
+            if refuses_for > 0 {
+                soonest = soonest.min(refuses_for);
+            } else if best.is_none_or(|(earliest, ..)| until < earliest) {
+                best = Some((until, run.start, run.end));
+            }
+        }
+        match best {
+            Some((_, start, end)) => Room::Take(start, end),
+            None if seen == 0 => Room::Alone,
+            None => Room::Crowded(soonest),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What the tests of the middleware share: a service, requests, the numbers of a response, and storages that make
+//! one wait or fail.
+
+#![allow(dead_code, reason = "each file of tests takes what it needs")]
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::{Ready, ready};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use http::{Request, Response};
+use tower::{Service, ServiceExt};
+use tower_ratelimit::storage::{Ask, ManualClock};
+use tower_ratelimit::{Decision, Key, MemoryStorage, Policy, Storage};
+
+/// Where a `ManualClock` stands at first, in seconds since the epoch.
+pub(crate) const T0: u64 = 1_728_000_000;
+
+/// Every strategy, each with a period of 7 s and an amount of 3 which does not divide it.
+pub(crate) const EVERY_STRATEGY: [&str; 9] = [
+    "fixed-window 3 per 7 seconds",
+    "fixed-window-aligned 3 per 7 seconds",
+    "elastic-window 3 per 7 seconds",
+    "moving-window 3 per 7 seconds",
+    "sliding-window-counter 3 per 7 seconds",
+    "sliding-window-counter-aligned 3 per 7 seconds",
+    "token-bucket 3 per 7 seconds",
+    "token-bucket 3 per 7 seconds burst 5",
+    "leaky-bucket 3 per 7 seconds queue 0",
+];
+
+/// A policy from its text.
+pub(crate) fn policy(text: &str) -> Policy {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// A memory storage whose time stands until it is told to go on.
+pub(crate) fn standing() -> (MemoryStorage, ManualClock) {
+    let clock = ManualClock::default();
+    (MemoryStorage::builder().clock(clock.clone()).build().unwrap(), clock)
+}
+
+/// Answers 200 and counts its calls, clones included.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Inner(Arc<AtomicUsize>);
+
+impl Inner {
+    pub(crate) fn calls(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Service<Request<()>> for Inner {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<String>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        ready(Ok(Response::new("in".to_owned())))
+    }
+}
+
+pub(crate) fn get(path: &str) -> Request<()> {
+    Request::get(path).body(()).unwrap()
+}
+
+/// A request with one header field.
+pub(crate) fn with(name: &str, value: &str) -> Request<()> {
+    Request::get("/").header(name, value).body(()).unwrap()
+}
+
+/// The response of a clone of the service, polled ready first.
+pub(crate) async fn ask<S, Q, B>(service: &S, request: Request<Q>) -> Response<B>
+where
+    S: Service<Request<Q>, Response = Response<B>, Error: fmt::Debug> + Clone,
+{
+    service.clone().oneshot(request).await.unwrap()
+}
+
+/// The status of a response, as a number.
+pub(crate) async fn status<S, Q, B>(service: &S, request: Request<Q>) -> u16
+where
+    S: Service<Request<Q>, Response = Response<B>, Error: fmt::Debug> + Clone,
+{
+    ask(service, request).await.status().as_u16()
+}
+
+/// How many are admitted at one instant.
+pub(crate) async fn admitted_at_once<S, B>(service: &S) -> u32
+where
+    S: Service<Request<()>, Response = Response<B>, Error: fmt::Debug> + Clone,
+{
+    let mut admitted = 0;
+    while status(service, get("/")).await == 200 {
+        admitted += 1;
+        assert!(admitted < 1_000, "no limit at all");
+    }
+    admitted
+}
+
+/// `X-RateLimit-Limit`, `-Remaining` and `-Reset`: all of them, or none.
+pub(crate) fn numbers<B>(response: &Response<B>) -> Option<[u64; 3]> {
+    let all = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"].map(|name| number(response, name));
+    assert!(all.iter().all(Option::is_some) || all.iter().all(Option::is_none), "only some of the three: {all:?}");
+    let [limit, remaining, reset] = all;
+    Some([limit?, remaining?, reset?])
+}
+
+pub(crate) fn remaining<B>(response: &Response<B>) -> Option<u64> {
+    numbers(response).map(|[_, remaining, _]| remaining)
+}
+
+pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<u64> {
+    number(response, "retry-after")
+}
+
+/// A field that is there at most once and has nothing but digits in it.
+fn number<B>(response: &Response<B>, name: &str) -> Option<u64> {
+    let mut values = response.headers().get_all(name).iter();
+    let value = values.next()?.to_str().unwrap();
+    assert!(values.next().is_none(), "{name} is there twice");
+    assert!(value.bytes().all(|byte| byte.is_ascii_digit()), "{name}: {value}");
+    Some(value.parse().unwrap())
+}
+
+/// Polls once, by hand.
+pub(crate) fn poll<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Poll<F::Output> {
+    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// A storage that answers when its future is polled for the third time: neither `call` nor the first poll of the
+/// response gets an answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Slow<St>(pub(crate) St);
+
+/// Pending twice.
+pub(crate) struct Later<F> {
+    answer: F,
+    pending: u32,
+}
+
+impl<F: Future + Unpin> Future for Later<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        if self.pending == 0 {
+            return Pin::new(&mut self.answer).poll(cx);
+        }
+        self.pending -= 1;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+fn later<F>(answer: F) -> Later<F> {
+    Later { answer, pending: 2 }
+}
+
+impl<St: Storage> Storage for Slow<St> {
+    type Error = St::Error;
+    type Decided = Later<St::Decided>;
+    type Done = Pin<Box<dyn Future<Output = Result<(), St::Error>> + Send>>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        later(self.0.decide(ask))
+    }
+
+    // Unlike a decision, a change is made when it is awaited to its end, not when it is asked for.
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+        let (storage, policy, key) = (self.0.clone(), policy.clone(), key.clone());
+        Box::pin(async move {
+            later(ready(())).await;
+            storage.clear(&policy, &key).await
+        })
+    }
+
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+        let (storage, policy, key, decision) = (self.0.clone(), policy.clone(), key.clone(), decision.clone());
+        Box::pin(async move {
+            later(ready(())).await;
+            storage.refund(&policy, &key, &decision).await
+        })
+    }
+}
+
+/// A storage that fails, whatever it is asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failing;
+
+impl Storage for Failing {
+    type Error = &'static str;
+    type Decided = Ready<Result<Decision, &'static str>>;
+    type Done = Ready<Result<(), &'static str>>;
+
+    fn decide(&self, _: Ask<'_>) -> Self::Decided {
+        ready(Err("secret-host:6379 is down"))
+    }
+
+    fn clear(&self, _: &Policy, _: &Key) -> Self::Done {
+        ready(Err("secret-host:6379 is down"))
+    }
+
+    fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::Done {
+        ready(Err("secret-host:6379 is down"))
+    }
+}
