@@ -44,9 +44,16 @@ enum Exception {
 
 impl Decision {
     /// The decision on a hit of `cost` units at `at`, admitted if every limit admits.
+    #[inline]
     pub(crate) fn new(at: Timestamp, cost: u32, statuses: Statuses) -> Self {
         let admitted = statuses.as_slice().iter().all(Status::is_admitted);
         Self { at, cost, admitted, exception: None, statuses }
+    }
+
+    /// The decision of a policy with one limit.
+    #[inline]
+    pub(crate) fn of_one(at: Timestamp, cost: u32, status: Status) -> Self {
+        Self { at, cost, admitted: status.is_admitted(), exception: None, statuses: Statuses::One([status]) }
     }
 
     /// The same decision, marked [crowded](Self::is_crowded).
@@ -60,11 +67,13 @@ impl Decision {
     }
 
     /// Whether the hit may go on, after its [`delay`](Self::delay).
+    #[inline]
     pub fn is_admitted(&self) -> bool {
         self.admitted
     }
 
     /// Whether the hit is turned away. It has taken nothing.
+    #[inline]
     pub fn is_refused(&self) -> bool {
         !self.admitted
     }
@@ -123,6 +132,7 @@ impl Decision {
     }
 
     /// The numbers of each limit, in the policy's order.
+    #[inline]
     pub fn limits(&self) -> &[Status] {
         self.statuses.as_slice()
     }
@@ -153,6 +163,7 @@ pub(crate) enum Statuses {
 }
 
 impl Statuses {
+    #[inline]
     pub(crate) fn from_fn(len: usize, status: impl FnMut(usize) -> Status) -> Self {
         match len {
             1 => Self::One(array::from_fn(status)),
@@ -163,6 +174,7 @@ impl Statuses {
         }
     }
 
+    #[inline]
     pub(crate) fn as_mut_slice(&mut self) -> &mut [Status] {
         match self {
             Self::One(statuses) => statuses,
@@ -173,6 +185,7 @@ impl Statuses {
         }
     }
 
+    #[inline]
     pub(crate) fn as_slice(&self) -> &[Status] {
         match self {
             Self::One(statuses) => statuses,

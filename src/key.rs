@@ -66,6 +66,7 @@ impl Key {
     }
 
     /// The bytes that storages keep: the same for equal keys, different for different ones, whatever they were made from.
+    #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
             Repr::Inline { len, bytes } => &bytes[..usize::from(*len)],

@@ -75,7 +75,7 @@
 //! # Ok::<(), tower_ratelimit::ConfigError>(())
 //! ```
 //!
-//! What a request costs, and what is answered when it is refused, are closures over its [`Head`](extract::Head):
+//! What a request costs, and what is answered when it is refused, are closures over its [`Head`]:
 //!
 //! ```
 //! use http::Response;

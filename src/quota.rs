@@ -196,6 +196,7 @@ impl Quota {
     }
 
     /// Units per period, at least 1.
+    #[inline]
     pub const fn amount(&self) -> u32 {
         self.amount
     }
@@ -206,11 +207,13 @@ impl Quota {
     }
 
     /// The period in microseconds, at least 1 and at most 2^52.
+    #[inline]
     pub const fn period_micros(&self) -> u64 {
         self.period
     }
 
     /// Units at once, if it was said.
+    #[inline]
     pub const fn burst_size(&self) -> Option<u32> {
         self.burst
     }

@@ -25,6 +25,7 @@ impl Timestamp {
     pub const EPOCH: Self = Self(0);
 
     /// The instant `micros` microseconds after the unix epoch.
+    #[inline]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
@@ -35,6 +36,7 @@ impl Timestamp {
     }
 
     /// Microseconds since the unix epoch.
+    #[inline]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
@@ -46,17 +48,20 @@ impl Timestamp {
 
     /// The instant `micros` microseconds later.
     #[must_use]
+    #[inline]
     pub const fn plus(self, micros: u64) -> Self {
         Self(self.0.saturating_add(micros))
     }
 
     /// The instant `micros` microseconds earlier, at the earliest the epoch.
     #[must_use]
+    #[inline]
     pub const fn minus(self, micros: u64) -> Self {
         Self(self.0.saturating_sub(micros))
     }
 
     /// Microseconds from `earlier` to this instant; 0 when `earlier` is not earlier.
+    #[inline]
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }

@@ -104,18 +104,22 @@ impl Limit {
         digest
     }
 
+    #[inline]
     pub(super) fn hit(&self, state: &mut State, now: Timestamp, cost: u32) -> Status {
         self.strategy.hit(&self.quota, state, now, cost)
     }
 
+    #[inline]
     pub(super) fn check(&self, state: &State, now: Timestamp, cost: u32) -> Status {
         self.strategy.check(&self.quota, state, now, cost)
     }
 
+    #[inline]
     pub(super) fn spend(&self, state: &mut State, now: Timestamp, cost: u32) -> Status {
         self.strategy.spend(&self.quota, state, now, cost)
     }
 
+    #[inline]
     pub(super) fn refuse(&self, state: &mut State, now: Timestamp, checked: Status) -> Status {
         self.strategy.refuse(&self.quota, state, now, checked)
     }

@@ -156,6 +156,7 @@ impl Policy {
     }
 
     /// Its limits, at least one.
+    #[inline]
     pub fn limits(&self) -> &[Limit] {
         &self.0.limits
     }
@@ -182,12 +183,14 @@ impl Policy {
 
     /// The [identity](Self::identity) in 128 bits, for a storage that keeps hashes instead of names. It may differ from
     /// one build of a program to the next.
+    #[inline]
     pub fn digest(&self) -> u128 {
         self.0.digest
     }
 
     /// For each limit, its position and strategy in 32 bits: what tells its states from those of the policy's other
     /// limits, and of another strategy at its place.
+    #[inline]
     pub fn limit_digests(&self) -> &[u32] {
         &self.0.limit_digests
     }
@@ -208,7 +211,7 @@ impl Policy {
         let spends = op == Op::Hit && cost > 0;
         if let ([limit], [state]) = (limits, &mut *states) {
             let status = if spends { limit.hit(state, now, cost) } else { limit.check(state, now, cost) };
-            return Decision::new(now, cost, Statuses::One([status]));
+            return Decision::of_one(now, cost, status);
         }
         let mut statuses = Statuses::from_fn(limits.len(), |i| limits[i].check(&states[i], now, cost));
         if spends {
@@ -303,6 +306,7 @@ impl fmt::Debug for Policy {
 }
 
 /// 128 bits of an identity. Names can come from configuration that others write, so it is a hash that resists collisions.
+#[inline]
 fn digest(identity: &str) -> u128 {
     let half = |half: u8| {
         let mut hasher = DefaultHasher::new();

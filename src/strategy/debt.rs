@@ -1,4 +1,4 @@
-use super::exact::div_ceil;
+use super::exact::Word;
 use super::{State, Status};
 use crate::{Quota, Timestamp};
 
@@ -6,30 +6,55 @@ use crate::{Quota, Timestamp};
 ///
 /// It is the generic cell rate algorithm (ITU-T I.371), whose one number is the instant at which all debt will be paid.
 /// Debt is counted in 1/N microseconds, N being the quota's amount: one unit is P of them, and a microsecond pays N, so
-/// nothing is ever rounded.
+/// nothing is ever rounded. That takes 128 bits where the [capacity is wide](is_wide), and 64 nearly everywhere.
 #[derive(Clone, Copy)]
-pub(super) struct Debt {
+pub(super) struct Debt<W> {
     capacity: u32,
     /// 1/N microseconds that a microsecond pays back.
-    rate: u64,
+    rate: W,
     /// 1/N microseconds that one unit costs.
-    price: u64,
-    owed: u128,
+    price: W,
+    owed: W,
 }
 
-impl Debt {
+/// Whether counting up to all of the capacity takes more than 64 bits.
+#[inline]
+pub(super) fn is_wide(quota: &Quota, capacity: u32) -> bool {
+    let full = quota.period_micros().checked_mul(capacity.into());
+    // Rounding a debt up to a microsecond adds up to the rate.
+    full.and_then(|full| full.checked_add(quota.amount().into())).is_none()
+}
+
+/// Evaluates an expression with `$W` as a type that is wide enough for the bucket's debts.
+macro_rules! by_width {
+    ($quota:expr, $capacity:expr, $W:ident => $body:expr) => {
+        if $crate::strategy::debt::is_wide($quota, $capacity) {
+            type $W = u128;
+            $body
+        } else {
+            type $W = u64;
+            $body
+        }
+    };
+}
+
+pub(super) use by_width;
+
+impl<W: Word> Debt<W> {
     /// Nothing owed yet.
     #[inline]
     pub(super) fn none(quota: &Quota, capacity: u32) -> Self {
-        Self { capacity, rate: quota.amount().into(), price: quota.period_micros(), owed: 0 }
+        let (rate, price) = (u64::from(quota.amount()).into(), quota.period_micros().into());
+        Self { capacity, rate, price, owed: W::from(0) }
     }
 
     /// The debt that [`store`](Self::store) stored, as it is at `now`. It can be no larger than the full bucket's, whatever a
     /// clock that has gone back makes of it.
     #[inline]
     pub(super) fn stored(self, until: Timestamp, early: u32, now: Timestamp) -> Self {
-        let early = if u64::from(early) < self.rate { early } else { 0 };
-        let owed = product(until.since(now), self.rate).saturating_sub(early.into());
+        let early = W::from(early.into());
+        let early = if early < self.rate { early } else { W::from(0) };
+        let owed = W::from(until.since(now)).times(self.rate).less(early);
         Self { owed: owed.min(self.worth(self.capacity)), ..self }
     }
 
@@ -48,54 +73,53 @@ impl Debt {
     /// Microseconds, rounded up, until all is paid.
     #[inline]
     pub(super) fn until_paid(&self) -> u64 {
-        div_ceil(self.owed, self.rate)
+        self.owed.div_ceil(self.rate)
     }
 
+    /// The debt with `units` more, which fit.
     #[inline]
     pub(super) fn plus(self, units: u32) -> Self {
-        Self { owed: self.owed + self.worth(units), ..self }
+        Self { owed: self.owed.more(self.worth(units)), ..self }
     }
 
     #[inline]
     pub(super) fn minus(self, units: u32) -> Self {
-        Self { owed: self.owed.saturating_sub(self.worth(units)), ..self }
+        Self { owed: self.owed.less(self.worth(units)), ..self }
     }
 
     /// The debt as a state: the microsecond from which nothing is owed, and by how many 1/N of one that is too late.
     #[inline]
     pub(super) fn store(&self, now: Timestamp, anchor: u32) -> State {
-        if self.owed == 0 {
+        if self.owed == W::from(0) {
             return State::Fresh;
         }
         let micros = self.until_paid();
-        #[allow(clippy::cast_possible_truncation)] // less than the rate, which is a u32
-        let early = (product(micros, self.rate) - self.owed) as u32;
+        let early = W::from(micros).times(self.rate).less(self.owed).low_bits();
         State::Counts { until: now.plus(micros), amounts: [early, anchor] }
     }
 
     /// Whether `units` more fit now: `units <= remaining()` without the division.
+    #[inline]
     fn fits(&self, units: u32) -> bool {
         self.capacity.checked_sub(units).is_some_and(|others| self.owed <= self.worth(others))
     }
 
     /// Units that fit now.
+    #[inline]
     fn remaining(&self) -> u32 {
-        let taken = div_ceil(self.owed, self.price);
+        let taken = self.owed.div_ceil(self.price);
         u32::try_from(taken).map_or(0, |taken| self.capacity.saturating_sub(taken))
     }
 
     /// Microseconds, rounded up, until `units` fit; 0 when they do.
+    #[inline]
     fn until_fits(&self, units: u32) -> u64 {
         let may_owe = self.worth(self.capacity.saturating_sub(units));
-        div_ceil(self.owed.saturating_sub(may_owe), self.rate)
+        self.owed.less(may_owe).div_ceil(self.rate)
     }
 
-    fn worth(&self, units: u32) -> u128 {
-        product(self.price, units.into())
+    #[inline]
+    fn worth(&self, units: u32) -> W {
+        self.price.times(W::from(units.into()))
     }
-}
-
-#[inline]
-fn product(a: u64, b: u64) -> u128 {
-    u128::from(a) * u128::from(b)
 }

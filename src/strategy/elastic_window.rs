@@ -42,6 +42,7 @@ struct Window {
 }
 
 impl Window {
+    #[inline]
     fn live(quota: &Quota, state: &State, now: Timestamp) -> Option<Self> {
         match *state {
             State::Counts { until, amounts: [count, anchor] } if count > 0 && until > now => {
@@ -69,11 +70,13 @@ impl Strategy for ElasticWindow {
         "elastic-window"
     }
 
+    #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         let (left, count) = Window::live(quota, state, now).map_or((0, 0), |live| (live.end.since(now), live.count));
         status(quota, left, count, cost)
     }
 
+    #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
         let end = now.plus(quota.period_micros());
         let (count, anchor) = match Window::live(quota, state, now) {

@@ -55,6 +55,7 @@ impl FixedWindow {
 
     /// The live window's end and count. An end later than a window started now could have was written by a clock
     /// that has gone back since: the window counts as started now.
+    #[inline]
     fn live(self, quota: &Quota, state: &State, now: Timestamp) -> Option<(Timestamp, u32)> {
         match *state {
             State::Counts { until, amounts: [count, 0] } if count > 0 && until > now => {
@@ -70,11 +71,13 @@ impl Strategy for FixedWindow {
         if self.aligned { "fixed-window-aligned" } else { "fixed-window" }
     }
 
+    #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         let (end, count) = self.live(quota, state, now).unwrap_or((now, 0));
         status(quota, end.since(now), count, cost)
     }
 
+    #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
         let (end, count) = self.live(quota, state, now).unwrap_or_else(|| (self.end_from(quota, now), 0));
         let count = count.saturating_add(cost);

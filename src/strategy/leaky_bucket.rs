@@ -1,6 +1,7 @@
 use std::fmt;
 
-use super::debt::Debt;
+use super::debt::{Debt, by_width};
+use super::exact::Word;
 use super::{Hit, State, Status, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
 
@@ -52,7 +53,8 @@ impl LeakyBucket {
         self.queue.unwrap_or(quota.amount())
     }
 
-    fn debt(self, quota: &Quota, state: &State, now: Timestamp) -> Debt {
+    #[inline]
+    fn debt<W: Word>(self, quota: &Quota, state: &State, now: Timestamp) -> Debt<W> {
         let none = Debt::none(quota, self.capacity(quota));
         match *state {
             State::Counts { until, amounts: [early, 0] } if until > now => none.stored(until, early, now),
@@ -67,6 +69,7 @@ impl Strategy for LeakyBucket {
     }
 
     /// Those who wait and the one being served.
+    #[inline]
     fn capacity(&self, quota: &Quota) -> u32 {
         self.places(quota).saturating_add(1)
     }
@@ -86,22 +89,30 @@ impl Strategy for LeakyBucket {
         quota.check_refill(self.capacity(quota))
     }
 
+    #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        let debt = self.debt(quota, state, now);
-        let status = debt.status(cost);
-        if status.is_admitted() { status.delayed(debt.until_paid()) } else { status }
+        by_width!(quota, self.capacity(quota), W => {
+            let debt = self.debt::<W>(quota, state, now);
+            let status = debt.status(cost);
+            if status.is_admitted() { status.delayed(debt.until_paid()) } else { status }
+        })
     }
 
+    #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        let before = self.debt(quota, state, now);
-        let after = before.plus(cost);
-        *state = after.store(now, 0);
-        after.status(0).delayed(before.until_paid()).forgotten_at(state.until(), 0)
+        by_width!(quota, self.capacity(quota), W => {
+            let before = self.debt::<W>(quota, state, now);
+            let after = before.plus(cost);
+            *state = after.store(now, 0);
+            after.status(0).delayed(before.until_paid()).forgotten_at(state.until(), 0)
+        })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
         if state.until() == hit.until {
-            *state = self.debt(quota, state, now).minus(hit.cost).store(now, 0);
+            by_width!(quota, self.capacity(quota), W => {
+                *state = self.debt::<W>(quota, state, now).minus(hit.cost).store(now, 0);
+            });
         }
     }
 

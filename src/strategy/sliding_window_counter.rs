@@ -1,4 +1,4 @@
-use super::exact::{div_ceil, div_floor};
+use super::exact::{mul_div_ceil, mul_div_floor};
 use super::{Hit, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
@@ -66,6 +66,7 @@ impl SlidingWindowCounter {
     }
 
     /// The state turned to `now`; `None` when nothing in it counts any more.
+    #[inline]
     fn buckets(self, quota: &Quota, state: &State, now: Timestamp) -> Option<Buckets> {
         let State::Counts { until, amounts: [previous, current] } = *state else { return None };
         let period = quota.period_micros();
@@ -116,8 +117,8 @@ impl Buckets {
     }
 
     fn estimate(&self) -> u64 {
-        let covered = u128::from(self.previous) * u128::from(self.period - self.elapsed);
-        div_floor(covered, self.period) + u64::from(self.current)
+        let weighted = mul_div_floor(self.previous.into(), self.period - self.elapsed, self.period);
+        weighted + u64::from(self.current)
     }
 
     /// Microseconds until the estimate has fallen to `units` or below, when it is above now.
@@ -133,8 +134,7 @@ impl Buckets {
 /// The first microsecond of a bucket at which `floor(previous * (period - elapsed) / period) <= units`,
 /// for `units < previous`.
 fn weighs_at_most(previous: u32, units: u32, period: u64) -> u64 {
-    let least = (u128::from(units) + 1) * u128::from(period);
-    period - div_ceil(least, previous.into()) + 1
+    period - mul_div_ceil(u64::from(units) + 1, period, previous.into()) + 1
 }
 
 impl Strategy for SlidingWindowCounter {
@@ -142,11 +142,13 @@ impl Strategy for SlidingWindowCounter {
         if self.aligned { "sliding-window-counter-aligned" } else { "sliding-window-counter" }
     }
 
+    #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         let buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
         buckets.status(quota.amount(), cost)
     }
 
+    #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
         let mut buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
         buckets.current = buckets.current.saturating_add(cost);

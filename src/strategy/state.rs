@@ -24,6 +24,7 @@ pub enum State {
 
 impl State {
     /// The instant from which this state decides like [`State::Fresh`].
+    #[inline]
     pub fn until(&self) -> Timestamp {
         match self {
             Self::Fresh => Timestamp::EPOCH,

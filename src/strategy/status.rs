@@ -21,6 +21,7 @@ pub struct Status {
 impl Status {
     /// The limit admits. `reset_after` is the least number of microseconds after which more units remain than
     /// `remaining`, 0 when all of `capacity` does.
+    #[inline]
     pub const fn admitted(capacity: u32, remaining: u32, reset_after: u64) -> Self {
         let (until, anchor) = (Timestamp::EPOCH, 0);
         Self { admitted: true, capacity, remaining, reset_after, wait: 0, until, anchor }
@@ -28,6 +29,7 @@ impl Status {
 
     /// The limit refuses. `retry_after` is the least number of microseconds after which the same hit would be
     /// admitted if nothing else happened; `None` when it can never be.
+    #[inline]
     pub const fn refused(capacity: u32, remaining: u32, reset_after: u64, retry_after: Option<u64>) -> Self {
         let wait = match retry_after {
             Some(wait) => wait,
@@ -39,6 +41,7 @@ impl Status {
 
     /// An admitted hit whose turn comes after `delay` microseconds.
     #[must_use]
+    #[inline]
     pub const fn delayed(self, delay: u64) -> Self {
         Self { wait: delay, ..self }
     }
@@ -46,6 +49,7 @@ impl Status {
     /// An admitted hit that is forgotten from `until` on: the last instant at which a refund could give it back.
     /// `anchor` is whatever tells its window from a later one; 0 when `until` is enough.
     #[must_use]
+    #[inline]
     pub const fn forgotten_at(self, until: Timestamp, anchor: u32) -> Self {
         Self { until, anchor, ..self }
     }
@@ -57,16 +61,19 @@ impl Status {
     }
 
     /// Whether this limit admits, whatever the others of its policy say.
+    #[inline]
     pub const fn is_admitted(&self) -> bool {
         self.admitted
     }
 
     /// The most units that can ever be spent at one instant.
+    #[inline]
     pub const fn capacity(&self) -> u32 {
         self.capacity
     }
 
     /// Units that can still be spent now, after this decision.
+    #[inline]
     pub const fn remaining(&self) -> u32 {
         self.remaining
     }
@@ -92,6 +99,7 @@ impl Status {
     }
 
     /// [`reset_after`](Self::reset_after) in microseconds.
+    #[inline]
     pub const fn reset_after_micros(&self) -> u64 {
         self.reset_after
     }

@@ -1,5 +1,6 @@
-use super::debt::Debt;
+use super::debt::{Debt, by_width};
 use super::elastic_window::low_bits;
+use super::exact::Word;
 use super::{Hit, State, Status, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
 
@@ -42,7 +43,8 @@ impl TokenBucket {
     }
 
     /// What is owed now, and a number that tells this debt from one made after all was paid.
-    fn debt(self, quota: &Quota, state: &State, now: Timestamp) -> (Debt, u32) {
+    #[inline]
+    fn debt<W: Word>(self, quota: &Quota, state: &State, now: Timestamp) -> (Debt<W>, u32) {
         let none = Debt::none(quota, self.capacity(quota));
         match *state {
             State::Counts { until, amounts: [early, anchor] } if until > now => {
@@ -58,6 +60,7 @@ impl Strategy for TokenBucket {
         "token-bucket"
     }
 
+    #[inline]
     fn capacity(&self, quota: &Quota) -> u32 {
         quota.burst_size().unwrap_or(quota.amount())
     }
@@ -66,22 +69,27 @@ impl Strategy for TokenBucket {
         quota.check_refill(self.capacity(quota))
     }
 
+    #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        let (debt, _) = self.debt(quota, state, now);
-        debt.status(cost)
+        by_width!(quota, self.capacity(quota), W => self.debt::<W>(quota, state, now).0.status(cost))
     }
 
+    #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        let (debt, anchor) = self.debt(quota, state, now);
-        let debt = debt.plus(cost);
-        *state = debt.store(now, anchor);
-        debt.status(0).forgotten_at(state.until(), anchor)
+        by_width!(quota, self.capacity(quota), W => {
+            let (debt, anchor) = self.debt::<W>(quota, state, now);
+            let debt = debt.plus(cost);
+            *state = debt.store(now, anchor);
+            debt.status(0).forgotten_at(state.until(), anchor)
+        })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        let (debt, anchor) = self.debt(quota, state, now);
-        if anchor == hit.anchor {
-            *state = debt.minus(hit.cost).store(now, anchor);
-        }
+        by_width!(quota, self.capacity(quota), W => {
+            let (debt, anchor) = self.debt::<W>(quota, state, now);
+            if anchor == hit.anchor {
+                *state = debt.minus(hit.cost).store(now, anchor);
+            }
+        });
     }
 }

@@ -126,6 +126,7 @@ impl Storage for MemoryStorage {
     type Decided = Ready<Result<Decision, Infallible>>;
     type Done = Ready<Result<(), Infallible>>;
 
+    #[inline]
     fn decide(&self, ask: Ask<'_>) -> Self::Decided {
         ready(Ok(self.0.decide(ask)))
     }
@@ -173,7 +174,7 @@ impl Shared {
     }
 
     /// Most hits are on a key whose states are there, small, and stay where they are.
-    #[inline]
+    #[inline(never)]
     fn decide_few<const N: usize>(
         &self,
         shard: &mut Shard,
