@@ -1,5 +1,6 @@
 //! From a decision to header fields.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use http::Response;
@@ -62,9 +63,11 @@ impl Headers {
 /// Where layers are stacked it may have an inner layer's numbers already: the smaller remaining is the truth for the client,
 /// of equals the inner one's stays, and a refusal, which carries its decision, keeps its own.
 pub(crate) fn write_admitted<B>(response: &mut Response<B>, decision: &Decision, fields: Headers) {
-    let refused_inside = response.extensions().get::<Decision>().is_some();
+    if fields.0 == Fields::None || response.extensions().get::<Decision>().is_some() {
+        return;
+    }
     let written = response.headers().get(REMAINING).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
-    if !refused_inside && written.is_none_or(|written| decision.shown().remaining() < written) {
+    if written.is_none_or(|written| decision.shown().remaining() < written) {
         write(response.headers_mut(), decision, fields);
     }
 }
@@ -72,7 +75,7 @@ pub(crate) fn write_admitted<B>(response: &mut Response<B>, decision: &Decision,
 /// Tells a refused request's response how things stand, and the layers outside that it does.
 pub(crate) fn write_refused<B>(response: &mut Response<B>, decision: Decision, fields: Headers) {
     if let Some(wait) = decision.retry_after() {
-        response.headers_mut().insert(RETRY_AFTER, seconds_up(wait).max(1).into());
+        response.headers_mut().insert(RETRY_AFTER, number(seconds_up(wait).max(1)));
     }
     write(response.headers_mut(), &decision, fields);
     response.extensions_mut().insert(decision);
@@ -80,14 +83,28 @@ pub(crate) fn write_refused<B>(response: &mut Response<B>, decision: Decision, f
 
 fn write(headers: &mut HeaderMap, decision: &Decision, fields: Headers) {
     let shown = decision.shown();
-    let reset: HeaderValue = match fields.0 {
-        Fields::ResetAtEpoch => decision.at().plus(shown.reset_after_micros()).as_secs_ceil().into(),
-        Fields::ResetAfter => seconds_up(shown.reset_after()).into(),
+    let reset = match fields.0 {
+        Fields::ResetAtEpoch => decision.at().plus(shown.reset_after_micros()).as_secs_ceil(),
+        Fields::ResetAfter => seconds_up(shown.reset_after()),
         Fields::None => return,
     };
-    headers.insert(LIMIT, shown.capacity().into());
-    headers.insert(REMAINING, shown.remaining().into());
-    headers.insert(RESET, reset);
+    headers.insert(LIMIT, number(shown.capacity().into()));
+    headers.insert(REMAINING, number(shown.remaining().into()));
+    headers.insert(RESET, number(reset));
+}
+
+/// Most limits, and what remains of them, are small: their texts are kept ready, and cloning one allocates nothing.
+const SMALL: usize = 1_025;
+
+fn number(number: u64) -> HeaderValue {
+    static READY: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| {
+        (0..SMALL).map(|number| HeaderValue::from_static(Box::leak(number.to_string().into_boxed_str()))).collect()
+    });
+    let ready = usize::try_from(number).ok().and_then(|number| READY.get(number));
+    // Not `HeaderValue::from`, which reserves room for the longest number and gives it back: two allocations for one.
+    ready.cloned().unwrap_or_else(|| {
+        HeaderValue::from_str(itoa::Buffer::new().format(number)).expect("digits can stand in a header")
+    })
 }
 
 fn seconds_up(span: Duration) -> u64 {

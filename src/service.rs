@@ -67,13 +67,16 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let head = Head::of(&request);
-        let mut asked = match self.shared.ask(&head) {
-            Ok(Some(asked)) => asked,
+        let Question { policy, key, cost } = match self.shared.question(&head) {
+            Ok(Some(question)) => question,
             Ok(None) => return ResponseFuture::calling(self.inner.call(request), None),
             Err(missing) => return ResponseFuture::refused(self.shared.reject_missing(&missing, &head)),
         };
+        // What is free shows how things stand.
+        let op = if cost == 0 { Op::Peek } else { Op::Hit };
+        let mut deciding = self.shared.storage.decide(Ask::new(&policy, &key, op, cost));
         // A storage that knows the answer is not made to wait for the first poll of a future.
-        let delayed = match Pin::new(&mut asked.deciding).poll(&mut Context::from_waker(Waker::noop())) {
+        let delayed = match Pin::new(&mut deciding).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(decided) => match self.shared.judge(decided, &head) {
                 Verdict::Admitted(told) => return ResponseFuture::calling(self.inner.call(request), told),
                 Verdict::Refused(response) => return ResponseFuture::refused(response),
@@ -81,7 +84,6 @@ where
             },
             Poll::Pending => None,
         };
-        let Asked { deciding, policy, key } = asked;
         let (policy, shared) = (policy.into_owned(), Arc::clone(&self.shared));
         // The service that was polled ready is taken along, and a clone is left behind.
         let next = self.inner.clone();
@@ -105,11 +107,11 @@ impl<S: fmt::Debug, St: fmt::Debug, R> fmt::Debug for RateLimit<S, St, R> {
     }
 }
 
-/// A question that has been put to the storage.
-pub(crate) struct Asked<'a, St: Storage> {
-    deciding: St::Decided,
+/// What the storage is to be asked about a request.
+struct Question<'a> {
     policy: Cow<'a, Policy>,
     key: Key,
+    cost: u32,
 }
 
 /// What an admitted request's response is told.
@@ -123,8 +125,8 @@ pub(crate) enum Verdict<ResBody> {
 }
 
 impl<St: Storage, R> Shared<St, R> {
-    /// Puts a request's question to the storage; `None` when the request is not limited.
-    fn ask(&self, head: &Head<'_>) -> Result<Option<Asked<'_, St>>, Missing> {
+    /// What to ask about a request; `None` when it is not limited.
+    fn question(&self, head: &Head<'_>) -> Result<Option<Question<'_>>, Missing> {
         let policy = match &self.policies.0 {
             Choice::Always(policy) => Cow::Borrowed(policy),
             Choice::By(choose) => match choose(head) {
@@ -134,10 +136,7 @@ impl<St: Storage, R> Shared<St, R> {
         };
         let Some(key) = self.key.extract(head)? else { return Ok(None) };
         let cost = self.cost.as_ref().map_or(Ok(1), |cost| cost(head))?;
-        // What is free shows how things stand.
-        let op = if cost == 0 { Op::Peek } else { Op::Hit };
-        let deciding = self.storage.decide(Ask::new(&policy, &key, op, cost));
-        Ok(Some(Asked { deciding, policy, key }))
+        Ok(Some(Question { policy, key, cost }))
     }
 
     /// What becomes of a request on which the storage has answered.

@@ -70,6 +70,13 @@ impl<W: Word> Debt<W> {
         }
     }
 
+    /// Stores a debt that a hit has just made, and shows what remains.
+    #[inline]
+    pub(super) fn spent(&self, state: &mut State, now: Timestamp, anchor: u32) -> Status {
+        *state = self.store(now, anchor);
+        self.status(0).forgotten_at(state.until(), anchor)
+    }
+
     /// Microseconds, rounded up, until all is paid.
     #[inline]
     pub(super) fn until_paid(&self) -> u64 {
@@ -100,7 +107,7 @@ impl<W: Word> Debt<W> {
 
     /// Whether `units` more fit now: `units <= remaining()` without the division.
     #[inline]
-    fn fits(&self, units: u32) -> bool {
+    pub(super) fn fits(&self, units: u32) -> bool {
         self.capacity.checked_sub(units).is_some_and(|others| self.owed <= self.worth(others))
     }
 

@@ -103,8 +103,7 @@ impl Strategy for LeakyBucket {
         by_width!(quota, self.capacity(quota), W => {
             let before = self.debt::<W>(quota, state, now);
             let after = before.plus(cost);
-            *state = after.store(now, 0);
-            after.status(0).delayed(before.until_paid()).forgotten_at(state.until(), 0)
+            after.spent(state, now, 0).delayed(before.until_paid())
         })
     }
 

@@ -132,7 +132,8 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// admitted the same hit on the same state.
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status;
 
-    /// Checks, and then spends or refuses: all of a hit on a policy with this one limit.
+    /// Checks, and then spends or refuses: all of a hit on a policy with this one limit. Override it only where doing both
+    /// in one go is faster.
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
         let checked = self.check(quota, state, now, cost);
         if checked.is_admitted() {

@@ -1,6 +1,6 @@
 use std::mem;
 
-use super::{Hit, Log, State, Status, Strategy};
+use super::{Hit, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
 /// N units in any span of P, exactly: a log of when units were admitted.
@@ -66,7 +66,7 @@ impl Strategy for MovingWindow {
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
         let mut log = match mem::take(state) {
             State::Log(log) => log,
-            _ => Log::default(),
+            _ => Box::default(),
         };
         log.add(now, quota.period_micros(), cost);
         let until = log.until();

@@ -103,6 +103,14 @@ impl Buckets {
         self.start.plus(2 * self.period)
     }
 
+    /// Spends `cost` units and shows what remains.
+    #[inline]
+    fn spend(mut self, capacity: u32, state: &mut State, cost: u32) -> Status {
+        self.current = self.current.saturating_add(cost);
+        *state = self.store();
+        self.status(capacity, 0).forgotten_at(self.forgotten(), 0)
+    }
+
     /// The answer to a hit of `cost` units.
     #[inline]
     fn status(&self, capacity: u32, cost: u32) -> Status {
@@ -150,10 +158,14 @@ impl Strategy for SlidingWindowCounter {
 
     #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        let mut buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
-        buckets.current = buckets.current.saturating_add(cost);
-        *state = buckets.store();
-        buckets.status(quota.amount(), 0).forgotten_at(buckets.forgotten(), 0)
+        let buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
+        buckets.spend(quota.amount(), state, cost)
+    }
+
+    fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
+        let buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
+        let fits = buckets.estimate() + u64::from(cost) <= quota.amount().into();
+        if fits { buckets.spend(quota.amount(), state, cost) } else { buckets.status(quota.amount(), cost) }
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

@@ -19,7 +19,7 @@ pub enum State {
         amounts: [u32; 2],
     },
     /// When units were admitted (moving window).
-    Log(Log),
+    Log(Box<Log>),
 }
 
 impl State {

@@ -69,18 +69,21 @@ impl Strategy for TokenBucket {
         quota.check_refill(self.capacity(quota))
     }
 
-    #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         by_width!(quota, self.capacity(quota), W => self.debt::<W>(quota, state, now).0.status(cost))
     }
 
-    #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
         by_width!(quota, self.capacity(quota), W => {
             let (debt, anchor) = self.debt::<W>(quota, state, now);
-            let debt = debt.plus(cost);
-            *state = debt.store(now, anchor);
-            debt.status(0).forgotten_at(state.until(), anchor)
+            debt.plus(cost).spent(state, now, anchor)
+        })
+    }
+
+    fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
+        by_width!(quota, self.capacity(quota), W => {
+            let (debt, anchor) = self.debt::<W>(quota, state, now);
+            if debt.fits(cost) { debt.plus(cost).spent(state, now, anchor) } else { debt.status(cost) }
         })
     }
 

@@ -77,7 +77,7 @@ pub(super) fn states() -> impl Generator<Value = State> {
         }),
         2 => (instants(), vec((instants(), amounts()), 0..8)).prop_map(|(until, entries)| {
             let entries = entries.into_iter().map(|(at, units)| (Timestamp::from_micros(at), units));
-            State::Log(Log::from_entries(Timestamp::from_micros(until), entries))
+            State::Log(Box::new(Log::from_entries(Timestamp::from_micros(until), entries)))
         }),
     ]
 }

@@ -1,3 +1,4 @@
+mod decide;
 mod room;
 mod shard;
 mod table;
@@ -11,10 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use foldhash::quality::RandomState;
 
+use self::decide::with_states;
 use self::shard::{KeyHash, Shard};
 use super::{Ask, Clock, Storage, SystemClock};
-use crate::strategy::State;
-use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
+use crate::{ConfigError, Decision, Key, Policy, Timestamp};
 
 /// Keeps states in this process: sharded, bounded, exact, with no task in the background. The default.
 ///
@@ -154,77 +155,6 @@ impl Storage for MemoryStorage {
 }
 
 impl Shared {
-    fn decide(&self, ask: Ask<'_>) -> Decision {
-        let (key, number) = self.locate(ask.policy, ask.key);
-        let mut shard = self.lock(number);
-        // Read under the lock, so that the time of one key's states never goes back.
-        let now = self.clock.now();
-        let decision = match ask.policy.limits().len() {
-            1 => self.decide_few::<1>(&mut shard, number, key, ask, now),
-            2 => self.decide_few::<2>(&mut shard, number, key, ask, now),
-            3 => self.decide_few::<3>(&mut shard, number, key, ask, now),
-            4 => self.decide_few::<4>(&mut shard, number, key, ask, now),
-            _ => self.decide_any(&mut shard, number, key, ask, now),
-        };
-        if ask.op == Op::Hit && shard.is_sweep_due() {
-            drop(shard);
-            self.sweep(now);
-        }
-        decision
-    }
-
-    /// Most hits are on a key whose states are there, small, and stay where they are.
-    #[inline(never)]
-    fn decide_few<const N: usize>(
-        &self,
-        shard: &mut Shard,
-        number: usize,
-        key: KeyHash,
-        ask: Ask<'_>,
-        now: Timestamp,
-    ) -> Decision {
-        let digests = ask.policy.limit_digests();
-        let Some(slots) = shard.known::<N>(key, digests) else {
-            return self.decide_any(shard, number, key, ask, now);
-        };
-        let mut states = slots.map(|slot| shard.state(slot));
-        let decision = ask.policy.decide(&mut states, now, ask.op, ask.cost);
-        if ask.op == Op::Hit && !shard.update(slots, &states, now, decision.limits()) {
-            let run = shard.run(key);
-            let after = shard.save(run, key, digests, &mut states, now, Some(decision.limits()));
-            self.settle(1, after);
-        }
-        decision
-    }
-
-    /// Any number of states, which may be missing, be logs, and need room.
-    #[inline(never)]
-    fn decide_any(&self, shard: &mut Shard, number: usize, key: KeyHash, ask: Ask<'_>, now: Timestamp) -> Decision {
-        let Ask { policy, op, cost, .. } = ask;
-        let digests = policy.limit_digests();
-        with_states(policy, |states| {
-            let mut run = shard.run(key);
-            let before = shard.load(run.clone(), key, digests, states);
-            let grows = before == 0 || states.iter().any(|state| matches!(state, State::Log(log) if log.is_full()));
-            let mut crowded = None;
-            if grows && self.is_full() {
-                crowded = self.make_room(shard, number, key, now, ask, states);
-                run = shard.run(key);
-            }
-            let decision = match crowded {
-                None => policy.decide(states, now, op, cost),
-                Some(soonest) => policy.refuse(now, cost, soonest).crowded(),
-            };
-            let told = (op == Op::Hit).then(|| decision.limits());
-            let after = shard.save(run, key, digests, states, now, told);
-            self.settle(before, after);
-            if op == Op::Hit && decision.is_crowded() {
-                self.crowded.fetch_add(1, Ordering::Relaxed);
-            }
-            decision
-        })
-    }
-
     /// Sweeps a part of the next shard.
     fn sweep(&self, now: Timestamp) {
         let number = self.sweeping.load(Ordering::Relaxed) % self.shards.len();
@@ -270,16 +200,6 @@ impl Shared {
     fn lock(&self, number: usize) -> MutexGuard<'_, Shard> {
         // A strategy of the user's that panics leaves a state as it was, or fresh: others can go on.
         self.shards[number].0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Runs `f` with a place for the state of each limit, in place for up to four.
-#[inline]
-fn with_states<T>(policy: &Policy, f: impl FnOnce(&mut [State]) -> T) -> T {
-    match policy.limits().len() {
-        1 => f(&mut [State::Fresh]),
-        few @ ..=4 => f(&mut [const { State::Fresh }; 4][..few]),
-        many => f(&mut vec![State::Fresh; many]),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::strategy::{Log, State, Status};
 #[derive(Debug, Default)]
 pub(super) struct Shard {
     pub(super) table: Table,
-    logs: Slab<Log>,
+    logs: Slab<Option<Box<Log>>>,
     hits: u32,
     /// Where the next sweep begins.
     swept: usize,
@@ -47,23 +47,27 @@ impl Shard {
     /// The slots of the states of a key, in the order of the policy's limits, when all are there and small.
     #[inline]
     pub(super) fn known<const N: usize>(&self, key: KeyHash, digests: &[u32]) -> Option<[usize; N]> {
-        let run = self.run(key);
         let mut slots = [0; N];
-        for (place, &digest) in slots.iter_mut().zip(digests) {
-            let limit = key.limit(digest);
-            *place = run.clone().find(|&index| self.table.get(index).is_some_and(|slot| slot.limit == limit))?;
+        for (slot, &digest) in slots.iter_mut().zip(digests) {
+            *slot = self.table.find(key.hash, key.limit(digest))?;
         }
         Some(slots)
     }
 
-    /// The small state in this slot.
+    /// The slot of a state, when it is there and small.
     #[inline]
-    pub(super) fn state(&mut self, index: usize) -> State {
-        let Slot { until, amounts, .. } = *self.table.get_mut(index);
-        State::Counts { until, amounts }
+    pub(super) fn small(&mut self, key: KeyHash, digest: u32) -> Option<&mut Slot> {
+        let index = self.table.find(key.hash, key.limit(digest))?;
+        Some(self.table.get_mut(index))
     }
 
-    /// Writes small states back where they were. Whether that could be done; if not, nothing is written.
+    /// The small states in these slots.
+    #[inline]
+    pub(super) fn states<const N: usize>(&self, slots: [usize; N]) -> [State; N] {
+        std::array::from_fn(|i| self.table.get(slots[i]).map_or(State::Fresh, Slot::state))
+    }
+
+    /// Writes small states back where they were. Whether that could be done; if not, they are to be saved.
     #[inline]
     pub(super) fn update<const N: usize>(
         &mut self,
@@ -72,17 +76,11 @@ impl Shard {
         now: Timestamp,
         told: &[Status],
     ) -> bool {
-        if !states.iter().all(|state| matches!(state, State::Counts { until, .. } if *until > now)) {
-            return false;
-        }
+        let mut all = true;
         for ((index, state), told) in slots.into_iter().zip(states).zip(told) {
-            if let State::Counts { until, amounts } = *state {
-                let slot = self.table.get_mut(index);
-                (slot.until, slot.amounts) = (until, amounts);
-                slot.admits_before = admits_before(until, now, told);
-            }
+            all &= self.table.get_mut(index).update(state, now, told);
         }
-        true
+        all
     }
 
     /// Moves the states of a key out of its slots, in the order of the policy's limits. Returns what they weigh.
@@ -92,13 +90,12 @@ impl Shard {
         for (state, &digest) in states.iter_mut().zip(digests) {
             let Some(index) = self.find(run.clone(), key.limit(digest)) else { continue };
             let Slot { limit, until, amounts, .. } = *self.table.get_mut(index);
-            *state = if limit & LOG == 0 {
-                State::Counts { until, amounts }
-            } else {
-                let log = mem::take(&mut self.logs[amounts[0] as usize]);
+            if limit & LOG == 0 {
+                *state = State::Counts { until, amounts };
+            } else if let Some(log) = self.logs[amounts[0] as usize].take() {
                 weight += weight_of_log(&log);
-                State::Log(log)
-            };
+                *state = State::Log(log);
+            }
         }
         weight
     }
@@ -143,27 +140,25 @@ impl Shard {
         let slot = self.table.get_mut(index);
         slot.until = state.until();
         if let Some(told) = told {
-            slot.admits_before = admits_before(slot.until, now, told);
+            slot.admits_before = Slot::admits_before(slot.until, now, told);
         }
-        match state {
+        match mem::take(state) {
             State::Fresh => 0,
             State::Counts { amounts, .. } => {
                 if slot.limit & LOG != 0 {
                     self.logs.remove(slot.amounts[0] as usize);
                     slot.limit &= !LOG;
                 }
-                slot.amounts = *amounts;
+                slot.amounts = amounts;
                 0
             }
             State::Log(log) => {
-                let log = mem::take(log);
                 let weight = weight_of_log(&log);
-                if slot.limit & LOG != 0 {
-                    self.logs[slot.amounts[0] as usize] = log;
-                } else {
+                if slot.limit & LOG == 0 {
                     slot.limit |= LOG;
-                    slot.amounts = [u32::try_from(self.logs.insert(log)).expect("fewer than 2^32 logs"), 0];
+                    slot.amounts = [u32::try_from(self.logs.insert(None)).expect("fewer than 2^32 logs"), 0];
                 }
+                self.logs[slot.amounts[0] as usize] = Some(log);
                 weight
             }
         }
@@ -226,7 +221,7 @@ impl Shard {
 
     fn log(&self, index: usize) -> Option<&Log> {
         let slot = self.table.get(index)?;
-        (slot.limit & LOG != 0).then(|| &self.logs[slot.amounts[0] as usize])
+        if slot.limit & LOG == 0 { None } else { self.logs[slot.amounts[0] as usize].as_deref() }
     }
 
     #[inline]
@@ -246,16 +241,4 @@ impl Shard {
 /// What a log weighs beside its key: as much as a key for every 128 bytes.
 fn weight_of_log(log: &Log) -> usize {
     log.room() / 8
-}
-
-/// How long before `until` one unit is admitted again, rounded down to what an `f32` can say: rather said to refuse a little
-/// too long than to be evicted while it does.
-#[inline]
-fn admits_before(until: Timestamp, now: Timestamp, status: &Status) -> f32 {
-    if status.remaining() > 0 {
-        return f32::INFINITY;
-    }
-    #[allow(clippy::cast_precision_loss)] // what is lost is rounded down
-    let before = until.since(now).saturating_sub(status.reset_after_micros()) as f32;
-    before.next_down().max(0.0)
 }

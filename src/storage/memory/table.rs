@@ -1,6 +1,7 @@
 use std::ops::Range;
 
 use crate::Timestamp;
+use crate::strategy::{State, Status};
 
 /// A table of small states, ordered by where their keys hash to, with gaps: linear probing in hash order.
 ///
@@ -30,6 +31,37 @@ pub(super) struct Slot {
 impl Slot {
     pub(super) fn new(hash: u64, limit: u32, until: Timestamp) -> Self {
         Self { hash, limit, admits_before: f32::INFINITY, until, amounts: [0; 2] }
+    }
+
+    /// The small state in this slot.
+    #[inline]
+    pub(super) fn state(&self) -> State {
+        State::Counts { until: self.until, amounts: self.amounts }
+    }
+
+    /// Writes a small state. Whether that could be done: what is forgotten is to be removed, and a log stands elsewhere.
+    #[inline]
+    pub(super) fn update(&mut self, state: &State, now: Timestamp, told: &Status) -> bool {
+        match *state {
+            State::Counts { until, amounts } if until > now => {
+                (self.until, self.amounts) = (until, amounts);
+                self.admits_before = Self::admits_before(until, now, told);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// How long before `until` one unit is admitted again, rounded down to what an `f32` can say: rather said to refuse a
+    /// little too long than to be evicted while it does.
+    #[inline]
+    pub(super) fn admits_before(until: Timestamp, now: Timestamp, status: &Status) -> f32 {
+        if status.remaining() > 0 {
+            return f32::INFINITY;
+        }
+        #[allow(clippy::cast_precision_loss)] // what is lost is rounded down
+        let before = until.since(now).saturating_sub(status.reset_after_micros()) as f32;
+        before.next_down().max(0.0)
     }
 
     fn is_vacant(&self) -> bool {
@@ -79,6 +111,22 @@ impl Table {
             end += 1;
         }
         start..end
+    }
+
+    /// Where the state of this limit stands.
+    #[inline]
+    pub(super) fn find(&self, hash: u64, limit: u32) -> Option<usize> {
+        let mut index = self.home(hash);
+        loop {
+            let slot = self.get(index)?;
+            if slot.hash == hash && slot.limit == limit {
+                return Some(index);
+            }
+            if slot.hash > hash {
+                return None;
+            }
+            index += 1;
+        }
     }
 
     /// Adds a state at the front of its key's run. Returns where.
@@ -158,7 +206,7 @@ mod tests {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let hash = (random >> 40).wrapping_mul(0x9E37_79B9_7F4A_7C15) % crowding;
                 let limit = (random >> 33) as u32 & 3;
-                let found = table.run(hash).find(|&index| table.get(index).unwrap().limit == limit);
+                let found = table.find(hash, limit);
                 assert_eq!(found.is_some(), model.contains(&(hash, limit)));
                 match found {
                     Some(index) => {
