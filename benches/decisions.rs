@@ -1,0 +1,169 @@
+//! Decisions in memory, without HTTP.
+//!
+//! A step is a thousand decisions: where the table says µs, one of them takes as many ns. Of two threads each is timed for
+//! itself.
+
+mod support;
+
+use std::time::Duration;
+
+use divan::counter::ItemsCount;
+use divan::{Bencher, Divan};
+use tower_ratelimit::RateLimiter;
+
+use support::hits::{BATCH, Hits};
+use support::limiters::admits;
+
+const KEYS: [u32; 4] = [1, 1_000, 100_000, 1_000_000];
+
+fn main() {
+    // Samples of a millisecond and more, so that threads which are woken one after the other do meet.
+    Divan::default().sample_size(16).sample_count(200).max_time(Duration::from_millis(250)).config_with_args().main();
+}
+
+/// Hits that are all answered alike.
+fn answers(bencher: Bencher<'_, '_>, limiter: &RateLimiter, hits: &Hits, admitted: bool) {
+    bencher
+        .counter(ItemsCount::new(BATCH))
+        .with_inputs(|| hits.batch())
+        .bench_values(|batch| batch.each(|key| assert_eq!(admits(limiter, key), admitted)));
+}
+
+mod admitted {
+    use divan::Bencher;
+    use tower_ratelimit::{ElasticWindow, FixedWindow, LeakyBucket, SlidingWindowCounter, TokenBucket};
+
+    use super::support::hits::{Hits, MakeKey, address, long_string, string};
+    use super::support::limiters::{Generous, knowing, several};
+    use super::{KEYS, answers};
+
+    fn known<S: Generous>(bencher: Bencher<'_, '_>, keys: u32, key: MakeKey) {
+        answers(bencher, &knowing(S::generous(), keys, key), &Hits::in_turn(keys, key), true);
+    }
+
+    #[divan::bench(
+        types = [TokenBucket, SlidingWindowCounter, FixedWindow, ElasticWindow, LeakyBucket],
+        args = KEYS,
+        threads = [1, 2],
+    )]
+    fn address_key<S: Generous>(bencher: Bencher<'_, '_>, keys: u32) {
+        known::<S>(bencher, keys, address);
+    }
+
+    #[divan::bench(types = [TokenBucket, SlidingWindowCounter], args = KEYS, threads = [1, 2])]
+    fn string_key<S: Generous>(bencher: Bencher<'_, '_>, keys: u32) {
+        known::<S>(bencher, keys, string);
+    }
+
+    #[divan::bench(types = [TokenBucket], args = KEYS, threads = [1, 2])]
+    fn long_string_key<S: Generous>(bencher: Bencher<'_, '_>, keys: u32) {
+        known::<S>(bencher, keys, long_string);
+    }
+
+    /// As real clients come: a few of them most of the time.
+    #[divan::bench(types = [TokenBucket, SlidingWindowCounter], args = &KEYS[1..], threads = [1, 2])]
+    fn some_more_popular_than_others<S: Generous>(bencher: Bencher<'_, '_>, keys: u32) {
+        let limiter = knowing(S::generous(), keys, address);
+        answers(bencher, &limiter, &Hits::by_popularity(keys, address), true);
+    }
+
+    #[divan::bench(consts = [1, 2, 3, 4], args = [1, 100_000])]
+    fn several_limits_in_one_policy<const LIMITS: u32>(bencher: Bencher<'_, '_>, keys: u32) {
+        let limiter = knowing(several(LIMITS, u32::MAX), keys, address);
+        answers(bencher, &limiter, &Hits::in_turn(keys, address), true);
+    }
+}
+
+mod refused {
+    use divan::Bencher;
+    use tower_ratelimit::strategy::Strategy;
+    use tower_ratelimit::{FixedWindow, MovingWindow, RateLimiter, SlidingWindowCounter, TokenBucket};
+
+    use super::support::hits::{Hits, address};
+    use super::support::limiters::{once_hit, stingy};
+    use super::{KEYS, answers};
+
+    #[divan::bench(
+        types = [TokenBucket, SlidingWindowCounter, FixedWindow, MovingWindow],
+        args = KEYS,
+        threads = [1, 2],
+    )]
+    fn address_key<S: Strategy + Default>(bencher: Bencher<'_, '_>, keys: u32) {
+        let limiter = once_hit(RateLimiter::new(stingy::<S>()), keys, address);
+        answers(bencher, &limiter, &Hits::in_turn(keys, address), false);
+    }
+}
+
+/// Each hit is on a key that nobody has seen, when as many as may be kept are.
+mod flood_of_new_keys {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use divan::Bencher;
+    use divan::counter::ItemsCount;
+    use tower_ratelimit::{Policy, Quota, TokenBucket};
+
+    use super::support::hits::{BATCH, address};
+    use super::support::limiters::{admits, capped, once_hit, stingy};
+
+    const CAP: u32 = 100_000;
+
+    #[divan::bench(sample_size = 1, sample_count = 2_000)]
+    fn others_make_room(bencher: Bencher<'_, '_>) {
+        let patient = Policy::new(TokenBucket::new(), Quota::per_day(10_000));
+        flood(bencher, patient, true);
+    }
+
+    #[divan::bench(sample_size = 1, sample_count = 2_000)]
+    fn nobody_makes_room(bencher: Bencher<'_, '_>) {
+        flood(bencher, stingy::<TokenBucket>(), false);
+    }
+
+    fn flood(bencher: Bencher<'_, '_>, policy: Policy, admitted: bool) {
+        let limiter = once_hit(capped(policy, CAP), CAP, address);
+        let seen = AtomicU32::new(CAP);
+        let new_keys = || {
+            let first = seen.fetch_add(u32::try_from(BATCH).expect("small"), Ordering::Relaxed);
+            (first..).take(BATCH).map(address).collect::<Vec<_>>()
+        };
+        bencher.counter(ItemsCount::new(BATCH)).with_inputs(new_keys).bench_refs(|keys| {
+            for key in keys {
+                assert_eq!(admits(&limiter, key), admitted);
+            }
+        });
+    }
+}
+
+/// A log that is always full.
+mod moving_window {
+    use divan::Bencher;
+    use divan::counter::ItemsCount;
+    use tower_ratelimit::Key;
+
+    use super::support::hits::BATCH;
+    use super::support::limiters::{admits, full_log};
+
+    const AMOUNTS: [u32; 4] = [10, 100, 1_000, 10_000];
+
+    #[divan::bench(args = AMOUNTS)]
+    fn admitted(bencher: Bencher<'_, '_>, amount: u32) {
+        let key = Key::from("alice");
+        let (limiter, clock, pace) = full_log(amount, &key);
+        bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
+            for _ in 0..BATCH {
+                clock.advance(pace);
+                assert!(admits(&limiter, &key));
+            }
+        });
+    }
+
+    #[divan::bench(args = AMOUNTS)]
+    fn refused(bencher: Bencher<'_, '_>, amount: u32) {
+        let key = Key::from("alice");
+        let (limiter, ..) = full_log(amount, &key);
+        bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
+            for _ in 0..BATCH {
+                assert!(!admits(&limiter, &key));
+            }
+        });
+    }
+}

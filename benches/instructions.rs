@@ -1,0 +1,108 @@
+//! Goes down one path a number of times, and nothing else depends on that number: what two runs differ by is what the
+//! path costs. `scripts/instructions` counts with it. Time stands, or is moved on by hand, so that counts repeat.
+//!
+//! Arguments are a path and a number of times. Without them it lists the paths.
+
+mod support;
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response};
+use tower::{Layer, Service};
+use tower_ratelimit::{
+    FixedWindow, Headers, Key, PeerIp, Policy, RateLimitLayer, RateLimiter, SlidingWindowCounter, TokenBucket,
+};
+
+use support::hits::address;
+use support::limiters::{Generous, admits, bursting, by_hand, full_log, several, stingy};
+use support::services::{BURST, Hello, answer, request};
+
+/// So many inputs are made, however few of them are used.
+const MOST: u32 = 20_000;
+
+type Path = fn(usize);
+
+const PATHS: [(&str, Path); 11] = [
+    ("hit token bucket", |times| hit(TokenBucket::generous(), times)),
+    ("hit sliding window counter", hit_after_a_previous_window),
+    ("hit fixed window", |times| hit(FixedWindow::generous(), times)),
+    ("hit moving window", hit_moving_window),
+    ("hit three limits", |times| hit(several(3, u32::MAX), times)),
+    ("refusal", refusal),
+    ("new key", new_key),
+    ("no middleware", |times| serve(Hello, times)),
+    ("middleware no headers", |times| serve(layer(bursting(BURST)).headers(Headers::none()).layer(Hello), times)),
+    ("middleware three headers", |times| serve(layer(bursting(BURST)).layer(Hello), times)),
+    ("middleware refusal", |times| serve(layer(stingy::<TokenBucket>()).layer(Hello), times)),
+];
+
+fn main() {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    if let [name, times] = &*arguments {
+        let path = PATHS.iter().find(|(path, _)| path == name).expect("without arguments it lists the paths").1;
+        path(times.parse().expect("a number of times"));
+    } else {
+        PATHS.iter().for_each(|(name, _)| println!("{name}"));
+    }
+}
+
+fn hit(policy: Policy, times: usize) {
+    let (limiter, _) = by_hand(policy);
+    repeat(&limiter, times, true);
+}
+
+fn hit_after_a_previous_window(times: usize) {
+    let (limiter, clock) = by_hand(SlidingWindowCounter::generous());
+    repeat(&limiter, 10, true);
+    clock.advance(Duration::from_millis(4_500));
+    repeat(&limiter, times, true);
+}
+
+fn hit_moving_window(times: usize) {
+    let (limiter, clock, pace) = full_log(100, &alice());
+    for _ in 0..times {
+        clock.advance(pace);
+        repeat(&limiter, 1, true);
+    }
+}
+
+fn refusal(times: usize) {
+    let (limiter, _) = by_hand(stingy::<TokenBucket>());
+    repeat(&limiter, 1, true);
+    repeat(&limiter, times, false);
+}
+
+fn new_key(times: usize) {
+    let (limiter, _) = by_hand(TokenBucket::generous());
+    let keys: Vec<_> = (0..MOST).map(address).collect();
+    keys[..times].iter().for_each(|key| assert!(admits(&limiter, key)));
+    // Nothing is torn down: that would depend on how often it was hit.
+    std::process::exit(0);
+}
+
+fn repeat(limiter: &RateLimiter, times: usize, admitted: bool) {
+    let key = alice();
+    (0..times).for_each(|_| assert_eq!(admits(limiter, &key), admitted));
+}
+
+fn alice() -> Key {
+    address(1)
+}
+
+fn layer(policy: Policy) -> RateLimitLayer {
+    RateLimitLayer::from_limiter(&by_hand(policy).0, PeerIp::new())
+}
+
+fn serve<S>(mut service: S, times: usize)
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+{
+    let mut requests = (0..MOST).map(|_| request()).collect::<Vec<_>>().into_iter();
+    // The first is admitted even where all others are refused.
+    answer(&mut service, request());
+    requests.by_ref().take(times).for_each(|request| drop(answer(&mut service, request)));
+    // As above.
+    std::process::exit(0);
+}
