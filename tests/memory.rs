@@ -268,15 +268,90 @@ fn big_quotas_are_exact() {
     }
 }
 
-/// Field defect: the fallout of a refund that lands in the next window.
+/// A request that is free is let through, whatever the state of the storage or of the queue.
 #[test]
-fn a_refund_after_the_window_has_turned_gives_nothing_back() {
-    let (limiter, clock) = limiter("fixed-window 5/minute", 10);
-    let first = now(limiter.hit_with_cost(&"k".into(), 5));
-    clock.advance(Duration::from_secs(60));
-    let _ = now(limiter.hit_with_cost(&"k".into(), 2));
-    limiter.refund(&"k".into(), &first).into_inner().unwrap();
-    assert_eq!(now(limiter.peek(&"k".into())).remaining(), 3);
+fn cost_0_is_admitted_at_once_also_when_the_storage_is_full() {
+    let (limiter, _) = limiter("fixed-window 1/minute", 1);
+    assert!(hit(&limiter, "resident").is_admitted());
+    assert!(hit(&limiter, "newcomer").is_crowded());
+    assert!(now(limiter.hit_with_cost(&"newcomer".into(), 0)).is_admitted());
+    assert!(now(limiter.peek_with_cost(&"newcomer".into(), 0)).is_admitted());
+
+    let (limiter, _) = self::limiter("leaky-bucket 1/minute queue 3", 1);
+    let _ = (hit(&limiter, "k"), hit(&limiter, "k"));
+    let free = now(limiter.hit_with_cost(&"k".into(), 0));
+    assert!(free.is_admitted() && free.delay().is_zero());
+}
+
+#[test]
+fn a_newcomer_who_is_refused_anyway_throws_nobody_out() {
+    let (limiter, _) = limiter("fixed-window 5/minute", 1);
+    assert!(hit(&limiter, "resident").is_admitted());
+    let refused = now(limiter.hit_with_cost(&"newcomer".into(), 6));
+    assert!(refused.is_refused() && !refused.is_crowded());
+    assert_eq!(now(limiter.peek(&"resident".into())).remaining(), 4);
+}
+
+#[test]
+fn a_log_that_need_not_grow_needs_no_room() {
+    let clock = ManualClock::default();
+    let storage = MemoryStorage::builder().max_keys(2).clock(clock.clone()).build().unwrap();
+    let moving = RateLimiter::with_storage("moving-window 4/second".parse::<Policy>().unwrap(), storage.clone());
+    let fixed = RateLimiter::with_storage("fixed-window 1/day".parse::<Policy>().unwrap(), storage);
+    for _ in 0..4 {
+        assert!(hit(&moving, "a").is_admitted());
+        clock.advance(Duration::from_millis(250));
+    }
+    assert!(hit(&fixed, "b").is_admitted());
+    assert!(hit(&moving, "a").is_admitted(), "its first entry has expired and makes place for the next");
+}
+
+#[test]
+fn room_is_made_in_other_shards_too() {
+    // Enough for several shards, and all of it taken by the log of one key.
+    let (limiter, clock) = limiter("moving-window 200000/hour", 5_000);
+    while limiter.storage().weight() < 5_000 {
+        clock.advance(Duration::from_micros(1));
+        assert!(hit(&limiter, "greedy").is_admitted());
+    }
+    for key in 0..50_u64 {
+        assert!(hit(&limiter, key).is_admitted());
+        assert!(limiter.storage().weight() <= 5_000);
+    }
+}
+
+/// A strategy that panics spoils nothing for others.
+#[test]
+fn a_panic_in_a_strategy_leaves_the_storage_usable() {
+    use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
+    use tower_ratelimit::{FixedWindow, Timestamp};
+
+    #[derive(Clone, Copy, Debug)]
+    struct Panics;
+
+    impl Strategy for Panics {
+        fn name(&self) -> &'static str {
+            "panics"
+        }
+
+        fn check(&self, _: &Quota, _: &State, _: Timestamp, _: u32) -> Status {
+            panic!("on purpose")
+        }
+
+        fn spend(&self, _: &Quota, _: &mut State, _: Timestamp, _: u32) -> Status {
+            panic!("on purpose")
+        }
+
+        fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit) {}
+    }
+
+    let storage = MemoryStorage::builder().max_keys(10).build().unwrap();
+    let panics = RateLimiter::with_storage(Policy::new(Panics, Quota::per_day(1)), storage.clone());
+    let fixed = RateLimiter::with_storage(Policy::new(FixedWindow::new(), Quota::per_day(1)), storage);
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hit(&panics, "k")));
+    assert!(caught.is_err());
+    assert!(hit(&fixed, "k").is_admitted());
+    assert!(hit(&fixed, "k").is_refused());
 }
 
 /// Field defect: burst + 1 after an idle spell.

@@ -36,7 +36,10 @@ pub use self::route::{Global, Method, Path};
 /// // Each client on each host for itself; a health check is not limited.
 /// let by_client_and_host = by_client.and(|head: &Head<'_>| match head.uri.path() {
 ///     "/health" => Ok(None),
-///     _ => head.uri.host().map(|host| Some(Key::from(host))).ok_or(Missing::client("the request names no host")),
+///     _ => match head.headers.get("host") {
+///         Some(host) => Ok(Some(Key::from(host.as_bytes()))),
+///         None => Err(Missing::client("the request names no host")),
+///     },
 /// });
 /// # let _ = by_client_and_host;
 /// ```

@@ -17,9 +17,10 @@ const SECOND: u64 = 1_000_000;
 
 /// Monotonic time, counted from the wall clock's time at the start.
 ///
-/// It never goes back. A wall clock that is set back is not followed; one that is more than a second ahead (the machine
-/// was asleep) is. It reads the processor's tick counter, a third of the cost of asking the system, and corrects
-/// that by the system's monotonic clock once a second.
+/// A wall clock that is set back is not followed; one that is more than a second ahead (the machine
+/// was asleep) is. It reads the processor's tick counter, which costs half of asking the system, and corrects that by the
+/// system's monotonic clock once a second; time does not go back for that, except that two threads that read it at the
+/// very moment may disagree by what a second of ticks was off.
 #[derive(Debug)]
 pub struct SystemClock {
     ticks: quanta::Clock,
@@ -31,8 +32,8 @@ pub struct SystemClock {
     offset: AtomicU64,
     /// A correction does not make time earlier than this.
     floor: AtomicU64,
-    /// Time counted in ticks from which it is corrected again.
-    next_correction: AtomicU64,
+    /// Time counted in ticks when it was last corrected.
+    corrected: AtomicU64,
 }
 
 impl SystemClock {
@@ -48,14 +49,14 @@ impl SystemClock {
             epoch: epoch.into(),
             offset: epoch.into(),
             floor: epoch.into(),
-            next_correction: SECOND.into(),
+            corrected: 0.into(),
         }
     }
 
     /// Sets the offset right: `ticked` and `monotonic` are the time since the start, counted in ticks and by the system.
     #[cold]
     fn correct(&self, ticked: u64, monotonic: u64, wall: Timestamp) {
-        self.next_correction.store(ticked.saturating_add(SECOND), Ordering::Relaxed);
+        self.corrected.store(ticked, Ordering::Relaxed);
         self.floor.fetch_max(self.offset.load(Ordering::Relaxed).saturating_add(ticked), Ordering::Relaxed);
         let behind = wall.since(Timestamp::from_micros(self.epoch.load(Ordering::Relaxed)).plus(monotonic));
         if behind > SECOND {
@@ -74,7 +75,8 @@ impl SystemClock {
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         let ticked = self.ticks.delta_as_nanos(self.first_tick, self.ticks.raw()) / 1_000;
-        if ticked >= self.next_correction.load(Ordering::Relaxed) {
+        // Wrapping, so that ticks that have started again are corrected too.
+        if ticked.wrapping_sub(self.corrected.load(Ordering::Relaxed)) >= SECOND {
             self.correct(ticked, micros(self.start.elapsed()), Timestamp::wall_clock());
         }
         self.at(ticked)

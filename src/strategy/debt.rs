@@ -1,5 +1,5 @@
 use super::exact::Word;
-use super::{State, Status};
+use super::{Hit, State, Status, low_bits};
 use crate::{Quota, Timestamp};
 
 /// A bucket that is paid back continuously, counted exactly: what a token bucket and a leaky bucket have in common.
@@ -48,14 +48,19 @@ impl<W: Word> Debt<W> {
         Self { capacity, rate, price, owed: W::from(0) }
     }
 
-    /// The debt that [`store`](Self::store) stored, as it is at `now`. It can be no larger than the full bucket's, whatever a
-    /// clock that has gone back makes of it.
+    /// The debt that [`store`](Self::store) stored, as it is at `now`, and its anchor. It can be no larger than the full
+    /// bucket's, whatever a clock that has gone back makes of it.
     #[inline]
-    pub(super) fn stored(self, until: Timestamp, early: u32, now: Timestamp) -> Self {
-        let early = W::from(early.into());
-        let early = if early < self.rate { early } else { W::from(0) };
-        let owed = W::from(until.since(now)).times(self.rate).less(early);
-        Self { owed: owed.min(self.worth(self.capacity)), ..self }
+    pub(super) fn of(self, state: &State, now: Timestamp) -> (Self, u32) {
+        match *state {
+            State::Counts { until, amounts: [early, anchor] } if until > now => {
+                let early = W::from(early.into());
+                let early = if early < self.rate { early } else { W::from(0) };
+                let owed = self.paid_back_until(until, now).less(early);
+                (Self { owed: owed.min(self.worth(self.capacity)), ..self }, anchor)
+            }
+            _ => (self, low_bits(now)),
+        }
     }
 
     /// The answer to a hit of `cost` units on this debt.
@@ -89,9 +94,11 @@ impl<W: Word> Debt<W> {
         Self { owed: self.owed.more(self.worth(units)), ..self }
     }
 
+    /// The debt without a hit: with as much less as has not been paid back of it yet, first come, first paid.
     #[inline]
-    pub(super) fn minus(self, units: u32) -> Self {
-        Self { owed: self.owed.less(self.worth(units)), ..self }
+    pub(super) fn without(self, now: Timestamp, hit: &Hit) -> Self {
+        let unpaid = self.worth(hit.cost).min(self.paid_back_until(hit.until, now));
+        Self { owed: self.owed.less(unpaid), ..self }
     }
 
     /// The debt as a state: the microsecond from which nothing is owed, and by how many 1/N of one that is too late.
@@ -123,6 +130,11 @@ impl<W: Word> Debt<W> {
     fn until_fits(&self, units: u32) -> u64 {
         let may_owe = self.worth(self.capacity.saturating_sub(units));
         self.owed.less(may_owe).div_ceil(self.rate)
+    }
+
+    #[inline]
+    fn paid_back_until(&self, until: Timestamp, now: Timestamp) -> W {
+        W::from(until.since(now)).times(self.rate)
     }
 
     #[inline]

@@ -1,4 +1,4 @@
-use super::{Hit, State, Status, Strategy};
+use super::{Hit, State, Status, Strategy, low_bits};
 use crate::{Quota, Timestamp};
 
 /// N units between silences of P: every hit on a live window, refused ones too, moves its end one period ahead.
@@ -115,10 +115,4 @@ fn status(quota: &Quota, left: u64, count: u32, cost: u32) -> Status {
         // The refused hit itself moves the end.
         Status::refused(capacity, remaining, left, (cost <= capacity).then_some(quota.period_micros()))
     }
-}
-
-/// The low bits of an instant: enough to tell the windows of one key apart.
-#[allow(clippy::cast_possible_truncation)]
-pub(super) const fn low_bits(now: Timestamp) -> u32 {
-    now.as_micros() as u32
 }

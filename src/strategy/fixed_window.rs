@@ -1,4 +1,4 @@
-use super::{Hit, State, Status, Strategy};
+use super::{Hit, State, Status, Strategy, low_bits};
 use crate::{Quota, Timestamp};
 
 /// N units in each window of P. The simplest rule, and the cheapest.
@@ -53,13 +53,13 @@ impl FixedWindow {
         if self.aligned { now.floor_to(period).plus(period) } else { now.plus(period) }
     }
 
-    /// The live window's end and count. An end later than a window started now could have was written by a clock
-    /// that has gone back since: the window counts as started now.
+    /// The live window's end, count and anchor. An end later than a window started now could have was written by a
+    /// clock that has gone back since: the window counts as started now.
     #[inline]
-    fn live(self, quota: &Quota, state: &State, now: Timestamp) -> Option<(Timestamp, u32)> {
+    fn live(self, quota: &Quota, state: &State, now: Timestamp) -> Option<(Timestamp, u32, u32)> {
         match *state {
-            State::Counts { until, amounts: [count, 0] } if count > 0 && until > now => {
-                Some((until.min(self.end_from(quota, now)), count))
+            State::Counts { until, amounts: [count, anchor] } if count > 0 && until > now => {
+                Some((until.min(self.end_from(quota, now)), count, anchor))
             }
             _ => None,
         }
@@ -73,24 +73,25 @@ impl Strategy for FixedWindow {
 
     #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        let (end, count) = self.live(quota, state, now).unwrap_or((now, 0));
+        let (end, count, _) = self.live(quota, state, now).unwrap_or((now, 0, 0));
         status(quota, end.since(now), count, cost)
     }
 
     #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        let (end, count) = self.live(quota, state, now).unwrap_or_else(|| (self.end_from(quota, now), 0));
+        let fresh = || (self.end_from(quota, now), 0, low_bits(now));
+        let (end, count, anchor) = self.live(quota, state, now).unwrap_or_else(fresh);
         let count = count.saturating_add(cost);
-        *state = State::Counts { until: end, amounts: [count, 0] };
-        status(quota, end.since(now), count, 0).forgotten_at(end, 0)
+        *state = State::Counts { until: end, amounts: [count, anchor] };
+        status(quota, end.since(now), count, 0).forgotten_at(end, anchor)
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        if let Some((end, count)) = self.live(quota, state, now)
-            && end == hit.until
+        if let Some((end, count, anchor)) = self.live(quota, state, now)
+            && (end, anchor) == (hit.until, hit.anchor)
         {
             let count = count.saturating_sub(hit.cost);
-            *state = if count == 0 { State::Fresh } else { State::Counts { until: end, amounts: [count, 0] } };
+            *state = if count == 0 { State::Fresh } else { State::Counts { until: end, amounts: [count, anchor] } };
         }
     }
 }

@@ -54,12 +54,9 @@ impl LeakyBucket {
     }
 
     #[inline]
-    fn debt<W: Word>(self, quota: &Quota, state: &State, now: Timestamp) -> Debt<W> {
-        let none = Debt::none(quota, self.capacity(quota));
-        match *state {
-            State::Counts { until, amounts: [early, 0] } if until > now => none.stored(until, early, now),
-            _ => none,
-        }
+    /// What is owed now, and a number that tells this queue from one that began after it had been empty.
+    fn debt<W: Word>(self, quota: &Quota, state: &State, now: Timestamp) -> (Debt<W>, u32) {
+        Debt::none(quota, self.capacity(quota)).of(state, now)
     }
 }
 
@@ -89,30 +86,29 @@ impl Strategy for LeakyBucket {
         quota.check_refill(self.capacity(quota))
     }
 
-    #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         by_width!(quota, self.capacity(quota), W => {
-            let debt = self.debt::<W>(quota, state, now);
+            let (debt, _) = self.debt::<W>(quota, state, now);
             let status = debt.status(cost);
-            if status.is_admitted() { status.delayed(debt.until_paid()) } else { status }
+            // What costs nothing takes no place, and waits for none.
+            if cost > 0 && status.is_admitted() { status.delayed(debt.until_paid()) } else { status }
         })
     }
 
-    #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
         by_width!(quota, self.capacity(quota), W => {
-            let before = self.debt::<W>(quota, state, now);
-            let after = before.plus(cost);
-            after.spent(state, now, 0).delayed(before.until_paid())
+            let (before, anchor) = self.debt::<W>(quota, state, now);
+            before.plus(cost).spent(state, now, anchor).delayed(before.until_paid())
         })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        if state.until() == hit.until {
-            by_width!(quota, self.capacity(quota), W => {
-                *state = self.debt::<W>(quota, state, now).minus(hit.cost).store(now, 0);
-            });
-        }
+        by_width!(quota, self.capacity(quota), W => {
+            let (debt, anchor) = self.debt::<W>(quota, state, now);
+            if anchor == hit.anchor && state.until() == hit.until {
+                *state = debt.without(now, hit).store(now, anchor);
+            }
+        });
     }
 
     fn describe(&self, quota: &Quota, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -64,9 +64,11 @@ impl Log {
         self.entries.capacity()
     }
 
-    /// Whether one entry more takes more memory.
-    pub fn is_full(&self) -> bool {
-        self.entries.len() == self.entries.capacity()
+    /// Whether a hit at `now` takes more memory: there is no room for an entry, and none to drop for it.
+    pub fn grows_at(&self, now: Timestamp) -> bool {
+        let (Some(first), Some(last)) = (self.entries.front(), self.entries.back()) else { return true };
+        let period = self.until.since(last.at);
+        self.entries.len() == self.entries.capacity() && now.since(first.at) < period && last.at != now
     }
 
     /// All units ever admitted.

@@ -183,3 +183,10 @@ pub(crate) fn by_name(name: &str) -> Option<Arc<dyn Strategy>> {
 /// The names that [`by_name`] knows, for messages.
 pub(crate) const NAMES: &str = "fixed-window, fixed-window-aligned, elastic-window, moving-window, \
      sliding-window-counter, sliding-window-counter-aligned, token-bucket or leaky-bucket";
+
+/// The low bits of an instant: an anchor, enough to tell the windows of one key apart.
+#[allow(clippy::cast_possible_truncation)]
+#[inline]
+const fn low_bits(now: Timestamp) -> u32 {
+    now.as_micros() as u32
+}

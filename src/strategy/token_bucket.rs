@@ -1,5 +1,4 @@
 use super::debt::{Debt, by_width};
-use super::elastic_window::low_bits;
 use super::exact::Word;
 use super::{Hit, State, Status, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
@@ -45,13 +44,7 @@ impl TokenBucket {
     /// What is owed now, and a number that tells this debt from one made after all was paid.
     #[inline]
     fn debt<W: Word>(self, quota: &Quota, state: &State, now: Timestamp) -> (Debt<W>, u32) {
-        let none = Debt::none(quota, self.capacity(quota));
-        match *state {
-            State::Counts { until, amounts: [early, anchor] } if until > now => {
-                (none.stored(until, early, now), anchor)
-            }
-            _ => (none, low_bits(now)),
-        }
+        Debt::none(quota, self.capacity(quota)).of(state, now)
     }
 }
 
@@ -91,7 +84,7 @@ impl Strategy for TokenBucket {
         by_width!(quota, self.capacity(quota), W => {
             let (debt, anchor) = self.debt::<W>(quota, state, now);
             if anchor == hit.anchor {
-                *state = debt.minus(hit.cost).store(now, anchor);
+                *state = debt.without(now, hit).store(now, anchor);
             }
         });
     }

@@ -88,7 +88,8 @@ impl Shared {
         with_states(policy, |states| {
             let mut run = shard.run(key);
             let before = shard.load(run.clone(), key, digests, states);
-            let grows = before == 0 || states.iter().any(|state| matches!(state, State::Log(log) if log.is_full()));
+            let log_grows = |state: &State| matches!(state, State::Log(log) if log.grows_at(now));
+            let grows = cost > 0 && (before == 0 || states.iter().any(log_grows));
             let mut crowded = None;
             if grows && self.is_full() {
                 crowded = self.make_room(shard, number, key, now, ask, states);

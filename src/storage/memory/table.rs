@@ -229,6 +229,20 @@ mod tests {
     }
 
     #[test]
+    fn gives_memory_back() {
+        let mut table = Table::default();
+        for hash in 0..1_000 {
+            table.insert(slot(hash << 54, 0));
+        }
+        let full = table.slots();
+        for hash in 0..1_000 {
+            table.remove(table.find(hash << 54, 0).unwrap());
+            table.shrink();
+        }
+        assert!(table.slots() < full / 8, "{} of {full}", table.slots());
+    }
+
+    #[test]
     fn says_how_long_it_refuses() {
         let (now, until) = (Timestamp::from_micros(1_000), Timestamp::from_micros(1_500));
         let full_until_the_end = Slot { until, ..Slot::default() };

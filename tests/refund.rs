@@ -1,0 +1,179 @@
+//! What is given back, where, and until when.
+
+use std::time::Duration;
+
+use tower_ratelimit::storage::ManualClock;
+use tower_ratelimit::{Decision, Key, MemoryStorage, Policy, RateLimiter};
+
+struct Limiter {
+    limiter: RateLimiter,
+    clock: ManualClock,
+    key: Key,
+}
+
+impl Limiter {
+    fn new(policy: &str) -> Self {
+        let clock = ManualClock::default();
+        let storage = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
+        let limiter = RateLimiter::with_storage(policy.parse::<Policy>().unwrap(), storage);
+        Self { limiter, clock, key: Key::from("alice") }
+    }
+
+    fn hit(&self, cost: u32) -> Decision {
+        self.limiter.hit_with_cost(&self.key, cost).into_inner().unwrap()
+    }
+
+    fn refund(&self, decision: &Decision) {
+        self.limiter.refund(&self.key, decision).into_inner().unwrap();
+    }
+
+    fn clear(&self) {
+        self.limiter.clear(&self.key).into_inner().unwrap();
+    }
+
+    fn remaining(&self) -> u32 {
+        self.limiter.peek(&self.key).into_inner().unwrap().remaining()
+    }
+
+    fn wait(&self, millis: u64) {
+        self.clock.advance(Duration::from_millis(millis));
+    }
+}
+
+#[test]
+fn gives_back_what_the_hit_took_and_no_more() {
+    for policy in [
+        "fixed-window 5/second",
+        "fixed-window-aligned 5/second",
+        "elastic-window 5/second",
+        "moving-window 5/second",
+        "sliding-window-counter 5/second",
+        "sliding-window-counter-aligned 5/second",
+        "token-bucket 5/second",
+        "leaky-bucket 1/second queue 4",
+        "moving-window 5/second; token-bucket 7/minute; elastic-window 9/hour",
+    ] {
+        let limiter = Limiter::new(policy);
+        let _ = limiter.hit(1);
+        let taken = limiter.hit(3);
+        let refused = limiter.hit(2);
+        assert!(refused.is_refused());
+        limiter.refund(&refused);
+        assert_eq!(limiter.remaining(), 1, "{policy}: a refusal gives nothing back");
+        limiter.refund(&taken);
+        assert_eq!(limiter.remaining(), 4, "{policy}");
+    }
+}
+
+/// Field defect: a refund lands in the next window and drives it negative.
+#[test]
+fn gives_nothing_back_once_the_hit_is_forgotten() {
+    for (policy, forgotten_after) in [
+        ("fixed-window 5/second", 1_000),
+        ("fixed-window-aligned 5/second", 1_000),
+        ("elastic-window 5/second", 1_000),
+        ("moving-window 5/second", 1_000),
+        ("sliding-window-counter 5/second", 2_000),
+        ("sliding-window-counter-aligned 5/second", 2_000),
+        ("token-bucket 5/second", 600),
+        ("leaky-bucket 5/second queue 4", 600),
+    ] {
+        let limiter = Limiter::new(policy);
+        let taken = limiter.hit(3);
+        limiter.wait(forgotten_after);
+        let _ = limiter.hit(2);
+        limiter.refund(&taken);
+        assert_eq!(limiter.remaining(), 3, "{policy}");
+    }
+}
+
+#[test]
+fn gives_nothing_back_after_a_clear() {
+    for policy in [
+        "fixed-window 5/second",
+        "fixed-window-aligned 5/second",
+        "elastic-window 5/second",
+        "moving-window 5/second",
+        "sliding-window-counter 5/second",
+        "token-bucket 5/second",
+        "leaky-bucket 5/second queue 4",
+    ] {
+        let limiter = Limiter::new(policy);
+        limiter.wait(100);
+        let taken = limiter.hit(3);
+        limiter.wait(200);
+        limiter.clear();
+        limiter.wait(100);
+        let _ = limiter.hit(3);
+        limiter.refund(&taken);
+        assert_eq!(limiter.remaining(), 2, "{policy}");
+    }
+}
+
+#[test]
+fn a_sliding_window_gives_back_into_the_bucket_the_hit_was_in() {
+    for policy in ["sliding-window-counter 10/second", "sliding-window-counter-aligned 10/second"] {
+        let limiter = Limiter::new(policy);
+        let taken = limiter.hit(8);
+        limiter.wait(1_000);
+        let _ = limiter.hit(1);
+        limiter.wait(500);
+        assert_eq!(limiter.remaining(), 5, "half of eight, and one");
+        limiter.refund(&taken);
+        assert_eq!(limiter.remaining(), 9, "{policy}");
+    }
+}
+
+#[test]
+fn an_elastic_window_gives_back_as_long_as_it_lives_and_the_hit_would() {
+    let limiter = Limiter::new("elastic-window 5/second");
+    let taken = limiter.hit(2);
+    limiter.wait(900);
+    let _ = limiter.hit(1);
+    limiter.refund(&taken);
+    assert_eq!(limiter.remaining(), 4);
+    limiter.wait(200);
+    limiter.refund(&taken);
+    assert_eq!(limiter.remaining(), 4, "a second after the hit it is forgotten, though the window lives on");
+}
+
+/// What has been refilled is not given back once more: the oldest hit is paid back first.
+#[test]
+fn a_token_bucket_gives_back_only_what_was_not_refilled() {
+    let limiter = Limiter::new("token-bucket 10/second");
+    let first = limiter.hit(5);
+    limiter.wait(400);
+    let second = limiter.hit(5);
+    limiter.wait(50);
+    assert_eq!(limiter.remaining(), 4);
+    limiter.refund(&first);
+    assert_eq!(limiter.remaining(), 5, "as if the first had never been");
+    limiter.refund(&second);
+    assert_eq!(limiter.remaining(), 10);
+}
+
+#[test]
+fn a_leaky_bucket_gives_back_only_the_last_place() {
+    let limiter = Limiter::new("leaky-bucket 1/second queue 4");
+    let _served = limiter.hit(1);
+    let (earlier, last) = (limiter.hit(1), limiter.hit(1));
+    limiter.refund(&earlier);
+    assert_eq!(limiter.remaining(), 2, "nobody behind it moves up");
+    limiter.refund(&last);
+    assert_eq!(limiter.remaining(), 3);
+    limiter.refund(&earlier);
+    assert_eq!(limiter.remaining(), 4, "now it is the last");
+}
+
+#[test]
+fn a_key_that_got_something_back_is_not_taken_for_refused() {
+    let clock = ManualClock::default();
+    let storage = MemoryStorage::builder().max_keys(1).clock(clock).build().unwrap();
+    let limiter = RateLimiter::with_storage("fixed-window 2/minute".parse::<Policy>().unwrap(), storage);
+    let (alice, bob) = (Key::from("alice"), Key::from("bob"));
+    let taken = limiter.hit(&alice).into_inner().unwrap();
+    let _ = limiter.hit(&alice).into_inner().unwrap();
+    assert!(limiter.hit(&bob).into_inner().unwrap().is_crowded());
+    limiter.refund(&alice, &taken).into_inner().unwrap();
+    assert!(limiter.hit(&bob).into_inner().unwrap().is_admitted());
+}
