@@ -1,17 +1,6 @@
 //! An axum server limited by what its flags say. `cargo run --example server` and try the line it prints.
 //!
-//! ```text
-//! --listen ADDRESS        where to listen (127.0.0.1:3000; port 0 takes a free one)
-//! --policy POLICY         limits for every request, for example "10/minute" (the default) or
-//!                         "token-bucket 10/second burst 20; 1000/day"; repeat it for more limits of the same policy
-//! --storage URL           where to keep them: memory:// (the default)
-//! --key KEY               who is asking: peer-ip (the default), global, path, method or header:NAME; join several by +
-//! --cost-header NAME      how many units a request takes: a missing header counts 1, an unreadable one is a 400.
-//!                         For trying things out: never let a client say what its own request costs
-//! --route PATH=POLICY     a further layer on one route, inside the other; repeat it for more routes
-//! ```
-//!
-//! Its first line of output is `listening on http://ADDRESS`.
+//! `--help` shows its flags. Its first line of output is `listening on http://ADDRESS`.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -21,6 +10,17 @@ use axum::http::HeaderName;
 use axum::routing::any;
 use tower_ratelimit::extract::{Head, Method, Missing, Path};
 use tower_ratelimit::{Global, Header, KeyExtractor, MemoryStorage, PeerIp, Policy, RateLimitLayer};
+
+const USAGE: &str = "\
+--listen ADDRESS        where to listen (127.0.0.1:3000; port 0 takes a free one)
+--policy POLICY         limits for every request, for example \"10/minute\" (the default) or
+                        \"token-bucket 10/second burst 20; 1000/day\"; repeat it for more limits of the same policy
+--storage URL           where to keep them: memory:// (the default)
+--key KEY               who is asking: peer-ip (the default), global, path, method or header:NAME; join several by +
+--cost-header NAME      how many units a request takes: a missing header counts 1, an unreadable one is a 400.
+                        For trying things out: never let a client say what its own request costs
+--route PATH=POLICY     a further layer on one route, inside the other; repeat it for more routes
+";
 
 /// What the flags say.
 struct Options {
@@ -165,6 +165,10 @@ fn app(options: &Options) -> Result<Router, String> {
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    if std::env::args().any(|argument| argument == "--help" || argument == "-h") {
+        print!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
     let started = match Options::parse(std::env::args().skip(1)) {
         Ok(options) => start(options).await,
         Err(error) => Err(error),

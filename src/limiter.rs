@@ -88,8 +88,9 @@ impl<St: Storage> RateLimiter<St> {
     /// which the hit was spent, and never above its capacity. `decision` is what the hit was answered; a refusal and a
     /// peek give back nothing. Call it once: nobody remembers what has been given back.
     ///
-    /// A leaky bucket gives back only its last place. Nothing is given back after a [`clear`](Self::clear), unless the
-    /// key was hit anew within the same microsecond in which its window had begun.
+    /// A bucket gives back what has not been refilled since, and a leaky bucket only its last place. Nothing is given
+    /// back after a [`clear`](Self::clear), as far as can be told: a hit anew in the same microsecond in which the window
+    /// had begun, or in the same bucket of an aligned sliding window, looks like the hit that was cleared.
     ///
     /// # Errors
     ///

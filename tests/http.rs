@@ -401,3 +401,12 @@ async fn a_newcomer_without_room_is_told_when_there_may_be_some() {
     clock.advance(Duration::from_secs(50));
     assert_eq!(status(&service, with("x-client", "bob")).await, 200);
 }
+
+/// Field defect: floored seconds, in words too.
+#[tokio::test]
+async fn the_text_of_a_refusal_rounds_the_wait_up() {
+    let (service, _) = limited("fixed-window 1/1500ms");
+    assert_eq!(status(&service, get("/")).await, 200);
+    let refused = ask(&service, get("/")).await;
+    assert_eq!((retry_after(&refused), refused.body().as_str()), (Some(2), "too many requests, retry in 2 s\n"));
+}

@@ -323,7 +323,7 @@ fn room_is_made_in_other_shards_too() {
 /// A strategy that panics spoils nothing for others.
 #[test]
 fn a_panic_in_a_strategy_leaves_the_storage_usable() {
-    use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
+    use tower_ratelimit::strategy::{Hit, Log, State, Status, Strategy};
     use tower_ratelimit::{FixedWindow, Timestamp};
 
     #[derive(Clone, Copy, Debug)]
@@ -334,22 +334,28 @@ fn a_panic_in_a_strategy_leaves_the_storage_usable() {
             "panics"
         }
 
-        fn check(&self, _: &Quota, _: &State, _: Timestamp, _: u32) -> Status {
-            panic!("on purpose")
+        fn check(&self, _: &Quota, _: &State, _: Timestamp, cost: u32) -> Status {
+            assert!(cost < 2, "on purpose");
+            Status::admitted(1_000, 1_000, 0)
         }
 
-        fn spend(&self, _: &Quota, _: &mut State, _: Timestamp, _: u32) -> Status {
-            panic!("on purpose")
+        fn spend(&self, _: &Quota, state: &mut State, now: Timestamp, _: u32) -> Status {
+            let entries = (1..=1_000).map(|i| (now.minus(i), 1));
+            *state = State::Log(Box::new(Log::from_entries(now.plus(1_000_000_000), entries)));
+            Status::admitted(1_000, 1_000, 0)
         }
 
         fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit) {}
     }
 
-    let storage = MemoryStorage::builder().max_keys(10).build().unwrap();
+    let storage = MemoryStorage::builder().max_keys(1_000).build().unwrap();
     let panics = RateLimiter::with_storage(Policy::new(Panics, Quota::per_day(1)), storage.clone());
     let fixed = RateLimiter::with_storage(Policy::new(FixedWindow::new(), Quota::per_day(1)), storage);
-    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hit(&panics, "k")));
+    assert!(hit(&panics, "k").is_admitted() && panics.storage().weight() > 100);
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| panics.hit_with_cost(&"k".into(), 2)));
     assert!(caught.is_err());
+    panics.clear(&"k".into()).into_inner().unwrap();
+    assert_eq!(panics.storage().weight(), 0, "what was lost weighs nothing");
     assert!(hit(&fixed, "k").is_admitted());
     assert!(hit(&fixed, "k").is_refused());
 }

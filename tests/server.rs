@@ -140,6 +140,16 @@ fn requests_cost_what_the_header_says() {
 }
 
 #[test]
+fn help_names_every_flag() {
+    let output = refused(&["--help"]);
+    let help = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success());
+    for flag in ["--listen", "--policy", "--storage", "--key", "--cost-header", "--route"] {
+        assert!(help.contains(flag), "{flag}: {help}");
+    }
+}
+
+#[test]
 fn bad_flags_are_one_clear_line() {
     for (flags, part) in [
         (&["--policy", "10/fortnight"][..], "\"fortnight\""),

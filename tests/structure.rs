@@ -103,21 +103,44 @@ fn reexports() -> BTreeMap<String, String> {
     items
 }
 
-/// The rooms that the paths from the crate's root in this code lead to.
+/// The rooms that paths in this code lead to, from the crate's root or from the folder above.
 fn named_rooms(code: &str, items: &BTreeMap<String, String>) -> Vec<String> {
     let mut rooms = Vec::new();
-    for path in code.split("crate::").skip(1) {
-        let first_level = match path.strip_prefix('{') {
-            Some(list) => list.split('}').next().unwrap(),
-            None => words(path).next().unwrap(),
-        };
-        for name in words(first_level) {
+    for path in code.split("crate::").skip(1).chain(code.split("super::").skip(1)) {
+        for name in first_names(path) {
             let room = items.get(name).map_or(name, String::as_str);
             let known = ROOMS.iter().any(|rooms| rooms.contains(&room));
             rooms.extend(known.then(|| room.to_owned()));
         }
     }
     rooms
+}
+
+/// The first name of a path, or of each path in a list: `a`, `b` and `d` of `{a, b::{c}, d}`.
+fn first_names(path: &str) -> Vec<&str> {
+    let Some(list) = path.strip_prefix('{') else { return words(path).take(1).collect() };
+    let (mut names, mut depth, mut start) = (Vec::new(), 0, 0);
+    for (at, c) in list.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            ',' | '}' if depth == 0 => {
+                names.extend(words(&list[start..at]).next());
+                start = at + 1;
+                if c == '}' {
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+#[test]
+fn lists_of_paths_are_read_to_their_end() {
+    assert_eq!(first_names("{a, b::{c, x::{y}}, d}; use crate::e;"), ["a", "b", "d"]);
+    assert_eq!(first_names("layer as _;"), ["layer"]);
 }
 
 fn mentions(code: &str, name: &str) -> bool {

@@ -1,3 +1,4 @@
+use std::mem;
 use std::slice;
 use std::sync::atomic::Ordering;
 
@@ -95,10 +96,12 @@ impl Shared {
                 crowded = self.make_room(shard, number, key, now, ask, states);
                 run = shard.run(key);
             }
+            let taken_out = TakenOut { shared: self, weight: before.saturating_sub(1) };
             let decision = match crowded {
                 None => policy.decide(states, now, op, cost),
                 Some(soonest) => policy.refuse(now, cost, soonest).crowded(),
             };
+            mem::forget(taken_out);
             let told = (op == Op::Hit).then(|| decision.limits());
             let after = shard.save(run, key, digests, states, now, told);
             self.settle(before, after);
@@ -107,6 +110,18 @@ impl Shared {
             }
             decision
         })
+    }
+}
+
+/// The logs of a key while they are decided on: if the strategy panics they are lost, and weigh nothing.
+struct TakenOut<'a> {
+    shared: &'a Shared,
+    weight: usize,
+}
+
+impl Drop for TakenOut<'_> {
+    fn drop(&mut self) {
+        self.shared.settle(self.weight, 0);
     }
 }
 

@@ -33,8 +33,13 @@ use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
 /// decision [is crowded](Decision::is_crowded), its `retry_after` is the soonest of theirs, and
 /// [`crowded`](Self::crowded) counts it.
 ///
-/// Keys themselves are not kept, only a keyed 128-bit hash of each with a secret of this storage's own: nobody can aim at
-/// another's state.
+/// A key is being refused when not one unit is left to it; one that is refused only for asking more than it has left may be
+/// thrown out. Policies that share a storage share its room: keys refused for a day by one crowd the newcomers of another. A
+/// log that has to grow makes room in the same way, but where no other key can make room for it, because there is none, it
+/// grows beyond the bound.
+///
+/// Keys themselves are not kept, only a keyed hash of each, 95 bits and which shard, with a secret of this storage's own: two
+/// keys meet by chance once in 2^95, and nobody outside knows where to aim.
 ///
 /// ```
 /// use tower_ratelimit::{MemoryStorage, Quota, RateLimiter};
