@@ -10,9 +10,8 @@ use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 use tower_service::Service;
 
+use crate::admission::{Shared, Told, Verdict};
 use crate::extract::Head;
-use crate::layer::Shared;
-use crate::service::{Told, Verdict};
 use crate::{Decision, Key, Policy, Rejection, Storage, headers};
 
 pin_project! {

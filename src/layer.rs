@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use tower_layer::Layer;
 
+use crate::admission::{OnError, Shared};
 use crate::extract::{Head, KeyExtractor};
 use crate::per_request::{Choice, CostFn, IntoCost, Policies};
 use crate::{Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejection};
@@ -54,27 +55,6 @@ use crate::{Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejecti
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<St = MemoryStorage, R = TextRejection> {
     pub(crate) shared: Arc<Shared<St, R>>,
-}
-
-/// What all services of a layer share.
-pub(crate) struct Shared<St, R> {
-    pub(crate) policies: Policies,
-    pub(crate) key: Arc<dyn KeyExtractor>,
-    pub(crate) cost: Option<Arc<CostFn>>,
-    pub(crate) storage: St,
-    pub(crate) on_error: OnError,
-    pub(crate) rejection: Arc<R>,
-    pub(crate) headers: Headers,
-}
-
-/// What to do with a request when the storage has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // open or closed
-pub enum OnError {
-    /// Pass it on, without rate-limit header fields: the service stays up, unprotected.
-    Admit,
-    /// Answer 503 with `Retry-After: 1`: the service stays protected, and down.
-    Refuse,
 }
 
 impl RateLimitLayer {
@@ -204,19 +184,5 @@ impl<St: fmt::Debug, R> fmt::Debug for RateLimitLayer<St, R> {
             .field("policies", &self.shared.policies)
             .field("storage", &self.shared.storage)
             .finish_non_exhaustive()
-    }
-}
-
-impl<St: Clone, R> Clone for Shared<St, R> {
-    fn clone(&self) -> Self {
-        Self {
-            policies: self.policies.clone(),
-            key: Arc::clone(&self.key),
-            cost: self.cost.clone(),
-            storage: self.storage.clone(),
-            on_error: self.on_error,
-            rejection: Arc::clone(&self.rejection),
-            headers: self.headers,
-        }
     }
 }

@@ -142,6 +142,7 @@
 //! - `testing`: the laws as property tests, for strategies and storages of your own.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod admission;
 mod decision;
 mod error;
 pub mod extract;
@@ -162,6 +163,7 @@ pub mod testing;
 mod text;
 mod time;
 
+pub use self::admission::OnError;
 pub use self::decision::Decision;
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]
@@ -169,7 +171,7 @@ pub use self::extract::{Global, Head, Header, KeyExtractor, Missing, PeerIp};
 pub use self::future::ResponseFuture;
 pub use self::headers::Headers;
 pub use self::key::Key;
-pub use self::layer::{OnError, RateLimitLayer};
+pub use self::layer::RateLimitLayer;
 pub use self::limiter::RateLimiter;
 pub use self::per_request::{IntoCost, Policies, policy_by};
 pub use self::policy::{Limit, Op, Policy, PolicyBuilder};

@@ -1,22 +1,19 @@
 //! The service: asks, then forwards or answers.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use http::header::{HeaderValue, RETRY_AFTER};
 use http::{Request, Response};
 use tower_service::Service;
 
-use crate::extract::{Head, Missing};
+use crate::admission::{Question, Shared, Verdict};
+use crate::extract::Head;
 use crate::future::{ResponseFuture, Waiting};
-use crate::layer::{OnError, Shared};
-use crate::per_request::Choice;
 use crate::storage::Ask;
-use crate::{Decision, Headers, Key, MemoryStorage, Op, Policy, Refused, Rejection, Storage, TextRejection, headers};
+use crate::{MemoryStorage, Op, Rejection, Storage, TextRejection};
 
 /// A service whose requests are limited, made by [`RateLimitLayer`](crate::RateLimitLayer).
 ///
@@ -106,98 +103,3 @@ impl<S: fmt::Debug, St: fmt::Debug, R> fmt::Debug for RateLimit<S, St, R> {
             .finish_non_exhaustive()
     }
 }
-
-/// What the storage is to be asked about a request.
-struct Question<'a> {
-    policy: Cow<'a, Policy>,
-    key: Key,
-    cost: u32,
-}
-
-/// What an admitted request's response is told.
-pub(crate) type Told = Option<(Decision, Headers)>;
-
-/// What becomes of a request.
-pub(crate) enum Verdict<ResBody> {
-    Admitted(Told),
-    Delayed(Decision),
-    Refused(Response<ResBody>),
-}
-
-impl<St: Storage, R> Shared<St, R> {
-    /// What to ask about a request; `None` when it is not limited.
-    fn question(&self, head: &Head<'_>) -> Result<Option<Question<'_>>, Missing> {
-        let policy = match &self.policies.0 {
-            Choice::Always(policy) => Cow::Borrowed(policy),
-            Choice::By(choose) => match choose(head) {
-                Some(policy) => Cow::Owned(policy),
-                None => return Ok(None),
-            },
-        };
-        let Some(key) = self.key.extract(head)? else { return Ok(None) };
-        let cost = self.cost.as_ref().map_or(Ok(1), |cost| cost(head))?;
-        Ok(Some(Question { policy, key, cost }))
-    }
-
-    /// What becomes of a request on which the storage has answered.
-    pub(crate) fn judge<ResBody>(&self, decided: Result<Decision, St::Error>, head: &Head<'_>) -> Verdict<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        match decided {
-            Ok(decision) if decision.is_refused() => Verdict::Refused(self.reject(decision, head)),
-            Ok(decision) if decision.delay().is_zero() => Verdict::Admitted(Some((decision, self.headers))),
-            Ok(decision) => Verdict::Delayed(decision),
-            Err(error) => {
-                storage_failed(&error.into());
-                match self.on_error {
-                    OnError::Admit => Verdict::Admitted(None),
-                    OnError::Refuse => {
-                        let mut response = self.rejection.reject(Refused::Storage, head);
-                        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-                        Verdict::Refused(response)
-                    }
-                }
-            }
-        }
-    }
-
-    fn reject<ResBody>(&self, decision: Decision, head: &Head<'_>) -> Response<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        let mut response = self.rejection.reject(Refused::Limit(&decision), head);
-        headers::write_refused(&mut response, decision, self.headers);
-        response
-    }
-
-    fn reject_missing<ResBody>(&self, missing: &Missing, head: &Head<'_>) -> Response<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        key_missing(missing);
-        let mut response = self.rejection.reject(Refused::Missing(missing), head);
-        response.extensions_mut().insert(missing.clone());
-        response
-    }
-}
-
-#[cfg(feature = "tracing")]
-fn storage_failed(error: &crate::BoxError) {
-    tracing::error!(error = &**error as &dyn std::error::Error, "the rate limit storage failed");
-}
-
-#[cfg(feature = "tracing")]
-fn key_missing(missing: &Missing) {
-    if missing.is_clients_fault() {
-        tracing::debug!(reason = missing.reason(), "a request could not be limited");
-    } else {
-        tracing::error!(reason = missing.reason(), "requests cannot be limited");
-    }
-}
-
-#[cfg(not(feature = "tracing"))]
-fn storage_failed(_: &crate::BoxError) {}
-
-#[cfg(not(feature = "tracing"))]
-fn key_missing(_: &Missing) {}

@@ -6,7 +6,7 @@ use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{Decision, Key, MemoryStorage, Policy, RateLimiter};
 
 struct Limiter {
-    limiter: RateLimiter,
+    inside: RateLimiter,
     clock: ManualClock,
     key: Key,
 }
@@ -15,24 +15,24 @@ impl Limiter {
     fn new(policy: &str) -> Self {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
-        let limiter = RateLimiter::with_storage(policy.parse::<Policy>().unwrap(), storage);
-        Self { limiter, clock, key: Key::from("alice") }
+        let inside = RateLimiter::with_storage(policy.parse::<Policy>().unwrap(), storage);
+        Self { inside, clock, key: Key::from("alice") }
     }
 
     fn hit(&self, cost: u32) -> Decision {
-        self.limiter.hit_with_cost(&self.key, cost).into_inner().unwrap()
+        self.inside.hit_with_cost(&self.key, cost).into_inner().unwrap()
     }
 
     fn refund(&self, decision: &Decision) {
-        self.limiter.refund(&self.key, decision).into_inner().unwrap();
+        self.inside.refund(&self.key, decision).into_inner().unwrap();
     }
 
     fn clear(&self) {
-        self.limiter.clear(&self.key).into_inner().unwrap();
+        self.inside.clear(&self.key).into_inner().unwrap();
     }
 
     fn remaining(&self) -> u32 {
-        self.limiter.peek(&self.key).into_inner().unwrap().remaining()
+        self.inside.peek(&self.key).into_inner().unwrap().remaining()
     }
 
     fn wait(&self, millis: u64) {

@@ -1,3 +1,4 @@
+use super::fixed_window::status;
 use super::{Hit, State, Status, Strategy, low_bits};
 use crate::{Quota, Timestamp};
 
@@ -73,7 +74,8 @@ impl Strategy for ElasticWindow {
     #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         let (left, count) = Window::live(quota, state, now).map_or((0, 0), |live| (live.end.since(now), live.count));
-        status(quota, left, count, cost)
+        // A refused hit itself moves the end.
+        status(quota, left, count, cost, quota.period_micros())
     }
 
     #[inline]
@@ -85,7 +87,7 @@ impl Strategy for ElasticWindow {
         };
         let count = count.saturating_add(cost);
         *state = Window { end, count, anchor }.store();
-        status(quota, end.since(now), count, 0).forgotten_at(end, anchor)
+        status(quota, end.since(now), count, 0, 0).forgotten_at(end, anchor)
     }
 
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp, checked: Status) -> Status {
@@ -102,17 +104,5 @@ impl Strategy for ElasticWindow {
             let count = live.count.saturating_sub(hit.cost);
             *state = if count == 0 { State::Fresh } else { Window { count, ..live }.store() };
         }
-    }
-}
-
-/// The answer to a hit of `cost` units on a window that has `left` microseconds to go and in which `count` are spent.
-fn status(quota: &Quota, left: u64, count: u32, cost: u32) -> Status {
-    let capacity = quota.amount();
-    let remaining = capacity.saturating_sub(count);
-    if cost <= remaining {
-        Status::admitted(capacity, remaining, left)
-    } else {
-        // The refused hit itself moves the end.
-        Status::refused(capacity, remaining, left, (cost <= capacity).then_some(quota.period_micros()))
     }
 }

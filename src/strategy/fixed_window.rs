@@ -74,7 +74,8 @@ impl Strategy for FixedWindow {
     #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         let (end, count, _) = self.live(quota, state, now).unwrap_or((now, 0, 0));
-        status(quota, end.since(now), count, cost)
+        let left = end.since(now);
+        status(quota, left, count, cost, left)
     }
 
     #[inline]
@@ -83,7 +84,7 @@ impl Strategy for FixedWindow {
         let (end, count, anchor) = self.live(quota, state, now).unwrap_or_else(fresh);
         let count = count.saturating_add(cost);
         *state = State::Counts { until: end, amounts: [count, anchor] };
-        status(quota, end.since(now), count, 0).forgotten_at(end, anchor)
+        status(quota, end.since(now), count, 0, 0).forgotten_at(end, anchor)
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
@@ -97,12 +98,13 @@ impl Strategy for FixedWindow {
 }
 
 /// The answer to a hit of `cost` units on a window that has `left` microseconds to go and in which `count` are spent.
-fn status(quota: &Quota, left: u64, count: u32, cost: u32) -> Status {
+/// `wait` is for how long a refused one has to.
+pub(super) fn status(quota: &Quota, left: u64, count: u32, cost: u32, wait: u64) -> Status {
     let capacity = quota.amount();
     let remaining = capacity.saturating_sub(count);
     if cost <= remaining {
         Status::admitted(capacity, remaining, left)
     } else {
-        Status::refused(capacity, remaining, left, (cost <= capacity).then_some(left))
+        Status::refused(capacity, remaining, left, (cost <= capacity).then_some(wait))
     }
 }
