@@ -50,9 +50,9 @@ impl Decision {
         Self { at, cost, admitted, exception: None, statuses }
     }
 
-    /// The decision of a policy with one limit.
+    /// The decision on a hit of `cost` units at `at` by a policy whose one limit answered `status`.
     #[inline]
-    pub(crate) fn of_one(at: Timestamp, cost: u32, status: Status) -> Self {
+    pub fn of(at: Timestamp, cost: u32, status: Status) -> Self {
         Self { at, cost, admitted: status.is_admitted(), exception: None, statuses: Statuses::One([status]) }
     }
 

@@ -2,7 +2,7 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use super::name;
+use super::{Op, name};
 use crate::error::or_panic;
 use crate::strategy::{State, Status, Strategy};
 use crate::{ConfigError, Quota, SlidingWindowCounter, Timestamp, TokenBucket};
@@ -104,9 +104,14 @@ impl Limit {
         digest
     }
 
+    /// Decides on a hit or a peek as if this were the only limit of its policy: the state is left as it is to be stored.
     #[inline]
-    pub(super) fn hit(&self, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        self.strategy.hit(&self.quota, state, now, cost)
+    pub fn decide(&self, state: &mut State, now: Timestamp, op: Op, cost: u32) -> Status {
+        if op == Op::Hit && cost > 0 {
+            self.strategy.hit(&self.quota, state, now, cost)
+        } else {
+            self.strategy.check(&self.quota, state, now, cost)
+        }
     }
 
     #[inline]

@@ -208,13 +208,11 @@ impl Policy {
     pub fn decide(&self, states: &mut [State], now: Timestamp, op: Op, cost: u32) -> Decision {
         let limits = self.limits();
         assert_eq!(states.len(), limits.len(), "one state for each limit");
-        let spends = op == Op::Hit && cost > 0;
         if let ([limit], [state]) = (limits, &mut *states) {
-            let status = if spends { limit.hit(state, now, cost) } else { limit.check(state, now, cost) };
-            return Decision::of_one(now, cost, status);
+            return Decision::of(now, cost, limit.decide(state, now, op, cost));
         }
         let mut statuses = Statuses::from_fn(limits.len(), |i| limits[i].check(&states[i], now, cost));
-        if spends {
+        if op == Op::Hit && cost > 0 {
             let admitted = statuses.as_slice().iter().all(Status::is_admitted);
             for ((limit, state), status) in limits.iter().zip(states).zip(statuses.as_mut_slice()) {
                 *status = if admitted { limit.spend(state, now, cost) } else { limit.refuse(state, now, *status) };

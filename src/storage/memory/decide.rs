@@ -1,49 +1,54 @@
 use std::mem;
 use std::slice;
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
 use super::shard::{KeyHash, Shard};
 use crate::storage::Ask;
-use crate::strategy::State;
+use crate::strategy::{State, Status};
 use crate::{Decision, Op, Policy, Timestamp};
 
 impl Shared {
     pub(super) fn decide(&self, ask: Ask<'_>) -> Decision {
-        let (key, number) = self.locate(ask.policy, ask.key);
+        let Ask { policy, op, cost, .. } = ask;
+        let (key, number) = self.locate(policy, ask.key);
         let mut shard = self.lock(number);
         // Read under the lock, so that the time of one key's states never goes back.
         let now = self.clock.now();
-        let decision = match ask.policy.limits().len() {
-            1 => self.decide_one(&mut shard, number, key, ask, now),
+        // Most hits are on a key of one limit whose state is there, small, and stays where it is. The decision is made
+        // at the very end: it is large, and moving it costs more than what comes before.
+        if let ([limit], &[digest]) = (policy.limits(), policy.limit_digests())
+            && let Some(slot) = shard.small(key, digest)
+        {
+            let mut state = slot.state();
+            let status = limit.decide(&mut state, now, op, cost);
+            if op == Op::Hit && !slot.update(&state, now, &status) {
+                self.resave(&mut shard, key, policy, slice::from_mut(&mut state), now, slice::from_ref(&status));
+            }
+            self.release(shard, op, now);
+            return Decision::of(now, cost, status);
+        }
+        let decision = match policy.limits().len() {
             2 => self.decide_few::<2>(&mut shard, number, key, ask, now),
             3 => self.decide_few::<3>(&mut shard, number, key, ask, now),
             4 => self.decide_few::<4>(&mut shard, number, key, ask, now),
             _ => self.decide_any(&mut shard, number, key, ask, now),
         };
-        if ask.op == Op::Hit && shard.is_sweep_due() {
+        self.release(shard, op, now);
+        decision
+    }
+
+    /// Unlocks a shard, and sweeps another if it is time.
+    #[inline]
+    fn release(&self, mut shard: MutexGuard<'_, Shard>, op: Op, now: Timestamp) {
+        if op == Op::Hit && shard.is_sweep_due() {
             drop(shard);
             self.sweep(now);
         }
-        decision
     }
 
-    /// Most hits are on a key of one limit whose state is there, small, and stays where it is.
-    #[inline]
-    fn decide_one(&self, shard: &mut Shard, number: usize, key: KeyHash, ask: Ask<'_>, now: Timestamp) -> Decision {
-        let digests = ask.policy.limit_digests();
-        let Some(slot) = shard.small(key, digests[0]) else {
-            return self.decide_any(shard, number, key, ask, now);
-        };
-        let mut state = slot.state();
-        let decision = ask.policy.decide(slice::from_mut(&mut state), now, ask.op, ask.cost);
-        if ask.op == Op::Hit && !slot.update(&state, now, &decision.limits()[0]) {
-            self.resave(shard, key, digests, slice::from_mut(&mut state), now, &decision);
-        }
-        decision
-    }
-
-    /// The same for a few limits.
+    /// The same for a few limits whose states are there and small.
     #[inline(never)]
     fn decide_few<const N: usize>(
         &self,
@@ -60,7 +65,7 @@ impl Shared {
         let mut states = shard.states(slots);
         let decision = ask.policy.decide(&mut states, now, ask.op, ask.cost);
         if ask.op == Op::Hit && !shard.update(slots, &states, now, decision.limits()) {
-            self.resave(shard, key, digests, &mut states, now, &decision);
+            self.resave(shard, key, ask.policy, &mut states, now, decision.limits());
         }
         decision
     }
@@ -71,13 +76,13 @@ impl Shared {
         &self,
         shard: &mut Shard,
         key: KeyHash,
-        digests: &[u32],
+        policy: &Policy,
         states: &mut [State],
         now: Timestamp,
-        decision: &Decision,
+        told: &[Status],
     ) {
         let run = shard.run(key);
-        let after = shard.save(run, key, digests, states, now, Some(decision.limits()));
+        let after = shard.save(run, key, policy.limit_digests(), states, now, Some(told));
         self.settle(1, after);
     }
 
