@@ -7,6 +7,7 @@ use http::Response;
 use http::header::{HeaderValue, RETRY_AFTER};
 
 use crate::extract::{Head, KeyExtractor, Missing};
+use crate::headers::Numbers;
 use crate::per_request::{Choice, CostFn, Policies};
 use crate::{Decision, Headers, Key, Policy, Refused, Rejection, Storage, headers};
 
@@ -52,13 +53,11 @@ pub(crate) struct Question<'a> {
     pub(crate) cost: u32,
 }
 
-/// What an admitted request's response is told.
-pub(crate) type Told = Option<(Decision, Headers)>;
-
 /// What becomes of a request.
 pub(crate) enum Verdict<ResBody> {
-    Admitted(Told),
-    Delayed(Decision),
+    /// Its response is told these numbers.
+    Admitted(Option<Numbers>),
+    Delayed(Box<Decision>),
     Refused(Response<ResBody>),
 }
 
@@ -84,8 +83,8 @@ impl<St: Storage, R> Shared<St, R> {
     {
         match decided {
             Ok(decision) if decision.is_refused() => Verdict::Refused(self.reject(decision, head)),
-            Ok(decision) if decision.delay().is_zero() => Verdict::Admitted(Some((decision, self.headers))),
-            Ok(decision) => Verdict::Delayed(decision),
+            Ok(decision) if decision.delay().is_zero() => Verdict::Admitted(self.headers.numbers(&decision)),
+            Ok(decision) => Verdict::Delayed(Box::new(decision)),
             Err(error) => {
                 storage_failed(&error.into());
                 match self.on_error {

@@ -10,8 +10,9 @@ use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 use tower_service::Service;
 
-use crate::admission::{Shared, Told, Verdict};
+use crate::admission::{Shared, Verdict};
 use crate::extract::Head;
+use crate::headers::Numbers;
 use crate::{Decision, Key, Policy, Rejection, Storage, headers};
 
 pin_project! {
@@ -41,7 +42,7 @@ pin_project! {
         Calling {
             #[pin]
             inner: S::Future,
-            told: Told,
+            told: Option<Numbers>,
         },
         Refused {
             response: Option<S::Response>,
@@ -57,7 +58,7 @@ where
     S: Service<Request<B>>,
     St: Storage,
 {
-    pub(crate) fn calling(inner: S::Future, told: Told) -> Self {
+    pub(crate) fn calling(inner: S::Future, told: Option<Numbers>) -> Self {
         Self { state: State::Calling { inner, told } }
     }
 
@@ -84,8 +85,8 @@ where
             match state.as_mut().project() {
                 StateProj::Calling { inner, told } => {
                     let mut response = ready!(inner.poll(cx))?;
-                    if let Some((decision, fields)) = told {
-                        headers::write_admitted(&mut response, decision, *fields);
+                    if let Some(numbers) = told {
+                        headers::write_admitted(&mut response, *numbers);
                     }
                     return Poll::Ready(Ok(response));
                 }
@@ -129,7 +130,7 @@ pin_project! {
 
 /// How waiting ends.
 enum Done<F, Response> {
-    Call(F, Told),
+    Call(F, Option<Numbers>),
     Refused(Response),
 }
 
@@ -142,7 +143,7 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
         policy: Policy,
         key: Key,
         deciding: St::Decided,
-        delayed: Option<Decision>,
+        delayed: Option<Box<Decision>>,
     ) -> Self {
         let delay = delayed.as_ref().map(|decision| tokio::time::sleep(decision.delay()));
         let place = Place { storage: shared.storage.clone(), policy, key, taken: delayed };
@@ -158,7 +159,7 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
         loop {
             let told = if let Some(delay) = this.delay.as_mut().as_pin_mut() {
                 ready!(delay.poll(cx));
-                this.place.taken.take().map(|decision| (decision, this.shared.headers))
+                this.place.taken.take().and_then(|decision| this.shared.headers.numbers(&decision))
             } else {
                 let decided = ready!(Pin::new(&mut *this.deciding).poll(cx));
                 let (_, request) = this.call.as_ref().expect("polled after it was ready");
@@ -183,7 +184,7 @@ struct Place<St: Storage> {
     storage: St,
     policy: Policy,
     key: Key,
-    taken: Option<Decision>,
+    taken: Option<Box<Decision>>,
 }
 
 impl<St: Storage> Drop for Place<St> {

@@ -58,17 +58,47 @@ impl Headers {
     }
 }
 
+/// What the fields say of a decision. An admitted request carries this to its response: moving a whole decision along
+/// costs more than making one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbers {
+    limit: u32,
+    remaining: u32,
+    /// In seconds, as the layer was told to say it.
+    reset: u64,
+}
+
+impl Headers {
+    pub(crate) fn numbers(self, decision: &Decision) -> Option<Numbers> {
+        let shown = decision.shown();
+        let reset = match self.0 {
+            Fields::ResetAtEpoch => decision.at().plus(shown.reset_after_micros()).as_secs_ceil(),
+            Fields::ResetAfter => seconds_up(shown.reset_after()),
+            Fields::None => return None,
+        };
+        Some(Numbers { limit: shown.capacity(), remaining: shown.remaining(), reset })
+    }
+}
+
+impl Numbers {
+    fn write(self, headers: &mut HeaderMap) {
+        headers.insert(LIMIT, number(self.limit.into()));
+        headers.insert(REMAINING, number(self.remaining.into()));
+        headers.insert(RESET, number(self.reset));
+    }
+}
+
 /// Tells an admitted request's response how things stand.
 ///
 /// Where layers are stacked it may have an inner layer's numbers already: the smaller remaining is the truth for the client,
 /// of equals the inner one's stays, and a refusal, which carries its decision, keeps its own.
-pub(crate) fn write_admitted<B>(response: &mut Response<B>, decision: &Decision, fields: Headers) {
-    if fields.0 == Fields::None || response.extensions().get::<Decision>().is_some() {
+pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Numbers) {
+    if response.extensions().get::<Decision>().is_some() {
         return;
     }
     let written = response.headers().get(REMAINING).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
-    if written.is_none_or(|written| decision.shown().remaining() < written) {
-        write(response.headers_mut(), decision, fields);
+    if written.is_none_or(|written| numbers.remaining < written) {
+        numbers.write(response.headers_mut());
     }
 }
 
@@ -77,20 +107,10 @@ pub(crate) fn write_refused<B>(response: &mut Response<B>, decision: Decision, f
     if let Some(wait) = decision.retry_after() {
         response.headers_mut().insert(RETRY_AFTER, number(seconds_up(wait).max(1)));
     }
-    write(response.headers_mut(), &decision, fields);
+    if let Some(numbers) = fields.numbers(&decision) {
+        numbers.write(response.headers_mut());
+    }
     response.extensions_mut().insert(decision);
-}
-
-fn write(headers: &mut HeaderMap, decision: &Decision, fields: Headers) {
-    let shown = decision.shown();
-    let reset = match fields.0 {
-        Fields::ResetAtEpoch => decision.at().plus(shown.reset_after_micros()).as_secs_ceil(),
-        Fields::ResetAfter => seconds_up(shown.reset_after()),
-        Fields::None => return,
-    };
-    headers.insert(LIMIT, number(shown.capacity().into()));
-    headers.insert(REMAINING, number(shown.remaining().into()));
-    headers.insert(RESET, number(reset));
 }
 
 /// Most limits, and what remains of them, are small: their texts are kept ready, and cloning one allocates nothing.
