@@ -348,7 +348,8 @@ fn a_panic_in_a_strategy_leaves_the_storage_usable() {
         fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit) {}
     }
 
-    let storage = MemoryStorage::builder().max_keys(1_000).build().unwrap();
+    let clock = ManualClock::default();
+    let storage = MemoryStorage::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
     let panics = RateLimiter::with_storage(Policy::new(Panics, Quota::per_day(1)), storage.clone());
     let fixed = RateLimiter::with_storage(Policy::new(FixedWindow::new(), Quota::per_day(1)), storage);
     assert!(hit(&panics, "k").is_admitted() && panics.storage().weight() > 100);
@@ -358,6 +359,14 @@ fn a_panic_in_a_strategy_leaves_the_storage_usable() {
     assert_eq!(panics.storage().weight(), 0, "what was lost weighs nothing");
     assert!(hit(&fixed, "k").is_admitted());
     assert!(hit(&fixed, "k").is_refused());
+    for key in 0..100_u64 {
+        assert!(hit(&fixed, key).is_admitted());
+    }
+    clock.advance(Duration::from_secs(2 * 86_400));
+    for _ in 0..1_000 {
+        let _ = hit(&fixed, "k");
+    }
+    assert_eq!(fixed.storage().weight(), 1, "sweeping goes on");
 }
 
 /// Field defect: burst + 1 after an idle spell.

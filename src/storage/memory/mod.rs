@@ -8,7 +8,7 @@ use std::fmt;
 use std::future::{Ready, ready};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use foldhash::quality::RandomState;
 
@@ -166,7 +166,7 @@ impl Shared {
     fn sweep(&self, now: Timestamp) {
         let number = self.sweeping.load(Ordering::Relaxed) % self.shards.len();
         // Somebody else's decision, or sweep, comes first.
-        let Ok(mut shard) = self.shards[number].0.try_lock() else { return };
+        let Some(mut shard) = self.try_lock(number) else { return };
         let (freed, at_end) = shard.sweep(now);
         drop(shard);
         self.settle(freed, 0);
@@ -208,6 +208,15 @@ impl Shared {
         // A strategy of the user's that panics leaves a state as it was, or fresh: others can go on.
         self.shards[number].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// The shard, unless somebody has it.
+    fn try_lock(&self, number: usize) -> Option<MutexGuard<'_, Shard>> {
+        match self.shards[number].0.try_lock() {
+            Ok(shard) => Some(shard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
 }
 
 /// Builds a [`MemoryStorage`] with other bounds or another clock.
@@ -242,5 +251,26 @@ impl MemoryStorageBuilder {
         }
         let clock = self.clock.unwrap_or_else(|| Box::new(SystemClock::new()));
         Ok(MemoryStorage::with(self.max_keys, clock))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Op, Quota};
+
+    /// Field defect: a resize that stalls one request for milliseconds. No table is ever large, so none takes long to move.
+    #[test]
+    fn no_insert_grows_a_big_table() {
+        let storage = MemoryStorage::builder().max_keys(200_000).build().unwrap();
+        let policy = Policy::from(Quota::per_hour(9));
+        for key in 0..200_000_u64 {
+            let _ = storage.0.decide(Ask::new(&policy, &key.into(), Op::Hit, 1));
+        }
+        assert_eq!(storage.weight(), 200_000);
+        let slots: Vec<_> = (0..storage.0.shards.len()).map(|number| storage.0.lock(number).slots()).collect();
+        let (all, largest) = (slots.iter().sum::<usize>(), slots.iter().max().unwrap());
+        assert!(*largest < 2 * KEYS_PER_SHARD, "{largest} slots in one table");
+        assert!(all < 200_000 * 4 / 3, "{all} slots for 200,000 keys");
     }
 }

@@ -56,7 +56,7 @@ impl Shared {
         let mut soonest = None;
         for other in (1..self.shards.len()).map(|step| (number + step) % self.shards.len()) {
             // Two that wait for each other's shard would wait forever.
-            let Ok(mut shard) = self.shards[other].0.try_lock() else { continue };
+            let Some(mut shard) = self.try_lock(other) else { continue };
             match shard.look_for_room(key.hash, now) {
                 Room::Take(..) if op == Op::Peek => return None,
                 Room::Take(start, end) => {

@@ -164,6 +164,12 @@ impl Shard {
         }
     }
 
+    /// How many slots its table has.
+    #[cfg(test)]
+    pub(super) fn slots(&self) -> usize {
+        self.table.slots()
+    }
+
     /// Forgets a key. Returns the weight it had.
     pub(super) fn clear(&mut self, key: KeyHash, digests: &[u32]) -> usize {
         let before = self.weight(self.run(key));
