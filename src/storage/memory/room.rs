@@ -36,8 +36,14 @@ impl Shared {
         ask: Ask<'_>,
         states: &mut [State],
     ) -> Option<u64> {
-        // What is not stored needs no room.
-        if ask.policy.decide(states, now, Op::Peek, ask.cost).is_refused() {
+        // What is refused anyway is not stored and needs no room.
+        let is_new = states.iter().all(|state| *state == State::Fresh);
+        let refused = if is_new {
+            ask.policy.limits().iter().any(|limit| ask.cost > limit.capacity())
+        } else {
+            ask.policy.decide(states, now, Op::Peek, ask.cost).is_refused()
+        };
+        if refused {
             return None;
         }
         while self.is_full() {
@@ -75,10 +81,10 @@ impl Shard {
     /// Looks at a few keys near `hash`, but not at it, for one to make room: one that has expired, else the one that
     /// is forgotten soonest of those that would be admitted.
     fn look_for_room(&self, hash: u64, now: Timestamp) -> Room {
-        let start = self.table.run(hash).end;
+        let behind = self.table.run(hash).end;
         let mut best: Option<(Timestamp, usize, usize)> = None;
         let mut soonest = u64::MAX;
-        let mut index = start;
+        let mut index = behind;
         let mut seen = 0;
         let mut wrapped = false;
         while seen < LOOKS {
@@ -89,29 +95,32 @@ impl Shard {
                 wrapped = true;
                 index = 0;
             }
-            if wrapped && index >= start {
+            if wrapped && index >= behind {
                 break;
             }
             let Some(first) = self.table.get(index) else {
                 index += 1;
                 continue;
             };
-            let run = self.table.run(first.hash);
-            index = run.end.max(index + 1);
+            // The states of one key stand side by side.
+            let (mut until, mut refuses_for, mut end) = (first.until, first.refuses_for(now), index + 1);
+            while let Some(slot) = self.table.get(end).filter(|slot| slot.hash == first.hash) {
+                until = until.max(slot.until);
+                refuses_for = refuses_for.max(slot.refuses_for(now));
+                end += 1;
+            }
+            let start = std::mem::replace(&mut index, end);
             if first.hash == hash {
                 continue;
             }
             seen += 1;
-            let slots = || run.clone().filter_map(|index| self.table.get(index));
-            let until = slots().map(|slot| slot.until).max().unwrap_or_default();
-            let refuses_for = slots().map(|slot| slot.refuses_for(now)).max().unwrap_or(0);
             if until <= now {
-                return Room::Take(run.start, run.end);
+                return Room::Take(start, end);
             }
             if refuses_for > 0 {
                 soonest = soonest.min(refuses_for);
             } else if best.is_none_or(|(earliest, ..)| until < earliest) {
-                best = Some((until, run.start, run.end));
+                best = Some((until, start, end));
             }
         }
         match best {
