@@ -75,6 +75,20 @@ fn of_those_who_would_be_admitted_the_one_nearest_to_fresh_goes_first() {
     assert_eq!(remembered, [1, 2, 3]);
 }
 
+/// A key of several limits is forgotten with the last of them.
+#[test]
+fn a_key_is_as_near_to_fresh_as_its_longest_limit() {
+    let (first, clock) = limiter("fixed-window 5/second; fixed-window 9/hour", 2);
+    let second = "fixed-window 5/minute".parse::<Policy>().unwrap();
+    let second = RateLimiter::with_storage(second, first.storage().clone());
+    assert!(hit(&first, "an hour to go").is_admitted());
+    assert!(hit(&second, "a minute to go").is_admitted());
+    clock.advance(Duration::from_millis(1));
+    assert!(hit(&second, "newcomer").is_admitted());
+    assert_eq!(now(second.peek(&"a minute to go".into())).remaining(), 5, "thrown out");
+    assert_eq!(now(first.peek(&"an hour to go".into())).limits()[1].remaining(), 8, "kept");
+}
+
 #[test]
 fn an_expired_key_goes_before_one_who_would_be_admitted() {
     let (limiter, clock) = limiter("fixed-window 2/minute", 2);

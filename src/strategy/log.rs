@@ -162,3 +162,19 @@ impl PartialEq for Log {
 }
 
 impl Eq for Log {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_was_long_gives_its_memory_back() {
+        let mut log = Log::default();
+        for at in 0..1_000 {
+            log.add(Timestamp::from_micros(at), 2_000, 1);
+        }
+        assert!(log.room() >= 1_000);
+        log.add(Timestamp::from_micros(2_998), 2_000, 1);
+        assert!(log.room() < 16, "room for {} of {:?}", log.room(), log);
+    }
+}
