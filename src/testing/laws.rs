@@ -57,6 +57,7 @@ impl Laws {
         self.each_hit("2: forgetting is invisible", forgetting_is_invisible);
         self.each_hit("3: retry_after and reset_after are tight", waits_are_tight);
         self.each_hit("5: a peek predicts the hit", peek_predicts);
+        self.each_hit("5: a hit in one go is a check, then a spend or a refusal", hit_is_check_then_spend);
         self.each_hit("5: spending j then k is spending j + k", spending_adds_up);
         self.each_hit("6: a clock that goes back grants nothing", clock_goes_back);
         self.each_hit("a refund at once undoes the hit", refund_undoes);
@@ -220,6 +221,23 @@ fn peek_predicts(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -
     prop_assert_eq!(peeked.is_admitted(), hit.is_admitted());
     prop_assert_eq!((peeked.delay(), peeked.retry_after()), (hit.delay(), hit.retry_after()));
     prop_assert_eq!(peeked.is_admitted(), cost <= peeked.remaining());
+    Ok(())
+}
+
+/// A strategy may do all of a hit in one go: it must come to the same as doing it in two.
+fn hit_is_check_then_spend(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+    for (limit, state) in policy.limits().iter().zip(states) {
+        let (strategy, quota) = (limit.strategy(), limit.quota());
+        let (mut in_one, mut in_two) = (state.clone(), state.clone());
+        let hit = strategy.hit(quota, &mut in_one, now, cost);
+        let checked = strategy.check(quota, &in_two, now, cost);
+        let spent = if checked.is_admitted() {
+            strategy.spend(quota, &mut in_two, now, cost)
+        } else {
+            strategy.refuse(quota, &mut in_two, now, checked)
+        };
+        prop_assert_eq!((hit, in_one), (spent, in_two));
+    }
     Ok(())
 }
 
