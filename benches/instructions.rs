@@ -24,7 +24,9 @@ const MOST: u32 = 20_000;
 
 type Path = fn(usize);
 
-const PATHS: [(&str, Path); 11] = [
+const PATHS: [(&str, Path); 13] = [
+    ("admit token bucket", |times| admit(TokenBucket::generous(), times)),
+    ("admit three limits", |times| admit(several(3, u32::MAX), times)),
     ("hit token bucket", |times| hit(TokenBucket::generous(), times)),
     ("hit sliding window counter", hit_after_a_previous_window),
     ("hit fixed window", |times| hit(FixedWindow::generous(), times)),
@@ -51,6 +53,12 @@ fn main() {
 fn hit(policy: Policy, times: usize) {
     let (limiter, _) = by_hand(policy);
     repeat(&limiter, times, true);
+}
+
+fn admit(policy: Policy, times: usize) {
+    let (limiter, _) = by_hand(policy);
+    let key = alice();
+    (0..times).for_each(|_| assert!(limiter.admit(&key)));
 }
 
 fn hit_after_a_previous_window(times: usize) {

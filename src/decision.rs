@@ -30,63 +30,89 @@ use crate::strategy::Status;
 pub struct Decision {
     at: Timestamp,
     cost: u32,
-    admitted: bool,
-    exception: Option<Exception>,
+    verdict: Verdict,
     statuses: Statuses,
 }
 
-/// Why a decision is not the strategies' own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Exception {
+#[repr(u32)]
+enum Verdict {
+    Admitted,
+    Refused,
+    // Refused, and not by the strategies:
     Crowded,
     Contended,
 }
 
 impl Decision {
     /// The decision on a hit of `cost` units at `at`, admitted if every limit admits.
-    #[inline]
     pub(crate) fn new(at: Timestamp, cost: u32, statuses: Statuses) -> Self {
-        let admitted = statuses.as_slice().iter().all(Status::is_admitted);
-        Self { at, cost, admitted, exception: None, statuses }
+        let mut decision = Self { at, cost, verdict: Verdict::Refused, statuses };
+        decision.conclude(at);
+        decision
     }
 
     /// The decision on a hit of `cost` units at `at` by a policy whose one limit answered `status`.
-    #[inline]
     pub fn of(at: Timestamp, cost: u32, status: Status) -> Self {
-        Self { at, cost, admitted: status.is_admitted(), exception: None, statuses: Statuses::One([status]) }
+        Self::new(at, cost, Statuses::One([status]))
     }
 
-    /// The same decision, marked [crowded](Self::is_crowded).
+    /// A decision to be filled in: it is large, so whoever makes many fills it in where it is wanted.
+    #[inline]
+    pub(crate) const fn blank() -> Self {
+        let statuses = Statuses::More(Vec::new());
+        Self { at: Timestamp::EPOCH, cost: 0, verdict: Verdict::Refused, statuses }
+    }
+
+    /// The answers of so many limits, to be filled in.
+    #[inline(always)]
+    pub(crate) fn open(&mut self, limits: usize, cost: u32) -> &mut [Status] {
+        self.cost = cost;
+        self.statuses = Statuses::from_fn(limits, |_| Status::BLANK);
+        self.statuses.as_mut_slice()
+    }
+
+    /// Fills in the verdict, now that the limits have answered.
+    #[inline]
+    pub(crate) fn conclude(&mut self, at: Timestamp) {
+        self.at = at;
+        let admitted = self.limits().iter().all(Status::is_admitted);
+        self.verdict = if admitted { Verdict::Admitted } else { Verdict::Refused };
+    }
+
+    /// The same refusal, marked [crowded](Self::is_crowded).
+    #[must_use]
     pub fn crowded(self) -> Self {
-        Self { exception: Some(Exception::Crowded), ..self }
+        Self { verdict: Verdict::Crowded, ..self }
     }
 
-    /// The same decision, marked [contended](Self::is_contended).
+    /// The same refusal, marked [contended](Self::is_contended).
+    #[must_use]
     pub fn contended(self) -> Self {
-        Self { exception: Some(Exception::Contended), ..self }
+        Self { verdict: Verdict::Contended, ..self }
     }
 
     /// Whether the hit may go on, after its [`delay`](Self::delay).
     #[inline]
     pub fn is_admitted(&self) -> bool {
-        self.admitted
+        self.verdict == Verdict::Admitted
     }
 
     /// Whether the hit is turned away. It has taken nothing.
     #[inline]
     pub fn is_refused(&self) -> bool {
-        !self.admitted
+        !self.is_admitted()
     }
 
     /// Whether a newcomer was refused because the storage was full of keys that are being refused: see
     /// [`MemoryStorage`](crate::MemoryStorage).
     pub fn is_crowded(&self) -> bool {
-        self.exception == Some(Exception::Crowded)
+        self.verdict == Verdict::Crowded
     }
 
     /// Whether a storage refused because others changed the same key faster than it could. Coming back helps.
     pub fn is_contended(&self) -> bool {
-        self.exception == Some(Exception::Contended)
+        self.verdict == Verdict::Contended
     }
 
     /// When the storage decided, by its own clock.
@@ -102,7 +128,7 @@ impl Decision {
     /// How long an admitted hit has to wait for its turn: the longest delay of its limits, zero without a leaky bucket.
     pub fn delay(&self) -> Duration {
         let longest = self.limits().iter().map(Status::delay_micros).max();
-        Duration::from_micros(longest.filter(|_| self.admitted).unwrap_or(0))
+        Duration::from_micros(longest.filter(|_| self.is_admitted()).unwrap_or(0))
     }
 
     /// Units that can still be spent now: the least of the limits'.
@@ -163,7 +189,7 @@ pub(crate) enum Statuses {
 }
 
 impl Statuses {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn from_fn(len: usize, status: impl FnMut(usize) -> Status) -> Self {
         match len {
             1 => Self::One(array::from_fn(status)),
@@ -174,7 +200,7 @@ impl Statuses {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn as_mut_slice(&mut self) -> &mut [Status] {
         match self {
             Self::One(statuses) => statuses,

@@ -42,6 +42,33 @@ impl RateLimiter {
     }
 }
 
+/// On the memory storage, which never has to be waited for.
+impl RateLimiter {
+    /// Spends one unit and says whether the hit goes on: a [`hit`](Self::hit) whose numbers nobody wants to know, in half of
+    /// its time and without `await`.
+    ///
+    /// A hit that a leaky bucket would make wait is turned away and takes no place.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, Quota, RateLimiter};
+    ///
+    /// let limiter = RateLimiter::new(Quota::per_minute(1));
+    /// let alice = Key::from("alice");
+    /// assert!(limiter.admit(&alice));
+    /// assert!(!limiter.admit(&alice));
+    /// ```
+    #[inline]
+    pub fn admit(&self, key: &Key) -> bool {
+        self.admit_with_cost(key, 1)
+    }
+
+    /// As [`admit`](Self::admit), for `cost` units, all or none. Cost 0 is admitted and spends nothing.
+    #[inline]
+    pub fn admit_with_cost(&self, key: &Key, cost: u32) -> bool {
+        self.storage.hit_at_once(Ask::new(&self.policy, key, Op::Hit, cost))
+    }
+}
+
 impl<St: Storage> RateLimiter<St> {
     /// Keeps this policy on `storage`.
     pub fn with_storage(policy: impl Into<Policy>, storage: St) -> Self {

@@ -353,10 +353,10 @@ fn a_panic_in_a_strategy_leaves_the_storage_usable() {
             Status::admitted(1_000, 1_000, 0)
         }
 
-        fn spend(&self, _: &Quota, state: &mut State, now: Timestamp, _: u32) -> Status {
+        fn spend(&self, _: &Quota, state: &mut State, now: Timestamp, _: u32) -> u64 {
             let entries = (1..=1_000).map(|i| (now.minus(i), 1));
             *state = State::Log(Box::new(Log::from_entries(now.plus(1_000_000_000), entries)));
-            Status::admitted(1_000, 1_000, 0)
+            0
         }
 
         fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit) {}

@@ -2,9 +2,9 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use super::{Op, name};
+use super::name;
 use crate::error::or_panic;
-use crate::strategy::{State, Status, Strategy};
+use crate::strategy::{Kernel, Outcome, Part, State, Status, Strategy};
 use crate::{ConfigError, Quota, SlidingWindowCounter, Timestamp, TokenBucket};
 
 /// A quota with its strategy, and perhaps a name of its own.
@@ -23,7 +23,7 @@ use crate::{ConfigError, Quota, SlidingWindowCounter, Timestamp, TokenBucket};
 /// ```
 #[derive(Clone)]
 pub struct Limit {
-    strategy: Arc<dyn Strategy>,
+    strategy: Arc<dyn Kernel>,
     quota: Quota,
     name: Option<Box<str>>,
 }
@@ -49,7 +49,7 @@ impl Limit {
         Self::of(Arc::new(strategy), quota)
     }
 
-    pub(super) fn of(strategy: Arc<dyn Strategy>, quota: Quota) -> Result<Self, ConfigError> {
+    pub(super) fn of(strategy: Arc<dyn Kernel>, quota: Quota) -> Result<Self, ConfigError> {
         strategy.validate(&quota)?;
         Ok(Self { strategy, quota, name: None })
     }
@@ -104,29 +104,41 @@ impl Limit {
         digest
     }
 
-    /// Decides on a hit or a peek as if this were the only limit of its policy: the state is left as it is to be stored.
     #[inline]
-    pub fn decide(&self, state: &mut State, now: Timestamp, op: Op, cost: u32) -> Status {
-        if op == Op::Hit && cost > 0 {
-            self.strategy.hit(&self.quota, state, now, cost)
-        } else {
-            self.strategy.check(&self.quota, state, now, cost)
-        }
-    }
-
-    #[inline]
-    pub(super) fn check(&self, state: &State, now: Timestamp, cost: u32) -> Status {
+    pub(crate) fn check(&self, state: &State, now: Timestamp, cost: u32) -> Status {
         self.strategy.check(&self.quota, state, now, cost)
     }
 
+    /// All of a hit of at least 1 unit, where no other limit refuses.
     #[inline]
-    pub(super) fn spend(&self, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        self.strategy.spend(&self.quota, state, now, cost)
+    pub(crate) fn hit(&self, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
+        self.strategy.hit(&self.quota, state, now, cost)
     }
 
     #[inline]
-    pub(super) fn refuse(&self, state: &mut State, now: Timestamp, checked: Status) -> Status {
-        self.strategy.refuse(&self.quota, state, now, checked)
+    pub(super) fn spend(&self, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
+        Outcome::Spent { delay: self.strategy.spend(&self.quota, state, now, cost) }
+    }
+
+    #[inline]
+    pub(crate) fn refuse(&self, state: &mut State, now: Timestamp) -> Outcome {
+        self.strategy.refuse(&self.quota, state, now);
+        Outcome::Refused
+    }
+
+    pub(crate) fn counts_refusals(&self) -> bool {
+        self.strategy.counts_refusals()
+    }
+
+    /// What it says after that.
+    #[inline]
+    pub(crate) fn tell(&self, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status) {
+        self.strategy.tell(&self.quota, state, now, cost, part, status);
+    }
+
+    /// A refusal without a decision: nothing remains for `retry_after` microseconds.
+    pub(crate) fn refusal(&self, retry_after: u64) -> Status {
+        Status::refused(self.capacity(), 0, retry_after, Some(retry_after))
     }
 }
 

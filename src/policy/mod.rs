@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub use self::limit::Limit;
 use crate::decision::{Decision, Statuses};
 use crate::error::or_panic;
-use crate::strategy::{State, Status, Strategy};
+use crate::strategy::{State, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
 
 /// The limits that bind one key, admitted all together or not at all.
@@ -208,25 +208,28 @@ impl Policy {
     pub fn decide(&self, states: &mut [State], now: Timestamp, op: Op, cost: u32) -> Decision {
         let limits = self.limits();
         assert_eq!(states.len(), limits.len(), "one state for each limit");
-        if let ([limit], [state]) = (limits, &mut *states) {
-            return Decision::of(now, cost, limit.decide(state, now, op, cost));
+        let spends = op == Op::Hit && cost > 0;
+        let admits = || limits.iter().zip(&*states).all(|(limit, state)| limit.check(state, now, cost).is_admitted());
+        let all_admit = spends && limits.len() > 1 && admits();
+        let mut decision = Decision::blank();
+        for ((limit, state), status) in limits.iter().zip(states).zip(decision.open(limits.len(), cost)) {
+            let part = match (spends, all_admit) {
+                (false, _) => None,
+                (true, true) => Some(limit.spend(state, now, cost)),
+                (true, false) if limits.len() == 1 => Some(limit.hit(state, now, cost)),
+                (true, false) => Some(limit.refuse(state, now)),
+            };
+            limit.tell(state, now, cost, part, status);
         }
-        let mut statuses = Statuses::from_fn(limits.len(), |i| limits[i].check(&states[i], now, cost));
-        if op == Op::Hit && cost > 0 {
-            let admitted = statuses.as_slice().iter().all(Status::is_admitted);
-            for ((limit, state), status) in limits.iter().zip(states).zip(statuses.as_mut_slice()) {
-                *status = if admitted { limit.spend(state, now, cost) } else { limit.refuse(state, now, *status) };
-            }
-        }
-        Decision::new(now, cost, statuses)
+        decision.conclude(now);
+        decision
     }
 
     /// The refusal of a storage that could not decide: every limit refuses, and shows nothing remaining, for
     /// `retry_after` microseconds. Mark it [crowded](Decision::crowded) or [contended](Decision::contended).
     pub fn refuse(&self, now: Timestamp, cost: u32, retry_after: u64) -> Decision {
         let limits = self.limits();
-        let status = |i: usize| Status::refused(limits[i].capacity(), 0, retry_after, Some(retry_after));
-        Decision::new(now, cost, Statuses::from_fn(limits.len(), status))
+        Decision::new(now, cost, Statuses::from_fn(limits.len(), |i| limits[i].refusal(retry_after)))
     }
 
     /// Gives back an admitted hit, as far as each limit has not forgotten it. A refusal, a peek and a hit already

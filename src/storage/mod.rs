@@ -92,6 +92,15 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Decides on a hit or a peek.
     fn decide(&self, ask: Ask<'_>) -> Self::Decided;
 
+    /// A hit of which nobody wants to know the numbers, where that can be told at once and faster than a whole decision is
+    /// put together: `true` when it is admitted and goes on without waiting. `false` has taken nothing, and may mean anything:
+    /// [`decide`](Self::decide) is asked then. It is what a storage answers that does not override this.
+    #[inline]
+    fn hit_at_once(&self, ask: Ask<'_>) -> bool {
+        let _ = ask;
+        false
+    }
+
     /// Forgets the key: all limits of the policy.
     fn clear(&self, policy: &Policy, key: &Key) -> Self::Done;
 

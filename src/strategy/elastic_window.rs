@@ -79,7 +79,7 @@ impl Strategy for ElasticWindow {
     }
 
     #[inline]
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
         let end = now.plus(quota.period_micros());
         let (count, anchor) = match Window::live(quota, state, now) {
             Some(live) => (live.count, live.anchor),
@@ -87,14 +87,18 @@ impl Strategy for ElasticWindow {
         };
         let count = count.saturating_add(cost);
         *state = Window { end, count, anchor }.store();
-        status(quota, end.since(now), count, 0, 0).forgotten_at(end, anchor)
+        0
     }
 
-    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp, checked: Status) -> Status {
-        let Some(live) = Window::live(quota, state, now) else { return checked };
-        let end = now.plus(quota.period_micros());
-        *state = Window { end, ..live }.store();
-        checked.with_reset_after(end.since(now))
+    #[inline]
+    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
+        if let Some(live) = Window::live(quota, state, now) {
+            *state = Window { end: now.plus(quota.period_micros()), ..live }.store();
+        }
+    }
+
+    fn counts_refusals(&self) -> bool {
+        true
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

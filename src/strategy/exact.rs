@@ -1,66 +1,49 @@
-//! Arithmetic on products that may need 128 bits. Nearly all of them do not, and 64 are several times faster.
+//! Arithmetic on products that may need 128 bits. Nearly all of them do not, and dividing 64 is several times faster.
 
-/// An unsigned integer whose arithmetic stops at its ends.
-pub(super) trait Word: Copy + Ord + From<u64> {
-    fn more(self, other: Self) -> Self;
-    fn less(self, other: Self) -> Self;
-    fn times(self, other: Self) -> Self;
-    /// The quotient rounded up, at most 2^64 - 1.
-    fn div_ceil(self, divisor: Self) -> u64;
-    /// The lowest 32 bits.
-    fn low_bits(self) -> u32;
+/// `dividend / divisor`, rounded up; the largest number when it does not fit.
+#[inline(always)]
+pub(super) fn div_ceil(dividend: u128, divisor: u64) -> u64 {
+    match u64::try_from(dividend) {
+        Ok(dividend) => dividend.div_ceil(divisor),
+        Err(_) => wide_div_ceil(dividend, divisor),
+    }
 }
 
-macro_rules! word {
-    ($type:ty) => {
-        impl Word for $type {
-            #[inline]
-            fn more(self, other: Self) -> Self {
-                self.saturating_add(other)
-            }
-
-            #[inline]
-            fn less(self, other: Self) -> Self {
-                self.saturating_sub(other)
-            }
-
-            #[inline]
-            fn times(self, other: Self) -> Self {
-                self.saturating_mul(other)
-            }
-
-            #[inline]
-            #[allow(irrefutable_let_patterns, clippy::unnecessary_fallible_conversions, reason = "true of u64 alone")]
-            fn div_ceil(self, divisor: Self) -> u64 {
-                u64::try_from(<$type>::div_ceil(self, divisor)).unwrap_or(u64::MAX)
-            }
-
-            #[inline]
-            #[allow(clippy::cast_possible_truncation)]
-            fn low_bits(self) -> u32 {
-                self as u32
-            }
-        }
-    };
+#[cold]
+fn wide_div_ceil(dividend: u128, divisor: u64) -> u64 {
+    u64::try_from(dividend.div_ceil(divisor.into())).unwrap_or(u64::MAX)
 }
 
-word!(u64);
-word!(u128);
+/// `dividend / divisor`, rounded down, and what remains; the largest number when the quotient does not fit.
+#[inline(always)]
+pub(super) fn div_rem(dividend: u128, divisor: u64) -> (u64, u64) {
+    match u64::try_from(dividend) {
+        Ok(dividend) => (dividend / divisor, dividend % divisor),
+        Err(_) => wide_div_rem(dividend, divisor),
+    }
+}
+
+#[cold]
+fn wide_div_rem(dividend: u128, divisor: u64) -> (u64, u64) {
+    let (quotient, rest) = (dividend / u128::from(divisor), dividend % u128::from(divisor));
+    #[allow(clippy::cast_possible_truncation)] // less than the divisor
+    (u64::try_from(quotient).unwrap_or(u64::MAX), rest as u64)
+}
+
+/// `a * b`, which always fits.
+#[inline(always)]
+pub(super) fn product(a: u64, b: u64) -> u128 {
+    u128::from(a) * u128::from(b)
+}
 
 /// `a * b / divisor`, rounded down; the largest number when it does not fit.
-#[inline]
+#[inline(always)]
 pub(super) fn mul_div_floor(a: u64, b: u64, divisor: u64) -> u64 {
-    match a.checked_mul(b) {
-        Some(product) => product / divisor,
-        None => u64::try_from(u128::from(a) * u128::from(b) / u128::from(divisor)).unwrap_or(u64::MAX),
-    }
+    div_rem(product(a, b), divisor).0
 }
 
 /// `a * b / divisor`, rounded up; the largest number when it does not fit.
-#[inline]
+#[inline(always)]
 pub(super) fn mul_div_ceil(a: u64, b: u64, divisor: u64) -> u64 {
-    match a.checked_mul(b) {
-        Some(product) => product.div_ceil(divisor),
-        None => Word::div_ceil(u128::from(a) * u128::from(b), u128::from(divisor)),
-    }
+    div_ceil(product(a, b), divisor)
 }

@@ -1,7 +1,6 @@
 use std::fmt;
 
-use super::debt::{Debt, by_width};
-use super::exact::Word;
+use super::debt::Debt;
 use super::{Hit, State, Status, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
 
@@ -54,9 +53,8 @@ impl LeakyBucket {
     }
 
     #[inline]
-    /// What is owed now, and a number that tells this queue from one that began after it had been empty.
-    fn debt<W: Word>(self, quota: &Quota, state: &State, now: Timestamp) -> (Debt<W>, u32) {
-        Debt::none(quota, self.capacity(quota)).of(state, now)
+    fn debt(self, quota: &Quota, state: &State, now: Timestamp) -> Debt {
+        Debt::of(quota, self.capacity(quota), state, now)
     }
 }
 
@@ -86,29 +84,26 @@ impl Strategy for LeakyBucket {
         quota.check_refill(self.capacity(quota))
     }
 
+    #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        by_width!(quota, self.capacity(quota), W => {
-            let (debt, _) = self.debt::<W>(quota, state, now);
-            let status = debt.status(cost);
-            // What costs nothing takes no place, and waits for none.
-            if cost > 0 && status.is_admitted() { status.delayed(debt.until_paid()) } else { status }
-        })
+        let debt = self.debt(quota, state, now);
+        let status = debt.status(cost);
+        // What costs nothing takes no place, and waits for none.
+        if cost > 0 && status.is_admitted() { status.delayed(debt.until_paid()) } else { status }
     }
 
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        by_width!(quota, self.capacity(quota), W => {
-            let (before, anchor) = self.debt::<W>(quota, state, now);
-            before.plus(cost).spent(state, now, anchor).delayed(before.until_paid())
-        })
+    #[inline]
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
+        let before = self.debt(quota, state, now);
+        *state = before.plus(cost).store();
+        before.until_paid()
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        by_width!(quota, self.capacity(quota), W => {
-            let (debt, anchor) = self.debt::<W>(quota, state, now);
-            if anchor == hit.anchor && state.until() == hit.until {
-                *state = debt.without(now, hit).store(now, anchor);
-            }
-        });
+        let debt = self.debt(quota, state, now);
+        if debt.has(hit) && state.until() == hit.until {
+            *state = debt.without(now, hit).store();
+        }
     }
 
     fn describe(&self, quota: &Quota, f: &mut fmt::Formatter<'_>) -> fmt::Result {

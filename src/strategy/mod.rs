@@ -20,9 +20,11 @@ mod debt;
 mod elastic_window;
 mod exact;
 mod fixed_window;
+mod kernel;
 mod leaky_bucket;
 mod log;
 mod moving_window;
+mod outcome;
 mod sliding_window_counter;
 mod state;
 mod status;
@@ -35,9 +37,11 @@ use crate::{ConfigError, Quota, Timestamp};
 
 pub use self::elastic_window::ElasticWindow;
 pub use self::fixed_window::FixedWindow;
+pub(crate) use self::kernel::{Kernel, Part};
 pub use self::leaky_bucket::LeakyBucket;
 pub use self::log::Log;
 pub use self::moving_window::MovingWindow;
+pub use self::outcome::Outcome;
 pub use self::sliding_window_counter::SlidingWindowCounter;
 pub use self::state::State;
 pub use self::status::{Hit, Status};
@@ -80,11 +84,11 @@ pub use self::token_bucket::TokenBucket;
 ///         }
 ///     }
 ///
-///     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
+///     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
 ///         let (spent, _) = Self::spent(state, now);
 ///         let until = now.plus(quota.period_micros());
 ///         *state = State::Counts { until, amounts: [spent.saturating_add(cost), 0] };
-///         self.check(quota, state, now, 0).forgotten_at(until, 0)
+///         0
 ///     }
 ///
 ///     fn refund(&self, _: &Quota, state: &mut State, _: Timestamp, hit: &Hit) {
@@ -128,26 +132,33 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// Admitted if and only if `cost` is at most the remaining units, so cost 0 always is.
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status;
 
-    /// Spends `cost` units, at least 1, and shows the state after it. Called only after [`check`](Self::check)
-    /// admitted the same hit on the same state.
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status;
+    /// Spends `cost` units, at least 1. Called only after [`check`](Self::check) admitted the
+    /// same hit on the same state. Returns the microseconds until the hit's turn: 0 unless the strategy makes hits wait.
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64;
 
-    /// Checks, and then spends or refuses: all of a hit on a policy with this one limit. Override it only where doing both
-    /// in one go is faster.
-    fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        let checked = self.check(quota, state, now, cost);
-        if checked.is_admitted() {
-            self.spend(quota, state, now, cost)
-        } else {
-            self.refuse(quota, state, now, checked)
-        }
+    /// What a refused hit does to the state: nothing, except for the elastic window. Called also when this limit admits
+    /// and another one of the policy refuses.
+    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
+        let _ = (quota, state, now);
     }
 
-    /// What a refused hit does to the state: nothing, except for the elastic window. Called with what
-    /// [`check`](Self::check) answered, also when it admitted and another limit of the policy refused.
-    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp, checked: Status) -> Status {
-        let _ = (quota, state, now);
-        checked
+    /// Whether [`refuse`](Self::refuse) does anything. If it does not, a storage may refuse a key from what it knows,
+    /// without asking for its state again.
+    fn counts_refusals(&self) -> bool {
+        false
+    }
+
+    /// Checks, and spends or refuses: all that a hit of at least 1 unit does to the state of a policy's only limit, and of
+    /// one of several where what has been done can be undone. Override it only where it is faster in one go.
+    #[inline]
+    fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
+        let checked = self.check(quota, state, now, cost);
+        if !checked.is_admitted() {
+            self.refuse(quota, state, now);
+            return Outcome::Refused;
+        }
+        let delay = self.spend(quota, state, now, cost);
+        Outcome::spent(delay, cost < checked.remaining())
     }
 
     /// Gives a hit back, as far as it has not been forgotten: only before [`Hit::until`], which is already checked,
@@ -166,7 +177,7 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
 }
 
 /// The strategies that strings can name, as the vectors do, with their second names. `None` for any other name.
-pub(crate) fn by_name(name: &str) -> Option<Arc<dyn Strategy>> {
+pub(crate) fn by_name(name: &str) -> Option<Arc<dyn Kernel>> {
     Some(match &*name.to_ascii_lowercase() {
         "fixed-window" | "interval-token-bucket" => Arc::new(FixedWindow::new()),
         "fixed-window-aligned" => Arc::new(FixedWindow::aligned()),

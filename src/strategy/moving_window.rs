@@ -63,15 +63,14 @@ impl Strategy for MovingWindow {
         }
     }
 
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
         let mut log = match mem::take(state) {
             State::Log(log) => log,
             _ => Box::default(),
         };
         log.add(now, quota.period_micros(), cost);
-        let until = log.until();
         *state = State::Log(log);
-        self.check(quota, state, now, 0).forgotten_at(until, 0)
+        0
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, _: Timestamp, hit: &Hit) {

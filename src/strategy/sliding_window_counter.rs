@@ -1,5 +1,5 @@
 use super::exact::{mul_div_ceil, mul_div_floor};
-use super::{Hit, State, Status, Strategy};
+use super::{Hit, Outcome, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
 /// N units in a sliding window of P, estimated from two counts: what people mean by "60 per minute".
@@ -66,7 +66,7 @@ impl SlidingWindowCounter {
     }
 
     /// The state turned to `now`; `None` when nothing in it counts any more.
-    #[inline]
+    #[inline(always)]
     fn buckets(self, quota: &Quota, state: &State, now: Timestamp) -> Option<Buckets> {
         let State::Counts { until, amounts: [previous, current] } = *state else { return None };
         let period = quota.period_micros();
@@ -103,16 +103,8 @@ impl Buckets {
         self.start.plus(2 * self.period)
     }
 
-    /// Spends `cost` units and shows what remains.
-    #[inline]
-    fn spend(mut self, capacity: u32, state: &mut State, cost: u32) -> Status {
-        self.current = self.current.saturating_add(cost);
-        *state = self.store();
-        self.status(capacity, 0).forgotten_at(self.forgotten(), 0)
-    }
-
     /// The answer to a hit of `cost` units.
-    #[inline]
+    #[inline(always)]
     fn status(&self, capacity: u32, cost: u32) -> Status {
         let remaining = u32::try_from(self.estimate()).map_or(0, |estimate| capacity.saturating_sub(estimate));
         let until_free = |units: u32| self.falls_to(capacity - units);
@@ -150,22 +142,29 @@ impl Strategy for SlidingWindowCounter {
         if self.aligned { "sliding-window-counter-aligned" } else { "sliding-window-counter" }
     }
 
-    #[inline]
+    #[inline(always)]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         let buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
         buckets.status(quota.amount(), cost)
     }
 
-    #[inline]
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        let buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
-        buckets.spend(quota.amount(), state, cost)
+    #[inline(always)]
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
+        let mut buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
+        buckets.current = buckets.current.saturating_add(cost);
+        *state = buckets.store();
+        0
     }
 
-    fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        let buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
-        let fits = buckets.estimate() + u64::from(cost) <= quota.amount().into();
-        if fits { buckets.spend(quota.amount(), state, cost) } else { buckets.status(quota.amount(), cost) }
+    fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
+        let mut buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
+        let (capacity, after) = (u64::from(quota.amount()), buckets.estimate() + u64::from(cost));
+        if after > capacity {
+            return Outcome::Refused;
+        }
+        buckets.current = buckets.current.saturating_add(cost);
+        *state = buckets.store();
+        Outcome::spent(0, after < capacity)
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use super::State;
 use crate::Timestamp;
 
 /// A `retry_after` that never comes.
@@ -8,23 +9,34 @@ const NEVER: u64 = u64::MAX;
 /// The answer of one limit: whether it admits, and its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    admitted: bool,
+    verdict: Verdict,
     capacity: u32,
     remaining: u32,
+    anchor: u32,
     reset_after: u64,
     /// Admitted: the delay. Refused: when to come back.
     wait: u64,
     until: Timestamp,
-    anchor: u32,
+}
+
+/// As wide as its neighbours, so that a status has no holes: copies with holes in them are made in pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+enum Verdict {
+    Admitted,
+    Refused,
 }
 
 impl Status {
+    /// To be written over.
+    pub(crate) const BLANK: Self = Self::admitted(0, 0, 0);
+
     /// The limit admits. `reset_after` is the least number of microseconds after which more units remain than
     /// `remaining`, 0 when all of `capacity` does.
     #[inline]
     pub const fn admitted(capacity: u32, remaining: u32, reset_after: u64) -> Self {
         let (until, anchor) = (Timestamp::EPOCH, 0);
-        Self { admitted: true, capacity, remaining, reset_after, wait: 0, until, anchor }
+        Self { verdict: Verdict::Admitted, capacity, remaining, anchor, reset_after, wait: 0, until }
     }
 
     /// The limit refuses. `retry_after` is the least number of microseconds after which the same hit would be
@@ -36,7 +48,7 @@ impl Status {
             None => NEVER,
         };
         let (until, anchor) = (Timestamp::EPOCH, 0);
-        Self { admitted: false, capacity, remaining, reset_after, wait, until, anchor }
+        Self { verdict: Verdict::Refused, capacity, remaining, anchor, reset_after, wait, until }
     }
 
     /// An admitted hit whose turn comes after `delay` microseconds.
@@ -46,24 +58,21 @@ impl Status {
         Self { wait: delay, ..self }
     }
 
-    /// An admitted hit that is forgotten from `until` on: the last instant at which a refund could give it back.
-    /// `anchor` is whatever tells its window from a later one; 0 when `until` is enough.
-    #[must_use]
+    /// Adds what is known of a hit that has been spent: its delay, and what a refund will need to know of the state it left.
     #[inline]
-    pub const fn forgotten_at(self, until: Timestamp, anchor: u32) -> Self {
-        Self { until, anchor, ..self }
-    }
-
-    /// The same answer with another `reset_after`, in microseconds: a refusal that changed the state.
-    #[must_use]
-    pub const fn with_reset_after(self, reset_after: u64) -> Self {
-        Self { reset_after, ..self }
+    pub(crate) fn set_spent(&mut self, delay: u64, state: &State) {
+        self.wait = delay;
+        self.until = state.until();
+        self.anchor = match *state {
+            State::Counts { amounts: [_, anchor], .. } => anchor,
+            State::Fresh | State::Log(_) => 0,
+        };
     }
 
     /// Whether this limit admits, whatever the others of its policy say.
     #[inline]
     pub const fn is_admitted(&self) -> bool {
-        self.admitted
+        matches!(self.verdict, Verdict::Admitted)
     }
 
     /// The most units that can ever be spent at one instant.
@@ -88,7 +97,7 @@ impl Status {
     pub const fn retry_after(&self) -> Option<Duration> {
         match self.wait {
             NEVER => None,
-            _ if self.admitted => None,
+            _ if self.is_admitted() => None,
             wait => Some(Duration::from_micros(wait)),
         }
     }
@@ -105,12 +114,12 @@ impl Status {
     }
 
     pub(crate) const fn delay_micros(&self) -> u64 {
-        if self.admitted { self.wait } else { 0 }
+        if self.is_admitted() { self.wait } else { 0 }
     }
 
     /// Microseconds until the refused hit would be admitted, the largest number for never; 0 when it was admitted.
     pub(crate) const fn retry_micros(&self) -> u64 {
-        if self.admitted { 0 } else { self.wait }
+        if self.is_admitted() { 0 } else { self.wait }
     }
 
     /// What a refund needs to know of the hit this status answered.
@@ -127,8 +136,8 @@ pub struct Hit {
     pub at: Timestamp,
     /// How many units it took.
     pub cost: u32,
-    /// From when on it is forgotten, as [`Status::forgotten_at`] said.
+    /// From when on it is forgotten: that of the state it left.
     pub until: Timestamp,
-    /// What tells its window from a later one, as [`Status::forgotten_at`] said.
+    /// The second amount of the state it left; 0 if that was a log. Room for what tells its window from a later one.
     pub anchor: u32,
 }

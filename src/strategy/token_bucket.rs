@@ -1,6 +1,5 @@
-use super::debt::{Debt, by_width};
-use super::exact::Word;
-use super::{Hit, State, Status, Strategy};
+use super::debt::Debt;
+use super::{Hit, Outcome, State, Status, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
 
 /// A bucket of B tokens, refilled continuously at N per P; a hit takes as many as it costs.
@@ -41,10 +40,9 @@ impl TokenBucket {
         Self
     }
 
-    /// What is owed now, and a number that tells this debt from one made after all was paid.
-    #[inline]
-    fn debt<W: Word>(self, quota: &Quota, state: &State, now: Timestamp) -> (Debt<W>, u32) {
-        Debt::none(quota, self.capacity(quota)).of(state, now)
+    #[inline(always)]
+    fn debt(self, quota: &Quota, state: &State, now: Timestamp) -> Debt {
+        Debt::of(quota, self.capacity(quota), state, now)
     }
 }
 
@@ -53,7 +51,7 @@ impl Strategy for TokenBucket {
         "token-bucket"
     }
 
-    #[inline]
+    #[inline(always)]
     fn capacity(&self, quota: &Quota) -> u32 {
         quota.burst_size().unwrap_or(quota.amount())
     }
@@ -62,30 +60,31 @@ impl Strategy for TokenBucket {
         quota.check_refill(self.capacity(quota))
     }
 
+    #[inline(always)]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        by_width!(quota, self.capacity(quota), W => self.debt::<W>(quota, state, now).0.status(cost))
+        self.debt(quota, state, now).status(cost)
     }
 
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        by_width!(quota, self.capacity(quota), W => {
-            let (debt, anchor) = self.debt::<W>(quota, state, now);
-            debt.plus(cost).spent(state, now, anchor)
-        })
+    #[inline(always)]
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
+        *state = self.debt(quota, state, now).plus(cost).store();
+        0
     }
 
-    fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Status {
-        by_width!(quota, self.capacity(quota), W => {
-            let (debt, anchor) = self.debt::<W>(quota, state, now);
-            if debt.fits(cost) { debt.plus(cost).spent(state, now, anchor) } else { debt.status(cost) }
-        })
+    fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
+        let debt = self.debt(quota, state, now);
+        if !debt.fits(cost) {
+            return Outcome::Refused;
+        }
+        let debt = debt.plus(cost);
+        *state = debt.store();
+        Outcome::spent(0, debt.fits(1))
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        by_width!(quota, self.capacity(quota), W => {
-            let (debt, anchor) = self.debt::<W>(quota, state, now);
-            if anchor == hit.anchor {
-                *state = debt.without(now, hit).store(now, anchor);
-            }
-        });
+        let debt = self.debt(quota, state, now);
+        if debt.has(hit) {
+            *state = debt.without(now, hit).store();
+        }
     }
 }

@@ -231,12 +231,14 @@ fn hit_is_check_then_spend(policy: &Policy, states: &[State], now: Timestamp, co
         let (mut in_one, mut in_two) = (state.clone(), state.clone());
         let hit = strategy.hit(quota, &mut in_one, now, cost);
         let checked = strategy.check(quota, &in_two, now, cost);
-        let spent = if checked.is_admitted() {
-            strategy.spend(quota, &mut in_two, now, cost)
+        let done = if checked.is_admitted() {
+            let delay = strategy.spend(quota, &mut in_two, now, cost);
+            crate::strategy::Outcome::spent(delay, checked.remaining() > cost)
         } else {
-            strategy.refuse(quota, &mut in_two, now, checked)
+            strategy.refuse(quota, &mut in_two, now);
+            crate::strategy::Outcome::Refused
         };
-        prop_assert_eq!((hit, in_one), (spent, in_two));
+        prop_assert_eq!((hit, in_one), (done, in_two));
     }
     Ok(())
 }

@@ -72,8 +72,13 @@ fn of(amount: u32) -> NonZeroU32 {
     NonZeroU32::new(amount).expect("not zero")
 }
 
-/// One decision of ours. Whoever asks wants to know, so looking at the answer is part of it.
+/// What governor's `check_key` says, asked of ours.
 pub fn admits(limiter: &RateLimiter, key: &Key) -> bool {
+    limiter.admit(key)
+}
+
+/// One decision of ours, with all its numbers. Whoever asks wants to know, so looking at the answer is part of it.
+pub fn decides(limiter: &RateLimiter, key: &Key) -> bool {
     let Ok(decision) = limiter.hit(key).into_inner();
     decision.is_admitted()
 }

@@ -1,120 +1,143 @@
 use std::mem;
-use std::slice;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
 use super::shard::{KeyHash, Shard};
 use crate::storage::Ask;
-use crate::strategy::{State, Status};
+use crate::strategy::State;
 use crate::{Decision, Op, Policy, Timestamp};
 
+/// Where a key's states are, and when it was asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Spot {
+    pub(super) key: KeyHash,
+    pub(super) number: usize,
+    pub(super) now: Timestamp,
+}
+
+/// The same with the shard locked.
+pub(super) struct Place<'a> {
+    pub(super) shard: MutexGuard<'a, Shard>,
+    pub(super) number: usize,
+    pub(super) key: KeyHash,
+    pub(super) now: Timestamp,
+}
+
+/// What a hit is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Want {
+    /// Everything there is to say.
+    Decision,
+    /// Whether it goes on at once. If it would have to wait, it is not to have been.
+    AtOnce,
+}
+
 impl Shared {
-    pub(super) fn decide(&self, ask: Ask<'_>) -> Decision {
-        let Ask { policy, op, cost, .. } = ask;
-        let (key, number) = self.locate(policy, ask.key);
-        let mut shard = self.lock(number);
-        // Read under the lock, so that the time of one key's states never goes back.
-        let now = self.clock.now();
-        // Most hits are on a key of one limit whose state is there, small, and stays where it is. The decision is made
-        // at the very end: it is large, and moving it costs more than what comes before.
-        if let ([limit], &[digest]) = (policy.limits(), policy.limit_digests())
-            && let Some(slot) = shard.small(key, digest)
-        {
-            let mut state = slot.state();
-            let status = limit.decide(&mut state, now, op, cost);
-            if op == Op::Hit && !slot.update(&state, now, &status) {
-                self.resave(&mut shard, key, policy, slice::from_mut(&mut state), now, slice::from_ref(&status));
-            }
-            self.release(shard, op, now);
-            return Decision::of(now, cost, status);
-        }
-        let decision = match policy.limits().len() {
-            2 => self.decide_few::<2>(&mut shard, number, key, ask, now),
-            3 => self.decide_few::<3>(&mut shard, number, key, ask, now),
-            4 => self.decide_few::<4>(&mut shard, number, key, ask, now),
-            _ => self.decide_any(&mut shard, number, key, ask, now),
-        };
-        self.release(shard, op, now);
-        decision
-    }
-
-    /// Unlocks a shard, and sweeps another if it is time.
     #[inline]
-    fn release(&self, mut shard: MutexGuard<'_, Shard>, op: Op, now: Timestamp) {
-        if op == Op::Hit && shard.is_sweep_due() {
-            drop(shard);
-            self.sweep(now);
+    pub(super) fn decide(&self, ask: &Ask<'_>) -> Decision {
+        let mut decision = Decision::blank();
+        self.fill_in(ask, &mut decision);
+        decision
+    }
+
+    fn fill_in(&self, ask: &Ask<'_>, decision: &mut Decision) {
+        match ask.policy.limits() {
+            [limit] => self.decide_one(ask, limit, decision),
+            [_, _] => self.decide_few::<2>(ask, decision),
+            [_, _, _] => self.decide_few::<3>(ask, decision),
+            [_, _, _, _] => self.decide_few::<4>(ask, decision),
+            _ => *decision = self.decide_any(self.enter(self.spot(ask)), ask, Want::Decision),
         }
     }
 
-    /// The same for a few limits whose states are there and small.
-    #[inline(never)]
-    fn decide_few<const N: usize>(
-        &self,
-        shard: &mut Shard,
-        number: usize,
-        key: KeyHash,
-        ask: Ask<'_>,
-        now: Timestamp,
-    ) -> Decision {
-        let digests = ask.policy.limit_digests();
-        let Some(slots) = shard.known::<N>(key, digests) else {
-            return self.decide_any(shard, number, key, ask, now);
-        };
-        let mut states = shard.states(slots);
-        let decision = ask.policy.decide(&mut states, now, ask.op, ask.cost);
-        if ask.op == Op::Hit && !shard.update(slots, &states, now, decision.limits()) {
-            self.resave(shard, key, ask.policy, &mut states, now, decision.limits());
+    pub(super) fn hit_at_once(&self, ask: &Ask<'_>) -> bool {
+        match ask.policy.limits() {
+            [limit] => self.hit_one_at_once(ask, limit),
+            [_, _] => self.hit_few_at_once::<2>(ask),
+            [_, _, _] => self.hit_few_at_once::<3>(ask),
+            [_, _, _, _] => self.hit_few_at_once::<4>(ask),
+            _ => self.hit_any_at_once(self.enter(self.spot(ask)), ask),
         }
-        decision
+    }
+
+    #[inline(always)]
+    pub(super) fn spot(&self, ask: &Ask<'_>) -> Spot {
+        let now = self.clock.now();
+        let (key, number) = self.locate(ask.policy, ask.key);
+        Spot { key, number, now }
+    }
+
+    /// Locks the shard of the key. The clock has been read before.
+    #[inline(always)]
+    pub(super) fn enter(&self, Spot { key, number, now }: Spot) -> Place<'_> {
+        let mut shard = self.lock(number);
+        let now = shard.time(now, &self.clock);
+        Place { shard, number, key, now }
+    }
+
+    /// Unlocks the shard, and sweeps another if it is time.
+    #[inline(always)]
+    pub(super) fn leave(&self, mut place: Place<'_>, op: Op) {
+        if op == Op::Hit && place.shard.is_sweep_due() {
+            drop(place.shard);
+            self.sweep(place.now);
+        }
     }
 
     /// Saves small states that do not stay where they were: they are forgotten, or have become something else.
     #[cold]
-    fn resave(
-        &self,
-        shard: &mut Shard,
-        key: KeyHash,
-        policy: &Policy,
-        states: &mut [State],
-        now: Timestamp,
-        told: &[Status],
-    ) {
-        let run = shard.run(key);
-        let after = shard.save(run, key, policy.limit_digests(), states, now, Some(told));
+    pub(super) fn resave(&self, place: &mut Place<'_>, policy: &Policy, states: &[State]) {
+        let Place { shard, key, now, .. } = place;
+        let run = shard.run(*key);
+        let after = shard.save(run, *key, policy, &mut states.to_vec(), *now, true);
         self.settle(1, after);
     }
 
     /// Any number of states, which may be missing, be logs, and need room.
     #[inline(never)]
-    fn decide_any(&self, shard: &mut Shard, number: usize, key: KeyHash, ask: Ask<'_>, now: Timestamp) -> Decision {
-        let Ask { policy, op, cost, .. } = ask;
-        let digests = policy.limit_digests();
-        with_states(policy, |states| {
-            let mut run = shard.run(key);
-            let before = shard.load(run.clone(), key, digests, states);
-            let log_grows = |state: &State| matches!(state, State::Log(log) if log.grows_at(now));
-            let grows = cost > 0 && (before == 0 || states.iter().any(log_grows));
-            let mut crowded = None;
-            if grows && self.is_full() {
-                crowded = self.make_room(shard, number, key, now, ask, states);
-                run = shard.run(key);
-            }
-            let taken_out = TakenOut { shared: self, weight: before.saturating_sub(1) };
-            let decision = match crowded {
-                None => policy.decide(states, now, op, cost),
-                Some(soonest) => policy.refuse(now, cost, soonest).crowded(),
-            };
-            mem::forget(taken_out);
-            let told = (op == Op::Hit).then(|| decision.limits());
-            let after = shard.save(run, key, digests, states, now, told);
-            self.settle(before, after);
-            if op == Op::Hit && decision.is_crowded() {
-                self.crowded.fetch_add(1, Ordering::Relaxed);
-            }
-            decision
-        })
+    pub(super) fn decide_any(&self, mut place: Place<'_>, ask: &Ask<'_>, want: Want) -> Decision {
+        let decision = with_states(ask.policy, |states| self.decide_all(&mut place, ask, want, states));
+        self.leave(place, ask.op);
+        decision
+    }
+
+    #[inline(never)]
+    pub(super) fn hit_any_at_once(&self, place: Place<'_>, ask: &Ask<'_>) -> bool {
+        let decision = self.decide_any(place, ask, Want::AtOnce);
+        decision.is_admitted() && decision.delay().is_zero()
+    }
+
+    fn decide_all(&self, place: &mut Place<'_>, ask: &Ask<'_>, want: Want, states: &mut [State]) -> Decision {
+        let Ask { policy, op, cost, .. } = *ask;
+        let &mut Place { ref mut shard, number, key, now } = place;
+        let mut run = shard.run(key);
+        let before = shard.load(run.clone(), key, policy.limit_digests(), states);
+        let log_grows = |state: &State| matches!(state, State::Log(log) if log.grows_at(now));
+        let grows = cost > 0 && (before == 0 || states.iter().any(log_grows));
+        let mut crowded = None;
+        if grows && self.is_full() {
+            crowded = self.make_room(shard, number, key, now, ask, states);
+            run = shard.run(key);
+        }
+        let taken_out = TakenOut { shared: self, weight: before.saturating_sub(1) };
+        let decision = match crowded {
+            None => policy.decide(states, now, op, cost),
+            Some(soonest) => policy.refuse(now, cost, soonest).crowded(),
+        };
+        if want == Want::AtOnce && !decision.delay().is_zero() {
+            policy.refund(states, now, &decision);
+        }
+        mem::forget(taken_out);
+        if op == Op::Hit {
+            self.shards[number].notice.take_down(key.hash);
+        }
+        let after = shard.save(run, key, policy, states, now, op == Op::Hit);
+        self.settle(before, after);
+        if op == Op::Hit && crowded.is_some() {
+            self.crowded.fetch_add(1, Ordering::Relaxed);
+        }
+        decision
     }
 }
 

@@ -1,4 +1,8 @@
 mod decide;
+mod few;
+mod newcomer;
+mod notice;
+mod one;
 mod room;
 mod shard;
 mod table;
@@ -7,15 +11,17 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::{Ready, ready};
 use std::hash::{BuildHasher, Hasher};
+use std::hint;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use foldhash::quality::RandomState;
 
 use self::decide::with_states;
+use self::notice::Notice;
 use self::shard::{KeyHash, Shard};
 use super::{Ask, Clock, Storage, SystemClock};
-use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
+use crate::{ConfigError, Decision, Key, Policy, Timestamp};
 
 /// Keeps states in this process: sharded, bounded, exact, with no task in the background. The default.
 ///
@@ -61,13 +67,33 @@ struct Shared {
     /// The shard that is being swept.
     sweeping: AtomicUsize,
     secrets: [RandomState; 2],
-    clock: Box<dyn Clock>,
+    clock: Time,
+}
+
+/// The clock. The usual one is read without a call through a table.
+#[derive(Debug)]
+enum Time {
+    System(SystemClock),
+    Other(Box<dyn Clock>),
+}
+
+impl Time {
+    #[inline]
+    fn now(&self) -> Timestamp {
+        match self {
+            Self::System(clock) => clock.now(),
+            Self::Other(clock) => clock.now(),
+        }
+    }
 }
 
 /// A shard on cache lines of its own, so that neighbours do not slow each other down.
 #[derive(Default)]
 #[repr(align(128))]
-struct Padded(Mutex<Shard>);
+struct Padded {
+    shard: Mutex<Shard>,
+    notice: Notice,
+}
 
 /// Unless told otherwise.
 const MAX_KEYS: usize = 1_000_000;
@@ -78,7 +104,7 @@ const KEYS_PER_SHARD: usize = 2_048;
 impl MemoryStorage {
     /// A storage for up to a million keys, with the system's time.
     pub fn new() -> Self {
-        Self::with(MAX_KEYS, Box::new(SystemClock::new()))
+        Self::with(MAX_KEYS, Time::System(SystemClock::new()))
     }
 
     /// A storage with other bounds or another clock.
@@ -86,7 +112,7 @@ impl MemoryStorage {
         MemoryStorageBuilder { max_keys: MAX_KEYS, clock: None }
     }
 
-    fn with(max_keys: usize, clock: Box<dyn Clock>) -> Self {
+    fn with(max_keys: usize, clock: Time) -> Self {
         let shards = (max_keys / KEYS_PER_SHARD).clamp(1, 4_096).next_power_of_two();
         Self(Arc::new(Shared {
             shards: (0..shards).map(|_| Padded::default()).collect(),
@@ -134,27 +160,35 @@ impl Storage for MemoryStorage {
 
     #[inline]
     fn decide(&self, ask: Ask<'_>) -> Self::Decided {
-        ready(Ok(self.0.decide(ask)))
+        ready(Ok(self.0.decide(&ask)))
+    }
+
+    #[inline]
+    fn hit_at_once(&self, ask: Ask<'_>) -> bool {
+        self.0.hit_at_once(&ask)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
-        let (key, shard) = self.0.locate(policy, key);
-        let freed = self.0.lock(shard).clear(key, policy.limit_digests());
+        let (key, number) = self.0.locate(policy, key);
+        let mut shard = self.0.lock(number);
+        self.0.shards[number].notice.take_down(key.hash);
+        let freed = shard.clear(key, policy.limit_digests());
+        drop(shard);
         self.0.weight.fetch_sub(freed, Ordering::Relaxed);
         ready(Ok(()))
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
-        let (key, shard) = self.0.locate(policy, key);
-        let mut shard = self.0.lock(shard);
-        let now = self.0.clock.now();
+        let (key, number) = self.0.locate(policy, key);
+        let read = self.0.clock.now();
+        let mut shard = self.0.lock(number);
+        self.0.shards[number].notice.take_down(key.hash);
+        let now = shard.time(read, &self.0.clock);
         with_states(policy, |states| {
             let run = shard.run(key);
             let before = shard.load(run.clone(), key, policy.limit_digests(), states);
             policy.refund(states, now, decision);
-            // Whether it is being refused may have changed.
-            let peek = policy.decide(states, now, Op::Peek, 1);
-            let after = shard.save(run, key, policy.limit_digests(), states, now, Some(peek.limits()));
+            let after = shard.save(run, key, policy, states, now, true);
             self.0.settle(before, after);
         });
         ready(Ok(()))
@@ -205,13 +239,29 @@ impl Shared {
 
     #[inline]
     fn lock(&self, number: usize) -> MutexGuard<'_, Shard> {
+        self.try_lock(number).unwrap_or_else(|| self.lock_contended(number))
+    }
+
+    /// Whoever holds a shard does so for less than it takes to go to sleep and be woken, so waking is the last resort. Each
+    /// time somebody was faster, the wait doubles: who is at work on a shard has it in its cache, and is let finish.
+    #[cold]
+    fn lock_contended(&self, number: usize) -> MutexGuard<'_, Shard> {
+        for tries in 0..6 {
+            for _ in 0..32 << tries.min(2) {
+                hint::spin_loop();
+            }
+            if let Some(shard) = self.try_lock(number) {
+                return shard;
+            }
+        }
         // A strategy of the user's that panics leaves a state as it was, or fresh: others can go on.
-        self.shards[number].0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[number].shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The shard, unless somebody has it.
+    #[inline]
     fn try_lock(&self, number: usize) -> Option<MutexGuard<'_, Shard>> {
-        match self.shards[number].0.try_lock() {
+        match self.shards[number].shard.try_lock() {
             Ok(shard) => Some(shard),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
@@ -249,7 +299,7 @@ impl MemoryStorageBuilder {
                 "max_keys must be at least 1, for example 1_000_000: a storage that keeps nothing limits nobody",
             ));
         }
-        let clock = self.clock.unwrap_or_else(|| Box::new(SystemClock::new()));
+        let clock = self.clock.map_or_else(|| Time::System(SystemClock::new()), Time::Other);
         Ok(MemoryStorage::with(self.max_keys, clock))
     }
 }
@@ -265,7 +315,7 @@ mod tests {
         let storage = MemoryStorage::builder().max_keys(200_000).build().unwrap();
         let policy = Policy::from(Quota::per_hour(9));
         for key in 0..200_000_u64 {
-            let _ = storage.0.decide(Ask::new(&policy, &key.into(), Op::Hit, 1));
+            let _ = storage.0.decide(&Ask::new(&policy, &key.into(), Op::Hit, 1));
         }
         assert_eq!(storage.weight(), 200_000);
         let slots: Vec<_> = (0..storage.0.shards.len()).map(|number| storage.0.lock(number).slots()).collect();

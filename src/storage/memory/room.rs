@@ -7,7 +7,7 @@ use crate::strategy::State;
 use crate::{Op, Timestamp};
 
 /// How many keys are looked at for one to make room.
-const LOOKS: usize = 8;
+pub(super) const LOOKS: usize = 8;
 
 /// What can be done about a storage that is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Shared {
         number: usize,
         key: KeyHash,
         now: Timestamp,
-        ask: Ask<'_>,
+        ask: &Ask<'_>,
         states: &mut [State],
     ) -> Option<u64> {
         // What is refused anyway is not stored and needs no room.

@@ -3,16 +3,22 @@ use std::ops::Range;
 
 use slab::Slab;
 
+use super::Time;
 use super::table::{Slot, Table};
-use crate::Timestamp;
-use crate::strategy::{Log, State, Status};
+use crate::strategy::{Log, Part, State};
+use crate::{Limit, Policy, Timestamp};
 
 /// One part of the storage: the states of the keys that hash to it.
+///
+/// What every hit needs stands first, on one cache line with the lock.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Shard {
     pub(super) table: Table,
-    logs: Slab<Option<Box<Log>>>,
+    /// The latest instant at which something was decided here.
+    latest: Timestamp,
     hits: u32,
+    logs: Slab<Option<Box<Log>>>,
     /// Where the next sweep begins.
     swept: usize,
 }
@@ -25,19 +31,28 @@ pub(super) struct KeyHash {
 }
 
 impl KeyHash {
-    fn limit(self, digest: u32) -> u32 {
+    pub(super) fn limit(self, digest: u32) -> u32 {
         (self.rest ^ digest) & !LOG
     }
 }
 
 /// The bit of [`Slot::limit`] that says that the state is a log, kept at the index that stands in the first amount.
-const LOG: u32 = 1;
+pub(super) const LOG: u32 = 1;
 
 /// A hit out of so many sweeps, and so many slots at a time: what is side by side costs little more than one.
-const SWEEP_EVERY: u32 = 16;
+pub(super) const SWEEP_EVERY: u32 = 16;
 const SWEEP_SLOTS: usize = 64;
 
 impl Shard {
+    /// The time to decide at. The clock was read before the lock was taken, to hold that shortly; if somebody else has
+    /// decided at a later instant since, it is read again, so that the time of one key's states goes back only if the clock
+    /// does.
+    #[inline]
+    pub(super) fn time(&mut self, read: Timestamp, clock: &Time) -> Timestamp {
+        self.latest = if read < self.latest { clock.now() } else { read };
+        self.latest
+    }
+
     /// The slots of a key.
     #[inline]
     pub(super) fn run(&self, key: KeyHash) -> Range<usize> {
@@ -45,40 +60,41 @@ impl Shard {
     }
 
     /// The slots of the states of a key, in the order of the policy's limits, when all are there and small.
-    #[inline]
-    pub(super) fn known<const N: usize>(&self, key: KeyHash, digests: &[u32]) -> Option<[usize; N]> {
+    #[inline(always)]
+    pub(super) fn known<const N: usize>(&self, key: KeyHash, digests: &[u32; N]) -> Option<[usize; N]> {
         let mut slots = [0; N];
-        for (slot, &digest) in slots.iter_mut().zip(digests) {
-            *slot = self.table.find(key.hash, key.limit(digest))?;
+        for i in 0..N {
+            slots[i] = self.table.find(key.hash, key.limit(digests[i]))?;
         }
         Some(slots)
     }
 
+    /// The small states in these slots.
+    #[inline(always)]
+    pub(super) fn states<const N: usize>(&self, slots: [usize; N]) -> [State; N] {
+        slots.map(|slot| self.table.slot(slot).state())
+    }
+
     /// The slot of a state, when it is there and small.
-    #[inline]
+    #[inline(always)]
     pub(super) fn small(&mut self, key: KeyHash, digest: u32) -> Option<&mut Slot> {
         let index = self.table.find(key.hash, key.limit(digest))?;
         Some(self.table.get_mut(index))
     }
 
-    /// The small states in these slots.
-    #[inline]
-    pub(super) fn states<const N: usize>(&self, slots: [usize; N]) -> [State; N] {
-        std::array::from_fn(|i| self.table.get(slots[i]).map_or(State::Fresh, Slot::state))
-    }
-
     /// Writes small states back where they were. Whether that could be done; if not, they are to be saved.
-    #[inline]
+    #[inline(always)]
     pub(super) fn update<const N: usize>(
         &mut self,
         slots: [usize; N],
         states: &[State; N],
         now: Timestamp,
-        told: &[Status],
+        limits: &[Limit; N],
+        parts: [Part; N],
     ) -> bool {
         let mut all = true;
-        for ((index, state), told) in slots.into_iter().zip(states).zip(told) {
-            all &= self.table.get_mut(index).update(state, now, told);
+        for i in 0..N {
+            all &= self.table.get_mut(slots[i]).update(&states[i], now, &limits[i], parts[i]);
         }
         all
     }
@@ -89,10 +105,10 @@ impl Shard {
         let mut weight = usize::from(!run.is_empty());
         for (state, &digest) in states.iter_mut().zip(digests) {
             let Some(index) = self.find(run.clone(), key.limit(digest)) else { continue };
-            let Slot { limit, until, amounts, .. } = *self.table.get_mut(index);
-            if limit & LOG == 0 {
-                *state = State::Counts { until, amounts };
-            } else if let Some(log) = self.logs[amounts[0] as usize].take() {
+            let slot = self.table.get_mut(index);
+            if slot.limit & LOG == 0 {
+                *state = slot.state();
+            } else if let Some(log) = self.logs[slot.first as usize].take() {
                 weight += weight_of_log(&log);
                 *state = State::Log(log);
             }
@@ -100,25 +116,24 @@ impl Shard {
         weight
     }
 
-    /// Puts the states of a key back into its slots. `told` says from when on each admits again, where that is known.
+    /// Puts the states of a key back into its slots. A hit may have changed from when on each admits again, a peek has not.
     /// Returns what they weigh now.
-    #[inline]
     pub(super) fn save(
         &mut self,
         mut run: Range<usize>,
         key: KeyHash,
-        digests: &[u32],
+        policy: &Policy,
         states: &mut [State],
         now: Timestamp,
-        told: Option<&[Status]>,
+        hit: bool,
     ) -> usize {
         let mut logs = 0;
-        for (position, (state, &digest)) in states.iter_mut().zip(digests).enumerate() {
-            let limit = key.limit(digest);
-            let index = match self.find(run.clone(), limit) {
+        for ((limit, state), &digest) in policy.limits().iter().zip(states).zip(policy.limit_digests()) {
+            let digest = key.limit(digest);
+            let index = match self.find(run.clone(), digest) {
                 Some(index) if state.until() > now => index,
                 None if state.until() > now => {
-                    let index = self.table.insert(Slot::new(key.hash, limit, state.until()));
+                    let index = self.table.insert(Slot::new(key.hash, digest, state.until()));
                     run = self.run(key);
                     index
                 }
@@ -129,36 +144,36 @@ impl Shard {
                 }
                 None => continue,
             };
-            logs += self.write(index, state, now, told.map(|told| &told[position]));
+            if hit {
+                self.table.get_mut(index).admits_before = Slot::admits_before(state, now, limit);
+            }
+            logs += self.write(index, state);
         }
         usize::from(!run.is_empty()) + logs
     }
 
     /// Writes a state into its slot. Returns what its log weighs.
     #[inline]
-    fn write(&mut self, index: usize, state: &mut State, now: Timestamp, told: Option<&Status>) -> usize {
+    fn write(&mut self, index: usize, state: &mut State) -> usize {
         let slot = self.table.get_mut(index);
         slot.until = state.until();
-        if let Some(told) = told {
-            slot.admits_before = Slot::admits_before(slot.until, now, told);
-        }
         match mem::take(state) {
             State::Fresh => 0,
-            State::Counts { amounts, .. } => {
+            State::Counts { amounts: [first, second], .. } => {
                 if slot.limit & LOG != 0 {
-                    self.logs.remove(slot.amounts[0] as usize);
+                    self.logs.remove(slot.first as usize);
                     slot.limit &= !LOG;
                 }
-                slot.amounts = amounts;
+                (slot.first, slot.second) = (first, second);
                 0
             }
             State::Log(log) => {
                 let weight = weight_of_log(&log);
                 if slot.limit & LOG == 0 {
                     slot.limit |= LOG;
-                    slot.amounts = [u32::try_from(self.logs.insert(None)).expect("fewer than 2^32 logs"), 0];
+                    slot.first = u32::try_from(self.logs.insert(None)).expect("fewer than 2^32 logs");
                 }
-                self.logs[slot.amounts[0] as usize] = Some(log);
+                self.logs[slot.first as usize] = Some(log);
                 weight
             }
         }
@@ -227,7 +242,7 @@ impl Shard {
 
     fn log(&self, index: usize) -> Option<&Log> {
         let slot = self.table.get(index)?;
-        if slot.limit & LOG == 0 { None } else { self.logs[slot.amounts[0] as usize].as_deref() }
+        if slot.limit & LOG == 0 { None } else { self.logs[slot.first as usize].as_deref() }
     }
 
     #[inline]
@@ -236,9 +251,9 @@ impl Shard {
     }
 
     fn remove(&mut self, index: usize) {
-        let Slot { limit, amounts, .. } = *self.table.get_mut(index);
+        let Slot { limit, first, .. } = *self.table.get_mut(index);
         if limit & LOG != 0 {
-            self.logs.remove(amounts[0] as usize);
+            self.logs.remove(first as usize);
         }
         self.table.remove(index);
     }

@@ -1,7 +1,7 @@
 use std::ops::Range;
 
-use crate::Timestamp;
-use crate::strategy::{State, Status};
+use crate::strategy::{Outcome, Part, State};
+use crate::{Limit, Timestamp};
 
 /// A table of small states, ordered by where their keys hash to, with gaps: linear probing in hash order.
 ///
@@ -9,6 +9,7 @@ use crate::strategy::{State, Status};
 /// grows by an eighth, so that it is never much larger than what it holds: a table that doubles is half empty half of
 /// the time.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Table {
     slots: Vec<Slot>,
     /// Hashes are spread over the first `spread` slots; those behind take what overflows.
@@ -17,51 +18,71 @@ pub(super) struct Table {
 }
 
 /// One state of one key. Vacant when `until` is the epoch: such a state says nothing.
+///
+/// What a strategy writes one after the other does not stand side by side here: the compiler would move it in one piece,
+/// and a piece of what was written in parts a moment ago has to wait until the parts have arrived in the cache.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
 pub(super) struct Slot {
     pub(super) hash: u64,
+    /// The first amount of the state; if it is a log, where that is.
+    pub(super) first: u32,
     /// The rest of the key's hash, mixed with which limit this is the state of.
     pub(super) limit: u32,
+    pub(super) until: Timestamp,
+    /// The second amount.
+    pub(super) second: u32,
     /// How long before `until` a hit would be admitted again, in microseconds rounded down.
     pub(super) admits_before: f32,
-    pub(super) until: Timestamp,
-    pub(super) amounts: [u32; 2],
 }
 
 impl Slot {
     pub(super) fn new(hash: u64, limit: u32, until: Timestamp) -> Self {
-        Self { hash, limit, admits_before: f32::INFINITY, until, amounts: [0; 2] }
+        Self { hash, first: 0, limit, until, second: 0, admits_before: f32::INFINITY }
     }
 
     /// The small state in this slot.
     #[inline]
     pub(super) fn state(&self) -> State {
-        State::Counts { until: self.until, amounts: self.amounts }
+        State::Counts { until: self.until, amounts: [self.first, self.second] }
     }
 
     /// Writes a small state. Whether that could be done: what is forgotten is to be removed, and a log stands elsewhere.
     #[inline]
-    pub(super) fn update(&mut self, state: &State, now: Timestamp, told: &Status) -> bool {
-        match *state {
-            State::Counts { until, amounts } if until > now => {
-                (self.until, self.amounts) = (until, amounts);
-                self.admits_before = Self::admits_before(until, now, told);
-                true
-            }
-            _ => false,
+    pub(super) fn update(&mut self, state: &State, now: Timestamp, limit: &Limit, part: Part) -> bool {
+        let State::Counts { until, amounts: [first, second] } = *state else { return false };
+        if until <= now {
+            return false;
         }
+        match part {
+            None => return true,
+            Some(Outcome::Spent { .. }) => self.admits_before = f32::INFINITY,
+            Some(Outcome::Refused) if (self.until, self.first, self.second) == (until, first, second) => return true,
+            Some(Outcome::SpentLast { .. } | Outcome::Refused) => {
+                self.admits_before = Self::admits_before(state, now, limit);
+            }
+        }
+        (self.until, self.first, self.second) = (until, first, second);
+        true
     }
 
-    /// How long before `until` one unit is admitted again, rounded down to what an `f32` can say: rather said to refuse a
-    /// little too long than to be evicted while it does.
-    #[inline]
-    pub(super) fn admits_before(until: Timestamp, now: Timestamp, status: &Status) -> f32 {
+    /// How long before it is forgotten a state admits one unit again, rounded down to what an `f32` can say: rather said to
+    /// refuse a little too long than to be evicted while it does.
+    #[cold]
+    pub(super) fn admits_before(state: &State, now: Timestamp, limit: &Limit) -> f32 {
+        let status = limit.check(state, now, 1);
         if status.remaining() > 0 {
             return f32::INFINITY;
         }
         #[allow(clippy::cast_precision_loss)] // what is lost is rounded down
-        let before = until.since(now).saturating_sub(status.reset_after_micros()) as f32;
+        let before = state.until().since(now).saturating_sub(status.reset_after_micros()) as f32;
         before.next_down().max(0.0)
+    }
+
+    /// Whether it holds this state, which has nothing left to spend.
+    #[inline]
+    pub(super) fn refuses(&self, state: &State) -> bool {
+        self.admits_before < f32::INFINITY && self.state() == *state
     }
 
     fn is_vacant(&self) -> bool {
@@ -95,6 +116,11 @@ impl Table {
     }
 
     #[inline]
+    pub(super) fn slot(&self, index: usize) -> &Slot {
+        &self.slots[index]
+    }
+
+    #[inline]
     pub(super) fn get_mut(&mut self, index: usize) -> &mut Slot {
         &mut self.slots[index]
     }
@@ -102,10 +128,7 @@ impl Table {
     /// The slots of all states whose key has this hash, empty where it would go.
     #[inline]
     pub(super) fn run(&self, hash: u64) -> Range<usize> {
-        let mut start = self.home(hash);
-        while self.get(start).is_some_and(|slot| slot.hash < hash) {
-            start += 1;
-        }
+        let start = self.place(hash);
         let mut end = start;
         while self.get(end).is_some_and(|slot| slot.hash == hash) {
             end += 1;
@@ -129,21 +152,62 @@ impl Table {
         }
     }
 
+    /// Where a state with this hash would go: behind all smaller hashes, at the front of its key's run.
+    #[inline]
+    pub(super) fn place(&self, hash: u64) -> usize {
+        let mut place = self.home(hash);
+        while self.get(place).is_some_and(|slot| slot.hash < hash) {
+            place += 1;
+        }
+        place
+    }
+
     /// Adds a state at the front of its key's run. Returns where.
     pub(super) fn insert(&mut self, slot: Slot) -> usize {
+        self.insert_at(self.place(slot.hash), slot)
+    }
+
+    /// Adds a state at its [place](Self::place). Returns where that is now, for the table may have grown.
+    pub(super) fn insert_at(&mut self, mut place: usize, slot: Slot) -> usize {
         if self.used >= self.spread - self.spread / 8 {
-            self.resize(self.spread + self.spread / 8 + 4);
+            place = self.grow(slot.hash);
         }
         loop {
-            let index = self.run(slot.hash).start;
-            if let Some(gap) = self.slots[index..].iter().position(Slot::is_vacant) {
-                self.slots.copy_within(index..index + gap, index + 1);
-                self.slots[index] = slot;
-                self.used += 1;
-                return index;
+            if let Some(gap) = self.slots[place..].iter().position(Slot::is_vacant) {
+                self.put(place, place + gap, slot);
+                return place;
             }
-            self.resize(self.spread + self.spread / 8 + 4);
+            place = self.grow(slot.hash);
         }
+    }
+
+    /// Adds a state at its [place](Self::place) and removes the one at `victim`, which is not before it. `gap` is the first
+    /// vacant slot that is not before the place, if there is one before the victim.
+    pub(super) fn replace(&mut self, place: usize, gap: Option<usize>, victim: usize, slot: Slot) {
+        match gap {
+            Some(gap) if gap < victim => {
+                self.put(place, gap, slot);
+                self.remove(victim);
+            }
+            _ => {
+                self.used -= 1;
+                self.put(place, victim, slot);
+            }
+        }
+    }
+
+    /// Puts a state at its place; those from there to the gap move over.
+    fn put(&mut self, place: usize, gap: usize, slot: Slot) {
+        self.slots.copy_within(place..gap, place + 1);
+        self.slots[place] = slot;
+        self.used += 1;
+    }
+
+    /// Grows by an eighth. Returns the place of a state with this hash.
+    #[cold]
+    fn grow(&mut self, hash: u64) -> usize {
+        self.resize(self.spread + self.spread / 8 + 4);
+        self.place(hash)
     }
 
     /// Removes the state at `index`; those behind it that are not where they hash to move up.

@@ -1,0 +1,106 @@
+use std::sync::atomic::Ordering;
+
+use super::Shared;
+use super::decide::{Place, Want};
+use super::room::LOOKS;
+use super::shard::{LOG, Shard};
+use super::table::Slot;
+use crate::storage::Ask;
+use crate::strategy::{Outcome, State};
+use crate::{Op, Timestamp};
+
+/// What became of a key that was not there.
+pub(super) enum Newcomer {
+    /// It was let in, and has left this.
+    Decided(State, Outcome),
+    /// There is no room: all the keys that were looked at are being refused, the first one for so many microseconds more.
+    Crowded(u64),
+}
+
+/// Where a new slot went.
+enum Put {
+    /// Into a gap.
+    Added,
+    /// To where another key was, which is forgotten.
+    Replaced,
+    Crowded(u64),
+    /// Not decided here.
+    Unclear,
+}
+
+impl Shared {
+    /// A flood of new keys is decided here: a hit on a policy of one limit, whose key is not there, and whose state is small.
+    /// `None` leaves everything as it was, for the way that knows all cases.
+    pub(super) fn take_in(&self, place: &mut Place<'_>, ask: &Ask<'_>, want: Want) -> Option<Newcomer> {
+        if ask.op == Op::Peek || ask.cost == 0 {
+            return None;
+        }
+        let ([limit], &[digest]) = (ask.policy.limits(), ask.policy.limit_digests()) else { return None };
+        let start = place.shard.table.place(place.key.hash);
+        if place.shard.table.get(start).is_some_and(|first| first.hash == place.key.hash) {
+            return None;
+        }
+        let mut state = State::Fresh;
+        let outcome = limit.hit(&mut state, place.now, ask.cost);
+        let State::Counts { until, .. } = state else { return None };
+        let unwanted = want == Want::AtOnce && outcome.is_delayed();
+        if until <= place.now || outcome == Outcome::Refused || unwanted {
+            return None;
+        }
+        let mut slot = Slot::new(place.key.hash, place.key.limit(digest), until);
+        slot.update(&state, place.now, limit, Some(outcome));
+        match place.shard.put(start, slot, self.is_full(), place.now) {
+            Put::Added => {
+                self.weight.fetch_add(1, Ordering::Relaxed);
+            }
+            Put::Replaced => {}
+            Put::Crowded(soonest) => {
+                self.crowded.fetch_add(1, Ordering::Relaxed);
+                return Some(Newcomer::Crowded(soonest));
+            }
+            Put::Unclear => return None,
+        }
+        Some(Newcomer::Decided(state, outcome))
+    }
+}
+
+impl Shard {
+    /// Puts in a slot whose hash is not there, at its place in the table; when all is full, in the place of one of the keys that
+    /// [make room](Shared::make_room). The two happen side by side, so both are done in one pass.
+    fn put(&mut self, start: usize, slot: Slot, full: bool, now: Timestamp) -> Put {
+        if !full {
+            self.table.insert_at(start, slot);
+            return Put::Added;
+        }
+        let (mut gap, mut seen, mut soonest) = (None, 0, u64::MAX);
+        let mut best: Option<(Timestamp, usize)> = None;
+        let mut previous = slot.hash;
+        for index in start..self.table.slots() {
+            let Some(other) = self.table.get(index) else {
+                gap = gap.or(Some(index));
+                continue;
+            };
+            // What takes several slots, or a log beside them, is not forgotten in one go.
+            if other.hash == previous || other.limit & LOG != 0 {
+                return Put::Unclear;
+            }
+            previous = other.hash;
+            let refuses_for = other.refuses_for(now);
+            if refuses_for > 0 {
+                soonest = soonest.min(refuses_for);
+            } else if best.is_none_or(|(earliest, _)| other.until < earliest) {
+                best = Some((other.until, index));
+            }
+            seen += 1;
+            if seen == LOOKS || other.is_expired(now) {
+                if self.table.get(index + 1).is_some_and(|next| next.hash == previous) {
+                    return Put::Unclear;
+                }
+                let Some((_, index)) = best else { return Put::Crowded(soonest) };
+                self.table.replace(start, gap, index, slot);
+                return Put::Replaced;
+            }
+        }
+        Put::Unclear
+    }
+}

@@ -1,0 +1,72 @@
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::shard::KeyHash;
+use crate::Timestamp;
+use crate::strategy::State;
+
+/// The last key of a shard that was refused, and its state: readable without the lock, so that a key which is hammered while
+/// it is refused holds up nobody, and two threads that refuse it write nothing that the other reads.
+///
+/// It is a sequence lock: an odd version is being written, and what was read between two equal even ones belongs together.
+/// Only who holds the shard's lock writes. A key's notice is [taken down](Self::take_down) before its state changes in any
+/// other way than by time.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(super) struct Notice {
+    version: AtomicU64,
+    hash: AtomicU64,
+    limit: AtomicU64,
+    until: AtomicU64,
+    amounts: AtomicU64,
+}
+
+impl Notice {
+    /// The state of this key, if it is the one that was refused.
+    #[inline]
+    pub(super) fn read(&self, key: KeyHash, digest: u32) -> Option<State> {
+        if self.hash.load(Ordering::Relaxed) != key.hash {
+            return None;
+        }
+        let version = self.version.load(Ordering::Acquire);
+        let hash = self.hash.load(Ordering::Relaxed);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let until = self.until.load(Ordering::Relaxed);
+        let amounts = self.amounts.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let belong_together = version % 2 == 0 && self.version.load(Ordering::Relaxed) == version;
+        if !belong_together || hash != key.hash || limit != u64::from(key.limit(digest)) {
+            return None;
+        }
+        #[allow(clippy::cast_possible_truncation)] // the two halves
+        let amounts = [(amounts >> 32) as u32, amounts as u32];
+        Some(State::Counts { until: Timestamp::from_micros(until), amounts })
+    }
+
+    /// Says that this key is refused. The caller holds the shard's lock.
+    pub(super) fn put_up(&self, key: KeyHash, digest: u32, state: &State) {
+        if let State::Counts { until, amounts: [first, second] } = *state {
+            let amounts = u64::from(first) << 32 | u64::from(second);
+            self.write(key.hash, key.limit(digest).into(), until, amounts);
+        }
+    }
+
+    /// Says nothing more of keys with this hash. The caller holds the shard's lock.
+    #[inline]
+    pub(super) fn take_down(&self, hash: u64) {
+        if self.hash.load(Ordering::Relaxed) == hash {
+            // What has been forgotten since the epoch is refused nothing.
+            self.write(0, 0, Timestamp::EPOCH, 0);
+        }
+    }
+
+    fn write(&self, hash: u64, limit: u64, until: Timestamp, amounts: u64) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.hash.store(hash, Ordering::Relaxed);
+        self.limit.store(limit, Ordering::Relaxed);
+        self.until.store(until.as_micros(), Ordering::Relaxed);
+        self.amounts.store(amounts, Ordering::Relaxed);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+}

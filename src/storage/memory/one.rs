@@ -1,0 +1,132 @@
+use std::cell::Cell;
+use std::slice;
+
+use super::Shared;
+use super::decide::{Place, Spot, Want};
+use super::newcomer::Newcomer;
+use super::shard::SWEEP_EVERY;
+use crate::storage::Ask;
+use crate::strategy::{Outcome, Part, State, Status};
+use crate::{Decision, Limit, Op, Timestamp};
+
+/// Policies of one limit: most are.
+impl Shared {
+    pub(super) fn hit_one_at_once(&self, ask: &Ask<'_>, limit: &Limit) -> bool {
+        let spot = self.spot(ask);
+        if let Some(state) = self.noticed(spot, ask)
+            && self.refuses_again(&state, spot.now, ask, &mut { Status::BLANK })
+        {
+            return false;
+        }
+        let admitted = |_, _: &_, part: Part| part.is_none_or(|outcome| outcome.is_at_once());
+        match self.on_known_one(spot, ask, limit, Want::AtOnce, admitted) {
+            Ok(admitted) => admitted,
+            Err(place) => self.hit_newcomer_at_once(place, ask),
+        }
+    }
+
+    #[inline(never)]
+    fn hit_newcomer_at_once(&self, mut place: Place<'_>, ask: &Ask<'_>) -> bool {
+        if let Some(newcomer) = self.take_in(&mut place, ask, Want::AtOnce) {
+            self.leave(place, ask.op);
+            return matches!(newcomer, Newcomer::Decided(..));
+        }
+        self.hit_any_at_once(place, ask)
+    }
+
+    pub(super) fn decide_one(&self, ask: &Ask<'_>, limit: &Limit, decision: &mut Decision) {
+        let spot = self.spot(ask);
+        if let Some(state) = self.noticed(spot, ask)
+            && self.refuses_again(&state, spot.now, ask, &mut decision.open(1, ask.cost)[0])
+        {
+            decision.conclude(spot.now);
+            return;
+        }
+        let told = self.on_known_one(spot, ask, limit, Want::Decision, |now, state, part| {
+            limit.tell(state, now, ask.cost, part, &mut decision.open(1, ask.cost)[0]);
+            decision.conclude(now);
+        });
+        if let Err(place) = told {
+            self.decide_newcomer(place, ask, limit, decision);
+        }
+    }
+
+    /// A key that is not there, or whose state is a log.
+    #[inline(never)]
+    fn decide_newcomer(&self, mut place: Place<'_>, ask: &Ask<'_>, limit: &Limit, decision: &mut Decision) {
+        let now = place.now;
+        match self.take_in(&mut place, ask, Want::Decision) {
+            Some(Newcomer::Decided(state, outcome)) => {
+                self.leave(place, ask.op);
+                limit.tell(&state, now, ask.cost, Some(outcome), &mut decision.open(1, ask.cost)[0]);
+                decision.conclude(now);
+            }
+            Some(Newcomer::Crowded(soonest)) => {
+                self.leave(place, ask.op);
+                *decision = ask.policy.refuse(now, ask.cost, soonest).crowded();
+            }
+            None => *decision = self.decide_any(place, ask, Want::Decision),
+        }
+    }
+
+    /// Most hits are on a key whose state is there, small, and stays where it is. `then` is called with it when the shard is
+    /// free again: what there is to say can be worked out without holding up others. The place is given back when it was not
+    /// so.
+    #[inline(always)]
+    fn on_known_one<T>(
+        &self,
+        spot: Spot,
+        ask: &Ask<'_>,
+        limit: &Limit,
+        want: Want,
+        then: impl FnOnce(Timestamp, &State, Part) -> T,
+    ) -> Result<T, Place<'_>> {
+        let Ask { policy, op, cost, .. } = *ask;
+        let digest = policy.limit_digests()[0];
+        let mut place = self.enter(spot);
+        let now = place.now;
+        let Some(slot) = place.shard.small(place.key, digest) else { return Err(place) };
+        let mut state = slot.state();
+        let mut part = None;
+        if op == Op::Hit && cost > 0 {
+            let outcome = limit.hit(&mut state, now, cost);
+            part = Some(outcome);
+            let notice = &self.shards[spot.number].notice;
+            if outcome == Outcome::Refused && slot.refuses(&state) && !limit.counts_refusals() {
+                notice.put_up(spot.key, digest, &state);
+            } else if want == Want::Decision || !outcome.is_delayed() {
+                notice.take_down(spot.key.hash);
+                if !slot.update(&state, now, limit, part) {
+                    self.resave(&mut place, policy, slice::from_ref(&state));
+                }
+            }
+        }
+        self.leave(place, op);
+        Ok(then(now, &state, part))
+    }
+
+    /// The state of a key that was refused a moment ago.
+    #[inline(always)]
+    fn noticed(&self, spot: Spot, ask: &Ask<'_>) -> Option<State> {
+        self.shards[spot.number].notice.read(spot.key, *ask.policy.limit_digests().first()?)
+    }
+
+    /// Refuses from what is on the notice, if that still refuses.
+    #[inline(never)]
+    fn refuses_again(&self, state: &State, now: Timestamp, ask: &Ask<'_>, status: &mut Status) -> bool {
+        ask.policy.limits()[0].tell(state, now, ask.cost, None, status);
+        let refused = !status.is_admitted();
+        if refused && ask.op == Op::Hit && is_sweep_due() {
+            self.sweep(now);
+        }
+        refused
+    }
+}
+
+/// Counts a hit of this thread that has not looked into its shard, which counts hits too. Whether it is one that sweeps.
+fn is_sweep_due() -> bool {
+    thread_local! { static HITS: Cell<u32> = const { Cell::new(0) } }
+    let hits = HITS.get().wrapping_add(1);
+    HITS.set(hits);
+    hits.is_multiple_of(SWEEP_EVERY)
+}
