@@ -1,15 +1,15 @@
 //! What to ask about a request, and what becomes of it.
 
-use std::borrow::Cow;
+use std::mem;
 use std::sync::Arc;
 
-use http::Response;
 use http::header::{HeaderValue, RETRY_AFTER};
+use http::{Request, Response};
 
 use crate::extract::{Head, KeyExtractor, Missing};
 use crate::headers::Numbers;
-use crate::per_request::{Choice, CostFn, Policies};
-use crate::{Decision, Headers, Key, Policy, Refused, Rejection, Storage, headers};
+use crate::per_request::{CostFn, Policies};
+use crate::{BoxError, Decision, Headers, Refused, Rejection, Storage, headers};
 
 /// What all services of a layer share.
 pub(crate) struct Shared<St, R> {
@@ -46,13 +46,6 @@ impl<St: Clone, R> Clone for Shared<St, R> {
     }
 }
 
-/// What the storage is to be asked about a request.
-pub(crate) struct Question<'a> {
-    pub(crate) policy: Cow<'a, Policy>,
-    pub(crate) key: Key,
-    pub(crate) cost: u32,
-}
-
 /// What becomes of a request.
 pub(crate) enum Verdict<ResBody> {
     /// Its response is told these numbers.
@@ -62,52 +55,46 @@ pub(crate) enum Verdict<ResBody> {
 }
 
 impl<St: Storage, R> Shared<St, R> {
-    /// What to ask about a request; `None` when it is not limited.
-    pub(crate) fn question(&self, head: &Head<'_>) -> Result<Option<Question<'_>>, Missing> {
-        let policy = match &self.policies.0 {
-            Choice::Always(policy) => Cow::Borrowed(policy),
-            Choice::By(choose) => match choose(head) {
-                Some(policy) => Cow::Owned(policy),
-                None => return Ok(None),
-            },
-        };
-        let Some(key) = self.key.extract(head)? else { return Ok(None) };
-        let cost = self.cost.as_ref().map_or(Ok(1), |cost| cost(head))?;
-        Ok(Some(Question { policy, key, cost }))
-    }
-
-    /// What becomes of a request on which the storage has answered.
-    pub(crate) fn judge<ResBody>(&self, decided: Result<Decision, St::Error>, head: &Head<'_>) -> Verdict<ResBody>
+    /// What becomes of a request on which the storage has answered. If it is refused, what was attached to it is taken.
+    #[inline]
+    pub(crate) fn judge<B, ResBody>(
+        &self,
+        decided: Result<Decision, St::Error>,
+        request: &mut Request<B>,
+    ) -> Verdict<ResBody>
     where
         R: Rejection<ResBody>,
     {
         match decided {
-            Ok(decision) if decision.is_refused() => Verdict::Refused(self.reject(decision, head)),
-            Ok(decision) if decision.delay().is_zero() => Verdict::Admitted(self.headers.numbers(&decision)),
+            Ok(ref decision) if decision.is_refused() => {
+                let mut response = self.rejection.reject(Refused::Limit(decision), &Head::of(request));
+                headers::write_refused(&mut response, decision, self.headers);
+                headers::attach(&mut response, decision, mem::take(request.extensions_mut()));
+                Verdict::Refused(response)
+            }
+            Ok(decision) if decision.is_at_once() => Verdict::Admitted(self.headers.numbers_of(&decision)),
             Ok(decision) => Verdict::Delayed(Box::new(decision)),
-            Err(error) => {
-                storage_failed(&error.into());
-                match self.on_error {
-                    OnError::Admit => Verdict::Admitted(None),
-                    OnError::Refuse => {
-                        let mut response = self.rejection.reject(Refused::Storage, head);
-                        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-                        Verdict::Refused(response)
-                    }
-                }
+            Err(error) => self.without_storage(&error.into(), &Head::of(request)),
+        }
+    }
+
+    #[cold]
+    fn without_storage<ResBody>(&self, error: &BoxError, head: &Head<'_>) -> Verdict<ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
+        storage_failed(error);
+        match self.on_error {
+            OnError::Admit => Verdict::Admitted(None),
+            OnError::Refuse => {
+                let mut response = self.rejection.reject(Refused::Storage, head);
+                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+                Verdict::Refused(response)
             }
         }
     }
 
-    fn reject<ResBody>(&self, decision: Decision, head: &Head<'_>) -> Response<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        let mut response = self.rejection.reject(Refused::Limit(&decision), head);
-        headers::write_refused(&mut response, decision, self.headers);
-        response
-    }
-
+    #[cold]
     pub(crate) fn reject_missing<ResBody>(&self, missing: &Missing, head: &Head<'_>) -> Response<ResBody>
     where
         R: Rejection<ResBody>,
@@ -120,7 +107,7 @@ impl<St: Storage, R> Shared<St, R> {
 }
 
 #[cfg(feature = "tracing")]
-fn storage_failed(error: &crate::BoxError) {
+fn storage_failed(error: &BoxError) {
     tracing::error!(error = &**error as &dyn std::error::Error, "the rate limit storage failed");
 }
 
@@ -134,7 +121,7 @@ fn key_missing(missing: &Missing) {
 }
 
 #[cfg(not(feature = "tracing"))]
-fn storage_failed(_: &crate::BoxError) {}
+fn storage_failed(_: &BoxError) {}
 
 #[cfg(not(feature = "tracing"))]
 fn key_missing(_: &Missing) {}

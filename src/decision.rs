@@ -81,13 +81,11 @@ impl Decision {
     }
 
     /// The same refusal, marked [crowded](Self::is_crowded).
-    #[must_use]
     pub fn crowded(self) -> Self {
         Self { verdict: Verdict::Crowded, ..self }
     }
 
     /// The same refusal, marked [contended](Self::is_contended).
-    #[must_use]
     pub fn contended(self) -> Self {
         Self { verdict: Verdict::Contended, ..self }
     }
@@ -123,6 +121,12 @@ impl Decision {
     /// How many units the hit asked for.
     pub fn cost(&self) -> u32 {
         self.cost
+    }
+
+    /// Whether the hit may go on without waiting.
+    #[inline]
+    pub(crate) fn is_at_once(&self) -> bool {
+        self.is_admitted() && self.limits().iter().all(|status| status.delay_micros() == 0)
     }
 
     /// How long an admitted hit has to wait for its turn: the longest delay of its limits, zero without a leaky bucket.
@@ -171,10 +175,19 @@ impl Decision {
     ///
     /// Never: a policy has at least one limit.
     pub fn shown(&self) -> &Status {
-        let wait = |status: &Status| (status.is_admitted(), Reverse(status.retry_micros()));
-        let room = |status: &Status| (status.remaining(), Reverse(status.reset_after_micros()));
-        let shown = self.limits().iter().min_by_key(|status| (wait(status), room(status)));
-        shown.expect("a policy has at least one limit")
+        shown(self.limits())
+    }
+}
+
+/// Of a policy's limits the one to tell a client about: see [`Decision::shown`].
+pub(crate) fn shown(limits: &[Status]) -> &Status {
+    let wait = |status: &Status| (status.is_admitted(), Reverse(status.retry_micros()));
+    let room = |status: &Status| (status.remaining(), Reverse(status.reset_after_micros()));
+    match limits {
+        [only] => only,
+        several => {
+            several.iter().min_by_key(|status| (wait(status), room(status))).expect("a policy has at least one limit")
+        }
     }
 }
 

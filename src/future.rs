@@ -11,7 +11,6 @@ use tokio::time::Sleep;
 use tower_service::Service;
 
 use crate::admission::{Shared, Verdict};
-use crate::extract::Head;
 use crate::headers::Numbers;
 use crate::{Decision, Key, Policy, Rejection, Storage, headers};
 
@@ -84,11 +83,7 @@ where
         loop {
             match state.as_mut().project() {
                 StateProj::Calling { inner, told } => {
-                    let mut response = ready!(inner.poll(cx))?;
-                    if let Some(numbers) = told {
-                        headers::write_admitted(&mut response, *numbers);
-                    }
-                    return Poll::Ready(Ok(response));
+                    return poll_and_tell(inner, *told, cx);
                 }
                 StateProj::Refused { response } => {
                     return Poll::Ready(Ok(response.take().expect("polled after it was ready")));
@@ -100,6 +95,22 @@ where
             }
         }
     }
+}
+
+/// Polls, and writes where it is what the response is told: responses are large, and so a function by itself, which hands
+/// over what it was given.
+#[inline(never)]
+fn poll_and_tell<F, ResBody, E>(inner: Pin<&mut F>, told: Option<Numbers>, cx: &mut Context<'_>) -> Poll<F::Output>
+where
+    F: Future<Output = Result<Response<ResBody>, E>>,
+{
+    let mut polled = inner.poll(cx);
+    if let Poll::Ready(Ok(response)) = &mut polled
+        && let Some(numbers) = told
+    {
+        headers::write_admitted(response, numbers);
+    }
+    polled
 }
 
 impl<S, B, St, R> fmt::Debug for ResponseFuture<S, B, St, R>
@@ -159,11 +170,11 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
         loop {
             let told = if let Some(delay) = this.delay.as_mut().as_pin_mut() {
                 ready!(delay.poll(cx));
-                this.place.taken.take().and_then(|decision| this.shared.headers.numbers(&decision))
+                this.place.taken.take().and_then(|decision| this.shared.headers.numbers_of(&decision))
             } else {
                 let decided = ready!(Pin::new(&mut *this.deciding).poll(cx));
-                let (_, request) = this.call.as_ref().expect("polled after it was ready");
-                match this.shared.judge(decided, &Head::of(request)) {
+                let (_, request) = this.call.as_mut().expect("polled after it was ready");
+                match this.shared.judge(decided, request) {
                     Verdict::Admitted(told) => told,
                     Verdict::Refused(response) => return Poll::Ready(Done::Refused(response)),
                     Verdict::Delayed(decision) => {

@@ -45,7 +45,7 @@ enum Kind {
 impl Key {
     /// The one key that everybody shares.
     pub fn everybody() -> Self {
-        Self::tagged(Kind::Everybody, &[])
+        Self::short(Kind::Everybody, [])
     }
 
     /// A key made of several, in this order. Each is written with its length, so that parts never run together
@@ -72,6 +72,18 @@ impl Key {
             Repr::Inline { len, bytes } => &bytes[..usize::from(*len)],
             Repr::Heap(bytes) => bytes,
         }
+    }
+
+    /// A key of a length that the compiler knows.
+    #[inline]
+    fn short<const N: usize>(kind: Kind, content: [u8; N]) -> Self {
+        const { assert!(N < INLINE) };
+        let mut bytes = [0; INLINE];
+        bytes[0] = kind as u8;
+        bytes[1..=N].copy_from_slice(&content);
+        #[allow(clippy::cast_possible_truncation)] // at most INLINE
+        let len = (N + 1) as u8;
+        Self(Repr::Inline { len, bytes })
     }
 
     fn tagged(kind: Kind, content: &[u8]) -> Self {
@@ -126,13 +138,15 @@ impl From<&String> for Key {
 }
 
 impl From<u64> for Key {
+    #[inline]
     fn from(number: u64) -> Self {
-        Self::tagged(Kind::Number, &number.to_le_bytes())
+        Self::short(Kind::Number, number.to_le_bytes())
     }
 }
 
 /// The address bit for bit: grouping IPv6 networks and reading IPv4-mapped addresses is the extractor's work.
 impl From<IpAddr> for Key {
+    #[inline]
     fn from(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(v4) => v4.into(),
@@ -142,14 +156,16 @@ impl From<IpAddr> for Key {
 }
 
 impl From<Ipv4Addr> for Key {
+    #[inline]
     fn from(address: Ipv4Addr) -> Self {
-        Self::tagged(Kind::Ipv4, &address.octets())
+        Self::short(Kind::Ipv4, address.octets())
     }
 }
 
 impl From<Ipv6Addr> for Key {
+    #[inline]
     fn from(address: Ipv6Addr) -> Self {
-        Self::tagged(Kind::Ipv6, &address.octets())
+        Self::short(Kind::Ipv6, address.octets())
     }
 }
 

@@ -1,5 +1,6 @@
 //! What may differ from request to request: the policy, and the cost.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,6 +18,17 @@ pub struct Policies(pub(crate) Choice);
 pub(crate) enum Choice {
     Always(Policy),
     By(Arc<PolicyFn>),
+}
+
+impl Policies {
+    /// The policy that binds a request; `None` when it is not limited.
+    #[inline]
+    pub(crate) fn of(&self, head: &Head<'_>) -> Option<Cow<'_, Policy>> {
+        match &self.0 {
+            Choice::Always(policy) => Some(Cow::Borrowed(policy)),
+            Choice::By(choose) => choose(head).map(Cow::Owned),
+        }
+    }
 }
 
 impl<P: Into<Policy>> From<P> for Policies {

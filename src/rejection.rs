@@ -5,6 +5,7 @@ use http::{Response, StatusCode};
 
 use crate::Decision;
 use crate::extract::{Head, Missing};
+use crate::time::seconds_up;
 
 /// Why a request is not passed on.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +34,11 @@ impl Refused<'_> {
     fn text(&self) -> String {
         match self {
             Self::Limit(decision) => match decision.retry_after() {
-                Some(wait) => format!("too many requests, retry in {} s\n", wait.as_micros().div_ceil(1_000_000)),
+                Some(wait) => {
+                    let (before, after) = ("too many requests, retry in ", " s\n");
+                    let mut digits = itoa::Buffer::new();
+                    [before, digits.format(seconds_up(wait)), after].concat()
+                }
                 None => "too many requests: this one is larger than the limit\n".to_owned(),
             },
             Self::Storage => "temporarily unavailable, retry in 1 s\n".to_owned(),

@@ -9,10 +9,10 @@ use std::task::{Context, Poll, Waker};
 use http::{Request, Response};
 use tower_service::Service;
 
-use crate::admission::{Question, Shared, Verdict};
+use crate::admission::{Shared, Verdict};
 use crate::extract::Head;
 use crate::future::{ResponseFuture, Waiting};
-use crate::storage::Ask;
+use crate::storage::{Ask, Shown};
 use crate::{MemoryStorage, Op, Rejection, Storage, TextRejection};
 
 /// A service whose requests are limited, made by [`RateLimitLayer`](crate::RateLimitLayer).
@@ -62,26 +62,42 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let head = Head::of(&request);
-        let Question { policy, key, cost } = match self.shared.question(&head) {
-            Ok(Some(question)) => question,
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let (head, shared) = (Head::of(&request), &*self.shared);
+        let Some(policy) = shared.policies.of(&head) else {
+            return ResponseFuture::calling(self.inner.call(request), None);
+        };
+        // Looked at where it is, and moved only when it has to wait: handing things on costs more than making them.
+        let extracted = shared.key.extract(&head);
+        let key = match &extracted {
+            Ok(Some(key)) => key,
             Ok(None) => return ResponseFuture::calling(self.inner.call(request), None),
-            Err(missing) => return ResponseFuture::refused(self.shared.reject_missing(&missing, &head)),
+            Err(missing) => return ResponseFuture::refused(shared.reject_missing(missing, &head)),
+        };
+        let cost = match shared.cost.as_ref().map_or(Ok(1), |cost| cost(&head)) {
+            Ok(cost) => cost,
+            Err(missing) => return ResponseFuture::refused(shared.reject_missing(&missing, &head)),
         };
         // What is free shows how things stand.
         let op = if cost == 0 { Op::Peek } else { Op::Hit };
-        let mut deciding = self.shared.storage.decide(Ask::new(&policy, &key, op, cost));
+        let ask = || Ask::new(&policy, key, op, cost);
+        // Nearly always the answer is there at once, and is yes.
+        let mut shown = shared.headers.tell_admitted().then(Shown::default);
+        if op == Op::Hit && shared.storage.hit_at_once(ask(), shown.as_mut()) {
+            let told = shown.and_then(|shown| shared.headers.numbers(shown.at, &shown.limit));
+            return ResponseFuture::calling(self.inner.call(request), told);
+        }
+        let mut deciding = shared.storage.decide(ask());
         // A storage that knows the answer is not made to wait for the first poll of a future.
         let delayed = match Pin::new(&mut deciding).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(decided) => match self.shared.judge(decided, &head) {
+            Poll::Ready(decided) => match shared.judge(decided, &mut request) {
                 Verdict::Admitted(told) => return ResponseFuture::calling(self.inner.call(request), told),
                 Verdict::Refused(response) => return ResponseFuture::refused(response),
                 Verdict::Delayed(decision) => Some(decision),
             },
             Poll::Pending => None,
         };
-        let (policy, shared) = (policy.into_owned(), Arc::clone(&self.shared));
+        let (policy, key, shared) = (policy.into_owned(), key.clone(), Arc::clone(&self.shared));
         // The service that was polled ready is taken along, and a clone is left behind.
         let next = self.inner.clone();
         let ready = mem::replace(&mut self.inner, next);

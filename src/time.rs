@@ -87,3 +87,8 @@ impl fmt::Debug for Timestamp {
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
+
+/// Whole seconds of a duration, rounded up.
+pub(crate) fn seconds_up(duration: Duration) -> u64 {
+    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+}

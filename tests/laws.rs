@@ -62,6 +62,10 @@ fn memory_decides_like_the_model() {
     let policies = policies([
         "3/second",
         "fixed-window 3/second",
+        "elastic-window 3/second",
+        "moving-window 3/second",
+        "token-bucket 7/second burst 4",
+        "leaky-bucket 3/second queue 2",
         "elastic-window 2/second; moving-window 5/20 seconds",
         "token-bucket 7/second burst 4; sliding-window-counter-aligned 9/minute; leaky-bucket 3/second queue 2",
         "moving-window 4/second; moving-window 6/second; 20/minute; fixed-window-aligned 5/second; 30/hour",

@@ -17,6 +17,10 @@ fn now(decided: Ready<Result<Decision, Infallible>>) -> Decision {
     decided.into_inner().unwrap()
 }
 
+fn now_done(done: Ready<Result<(), Infallible>>) {
+    done.into_inner().unwrap();
+}
+
 fn hit(limiter: &RateLimiter, key: impl Into<Key>) -> Decision {
     now(limiter.hit(&key.into()))
 }
@@ -413,4 +417,41 @@ fn clones_are_handles_on_the_same_states() {
     let _ = hit(&limiter, "k");
     let _ = hit(&limiter.clone(), "k");
     assert!(hit(&limiter, "k").is_refused());
+}
+
+#[test]
+fn admitting_is_hitting_without_the_numbers() {
+    for policy in
+        ["3/minute", "fixed-window 3/minute; 5/hour", "moving-window 3/minute", "leaky-bucket 1/minute queue 3"]
+    {
+        let (limiter, clock) = limiter(policy, 10);
+        let alice = Key::from("alice");
+        assert!(limiter.admit(&alice) && limiter.admit_with_cost(&alice, 0));
+        // A leaky bucket's second one would have to wait.
+        assert_eq!(limiter.admit(&alice), !policy.starts_with("leaky"));
+        assert!(!limiter.admit_with_cost(&alice, 2), "{policy}");
+        let spent = if policy.starts_with("leaky") { 1 } else { 2 };
+        let peek = now(limiter.peek(&alice));
+        assert_eq!(peek.capacity() - peek.remaining(), spent, "{policy}");
+        clock.advance(Duration::from_secs(120));
+        assert!(limiter.admit(&alice));
+    }
+}
+
+#[test]
+fn a_key_that_is_hammered_while_it_is_refused_comes_back_when_it_may() {
+    for strategy in ["fixed-window", "sliding-window-counter", "token-bucket", "moving-window", "elastic-window"] {
+        let (limiter, clock) = limiter(&format!("{strategy} 2/minute"), 10);
+        let hammer = || (0..50).fold(hit(&limiter, "k"), |_, _| hit(&limiter, "k"));
+        let refused = hammer();
+        assert!(refused.is_refused());
+        clock.advance(refused.retry_after().expect("it will be admitted again"));
+        assert!(hit(&limiter, "k").is_admitted(), "{strategy}");
+        assert!(hammer().is_refused());
+        now_done(limiter.clear(&"k".into()));
+        let first = hit(&limiter, "k");
+        assert!(first.is_admitted() && hit(&limiter, "k").is_admitted() && hammer().is_refused());
+        now_done(limiter.refund(&"k".into(), &first));
+        assert!(hit(&limiter, "k").is_admitted(), "{strategy} after a refund");
+    }
 }

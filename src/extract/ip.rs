@@ -67,14 +67,9 @@ impl PeerIp {
         Ok(self.ipv6_prefix(bits))
     }
 
-    fn key(self, address: IpAddr) -> Key {
-        match address.to_canonical() {
-            IpAddr::V4(v4) => v4.into(),
-            IpAddr::V6(v6) => {
-                let mask = u128::MAX.checked_shl(128 - u32::from(self.ipv6_prefix)).unwrap_or(0);
-                Ipv6Addr::from_bits(v6.to_bits() & mask).into()
-            }
-        }
+    fn network(self, address: Ipv6Addr) -> Ipv6Addr {
+        let mask = u128::MAX.checked_shl(128 - u32::from(self.ipv6_prefix)).unwrap_or(0);
+        Ipv6Addr::from_bits(address.to_bits() & mask)
     }
 }
 
@@ -87,7 +82,10 @@ impl Default for PeerIp {
 impl KeyExtractor for PeerIp {
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
         match peer(head) {
-            Some(peer) => Ok(Some(self.key(peer.ip()))),
+            Some(peer) => match peer.ip().to_canonical() {
+                IpAddr::V4(v4) => Ok(Some(v4.into())),
+                IpAddr::V6(v6) => Ok(Some(self.network(v6).into())),
+            },
             None => Err(Missing::server(
                 "the peer's address is missing: enable the feature \"axum\" of tower-ratelimit and serve with \
                  into_make_service_with_connect_info::<SocketAddr>(), or insert a SocketAddr into the request's extensions",

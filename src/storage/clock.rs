@@ -217,4 +217,15 @@ mod tests {
         while clock.now() == first {}
         assert!(clock.now() > first);
     }
+
+    #[test]
+    fn a_second_of_ticks_is_a_second() {
+        let clock = SystemClock::new();
+        for ticks in [1_000_000, 3_000_000_000, 1 << 40] {
+            let nanos = clock.ticks.delta_as_nanos(0, ticks);
+            #[allow(clippy::cast_possible_truncation)]
+            let micros = ((u128::from(ticks) * u128::from(clock.micros_per_tick)) >> 64) as u64;
+            assert!(micros.abs_diff(nanos / 1_000) <= 1, "{ticks} ticks are {nanos} ns, not {micros} us");
+        }
+    }
 }

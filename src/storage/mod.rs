@@ -5,7 +5,8 @@ mod memory;
 
 use std::fmt;
 
-use crate::{BoxError, Decision, Key, Op, Policy};
+use crate::strategy::Status;
+use crate::{BoxError, Decision, Key, Op, Policy, Timestamp};
 
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 pub use self::memory::{MemoryStorage, MemoryStorageBuilder};
@@ -28,6 +29,23 @@ impl<'a> Ask<'a> {
     /// A hit or a peek of `cost` units by `key`.
     pub fn new(policy: &'a Policy, key: &'a Key, op: Op, cost: u32) -> Self {
         Self { policy, key, op, cost }
+    }
+}
+
+/// What a client is told of a hit that was admitted at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // a storage fills in all there is
+pub struct Shown {
+    /// When the storage decided, by its own clock.
+    pub at: Timestamp,
+    /// The answer of the one limit that a decision would [show](Decision::shown).
+    pub limit: Status,
+}
+
+impl Default for Shown {
+    #[inline]
+    fn default() -> Self {
+        Self { at: Timestamp::EPOCH, limit: Status::admitted(0, 0, 0) }
     }
 }
 
@@ -92,12 +110,12 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Decides on a hit or a peek.
     fn decide(&self, ask: Ask<'_>) -> Self::Decided;
 
-    /// A hit of which nobody wants to know the numbers, where that can be told at once and faster than a whole decision is
-    /// put together: `true` when it is admitted and goes on without waiting. `false` has taken nothing, and may mean anything:
-    /// [`decide`](Self::decide) is asked then. It is what a storage answers that does not override this.
+    /// A hit, where that can be told at once and faster than a whole decision is put together: `true` when it is admitted
+    /// and goes on without waiting; then `shown` is filled in, if it is there. `false` has taken nothing, and may mean
+    /// anything: [`decide`](Self::decide) is asked then. It is what a storage answers that does not override this.
     #[inline]
-    fn hit_at_once(&self, ask: Ask<'_>) -> bool {
-        let _ = ask;
+    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
+        let _ = (ask, shown);
         false
     }
 

@@ -236,6 +236,7 @@ fn hit_is_check_then_spend(policy: &Policy, states: &[State], now: Timestamp, co
             crate::strategy::Outcome::spent(delay, checked.remaining() > cost)
         } else {
             strategy.refuse(quota, &mut in_two, now);
+            prop_assert!(strategy.counts_refusals() || in_two == *state, "it counts refusals");
             crate::strategy::Outcome::Refused
         };
         prop_assert_eq!((hit, in_one), (done, in_two));

@@ -2,16 +2,17 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy as Generator};
-use proptest::{prop_assert_eq, prop_oneof};
+use proptest::{prop_assert, prop_assert_eq, prop_oneof};
 
 use super::Model;
 use super::laws::run;
-use crate::storage::{Ask, Clock, ManualClock};
+use crate::storage::{Ask, Clock, ManualClock, Shown};
 use crate::{Decision, Key, Op, Policy, Storage};
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Decide(Op, u32),
+    HitAtOnce(u32),
     RefundLast,
     Clear,
 }
@@ -28,6 +29,7 @@ pub fn decides_like_the_model<St: Storage>(policies: &[Policy], make: impl Fn(Ma
     let runtime = runtime();
     let actions = prop_oneof![
         12 => (1..=3_u32).prop_map(|cost| Action::Decide(Op::Hit, cost)),
+        6 => (0..=3_u32).prop_map(Action::HitAtOnce),
         3 => (0..=3_u32).prop_map(|cost| Action::Decide(Op::Peek, cost)),
         2 => Just(Action::RefundLast),
         1 => Just(Action::Clear),
@@ -48,6 +50,20 @@ pub fn decides_like_the_model<St: Storage>(policies: &[Policy], make: impl Fn(Ma
                     let decision = decided.map_err(failed)?;
                     prop_assert_eq!(&decision, &model.decide(policy, &key, op, cost, now));
                     last = Some((policy, key, decision));
+                }
+                Action::HitAtOnce(cost) => {
+                    let ask = Ask::new(policy, &key, Op::Hit, cost);
+                    let mut shown = Shown::default();
+                    let admitted = storage.hit_at_once(ask, Some(&mut shown));
+                    let expected = model.decide(policy, &key, Op::Hit, cost, now);
+                    if admitted {
+                        prop_assert!(expected.is_admitted() && expected.delay().is_zero());
+                        prop_assert_eq!(shown, Shown { at: expected.at(), limit: *expected.shown() });
+                    } else {
+                        // It has taken nothing.
+                        prop_assert_eq!(&runtime.block_on(storage.decide(ask)).map_err(failed)?, &expected);
+                    }
+                    last = Some((policy, key, expected));
                 }
                 Action::RefundLast => {
                     if let Some((policy, key, decision)) = last.take() {
@@ -76,14 +92,17 @@ pub fn concurrent_hits_are_exact<St: Storage>(policy: &Policy, storage: &St) {
     let key = Key::from("everybody at once");
     let fresh = runtime().block_on(storage.decide(Ask::new(policy, &key, Op::Peek, 1)));
     let room = fresh.ok().map(|decision| decision.remaining()).expect("a storage that answers");
-    let hit_all = || {
-        let runtime = runtime();
-        let hit = || runtime.block_on(storage.decide(Ask::new(policy, &key, Op::Hit, 1)));
-        let admitted = (0..room).filter(|_| hit().is_ok_and(|decision| decision.is_admitted())).count();
+    let hit_all = |thread: u32| {
+        let (runtime, key) = (runtime(), &key);
+        let ask = || Ask::new(policy, key, Op::Hit, 1);
+        let decide = || runtime.block_on(storage.decide(ask())).is_ok_and(|decision| decision.is_admitted());
+        let hit = || thread.is_multiple_of(2) && storage.hit_at_once(ask(), None) || decide();
+        let admitted = (0..room).filter(|_| hit()).count();
         u32::try_from(admitted).unwrap_or(u32::MAX)
     };
+    let hit_all = &hit_all;
     let admitted: u32 = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(hit_all)).collect();
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || hit_all(thread))).collect();
         threads.into_iter().map(|thread| thread.join().expect("a thread that hits")).sum()
     });
     assert_eq!(admitted, room, "law 9: {THREADS} threads hit {room} times each");

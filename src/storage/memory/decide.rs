@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::Shared;
 use super::shard::{KeyHash, Shard};
-use crate::storage::Ask;
+use crate::storage::{Ask, Shown};
 use crate::strategy::State;
 use crate::{Decision, Op, Policy, Timestamp};
 
@@ -51,13 +51,13 @@ impl Shared {
         }
     }
 
-    pub(super) fn hit_at_once(&self, ask: &Ask<'_>) -> bool {
+    pub(super) fn hit_at_once(&self, ask: &Ask<'_>, shown: Option<&mut Shown>) -> bool {
         match ask.policy.limits() {
-            [limit] => self.hit_one_at_once(ask, limit),
-            [_, _] => self.hit_few_at_once::<2>(ask),
-            [_, _, _] => self.hit_few_at_once::<3>(ask),
-            [_, _, _, _] => self.hit_few_at_once::<4>(ask),
-            _ => self.hit_any_at_once(self.enter(self.spot(ask)), ask),
+            [limit] => self.hit_one_at_once(ask, limit, shown),
+            [_, _] => self.hit_few_at_once::<2>(ask, shown),
+            [_, _, _] => self.hit_few_at_once::<3>(ask, shown),
+            [_, _, _, _] => self.hit_few_at_once::<4>(ask, shown),
+            _ => self.hit_any_at_once(self.enter(self.spot(ask)), ask, shown),
         }
     }
 
@@ -103,9 +103,12 @@ impl Shared {
     }
 
     #[inline(never)]
-    pub(super) fn hit_any_at_once(&self, place: Place<'_>, ask: &Ask<'_>) -> bool {
+    pub(super) fn hit_any_at_once(&self, place: Place<'_>, ask: &Ask<'_>, shown: Option<&mut Shown>) -> bool {
         let decision = self.decide_any(place, ask, Want::AtOnce);
-        decision.is_admitted() && decision.delay().is_zero()
+        if let Some(shown) = shown {
+            *shown = Shown { at: decision.at(), limit: *decision.shown() };
+        }
+        decision.is_at_once()
     }
 
     fn decide_all(&self, place: &mut Place<'_>, ask: &Ask<'_>, want: Want, states: &mut [State]) -> Decision {

@@ -1,26 +1,35 @@
 use super::Shared;
 use super::decide::{Place, Spot, Want};
-use crate::storage::Ask;
-use crate::strategy::{Outcome, Part, State};
-use crate::{Decision, Op, Timestamp};
+use crate::storage::{Ask, Shown};
+use crate::strategy::{Outcome, Part, State, Status};
+use crate::{Decision, Op, Timestamp, decision};
 
 /// Policies of a few limits, each of which is hit once: all that is looked at on the way stands in arrays.
 impl Shared {
     #[inline(never)]
-    pub(super) fn hit_few_at_once<const N: usize>(&self, ask: &Ask<'_>) -> bool {
-        let admitted = |_, _: &_, parts: [Part; N]| parts.iter().flatten().all(Outcome::is_at_once);
-        self.on_known(self.spot(ask), ask, Want::AtOnce, admitted)
-            .unwrap_or_else(|place| self.hit_any_at_once(place, ask))
+    pub(super) fn hit_few_at_once<const N: usize>(&self, ask: &Ask<'_>, shown: Option<&mut Shown>) -> bool {
+        let mut told = [Status::BLANK; N];
+        let done = self.on_known(self.spot(ask), ask, Want::AtOnce, |now, states, parts: [Part; N]| {
+            if shown.is_some() {
+                tell_few(ask, now, states, parts, &mut told);
+            }
+            (now, parts.iter().flatten().all(Outcome::is_at_once))
+        });
+        match done {
+            Ok((at, admitted)) => {
+                if let Some(shown) = shown {
+                    *shown = Shown { at, limit: *decision::shown(&told) };
+                }
+                admitted
+            }
+            Err(place) => self.hit_any_at_once(place, ask, shown),
+        }
     }
 
     #[inline(never)]
     pub(super) fn decide_few<const N: usize>(&self, ask: &Ask<'_>, decision: &mut Decision) {
         let told = self.on_known::<N, _>(self.spot(ask), ask, Want::Decision, |now, states, parts| {
-            let limits = array_of::<N, _>(ask.policy.limits());
-            let statuses = decision.open(N, ask.cost);
-            for i in 0..N {
-                limits[i].tell(&states[i], now, ask.cost, parts[i], &mut statuses[i]);
-            }
+            tell_few(ask, now, states, parts, decision.open(N, ask.cost));
             decision.conclude(now);
         });
         if let Err(place) = told {
@@ -69,6 +78,21 @@ impl Shared {
         }
         self.leave(place, op);
         Ok(then(now, &states, parts))
+    }
+}
+
+/// Writes down what each limit says.
+#[inline(always)]
+fn tell_few<const N: usize>(
+    ask: &Ask<'_>,
+    now: Timestamp,
+    states: &[State; N],
+    parts: [Part; N],
+    statuses: &mut [Status],
+) {
+    let limits = array_of::<N, _>(ask.policy.limits());
+    for i in 0..N {
+        limits[i].tell(&states[i], now, ask.cost, parts[i], &mut statuses[i]);
     }
 }
 

@@ -5,6 +5,7 @@ mod notice;
 mod one;
 mod room;
 mod shard;
+mod slot;
 mod table;
 
 use std::convert::Infallible;
@@ -20,7 +21,7 @@ use foldhash::quality::RandomState;
 use self::decide::with_states;
 use self::notice::Notice;
 use self::shard::{KeyHash, Shard};
-use super::{Ask, Clock, Storage, SystemClock};
+use super::{Ask, Clock, Shown, Storage, SystemClock};
 use crate::{ConfigError, Decision, Key, Policy, Timestamp};
 
 /// Keeps states in this process: sharded, bounded, exact, with no task in the background. The default.
@@ -164,8 +165,8 @@ impl Storage for MemoryStorage {
     }
 
     #[inline]
-    fn hit_at_once(&self, ask: Ask<'_>) -> bool {
-        self.0.hit_at_once(&ask)
+    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
+        self.0.hit_at_once(&ask, shown)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {

@@ -4,7 +4,7 @@ use super::Shared;
 use super::decide::{Place, Want};
 use super::room::LOOKS;
 use super::shard::{LOG, Shard};
-use super::table::Slot;
+use super::slot::Slot;
 use crate::storage::Ask;
 use crate::strategy::{Outcome, State};
 use crate::{Op, Timestamp};

@@ -33,7 +33,7 @@ impl Notice {
         let until = self.until.load(Ordering::Relaxed);
         let amounts = self.amounts.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        let belong_together = version % 2 == 0 && self.version.load(Ordering::Relaxed) == version;
+        let belong_together = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
         if !belong_together || hash != key.hash || limit != u64::from(key.limit(digest)) {
             return None;
         }
@@ -68,5 +68,58 @@ impl Notice {
         self.until.store(until.as_micros(), Ordering::Relaxed);
         self.amounts.store(amounts, Ordering::Relaxed);
         self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn key(hash: u64) -> KeyHash {
+        KeyHash { hash, rest: 0 }
+    }
+
+    fn state(number: u32) -> State {
+        State::Counts { until: Timestamp::from_micros(number.into()), amounts: [number, number] }
+    }
+
+    #[test]
+    fn says_it_of_the_last_key_only_and_until_it_is_taken_down() {
+        let notice = Notice::default();
+        notice.put_up(key(1), 0, &state(1));
+        assert_eq!(notice.read(key(1), 0), Some(state(1)));
+        assert_eq!(notice.read(key(1), 2), None, "another limit");
+        notice.put_up(key(2), 0, &state(2));
+        assert_eq!((notice.read(key(1), 0), notice.read(key(2), 0)), (None, Some(state(2))));
+        notice.take_down(1);
+        assert_eq!(notice.read(key(2), 0), Some(state(2)));
+        notice.take_down(2);
+        assert_eq!(notice.read(key(2), 0), None);
+    }
+
+    /// What is read was written together, however the writer is interrupted.
+    #[test]
+    fn is_never_read_half_written() {
+        let notice = Notice::default();
+        let done = AtomicU64::new(0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 1..200_000 {
+                    notice.put_up(key(u64::from(number % 2) + 1), 0, &state(number));
+                }
+                done.store(1, Ordering::Relaxed);
+            });
+            scope.spawn(|| {
+                while done.load(Ordering::Relaxed) == 0 {
+                    for hash in [1, 2] {
+                        let Some(read) = notice.read(key(hash), 0) else { continue };
+                        let State::Counts { amounts: [number, _], .. } = read else { unreachable!() };
+                        assert_eq!((read, u64::from(number % 2) + 1), (state(number), hash));
+                    }
+                }
+            });
+        });
     }
 }

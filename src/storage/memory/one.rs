@@ -5,33 +5,50 @@ use super::Shared;
 use super::decide::{Place, Spot, Want};
 use super::newcomer::Newcomer;
 use super::shard::SWEEP_EVERY;
-use crate::storage::Ask;
+use crate::storage::{Ask, Shown};
 use crate::strategy::{Outcome, Part, State, Status};
 use crate::{Decision, Limit, Op, Timestamp};
 
 /// Policies of one limit: most are.
 impl Shared {
-    pub(super) fn hit_one_at_once(&self, ask: &Ask<'_>, limit: &Limit) -> bool {
+    pub(super) fn hit_one_at_once(&self, ask: &Ask<'_>, limit: &Limit, mut shown: Option<&mut Shown>) -> bool {
         let spot = self.spot(ask);
         if let Some(state) = self.noticed(spot, ask)
             && self.refuses_again(&state, spot.now, ask, &mut { Status::BLANK })
         {
             return false;
         }
-        let admitted = |_, _: &_, part: Part| part.is_none_or(|outcome| outcome.is_at_once());
-        match self.on_known_one(spot, ask, limit, Want::AtOnce, admitted) {
-            Ok(admitted) => admitted,
-            Err(place) => self.hit_newcomer_at_once(place, ask),
-        }
+        let done = self.on_known_one(spot, ask, limit, Want::AtOnce, |now, state, part| {
+            if let Some(shown) = &mut shown {
+                shown.at = now;
+                limit.tell(state, now, ask.cost, part, &mut shown.limit);
+            }
+            part.is_none_or(|outcome| outcome.is_at_once())
+        });
+        done.unwrap_or_else(|place| self.hit_newcomer_at_once(place, ask, limit, shown))
     }
 
     #[inline(never)]
-    fn hit_newcomer_at_once(&self, mut place: Place<'_>, ask: &Ask<'_>) -> bool {
-        if let Some(newcomer) = self.take_in(&mut place, ask, Want::AtOnce) {
-            self.leave(place, ask.op);
-            return matches!(newcomer, Newcomer::Decided(..));
+    fn hit_newcomer_at_once(
+        &self,
+        mut place: Place<'_>,
+        ask: &Ask<'_>,
+        limit: &Limit,
+        shown: Option<&mut Shown>,
+    ) -> bool {
+        let now = place.now;
+        match self.take_in(&mut place, ask, Want::AtOnce) {
+            Some(Newcomer::Decided(state, outcome)) => {
+                self.leave(place, ask.op);
+                if let Some(shown) = shown {
+                    shown.at = now;
+                    limit.tell(&state, now, ask.cost, Some(outcome), &mut shown.limit);
+                }
+                true
+            }
+            Some(Newcomer::Crowded(_)) => false,
+            None => self.hit_any_at_once(place, ask, shown),
         }
-        self.hit_any_at_once(place, ask)
     }
 
     pub(super) fn decide_one(&self, ask: &Ask<'_>, limit: &Limit, decision: &mut Decision) {

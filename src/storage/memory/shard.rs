@@ -4,7 +4,8 @@ use std::ops::Range;
 use slab::Slab;
 
 use super::Time;
-use super::table::{Slot, Table};
+use super::slot::Slot;
+use super::table::Table;
 use crate::strategy::{Log, Part, State};
 use crate::{Limit, Policy, Timestamp};
 

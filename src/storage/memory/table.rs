@@ -1,7 +1,6 @@
 use std::ops::Range;
 
-use crate::strategy::{Outcome, Part, State};
-use crate::{Limit, Timestamp};
+use super::slot::Slot;
 
 /// A table of small states, ordered by where their keys hash to, with gaps: linear probing in hash order.
 ///
@@ -15,90 +14,6 @@ pub(super) struct Table {
     /// Hashes are spread over the first `spread` slots; those behind take what overflows.
     spread: usize,
     used: usize,
-}
-
-/// One state of one key. Vacant when `until` is the epoch: such a state says nothing.
-///
-/// What a strategy writes one after the other does not stand side by side here: the compiler would move it in one piece,
-/// and a piece of what was written in parts a moment ago has to wait until the parts have arrived in the cache.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(super) struct Slot {
-    pub(super) hash: u64,
-    /// The first amount of the state; if it is a log, where that is.
-    pub(super) first: u32,
-    /// The rest of the key's hash, mixed with which limit this is the state of.
-    pub(super) limit: u32,
-    pub(super) until: Timestamp,
-    /// The second amount.
-    pub(super) second: u32,
-    /// How long before `until` a hit would be admitted again, in microseconds rounded down.
-    pub(super) admits_before: f32,
-}
-
-impl Slot {
-    pub(super) fn new(hash: u64, limit: u32, until: Timestamp) -> Self {
-        Self { hash, first: 0, limit, until, second: 0, admits_before: f32::INFINITY }
-    }
-
-    /// The small state in this slot.
-    #[inline]
-    pub(super) fn state(&self) -> State {
-        State::Counts { until: self.until, amounts: [self.first, self.second] }
-    }
-
-    /// Writes a small state. Whether that could be done: what is forgotten is to be removed, and a log stands elsewhere.
-    #[inline]
-    pub(super) fn update(&mut self, state: &State, now: Timestamp, limit: &Limit, part: Part) -> bool {
-        let State::Counts { until, amounts: [first, second] } = *state else { return false };
-        if until <= now {
-            return false;
-        }
-        match part {
-            None => return true,
-            Some(Outcome::Spent { .. }) => self.admits_before = f32::INFINITY,
-            Some(Outcome::Refused) if (self.until, self.first, self.second) == (until, first, second) => return true,
-            Some(Outcome::SpentLast { .. } | Outcome::Refused) => {
-                self.admits_before = Self::admits_before(state, now, limit);
-            }
-        }
-        (self.until, self.first, self.second) = (until, first, second);
-        true
-    }
-
-    /// How long before it is forgotten a state admits one unit again, rounded down to what an `f32` can say: rather said to
-    /// refuse a little too long than to be evicted while it does.
-    #[cold]
-    pub(super) fn admits_before(state: &State, now: Timestamp, limit: &Limit) -> f32 {
-        let status = limit.check(state, now, 1);
-        if status.remaining() > 0 {
-            return f32::INFINITY;
-        }
-        #[allow(clippy::cast_precision_loss)] // what is lost is rounded down
-        let before = state.until().since(now).saturating_sub(status.reset_after_micros()) as f32;
-        before.next_down().max(0.0)
-    }
-
-    /// Whether it holds this state, which has nothing left to spend.
-    #[inline]
-    pub(super) fn refuses(&self, state: &State) -> bool {
-        self.admits_before < f32::INFINITY && self.state() == *state
-    }
-
-    fn is_vacant(&self) -> bool {
-        self.until == Timestamp::EPOCH
-    }
-
-    pub(super) fn is_expired(&self, now: Timestamp) -> bool {
-        self.until <= now
-    }
-
-    /// How long until a hit is admitted, 0 when it would be now.
-    pub(super) fn refuses_for(&self, now: Timestamp) -> u64 {
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // saturates, and is never negative
-        let admits_before = self.admits_before as u64;
-        self.until.since(now).saturating_sub(admits_before)
-    }
 }
 
 /// Slots beyond the spread, so that the last hashes have somewhere to overflow to.
@@ -254,6 +169,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Timestamp;
 
     fn slot(hash: u64, limit: u32) -> Slot {
         Slot::new(hash, limit, Timestamp::from_micros(1))
@@ -277,6 +193,15 @@ mod tests {
                         table.remove(index);
                         model.remove(&(hash, limit));
                         table.shrink();
+                    }
+                    // In the place of a neighbour behind it, if there is one near.
+                    None if random >> 62 == 3 => {
+                        let place = table.place(hash);
+                        let Some(victim) = (place..place + 20).find(|&at| table.get(at).is_some()) else { continue };
+                        let gap = (place..victim).find(|&at| table.get(at).is_none());
+                        let Slot { hash: its, limit: its_limit, .. } = *table.slot(victim);
+                        table.replace(place, gap, victim, slot(hash, limit));
+                        assert!(model.remove(&(its, its_limit)) && model.insert((hash, limit)));
                     }
                     None if random >> 63 == 0 || model.len() < 100 => {
                         table.insert(slot(hash, limit));
@@ -304,14 +229,5 @@ mod tests {
             table.shrink();
         }
         assert!(table.slots() < full / 8, "{} of {full}", table.slots());
-    }
-
-    #[test]
-    fn says_how_long_it_refuses() {
-        let (now, until) = (Timestamp::from_micros(1_000), Timestamp::from_micros(1_500));
-        let full_until_the_end = Slot { until, ..Slot::default() };
-        assert_eq!(full_until_the_end.refuses_for(now), 500);
-        assert_eq!(Slot { admits_before: 100.0, ..full_until_the_end }.refuses_for(now), 400);
-        assert_eq!(Slot { admits_before: f32::INFINITY, ..full_until_the_end }.refuses_for(now), 0);
     }
 }
