@@ -74,6 +74,19 @@ impl Key {
         }
     }
 
+    /// All of a short key in two words, different for different ones: what can be hashed without asking for its length.
+    #[inline]
+    pub(crate) fn as_words(&self) -> Option<[u64; 2]> {
+        match &self.0 {
+            // What follows the content is zero, so the last byte has room for the length.
+            Repr::Inline { len: len @ ..=15, bytes } => {
+                let (words, _) = bytes.as_chunks::<8>();
+                Some([u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1]) | u64::from(*len) << 56])
+            }
+            _ => None,
+        }
+    }
+
     /// A key of a length that the compiler knows.
     #[inline]
     fn short<const N: usize>(kind: Kind, content: [u8; N]) -> Self {

@@ -58,6 +58,16 @@ pub struct Quota {
     amount: u32,
     period: u64,
     burst: Option<u32>,
+    /// How long one unit takes to come back, and as many as fit at once: kept ready, for dividing takes long.
+    unit: Span,
+    full: Span,
+}
+
+/// A span in whole microseconds and a rest in parts of one, of which a quota's amount make a whole one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Span {
+    pub(crate) micros: u64,
+    pub(crate) part: u32,
 }
 
 impl Quota {
@@ -134,7 +144,7 @@ impl Quota {
     pub const fn burst(self, burst: u32) -> Self {
         assert!(burst >= 1, "a quota's burst must be at least 1");
         assert!(self.refills_in_time(burst), "a quota's burst must come back within 2^52 microseconds (142 years)");
-        Self { burst: Some(burst), ..self }
+        Self { burst: Some(burst), full: self.span_of(burst), ..self }
     }
 
     /// As [`per_second`](Self::per_second).
@@ -192,7 +202,7 @@ impl Quota {
             return Err(ConfigError::new("a burst must be at least 1, for example \"10/second burst 20\""));
         }
         self.check_refill(burst)?;
-        Ok(Self { burst: Some(burst), ..self })
+        Ok(Self { burst: Some(burst), full: self.span_of(burst), ..self })
     }
 
     /// Units per period, at least 1.
@@ -216,6 +226,18 @@ impl Quota {
     #[inline]
     pub const fn burst_size(&self) -> Option<u32> {
         self.burst
+    }
+
+    /// How long so many units take to come back.
+    #[inline]
+    pub(crate) const fn span_of(&self, units: u32) -> Span {
+        if units == 1 { self.unit } else { Span::of(self.amount, units as u128 * self.period as u128) }
+    }
+
+    /// How long all that can be spent at once takes to come back: the burst, or the amount.
+    #[inline]
+    pub(crate) const fn full_span(&self) -> Span {
+        self.full
     }
 
     /// Refuses a capacity that would take more than 2^52 microseconds to come back at this quota's rate, for a
@@ -242,7 +264,8 @@ impl Quota {
     #[track_caller]
     const fn of(amount: u32, period: u64) -> Self {
         assert!(amount >= 1, "a quota's amount must be at least 1");
-        Self { amount, period, burst: None }
+        let unit = Span::of(amount, period as u128);
+        Self { amount, period, burst: None, unit, full: Span { micros: period, part: 0 } }
     }
 
     fn try_of(amount: u32, period: u64) -> Result<Self, ConfigError> {
@@ -269,6 +292,14 @@ impl Quota {
         }
         let burst = scanner.number("the burst")?.ok_or_else(|| scanner.expected("a number after \"burst\""))?;
         quota.try_burst(burst)
+    }
+}
+
+impl Span {
+    /// So many parts of a microsecond, which fit when they come back within the longest span.
+    #[allow(clippy::cast_possible_truncation)]
+    const fn of(amount: u32, parts: u128) -> Self {
+        Self { micros: (parts / amount as u128) as u64, part: (parts % amount as u128) as u32 }
     }
 }
 

@@ -1,4 +1,4 @@
-use super::exact::{div_ceil, div_rem, product};
+use super::exact::{div_ceil, product};
 use super::{Hit, State, Status, low_bits};
 use crate::{Quota, Timestamp};
 
@@ -15,9 +15,6 @@ pub(super) struct Debt {
     /// 1/N microseconds that one unit costs.
     price: u64,
     owed: u128,
-    /// The microsecond at which all will be paid, and by how many 1/N of one that is too late.
-    paid: Timestamp,
-    early: u64,
     /// What tells this debt from one made after all was paid.
     anchor: u32,
 }
@@ -28,15 +25,12 @@ impl Debt {
     #[inline(always)]
     pub(super) fn of(quota: &Quota, capacity: u32, state: &State, now: Timestamp) -> Self {
         let (rate, price) = (quota.amount().into(), quota.period_micros());
-        let none = Self { capacity, rate, price, owed: 0, paid: now, early: 0, anchor: low_bits(now) };
+        let none = Self { capacity, rate, price, owed: 0, anchor: low_bits(now) };
         match *state {
             State::Counts { until, amounts: [early, anchor] } if until > now => {
-                let early = if u64::from(early) < rate { early.into() } else { 0 };
-                let owed = product(until.since(now), rate).saturating_sub(early.into());
-                let most = none.worth(capacity);
-                let (owed, (paid, early)) =
-                    if owed <= most { (owed, (until, early)) } else { (most, paid(most, rate, now)) };
-                Self { owed, paid, early, anchor, ..none }
+                let early = if u64::from(early) < rate { u128::from(early) } else { 0 };
+                let owed = product(until.since(now), rate).saturating_sub(early);
+                Self { owed: owed.min(none.worth(capacity)), anchor, ..none }
             }
             _ => none,
         }
@@ -60,37 +54,29 @@ impl Debt {
         div_ceil(self.owed, self.rate)
     }
 
-    /// The debt with `units` more, which fit. What is divided here does not depend on the debt, so the processor can begin
-    /// before it knows it.
+    /// The debt with `units` more, which fit.
     #[inline(always)]
     pub(super) fn plus(self, units: u32) -> Self {
-        let worth = self.worth(units);
-        let (micros, part) = div_rem(worth, self.rate);
-        let (micros, early) = match self.early.checked_sub(part) {
-            Some(early) => (micros, early),
-            None => (micros.saturating_add(1), self.early + self.rate - part),
-        };
-        Self { owed: self.owed + worth, paid: self.paid.plus(micros), early, ..self }
+        Self { owed: self.owed + self.worth(units), ..self }
     }
 
     /// The debt without a hit: with as much less as has not been paid back of it yet, first come, first paid.
     #[inline(always)]
     pub(super) fn without(self, now: Timestamp, hit: &Hit) -> Self {
         let unpaid = self.worth(hit.cost).min(product(hit.until.since(now), self.rate));
-        let owed = self.owed.saturating_sub(unpaid);
-        let (paid, early) = paid(owed, self.rate, now);
-        Self { owed, paid, early, ..self }
+        Self { owed: self.owed.saturating_sub(unpaid), ..self }
     }
 
-    /// The debt as a state.
+    /// The debt as a state: the microsecond from which nothing is owed, and by how many 1/N of one that is too late.
     #[inline(always)]
-    pub(super) fn store(&self) -> State {
+    pub(super) fn store(&self, now: Timestamp) -> State {
         if self.owed == 0 {
             return State::Fresh;
         }
-        #[allow(clippy::cast_possible_truncation)] // less than the rate, which is a u32
-        let early = self.early as u32;
-        State::Counts { until: self.paid, amounts: [early, self.anchor] }
+        let micros = self.until_paid();
+        #[allow(clippy::cast_possible_truncation)] // less than the rate
+        let early = product(micros, self.rate).saturating_sub(self.owed) as u32;
+        State::Counts { until: now.plus(micros), amounts: [early, self.anchor] }
     }
 
     /// Whether `units` more fit now: `units <= remaining()` without the division.
@@ -123,14 +109,4 @@ impl Debt {
     fn worth(&self, units: u32) -> u128 {
         product(self.price, units.into())
     }
-}
-
-/// The microsecond at which `owed` will be paid, and by how many 1/N of one that is too late. Not called where a debt only
-/// grows.
-#[cold]
-fn paid(owed: u128, rate: u64, now: Timestamp) -> (Timestamp, u64) {
-    let micros = div_ceil(owed, rate);
-    #[allow(clippy::cast_possible_truncation)] // less than the rate
-    let early = product(micros, rate).saturating_sub(owed) as u64;
-    (now.plus(micros), early)
 }

@@ -14,22 +14,6 @@ fn wide_div_ceil(dividend: u128, divisor: u64) -> u64 {
     u64::try_from(dividend.div_ceil(divisor.into())).unwrap_or(u64::MAX)
 }
 
-/// `dividend / divisor`, rounded down, and what remains; the largest number when the quotient does not fit.
-#[inline(always)]
-pub(super) fn div_rem(dividend: u128, divisor: u64) -> (u64, u64) {
-    match u64::try_from(dividend) {
-        Ok(dividend) => (dividend / divisor, dividend % divisor),
-        Err(_) => wide_div_rem(dividend, divisor),
-    }
-}
-
-#[cold]
-fn wide_div_rem(dividend: u128, divisor: u64) -> (u64, u64) {
-    let (quotient, rest) = (dividend / u128::from(divisor), dividend % u128::from(divisor));
-    #[allow(clippy::cast_possible_truncation)] // less than the divisor
-    (u64::try_from(quotient).unwrap_or(u64::MAX), rest as u64)
-}
-
 /// `a * b`, which always fits.
 #[inline(always)]
 pub(super) fn product(a: u64, b: u64) -> u128 {
@@ -39,7 +23,16 @@ pub(super) fn product(a: u64, b: u64) -> u128 {
 /// `a * b / divisor`, rounded down; the largest number when it does not fit.
 #[inline(always)]
 pub(super) fn mul_div_floor(a: u64, b: u64, divisor: u64) -> u64 {
-    div_rem(product(a, b), divisor).0
+    let product = product(a, b);
+    match u64::try_from(product) {
+        Ok(product) => product / divisor,
+        Err(_) => wide_div_floor(product, divisor),
+    }
+}
+
+#[cold]
+fn wide_div_floor(dividend: u128, divisor: u64) -> u64 {
+    u64::try_from(dividend / u128::from(divisor)).unwrap_or(u64::MAX)
 }
 
 /// `a * b / divisor`, rounded up; the largest number when it does not fit.

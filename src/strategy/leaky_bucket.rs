@@ -95,14 +95,14 @@ impl Strategy for LeakyBucket {
     #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
         let before = self.debt(quota, state, now);
-        *state = before.plus(cost).store();
+        *state = before.plus(cost).store(now);
         before.until_paid()
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
         let debt = self.debt(quota, state, now);
         if debt.has(hit) && state.until() == hit.until {
-            *state = debt.without(now, hit).store();
+            *state = debt.without(now, hit).store(now);
         }
     }
 

@@ -1,5 +1,6 @@
 use super::debt::Debt;
-use super::{Hit, Outcome, State, Status, Strategy};
+use super::{Hit, Outcome, State, Status, Strategy, low_bits};
+use crate::quota::Span;
 use crate::{ConfigError, Quota, Timestamp};
 
 /// A bucket of B tokens, refilled continuously at N per P; a hit takes as many as it costs.
@@ -67,24 +68,68 @@ impl Strategy for TokenBucket {
 
     #[inline(always)]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
-        *state = self.debt(quota, state, now).plus(cost).store();
+        *state = self.debt(quota, state, now).plus(cost).store(now);
         0
     }
 
+    /// In time instead of debt: adding and comparing, where [`Debt`] multiplies and divides.
+    #[inline]
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
-        let debt = self.debt(quota, state, now);
-        if !debt.fits(cost) {
+        let (before, anchor) = Owed::of(quota, state, now);
+        let full = quota.full_span();
+        let after = before.plus(quota.span_of(cost), quota.amount());
+        if !after.is_within(full, quota.amount()) {
             return Outcome::Refused;
         }
-        let debt = debt.plus(cost);
-        *state = debt.store();
-        Outcome::spent(0, debt.fits(1))
+        *state = State::Counts { until: now.plus(after.micros), amounts: [after.early, anchor] };
+        Outcome::spent(0, after.plus(quota.span_of(1), quota.amount()).is_within(full, quota.amount()))
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
         let debt = self.debt(quota, state, now);
         if debt.has(hit) {
-            *state = debt.without(now, hit).store();
+            *state = debt.without(now, hit).store(now);
+        }
+    }
+}
+
+/// How long until all is paid back: `micros - early / N`, `early` being less than N, the quota's amount.
+#[derive(Clone, Copy)]
+struct Owed {
+    micros: u64,
+    early: u32,
+}
+
+impl Owed {
+    /// What the state says at `now`, and its anchor: see [`Debt::store`].
+    #[inline(always)]
+    fn of(quota: &Quota, state: &State, now: Timestamp) -> (Self, u32) {
+        match *state {
+            State::Counts { until, amounts: [early, anchor] } if until > now => {
+                let early = if early < quota.amount() { early } else { 0 };
+                (Self { micros: until.since(now), early }, anchor)
+            }
+            _ => (Self { micros: 0, early: 0 }, low_bits(now)),
+        }
+    }
+
+    #[inline(always)]
+    fn plus(self, span: Span, amount: u32) -> Self {
+        let micros = self.micros.saturating_add(span.micros);
+        match self.early.checked_sub(span.part) {
+            Some(early) => Self { micros, early },
+            None => Self { micros: micros.saturating_add(1), early: self.early + (amount - span.part) },
+        }
+    }
+
+    /// Whether it is no longer than `span`.
+    #[inline(always)]
+    fn is_within(self, span: Span, amount: u32) -> bool {
+        match self.micros.checked_sub(span.micros) {
+            None | Some(0) => true,
+            // A microsecond more, less what it is early and what the span has more.
+            Some(1) => u64::from(self.early) + u64::from(span.part) >= amount.into(),
+            Some(_) => false,
         }
     }
 }

@@ -223,9 +223,15 @@ impl Shared {
     /// The key under this policy as a keyed hash, and the number of its shard.
     #[inline]
     fn locate(&self, policy: &Policy, key: &Key) -> (KeyHash, usize) {
+        let words = key.as_words();
         let half = |secret: &RandomState| {
             let mut hasher = secret.build_hasher();
-            hasher.write(key.as_bytes());
+            if let Some(words) = words {
+                hasher.write_u64(words[0]);
+                hasher.write_u64(words[1]);
+            } else {
+                hasher.write(key.as_bytes());
+            }
             hasher.finish()
         };
         let (first, second) = (half(&self.secrets[0]), half(&self.secrets[1]));
