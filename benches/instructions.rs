@@ -11,8 +11,10 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, Service};
+use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
-    FixedWindow, Headers, Key, PeerIp, Policy, RateLimitLayer, RateLimiter, SlidingWindowCounter, TokenBucket,
+    FixedWindow, Headers, Key, MemoryStorage, PeerIp, Policy, RateLimitLayer, RateLimiter, SlidingWindowCounter,
+    TokenBucket,
 };
 
 use support::hits::address;
@@ -24,7 +26,7 @@ const MOST: u32 = 20_000;
 
 type Path = fn(usize);
 
-const PATHS: [(&str, Path); 13] = [
+const PATHS: [(&str, Path); 14] = [
     ("admit token bucket", |times| admit(TokenBucket::generous(), times)),
     ("admit three limits", |times| admit(several(3, u32::MAX), times)),
     ("hit token bucket", |times| hit(TokenBucket::generous(), times)),
@@ -34,6 +36,7 @@ const PATHS: [(&str, Path); 13] = [
     ("hit three limits", |times| hit(several(3, u32::MAX), times)),
     ("refusal", refusal),
     ("new key", new_key),
+    ("new key at the cap", new_key_at_the_cap),
     ("no middleware", |times| serve(Hello, times)),
     ("middleware no headers", |times| serve(layer(bursting(BURST)).headers(Headers::none()).layer(Hello), times)),
     ("middleware three headers", |times| serve(layer(bursting(BURST)).layer(Hello), times)),
@@ -87,6 +90,16 @@ fn new_key(times: usize) {
     let keys: Vec<_> = (0..MOST).map(address).collect();
     keys[..times].iter().for_each(|key| assert!(admits(&limiter, key)));
     // Nothing is torn down: that would depend on how often it was hit.
+    std::process::exit(0);
+}
+
+fn new_key_at_the_cap(times: usize) {
+    const CAP: usize = 4_096;
+    let storage =
+        MemoryStorage::builder().max_keys(CAP).clock(ManualClock::default()).build().expect("it may keep keys");
+    let limiter = RateLimiter::with_storage(TokenBucket::generous(), storage);
+    let keys: Vec<_> = (0..MOST).map(address).collect();
+    keys[..CAP + times].iter().for_each(|key| assert!(limiter.admit(key)));
     std::process::exit(0);
 }
 

@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use axum_gcra::gcra;
 use governor::DefaultKeyedRateLimiter;
+use governor::clock::{DefaultClock, QuantaInstant};
+use governor::middleware::{RateLimitingMiddleware, StateInformationMiddleware};
+use governor::state::keyed::DefaultKeyedStateStore;
 use tower_ratelimit::strategy::Strategy;
 use tower_ratelimit::{Key, Policy, Quota, RateLimiter, SlidingWindowCounter, TokenBucket};
 
@@ -14,6 +17,8 @@ use crate::keys::PeerKey;
 const HEAD_START: u32 = 1_000_000_000;
 
 pub type Governor<K> = DefaultKeyedRateLimiter<K>;
+pub type TellingGovernor<K> =
+    governor::RateLimiter<K, DefaultKeyedStateStore<K>, DefaultClock, StateInformationMiddleware>;
 pub type Gcra<K> = gcra::RateLimiter<K, ahash::RandomState>;
 
 /// With a burst that a hot key takes more than a minute to use up.
@@ -23,17 +28,26 @@ pub fn token_bucket() -> Policy {
 
 /// A microsecond for each unit.
 pub fn bursting(burst: u32) -> Policy {
-    Policy::new(TokenBucket::new(), per_microsecond(burst))
+    Policy::new(TokenBucket::new(), Quota::per_second(1_000_000).burst(burst))
 }
 
 pub fn three_token_buckets(burst: u32) -> Policy {
-    bursting(burst)
-        .limit(TokenBucket::new(), per_microsecond(burst - 1))
-        .limit(TokenBucket::new(), per_microsecond(burst - 2))
+    three(Quota::per_second(1_000_000), burst)
 }
 
-fn per_microsecond(burst: u32) -> Quota {
-    Quota::per_second(1_000_000).burst(burst)
+/// A thousand at once, as a service might have it, which come back faster than anybody asks for them.
+pub fn thousand() -> Policy {
+    Policy::new(TokenBucket::new(), Quota::per_second(1_000_000_000).burst(1_000))
+}
+
+pub fn three_thousands() -> Policy {
+    three(Quota::per_second(1_000_000_000), 1_000)
+}
+
+fn three(quota: Quota, burst: u32) -> Policy {
+    [1, 2].into_iter().fold(Policy::new(TokenBucket::new(), quota.burst(burst)), |policy, less| {
+        policy.limit(TokenBucket::new(), quota.burst(burst - less))
+    })
 }
 
 /// Short windows, so that most decisions weigh a previous one, as they do in real life.
@@ -53,6 +67,11 @@ pub fn stingy(strategy: impl Strategy) -> Policy {
 
 pub fn governor<K: PeerKey>() -> Governor<K> {
     Governor::keyed(governor::Quota::per_second(of(1_000_000)).allow_burst(NonZeroU32::MAX))
+}
+
+/// It says what remains, too.
+pub fn telling_governor<K: PeerKey>() -> TellingGovernor<K> {
+    governor().with_middleware()
 }
 
 pub fn stingy_governor<K: PeerKey>() -> Governor<K> {
@@ -92,7 +111,13 @@ pub fn prepare(limiter: &RateLimiter, keys: &[Key]) {
 }
 
 /// The same for governor.
-pub fn prepare_governor<K: PeerKey>(limiter: &Governor<K>, keys: &[K]) {
+pub fn prepare_governor<K, M>(
+    limiter: &governor::RateLimiter<K, DefaultKeyedStateStore<K>, DefaultClock, M>,
+    keys: &[K],
+) where
+    K: PeerKey,
+    M: RateLimitingMiddleware<QuantaInstant>,
+{
     for key in keys {
         assert!(limiter.check_key_n(key, of(HEAD_START)).expect("the burst is larger").is_ok());
     }

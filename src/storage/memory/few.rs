@@ -1,35 +1,29 @@
 use super::Shared;
 use super::decide::{Place, Spot, Want};
+use super::slot::Slot;
 use crate::storage::{Ask, Shown};
-use crate::strategy::{Outcome, Part, State, Status};
+use crate::strategy::{Outcome, Part, Status};
 use crate::{Decision, Op, Timestamp, decision};
 
 /// Policies of a few limits, each of which is hit once: all that is looked at on the way stands in arrays.
 impl Shared {
     #[inline(never)]
-    pub(super) fn hit_few_at_once<const N: usize>(&self, ask: &Ask<'_>, shown: Option<&mut Shown>) -> bool {
-        let mut told = [Status::BLANK; N];
-        let done = self.on_known(self.spot(ask), ask, Want::AtOnce, |now, states, parts: [Part; N]| {
-            if shown.is_some() {
-                tell_few(ask, now, states, parts, &mut told);
+    pub(super) fn hit_few_at_once<const N: usize>(&self, ask: &Ask<'_>, mut shown: Option<&mut Shown>) -> bool {
+        let done = self.on_known::<N, _>(self.spot(ask), ask, Want::AtOnce, |now, slots, parts| {
+            if let Some(shown) = &mut shown {
+                let mut told = [Status::BLANK; N];
+                tell_few(ask, now, slots, parts, &mut told);
+                **shown = Shown { at: now, limit: *decision::shown(&told) };
             }
-            (now, parts.iter().flatten().all(Outcome::is_at_once))
+            parts.iter().flatten().all(Outcome::is_at_once)
         });
-        match done {
-            Ok((at, admitted)) => {
-                if let Some(shown) = shown {
-                    *shown = Shown { at, limit: *decision::shown(&told) };
-                }
-                admitted
-            }
-            Err(place) => self.hit_any_at_once(place, ask, shown),
-        }
+        done.unwrap_or_else(|place| self.hit_any_at_once(place, ask, shown))
     }
 
     #[inline(never)]
     pub(super) fn decide_few<const N: usize>(&self, ask: &Ask<'_>, decision: &mut Decision) {
-        let told = self.on_known::<N, _>(self.spot(ask), ask, Want::Decision, |now, states, parts| {
-            tell_few(ask, now, states, parts, decision.open(N, ask.cost));
+        let told = self.on_known::<N, _>(self.spot(ask), ask, Want::Decision, |now, slots, parts| {
+            tell_few(ask, now, slots, parts, decision.open(N, ask.cost));
             decision.conclude(now);
         });
         if let Err(place) = told {
@@ -37,47 +31,59 @@ impl Shared {
         }
     }
 
-    /// Most hits are on a key whose states are all there, small, and stay where they are. `then` is called with them when
-    /// the shard is free again: what there is to say can be worked out without holding up others. The place is given back
-    /// when it was not so.
+    /// Most hits are on a key whose states are all there, small, and stay where they are. `then` is called with what they
+    /// have become when the shard is free again: what there is to say can be worked out without holding up others. The
+    /// place is given back, and nothing has changed, when it was not so.
     #[inline(always)]
     fn on_known<const N: usize, T>(
         &self,
         spot: Spot,
         ask: &Ask<'_>,
         want: Want,
-        then: impl FnOnce(Timestamp, &[State; N], [Part; N]) -> T,
+        then: impl FnOnce(Timestamp, &[Slot; N], [Part; N]) -> T,
     ) -> Result<T, Place<'_>> {
         let Ask { policy, op, cost, .. } = *ask;
         let mut place = self.enter(spot);
         let now = place.now;
         let (limits, digests) = (array_of::<N, _>(policy.limits()), array_of::<N, _>(policy.limit_digests()));
-        let Some(slots) = place.shard.known(place.key, digests) else { return Err(place) };
-        let mut states = place.shard.states(slots);
-        let mut parts = [None; N];
+        let Some(places) = place.shard.known(place.key, digests) else { return Err(place) };
+        let before = place.shard.copies(places);
+        let (mut slots, mut parts) = (before, [None; N]);
         if op == Op::Hit && cost > 0 {
+            let mut delayed = false;
+            let mut refused = false;
             for i in 0..N {
-                let outcome = limits[i].hit(&mut states[i], now, cost);
+                let mut state = slots[i].state();
+                let outcome = limits[i].hit(&mut state, now, cost);
                 parts[i] = Some(outcome);
-                if outcome == Outcome::Refused {
-                    // Those before it have spent in vain.
-                    states = place.shard.states(slots);
-                    for i in 0..N {
-                        parts[i] = Some(limits[i].refuse(&mut states[i], now));
-                    }
+                delayed |= outcome.is_delayed();
+                refused |= outcome == Outcome::Refused;
+                if refused {
                     break;
                 }
-            }
-            let is_unwanted = want == Want::AtOnce && parts.iter().flatten().any(Outcome::is_delayed);
-            if !is_unwanted {
-                self.shards[place.number].notice.take_down(place.key.hash);
-                if !place.shard.update(slots, &states, now, limits, parts) {
-                    self.resave(&mut place, policy, &states);
+                if !slots[i].update(&state, now, &limits[i], parts[i]) {
+                    return Err(place);
                 }
+            }
+            if refused {
+                // Those before it have spent in vain.
+                slots = before;
+                parts = [Some(Outcome::Refused); N];
+                for i in 0..N {
+                    let mut state = slots[i].state();
+                    limits[i].refuse(&mut state, now);
+                    if !slots[i].update(&state, now, &limits[i], parts[i]) {
+                        return Err(place);
+                    }
+                }
+            }
+            if refused || !delayed || want == Want::Decision {
+                self.shards[place.number].notice.take_down(place.key.hash);
+                place.shard.write_back(places, &slots);
             }
         }
         self.leave(place, op);
-        Ok(then(now, &states, parts))
+        Ok(then(now, &slots, parts))
     }
 }
 
@@ -86,13 +92,13 @@ impl Shared {
 fn tell_few<const N: usize>(
     ask: &Ask<'_>,
     now: Timestamp,
-    states: &[State; N],
+    slots: &[Slot; N],
     parts: [Part; N],
     statuses: &mut [Status],
 ) {
     let limits = array_of::<N, _>(ask.policy.limits());
     for i in 0..N {
-        limits[i].tell(&states[i], now, ask.cost, parts[i], &mut statuses[i]);
+        limits[i].tell(&slots[i].state(), now, ask.cost, parts[i], &mut statuses[i]);
     }
 }
 

@@ -72,14 +72,14 @@ impl Shard {
             self.table.insert_at(start, slot);
             return Put::Added;
         }
-        let (mut gap, mut seen, mut soonest) = (None, 0, u64::MAX);
-        let mut best: Option<(Timestamp, usize)> = None;
+        let (mut gap, mut victim, mut seen) = (None, None, 0);
+        let (mut earliest, mut soonest) = (Timestamp::EPOCH, u64::MAX);
         let mut previous = slot.hash;
-        for index in start..self.table.slots() {
-            let Some(other) = self.table.get(index) else {
+        for (index, other) in (start..).zip(self.table.from(start)) {
+            if other.is_vacant() {
                 gap = gap.or(Some(index));
                 continue;
-            };
+            }
             // What takes several slots, or a log beside them, is not forgotten in one go.
             if other.hash == previous || other.limit & LOG != 0 {
                 return Put::Unclear;
@@ -88,16 +88,16 @@ impl Shard {
             let refuses_for = other.refuses_for(now);
             if refuses_for > 0 {
                 soonest = soonest.min(refuses_for);
-            } else if best.is_none_or(|(earliest, _)| other.until < earliest) {
-                best = Some((other.until, index));
+            } else if victim.is_none() || other.until < earliest {
+                (earliest, victim) = (other.until, Some(index));
             }
             seen += 1;
             if seen == LOOKS || other.is_expired(now) {
                 if self.table.get(index + 1).is_some_and(|next| next.hash == previous) {
                     return Put::Unclear;
                 }
-                let Some((_, index)) = best else { return Put::Crowded(soonest) };
-                self.table.replace(start, gap, index, slot);
+                let Some(victim) = victim else { return Put::Crowded(soonest) };
+                self.table.replace(start, gap, victim, slot);
                 return Put::Replaced;
             }
         }

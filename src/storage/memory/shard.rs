@@ -6,8 +6,8 @@ use slab::Slab;
 use super::Time;
 use super::slot::Slot;
 use super::table::Table;
-use crate::strategy::{Log, Part, State};
-use crate::{Limit, Policy, Timestamp};
+use crate::strategy::{Log, State};
+use crate::{Policy, Timestamp};
 
 /// One part of the storage: the states of the keys that hash to it.
 ///
@@ -60,20 +60,31 @@ impl Shard {
         self.table.run(key.hash)
     }
 
-    /// The slots of the states of a key, in the order of the policy's limits, when all are there and small.
+    /// Where the states of a key are, in the order of the policy's limits, when all are there and small.
     #[inline(always)]
     pub(super) fn known<const N: usize>(&self, key: KeyHash, digests: &[u32; N]) -> Option<[usize; N]> {
-        let mut slots = [0; N];
+        let mut places = [0; N];
         for i in 0..N {
-            slots[i] = self.table.find(key.hash, key.limit(digests[i]))?;
+            places[i] = self.table.find(key.hash, key.limit(digests[i]))?;
         }
-        Some(slots)
+        Some(places)
     }
 
-    /// The small states in these slots.
     #[inline(always)]
-    pub(super) fn states<const N: usize>(&self, slots: [usize; N]) -> [State; N] {
-        slots.map(|slot| self.table.slot(slot).state())
+    pub(super) fn copies<const N: usize>(&self, places: [usize; N]) -> [Slot; N] {
+        let mut slots = [Slot::default(); N];
+        for i in 0..N {
+            slots[i] = *self.table.slot(places[i]);
+        }
+        slots
+    }
+
+    /// Writes the states of these slots to where they were copied from.
+    #[inline(always)]
+    pub(super) fn write_back<const N: usize>(&mut self, places: [usize; N], slots: &[Slot; N]) {
+        for i in 0..N {
+            self.table.get_mut(places[i]).copy_state(&slots[i]);
+        }
     }
 
     /// The slot of a state, when it is there and small.
@@ -81,23 +92,6 @@ impl Shard {
     pub(super) fn small(&mut self, key: KeyHash, digest: u32) -> Option<&mut Slot> {
         let index = self.table.find(key.hash, key.limit(digest))?;
         Some(self.table.get_mut(index))
-    }
-
-    /// Writes small states back where they were. Whether that could be done; if not, they are to be saved.
-    #[inline(always)]
-    pub(super) fn update<const N: usize>(
-        &mut self,
-        slots: [usize; N],
-        states: &[State; N],
-        now: Timestamp,
-        limits: &[Limit; N],
-        parts: [Part; N],
-    ) -> bool {
-        let mut all = true;
-        for i in 0..N {
-            all &= self.table.get_mut(slots[i]).update(&states[i], now, &limits[i], parts[i]);
-        }
-        all
     }
 
     /// Moves the states of a key out of its slots, in the order of the policy's limits. Returns what they weigh.

@@ -31,6 +31,12 @@ impl Slot {
         State::Counts { until: self.until, amounts: [self.first, self.second] }
     }
 
+    /// Takes over the state of another slot of the same limit: piece by piece, for it was written so.
+    #[inline]
+    pub(super) fn copy_state(&mut self, of: &Self) {
+        (self.until, self.first, self.second, self.admits_before) = (of.until, of.first, of.second, of.admits_before);
+    }
+
     /// Writes a small state. Whether that could be done: what is forgotten is to be removed, and a log stands elsewhere.
     #[inline]
     pub(super) fn update(&mut self, state: &State, now: Timestamp, limit: &Limit, part: Part) -> bool {
@@ -69,16 +75,22 @@ impl Slot {
         self.admits_before < f32::INFINITY && self.state() == *state
     }
 
+    #[inline]
     pub(super) fn is_vacant(&self) -> bool {
         self.until == Timestamp::EPOCH
     }
 
+    #[inline]
     pub(super) fn is_expired(&self, now: Timestamp) -> bool {
         self.until <= now
     }
 
     /// How long until a hit is admitted, 0 when it would be now.
+    #[inline]
     pub(super) fn refuses_for(&self, now: Timestamp) -> u64 {
+        if self.admits_before == f32::INFINITY {
+            return 0;
+        }
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // saturates, and is never negative
         let admits_before = self.admits_before as u64;
         self.until.since(now).saturating_sub(admits_before)

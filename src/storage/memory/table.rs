@@ -35,6 +35,12 @@ impl Table {
         &self.slots[index]
     }
 
+    /// The slots from here on, vacant ones too.
+    #[inline]
+    pub(super) fn from(&self, index: usize) -> &[Slot] {
+        &self.slots[index..]
+    }
+
     #[inline]
     pub(super) fn get_mut(&mut self, index: usize) -> &mut Slot {
         &mut self.slots[index]

@@ -6,7 +6,7 @@ use tower_ratelimit::{Key, RateLimiter};
 
 use crate::keys::{Orders, PeerKey, THREADS, address, string};
 use crate::measure::{interleave, time_on};
-use crate::subject::{self, Gcra, Governor, admits};
+use crate::subject::{self, Gcra, Governor, TellingGovernor, admits, decides};
 use crate::table::{Goal, Table, Unit};
 
 const TOKEN_BUCKET: Goal = Goal::SpeedAtLeast(1.5);
@@ -29,27 +29,36 @@ pub fn measure(table: &mut Table) {
 fn key_set<K: PeerKey>(table: &mut Table, label: &str, count: u32, key: fn(u32) -> K) {
     let rows = [(1, "1 thread"), (THREADS, "2 threads")].map(|(threads, how)| {
         let bucket = format!("TokenBucket, {label}, {how}");
-        (threads, [bucket.clone(), format!("SlidingWindowCounter, {label}, {how}"), bucket + ", against axum_gcra"])
+        let counter = format!("SlidingWindowCounter, {label}, {how}");
+        (threads, [bucket.clone(), counter, bucket.clone() + ", against axum_gcra", bucket + ", all numbers"])
     });
     if !table.wants_any(rows.iter().flat_map(|(_, names)| names)) {
         return;
     }
     let subjects = Subjects::new(count, key);
-    for (threads, names @ [of_bucket, of_counter, against_gcra]) in &rows {
+    for (threads, names @ [of_bucket, of_counter, against_gcra, of_numbers]) in &rows {
         if !table.wants_any(names) {
             continue;
         }
-        let [bucket, governor, counter, gcra] = interleave([
-            &mut || subjects.ours(&subjects.bucket, *threads),
+        let [bucket, governor, counter, gcra, numbers, told] = interleave([
+            &mut || subjects.ours(&subjects.bucket, *threads, admits),
             &mut || subjects.governor(*threads),
-            &mut || subjects.ours(&subjects.counter, *threads),
+            &mut || subjects.ours(&subjects.counter, *threads, admits),
             &mut || subjects.gcra(*threads),
+            &mut || subjects.ours(&subjects.bucket, *threads, decides),
+            &mut || subjects.telling_governor(*threads),
         ]);
         table.row(of_bucket, Unit::Nanoseconds, &bucket, ("governor", &governor), TOKEN_BUCKET);
         table.row(of_counter, Unit::Nanoseconds, &counter, ("governor", &governor), SLIDING_WINDOW_COUNTER);
         table.row(against_gcra, Unit::Nanoseconds, &bucket, ("axum_gcra", &gcra), Goal::None);
+        table.row(of_numbers, Unit::Nanoseconds, &numbers, ("governor's snapshot", &told), Goal::None);
     }
 }
+
+/// A way to ask a limiter.
+trait Admits: Fn(&RateLimiter, &Key) -> bool + Copy + Sync {}
+
+impl<F: Fn(&RateLimiter, &Key) -> bool + Copy + Sync> Admits for F {}
 
 /// All limiters, each of which knows all keys.
 struct Subjects<K: PeerKey> {
@@ -58,6 +67,7 @@ struct Subjects<K: PeerKey> {
     bucket: RateLimiter,
     counter: RateLimiter,
     governor: Governor<K>,
+    telling_governor: TellingGovernor<K>,
     gcra: Gcra<K>,
 }
 
@@ -69,9 +79,11 @@ impl<K: PeerKey> Subjects<K> {
             bucket: RateLimiter::new(subject::token_bucket()),
             counter: RateLimiter::new(subject::sliding_window_counter()),
             governor: subject::governor(),
+            telling_governor: subject::telling_governor(),
             gcra: subject::gcra(),
         };
         subject::prepare_governor(&subjects.governor, subjects.peer_keys.all());
+        subject::prepare_governor(&subjects.telling_governor, subjects.peer_keys.all());
         subject::prepare(&subjects.bucket, subjects.keys.all());
         for key in subjects.keys.all() {
             assert!(admits(&subjects.counter, key));
@@ -79,7 +91,7 @@ impl<K: PeerKey> Subjects<K> {
         subjects
     }
 
-    fn ours(&self, limiter: &RateLimiter, threads: usize) -> f64 {
+    fn ours(&self, limiter: &RateLimiter, threads: usize, admits: impl Admits) -> f64 {
         time_on(threads, |thread| {
             let mut keys = self.keys.walk(thread);
             move || assert!(admits(limiter, keys.next()))
@@ -90,6 +102,16 @@ impl<K: PeerKey> Subjects<K> {
         time_on(threads, |thread| {
             let mut keys = self.peer_keys.walk(thread);
             move || assert!(self.governor.check_key(keys.next()).is_ok())
+        })
+    }
+
+    fn telling_governor(&self, threads: usize) -> f64 {
+        time_on(threads, |thread| {
+            let mut keys = self.peer_keys.walk(thread);
+            move || {
+                let told = self.telling_governor.check_key(keys.next());
+                assert!(told.is_ok_and(|snapshot| snapshot.remaining_burst_capacity() > 0));
+            }
         })
     }
 

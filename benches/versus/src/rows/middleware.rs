@@ -31,10 +31,6 @@ const PEERS_REFUSAL: &str = "Middleware, refusal, against tower_governor";
 const STACKED: &str = "Middleware, three layers";
 const ONE_OF_THREE: &str = "Middleware, one layer of three limits";
 
-/// More than is called in a sample. Not so much that all digits a `u32` can have are there: header values would cost less
-/// than usual, since `http` makes room for all of them and allocates once more for what it did not need.
-const BURST: u32 = 999_999;
-
 const OK: StatusCode = StatusCode::OK;
 const REFUSED: StatusCode = StatusCode::TOO_MANY_REQUESTS;
 
@@ -51,7 +47,7 @@ pub fn measure(table: &mut Table) {
     let mut peers_refusing = spent(peer_refusing().layer(Hello));
     let mut stacked = ours().layer(ours().layer(ours().layer(Hello)));
     let mut peers_stacked = peer_with_headers().layer(peer_with_headers().layer(peer_with_headers().layer(Hello)));
-    let mut three_limits = layer(subject::three_token_buckets(BURST)).layer(Hello);
+    let mut three_limits = layer(subject::three_thousands()).layer(Hello);
 
     let allocations = [
         allocations_per_call(|| call(&mut told, OK)) - allocations_per_call(|| call(&mut hello, OK)),
@@ -89,7 +85,7 @@ pub fn measure(table: &mut Table) {
 }
 
 pub fn ours() -> RateLimitLayer {
-    layer(subject::bursting(BURST))
+    layer(subject::thousand())
 }
 
 fn layer(policy: Policy) -> RateLimitLayer {
@@ -98,13 +94,13 @@ fn layer(policy: Policy) -> RateLimitLayer {
 
 type Peer<M> = GovernorLayer<PeerIpKeyExtractor, M, Body>;
 
-/// A microsecond for each unit, as ours.
+/// A thousand at once, as ours.
 pub fn peer() -> Peer<NoOpMiddleware> {
-    peer_of(GovernorConfigBuilder::default().per_nanosecond(1_000).burst_size(BURST).finish())
+    peer_of(GovernorConfigBuilder::default().per_nanosecond(1).burst_size(1_000).finish())
 }
 
 pub fn peer_with_headers() -> Peer<StateInformationMiddleware> {
-    peer_of(GovernorConfigBuilder::default().per_nanosecond(1_000).burst_size(BURST).use_headers().finish())
+    peer_of(GovernorConfigBuilder::default().per_nanosecond(1).burst_size(1_000).use_headers().finish())
 }
 
 fn peer_refusing() -> Peer<StateInformationMiddleware> {
