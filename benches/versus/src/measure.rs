@@ -55,12 +55,17 @@ impl Samples {
 }
 
 /// Takes a sample of each subject in turn, the other way round in every other round, after a round that warms up.
-pub fn interleave<const N: usize>(mut subjects: [&mut dyn FnMut() -> f64; N]) -> [Samples; N] {
-    let mut samples = [(); N].map(|()| Vec::with_capacity(ROUNDS));
+pub fn interleave<const N: usize>(subjects: [&mut dyn FnMut() -> f64; N]) -> [Samples; N] {
+    interleave_rounds(ROUNDS, subjects)
+}
+
+/// The same with another number of rounds, which should be odd too.
+pub fn interleave_rounds<const N: usize>(rounds: usize, mut subjects: [&mut dyn FnMut() -> f64; N]) -> [Samples; N] {
+    let mut samples = [(); N].map(|()| Vec::with_capacity(rounds));
     for subject in &mut subjects {
         subject();
     }
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         for turn in 0..N {
             let turn = if round % 2 == 0 { turn } else { N - 1 - turn };
             samples[turn].push(subjects[turn]());

@@ -133,7 +133,7 @@ impl Shared {
         }
         mem::forget(taken_out);
         if op == Op::Hit {
-            self.shards[number].notice.take_down(key.hash);
+            self.shards[number].take_down(key);
         }
         let after = shard.save(run, key, policy, states, now, op == Op::Hit);
         self.settle(before, after);

@@ -78,7 +78,7 @@ impl Shared {
                 }
             }
             if refused || !delayed || want == Want::Decision {
-                self.shards[place.number].notice.take_down(place.key.hash);
+                self.shards[place.number].take_down(place.key);
                 place.shard.write_back(places, &slots);
             }
         }

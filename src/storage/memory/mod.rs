@@ -3,6 +3,7 @@ mod few;
 mod newcomer;
 mod notice;
 mod one;
+mod padded;
 mod room;
 mod shard;
 mod slot;
@@ -14,12 +15,12 @@ use std::future::{Ready, ready};
 use std::hash::{BuildHasher, Hasher};
 use std::hint;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
 use foldhash::quality::RandomState;
 
 use self::decide::with_states;
-use self::notice::Notice;
+use self::padded::Padded;
 use self::shard::{KeyHash, Shard};
 use super::{Ask, Clock, Shown, Storage, SystemClock};
 use crate::{ConfigError, Decision, Key, Policy, Timestamp};
@@ -88,19 +89,11 @@ impl Time {
     }
 }
 
-/// A shard on cache lines of its own, so that neighbours do not slow each other down.
-#[derive(Default)]
-#[repr(align(128))]
-struct Padded {
-    shard: Mutex<Shard>,
-    notice: Notice,
-}
-
 /// Unless told otherwise.
 const MAX_KEYS: usize = 1_000_000;
 
 /// So many keys share a lock, when the storage is full. Small tables: no insert has much to move when one grows.
-const KEYS_PER_SHARD: usize = 2_048;
+const KEYS_PER_SHARD: usize = 8_192;
 
 impl MemoryStorage {
     /// A storage for up to a million keys, with the system's time.
@@ -172,7 +165,7 @@ impl Storage for MemoryStorage {
     fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
         let (key, number) = self.0.locate(policy, key);
         let mut shard = self.0.lock(number);
-        self.0.shards[number].notice.take_down(key.hash);
+        self.0.shards[number].take_down(key);
         let freed = shard.clear(key, policy.limit_digests());
         drop(shard);
         self.0.weight.fetch_sub(freed, Ordering::Relaxed);
@@ -183,7 +176,7 @@ impl Storage for MemoryStorage {
         let (key, number) = self.0.locate(policy, key);
         let read = self.0.clock.now();
         let mut shard = self.0.lock(number);
-        self.0.shards[number].notice.take_down(key.hash);
+        self.0.shards[number].take_down(key);
         let now = shard.time(read, &self.0.clock);
         with_states(policy, |states| {
             let run = shard.run(key);

@@ -24,9 +24,6 @@ impl Notice {
     /// The state of this key, if it is the one that was refused.
     #[inline]
     pub(super) fn read(&self, key: KeyHash, digest: u32) -> Option<State> {
-        if self.hash.load(Ordering::Relaxed) != key.hash {
-            return None;
-        }
         let version = self.version.load(Ordering::Acquire);
         let hash = self.hash.load(Ordering::Relaxed);
         let limit = self.limit.load(Ordering::Relaxed);
@@ -50,13 +47,10 @@ impl Notice {
         }
     }
 
-    /// Says nothing more of keys with this hash. The caller holds the shard's lock.
-    #[inline]
-    pub(super) fn take_down(&self, hash: u64) {
-        if self.hash.load(Ordering::Relaxed) == hash {
-            // What has been forgotten since the epoch is refused nothing.
-            self.write(0, 0, Timestamp::EPOCH, 0);
-        }
+    /// Says nothing more. The caller holds the shard's lock.
+    pub(super) fn take_down(&self) {
+        // What has been forgotten since the epoch is refused nothing.
+        self.write(0, 0, Timestamp::EPOCH, 0);
     }
 
     fn write(&self, hash: u64, limit: u64, until: Timestamp, amounts: u64) {
@@ -93,9 +87,7 @@ mod tests {
         assert_eq!(notice.read(key(1), 2), None, "another limit");
         notice.put_up(key(2), 0, &state(2));
         assert_eq!((notice.read(key(1), 0), notice.read(key(2), 0)), (None, Some(state(2))));
-        notice.take_down(1);
-        assert_eq!(notice.read(key(2), 0), Some(state(2)));
-        notice.take_down(2);
+        notice.take_down();
         assert_eq!(notice.read(key(2), 0), None);
     }
 

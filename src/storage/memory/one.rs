@@ -108,11 +108,11 @@ impl Shared {
         if op == Op::Hit && cost > 0 {
             let outcome = limit.hit(&mut state, now, cost);
             part = Some(outcome);
-            let notice = &self.shards[spot.number].notice;
+            let padded = &self.shards[spot.number];
             if outcome == Outcome::Refused && slot.refuses(&state) && !limit.counts_refusals() {
-                notice.put_up(spot.key, digest, &state);
+                padded.put_up(spot.key, digest, &state);
             } else if want == Want::Decision || !outcome.is_delayed() {
-                notice.take_down(spot.key.hash);
+                padded.take_down(spot.key);
                 if !slot.update(&state, now, limit, part) {
                     self.resave(&mut place, policy, slice::from_ref(&state));
                 }
@@ -125,7 +125,7 @@ impl Shared {
     /// The state of a key that was refused a moment ago.
     #[inline(always)]
     fn noticed(&self, spot: Spot, ask: &Ask<'_>) -> Option<State> {
-        self.shards[spot.number].notice.read(spot.key, *ask.policy.limit_digests().first()?)
+        self.shards[spot.number].noticed(spot.key, *ask.policy.limit_digests().first()?)
     }
 
     /// Refuses from what is on the notice, if that still refuses.

@@ -10,7 +10,7 @@ use super::slot::Slot;
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Table {
-    slots: Vec<Slot>,
+    slots: Box<[Slot]>,
     /// Hashes are spread over the first `spread` slots; those behind take what overflows.
     spread: usize,
     used: usize,
@@ -168,7 +168,7 @@ impl Table {
             slots.push(*slot);
         }
         slots.resize(slots.len().max(spread + TAIL), Slot::default());
-        self.slots = slots;
+        self.slots = slots.into_boxed_slice();
     }
 }
 
