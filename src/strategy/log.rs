@@ -78,7 +78,16 @@ impl Log {
 
     /// The number of leading entries that are at least `period` old.
     fn expired(&self, now: Timestamp, period: u64) -> usize {
-        self.entries.partition_point(|entry| now.since(entry.at) >= period)
+        self.leading(|entry| now.since(entry.at) >= period)
+    }
+
+    /// How many entries there are in front of the first of which this is not so. Nearly always it is among the first few, for
+    /// each hit drops what has left; else it is found by halving.
+    #[inline]
+    fn leading(&self, is_so: impl Fn(&Entry) -> bool) -> usize {
+        const FEW: usize = 4;
+        let few = self.entries.iter().take(FEW).take_while(|entry| is_so(entry)).count();
+        if few < FEW { few } else { self.entries.partition_point(is_so) }
     }
 
     /// Units that are younger than `period`.
@@ -90,7 +99,7 @@ impl Log {
     /// When the entry leaves after which at most `units` are left; `None` for an empty log.
     pub(super) fn falls_to(&self, units: u64, now: Timestamp, period: u64) -> Option<Timestamp> {
         let leaving = self.total().saturating_sub(units);
-        let index = self.entries.partition_point(|entry| entry.total < leaving);
+        let index = self.leading(|entry| entry.total < leaving);
         // An entry ahead of now was written by a clock that has gone back: it counts as made now.
         self.entries.get(index).map(|entry| entry.at.min(now).plus(period))
     }
@@ -129,7 +138,11 @@ impl Log {
     fn forget(&mut self, leading: usize) {
         if let Some(last) = leading.checked_sub(1) {
             self.dropped = self.entries[last].total;
-            self.entries.drain(..leading);
+            if leading == 1 {
+                self.entries.pop_front();
+            } else {
+                self.entries.drain(..leading);
+            }
         }
         if self.entries.is_empty() {
             self.dropped = 0;

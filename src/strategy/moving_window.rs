@@ -1,6 +1,6 @@
 use std::mem;
 
-use super::{Hit, State, Status, Strategy};
+use super::{Hit, Outcome, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
 /// N units in any span of P, exactly: a log of when units were admitted.
@@ -71,6 +71,17 @@ impl Strategy for MovingWindow {
         log.add(now, quota.period_micros(), cost);
         *state = State::Log(log);
         0
+    }
+
+    fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
+        let (capacity, period) = (u64::from(quota.amount()), quota.period_micros());
+        let active = if let State::Log(log) = state { log.active(now, period) } else { 0 };
+        let after = active.saturating_add(cost.into());
+        if after > capacity {
+            return Outcome::Refused;
+        }
+        self.spend(quota, state, now, cost);
+        Outcome::spent(0, after < capacity)
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, _: Timestamp, hit: &Hit) {

@@ -85,12 +85,14 @@ impl Shared {
         }
     }
 
-    /// Saves small states that do not stay where they were: they are forgotten, or have become something else.
+    /// Saves a small state that does not stay where it was: it is forgotten, or has become something else.
     #[cold]
-    pub(super) fn resave(&self, place: &mut Place<'_>, policy: &Policy, states: &[State]) {
+    pub(super) fn resave(&self, place: &mut Place<'_>, policy: &Policy, state: &State) {
         let Place { shard, key, now, .. } = place;
         let run = shard.run(*key);
-        let after = shard.save(run, *key, policy, &mut states.to_vec(), *now, true);
+        let states = &mut [state.clone()];
+        let peek = policy.decide(states, *now, Op::Peek, 1);
+        let after = shard.save(run, *key, policy.limit_digests(), states, *now, Some(peek.limits()));
         self.settle(1, after);
     }
 
@@ -128,14 +130,17 @@ impl Shared {
             None => policy.decide(states, now, op, cost),
             Some(soonest) => policy.refuse(now, cost, soonest).crowded(),
         };
+        let mut undone = None;
         if want == Want::AtOnce && !decision.delay().is_zero() {
             policy.refund(states, now, &decision);
+            undone = Some(policy.decide(states, now, Op::Peek, 1));
         }
         mem::forget(taken_out);
         if op == Op::Hit {
             self.shards[number].take_down(key);
         }
-        let after = shard.save(run, key, policy, states, now, op == Op::Hit);
+        let said = (op == Op::Hit).then(|| undone.as_ref().unwrap_or(&decision).limits());
+        let after = shard.save(run, key, policy.limit_digests(), states, now, said);
         self.settle(before, after);
         if op == Op::Hit && crowded.is_some() {
             self.crowded.fetch_add(1, Ordering::Relaxed);

@@ -23,7 +23,7 @@ use self::decide::with_states;
 use self::padded::Padded;
 use self::shard::{KeyHash, Shard};
 use super::{Ask, Clock, Shown, Storage, SystemClock};
-use crate::{ConfigError, Decision, Key, Policy, Timestamp};
+use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
 
 /// Keeps states in this process: sharded, bounded, exact, with no task in the background. The default.
 ///
@@ -182,7 +182,8 @@ impl Storage for MemoryStorage {
             let run = shard.run(key);
             let before = shard.load(run.clone(), key, policy.limit_digests(), states);
             policy.refund(states, now, decision);
-            let after = shard.save(run, key, policy, states, now, true);
+            let peek = policy.decide(states, now, Op::Peek, 1);
+            let after = shard.save(run, key, policy.limit_digests(), states, now, Some(peek.limits()));
             self.0.settle(before, after);
         });
         ready(Ok(()))

@@ -1,5 +1,4 @@
 use std::cell::Cell;
-use std::slice;
 
 use super::Shared;
 use super::decide::{Place, Spot, Want};
@@ -114,7 +113,7 @@ impl Shared {
             } else if want == Want::Decision || !outcome.is_delayed() {
                 padded.take_down(spot.key);
                 if !slot.update(&state, now, limit, part) {
-                    self.resave(&mut place, policy, slice::from_ref(&state));
+                    self.resave(&mut place, policy, &state);
                 }
             }
         }

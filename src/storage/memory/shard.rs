@@ -6,8 +6,8 @@ use slab::Slab;
 use super::Time;
 use super::slot::Slot;
 use super::table::Table;
-use crate::strategy::{Log, State};
-use crate::{Policy, Timestamp};
+use crate::Timestamp;
+use crate::strategy::{Log, State, Status};
 
 /// One part of the storage: the states of the keys that hash to it.
 ///
@@ -111,19 +111,19 @@ impl Shard {
         weight
     }
 
-    /// Puts the states of a key back into its slots. A hit may have changed from when on each admits again, a peek has not.
+    /// Puts the states of a key back into its slots. `said` is what their limits say of them, if they may have changed.
     /// Returns what they weigh now.
     pub(super) fn save(
         &mut self,
         mut run: Range<usize>,
         key: KeyHash,
-        policy: &Policy,
+        digests: &[u32],
         states: &mut [State],
         now: Timestamp,
-        hit: bool,
+        said: Option<&[Status]>,
     ) -> usize {
         let mut logs = 0;
-        for ((limit, state), &digest) in policy.limits().iter().zip(states).zip(policy.limit_digests()) {
+        for (position, (state, &digest)) in states.iter_mut().zip(digests).enumerate() {
             let digest = key.limit(digest);
             let index = match self.find(run.clone(), digest) {
                 Some(index) if state.until() > now => index,
@@ -139,8 +139,8 @@ impl Shard {
                 }
                 None => continue,
             };
-            if hit {
-                self.table.get_mut(index).admits_before = Slot::admits_before(state, now, limit);
+            if let Some(said) = said {
+                self.table.get_mut(index).admits_before = Slot::admits_before(state.until(), now, &said[position]);
             }
             logs += self.write(index, state);
         }

@@ -1,4 +1,4 @@
-use crate::strategy::{Outcome, Part, State};
+use crate::strategy::{Outcome, Part, State, Status};
 use crate::{Limit, Timestamp};
 
 /// One state of one key. Vacant when `until` is the epoch: such a state says nothing.
@@ -49,23 +49,22 @@ impl Slot {
             Some(Outcome::Spent { .. }) => self.admits_before = f32::INFINITY,
             Some(Outcome::Refused) if (self.until, self.first, self.second) == (until, first, second) => return true,
             Some(Outcome::SpentLast { .. } | Outcome::Refused) => {
-                self.admits_before = Self::admits_before(state, now, limit);
+                self.admits_before = Self::admits_before(until, now, &limit.check(state, now, 1));
             }
         }
         (self.until, self.first, self.second) = (until, first, second);
         true
     }
 
-    /// How long before it is forgotten a state admits one unit again, rounded down to what an `f32` can say: rather said to
-    /// refuse a little too long than to be evicted while it does.
-    #[cold]
-    pub(super) fn admits_before(state: &State, now: Timestamp, limit: &Limit) -> f32 {
-        let status = limit.check(state, now, 1);
-        if status.remaining() > 0 {
+    /// How long before it is forgotten a state of which this was said admits one unit again, rounded down to what an `f32`
+    /// can say: rather said to refuse a little too long than to be evicted while it does.
+    #[inline]
+    pub(super) fn admits_before(until: Timestamp, now: Timestamp, said: &Status) -> f32 {
+        if said.remaining() > 0 {
             return f32::INFINITY;
         }
         #[allow(clippy::cast_precision_loss)] // what is lost is rounded down
-        let before = state.until().since(now).saturating_sub(status.reset_after_micros()) as f32;
+        let before = until.since(now).saturating_sub(said.reset_after_micros()) as f32;
         before.next_down().max(0.0)
     }
 
