@@ -44,20 +44,28 @@ impl Shared {
     fn fill_in(&self, ask: &Ask<'_>, decision: &mut Decision) {
         match ask.policy.limits() {
             [limit] => self.decide_one(ask, limit, decision),
-            [_, _] => self.decide_few::<2>(ask, decision),
-            [_, _, _] => self.decide_few::<3>(ask, decision),
-            [_, _, _, _] => self.decide_few::<4>(ask, decision),
-            _ => *decision = self.decide_any(self.enter(self.spot(ask)), ask, Want::Decision),
+            several => match several.len() {
+                2 => self.decide_few::<2>(ask, decision),
+                3 => self.decide_few::<3>(ask, decision),
+                4 => self.decide_few::<4>(ask, decision),
+                5 => self.decide_few::<5>(ask, decision),
+                6 => self.decide_few::<6>(ask, decision),
+                _ => *decision = self.decide_any(self.enter(self.spot(ask)), ask, Want::Decision),
+            },
         }
     }
 
     pub(super) fn hit_at_once(&self, ask: &Ask<'_>, shown: Option<&mut Shown>) -> bool {
         match ask.policy.limits() {
             [limit] => self.hit_one_at_once(ask, limit, shown),
-            [_, _] => self.hit_few_at_once::<2>(ask, shown),
-            [_, _, _] => self.hit_few_at_once::<3>(ask, shown),
-            [_, _, _, _] => self.hit_few_at_once::<4>(ask, shown),
-            _ => self.hit_any_at_once(self.enter(self.spot(ask)), ask, shown),
+            several => match several.len() {
+                2 => self.hit_few_at_once::<2>(ask, shown),
+                3 => self.hit_few_at_once::<3>(ask, shown),
+                4 => self.hit_few_at_once::<4>(ask, shown),
+                5 => self.hit_few_at_once::<5>(ask, shown),
+                6 => self.hit_few_at_once::<6>(ask, shown),
+                _ => self.hit_any_at_once(self.enter(self.spot(ask)), ask, shown),
+            },
         }
     }
 
