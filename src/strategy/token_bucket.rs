@@ -72,7 +72,7 @@ impl Strategy for TokenBucket {
         0
     }
 
-    /// In time instead of debt: adding and comparing, where [`Debt`] multiplies and divides.
+    /// In time instead of debt: adding and comparing, where the others multiply and divide.
     #[inline]
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
         let (before, anchor) = Owed::of(quota, state, now);
