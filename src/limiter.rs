@@ -65,7 +65,7 @@ impl RateLimiter {
     /// As [`admit`](Self::admit), for `cost` units, all or none. Cost 0 is admitted and spends nothing.
     #[inline]
     pub fn admit_with_cost(&self, key: &Key, cost: u32) -> bool {
-        self.storage.hit_at_once(Ask::new(&self.policy, key, Op::Hit, cost), None)
+        self.storage.admit(&Ask::new(&self.policy, key, Op::Hit, cost))
     }
 }
 

@@ -228,7 +228,7 @@ impl Quota {
         self.burst
     }
 
-    /// How long so many units take to come back.
+    /// How long so many units, no more than fit at once, take to come back.
     #[inline]
     pub(crate) const fn span_of(&self, units: u32) -> Span {
         if units == 1 { self.unit } else { Span::of(self.amount, units as u128 * self.period as u128) }

@@ -455,3 +455,80 @@ fn a_key_that_is_hammered_while_it_is_refused_comes_back_when_it_may() {
         assert!(hit(&limiter, "k").is_admitted(), "{strategy} after a refund");
     }
 }
+
+/// However long what is asked would take to come back.
+#[test]
+fn a_cost_above_the_capacity_is_refused() {
+    for (policy, cost) in [("1/year", 584_943), ("1/day", 213_503_983), ("1/365 days", u32::MAX)] {
+        let (limiter, _) = limiter(&format!("token-bucket {policy}"), 10);
+        let key = Key::from("k");
+        assert!(
+            !limiter.admit_with_cost(&key, cost) && now(limiter.hit_with_cost(&key, cost)).is_refused(),
+            "{policy}"
+        );
+        assert!(limiter.admit(&key));
+    }
+}
+
+#[test]
+fn what_was_known_of_a_refused_key_is_forgotten_with_it() {
+    let (limiter, clock) = limiter("token-bucket 10/second", 1);
+    let key = Key::from(1);
+    assert!(now(limiter.hit_with_cost(&key, 10)).is_admitted());
+    assert!(now(limiter.hit_with_cost(&key, 5)).is_refused());
+    clock.advance(Duration::from_millis(150));
+    assert!(hit(&limiter, 2).is_admitted(), "it has one unit and may be thrown out");
+    clock.advance(Duration::from_secs(10));
+    assert!(hit(&limiter, 3).is_admitted());
+    let fresh = now(limiter.peek_with_cost(&key, 5));
+    assert_eq!((fresh.is_admitted(), fresh.remaining()), (true, 10));
+}
+
+#[test]
+fn a_key_that_a_lowered_limit_refuses_is_not_thrown_out() {
+    let (storage, limiter) = {
+        let clock = ManualClock::default();
+        let storage = MemoryStorage::builder().max_keys(2).clock(clock).build().unwrap();
+        let limiter = |text: &str| RateLimiter::with_storage(text.parse::<Policy>().unwrap(), storage.clone());
+        (storage.clone(), [r#""u": fixed-window 100/hour"#, r#""u": fixed-window 10/hour"#, "100/day"].map(limiter))
+    };
+    let [generous, strict, others] = limiter;
+    for _ in 0..50 {
+        assert!(hit(&generous, "k").is_admitted());
+    }
+    assert!(hit(&strict, "k").is_refused());
+    for key in 0..100_u64 {
+        let _ = hit(&others, key);
+    }
+    assert!(hit(&strict, "k").is_refused());
+    assert_eq!(storage.weight(), 2);
+}
+
+/// A yes is looked for first and a refusal decided after, but it happens once.
+#[tokio::test]
+async fn a_refusal_through_the_middleware_counts_once() {
+    use tower::{Layer, Service, ServiceExt, service_fn};
+    use tower_ratelimit::{Global, RateLimitLayer};
+
+    let storage = MemoryStorage::builder().max_keys(1).build().unwrap();
+    let others = RateLimiter::with_storage("fixed-window 1/day".parse::<Policy>().unwrap(), storage.clone());
+    assert!(hit(&others, "k").is_admitted());
+    let ok = service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(String::new())));
+    let mut service = RateLimitLayer::with_storage(Quota::per_minute(5), Global, storage.clone()).layer(ok);
+    let refused = service.ready().await.unwrap().call(http::Request::new(())).await.unwrap();
+    assert_eq!((refused.status().as_u16(), storage.crowded()), (429, 1));
+}
+
+#[test]
+fn a_peek_is_never_a_hit_at_once() {
+    use tower_ratelimit::storage::{Ask, Storage};
+    use tower_ratelimit::{Op, Policy};
+
+    let policy: Policy = "2/minute".parse().unwrap();
+    let storage = MemoryStorage::new();
+    let key = Key::from("k");
+    for _ in 0..3 {
+        assert!(!storage.hit_at_once(Ask::new(&policy, &key, Op::Peek, 1), None));
+    }
+    assert!(storage.hit_at_once(Ask::new(&policy, &key, Op::Hit, 1), None));
+}

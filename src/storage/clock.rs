@@ -79,7 +79,7 @@ impl SystemClock {
 impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Timestamp {
-        let ticks = self.ticks.raw().wrapping_sub(self.first_tick);
+        let ticks = self.ticks.raw().saturating_sub(self.first_tick);
         #[allow(clippy::cast_possible_truncation)] // the upper half
         let ticked = ((u128::from(ticks) * u128::from(self.micros_per_tick)) >> 64) as u64;
         // Wrapping, so that ticks that have started again are corrected too.
@@ -227,5 +227,13 @@ mod tests {
             let micros = ((u128::from(ticks) * u128::from(clock.micros_per_tick)) >> 64) as u64;
             assert!(micros.abs_diff(nanos / 1_000) <= 1, "{ticks} ticks are {nanos} ns, not {micros} us");
         }
+    }
+
+    #[test]
+    fn ticks_that_start_again_do_not_move_time() {
+        let mut clock = SystemClock::new();
+        let before = clock.now();
+        clock.first_tick += 1_000_000_000_000_000;
+        assert!(clock.now().since(before) < SECOND);
     }
 }

@@ -111,8 +111,8 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     fn decide(&self, ask: Ask<'_>) -> Self::Decided;
 
     /// A hit, where that can be told at once and faster than a whole decision is put together: `true` when it is admitted
-    /// and goes on without waiting; then `shown` is filled in, if it is there. `false` has taken nothing, and may mean
-    /// anything: [`decide`](Self::decide) is asked then. It is what a storage answers that does not override this.
+    /// and goes on without waiting; then `shown` is filled in, if it is there. `false` may mean anything, and nothing has
+    /// happened, not even a refusal that counts: [`decide`](Self::decide) is asked then. It is what a storage answers that does not override this.
     #[inline]
     fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
         let _ = (ask, shown);

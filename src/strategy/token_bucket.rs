@@ -75,6 +75,9 @@ impl Strategy for TokenBucket {
     /// In time instead of debt: adding and comparing, where the others multiply and divide.
     #[inline]
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
+        if cost > self.capacity(quota) {
+            return Outcome::Refused;
+        }
         let (before, anchor) = Owed::of(quota, state, now);
         let full = quota.full_span();
         let after = before.plus(quota.span_of(cost), quota.amount());

@@ -47,8 +47,7 @@ pub(super) fn scripts(quota: Quota, capacity: u32) -> impl Generator<Value = Vec
         1 => period.saturating_sub(1)..=period + 1,
         1 => period..=2 * period + 1,
     ];
-    let costs =
-        prop_oneof![6 => Just(1), 3 => 1..=4_u32, 1 => 1..=capacity, 1 => capacity..=capacity.saturating_add(1)];
+    let costs = prop_oneof![6 => Just(1), 3 => 1..=4_u32, 1 => 1..=capacity, 1 => capacity..=capacity.saturating_add(1), 1 => 1..=u32::MAX];
     vec((waits, costs).prop_map(|(wait, cost)| Step { wait, cost }), 1..40)
 }
 

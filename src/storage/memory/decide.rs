@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::Shared;
 use super::shard::{KeyHash, Shard};
 use crate::storage::{Ask, Shown};
-use crate::strategy::State;
+use crate::strategy::{Outcome, State};
 use crate::{Decision, Op, Policy, Timestamp};
 
 /// Where a key's states are, and when it was asked for.
@@ -31,6 +31,20 @@ pub(super) enum Want {
     Decision,
     /// Whether it goes on at once. If it would have to wait, it is not to have been.
     AtOnce,
+    /// The same, and if it is refused it is not to have been either: the question will be asked again.
+    Yes,
+}
+
+impl Want {
+    /// Whether a hit that comes to this is to have been.
+    #[inline]
+    pub(super) fn takes(self, outcome: Outcome) -> bool {
+        match self {
+            Self::Decision => true,
+            Self::AtOnce => !outcome.is_delayed(),
+            Self::Yes => outcome.is_at_once(),
+        }
+    }
 }
 
 impl Shared {
@@ -55,16 +69,16 @@ impl Shared {
         }
     }
 
-    pub(super) fn hit_at_once(&self, ask: &Ask<'_>, shown: Option<&mut Shown>) -> bool {
+    pub(super) fn hit_at_once(&self, ask: &Ask<'_>, want: Want, shown: Option<&mut Shown>) -> bool {
         match ask.policy.limits() {
-            [limit] => self.hit_one_at_once(ask, limit, shown),
+            [limit] => self.hit_one_at_once(ask, limit, want, shown),
             several => match several.len() {
-                2 => self.hit_few_at_once::<2>(ask, shown),
-                3 => self.hit_few_at_once::<3>(ask, shown),
-                4 => self.hit_few_at_once::<4>(ask, shown),
-                5 => self.hit_few_at_once::<5>(ask, shown),
-                6 => self.hit_few_at_once::<6>(ask, shown),
-                _ => self.hit_any_at_once(self.enter(self.spot(ask)), ask, shown),
+                2 => self.hit_few_at_once::<2>(ask, want, shown),
+                3 => self.hit_few_at_once::<3>(ask, want, shown),
+                4 => self.hit_few_at_once::<4>(ask, want, shown),
+                5 => self.hit_few_at_once::<5>(ask, want, shown),
+                6 => self.hit_few_at_once::<6>(ask, want, shown),
+                _ => self.hit_any_at_once(self.enter(self.spot(ask)), ask, want, shown),
             },
         }
     }
@@ -113,8 +127,14 @@ impl Shared {
     }
 
     #[inline(never)]
-    pub(super) fn hit_any_at_once(&self, place: Place<'_>, ask: &Ask<'_>, shown: Option<&mut Shown>) -> bool {
-        let decision = self.decide_any(place, ask, Want::AtOnce);
+    pub(super) fn hit_any_at_once(
+        &self,
+        place: Place<'_>,
+        ask: &Ask<'_>,
+        want: Want,
+        shown: Option<&mut Shown>,
+    ) -> bool {
+        let decision = self.decide_any(place, ask, want);
         if let Some(shown) = shown {
             *shown = Shown { at: decision.at(), limit: *decision.shown() };
         }
@@ -126,6 +146,16 @@ impl Shared {
         let &mut Place { ref mut shard, number, key, now } = place;
         let mut run = shard.run(key);
         let before = shard.load(run.clone(), key, policy.limit_digests(), states);
+        let taken_out = TakenOut { shared: self, weight: before.saturating_sub(1) };
+        if want != Want::Decision {
+            let peek = policy.decide(states, now, Op::Peek, cost);
+            let is_unwanted = if peek.is_admitted() { !peek.delay().is_zero() } else { want == Want::Yes };
+            if is_unwanted {
+                mem::forget(taken_out);
+                self.settle(before, shard.save(run, key, policy.limit_digests(), states, now, None));
+                return peek;
+            }
+        }
         let log_grows = |state: &State| matches!(state, State::Log(log) if log.grows_at(now));
         let grows = cost > 0 && (before == 0 || states.iter().any(log_grows));
         let mut crowded = None;
@@ -133,24 +163,16 @@ impl Shared {
             crowded = self.make_room(shard, number, key, now, ask, states);
             run = shard.run(key);
         }
-        let taken_out = TakenOut { shared: self, weight: before.saturating_sub(1) };
         let decision = match crowded {
             None => policy.decide(states, now, op, cost),
             Some(soonest) => policy.refuse(now, cost, soonest).crowded(),
         };
-        let mut undone = None;
-        if want == Want::AtOnce && !decision.delay().is_zero() {
-            policy.refund(states, now, &decision);
-            undone = Some(policy.decide(states, now, Op::Peek, 1));
-        }
         mem::forget(taken_out);
-        if op == Op::Hit {
-            self.shards[number].take_down(key);
-        }
-        let said = (op == Op::Hit).then(|| undone.as_ref().unwrap_or(&decision).limits());
+        self.shards[number].take_down(key.hash);
+        let said = (op == Op::Hit).then(|| decision.limits());
         let after = shard.save(run, key, policy.limit_digests(), states, now, said);
         self.settle(before, after);
-        if op == Op::Hit && crowded.is_some() {
+        if op == Op::Hit && crowded.is_some() && want != Want::Yes {
             self.crowded.fetch_add(1, Ordering::Relaxed);
         }
         decision

@@ -8,8 +8,13 @@ use crate::{Decision, Op, Timestamp, decision};
 /// Policies of a few limits, each of which is hit once: all that is looked at on the way stands in arrays.
 impl Shared {
     #[inline(never)]
-    pub(super) fn hit_few_at_once<const N: usize>(&self, ask: &Ask<'_>, mut shown: Option<&mut Shown>) -> bool {
-        let done = self.on_known::<N, _>(self.spot(ask), ask, Want::AtOnce, |now, slots, parts| {
+    pub(super) fn hit_few_at_once<const N: usize>(
+        &self,
+        ask: &Ask<'_>,
+        want: Want,
+        mut shown: Option<&mut Shown>,
+    ) -> bool {
+        let done = self.on_known::<N, _>(self.spot(ask), ask, want, |now, slots, parts| {
             if let Some(shown) = &mut shown {
                 let mut told = [Status::BLANK; N];
                 tell_few(ask, now, slots, parts, &mut told);
@@ -17,7 +22,7 @@ impl Shared {
             }
             parts.iter().flatten().all(Outcome::is_at_once)
         });
-        done.unwrap_or_else(|place| self.hit_any_at_once(place, ask, shown))
+        done.unwrap_or_else(|place| self.hit_any_at_once(place, ask, want, shown))
     }
 
     #[inline(never)]
@@ -77,8 +82,13 @@ impl Shared {
                     }
                 }
             }
-            if refused || !delayed || want == Want::Decision {
-                self.shards[place.number].take_down(place.key);
+            let outcome = match (refused, delayed) {
+                (true, _) => Outcome::Refused,
+                (false, true) => Outcome::Spent { delay: 1 },
+                (false, false) => Outcome::Spent { delay: 0 },
+            };
+            if want.takes(outcome) {
+                self.shards[place.number].take_down(place.key.hash);
                 place.shard.write_back(places, &slots);
             }
         }

@@ -19,7 +19,7 @@ use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
 use foldhash::quality::RandomState;
 
-use self::decide::with_states;
+use self::decide::{Want, with_states};
 use self::padded::Padded;
 use self::shard::{KeyHash, Shard};
 use super::{Ask, Clock, Shown, Storage, SystemClock};
@@ -120,6 +120,11 @@ impl MemoryStorage {
         }))
     }
 
+    /// Whether a hit goes on at once; if not, it has been refused.
+    pub(crate) fn admit(&self, ask: &Ask<'_>) -> bool {
+        self.0.hit_at_once(ask, Want::AtOnce, None)
+    }
+
     /// The weight of all that is kept: one for each key, and more for long logs.
     pub fn weight(&self) -> usize {
         self.0.weight.load(Ordering::Relaxed)
@@ -159,13 +164,13 @@ impl Storage for MemoryStorage {
 
     #[inline]
     fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
-        self.0.hit_at_once(&ask, shown)
+        ask.op == Op::Hit && self.0.hit_at_once(&ask, Want::Yes, shown)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
         let (key, number) = self.0.locate(policy, key);
         let mut shard = self.0.lock(number);
-        self.0.shards[number].take_down(key);
+        self.0.shards[number].take_down(key.hash);
         let freed = shard.clear(key, policy.limit_digests());
         drop(shard);
         self.0.weight.fetch_sub(freed, Ordering::Relaxed);
@@ -176,7 +181,7 @@ impl Storage for MemoryStorage {
         let (key, number) = self.0.locate(policy, key);
         let read = self.0.clock.now();
         let mut shard = self.0.lock(number);
-        self.0.shards[number].take_down(key);
+        self.0.shards[number].take_down(key.hash);
         let now = shard.time(read, &self.0.clock);
         with_states(policy, |states| {
             let run = shard.run(key);

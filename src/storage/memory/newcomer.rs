@@ -21,8 +21,8 @@ pub(super) enum Newcomer {
 enum Put {
     /// Into a gap.
     Added,
-    /// To where another key was, which is forgotten.
-    Replaced,
+    /// To where a key with this hash was, which is forgotten.
+    Replaced(u64),
     Crowded(u64),
     /// Not decided here.
     Unclear,
@@ -43,7 +43,7 @@ impl Shared {
         let mut state = State::Fresh;
         let outcome = limit.hit(&mut state, place.now, ask.cost);
         let State::Counts { until, .. } = state else { return None };
-        let unwanted = want == Want::AtOnce && outcome.is_delayed();
+        let unwanted = want != Want::Decision && outcome.is_delayed();
         if until <= place.now || outcome == Outcome::Refused || unwanted {
             return None;
         }
@@ -53,13 +53,16 @@ impl Shared {
             Put::Added => {
                 self.weight.fetch_add(1, Ordering::Relaxed);
             }
-            Put::Replaced => {}
+            Put::Replaced(forgotten) => self.shards[place.number].take_down(forgotten),
             Put::Crowded(soonest) => {
-                self.crowded.fetch_add(1, Ordering::Relaxed);
+                if want != Want::Yes {
+                    self.crowded.fetch_add(1, Ordering::Relaxed);
+                }
                 return Some(Newcomer::Crowded(soonest));
             }
             Put::Unclear => return None,
         }
+        self.shards[place.number].take_down(place.key.hash);
         Some(Newcomer::Decided(state, outcome))
     }
 }
@@ -97,8 +100,9 @@ impl Shard {
                     return Put::Unclear;
                 }
                 let Some(victim) = victim else { return Put::Crowded(soonest) };
+                let forgotten = self.table.slot(victim).hash;
                 self.table.replace(start, gap, victim, slot);
-                return Put::Replaced;
+                return Put::Replaced(forgotten);
             }
         }
         Put::Unclear

@@ -10,21 +10,27 @@ use crate::{Decision, Limit, Op, Timestamp};
 
 /// Policies of one limit: most are.
 impl Shared {
-    pub(super) fn hit_one_at_once(&self, ask: &Ask<'_>, limit: &Limit, mut shown: Option<&mut Shown>) -> bool {
+    pub(super) fn hit_one_at_once(
+        &self,
+        ask: &Ask<'_>,
+        limit: &Limit,
+        want: Want,
+        mut shown: Option<&mut Shown>,
+    ) -> bool {
         let spot = self.spot(ask);
         if let Some(state) = self.noticed(spot, ask)
             && self.refuses_again(&state, spot.now, ask, &mut { Status::BLANK })
         {
             return false;
         }
-        let done = self.on_known_one(spot, ask, limit, Want::AtOnce, |now, state, part| {
+        let done = self.on_known_one(spot, ask, limit, want, |now, state, part| {
             if let Some(shown) = &mut shown {
                 shown.at = now;
                 limit.tell(state, now, ask.cost, part, &mut shown.limit);
             }
             part.is_none_or(|outcome| outcome.is_at_once())
         });
-        done.unwrap_or_else(|place| self.hit_newcomer_at_once(place, ask, limit, shown))
+        done.unwrap_or_else(|place| self.hit_newcomer_at_once(place, ask, limit, want, shown))
     }
 
     #[inline(never)]
@@ -33,10 +39,11 @@ impl Shared {
         mut place: Place<'_>,
         ask: &Ask<'_>,
         limit: &Limit,
+        want: Want,
         shown: Option<&mut Shown>,
     ) -> bool {
         let now = place.now;
-        match self.take_in(&mut place, ask, Want::AtOnce) {
+        match self.take_in(&mut place, ask, want) {
             Some(Newcomer::Decided(state, outcome)) => {
                 self.leave(place, ask.op);
                 if let Some(shown) = shown {
@@ -46,7 +53,7 @@ impl Shared {
                 true
             }
             Some(Newcomer::Crowded(_)) => false,
-            None => self.hit_any_at_once(place, ask, shown),
+            None => self.hit_any_at_once(place, ask, want, shown),
         }
     }
 
@@ -110,8 +117,8 @@ impl Shared {
             let padded = &self.shards[spot.number];
             if outcome == Outcome::Refused && slot.refuses(&state) && !limit.counts_refusals() {
                 padded.put_up(spot.key, digest, &state);
-            } else if want == Want::Decision || !outcome.is_delayed() {
-                padded.take_down(spot.key);
+            } else if want.takes(outcome) {
+                padded.take_down(spot.key.hash);
                 if !slot.update(&state, now, limit, part) {
                     self.resave(&mut place, policy, &state);
                 }

@@ -29,10 +29,10 @@ impl Padded {
         self.noticed.store(key.hash, Ordering::Relaxed);
     }
 
-    /// Says nothing more of this key, whose state is about to change. The caller holds the lock.
+    /// Says nothing more of keys with this hash, whose state is about to change. The caller holds the lock.
     #[inline(always)]
-    pub(super) fn take_down(&self, key: KeyHash) {
-        if self.noticed.load(Ordering::Relaxed) == key.hash {
+    pub(super) fn take_down(&self, hash: u64) {
+        if self.noticed.load(Ordering::Relaxed) == hash {
             self.notice.take_down();
             self.noticed.store(0, Ordering::Relaxed);
         }

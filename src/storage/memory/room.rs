@@ -49,12 +49,19 @@ impl Shared {
         while self.is_full() {
             match shard.look_for_room(key.hash, now) {
                 Room::Take(..) if ask.op == Op::Peek => return None,
-                Room::Take(start, end) => self.settle(shard.evict(start, end), 0),
+                Room::Take(start, end) => self.evict(shard, number, start, end),
                 Room::Crowded(soonest) => return Some(soonest),
                 Room::Alone => return self.make_room_elsewhere(number, key, now, ask.op),
             }
         }
         None
+    }
+
+    fn evict(&self, shard: &mut Shard, number: usize, start: usize, end: usize) {
+        if let Some(slot) = shard.table.get(start) {
+            self.shards[number].take_down(slot.hash);
+        }
+        self.settle(shard.evict(start, end), 0);
     }
 
     /// The same in the other shards, when there is no other key in the key's own.
@@ -66,7 +73,7 @@ impl Shared {
             match shard.look_for_room(key.hash, now) {
                 Room::Take(..) if op == Op::Peek => return None,
                 Room::Take(start, end) => {
-                    self.settle(shard.evict(start, end), 0);
+                    self.evict(&mut shard, other, start, end);
                     return None;
                 }
                 Room::Crowded(wait) => soonest = Some(soonest.map_or(wait, |least: u64| least.min(wait))),

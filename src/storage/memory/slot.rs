@@ -47,7 +47,8 @@ impl Slot {
         match part {
             None => return true,
             Some(Outcome::Spent { .. }) => self.admits_before = f32::INFINITY,
-            Some(Outcome::Refused) if (self.until, self.first, self.second) == (until, first, second) => return true,
+            // It is known for how long it refuses: unless the quota has changed since it last spent.
+            Some(Outcome::Refused) if self.refuses(state) => return true,
             Some(Outcome::SpentLast { .. } | Outcome::Refused) => {
                 self.admits_before = Self::admits_before(until, now, &limit.check(state, now, 1));
             }
