@@ -4,6 +4,7 @@ mod support;
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
+use std::task::Poll;
 use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
@@ -409,4 +410,25 @@ async fn the_text_of_a_refusal_rounds_the_wait_up() {
     assert_eq!(status(&service, get("/")).await, 200);
     let refused = ask(&service, get("/")).await;
     assert_eq!((retry_after(&refused), refused.body().as_str()), (Some(2), "too many requests, retry in 2 s\n"));
+}
+
+/// Two for the map of header fields, and none for what is in it; without fields none at all.
+#[test]
+fn a_layer_allocates_for_the_map_of_header_fields_only() {
+    let service = service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(String::new()))));
+    for (headers, expected) in [(Headers::none(), 0), (Headers::x_rate_limit(), 2)] {
+        // Its limit and its reset are too large to have their texts ready.
+        let layer = RateLimitLayer::new(policy("fixed-window 2000/hour"), Global).headers(headers);
+        let mut limited = layer.layer(service);
+        let mut call = || {
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            let mut answer = std::pin::pin!(limited.call(Request::new(())));
+            let Poll::Ready(Ok(response)) = answer.as_mut().poll(&mut context) else { panic!("nothing here waits") };
+            assert_eq!(response.status(), 200);
+        };
+        // What remains is small from here on.
+        (0..1_500).for_each(|_| call());
+        let allocated = allocation_counter::measure(|| (0..100).for_each(|_| call())).count_total;
+        assert_eq!(allocated, 100 * expected, "{headers:?}");
+    }
 }
