@@ -432,3 +432,17 @@ fn a_layer_allocates_for_the_map_of_header_fields_only() {
         assert_eq!(allocated, 100 * expected, "{headers:?}");
     }
 }
+
+/// The memory of the request's extensions may be used again, but nothing that was in it.
+#[tokio::test]
+async fn a_refusal_carries_its_decision_and_nothing_of_the_request() {
+    let (service, _) = limited("fixed-window 1/hour");
+    for expected in [200, 429] {
+        let mut request = get("/");
+        request.extensions_mut().insert("a secret of the server's");
+        let answer = ask(&service, request).await;
+        assert_eq!(answer.status(), expected);
+        assert!(answer.extensions().get::<&'static str>().is_none());
+        assert_eq!(answer.extensions().len(), usize::from(expected == 429));
+    }
+}

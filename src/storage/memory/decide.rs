@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::Shared;
 use super::shard::{KeyHash, Shard};
 use crate::storage::{Ask, Shown};
-use crate::strategy::{Outcome, State};
+use crate::strategy::State;
 use crate::{Decision, Op, Policy, Timestamp};
 
 /// Where a key's states are, and when it was asked for.
@@ -36,13 +36,13 @@ pub(super) enum Want {
 }
 
 impl Want {
-    /// Whether a hit that comes to this is to have been.
+    /// Whether a hit that is refused, or admitted and delayed, is to have been.
     #[inline]
-    pub(super) fn takes(self, outcome: Outcome) -> bool {
+    pub(super) fn takes(self, refused: bool, delayed: bool) -> bool {
         match self {
             Self::Decision => true,
-            Self::AtOnce => !outcome.is_delayed(),
-            Self::Yes => outcome.is_at_once(),
+            Self::AtOnce => !delayed,
+            Self::Yes => !refused && !delayed,
         }
     }
 }
@@ -149,8 +149,7 @@ impl Shared {
         let taken_out = TakenOut { shared: self, weight: before.saturating_sub(1) };
         if want != Want::Decision {
             let peek = policy.decide(states, now, Op::Peek, cost);
-            let is_unwanted = if peek.is_admitted() { !peek.delay().is_zero() } else { want == Want::Yes };
-            if is_unwanted {
+            if !want.takes(peek.is_refused(), !peek.delay().is_zero()) {
                 mem::forget(taken_out);
                 self.settle(before, shard.save(run, key, policy.limit_digests(), states, now, None));
                 return peek;

@@ -71,8 +71,8 @@ impl Shared {
                 }
             }
             if refused {
-                // Those before it have spent in vain.
-                slots = before;
+                // Those before it have spent in vain, and wait for nothing.
+                (slots, delayed) = (before, false);
                 parts = [Some(Outcome::Refused); N];
                 for i in 0..N {
                     let mut state = slots[i].state();
@@ -82,12 +82,7 @@ impl Shared {
                     }
                 }
             }
-            let outcome = match (refused, delayed) {
-                (true, _) => Outcome::Refused,
-                (false, true) => Outcome::Spent { delay: 1 },
-                (false, false) => Outcome::Spent { delay: 0 },
-            };
-            if want.takes(outcome) {
+            if want.takes(refused, delayed) {
                 self.shards[place.number].take_down(place.key.hash);
                 place.shard.write_back(places, &slots);
             }

@@ -52,7 +52,10 @@ impl Shared {
                 }
                 true
             }
-            Some(Newcomer::Crowded(_)) => false,
+            Some(Newcomer::Crowded(_)) => {
+                self.leave(place, ask.op);
+                false
+            }
             None => self.hit_any_at_once(place, ask, want, shown),
         }
     }
@@ -117,7 +120,7 @@ impl Shared {
             let padded = &self.shards[spot.number];
             if outcome == Outcome::Refused && slot.refuses(&state) && !limit.counts_refusals() {
                 padded.put_up(spot.key, digest, &state);
-            } else if want.takes(outcome) {
+            } else if want.takes(outcome == Outcome::Refused, outcome.is_delayed()) {
                 padded.take_down(spot.key.hash);
                 if !slot.update(&state, now, limit, part) {
                     self.resave(&mut place, policy, &state);
