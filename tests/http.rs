@@ -446,3 +446,11 @@ async fn a_refusal_carries_its_decision_and_nothing_of_the_request() {
         assert_eq!(answer.extensions().len(), usize::from(expected == 429));
     }
 }
+
+#[tokio::test]
+async fn large_numbers_are_written_as_they_are() {
+    for limit in (1_020..1_030).chain((2_000..200_000).step_by(64).take(200)) {
+        let (service, _) = limited(&format!("fixed-window {limit}/hour"));
+        assert_eq!(numbers(&ask(&service, get("/")).await), Some([limit, limit - 1, T0 + 3_600]));
+    }
+}

@@ -481,8 +481,6 @@ fn what_was_known_of_a_refused_key_is_forgotten_with_it() {
     assert!(now(limiter.hit_with_cost(&key, 5)).is_refused());
     clock.advance(Duration::from_millis(150));
     assert!(hit(&limiter, 2).is_admitted(), "it has one unit and may be thrown out");
-    clock.advance(Duration::from_secs(10));
-    assert!(hit(&limiter, 3).is_admitted());
     let fresh = now(limiter.peek_with_cost(&key, 5));
     assert_eq!((fresh.is_admitted(), fresh.remaining()), (true, 10));
 }
@@ -534,4 +532,94 @@ fn a_peek_is_never_a_hit_at_once() {
         assert!(!storage.hit_at_once(Ask::new(&policy, &key, Op::Peek, 1), None));
     }
     assert!(storage.hit_at_once(Ask::new(&policy, &key, Op::Hit, 1), None));
+}
+
+/// However it is hit meanwhile: by its own policy, or by one of the same name with more limits.
+#[test]
+fn a_refused_key_is_told_what_it_has_left_since() {
+    let one = r#""u": token-bucket 10/second"#;
+    for other in [one, r#""u": token-bucket 10/second; fixed-window 100/hour"#] {
+        let (limiter, clock) = limiter(one, 10);
+        let other = RateLimiter::with_storage(other.parse::<Policy>().unwrap(), limiter.storage().clone());
+        let key = Key::from("k");
+        assert!(now(other.hit(&key)).is_admitted() && now(limiter.hit_with_cost(&key, 9)).is_admitted());
+        assert!((0..3).all(|_| hit(&limiter, "k").is_refused()));
+        clock.advance(Duration::from_millis(300));
+        assert!(now(other.hit_with_cost(&key, 2)).is_admitted());
+        let refused = now(limiter.hit_with_cost(&key, 5));
+        assert_eq!((refused.is_refused(), refused.remaining()), (true, 1));
+    }
+}
+
+#[test]
+fn refusals_that_count_count_however_many_come_at_one_instant() {
+    let (limiter, clock) = limiter("elastic-window 1/minute", 10);
+    assert!(hit(&limiter, "k").is_admitted());
+    assert!((0..5).all(|_| hit(&limiter, "k").is_refused()));
+    clock.advance(Duration::from_secs(30));
+    assert!(hit(&limiter, "k").is_refused());
+    clock.advance(Duration::from_secs(31));
+    assert!(hit(&limiter, "k").is_refused(), "be quiet first");
+}
+
+#[test]
+fn keys_that_differ_in_a_zero_at_the_end_are_two() {
+    let (limiter, _) = limiter("1/day", 10);
+    assert!(limiter.admit(&"a".into()) && limiter.admit(&"a\0".into()) && !limiter.admit(&"a".into()));
+}
+
+/// Wherever it is looked for first: on one limit, on several.
+#[test]
+fn a_no_that_is_asked_again_counts_once() {
+    use tower_ratelimit::storage::{Ask, Storage};
+    use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
+    use tower_ratelimit::{Op, Timestamp};
+
+    /// One hit, and a microsecond more to wait for each that is refused.
+    #[derive(Clone, Copy, Debug)]
+    struct Penal;
+
+    impl Strategy for Penal {
+        fn name(&self) -> &'static str {
+            "penal"
+        }
+
+        fn check(&self, _: &Quota, state: &State, _: Timestamp, cost: u32) -> Status {
+            match *state {
+                State::Counts { amounts: [_, wait], .. } if cost > 0 => Status::refused(1, 0, 1, Some(wait.into())),
+                State::Counts { .. } => Status::admitted(1, 0, 1),
+                _ => Status::admitted(1, 1, 0),
+            }
+        }
+
+        fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, _: u32) -> u64 {
+            *state = State::Counts { until: now.plus(quota.period_micros()), amounts: [1, 1] };
+            0
+        }
+
+        fn refuse(&self, _: &Quota, state: &mut State, _: Timestamp) {
+            if let State::Counts { amounts: [_, wait], .. } = state {
+                *wait += 1;
+            }
+        }
+
+        fn counts_refusals(&self) -> bool {
+            true
+        }
+
+        fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit) {}
+    }
+
+    let one = Policy::new(Penal, Quota::per_day(1));
+    for policy in [one.clone(), one.limit(Penal, Quota::per_day(1))] {
+        let storage = MemoryStorage::new();
+        let key = Key::from("k");
+        let ask = || Ask::new(&policy, &key, Op::Hit, 1);
+        assert!(storage.hit_at_once(ask(), None));
+        for refusals in 1..5 {
+            assert!(!storage.hit_at_once(ask(), None));
+            let refused = now(storage.decide(ask()));
+            assert_eq!(refused.retry_after(), Some(Duration::from_micros(1 + refusals)));
+        }
+    }
 }

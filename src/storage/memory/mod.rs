@@ -8,6 +8,7 @@ mod room;
 mod shard;
 mod slot;
 mod table;
+mod time;
 
 use std::convert::Infallible;
 use std::fmt;
@@ -22,6 +23,7 @@ use foldhash::quality::RandomState;
 use self::decide::{Want, with_states};
 use self::padded::Padded;
 use self::shard::{KeyHash, Shard};
+use self::time::Time;
 use super::{Ask, Clock, Shown, Storage, SystemClock};
 use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
 
@@ -70,23 +72,6 @@ struct Shared {
     sweeping: AtomicUsize,
     secrets: [RandomState; 2],
     clock: Time,
-}
-
-/// The clock. The usual one is read without a call through a table.
-#[derive(Debug)]
-enum Time {
-    System(SystemClock),
-    Other(Box<dyn Clock>),
-}
-
-impl Time {
-    #[inline]
-    fn now(&self) -> Timestamp {
-        match self {
-            Self::System(clock) => clock.now(),
-            Self::Other(clock) => clock.now(),
-        }
-    }
 }
 
 /// Unless told otherwise.
@@ -328,5 +313,17 @@ mod tests {
         let (all, largest) = (slots.iter().sum::<usize>(), slots.iter().max().unwrap());
         assert!(*largest < 2 * KEYS_PER_SHARD, "{largest} slots in one table");
         assert!(all < 200_000 * 4 / 3, "{all} slots for 200,000 keys");
+    }
+
+    #[test]
+    fn time_goes_back_only_with_the_clock() {
+        let clock = crate::storage::ManualClock::default();
+        let (early, late) = (clock.now(), clock.now().plus(100));
+        clock.set(late);
+        let (mut shard, time) = (Shard::default(), Time::Other(Box::new(clock.clone())));
+        assert_eq!(shard.time(late, &time), late);
+        assert_eq!(shard.time(early, &time), late, "read before somebody else decided");
+        clock.set(early);
+        assert_eq!(shard.time(early, &time), early);
     }
 }

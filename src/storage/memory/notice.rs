@@ -98,20 +98,16 @@ mod tests {
         let done = AtomicU64::new(0);
         thread::scope(|scope| {
             scope.spawn(|| {
-                for number in 1..200_000 {
+                for number in (1..).take_while(|_| done.load(Ordering::Relaxed) == 0) {
                     notice.put_up(key(u64::from(number % 2) + 1), 0, &state(number));
                 }
-                done.store(1, Ordering::Relaxed);
             });
-            scope.spawn(|| {
-                while done.load(Ordering::Relaxed) == 0 {
-                    for hash in [1, 2] {
-                        let Some(read) = notice.read(key(hash), 0) else { continue };
-                        let State::Counts { amounts: [number, _], .. } = read else { unreachable!() };
-                        assert_eq!((read, u64::from(number % 2) + 1), (state(number), hash));
-                    }
-                }
-            });
+            for hash in [1, 2].into_iter().cycle().take(3_000_000) {
+                let Some(read) = notice.read(key(hash), 0) else { continue };
+                let State::Counts { amounts: [number, _], .. } = read else { unreachable!() };
+                assert_eq!((read, u64::from(number % 2) + 1), (state(number), hash));
+            }
+            done.store(1, Ordering::Relaxed);
         });
     }
 }

@@ -3,9 +3,9 @@ use std::ops::Range;
 
 use slab::Slab;
 
-use super::Time;
 use super::slot::Slot;
 use super::table::Table;
+use super::time::Time;
 use crate::Timestamp;
 use crate::strategy::{Log, State, Status};
 
