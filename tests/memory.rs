@@ -475,14 +475,17 @@ fn a_cost_above_the_capacity_is_refused() {
 
 #[test]
 fn what_was_known_of_a_refused_key_is_forgotten_with_it() {
-    let (limiter, clock) = limiter("token-bucket 10/second", 1);
-    let key = Key::from(1);
-    assert!(now(limiter.hit_with_cost(&key, 10)).is_admitted());
-    assert!(now(limiter.hit_with_cost(&key, 5)).is_refused());
-    clock.advance(Duration::from_millis(150));
-    assert!(hit(&limiter, 2).is_admitted(), "it has one unit and may be thrown out");
-    let fresh = now(limiter.peek_with_cost(&key, 5));
-    assert_eq!((fresh.is_admitted(), fresh.remaining()), (true, 10));
+    for max_keys in [1, 64] {
+        let (limiter, clock) = limiter("token-bucket 10/second", max_keys);
+        let key = Key::from("k");
+        assert!(now(limiter.hit_with_cost(&key, 10)).is_admitted());
+        assert!(now(limiter.hit_with_cost(&key, 5)).is_refused());
+        // It has one unit and may be thrown out; it is nearer to fresh than the others.
+        clock.advance(Duration::from_millis(150));
+        assert!((0..1_000_u64).all(|other| now(limiter.hit_with_cost(&other.into(), 9)).is_admitted()));
+        let fresh = now(limiter.peek_with_cost(&key, 5));
+        assert_eq!((fresh.is_admitted(), fresh.remaining()), (true, 10));
+    }
 }
 
 #[test]
