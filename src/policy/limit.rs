@@ -44,14 +44,17 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// When the strategy cannot keep the quota.
+    /// When the strategy cannot keep the quota, or describes itself in something else than printable ASCII.
     pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
         Self::of(Arc::new(strategy), quota)
     }
 
     pub(super) fn of(strategy: Arc<dyn Kernel>, quota: Quota) -> Result<Self, ConfigError> {
         strategy.validate(&quota)?;
-        Ok(Self { strategy, quota, name: None })
+        let limit = Self { strategy, quota, name: None };
+        // What an unnamed policy is called on the wire.
+        name::checked(limit.to_string())?;
+        Ok(limit)
     }
 
     /// The same limit with a name of its own.
@@ -94,11 +97,19 @@ impl Limit {
         self.strategy.capacity(&self.quota)
     }
 
-    /// A number for this strategy at this place of a policy: what tells its states from another strategy's and
-    /// another limit's.
+    /// In how many seconds, rounded up, all of the [capacity](Self::capacity) comes back.
+    pub(crate) fn window_secs(&self) -> u64 {
+        let quota = self.quota();
+        let micros = u128::from(self.capacity()) * u128::from(quota.period_micros());
+        let seconds = micros.div_ceil(u128::from(quota.amount()) * 1_000_000);
+        u64::try_from(seconds).unwrap_or(u64::MAX)
+    }
+
+    /// A number for this strategy and period at this place of a policy: what tells its states from those of another
+    /// strategy, period and limit.
     pub(super) fn digest(&self, position: usize) -> u32 {
         let mut hasher = DefaultHasher::new();
-        (position, self.strategy.name()).hash(&mut hasher);
+        (position, self.strategy.name(), self.quota.period_micros()).hash(&mut hasher);
         #[allow(clippy::cast_possible_truncation)]
         let digest = hasher.finish() as u32;
         digest

@@ -35,9 +35,25 @@ use crate::{ConfigError, Quota, Timestamp};
 ///
 /// A policy's name is its identity in a storage: equal names on one storage share what they remember, others never do. An
 /// unnamed policy is called by its text, so processes with equal configuration share. A limit is identified by its
-/// position: change a named policy's quota and what was spent stays spent, under the new numbers (a bucket keeps the
-/// instant at which it will be full); change the strategy of a limit, or an unnamed policy's quota, and that starts
-/// afresh.
+/// position, its strategy and its period.
+///
+/// So when the configuration of a *named* policy changes under what is remembered:
+///
+/// | changed | what was spent |
+/// |---|---|
+/// | the amount of a window or log | stays: of 10 with 8 spent, lowered to 5, nothing remains; raised to 20, 12 remain |
+/// | the amount of a bucket, and its burst with it | keeps its proportion: a bucket of 10 with 4 left, raised to 20, has 8 |
+/// | the amount of a bucket, its burst staying | keeps the time until it is full again |
+/// | a bucket's burst or a queue's places alone | stays, as far as it fits: of a burst of 20 with 5 left, lowered to 15, nothing remains |
+/// | the period, the strategy, or the place among the limits | is forgotten: the limit starts afresh |
+///
+/// An unnamed policy whose text changes is another policy, and starts afresh.
+///
+/// # Shadow limits
+///
+/// A limit can be tried out before it is enforced: [`shadow`](Self::shadow) adds one that the middleware decides and counts
+/// as a policy of its own ([`shadowed`](Self::shadowed)), only for requests that the enforced limits admit, and reports to
+/// its observer; it never refuses and no header field shows it. In strings: `10/second; shadow moving-window 5/second`.
 #[derive(Clone)]
 pub struct Policy(Arc<Inner>);
 
@@ -47,6 +63,7 @@ struct Inner {
     identity: String,
     digest: u128,
     limit_digests: Vec<u32>,
+    shadow: Option<Policy>,
 }
 
 /// Whether a decision spends.
@@ -114,7 +131,33 @@ impl Policy {
     pub fn with(self, limit: Limit) -> Self {
         let mut limits = self.0.limits.clone();
         limits.push(limit);
-        Self::of(self.0.name.clone(), limits)
+        Self::of(self.0.name.clone(), limits, self.shadow_limits())
+    }
+
+    /// The same policy with one limit more that is only tried out: see [above](Self#shadow-limits).
+    ///
+    /// ```
+    /// use tower_ratelimit::{Limit, Policy, Quota, TokenBucket};
+    ///
+    /// let policy = Policy::from(Quota::per_minute(60)).shadow(Limit::new(TokenBucket::new(), Quota::per_second(1).burst(10)));
+    /// assert_eq!(policy.limits().len(), 1);
+    /// assert_eq!(policy.shadowed().unwrap().limits().len(), 1);
+    /// ```
+    #[must_use]
+    pub fn shadow(self, limit: Limit) -> Self {
+        let mut shadow = self.shadow_limits();
+        shadow.push(limit);
+        Self::of(self.0.name.clone(), self.0.limits.clone(), shadow)
+    }
+
+    /// The limits that are only tried out, as a policy of their own; `None` when there are none.
+    #[inline]
+    pub fn shadowed(&self) -> Option<&Self> {
+        self.0.shadow.as_ref()
+    }
+
+    fn shadow_limits(&self) -> Vec<Limit> {
+        self.shadowed().map(|shadow| shadow.0.limits.clone()).unwrap_or_default()
     }
 
     /// The same limits under this name.
@@ -134,20 +177,21 @@ impl Policy {
     ///
     /// When the name is empty or not printable ASCII.
     pub fn try_with_name(self, name: impl Into<String>) -> Result<Self, ConfigError> {
-        Ok(Self::of(Some(name::checked(name.into())?), self.0.limits.clone()))
+        Ok(Self::of(Some(name::checked(name.into())?), self.0.limits.clone(), self.shadow_limits()))
     }
 
-    fn of(name: Option<Box<str>>, limits: Vec<Limit>) -> Self {
-        let identity = name.as_deref().map_or_else(
-            || {
-                let mut text = String::new();
-                text::write_limits(&limits, &mut text).expect("writing to a string does not fail");
-                text
-            },
-            str::to_owned,
-        );
+    fn of(name: Option<Box<str>>, limits: Vec<Limit>, shadow: Vec<Limit>) -> Self {
+        // What is only tried out is no part of the identity: it comes and goes, and what was spent stays.
+        let identity = name.as_deref().map_or_else(|| text::of_limits(&limits), str::to_owned);
+        // A name of ASCII, as all others are, cannot be the same.
+        let shadow =
+            (!shadow.is_empty()).then(|| Self::identified(format!("{identity}\u{b7}shadow"), None, shadow, None));
+        Self::identified(identity, name, limits, shadow)
+    }
+
+    fn identified(identity: String, name: Option<Box<str>>, limits: Vec<Limit>, shadow: Option<Self>) -> Self {
         let limit_digests = limits.iter().enumerate().map(|(position, limit)| limit.digest(position)).collect();
-        Self(Arc::new(Inner { name, limits, digest: digest(&identity), identity, limit_digests }))
+        Self(Arc::new(Inner { name, limits, digest: digest(&identity), identity, limit_digests, shadow }))
     }
 
     /// Its name, if it was given one.
@@ -176,6 +220,11 @@ impl Policy {
         }
     }
 
+    /// The same, in double quotes.
+    pub(crate) fn quoted_name(&self, position: usize) -> String {
+        name::Quoted(&self.limit_name(position)).to_string()
+    }
+
     /// What it is called in a storage: its name, or its text.
     pub fn identity(&self) -> &str {
         &self.0.identity
@@ -188,8 +237,8 @@ impl Policy {
         self.0.digest
     }
 
-    /// For each limit, its position and strategy in 32 bits: what tells its states from those of the policy's other
-    /// limits, and of another strategy at its place.
+    /// For each limit, its position, strategy and period in 32 bits: what tells its states from those of the policy's other
+    /// limits, and of another strategy or period at its place.
     #[inline]
     pub fn limit_digests(&self) -> &[u32] {
         &self.0.limit_digests
@@ -273,13 +322,13 @@ impl PolicyBuilder {
 
     /// The policy with its first limit.
     pub fn with(self, limit: Limit) -> Policy {
-        Policy::of(Some(self.name), vec![limit])
+        Policy::of(Some(self.name), vec![limit], Vec::new())
     }
 }
 
 impl From<Limit> for Policy {
     fn from(limit: Limit) -> Self {
-        Self::of(None, vec![limit])
+        Self::of(None, vec![limit], Vec::new())
     }
 }
 
@@ -291,7 +340,7 @@ impl From<Quota> for Policy {
     }
 }
 
-/// Equal when they have the same name and the same limits as text.
+/// Equal when they have the same name and the same limits, shadow limits too, as text.
 impl PartialEq for Policy {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0) || self.to_string() == other.to_string()

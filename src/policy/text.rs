@@ -9,8 +9,11 @@ use crate::strategy::{LeakyBucket, NAMES, Strategy, by_name};
 use crate::text::Scanner;
 use crate::{ConfigError, Quota};
 
-/// Limits separated by `;`, `,` or `|`, each `[strategy] quota [queue n]`; names in double quotes:
-/// `"free": fixed-window 10/second; "daily" moving-window 10000/day`.
+/// Stands before a limit that is only tried out.
+const SHADOW: &str = "shadow";
+
+/// Limits separated by `;`, `,` or `|`, each `[shadow] ["name"] [strategy] quota [queue n]`; names in double quotes:
+/// `"free": fixed-window 10/second; "daily" moving-window 10000/day`. The first limit is no shadow.
 impl FromStr for Policy {
     type Err = ConfigError;
 
@@ -22,10 +25,15 @@ impl FromStr for Policy {
             policy_name = limit_name.take();
             limit_name = scanner.quoted()?;
         }
-        let mut limits = Vec::new();
+        if scanner.keyword(SHADOW) {
+            let why = "the first limit has to be enforced: write one before it, or put all of a layer in shadow";
+            return Err(scanner.unreadable("", SHADOW, why));
+        }
+        let (mut limits, mut shadow) = (Vec::new(), Vec::new());
+        let mut into = &mut limits;
         loop {
             let limit = scan_limit(&mut scanner)?;
-            limits.push(match limit_name.take() {
+            into.push(match limit_name.take() {
                 Some(name) => limit.try_named(name)?,
                 None => limit,
             });
@@ -35,9 +43,10 @@ impl FromStr for Policy {
             if scanner.symbol(&[';', ',', '|']).is_none() {
                 return Err(scanner.expected("\";\" between limits"));
             }
+            into = if scanner.keyword(SHADOW) { &mut shadow } else { &mut limits };
             limit_name = scanner.quoted()?;
         }
-        let policy = Self::of(None, limits);
+        let policy = Self::of(None, limits, shadow);
         policy_name.map_or(Ok(policy.clone()), |name| policy.try_with_name(name))
     }
 }
@@ -71,16 +80,13 @@ impl fmt::Display for Policy {
         if let Some(name) = self.name() {
             write!(f, "{}: ", Quoted(name))?;
         }
-        write_limits(self.limits(), f)
+        f.write_str(&of_limits(self.limits()))?;
+        let shadow = self.shadowed().map(Self::limits).unwrap_or_default();
+        shadow.iter().try_for_each(|limit| write!(f, "; {SHADOW} {limit}"))
     }
 }
 
-pub(super) fn write_limits(limits: &[Limit], f: &mut impl fmt::Write) -> fmt::Result {
-    for (position, limit) in limits.iter().enumerate() {
-        if position > 0 {
-            f.write_str("; ")?;
-        }
-        write!(f, "{limit}")?;
-    }
-    Ok(())
+/// The text of limits that are enforced.
+pub(super) fn of_limits(limits: &[Limit]) -> String {
+    limits.iter().map(Limit::to_string).collect::<Vec<_>>().join("; ")
 }
