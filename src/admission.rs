@@ -1,4 +1,4 @@
-//! What to ask about a request, and what becomes of it.
+//! What becomes of a request.
 
 use std::mem;
 use std::sync::Arc;
@@ -6,52 +6,59 @@ use std::sync::Arc;
 use http::header::{HeaderValue, RETRY_AFTER};
 use http::{Request, Response};
 
-use crate::extract::{Head, KeyExtractor, Missing};
+use crate::aftermath::{Account, After, Trial};
+use crate::extract::{Head, Missing};
 use crate::headers::Numbers;
-use crate::per_request::{CostFn, Policies};
-use crate::{BoxError, Decision, Headers, Refused, Rejection, Storage, headers};
+use crate::lint::Lints;
+use crate::observe::{Event, What};
+use crate::rules::{OnError, Rules};
+use crate::storage::Ask;
+use crate::{BoxError, Decision, Key, Policy, Refused, Rejection, Storage, headers};
 
 /// What all services of a layer share.
 pub(crate) struct Shared<St, R> {
-    pub(crate) policies: Policies,
-    pub(crate) key: Arc<dyn KeyExtractor>,
-    pub(crate) cost: Option<Arc<CostFn>>,
+    pub(crate) rules: Rules,
     pub(crate) storage: St,
-    pub(crate) on_error: OnError,
     pub(crate) rejection: Arc<R>,
-    pub(crate) headers: Headers,
-}
-
-/// What to do with a request when the storage has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // open or closed
-pub enum OnError {
-    /// Pass it on, without rate-limit header fields: the service stays up, unprotected.
-    Admit,
-    /// Answer 503 with `Retry-After: 1`: the service stays protected, and down.
-    Refuse,
-}
-
-impl<St: Clone, R> Clone for Shared<St, R> {
-    fn clone(&self) -> Self {
-        Self {
-            policies: self.policies.clone(),
-            key: Arc::clone(&self.key),
-            cost: self.cost.clone(),
-            storage: self.storage.clone(),
-            on_error: self.on_error,
-            rejection: Arc::clone(&self.rejection),
-            headers: self.headers,
-        }
-    }
+    pub(crate) lints: Lints,
 }
 
 /// What becomes of a request.
-pub(crate) enum Verdict<ResBody> {
-    /// Its response is told these numbers.
-    Admitted(Option<Numbers>),
+pub(crate) enum Verdict<St: Storage, ResBody> {
+    Admitted(Told<St>),
     Delayed(Box<Decision>),
     Refused(Response<ResBody>),
+}
+
+/// What an admitted request's response is told, and what else is done then.
+pub(crate) struct Told<St: Storage> {
+    pub(crate) numbers: Option<Numbers>,
+    pub(crate) after: Option<Box<After<St>>>,
+}
+
+impl<St: Storage> Told<St> {
+    pub(crate) const NOTHING: Self = Self { numbers: None, after: None };
+
+    #[inline]
+    pub(crate) fn only(numbers: Option<Numbers>) -> Self {
+        Self { numbers, after: None }
+    }
+}
+
+impl<St, R> Shared<St, R> {
+    pub(crate) fn new(rules: Rules, storage: St, rejection: Arc<R>) -> Arc<Self> {
+        Arc::new(Self { rules, storage, rejection, lints: Lints::default() })
+    }
+
+    /// Warns of what can be told before the first request.
+    pub(crate) fn start(&self) {
+        self.lints.at_start(|| self.rules.key.caveats(), |lint| self.rules.reporter.warn(lint));
+    }
+
+    /// Warns of what the first requests show.
+    pub(crate) fn look_at<B>(&self, request: &mut Request<B>) {
+        self.lints.look(request, || self.rules.key.caveats(), |lint| self.rules.reporter.warn(lint));
+    }
 }
 
 impl<St: Storage, R> Shared<St, R> {
@@ -60,68 +67,102 @@ impl<St: Storage, R> Shared<St, R> {
     pub(crate) fn judge<B, ResBody>(
         &self,
         decided: Result<Decision, St::Error>,
+        ask: Ask<'_>,
         request: &mut Request<B>,
-    ) -> Verdict<ResBody>
+    ) -> Verdict<St, ResBody>
     where
         R: Rejection<ResBody>,
     {
-        match decided {
-            Ok(ref decision) if decision.is_refused() => {
-                let mut response = self.rejection.reject(Refused::Limit(decision), &Head::of(request));
-                headers::write_refused(&mut response, decision, self.headers);
-                headers::attach(&mut response, decision, mem::take(request.extensions_mut()));
-                Verdict::Refused(response)
-            }
-            Ok(decision) if decision.is_at_once() => Verdict::Admitted(self.headers.numbers_of(&decision)),
-            Ok(decision) => Verdict::Delayed(Box::new(decision)),
-            Err(error) => self.without_storage(&error.into(), &Head::of(request)),
+        let decision = match decided {
+            Ok(ref decision) => decision,
+            Err(error) => return self.without_storage(&error.into(), ask, &Head::of(request)),
+        };
+        self.tell(What::Decided(decision), ask.policy, Some(ask.key));
+        if decision.is_at_once() {
+            Verdict::Admitted(self.admitted(decision, ask, request))
+        } else if decision.is_admitted() {
+            Verdict::Delayed(Box::new(decision.clone()))
+        } else {
+            let mut response = self.rejection.reject(Refused::Limit(decision), &Head::of(request));
+            let (fields, numbers) = (self.rules.headers, self.rules.headers.numbers_of(decision));
+            headers::write_refused(&mut response, decision, numbers, fields.lists(decision, ask.policy, ask.key));
+            headers::attach(&mut response, decision, mem::take(request.extensions_mut()));
+            Verdict::Refused(response)
         }
     }
 
-    #[cold]
-    fn without_storage<ResBody>(&self, error: &BoxError, head: &Head<'_>) -> Verdict<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        storage_failed(error);
-        match self.on_error {
-            OnError::Admit => Verdict::Admitted(None),
-            OnError::Refuse => {
-                let mut response = self.rejection.reject(Refused::Storage, head);
-                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-                Verdict::Refused(response)
-            }
+    /// What a request's response is told that goes on now.
+    #[inline]
+    pub(crate) fn admitted<B>(&self, decision: &Decision, ask: Ask<'_>, request: &mut Request<B>) -> Told<St> {
+        let rules = &self.rules;
+        if rules.shares_decision {
+            request.extensions_mut().insert(decision.clone());
         }
+        let numbers = rules.headers.numbers_of(decision);
+        let shadow = ask.policy.shadowed().filter(|_| ask.cost > 0);
+        if rules.charge.is_none() && !rules.headers.tell_lists() && shadow.is_none() {
+            return Told::only(numbers);
+        }
+        let after = After {
+            headers: rules.headers,
+            lists: rules.headers.lists(decision, ask.policy, ask.key),
+            charge: rules.charge.clone(),
+            spent: rules.charge.as_ref().map(|_| (self.account(ask.policy, ask.key, false), decision.clone())),
+            trial: shadow.map(|policy| Trial::begin(self.account(policy, ask.key, true), ask.cost)),
+        };
+        Told { numbers, after: Some(Box::new(after)) }
+    }
+
+    /// Only tries the policy out, beside a request that goes on whatever comes of it.
+    #[cold]
+    pub(crate) fn try_out(&self, ask: Ask<'_>) -> Told<St> {
+        let trial = (ask.cost > 0).then(|| Trial::begin(self.account(ask.policy, ask.key, true), ask.cost));
+        let (headers, charge) = (self.rules.headers, self.rules.charge.clone());
+        Told { numbers: None, after: Some(Box::new(After { headers, lists: None, charge, spent: None, trial })) }
+    }
+
+    pub(crate) fn account(&self, policy: &Policy, key: &Key, shadow: bool) -> Account<St> {
+        let (storage, reporter) = (self.storage.clone(), self.rules.reporter.clone());
+        Account { storage, policy: policy.clone(), key: key.clone(), reporter, shadow }
     }
 
     #[cold]
-    pub(crate) fn reject_missing<ResBody>(&self, missing: &Missing, head: &Head<'_>) -> Response<ResBody>
+    fn without_storage<ResBody>(&self, error: &BoxError, ask: Ask<'_>, head: &Head<'_>) -> Verdict<St, ResBody>
     where
         R: Rejection<ResBody>,
     {
-        key_missing(missing);
+        let admitted = self.rules.on_error == OnError::Admit;
+        self.tell(What::Failed { error, admitted }, ask.policy, Some(ask.key));
+        if admitted {
+            return Verdict::Admitted(Told::NOTHING);
+        }
+        let mut response = self.rejection.reject(Refused::Storage, head);
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        Verdict::Refused(response)
+    }
+
+    /// The answer to a request without key or cost; `None` when nobody is refused here.
+    #[cold]
+    pub(crate) fn missing<ResBody>(
+        &self,
+        missing: &Missing,
+        policy: &Policy,
+        head: &Head<'_>,
+    ) -> Option<Response<ResBody>>
+    where
+        R: Rejection<ResBody>,
+    {
+        self.tell(What::Missing(missing), policy, None);
+        if self.rules.shadow {
+            return None;
+        }
         let mut response = self.rejection.reject(Refused::Missing(missing), head);
         response.extensions_mut().insert(missing.clone());
-        response
+        Some(response)
+    }
+
+    #[inline]
+    fn tell(&self, what: What<'_>, policy: &Policy, key: Option<&Key>) {
+        self.rules.reporter.tell(&Event { what, policy, key, shadow: self.rules.shadow });
     }
 }
-
-#[cfg(feature = "tracing")]
-fn storage_failed(error: &BoxError) {
-    tracing::error!(error = &**error as &dyn std::error::Error, "the rate limit storage failed");
-}
-
-#[cfg(feature = "tracing")]
-fn key_missing(missing: &Missing) {
-    if missing.is_clients_fault() {
-        tracing::debug!(reason = missing.reason(), "a request could not be limited");
-    } else {
-        tracing::error!(reason = missing.reason(), "requests cannot be limited");
-    }
-}
-
-#[cfg(not(feature = "tracing"))]
-fn storage_failed(_: &BoxError) {}
-
-#[cfg(not(feature = "tracing"))]
-fn key_missing(_: &Missing) {}

@@ -10,9 +10,10 @@ use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 use tower_service::Service;
 
-use crate::admission::{Shared, Verdict};
-use crate::headers::Numbers;
-use crate::{Decision, Key, Policy, Rejection, Storage, headers};
+use crate::admission::{Shared, Told, Verdict};
+use crate::aftermath::Account;
+use crate::storage::Ask;
+use crate::{Decision, Op, Rejection, Storage, headers};
 
 pin_project! {
     /// The future of [`RateLimit`](crate::RateLimit).
@@ -41,7 +42,7 @@ pin_project! {
         Calling {
             #[pin]
             inner: S::Future,
-            told: Option<Numbers>,
+            told: Told<St>,
         },
         Refused {
             response: Option<S::Response>,
@@ -57,7 +58,7 @@ where
     S: Service<Request<B>>,
     St: Storage,
 {
-    pub(crate) fn calling(inner: S::Future, told: Option<Numbers>) -> Self {
+    pub(crate) fn calling(inner: S::Future, told: Told<St>) -> Self {
         Self { state: State::Calling { inner, told } }
     }
 
@@ -83,7 +84,7 @@ where
         loop {
             match state.as_mut().project() {
                 StateProj::Calling { inner, told } => {
-                    return poll_and_tell(inner, *told, cx);
+                    return poll_and_tell(inner, told, cx);
                 }
                 StateProj::Refused { response } => {
                     return Poll::Ready(Ok(response.take().expect("polled after it was ready")));
@@ -100,15 +101,19 @@ where
 /// Polls, and writes where it is what the response is told: responses are large, and so a function by itself, which hands
 /// over what it was given.
 #[inline(never)]
-fn poll_and_tell<F, ResBody, E>(inner: Pin<&mut F>, told: Option<Numbers>, cx: &mut Context<'_>) -> Poll<F::Output>
+fn poll_and_tell<F, St, ResBody, E>(inner: Pin<&mut F>, told: &mut Told<St>, cx: &mut Context<'_>) -> Poll<F::Output>
 where
     F: Future<Output = Result<Response<ResBody>, E>>,
+    St: Storage,
 {
     let mut polled = inner.poll(cx);
-    if let Poll::Ready(Ok(response)) = &mut polled
-        && let Some(numbers) = told
-    {
-        headers::write_admitted(response, numbers);
+    if let Poll::Ready(Ok(response)) = &mut polled {
+        match told.after.take() {
+            None => headers::write_admitted(response, told.numbers, None),
+            Some(after) => after.settle(response, told.numbers),
+        }
+    } else if let Some(after) = &mut told.after {
+        after.poll(cx);
     }
     polled
 }
@@ -140,73 +145,73 @@ pin_project! {
 }
 
 /// How waiting ends.
-enum Done<F, Response> {
-    Call(F, Option<Numbers>),
+enum Done<F, St: Storage, Response> {
+    Call(F, Told<St>),
     Refused(Response),
 }
 
 impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
-    /// `delayed` is the decision, if it is there.
     pub(crate) fn new(
         ready: S,
         request: Request<B>,
         shared: Arc<Shared<St, R>>,
-        policy: Policy,
-        key: Key,
         deciding: St::Decided,
-        delayed: Option<Box<Decision>>,
+        place: Place<St>,
     ) -> Self {
-        let delay = delayed.as_ref().map(|decision| tokio::time::sleep(decision.delay()));
-        let place = Place { storage: shared.storage.clone(), policy, key, taken: delayed };
+        let delay = place.taken.as_ref().map(|decision| tokio::time::sleep(decision.delay()));
         Self { shared, call: Some((ready, request)), deciding, place, delay }
     }
 
-    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Done<S::Future, S::Response>>
+    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Done<S::Future, St, S::Response>>
     where
         S: Service<Request<B>, Response = Response<ResBody>>,
         R: Rejection<ResBody>,
     {
         let mut this = self.project();
-        loop {
-            let told = if let Some(delay) = this.delay.as_mut().as_pin_mut() {
+        let told = loop {
+            let (_, request) = this.call.as_mut().expect("polled after it was ready");
+            if let Some(delay) = this.delay.as_mut().as_pin_mut() {
                 ready!(delay.poll(cx));
-                this.place.taken.take().and_then(|decision| this.shared.headers.numbers_of(&decision))
-            } else {
-                let decided = ready!(Pin::new(&mut *this.deciding).poll(cx));
-                let (_, request) = this.call.as_mut().expect("polled after it was ready");
-                match this.shared.judge(decided, request) {
-                    Verdict::Admitted(told) => told,
-                    Verdict::Refused(response) => return Poll::Ready(Done::Refused(response)),
-                    Verdict::Delayed(decision) => {
-                        this.delay.set(Some(tokio::time::sleep(decision.delay())));
-                        this.place.taken = Some(decision);
-                        continue;
-                    }
+                let decision = this.place.taken.take().expect("who waits for a turn has a place");
+                break this.shared.admitted(&decision, this.place.ask(), request);
+            }
+            let decided = ready!(Pin::new(&mut *this.deciding).poll(cx));
+            match this.shared.judge(decided, this.place.ask(), request) {
+                Verdict::Admitted(told) => break told,
+                Verdict::Refused(response) => return Poll::Ready(Done::Refused(response)),
+                Verdict::Delayed(decision) => {
+                    this.delay.set(Some(tokio::time::sleep(decision.delay())));
+                    this.place.taken = Some(decision);
                 }
-            };
-            let (mut ready, request) = this.call.take().expect("polled after it was ready");
-            return Poll::Ready(Done::Call(ready.call(request), told));
-        }
+            }
+        };
+        let (mut ready, request) = this.call.take().expect("just looked at");
+        Poll::Ready(Done::Call(ready.call(request), told))
     }
 }
 
-/// A place in a leaky bucket's queue, given back when it is dropped before its turn.
-struct Place<St: Storage> {
-    storage: St,
-    policy: Policy,
-    key: Key,
+/// Who is waiting; a place in a leaky bucket's queue is given back when it is dropped before its turn.
+pub(crate) struct Place<St: Storage> {
+    account: Account<St>,
+    cost: u32,
     taken: Option<Box<Decision>>,
+}
+
+impl<St: Storage> Place<St> {
+    /// `taken` is the decision, if it is there.
+    pub(crate) fn new(account: Account<St>, cost: u32, taken: Option<Box<Decision>>) -> Self {
+        Self { account, cost, taken }
+    }
+
+    fn ask(&self) -> Ask<'_> {
+        self.account.ask(Op::Hit, self.cost)
+    }
 }
 
 impl<St: Storage> Drop for Place<St> {
     fn drop(&mut self) {
-        let Some(decision) = self.taken.take() else { return };
-        let mut done = self.storage.refund(&self.policy, &self.key, &decision);
-        let at_once = Pin::new(&mut done).poll(&mut Context::from_waker(std::task::Waker::noop()));
-        if at_once.is_pending()
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            runtime.spawn(async move { drop(done.await) });
+        if let Some(decision) = self.taken.take() {
+            self.account.refund(&decision);
         }
     }
 }

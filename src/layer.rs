@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use tower_layer::Layer;
 
-use crate::admission::{OnError, Shared};
+use crate::admission::Shared;
 use crate::extract::{Head, KeyExtractor};
-use crate::per_request::{Choice, CostFn, IntoCost, Policies};
+use crate::observe::Observer;
+use crate::per_request::{Choice, CostFn, IntoCost, Policies, ResponseHead, Skip};
+use crate::rules::{OnError, Rules};
 use crate::{Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejection};
 
 /// Limits the requests to a service.
@@ -93,37 +95,60 @@ impl<St: Storage<Error = Infallible>> RateLimitLayer<St> {
 
 impl<St: Storage> RateLimitLayer<St> {
     fn with(policies: Policies, key: impl KeyExtractor, storage: St) -> Self {
-        let shared = Shared {
-            policies,
-            key: Arc::new(key),
-            cost: None,
-            storage,
-            on_error: OnError::Refuse,
-            rejection: Arc::new(TextRejection),
-            headers: Headers::default(),
-        };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Shared::new(Rules::new(policies, Arc::new(key)), storage, Arc::new(TextRejection)) }
     }
 }
 
+/// Where it keeps states, and what it answers.
 impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Keeps states on `storage`. When it fails, `on_error` says what becomes of the request.
     pub fn storage<T: Storage>(self, storage: T, on_error: OnError) -> RateLimitLayer<T, R> {
-        let Shared { policies, key, cost, rejection, headers, .. } = Arc::unwrap_or_clone(self.shared);
-        RateLimitLayer { shared: Arc::new(Shared { policies, key, cost, storage, on_error, rejection, headers }) }
+        let (rules, _, rejection) = self.into_parts();
+        RateLimitLayer { shared: Shared::new(rules.with(|rules| rules.on_error = on_error), storage, rejection) }
     }
 
     /// Answers refused requests with what `rejection` makes: see [`Rejection`](crate::Rejection).
     pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<St, T> {
-        let Shared { policies, key, cost, storage, on_error, headers, .. } = Arc::unwrap_or_clone(self.shared);
-        let rejection = Arc::new(rejection);
-        RateLimitLayer { shared: Arc::new(Shared { policies, key, cost, storage, on_error, rejection, headers }) }
+        let (rules, storage, _) = self.into_parts();
+        RateLimitLayer { shared: Shared::new(rules, storage, Arc::new(rejection)) }
     }
 
     /// Tells clients about their limits in these header fields.
     pub fn headers(self, headers: Headers) -> Self {
-        let shared = Arc::unwrap_or_clone(self.shared);
-        Self { shared: Arc::new(Shared { headers, ..shared }) }
+        self.ruled(|rules| rules.headers = headers)
+    }
+
+    fn into_parts(self) -> (Rules, St, Arc<R>) {
+        let Shared { rules, storage, rejection, .. } = &*self.shared;
+        (rules.clone(), storage.clone(), Arc::clone(rejection))
+    }
+
+    fn ruled(self, change: impl FnOnce(&mut Rules)) -> Self {
+        let (rules, storage, rejection) = self.into_parts();
+        Self { shared: Shared::new(rules.with(change), storage, rejection) }
+    }
+}
+
+/// What differs from request to request.
+impl<St: Storage, R> RateLimitLayer<St, R> {
+    /// Lets requests pass that `skip` names: they are not counted, get no header fields, and nothing else of the layer looks
+    /// at them.
+    ///
+    /// `skip` is a closure over the [`Head`], or an [`AllowList`](crate::extract::AllowList) of networks. Each call adds
+    /// one; a request passes that any of them names.
+    ///
+    /// ```
+    /// use http::Method;
+    /// use tower_ratelimit::extract::{AllowList, Head};
+    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new())
+    ///     .skip(|head: &Head<'_>| head.uri.path() == "/health" || head.method == Method::OPTIONS)
+    ///     .skip(AllowList::by(PeerIp::new()).limit("10.9.0.0/16")?.allow("10.0.0.0/8")?);
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
+    pub fn skip(self, skip: impl Skip) -> Self {
+        self.ruled(|rules| rules.skip.push(Arc::new(skip)))
     }
 
     /// Charges each request what `cost` says, in units, instead of 1.
@@ -144,15 +169,73 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
         T: IntoCost,
     {
-        let shared = Arc::unwrap_or_clone(self.shared);
         let cost: Arc<CostFn> = Arc::new(move |head: &Head<'_>| cost(head).into_cost());
-        Self { shared: Arc::new(Shared { cost: Some(cost), ..shared }) }
+        self.ruled(|rules| rules.cost = Some(cost))
+    }
+
+    /// Charges only requests whose response `charge` says yes to: only failed logins, only successes.
+    ///
+    /// 1. Each request is charged before it is passed on, so however many are under way at once, no more of them than the
+    ///    limit can turn out to count.
+    /// 2. When the response's head is there and `charge` says no, what was taken is given back, as
+    ///    [`RateLimiter::refund`] does: each limit only into the window it was taken from, and a leaky bucket only its last
+    ///    place. A storage that does so at once (memory) has the header fields tell of it already; on others the response
+    ///    does not wait for it, and its fields show the charge.
+    /// 3. Without a response there is nothing to ask about: a request that fails with an error of the inner service, or is
+    ///    dropped half way (the client has gone), stays charged. Else hanging up early would be a way not to be counted.
+    ///
+    /// A body that breaks off later changes nothing. Of stacked layers each asks for itself; the refusal of an inner one is
+    /// a response like others.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, ResponseHead};
+    ///
+    /// let failed_logins = RateLimitLayer::new(Quota::per_minute(5), PeerIp::new())
+    ///     .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED);
+    /// ```
+    pub fn charge_when<F>(self, charge: F) -> Self
+    where
+        F: Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
+    {
+        self.ruled(|rules| rules.charge = Some(Arc::new(charge)))
+    }
+}
+
+/// What can be seen of it.
+impl<St: Storage, R> RateLimitLayer<St, R> {
+    /// Only tries the layer out: it decides, counts and tells its [observer](Self::observer) and the log, and every request
+    /// goes on at once, whatever was decided: also one without a key, or when the storage fails. No header field shows it.
+    ///
+    /// Nobody waits for its storage. One limit of several can be tried out too: see [`Policy::shadow`](crate::Policy::shadow).
+    pub fn shadow(self) -> Self {
+        self.ruled(|rules| rules.shadow = true)
+    }
+
+    /// Attaches the [`Decision`](crate::Decision) to each admitted request, for handlers: it is in the request's extensions.
+    /// With the feature `axum` it is an extractor.
+    ///
+    /// A request that is not limited has none. Of stacked layers that do so the innermost one's is there.
+    pub fn share_decision(self) -> Self {
+        self.ruled(|rules| rules.shares_decision = true)
+    }
+
+    /// Tells `observer` whatever this layer decides: a closure over the [`Event`](crate::Event), or an
+    /// [`Observer`](crate::Observer) of one's own. `MetricsObserver` (feature `metrics`) counts.
+    pub fn observer(self, observer: impl Observer) -> Self {
+        self.ruled(|rules| rules.reporter.observer = Some(Arc::new(observer)))
+    }
+
+    /// Lets the events in the log (feature `tracing`) say whose key it was: by default none does, since keys are addresses
+    /// and secrets. What is no printable ASCII is escaped.
+    pub fn log_keys(self) -> Self {
+        self.ruled(|rules| rules.reporter.logs_keys = true)
     }
 
     /// The limiter inside, to peek at a key, to clear it, to charge it elsewhere; `None` when [`policy_by`](crate::policy_by) chooses
     /// the policy for each request: make one for a policy and the [storage](Self::storage_handle) then.
     pub fn limiter(&self) -> Option<RateLimiter<St>> {
-        match &self.shared.policies.0 {
+        match &self.shared.rules.policies.0 {
             Choice::Always(policy) => Some(RateLimiter::with_storage(policy.clone(), self.storage_handle())),
             Choice::By(_) => None,
         }
@@ -168,6 +251,7 @@ impl<S, St: Storage, R> Layer<S> for RateLimitLayer<St, R> {
     type Service = RateLimit<S, St, R>;
 
     fn layer(&self, inner: S) -> Self::Service {
+        self.shared.start();
         RateLimit::new(inner, Arc::clone(&self.shared))
     }
 }
@@ -181,7 +265,7 @@ impl<St, R> Clone for RateLimitLayer<St, R> {
 impl<St: fmt::Debug, R> fmt::Debug for RateLimitLayer<St, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
-            .field("policies", &self.shared.policies)
+            .field("policies", &self.shared.rules.policies)
             .field("storage", &self.shared.storage)
             .finish_non_exhaustive()
     }

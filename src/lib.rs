@@ -143,6 +143,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod admission;
+mod aftermath;
 mod decision;
 mod error;
 pub mod extract;
@@ -151,10 +152,13 @@ mod headers;
 mod key;
 mod layer;
 mod limiter;
+mod lint;
+mod observe;
 mod per_request;
 mod policy;
 mod quota;
 mod rejection;
+mod rules;
 mod service;
 pub mod storage;
 pub mod strategy;
@@ -163,7 +167,6 @@ pub mod testing;
 mod text;
 mod time;
 
-pub use self::admission::OnError;
 pub use self::decision::Decision;
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]
@@ -173,10 +176,15 @@ pub use self::headers::Headers;
 pub use self::key::Key;
 pub use self::layer::RateLimitLayer;
 pub use self::limiter::RateLimiter;
-pub use self::per_request::{IntoCost, Policies, policy_by};
+pub use self::lint::Lint;
+#[cfg(feature = "metrics")]
+pub use self::observe::MetricsObserver;
+pub use self::observe::{Event, Observer, What};
+pub use self::per_request::{IntoCost, Policies, ResponseHead, Skip, policy_by};
 pub use self::policy::{Limit, Op, Policy, PolicyBuilder};
 pub use self::quota::Quota;
 pub use self::rejection::{EmptyRejection, Refused, Rejection, TextRejection};
+pub use self::rules::OnError;
 pub use self::service::RateLimit;
 #[doc(no_inline)]
 pub use self::storage::{MemoryStorage, Storage};

@@ -1,14 +1,18 @@
-//! What may differ from request to request: the policy, and the cost.
+//! What may differ from request to request: whether it is limited at all, by which policy, what it costs, and whether that
+//! is charged in the end.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+
+use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
 use crate::Policy;
 use crate::extract::{Head, Missing};
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, Missing> + Send + Sync;
+pub(crate) type ChargeFn = dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync;
 
 /// Which policy binds a request: always the same, or one chosen by its head.
 #[derive(Clone)]
@@ -90,5 +94,49 @@ impl IntoCost for u32 {
 impl IntoCost for Result<u32, Missing> {
     fn into_cost(self) -> Result<u32, Missing> {
         self
+    }
+}
+
+/// What says which requests are not limited: see [`RateLimitLayer::skip`](crate::RateLimitLayer::skip).
+///
+/// Closures over the [`Head`] that answer a `bool` do.
+pub trait Skip: Send + Sync + 'static {
+    /// Whether the request passes without having been counted.
+    fn skips(&self, head: &Head<'_>) -> bool;
+}
+
+impl<F> Skip for F
+where
+    F: Fn(&Head<'_>) -> bool + Send + Sync + 'static,
+{
+    fn skips(&self, head: &Head<'_>) -> bool {
+        self(head)
+    }
+}
+
+/// A response without its body, borrowed: what says whether a request is charged. See
+/// [`RateLimitLayer::charge_when`](crate::RateLimitLayer::charge_when).
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ResponseHead<'a> {
+    /// The status.
+    pub status: StatusCode,
+    /// The version of HTTP.
+    pub version: Version,
+    /// The header fields.
+    pub headers: &'a HeaderMap,
+    /// What the service has attached.
+    pub extensions: &'a Extensions,
+}
+
+impl<'a> ResponseHead<'a> {
+    /// The head of a response.
+    pub fn of<B>(response: &'a Response<B>) -> Self {
+        Self {
+            status: response.status(),
+            version: response.version(),
+            headers: response.headers(),
+            extensions: response.extensions(),
+        }
     }
 }

@@ -2,16 +2,16 @@
 
 use std::fmt;
 use std::mem;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use http::{Request, Response};
 use tower_service::Service;
 
-use crate::admission::{Shared, Verdict};
+use crate::admission::{Shared, Told, Verdict};
+use crate::aftermath::poll_once;
 use crate::extract::Head;
-use crate::future::{ResponseFuture, Waiting};
+use crate::future::{Place, ResponseFuture, Waiting};
 use crate::storage::{Ask, Shown};
 use crate::{MemoryStorage, Op, Rejection, Storage, TextRejection};
 
@@ -63,45 +63,64 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let (head, shared) = (Head::of(&request), &*self.shared);
-        let Some(policy) = shared.policies.of(&head) else {
-            return ResponseFuture::calling(self.inner.call(request), None);
+        let (shared, rules) = (&*self.shared, &self.shared.rules);
+        if shared.lints.are_looking() {
+            shared.look_at(&mut request);
+        }
+        let head = Head::of(&request);
+        if rules.skips(&head) {
+            return ResponseFuture::calling(self.inner.call(request), Told::NOTHING);
+        }
+        let Some(policy) = rules.policies.of(&head) else {
+            return ResponseFuture::calling(self.inner.call(request), Told::NOTHING);
         };
         // Looked at where it is, and moved only when it has to wait: handing things on costs more than making them.
-        let extracted = shared.key.extract(&head);
-        let key = match &extracted {
-            Ok(Some(key)) => key,
-            Ok(None) => return ResponseFuture::calling(self.inner.call(request), None),
-            Err(missing) => return ResponseFuture::refused(shared.reject_missing(missing, &head)),
+        let extracted = rules.key.extract(&head);
+        let asked = match &extracted {
+            Ok(None) => return ResponseFuture::calling(self.inner.call(request), Told::NOTHING),
+            Ok(Some(key)) => rules.cost.as_ref().map_or(Ok(1), |cost| cost(&head)).map(|cost| (key, cost)),
+            Err(missing) => Err(missing.clone()),
         };
-        let cost = match shared.cost.as_ref().map_or(Ok(1), |cost| cost(&head)) {
-            Ok(cost) => cost,
-            Err(missing) => return ResponseFuture::refused(shared.reject_missing(&missing, &head)),
+        let (key, cost) = match asked {
+            Ok(asked) => asked,
+            Err(missing) => {
+                return match shared.missing(&missing, &policy, &head) {
+                    Some(response) => ResponseFuture::refused(response),
+                    None => ResponseFuture::calling(self.inner.call(request), Told::NOTHING),
+                };
+            }
         };
         // What is free shows how things stand.
         let op = if cost == 0 { Op::Peek } else { Op::Hit };
-        let ask = || Ask::new(&policy, key, op, cost);
-        // Nearly always the answer is there at once, and is yes.
-        let mut shown = shared.headers.tell_admitted().then(Shown::default);
-        if op == Op::Hit && shared.storage.hit_at_once(ask(), shown.as_mut()) {
-            let told = shown.and_then(|shown| shared.headers.numbers(shown.at, &shown.limit));
+        let ask = Ask::new(&policy, key, op, cost);
+        if rules.shadow {
+            let told = shared.try_out(ask);
             return ResponseFuture::calling(self.inner.call(request), told);
         }
-        let mut deciding = shared.storage.decide(ask());
+        // Nearly always the answer is there at once, is yes, and nobody wants to know more.
+        if op == Op::Hit && !rules.want_decisions() && policy.shadowed().is_none() {
+            let mut shown = rules.headers.tell_numbers().then(Shown::default);
+            if shared.storage.hit_at_once(ask, shown.as_mut()) {
+                let numbers = shown.and_then(|shown| rules.headers.numbers(shown.at, &shown.limit));
+                return ResponseFuture::calling(self.inner.call(request), Told::only(numbers));
+            }
+        }
+        let mut deciding = shared.storage.decide(ask);
         // A storage that knows the answer is not made to wait for the first poll of a future.
-        let delayed = match Pin::new(&mut deciding).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(decided) => match shared.judge(decided, &mut request) {
+        let delayed = match poll_once(&mut deciding) {
+            Poll::Ready(decided) => match shared.judge(decided, ask, &mut request) {
                 Verdict::Admitted(told) => return ResponseFuture::calling(self.inner.call(request), told),
                 Verdict::Refused(response) => return ResponseFuture::refused(response),
                 Verdict::Delayed(decision) => Some(decision),
             },
             Poll::Pending => None,
         };
-        let (policy, key, shared) = (policy.into_owned(), key.clone(), Arc::clone(&self.shared));
+        let account = shared.account(&policy, key, false);
         // The service that was polled ready is taken along, and a clone is left behind.
         let next = self.inner.clone();
         let ready = mem::replace(&mut self.inner, next);
-        ResponseFuture::waiting(Waiting::new(ready, request, shared, policy, key, deciding, delayed))
+        let place = Place::new(account, cost, delayed);
+        ResponseFuture::waiting(Waiting::new(ready, request, Arc::clone(&self.shared), deciding, place))
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// The files and folders of `src`, lowest first. Each names only what is lower, or inside its own folder; `lib.rs`
 /// names them all.
-const ROOMS: [&[&str]; 16] = [
+const ROOMS: [&[&str]; 20] = [
     &["error", "time", "key"],
     &["text"],
     &["quota"],
@@ -18,6 +18,10 @@ const ROOMS: [&[&str]; 16] = [
     &["rejection"],
     &["headers"],
     &["per_request"],
+    &["lint"],
+    &["observe"],
+    &["rules"],
+    &["aftermath"],
     &["admission"],
     &["future"],
     &["service"],

@@ -1,4 +1,4 @@
-use super::{Head, KeyExtractor, Missing};
+use super::{Caveat, Head, KeyExtractor, Missing};
 use crate::Key;
 
 /// The first extractor's key, or the second's when the first one's is missing. See [`KeyExtractor::or`].
@@ -17,6 +17,10 @@ impl<A, B> Or<A, B> {
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
         self.first.extract(head).or_else(|_| self.second.extract(head))
+    }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        [self.first.caveats(), self.second.caveats()].concat()
     }
 }
 
@@ -40,5 +44,9 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
             (Some(first), Some(second)) => Some(Key::join([&first, &second])),
             _ => None,
         })
+    }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        [self.first.caveats(), self.second.caveats()].concat()
     }
 }

@@ -1,6 +1,6 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::{Head, KeyExtractor, Missing};
+use super::{Caveat, Head, KeyExtractor, Missing};
 use crate::{ConfigError, Key};
 
 /// The address at the other end of the connection.
@@ -91,6 +91,11 @@ impl KeyExtractor for PeerIp {
                  into_make_service_with_connect_info::<SocketAddr>(), or insert a SocketAddr into the request's extensions",
             )),
         }
+    }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        let per_address = (self.ipv6_prefix > 64).then_some(Caveat::Ipv6PerAddress);
+        per_address.into_iter().chain([Caveat::OnlyPeer]).collect()
     }
 }
 

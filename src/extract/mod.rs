@@ -5,6 +5,8 @@
 
 mod closure;
 mod combine;
+#[cfg(feature = "axum")]
+mod decision;
 mod head;
 mod header;
 mod ip;
@@ -17,6 +19,8 @@ use crate::Key;
 
 pub use self::closure::IntoKey;
 pub use self::combine::{And, Or};
+#[cfg(feature = "axum")]
+pub use self::decision::NoDecision;
 pub use self::head::Head;
 pub use self::header::Header;
 pub use self::ip::PeerIp;
@@ -52,6 +56,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// left something out, with 500 when the server is set up wrong.
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing>;
 
+    /// What may be wrong with how it is set up: whatever of it turns out to be so, the middleware warns of once.
+    fn caveats(&self) -> Vec<Caveat> {
+        Vec::new()
+    }
+
     /// This key; `other`'s when this one is missing.
     ///
     /// Only the first thing that is there counts. Whoever can leave the first one out chooses by which key to be known,
@@ -76,12 +85,32 @@ impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
         (**self).extract(head)
     }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        (**self).caveats()
+    }
 }
 
 impl KeyExtractor for Box<dyn KeyExtractor> {
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
         (**self).extract(head)
     }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        (**self).caveats()
+    }
+}
+
+/// What may be wrong with how an extractor is set up: see [`Lint`](crate::Lint).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Caveat {
+    /// It tells IPv6 clients apart by more than 64 bits.
+    Ipv6PerAddress,
+    /// It believes what a header says about the client, whoever sent it.
+    TrustsEveryAddress,
+    /// It goes by the peer's address only: behind a proxy all are one.
+    OnlyPeer,
 }
 
 /// Why there is no key, or no cost, and whose fault it is.

@@ -1,127 +1,198 @@
 //! From a decision to header fields.
 
-use std::cell::RefCell;
-use std::sync::LazyLock;
+mod lists;
+mod text;
+mod triple;
 
-use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use std::fmt;
+
+use http::header::{CACHE_CONTROL, HeaderValue, RETRY_AFTER};
 use http::{Extensions, Response};
 
+pub(crate) use self::lists::Lists;
+use self::text::frequent;
+pub(crate) use self::triple::Numbers;
+use self::triple::{Families, Reset};
 use crate::strategy::Status;
 use crate::time::seconds_up;
-use crate::{Decision, Timestamp};
-
-/// The most that can be spent at one instant.
-const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
-/// What can still be spent.
-const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
-/// When more can be spent.
-const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+use crate::{Decision, Key, Policy, Timestamp};
 
 /// Which header fields tell a client about its limits.
 ///
-/// All times are in whole seconds, rounded up. Of stacked layers give all the same: the one whose numbers are shown writes
-/// them in its own way.
+/// All times are in whole seconds, rounded up. Families of fields can be [combined](Self::and). Of stacked layers give all
+/// the same: the one whose numbers are shown writes them in its own way.
+///
+/// | family | an admitted request's response |
+/// |---|---|
+/// | [`x_rate_limit`](Self::x_rate_limit) | `X-RateLimit-Limit: 10`, `X-RateLimit-Remaining: 3`, `X-RateLimit-Reset: 1728000060` |
+/// | [`ietf`](Self::ietf) | `RateLimit-Policy: "free";q=10;w=1`, `RateLimit: "free";r=3;t=1`: a member for each limit |
+/// | [`draft6`](Self::draft6) | `RateLimit-Limit: 10`, `RateLimit-Remaining: 3`, `RateLimit-Reset: 1` |
+/// | [`none`](Self::none) | nothing |
+///
+/// A refusal always has `Retry-After`, unless no waiting would help, and `Cache-Control: no-store`.
 ///
 /// ```
 /// use tower_ratelimit::{Global, Headers, Quota, RateLimitLayer};
 ///
-/// let layer = RateLimitLayer::new(Quota::per_second(10), Global).headers(Headers::none());
+/// let layer = RateLimitLayer::new(Quota::per_second(10), Global)
+///     .headers(Headers::x_rate_limit().reset_in_seconds().and(Headers::ietf()));
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Headers(Fields);
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Headers {
+    triples: Families,
+    ietf: Option<Ietf>,
+}
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Fields {
-    #[default]
-    ResetAtEpoch,
-    ResetAfter,
-    None,
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Ietf {
+    partition: Option<[u8; 16]>,
 }
 
 impl Headers {
-    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, the last one in seconds since the unix epoch;
-    /// on a refusal `Retry-After` too. What a layer writes unless told otherwise.
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, the last one in seconds since the unix epoch, of
+    /// the one limit that a decision [shows](Decision::shown). What a layer writes unless told otherwise.
     pub const fn x_rate_limit() -> Self {
-        Self(Fields::ResetAtEpoch)
+        Self { triples: Families { x: Some(Reset::Epoch), draft_6: false }, ietf: None }
     }
 
-    /// The same with `X-RateLimit-Reset` in seconds from now.
-    #[must_use]
-    pub const fn reset_in_seconds(self) -> Self {
-        match self.0 {
-            Fields::ResetAtEpoch | Fields::ResetAfter => Self(Fields::ResetAfter),
-            Fields::None => self,
-        }
+    /// The fields of the IETF's draft, as Structured Fields (RFC 9651) with a member for each limit: `RateLimit-Policy` has
+    /// its capacity `q` and the seconds `w` in which all of that comes back, `RateLimit` what remains, `r`, and the
+    /// seconds `t` until more does. Members are called as [`Policy::limit_name`] says, so give the policy a name that
+    /// clients may see.
+    ///
+    /// Source: draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4.
+    pub const fn ietf() -> Self {
+        Self { ietf: Some(Ietf { partition: None }), ..Self::none() }
     }
 
-    /// Whether an admitted request's response is told anything.
-    pub(crate) fn tell_admitted(self) -> bool {
-        self.0 != Fields::None
+    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, the last one in seconds from now: what clients read
+    /// that were written for an early draft of the IETF's (draft-ietf-httpapi-ratelimit-headers-06).
+    pub const fn draft6() -> Self {
+        Self { triples: Families { x: None, draft_6: true }, ietf: None }
     }
 
     /// Only `Retry-After`, on a refusal.
     pub const fn none() -> Self {
-        Self(Fields::None)
+        Self { triples: Families { x: None, draft_6: false }, ietf: None }
     }
-}
 
-/// What the fields say of a decision. An admitted request carries this to its response: moving a whole decision along
-/// costs more than making one.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Numbers {
-    limit: u32,
-    remaining: u32,
-    /// In seconds, as the layer was told to say it.
-    reset: u64,
-}
+    /// These fields, and `others` too.
+    #[must_use]
+    pub const fn and(self, others: Self) -> Self {
+        let x = match self.triples.x {
+            Some(reset) => Some(reset),
+            None => others.triples.x,
+        };
+        let ietf = match self.ietf {
+            Some(ietf) => Some(ietf),
+            None => others.ietf,
+        };
+        Self { triples: Families { x, draft_6: self.triples.draft_6 || others.triples.draft_6 }, ietf }
+    }
 
-impl Headers {
+    /// The same with `X-RateLimit-Reset`, if it is written, in seconds from now.
+    #[must_use]
+    pub const fn reset_in_seconds(self) -> Self {
+        let x = match self.triples.x {
+            Some(_) => Some(Reset::FromNow),
+            None => None,
+        };
+        Self { triples: Families { x, ..self.triples }, ..self }
+    }
+
+    /// The same with the parameter `pk` in the [IETF's fields](Self::ietf), if they are written: by it a client tells whose
+    /// quota it is told about, when it has several. It is a hash of the key (SipHash-2-4, 128 bits) under `secret`, never
+    /// the key itself. Give the same secret to all processes, and to nobody else: who knows it can try out keys.
+    #[must_use]
+    pub const fn partition_key(self, secret: [u8; 16]) -> Self {
+        let ietf = match self.ietf {
+            Some(_) => Some(Ietf { partition: Some(secret) }),
+            None => None,
+        };
+        Self { ietf, ..self }
+    }
+
+    /// Whether the fields of an admitted request's response need a limit's numbers.
+    pub(crate) fn tell_numbers(self) -> bool {
+        self.triples.any()
+    }
+
+    /// Whether they need all of the decision.
+    pub(crate) fn tell_lists(self) -> bool {
+        self.ietf.is_some()
+    }
+
     /// What the fields say of a decision made at `at`, of whose limits this one is shown.
     #[inline]
     pub(crate) fn numbers(self, at: Timestamp, shown: &Status) -> Option<Numbers> {
-        let reset = match self.0 {
-            Fields::ResetAtEpoch => at.plus(shown.reset_after_micros()).as_secs_ceil(),
-            Fields::ResetAfter => shown.reset_after_micros().div_ceil(1_000_000),
-            Fields::None => return None,
-        };
-        Some(Numbers { limit: shown.capacity(), remaining: shown.remaining(), reset })
+        self.triples.numbers(at, shown)
     }
 
+    #[inline]
     pub(crate) fn numbers_of(self, decision: &Decision) -> Option<Numbers> {
         self.numbers(decision.at(), decision.shown())
     }
+
+    /// What the fields say that name every limit.
+    #[inline]
+    pub(crate) fn lists(self, decision: &Decision, policy: &Policy, key: &Key) -> Option<Lists> {
+        self.ietf.map(|ietf| Lists::of(decision, policy, key, ietf.partition))
+    }
 }
 
-impl Numbers {
-    fn write(self, headers: &mut HeaderMap) {
-        headers.insert(LIMIT, frequent(self.limit.into()));
-        headers.insert(REMAINING, number(self.remaining.into()));
-        headers.insert(RESET, frequent(self.reset));
+impl Default for Headers {
+    fn default() -> Self {
+        Self::x_rate_limit()
+    }
+}
+
+/// Without the secret.
+impl fmt::Debug for Headers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let partition = self.ietf.is_some_and(|ietf| ietf.partition.is_some());
+        let mut families = f.debug_list();
+        families.entries(self.triples.x.map(|reset| match reset {
+            Reset::Epoch => "x, reset at epoch",
+            Reset::FromNow => "x, reset in seconds",
+        }));
+        families.entries(self.ietf.map(|_| if partition { "ietf, partition key" } else { "ietf" }));
+        families.entries(self.triples.draft_6.then_some("draft6")).finish()
     }
 }
 
 /// Tells an admitted request's response how things stand.
 ///
 /// Where layers are stacked it may have an inner layer's numbers already: the smaller remaining is the truth for the client,
-/// of equals the inner one's stays, and a refusal, which carries its decision, keeps its own.
-pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Numbers) {
-    if response.extensions().get::<Decision>().is_some() {
-        return;
+/// of equals the inner one's stays, and a refusal, which carries its decision, keeps its own. Lists name every limit.
+pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Option<Numbers>, lists: Option<Lists>) {
+    if let Some(numbers) = numbers
+        && response.extensions().get::<Decision>().is_none()
+    {
+        numbers.write_if_fewer(response.headers_mut());
     }
-    let written = response.headers().get(REMAINING).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
-    if written.is_none_or(|written| numbers.remaining < written) {
-        numbers.write(response.headers_mut());
+    if let Some(lists) = lists {
+        lists.write(response.headers_mut());
     }
 }
 
-/// Tells a refused request's response how things stand.
-pub(crate) fn write_refused<B>(response: &mut Response<B>, decision: &Decision, fields: Headers) {
+/// Tells a refused request's response how things stand, and that it is nobody else's.
+pub(crate) fn write_refused<B>(
+    response: &mut Response<B>,
+    decision: &Decision,
+    numbers: Option<Numbers>,
+    lists: Option<Lists>,
+) {
+    let headers = response.headers_mut();
     if let Some(wait) = decision.retry_after() {
-        response.headers_mut().insert(RETRY_AFTER, frequent(seconds_up(wait).max(1)));
+        headers.insert(RETRY_AFTER, frequent(seconds_up(wait).max(1)));
     }
-    if let Some(numbers) = fields.numbers_of(decision) {
-        numbers.write(response.headers_mut());
+    if let Some(numbers) = numbers {
+        numbers.write(headers);
     }
+    if let Some(lists) = lists {
+        lists.write(headers);
+    }
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
 }
 
 /// Attaches its decision to a refused request's response: what layers outside know it by. `spare` is what the request had
@@ -132,41 +203,4 @@ pub(crate) fn attach<B>(response: &mut Response<B>, decision: &Decision, mut spa
         *response.extensions_mut() = spare;
     }
     response.extensions_mut().insert(decision.clone());
-}
-
-/// Most limits, and what remains of them, are small: their texts are kept ready, and cloning one allocates nothing.
-const SMALL: usize = 1_025;
-
-fn ready_made(number: u64) -> Option<HeaderValue> {
-    static READY: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| {
-        (0..SMALL).map(|number| HeaderValue::from_static(Box::leak(number.to_string().into_boxed_str()))).collect()
-    });
-    usize::try_from(number).ok().and_then(|number| READY.get(number)).cloned()
-}
-
-fn number(number: u64) -> HeaderValue {
-    ready_made(number).unwrap_or_else(|| written(number))
-}
-
-/// Large limits and instants come again and again for a while: each thread keeps the texts of those it met last.
-fn frequent(number: u64) -> HeaderValue {
-    const KEPT: usize = 64;
-    type Recent = [(u64, Option<HeaderValue>); KEPT];
-    thread_local! { static RECENT: RefCell<Recent> = const { RefCell::new([const { (0, None) }; KEPT]) } }
-    let find = |recent: &RefCell<Recent>| {
-        #[allow(clippy::cast_possible_truncation)] // less than KEPT
-        let (of, text) = &mut recent.borrow_mut()[(number % KEPT as u64) as usize];
-        if *of != number {
-            *text = None;
-        }
-        *of = number;
-        text.get_or_insert_with(|| written(number)).clone()
-    };
-    // A thread that is ending has none any more.
-    ready_made(number).unwrap_or_else(|| RECENT.try_with(find).unwrap_or_else(|_| written(number)))
-}
-
-/// Not `HeaderValue::from`, which reserves room for the longest number and gives it back: two allocations for one.
-fn written(number: u64) -> HeaderValue {
-    HeaderValue::from_str(itoa::Buffer::new().format(number)).expect("digits can stand in a header")
 }

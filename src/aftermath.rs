@@ -1,0 +1,185 @@
+//! What is still to be done when a request has been passed on: to try out limits beside it, and to charge it or not.
+
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use http::Response;
+
+use crate::headers::{Lists, Numbers};
+use crate::observe::{Event, Reporter, What};
+use crate::per_request::{ChargeFn, ResponseHead};
+use crate::storage::Ask;
+use crate::{Decision, Headers, Key, Op, Policy, Storage, headers};
+
+/// Whose quota a decision is about.
+#[derive(Clone)]
+pub(crate) struct Account<St> {
+    pub(crate) storage: St,
+    pub(crate) policy: Policy,
+    pub(crate) key: Key,
+    pub(crate) reporter: Reporter,
+    pub(crate) shadow: bool,
+}
+
+impl<St: Storage> Account<St> {
+    pub(crate) fn ask(&self, op: Op, cost: u32) -> Ask<'_> {
+        Ask::new(&self.policy, &self.key, op, cost)
+    }
+
+    /// Gives a hit back: now, if the storage can (then the answer is `true`), else in a task of the runtime.
+    pub(crate) fn refund(&self, decision: &Decision) -> bool {
+        self.tell(What::Refunded(decision));
+        let account = self.clone();
+        see_to(self.storage.refund(&self.policy, &self.key, decision), move |done| {
+            if let Err(error) = done {
+                account.failed(error);
+            }
+        })
+    }
+
+    /// What the storage says of the key, if it says so at once.
+    fn look(&self) -> Option<Decision> {
+        match poll_once(&mut self.storage.decide(self.ask(Op::Peek, 1))) {
+            Poll::Ready(decided) => decided.ok(),
+            Poll::Pending => None,
+        }
+    }
+
+    fn failed(&self, error: St::Error) {
+        self.tell(What::Failed { error: &error.into(), admitted: true });
+    }
+
+    fn tell(&self, what: What<'_>) {
+        let Self { policy, key, shadow, .. } = self;
+        self.reporter.tell(&Event { what, policy, key: Some(key), shadow: *shadow });
+    }
+}
+
+/// What a request's response waits for, besides being passed on.
+pub(crate) struct After<St: Storage> {
+    pub(crate) headers: Headers,
+    pub(crate) lists: Option<Lists>,
+    /// Says whether the request is charged in the end.
+    pub(crate) charge: Option<Arc<ChargeFn>>,
+    /// What was spent, if it may have to be given back.
+    pub(crate) spent: Option<(Account<St>, Decision)>,
+    pub(crate) trial: Option<Trial<St>>,
+}
+
+impl<St: Storage> After<St> {
+    /// Goes on trying out what is tried out.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
+        if let Some(trial) = &mut self.trial {
+            trial.poll(cx);
+        }
+    }
+
+    /// The response is there.
+    pub(crate) fn settle<B>(self, response: &mut Response<B>, mut numbers: Option<Numbers>) {
+        let Self { headers, mut lists, charge, spent, trial } = self;
+        let charged = charge.is_none_or(|charge| charge(&ResponseHead::of(response)));
+        if let Some((account, decision)) = spent.filter(|_| !charged)
+            && account.refund(&decision)
+            && let Some(now) = account.look()
+        {
+            numbers = headers.numbers_of(&now);
+            lists = headers.lists(&now, &account.policy, &account.key);
+        }
+        if let Some(mut trial) = trial {
+            trial.settle(charged);
+        }
+        headers::write_admitted(response, numbers, lists);
+    }
+}
+
+/// A hit that is decided beside a request, which goes on whatever comes of it.
+pub(crate) struct Trial<St: Storage> {
+    account: Account<St>,
+    progress: Progress<St::Decided>,
+}
+
+enum Progress<D> {
+    Deciding(D),
+    Admitted(Decision),
+    Over,
+}
+
+impl<St: Storage> Trial<St> {
+    pub(crate) fn begin(account: Account<St>, cost: u32) -> Self {
+        let deciding = account.storage.decide(account.ask(Op::Hit, cost));
+        let mut trial = Self { account, progress: Progress::Deciding(deciding) };
+        trial.poll(&mut Context::from_waker(Waker::noop()));
+        trial
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        if let Progress::Deciding(deciding) = &mut self.progress
+            && let Poll::Ready(decided) = Pin::new(deciding).poll(cx)
+        {
+            self.progress = match noted(&self.account, decided) {
+                Some(decision) => Progress::Admitted(decision),
+                None => Progress::Over,
+            };
+        }
+    }
+
+    /// It is known whether the request is charged. If the hit is not decided by now, nobody waits for it.
+    fn settle(&mut self, charged: bool) {
+        match mem::replace(&mut self.progress, Progress::Over) {
+            Progress::Admitted(decision) if !charged => drop(self.account.refund(&decision)),
+            Progress::Deciding(deciding) => {
+                let account = self.account.clone();
+                see_to(deciding, move |decided| {
+                    if let Some(decision) = noted(&account, decided).filter(|_| !charged) {
+                        account.refund(&decision);
+                    }
+                });
+            }
+            Progress::Admitted(_) | Progress::Over => {}
+        }
+    }
+}
+
+/// Without a response a request is charged.
+impl<St: Storage> Drop for Trial<St> {
+    fn drop(&mut self) {
+        self.settle(true);
+    }
+}
+
+/// Tells what came of a trial; what was spent, if anything was.
+fn noted<St: Storage>(account: &Account<St>, decided: Result<Decision, St::Error>) -> Option<Decision> {
+    match decided {
+        Ok(decision) => {
+            account.tell(What::Decided(&decision));
+            Some(decision).filter(Decision::is_admitted)
+        }
+        Err(error) => {
+            account.failed(error);
+            None
+        }
+    }
+}
+
+/// Polls by hand, for an answer that is there at once.
+pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Sees to something that nobody waits for: now, if it can be done at once (then the answer is `true`), else in a task of
+/// the runtime, if there is one.
+fn see_to<F>(mut future: F, then: impl FnOnce(F::Output) + Send + 'static) -> bool
+where
+    F: Future + Unpin + Send + 'static,
+{
+    if let Poll::Ready(output) = poll_once(&mut future) {
+        then(output);
+        return true;
+    }
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn(async move { then(future.await) });
+    }
+    false
+}

@@ -1,0 +1,66 @@
+//! `RateLimit-Policy` and `RateLimit`: lists with a member for each limit, as
+//! [draft-ietf-httpapi-ratelimit-headers-11](https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-ratelimit-headers-11)
+//! has them.
+
+use std::fmt::Write;
+use std::hash::Hasher;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use siphasher::sip128::{Hasher128, SipHasher24};
+
+use crate::time::seconds_up;
+use crate::{Decision, Key, Policy};
+
+const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const LIMITS: HeaderName = HeaderName::from_static("ratelimit");
+
+/// The two lists of one layer. Boxed with what else a response has to wait for, since few layers have any.
+#[derive(Debug)]
+pub(crate) struct Lists {
+    policy: HeaderValue,
+    limits: HeaderValue,
+}
+
+impl Lists {
+    /// What there is to say of each limit. `partition` is the secret to tell the client's key with.
+    pub(super) fn of(decision: &Decision, policy: &Policy, key: &Key, partition: Option<[u8; 16]>) -> Self {
+        let partition = partition.map_or_else(String::new, |secret| format!(";pk=:{}:", hash(key, secret)));
+        let (mut policies, mut limits) = (String::new(), String::new());
+        for (position, (limit, status)) in policy.limits().iter().zip(decision.limits()).enumerate() {
+            if position > 0 {
+                policies.push_str(", ");
+                limits.push_str(", ");
+            }
+            let name = policy.quoted_name(position);
+            let (capacity, window) = (limit.capacity(), limit.window_secs());
+            let (remaining, reset) = (status.remaining(), seconds_up(status.reset_after()));
+            let written = write!(policies, "{name};q={capacity};w={window}{partition}")
+                .and_then(|()| write!(limits, "{name};r={remaining};t={reset}{partition}"));
+            written.expect("writing to a string does not fail");
+        }
+        let value = |text: String| HeaderValue::try_from(text).expect("names were checked when they were given");
+        Self { policy: value(policies), limits: value(limits) }
+    }
+
+    /// Adds the members to what inner layers have said of theirs.
+    pub(super) fn write(self, headers: &mut HeaderMap) {
+        append(headers, POLICY, self.policy);
+        append(headers, LIMITS, self.limits);
+    }
+}
+
+/// In one line, since not every client reads a second.
+fn append(headers: &mut HeaderMap, name: HeaderName, members: HeaderValue) {
+    let lines: Vec<&[u8]> = headers.get_all(&name).iter().chain([&members]).map(HeaderValue::as_bytes).collect();
+    let line = if lines.len() > 1 { HeaderValue::from_bytes(&lines.join(&b", "[..])).ok() } else { None };
+    headers.insert(name, line.unwrap_or(members));
+}
+
+/// A pseudo-random function of the key: without the secret it says nothing about the key, with it the same on every machine.
+fn hash(key: &Key, secret: [u8; 16]) -> String {
+    let mut hasher = SipHasher24::new_with_key(&secret);
+    hasher.write(key.as_bytes());
+    STANDARD.encode(hasher.finish128().as_bytes())
+}

@@ -1,0 +1,44 @@
+use super::{Event, Observer, What};
+
+/// Counts decisions with the crate `metrics` (feature `metrics`), for whatever recorder the program has installed.
+///
+/// | counter | labels | counts |
+/// |---|---|---|
+/// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | what became of requests: see [`Event::outcome`] |
+/// | `ratelimit_refunds_total` | `policy`, `mode` | hits given back, each of which was decided before |
+///
+/// `policy` is [`Policy::identity`](crate::Policy::identity), `mode` is `enforced` or `shadow`. Nothing is labelled by key: there
+/// are as many of them as clients.
+///
+/// ```
+/// use tower_ratelimit::{MetricsObserver, PeerIp, Quota, RateLimitLayer};
+///
+/// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).observer(MetricsObserver::new());
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct MetricsObserver;
+
+const DECISIONS: &str = "ratelimit_decisions_total";
+const REFUNDS: &str = "ratelimit_refunds_total";
+
+impl MetricsObserver {
+    /// Describes the counters to the recorder, if one is installed by now.
+    pub fn new() -> Self {
+        metrics::describe_counter!(DECISIONS, "What became of requests, by policy and outcome.");
+        metrics::describe_counter!(REFUNDS, "Hits given back after their responses, by policy.");
+        Self
+    }
+}
+
+impl Observer for MetricsObserver {
+    fn observe(&self, event: &Event<'_>) {
+        let policy = event.policy.identity().to_owned();
+        let mode = if event.shadow { "shadow" } else { "enforced" };
+        let counter = match event.what {
+            What::Refunded(_) => metrics::counter!(REFUNDS, "policy" => policy, "mode" => mode),
+            _ => metrics::counter!(DECISIONS, "policy" => policy, "outcome" => event.outcome(), "mode" => mode),
+        };
+        counter.increment(1);
+    }
+}

@@ -1,0 +1,136 @@
+//! Something to look at when it misbehaves: what is decided, as events.
+
+#[cfg(feature = "metrics")]
+mod metrics;
+#[cfg(feature = "tracing")]
+mod trace;
+
+use std::fmt;
+use std::sync::Arc;
+
+#[cfg(feature = "metrics")]
+pub use self::metrics::MetricsObserver;
+use crate::extract::Missing;
+use crate::lint::Lint;
+use crate::{BoxError, Decision, Key, Policy};
+
+/// What happened: see [`Event`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum What<'a> {
+    /// The storage decided. [`Decision::is_admitted`] and its siblings say what.
+    Decided(&'a Decision),
+    /// The storage failed.
+    Failed {
+        /// Why.
+        error: &'a BoxError,
+        /// Whether the request was passed on.
+        admitted: bool,
+    },
+    /// There was no key, or no cost.
+    Missing(&'a Missing),
+    /// A hit, which was decided before, is given back: its response is not charged.
+    Refunded(&'a Decision),
+}
+
+/// One thing that happened in a layer: by whose policy, and to whom.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Event<'a> {
+    /// What happened.
+    pub what: What<'a>,
+    /// The policy that binds the request. [Shadow limits](Policy#shadow-limits) are a policy of their own.
+    pub policy: &'a Policy,
+    /// Who asked; `None` when that is what is missing. It may be a secret, or personal: mind where it goes.
+    pub key: Option<&'a Key>,
+    /// Whether this is only tried out: whatever was decided, the request went on.
+    pub shadow: bool,
+}
+
+impl Event<'_> {
+    /// In one word: `admitted`, `delayed`, `refused`, [`crowded`](Decision::is_crowded),
+    /// [`contended`](Decision::is_contended), `failed_open`, `failed_closed`, `missing` or `refunded`.
+    pub fn outcome(&self) -> &'static str {
+        match self.what {
+            What::Decided(decision) if decision.is_crowded() => "crowded",
+            What::Decided(decision) if decision.is_contended() => "contended",
+            What::Decided(decision) if decision.is_refused() => "refused",
+            What::Decided(decision) if decision.is_at_once() => "admitted",
+            What::Decided(_) => "delayed",
+            What::Failed { admitted: true, .. } => "failed_open",
+            What::Failed { admitted: false, .. } => "failed_closed",
+            What::Missing(_) => "missing",
+            What::Refunded(_) => "refunded",
+        }
+    }
+}
+
+/// Is told what a layer does: see [`RateLimitLayer::observer`](crate::RateLimitLayer::observer).
+///
+/// It is called on the way of each request, so it had better be quick. Closures over the [`Event`] do.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use tower_ratelimit::{Event, PeerIp, Quota, RateLimitLayer};
+///
+/// let refused = Arc::new(AtomicU64::new(0));
+/// let counter = Arc::clone(&refused);
+/// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).observer(move |event: &Event<'_>| {
+///     if event.outcome() == "refused" {
+///         counter.fetch_add(1, Ordering::Relaxed);
+///     }
+/// });
+/// ```
+pub trait Observer: Send + Sync + 'static {
+    /// Something happened.
+    fn observe(&self, event: &Event<'_>);
+
+    /// Something about how the layer is set up is probably not meant so. Told once for each layer.
+    fn warn(&self, lint: Lint) {
+        let _ = lint;
+    }
+}
+
+impl<F> Observer for F
+where
+    F: Fn(&Event<'_>) + Send + Sync + 'static,
+{
+    fn observe(&self, event: &Event<'_>) {
+        self(event);
+    }
+}
+
+/// Tells the log (feature `tracing`) and whoever else wants to know.
+#[derive(Clone, Default)]
+pub(crate) struct Reporter {
+    pub(crate) observer: Option<Arc<dyn Observer>>,
+    /// Whether the log may say whose key it was.
+    pub(crate) logs_keys: bool,
+}
+
+impl Reporter {
+    #[inline]
+    pub(crate) fn tell(&self, event: &Event<'_>) {
+        #[cfg(feature = "tracing")]
+        trace::event(event, self.logs_keys);
+        if let Some(observer) = &self.observer {
+            observer.observe(event);
+        }
+    }
+
+    pub(crate) fn warn(&self, lint: Lint) {
+        #[cfg(feature = "tracing")]
+        trace::lint(lint);
+        if let Some(observer) = &self.observer {
+            observer.warn(lint);
+        }
+    }
+}
+
+impl fmt::Debug for Reporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let observed = self.observer.is_some();
+        f.debug_struct("Reporter").field("observed", &observed).field("logs_keys", &self.logs_keys).finish()
+    }
+}

@@ -1,0 +1,41 @@
+//! Events for the log. None names a key unless that was asked for.
+
+use std::error::Error;
+
+use super::{Event, What};
+use crate::lint::Lint;
+
+#[inline]
+pub(super) fn event(event: &Event<'_>, with_key: bool) {
+    match event.what {
+        What::Decided(decision) if decision.is_admitted() => {}
+        _ => out_of_the_ordinary(event, with_key),
+    }
+}
+
+fn out_of_the_ordinary(event: &Event<'_>, with_key: bool) {
+    let (policy, outcome, shadow) = (event.policy.identity(), event.outcome(), event.shadow);
+    let key = event.key.filter(|_| with_key).map(|key| key.as_bytes().escape_ascii());
+    let key = key.as_ref().map(tracing::field::display);
+    match event.what {
+        What::Decided(decision) => {
+            let retry_after = decision.retry_after().map(tracing::field::debug);
+            tracing::debug!(policy, outcome, shadow, cost = decision.cost(), retry_after, key, "a request was refused");
+        }
+        What::Failed { error, .. } => {
+            let error: &(dyn Error + 'static) = &**error;
+            tracing::warn!(policy, outcome, shadow, error, key, "the rate limit storage failed");
+        }
+        What::Missing(missing) if missing.is_clients_fault() => {
+            tracing::debug!(policy, outcome, reason = missing.reason(), "a request could not be limited");
+        }
+        What::Missing(missing) => {
+            tracing::error!(policy, outcome, reason = missing.reason(), "requests cannot be limited");
+        }
+        What::Refunded(_) => tracing::trace!(policy, outcome, shadow, key, "a hit was given back"),
+    }
+}
+
+pub(super) fn lint(lint: Lint) {
+    tracing::warn!(code = lint.code(), docs = lint.docs(), "{lint}");
+}

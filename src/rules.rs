@@ -1,0 +1,73 @@
+//! All that a layer was told, but for where it keeps things and how it answers.
+
+use std::sync::Arc;
+
+use crate::Headers;
+use crate::extract::{Head, KeyExtractor};
+use crate::observe::Reporter;
+use crate::per_request::{ChargeFn, CostFn, Policies, Skip};
+
+/// What to do with a request when the storage has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // open or closed
+pub enum OnError {
+    /// Pass it on, without rate-limit header fields: the service stays up, unprotected.
+    Admit,
+    /// Answer 503 with `Retry-After: 1`: the service stays protected, and down.
+    Refuse,
+}
+
+#[derive(Clone)]
+pub(crate) struct Rules {
+    pub(crate) skip: Vec<Arc<dyn Skip>>,
+    pub(crate) policies: Policies,
+    pub(crate) key: Arc<dyn KeyExtractor>,
+    pub(crate) cost: Option<Arc<CostFn>>,
+    pub(crate) charge: Option<Arc<ChargeFn>>,
+    pub(crate) on_error: OnError,
+    pub(crate) headers: Headers,
+    pub(crate) shadow: bool,
+    pub(crate) shares_decision: bool,
+    pub(crate) reporter: Reporter,
+    /// Whether anybody wants more of an admission than the numbers that are shown.
+    wants_decisions: bool,
+}
+
+impl Rules {
+    pub(crate) fn new(policies: Policies, key: Arc<dyn KeyExtractor>) -> Self {
+        Self {
+            skip: Vec::new(),
+            policies,
+            key,
+            cost: None,
+            charge: None,
+            on_error: OnError::Refuse,
+            headers: Headers::default(),
+            shadow: false,
+            shares_decision: false,
+            reporter: Reporter::default(),
+            wants_decisions: false,
+        }
+    }
+
+    /// The same with one rule changed.
+    pub(crate) fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self.wants_decisions = self.charge.is_some()
+            || self.headers.tell_lists()
+            || self.shares_decision
+            || self.reporter.observer.is_some();
+        self
+    }
+
+    /// Whether the request passes without being counted.
+    #[inline]
+    pub(crate) fn skips(&self, head: &Head<'_>) -> bool {
+        self.skip.iter().any(|skip| skip.skips(head))
+    }
+
+    #[inline]
+    pub(crate) fn want_decisions(&self) -> bool {
+        self.wants_decisions
+    }
+}

@@ -1,0 +1,302 @@
+//! Something to look at: observers, metrics, the log, and the warnings at start-up.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use http::Request;
+use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
+use support::{Failing, Inner, ask, get, policy, standing, status, with};
+use tower::Layer;
+use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::{
+    Event, Global, Header, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer, OnError, PeerIp, Policy,
+    RateLimitLayer, ResponseHead, What,
+};
+use tracing::field::{Field, Visit};
+use tracing::span;
+
+fn layer(text: &str) -> RateLimitLayer {
+    RateLimitLayer::new(policy(text).with_name("api"), Header::new("x-client")).storage(standing().0, OnError::Refuse)
+}
+
+#[tokio::test]
+async fn an_observer_is_told_of_each_decision_whose_it_is_and_by_which_policy() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&told);
+    let observer = move |event: &Event<'_>| {
+        let numbers = match event.what {
+            What::Decided(decision) => decision.remaining().to_string(),
+            _ => "-".to_owned(),
+        };
+        let key = event.key.map(|key| format!("{key:?}"));
+        events.lock().unwrap().push((event.policy.identity().to_owned(), event.outcome(), key, numbers));
+    };
+    let layer = RateLimitLayer::new(policy("leaky-bucket 1/hour queue 0").with_name("api"), Header::new("x-client"));
+    let layer = layer.storage(MemoryStorage::builder().max_keys(1).build().unwrap(), OnError::Refuse);
+    let service = layer.observer(observer).layer(Inner::default());
+    for (request, expected) in
+        [(with("x-client", "a"), 200), (with("x-client", "a"), 429), (with("x-client", "b"), 429), (get("/"), 400)]
+    {
+        assert_eq!(status(&service, request).await, expected);
+    }
+    let key = |name: char| Some(format!("Key(\"t{name}\")"));
+    let api = "api".to_owned();
+    let expected = [
+        (api.clone(), "admitted", key('a'), "0".to_owned()),
+        (api.clone(), "refused", key('a'), "0".to_owned()),
+        (api.clone(), "crowded", key('b'), "0".to_owned()),
+        (api, "missing", None, "-".to_owned()),
+    ];
+    assert_eq!(*told.lock().unwrap(), expected);
+}
+
+#[tokio::test]
+async fn an_observer_is_told_which_way_a_failing_storage_went() {
+    for (on_error, expected) in [(OnError::Admit, "failed_open"), (OnError::Refuse, "failed_closed")] {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let events = Arc::clone(&told);
+        let observer = move |event: &Event<'_>| {
+            let What::Failed { error, .. } = event.what else { panic!("{event:?}") };
+            events.lock().unwrap().push((event.outcome(), error.to_string()));
+        };
+        let service = layer("1/day").storage(Failing, on_error).observer(observer).layer(Inner::default());
+        status(&service, with("x-client", "a")).await;
+        assert_eq!(*told.lock().unwrap(), [(expected, "secret-host:6379 is down".to_owned())]);
+    }
+}
+
+/// Keeps counters by their names and labels.
+#[derive(Default)]
+struct Counters(Mutex<BTreeMap<String, Arc<AtomicU64>>>);
+
+impl Recorder for Counters {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &metrics::Key, _: &Metadata<'_>) -> Counter {
+        let labels: Vec<String> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        let name = format!("{}{{{}}}", key.name(), labels.join(","));
+        Counter::from_arc(Arc::clone(self.0.lock().unwrap().entry(name).or_default()))
+    }
+
+    fn register_gauge(&self, _: &metrics::Key, _: &Metadata<'_>) -> Gauge {
+        panic!("no gauges")
+    }
+
+    fn register_histogram(&self, _: &metrics::Key, _: &Metadata<'_>) -> Histogram {
+        panic!("no histograms")
+    }
+}
+
+#[test]
+fn metrics_count_by_policy_and_outcome_and_never_by_key() {
+    let counters = Counters::default();
+    metrics::with_local_recorder(&counters, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let layer = layer("2/day; shadow 1/day").observer(MetricsObserver::new());
+            let charging = layer.clone().charge_when(|response: &ResponseHead<'_>| response.status != 200);
+            let service = layer.layer(Inner::default());
+            for client in ["alice", "alice", "alice", "bob"] {
+                ask(&service, with("x-client", client)).await;
+            }
+            ask(&service, get("/")).await;
+            ask(&charging.layer(Inner::default()), with("x-client", "carol")).await;
+        });
+    });
+    let counts: Vec<String> = counters
+        .0
+        .into_inner()
+        .unwrap()
+        .into_iter()
+        .map(|(name, count)| format!("{name} {}", count.load(Ordering::SeqCst)))
+        .collect();
+    let shadow = "api\u{b7}shadow";
+    assert_eq!(
+        counts,
+        [
+            "ratelimit_decisions_total{policy=api,outcome=admitted,mode=enforced} 4".to_owned(),
+            "ratelimit_decisions_total{policy=api,outcome=missing,mode=enforced} 1".to_owned(),
+            "ratelimit_decisions_total{policy=api,outcome=refused,mode=enforced} 1".to_owned(),
+            format!("ratelimit_decisions_total{{policy={shadow},outcome=admitted,mode=shadow}} 3"),
+            format!("ratelimit_decisions_total{{policy={shadow},outcome=refused,mode=shadow}} 1"),
+            "ratelimit_refunds_total{policy=api,mode=enforced} 1".to_owned(),
+            format!("ratelimit_refunds_total{{policy={shadow},mode=shadow}} 1"),
+        ]
+    );
+}
+
+/// Keeps the events of this crate as lines.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("tower_ratelimit")
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = event.metadata().level().to_string();
+        event.record(&mut Fields(&mut line));
+        self.0.lock().unwrap().push(line);
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        panic!("no spans")
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+struct Fields<'a>(&'a mut String);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        write!(self.0, " {field}={value:?}").unwrap();
+    }
+}
+
+/// What is logged while requests go through a layer.
+fn logged<R, St>(layer: &RateLimitLayer<St, R>, requests: Vec<Request<()>>) -> Vec<String>
+where
+    St: tower_ratelimit::Storage,
+    R: tower_ratelimit::Rejection<String>,
+{
+    let log = Log::default();
+    tracing::subscriber::with_default(log.clone(), || {
+        let service = layer.layer(Inner::default());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for request in requests {
+            runtime.block_on(ask(&service, request));
+        }
+    });
+    log.0.lock().unwrap().clone()
+}
+
+#[test]
+fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
+    let alice = || with("x-client", "alice@example.org");
+    let layer = layer("fixed-window 1/minute");
+    let lines = logged(&layer, vec![alice(), alice(), get("/")]);
+    assert_eq!(lines.len(), 2, "nothing about what is admitted: {lines:?}");
+    for part in ["DEBUG", "refused", "policy=\"api\"", "60s"] {
+        assert!(lines[0].contains(part), "{part}: {lines:?}");
+    }
+    assert!(lines[1].contains("DEBUG") && lines[1].contains("x-client"), "{lines:?}");
+    assert!(!lines.concat().contains("alice"), "{lines:?}");
+
+    let lines = logged(&layer.clone().log_keys(), vec![alice()]);
+    assert!(lines[0].contains("alice@example.org"), "asked for: {lines:?}");
+
+    let lines = logged(&layer.storage(Failing, OnError::Admit), vec![alice()]);
+    assert!(lines[0].contains("WARN") && lines[0].contains("secret-host:6379 is down"), "{lines:?}");
+    assert!(!lines.concat().contains("alice"), "{lines:?}");
+
+    let broken = |_: &Head<'_>| -> Result<tower_ratelimit::Key, Missing> { Err(Missing::server("no table")) };
+    let lines = logged(&RateLimitLayer::new(policy("1/day"), broken), vec![get("/")]);
+    assert!(lines[0].contains("ERROR") && lines[0].contains("no table"), "{lines:?}");
+}
+
+/// Keeps the lints it is told.
+#[derive(Clone, Default)]
+struct Linted(Arc<Mutex<Vec<Lint>>>);
+
+impl Observer for Linted {
+    fn observe(&self, _: &Event<'_>) {}
+
+    fn warn(&self, lint: Lint) {
+        self.0.lock().unwrap().push(lint);
+    }
+}
+
+impl Linted {
+    fn layer(&self, key: impl KeyExtractor) -> RateLimitLayer {
+        RateLimitLayer::new(Policy::from(tower_ratelimit::Quota::per_day(5)), key).observer(self.clone())
+    }
+
+    fn told(&self) -> Vec<Lint> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+fn forwarded(name: &str) -> Request<()> {
+    let mut request = with(name, "203.0.113.7");
+    request.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
+    request
+}
+
+#[tokio::test]
+async fn ipv6_keyed_by_more_than_a_64_is_told_once_when_the_layer_starts() {
+    let linted = Linted::default();
+    for (prefix, expected) in
+        [(48, vec![]), (64, vec![]), (65, vec![Lint::Ipv6PerAddress]), (128, vec![Lint::Ipv6PerAddress])]
+    {
+        let layer = linted.layer(Header::new("x-client").or(Global.and(PeerIp::new().ipv6_prefix(prefix))));
+        for _ in 0..3 {
+            let _ = layer.clone().layer(Inner::default());
+        }
+        assert_eq!(linted.told(), expected, "/{prefix}");
+    }
+}
+
+#[tokio::test]
+async fn a_forwarding_header_where_only_the_peer_counts_is_told_once() {
+    for name in ["x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip"] {
+        let linted = Linted::default();
+        let service = linted.layer(PeerIp::new()).layer(Inner::default());
+        let mut direct = get("/");
+        direct.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
+        ask(&service, direct).await;
+        assert_eq!(linted.told(), []);
+        for _ in 0..3 {
+            ask(&service, forwarded(name)).await;
+        }
+        assert_eq!(linted.told(), [Lint::ForwardedPeer], "{name}");
+        let other = linted.layer(Header::new(name)).layer(Inner::default());
+        ask(&other, forwarded(name)).await;
+        assert_eq!(linted.told(), [], "{name} is the key");
+    }
+}
+
+#[tokio::test]
+async fn the_same_layer_twice_is_told_once() {
+    let linted = Linted::default();
+    let layer = linted.layer(Global);
+    let twice = layer.layer(layer.clone().layer(Inner::default()));
+    for _ in 0..2 {
+        ask(&twice, get("/")).await;
+    }
+    assert_eq!(linted.told(), [Lint::SameLayerTwice]);
+
+    let [outer, inner] = [linted.layer(Global), linted.layer(Global)];
+    let stacked = outer.layer(inner.layer(Inner::default()));
+    for _ in 0..2 {
+        ask(&stacked, get("/")).await;
+    }
+    assert_eq!(linted.told(), [], "two layers are two layers");
+}
+
+#[test]
+fn a_lint_is_a_warning_with_a_code_and_where_it_is_explained() {
+    let key = PeerIp::new().ipv6_prefix(128);
+    let lines = logged(&RateLimitLayer::new(policy("1/day"), key), vec![forwarded("x-forwarded-for")]);
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    for (line, code, anchor) in
+        [(&lines[0], "RL001", "variant.Ipv6PerAddress"), (&lines[1], "RL003", "variant.ForwardedPeer")]
+    {
+        assert!(line.contains("WARN") && line.contains(code) && line.contains(anchor), "{line}");
+    }
+    let lints = [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress, Lint::ForwardedPeer, Lint::SameLayerTwice];
+    for lint in lints {
+        assert!(lint.docs().ends_with(&format!("#variant.{lint:?}")), "{lint:?}");
+    }
+}
