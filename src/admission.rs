@@ -13,7 +13,7 @@ use crate::lint::Lints;
 use crate::observe::{Event, What};
 use crate::rules::{OnError, Rules};
 use crate::storage::Ask;
-use crate::{BoxError, Decision, Key, Policy, Refused, Rejection, Storage, headers};
+use crate::{BoxError, Decision, Key, Policy, Refusal, Refused, Rejection, Storage, headers};
 
 /// What all services of a layer share.
 pub(crate) struct Shared<St, R> {
@@ -83,7 +83,8 @@ impl<St: Storage, R> Shared<St, R> {
         } else if decision.is_admitted() {
             Verdict::Delayed(Box::new(decision.clone()))
         } else {
-            let mut response = self.rejection.reject(Refused::Limit(decision), &Head::of(request));
+            let refused = Refused::Limit(Refusal::new(decision, ask.policy));
+            let mut response = self.rejection.reject(refused, &Head::of(request));
             let (fields, numbers) = (self.rules.headers, self.rules.headers.numbers_of(decision));
             headers::write_refused(&mut response, decision, numbers, fields.lists(decision, ask.policy, ask.key));
             headers::attach(&mut response, decision, mem::take(request.extensions_mut()));

@@ -131,6 +131,7 @@
 //! | `X-RateLimit-Remaining` | every limited response | units that can still be spent, after this request |
 //! | `X-RateLimit-Reset` | every limited response | when more than that remain: seconds since the unix epoch, rounded up ([or from now](Headers::reset_in_seconds)) |
 //! | `Retry-After` | refusals | seconds after which this request would be admitted, at least 1; absent when it never can be |
+//! | `Cache-Control` | refusals | `no-store`: the next request may be admitted |
 //!
 //! Of several limits the one shown is the one that refuses for the longest, else the one with the least remaining. Of
 //! stacked layers, the one with fewer remaining.
@@ -139,6 +140,7 @@
 //!
 //! - `tracing` (default): events for what an operator must know.
 //! - `axum`: [`PeerIp`] reads `ConnectInfo`, and `extract::MatchedPath` is there.
+//! - `tonic`: [`PeerIp`] reads the connect info of tonic's server. [`GrpcRejection`] is there without it.
 //! - `testing`: the laws as property tests, for strategies and storages of your own.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -183,7 +185,9 @@ pub use self::observe::{Event, Observer, What};
 pub use self::per_request::{IntoCost, Policies, ResponseHead, Skip, policy_by};
 pub use self::policy::{Limit, Op, Policy, PolicyBuilder};
 pub use self::quota::Quota;
-pub use self::rejection::{EmptyRejection, Refused, Rejection, TextRejection};
+pub use self::rejection::{
+    EmptyRejection, GrpcRejection, ProblemRejection, Refusal, Refused, Rejection, TextRejection,
+};
 pub use self::rules::OnError;
 pub use self::service::RateLimit;
 #[doc(no_inline)]

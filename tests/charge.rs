@@ -171,8 +171,14 @@ async fn all_units_of_a_request_are_given_back_and_of_all_limits() {
     assert_eq!(remaining(&ask(&service, get("/200")).await), Some(6));
     assert_eq!(remaining(&ask(&service, get("/404")).await), Some(1));
     let limiter = RateLimiter::with_storage(policy(text).with_name("logins"), storage);
-    let remaining: Vec<u32> =
-        limiter.peek(&Key::everybody()).await.unwrap().limits().iter().map(|limit| limit.remaining()).collect();
+    let remaining: Vec<u32> = limiter
+        .peek(&Key::everybody())
+        .await
+        .unwrap()
+        .limits()
+        .iter()
+        .map(tower_ratelimit::strategy::Status::remaining)
+        .collect();
     assert_eq!(remaining, [4, 3, 2, 1]);
 }
 

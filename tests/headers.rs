@@ -11,9 +11,10 @@ use support::{Inner, T0, ask, get, numbers, policy, retry_after, standing, statu
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::ManualClock;
+use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
 use tower_ratelimit::{
     FixedWindow, Global, Header, Headers, Limit, MemoryStorage, MovingWindow, OnError, Policy, Quota, RateLimit,
-    RateLimitLayer, TokenBucket,
+    RateLimitLayer, Timestamp, TokenBucket,
 };
 
 fn layer(policy: Policy, storage: &MemoryStorage, headers: Headers) -> RateLimitLayer {
@@ -249,9 +250,38 @@ fn a_name_that_cannot_stand_in_a_field_is_refused_when_the_policy_is_built() {
     }
 }
 
+/// Calls itself what would break out of a string.
+#[derive(Clone, Copy, Debug)]
+struct Rude;
+
+impl Strategy for Rude {
+    fn name(&self) -> &'static str {
+        "rude\r\nset-cookie: a=b"
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        FixedWindow::new().check(quota, state, now, cost)
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
+        FixedWindow::new().spend(quota, state, now, cost)
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        FixedWindow::new().refund(quota, state, now, hit);
+    }
+}
+
+/// Field defect: policy name injected into a structured field.
+#[test]
+fn a_strategy_that_calls_itself_what_cannot_stand_in_a_field_is_refused_when_the_policy_is_built() {
+    let error = Policy::try_new(Rude, Quota::per_minute(1)).unwrap_err().to_string();
+    assert!(error.contains("rude") && error.contains("header"), "{error}");
+}
+
 /// Names and parameters of a list, as a client that knows Structured Fields reads them.
 fn members(headers: &HeaderMap, name: &str) -> Vec<(String, Vec<(String, BareItem)>)> {
-    let lines: Vec<&[u8]> = headers.get_all(name).iter().map(|value| value.as_bytes()).collect();
+    let lines: Vec<&[u8]> = headers.get_all(name).iter().map(http::HeaderValue::as_bytes).collect();
     let list: List = Parser::new(&lines.join(&b","[..])).parse().unwrap();
     list.into_iter()
         .map(|entry| {

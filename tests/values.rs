@@ -217,7 +217,8 @@ fn public_types_are_send_sync_and_debug() {
     check::<RateLimitLayer>();
     check::<RateLimitLayer<MemoryStorage, EmptyRejection>>();
     check::<RateLimit<()>>();
-    check::<Refused<'_>>();
+    check::<(Refused<'_>, Refusal<'_>)>();
+    check::<(TextRejection, EmptyRejection, ProblemRejection, GrpcRejection)>();
     check::<MemoryStorage>();
     check::<storage::MemoryStorageBuilder>();
     check::<storage::Ask<'_>>();

@@ -5,8 +5,9 @@ use crate::{ConfigError, Key};
 
 /// The address at the other end of the connection.
 ///
-/// It is what the server attached to the request: axum's `ConnectInfo<SocketAddr>` (feature `axum`), else a plain
-/// [`SocketAddr`] in the extensions. Behind a proxy it is the proxy's address.
+/// It is what the server attached to the request: axum's `ConnectInfo<SocketAddr>` (feature `axum`), else tonic's connect
+/// info, of plain TCP or of TLS (feature `tonic`), else a plain [`SocketAddr`] in the extensions. Behind a proxy it is the
+/// proxy's address.
 ///
 /// 1. IPv4 addresses are keys as they are.
 /// 2. An IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) is the IPv4 address, decided by its bits, not by how it is written.
@@ -87,8 +88,9 @@ impl KeyExtractor for PeerIp {
                 IpAddr::V6(v6) => Ok(Some(self.network(v6).into())),
             },
             None => Err(Missing::server(
-                "the peer's address is missing: enable the feature \"axum\" of tower-ratelimit and serve with \
-                 into_make_service_with_connect_info::<SocketAddr>(), or insert a SocketAddr into the request's extensions",
+                "the peer's address is missing: with axum, enable the feature \"axum\" of tower-ratelimit and serve with \
+                 into_make_service_with_connect_info::<SocketAddr>(); with tonic, enable the feature \"tonic\" and serve \
+                 over TCP; with another server, insert a SocketAddr into the request's extensions",
             )),
         }
     }
@@ -104,5 +106,21 @@ fn peer(head: &Head<'_>) -> Option<SocketAddr> {
     if let Some(axum::extract::ConnectInfo(address)) = head.extensions.get() {
         return Some(*address);
     }
-    head.extensions.get().copied()
+    #[cfg(feature = "tonic")]
+    if let Some(address) = head.extensions.get().and_then(tonic::transport::server::TcpConnectInfo::remote_addr) {
+        return Some(address);
+    }
+    let plain = head.extensions.get().copied();
+    #[cfg(feature = "tonic")]
+    let plain = plain.or_else(|| through_tls(head));
+    plain
+}
+
+/// The address behind tonic's `TlsConnectInfo`, a type that exists only when tonic is built with TLS: a request of tonic's own
+/// knows, and wants the extensions for itself. Tonic's own acceptor attaches the other type too, so only those who bring
+/// an acceptor come here.
+#[cfg(feature = "tonic")]
+#[cold]
+fn through_tls(head: &Head<'_>) -> Option<SocketAddr> {
+    tonic::Request::from_parts(tonic::metadata::MetadataMap::new(), head.extensions.clone(), ()).remote_addr()
 }

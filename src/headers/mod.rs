@@ -71,7 +71,7 @@ impl Headers {
         Self { triples: Families { x: None, draft_6: true }, ietf: None }
     }
 
-    /// Only `Retry-After`, on a refusal.
+    /// Only `Retry-After` and `Cache-Control`, on a refusal.
     pub const fn none() -> Self {
         Self { triples: Families { x: None, draft_6: false }, ietf: None }
     }
@@ -175,7 +175,8 @@ pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Option<Numb
     }
 }
 
-/// Tells a refused request's response how things stand, and that it is nobody else's.
+/// Tells a refused request's response how things stand, and caches not to keep it: a 429 must not be stored (RFC 6585,
+/// section 4), and not every refusal by a limit says 429.
 pub(crate) fn write_refused<B>(
     response: &mut Response<B>,
     decision: &Decision,

@@ -35,9 +35,10 @@ impl Observer for MetricsObserver {
     fn observe(&self, event: &Event<'_>) {
         let policy = event.policy.identity().to_owned();
         let mode = if event.shadow { "shadow" } else { "enforced" };
-        let counter = match event.what {
-            What::Refunded(_) => metrics::counter!(REFUNDS, "policy" => policy, "mode" => mode),
-            _ => metrics::counter!(DECISIONS, "policy" => policy, "outcome" => event.outcome(), "mode" => mode),
+        let counter = if matches!(event.what, What::Refunded(_)) {
+            metrics::counter!(REFUNDS, "policy" => policy, "mode" => mode)
+        } else {
+            metrics::counter!(DECISIONS, "policy" => policy, "outcome" => event.outcome(), "mode" => mode)
         };
         counter.increment(1);
     }

@@ -1,18 +1,24 @@
 //! From a refusal to a response.
 
-use http::header::{CONTENT_TYPE, HeaderValue};
+mod grpc;
+mod problem;
+mod refusal;
+mod text;
+
 use http::{Response, StatusCode};
 
-use crate::Decision;
+pub use self::grpc::GrpcRejection;
+pub use self::problem::ProblemRejection;
+pub use self::refusal::Refusal;
+pub use self::text::TextRejection;
 use crate::extract::{Head, Missing};
-use crate::time::seconds_up;
 
 /// Why a request is not passed on.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Refused<'a> {
     /// The policy refused.
-    Limit(&'a Decision),
+    Limit(Refusal<'a>),
     /// The storage failed, and [`OnError::Refuse`](crate::OnError::Refuse) was asked for.
     Storage,
     /// There is no key, or no cost.
@@ -30,28 +36,12 @@ impl Refused<'_> {
             Self::Missing(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
-
-    fn text(&self) -> String {
-        match self {
-            Self::Limit(decision) => match decision.retry_after() {
-                Some(wait) => {
-                    let (before, after) = ("too many requests, retry in ", " s\n");
-                    let mut digits = itoa::Buffer::new();
-                    [before, digits.format(seconds_up(wait)), after].concat()
-                }
-                None => "too many requests: this one is larger than the limit\n".to_owned(),
-            },
-            Self::Storage => "temporarily unavailable, retry in 1 s\n".to_owned(),
-            Self::Missing(missing) if missing.is_clients_fault() => "bad request\n".to_owned(),
-            Self::Missing(_) => "internal server error\n".to_owned(),
-        }
-    }
 }
 
 /// Makes the response to a refused request, of the inner service's own body type.
 ///
-/// Closures over [`Refused`] and the request's [`Head`] do. The middleware then sets `X-RateLimit-*` and
-/// `Retry-After` on whatever they make.
+/// Closures over [`Refused`] and the request's [`Head`] do. On whatever is made for a limit, the middleware then sets
+/// `X-RateLimit-*` and `Retry-After`, and `Cache-Control: no-store` unless there is a `Cache-Control` already.
 ///
 /// ```
 /// use http::Response;
@@ -68,25 +58,14 @@ impl Refused<'_> {
     message = "`{Self}` cannot make a response with the body `{B}`",
     label = "the refusal of this layer needs another way to make a response",
     note = "`TextRejection`, the default, needs `{B}: From<String>`",
+    note = "`.rejection(ProblemRejection)` needs `{B}: From<String>` too",
     note = "`.rejection(EmptyRejection)` needs `{B}: Default`",
+    note = "`.rejection(GrpcRejection)` needs `{B}: Default` and is for gRPC, tonic's servers for example",
     note = "`.rejection(|refused: Refused<'_>, head: &Head<'_>| ..)` makes any response"
 )]
 pub trait Rejection<B>: Send + Sync + 'static {
     /// The response to a refused request.
     fn reject(&self, refused: Refused<'_>, head: &Head<'_>) -> Response<B>;
-}
-
-/// A short text in English: what a layer answers unless told otherwise.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TextRejection;
-
-impl<B: From<String>> Rejection<B> for TextRejection {
-    fn reject(&self, refused: Refused<'_>, _: &Head<'_>) -> Response<B> {
-        let mut response = Response::new(refused.text().into());
-        *response.status_mut() = refused.status();
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        response
-    }
 }
 
 /// A status without a body.

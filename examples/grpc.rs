@@ -1,0 +1,78 @@
+//! One limit for two servers: what a client calls over gRPC and what it asks over HTTP count together.
+
+use std::io;
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tower_ratelimit::{GrpcRejection, PeerIp, ProblemRejection, Quota, RateLimitLayer, RateLimiter};
+
+/// Serves gRPC until the listener fails. A call too many ends with `RESOURCE_EXHAUSTED`.
+async fn grpc(listener: TcpListener, limiter: &RateLimiter) -> io::Result<()> {
+    let limit = RateLimitLayer::from_limiter(limiter, PeerIp::new()).rejection(GrpcRejection);
+    let (_, health) = tonic_health::server::health_reporter();
+    let server = Server::builder().layer(limit).add_service(health);
+    server.serve_with_incoming(TcpIncoming::from(listener)).await.map_err(io::Error::other)
+}
+
+/// Serves HTTP until the listener fails. A request too many is answered with 429 and a problem in JSON.
+async fn http(listener: TcpListener, limiter: &RateLimiter) -> io::Result<()> {
+    let limit = RateLimitLayer::from_limiter(limiter, PeerIp::new()).rejection(ProblemRejection);
+    let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
+}
+
+#[tokio::main]
+async fn main() -> io::Result<()> {
+    let limiter = RateLimiter::new(Quota::per_minute(10));
+    let (calls, requests) = (TcpListener::bind("127.0.0.1:50051").await?, TcpListener::bind("127.0.0.1:3000").await?);
+    tokio::try_join!(grpc(calls, &limiter), http(requests, &limiter))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tonic::Code;
+    use tonic::transport::Endpoint;
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_client::HealthClient;
+
+    use super::*;
+
+    async fn ask(address: SocketAddr) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn calls_and_requests_of_one_peer_count_together() {
+        let limiter = RateLimiter::new(Quota::per_hour(3));
+        let calls = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let requests = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (grpc_at, http_at) = (calls.local_addr().unwrap(), requests.local_addr().unwrap());
+        tokio::spawn(async move { tokio::try_join!(grpc(calls, &limiter), http(requests, &limiter)) });
+        let channel = Endpoint::from_shared(format!("http://{grpc_at}")).unwrap().connect().await.unwrap();
+        let mut health = HealthClient::new(channel);
+        let mut call = async || health.check(HealthCheckRequest::default()).await;
+
+        assert_eq!(call().await.unwrap().metadata().get("x-ratelimit-remaining").unwrap(), "2");
+        let admitted = ask(http_at).await;
+        assert!(
+            admitted.starts_with("HTTP/1.1 200") && admitted.contains("x-ratelimit-remaining: 1\r\n"),
+            "{admitted}"
+        );
+        assert_eq!(call().await.unwrap().metadata().get("x-ratelimit-remaining").unwrap(), "0");
+
+        let refused = ask(http_at).await;
+        assert!(refused.starts_with("HTTP/1.1 429") && refused.contains("#quota-exceeded"), "{refused}");
+        assert_eq!(call().await.unwrap_err().code(), Code::ResourceExhausted);
+    }
+}

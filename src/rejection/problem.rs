@@ -1,0 +1,79 @@
+use std::fmt::{self, Write};
+
+use http::Response;
+use http::header::{CONTENT_TYPE, HeaderValue};
+
+use super::{Refused, Rejection};
+use crate::extract::Head;
+
+/// A problem in JSON, `application/problem+json` (RFC 9457), for programs to read.
+///
+/// | refused | status | `type` |
+/// |---|---|---|
+/// | by a limit | 429 | `https://iana.org/assignments/http-problem-types#quota-exceeded` |
+/// | for the storage failed | 503 | `about:blank` |
+/// | for something is missing | 400 or 500 | `about:blank` |
+///
+/// Every problem has its `title` and its `status`. The first two have a `detail`, which says in words when to come back.
+/// That of a limit has `violated-policies` (draft-ietf-httpapi-ratelimit-headers, section 5): what the limits that refuse
+/// are called, the same names as elsewhere on the wire. What is missing is not told.
+///
+/// ```
+/// # use http::{Request, Response};
+/// # use tower::{Layer, ServiceExt, service_fn};
+/// use tower_ratelimit::{Global, Policy, ProblemRejection, RateLimitLayer};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let hello = service_fn(|_: Request<()>| async { Ok::<_, std::convert::Infallible>(Response::new(String::new())) });
+/// let free = "fixed-window 1/minute".parse::<Policy>()?.with_name("free");
+/// let service = RateLimitLayer::new(free, Global).rejection(ProblemRejection).layer(hello);
+///
+/// service.clone().oneshot(Request::new(())).await?;
+/// let refused = service.oneshot(Request::new(())).await?;
+/// assert_eq!(refused.headers()["content-type"], "application/problem+json");
+/// let problem: serde_json::Value = serde_json::from_str(refused.body())?;
+/// assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#quota-exceeded");
+/// assert_eq!(problem["violated-policies"][0], "free");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProblemRejection;
+
+impl<B: From<String>> Rejection<B> for ProblemRejection {
+    fn reject(&self, refused: Refused<'_>, _: &Head<'_>) -> Response<B> {
+        // Room for a limit's problem with a few short names.
+        let mut problem = String::with_capacity(320);
+        write_problem(refused, &mut problem).expect("writing to a string does not fail");
+        let mut response = Response::new(problem.into());
+        *response.status_mut() = refused.status();
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        response
+    }
+}
+
+fn write_problem(refused: Refused<'_>, json: &mut String) -> fmt::Result {
+    let status = refused.status();
+    let (kind, title) = match refused {
+        Refused::Limit(_) => ("https://iana.org/assignments/http-problem-types#quota-exceeded", "Quota exceeded"),
+        Refused::Storage | Refused::Missing(_) => ("about:blank", status.canonical_reason().unwrap_or_default()),
+    };
+    write!(json, r#"{{"type":"{kind}","title":"{title}","status":{}"#, status.as_u16())?;
+    match refused {
+        Refused::Limit(_) | Refused::Storage => write!(json, r#","detail":"{}""#, refused.in_words(""))?,
+        // The title has said it all.
+        Refused::Missing(_) => {}
+    }
+    if let Refused::Limit(refusal) = refused {
+        json.push_str(r#","violated-policies":["#);
+        for (i, position) in refusal.refusing().enumerate() {
+            // A name is printable ASCII, so strings of Structured Fields and of JSON are the same.
+            let comma = if i == 0 { "" } else { "," };
+            write!(json, "{comma}{}", refusal.policy().quoted_name(position))?;
+        }
+        json.push(']');
+    }
+    json.push('}');
+    Ok(())
+}

@@ -1,0 +1,40 @@
+use http::Response;
+use http::header::{CONTENT_TYPE, HeaderValue};
+
+use super::{Refused, Rejection};
+use crate::extract::Head;
+use crate::time::seconds_up;
+
+/// A short text in English: what a layer answers unless told otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TextRejection;
+
+impl<B: From<String>> Rejection<B> for TextRejection {
+    fn reject(&self, refused: Refused<'_>, _: &Head<'_>) -> Response<B> {
+        let mut response = Response::new(refused.in_words("\n").into());
+        *response.status_mut() = refused.status();
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        response
+    }
+}
+
+impl Refused<'_> {
+    /// What is said to people, and then `end`. It is printable ASCII without a percent sign, a quote or a backslash, so that
+    /// it can stand as it is in a header field and in JSON.
+    pub(super) fn in_words(&self, end: &str) -> String {
+        let text = match self {
+            Self::Limit(refusal) => match refusal.retry_after() {
+                Some(wait) => {
+                    let mut digits = itoa::Buffer::new();
+                    let seconds = digits.format(seconds_up(wait).max(1));
+                    return ["too many requests, retry in ", seconds, " s", end].concat();
+                }
+                None => "too many requests: this one is larger than the limit",
+            },
+            Self::Storage => "temporarily unavailable, retry in 1 s",
+            Self::Missing(missing) if missing.is_clients_fault() => "bad request",
+            Self::Missing(_) => "internal server error",
+        };
+        [text, end].concat()
+    }
+}
