@@ -39,7 +39,7 @@ impl<S: Sync> OptionalFromRequestParts<S> for Decision {
 }
 
 /// A handler asked for a [`Decision`] that no layer has shared: 500, with the cause only here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NoDecision;
 
