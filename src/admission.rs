@@ -2,18 +2,19 @@
 
 use std::mem;
 use std::sync::Arc;
+use std::task::Poll;
 
 use http::header::{HeaderValue, RETRY_AFTER};
 use http::{Request, Response};
 
-use crate::aftermath::{Account, After, Trial};
+use crate::aftermath::{Account, After, Place, Trial, poll_once};
 use crate::extract::{Head, Missing};
 use crate::headers::Numbers;
 use crate::lint::Lints;
 use crate::observe::{Event, What};
 use crate::rules::{OnError, Rules};
-use crate::storage::Ask;
-use crate::{BoxError, Decision, Key, Policy, Refusal, Refused, Rejection, Storage, headers};
+use crate::storage::{Ask, Shown};
+use crate::{BoxError, Decision, Key, Op, Policy, Refusal, Refused, Rejection, Storage, headers};
 
 /// What all services of a layer share.
 pub(crate) struct Shared<St, R> {
@@ -23,7 +24,15 @@ pub(crate) struct Shared<St, R> {
     pub(crate) lints: Lints,
 }
 
-/// What becomes of a request.
+/// What is to be done with a request.
+pub(crate) enum Considered<St: Storage, ResBody> {
+    PassOn(Told<St>),
+    Answer(Response<ResBody>),
+    /// For the storage, or for its turn.
+    Wait(Place<St>, St::Decided),
+}
+
+/// What a decision means for a request.
 pub(crate) enum Verdict<St: Storage, ResBody> {
     Admitted(Told<St>),
     Delayed(Box<Decision>),
@@ -62,6 +71,59 @@ impl<St, R> Shared<St, R> {
 }
 
 impl<St: Storage, R> Shared<St, R> {
+    /// What is to be done with a request.
+    ///
+    /// The key is looked at where it is, and moved only when it has to wait: handing things on costs more than making them.
+    #[inline]
+    pub(crate) fn consider<B, ResBody>(&self, request: &mut Request<B>) -> Considered<St, ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
+        if self.lints.are_looking() {
+            self.look_at(request);
+        }
+        let (rules, head) = (&self.rules, Head::of(request));
+        if rules.skips(&head) {
+            return Considered::PassOn(Told::NOTHING);
+        }
+        let Some(policy) = rules.policies.of(&head) else { return Considered::PassOn(Told::NOTHING) };
+        let extracted = rules.key.extract(&head);
+        let key = match &extracted {
+            Ok(Some(key)) => key,
+            Ok(None) => return Considered::PassOn(Told::NOTHING),
+            Err(missing) => return self.without(missing, &policy, &head),
+        };
+        let cost = match rules.cost.as_ref().map_or(Ok(1), |cost| cost(&head)) {
+            Ok(cost) => cost,
+            Err(missing) => return self.without(&missing, &policy, &head),
+        };
+        // What is free shows how things stand.
+        let op = if cost == 0 { Op::Peek } else { Op::Hit };
+        let ask = Ask::new(&policy, key, op, cost);
+        if rules.shadow {
+            return Considered::PassOn(self.try_out(ask));
+        }
+        // Nearly always the answer is there at once, is yes, and nobody wants to know more.
+        if op == Op::Hit && !rules.want_decisions() && policy.shadowed().is_none() {
+            let mut shown = rules.headers.tell_numbers().then(Shown::default);
+            if self.storage.hit_at_once(ask, shown.as_mut()) {
+                let numbers = shown.and_then(|shown| rules.headers.numbers(shown.at, &shown.limit));
+                return Considered::PassOn(Told::only(numbers));
+            }
+        }
+        // A storage that knows the answer is not made to wait for the first poll of a future.
+        let mut deciding = self.storage.decide(ask);
+        let delayed = match poll_once(&mut deciding) {
+            Poll::Ready(decided) => match self.judge(decided, ask, request) {
+                Verdict::Admitted(told) => return Considered::PassOn(told),
+                Verdict::Refused(response) => return Considered::Answer(response),
+                Verdict::Delayed(decision) => Some(decision),
+            },
+            Poll::Pending => None,
+        };
+        Considered::Wait(Place::new(self.account(&policy, key, false), cost, delayed), deciding)
+    }
+
     /// What becomes of a request on which the storage has answered. If it is refused, what was attached to it is taken.
     #[inline]
     pub(crate) fn judge<B, ResBody>(
@@ -86,7 +148,7 @@ impl<St: Storage, R> Shared<St, R> {
             let refused = Refused::Limit(Refusal::new(decision, ask.policy));
             let mut response = self.rejection.reject(refused, &Head::of(request));
             let (fields, numbers) = (self.rules.headers, self.rules.headers.numbers_of(decision));
-            headers::write_refused(&mut response, decision, numbers, fields.lists(decision, ask.policy, ask.key));
+            headers::write_refused(&mut response, decision, numbers, fields.more_of(decision, ask.policy, ask.key));
             headers::attach(&mut response, decision, mem::take(request.extensions_mut()));
             Verdict::Refused(response)
         }
@@ -101,12 +163,12 @@ impl<St: Storage, R> Shared<St, R> {
         }
         let numbers = rules.headers.numbers_of(decision);
         let shadow = ask.policy.shadowed().filter(|_| ask.cost > 0);
-        if rules.charge.is_none() && !rules.headers.tell_lists() && shadow.is_none() {
+        if rules.charge.is_none() && !rules.headers.tell_more() && shadow.is_none() {
             return Told::only(numbers);
         }
         let after = After {
             headers: rules.headers,
-            lists: rules.headers.lists(decision, ask.policy, ask.key),
+            more: rules.headers.more_of(decision, ask.policy, ask.key),
             charge: rules.charge.clone(),
             spent: rules.charge.as_ref().map(|_| (self.account(ask.policy, ask.key, false), decision.clone())),
             trial: shadow.map(|policy| Trial::begin(self.account(policy, ask.key, true), ask.cost)),
@@ -116,13 +178,13 @@ impl<St: Storage, R> Shared<St, R> {
 
     /// Only tries the policy out, beside a request that goes on whatever comes of it.
     #[cold]
-    pub(crate) fn try_out(&self, ask: Ask<'_>) -> Told<St> {
+    fn try_out(&self, ask: Ask<'_>) -> Told<St> {
         let trial = (ask.cost > 0).then(|| Trial::begin(self.account(ask.policy, ask.key, true), ask.cost));
         let (headers, charge) = (self.rules.headers, self.rules.charge.clone());
-        Told { numbers: None, after: Some(Box::new(After { headers, lists: None, charge, spent: None, trial })) }
+        Told { numbers: None, after: Some(Box::new(After { headers, more: None, charge, spent: None, trial })) }
     }
 
-    pub(crate) fn account(&self, policy: &Policy, key: &Key, shadow: bool) -> Account<St> {
+    fn account(&self, policy: &Policy, key: &Key, shadow: bool) -> Account<St> {
         let (storage, reporter) = (self.storage.clone(), self.rules.reporter.clone());
         Account { storage, policy: policy.clone(), key: key.clone(), reporter, shadow }
     }
@@ -142,24 +204,19 @@ impl<St: Storage, R> Shared<St, R> {
         Verdict::Refused(response)
     }
 
-    /// The answer to a request without key or cost; `None` when nobody is refused here.
+    /// What is to be done with a request that has no key, or no cost.
     #[cold]
-    pub(crate) fn missing<ResBody>(
-        &self,
-        missing: &Missing,
-        policy: &Policy,
-        head: &Head<'_>,
-    ) -> Option<Response<ResBody>>
+    fn without<ResBody>(&self, missing: &Missing, policy: &Policy, head: &Head<'_>) -> Considered<St, ResBody>
     where
         R: Rejection<ResBody>,
     {
         self.tell(What::Missing(missing), policy, None);
         if self.rules.shadow {
-            return None;
+            return Considered::PassOn(Told::NOTHING);
         }
         let mut response = self.rejection.reject(Refused::Missing(missing), head);
         response.extensions_mut().insert(missing.clone());
-        Some(response)
+        Considered::Answer(response)
     }
 
     #[inline]

@@ -1,4 +1,5 @@
-//! What is still to be done when a request has been passed on: to try out limits beside it, and to charge it or not.
+//! What is done about a request beside passing it on: keeping its place while it waits, trying limits out, and charging it
+//! or not when its response is there.
 
 use std::mem;
 use std::pin::Pin;
@@ -7,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use http::Response;
 
-use crate::headers::{Lists, Numbers};
+use crate::headers::{More, Numbers};
 use crate::observe::{Event, Reporter, What};
 use crate::per_request::{ChargeFn, ResponseHead};
 use crate::storage::Ask;
@@ -60,7 +61,7 @@ impl<St: Storage> Account<St> {
 /// What a request's response waits for, besides being passed on.
 pub(crate) struct After<St: Storage> {
     pub(crate) headers: Headers,
-    pub(crate) lists: Option<Lists>,
+    pub(crate) more: Option<More>,
     /// Says whether the request is charged in the end.
     pub(crate) charge: Option<Arc<ChargeFn>>,
     /// What was spent, if it may have to be given back.
@@ -78,19 +79,19 @@ impl<St: Storage> After<St> {
 
     /// The response is there.
     pub(crate) fn settle<B>(self, response: &mut Response<B>, mut numbers: Option<Numbers>) {
-        let Self { headers, mut lists, charge, spent, trial } = self;
+        let Self { headers, mut more, charge, spent, trial } = self;
         let charged = charge.is_none_or(|charge| charge(&ResponseHead::of(response)));
         if let Some((account, decision)) = spent.filter(|_| !charged)
             && account.refund(&decision)
             && let Some(now) = account.look()
         {
             numbers = headers.numbers_of(&now);
-            lists = headers.lists(&now, &account.policy, &account.key);
+            more = headers.more_of(&now, &account.policy, &account.key);
         }
         if let Some(mut trial) = trial {
             trial.settle(charged);
         }
-        headers::write_admitted(response, numbers, lists);
+        headers::write_admitted(response, numbers, more);
     }
 }
 
@@ -146,6 +147,33 @@ impl<St: Storage> Trial<St> {
 impl<St: Storage> Drop for Trial<St> {
     fn drop(&mut self) {
         self.settle(true);
+    }
+}
+
+/// Who is waiting; a place in a leaky bucket's queue is given back when it is dropped before its turn.
+pub(crate) struct Place<St: Storage> {
+    account: Account<St>,
+    cost: u32,
+    /// Its decision, while it waits for its turn.
+    pub(crate) taken: Option<Box<Decision>>,
+}
+
+impl<St: Storage> Place<St> {
+    /// `taken` is the decision, if it is there.
+    pub(crate) fn new(account: Account<St>, cost: u32, taken: Option<Box<Decision>>) -> Self {
+        Self { account, cost, taken }
+    }
+
+    pub(crate) fn ask(&self) -> Ask<'_> {
+        self.account.ask(Op::Hit, self.cost)
+    }
+}
+
+impl<St: Storage> Drop for Place<St> {
+    fn drop(&mut self) {
+        if let Some(decision) = self.taken.take() {
+            self.account.refund(&decision);
+        }
     }
 }
 

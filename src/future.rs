@@ -11,9 +11,8 @@ use tokio::time::Sleep;
 use tower_service::Service;
 
 use crate::admission::{Shared, Told, Verdict};
-use crate::aftermath::Account;
-use crate::storage::Ask;
-use crate::{Decision, Op, Rejection, Storage, headers};
+use crate::aftermath::Place;
+use crate::{Rejection, Storage, headers};
 
 pin_project! {
     /// The future of [`RateLimit`](crate::RateLimit).
@@ -187,31 +186,5 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
         };
         let (mut ready, request) = this.call.take().expect("just looked at");
         Poll::Ready(Done::Call(ready.call(request), told))
-    }
-}
-
-/// Who is waiting; a place in a leaky bucket's queue is given back when it is dropped before its turn.
-pub(crate) struct Place<St: Storage> {
-    account: Account<St>,
-    cost: u32,
-    taken: Option<Box<Decision>>,
-}
-
-impl<St: Storage> Place<St> {
-    /// `taken` is the decision, if it is there.
-    pub(crate) fn new(account: Account<St>, cost: u32, taken: Option<Box<Decision>>) -> Self {
-        Self { account, cost, taken }
-    }
-
-    fn ask(&self) -> Ask<'_> {
-        self.account.ask(Op::Hit, self.cost)
-    }
-}
-
-impl<St: Storage> Drop for Place<St> {
-    fn drop(&mut self) {
-        if let Some(decision) = self.taken.take() {
-            self.account.refund(&decision);
-        }
     }
 }

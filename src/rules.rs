@@ -54,7 +54,7 @@ impl Rules {
     pub(crate) fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self.wants_decisions = self.charge.is_some()
-            || self.headers.tell_lists()
+            || self.headers.tell_more()
             || self.shares_decision
             || self.reporter.observer.is_some();
         self

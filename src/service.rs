@@ -8,12 +8,9 @@ use std::task::{Context, Poll};
 use http::{Request, Response};
 use tower_service::Service;
 
-use crate::admission::{Shared, Told, Verdict};
-use crate::aftermath::poll_once;
-use crate::extract::Head;
-use crate::future::{Place, ResponseFuture, Waiting};
-use crate::storage::{Ask, Shown};
-use crate::{MemoryStorage, Op, Rejection, Storage, TextRejection};
+use crate::admission::{Considered, Shared};
+use crate::future::{ResponseFuture, Waiting};
+use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 
 /// A service whose requests are limited, made by [`RateLimitLayer`](crate::RateLimitLayer).
 ///
@@ -63,64 +60,17 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let (shared, rules) = (&*self.shared, &self.shared.rules);
-        if shared.lints.are_looking() {
-            shared.look_at(&mut request);
-        }
-        let head = Head::of(&request);
-        if rules.skips(&head) {
-            return ResponseFuture::calling(self.inner.call(request), Told::NOTHING);
-        }
-        let Some(policy) = rules.policies.of(&head) else {
-            return ResponseFuture::calling(self.inner.call(request), Told::NOTHING);
-        };
-        // Looked at where it is, and moved only when it has to wait: handing things on costs more than making them.
-        let extracted = rules.key.extract(&head);
-        let asked = match &extracted {
-            Ok(None) => return ResponseFuture::calling(self.inner.call(request), Told::NOTHING),
-            Ok(Some(key)) => rules.cost.as_ref().map_or(Ok(1), |cost| cost(&head)).map(|cost| (key, cost)),
-            Err(missing) => Err(missing.clone()),
-        };
-        let (key, cost) = match asked {
-            Ok(asked) => asked,
-            Err(missing) => {
-                return match shared.missing(&missing, &policy, &head) {
-                    Some(response) => ResponseFuture::refused(response),
-                    None => ResponseFuture::calling(self.inner.call(request), Told::NOTHING),
-                };
-            }
-        };
-        // What is free shows how things stand.
-        let op = if cost == 0 { Op::Peek } else { Op::Hit };
-        let ask = Ask::new(&policy, key, op, cost);
-        if rules.shadow {
-            let told = shared.try_out(ask);
-            return ResponseFuture::calling(self.inner.call(request), told);
-        }
-        // Nearly always the answer is there at once, is yes, and nobody wants to know more.
-        if op == Op::Hit && !rules.want_decisions() && policy.shadowed().is_none() {
-            let mut shown = rules.headers.tell_numbers().then(Shown::default);
-            if shared.storage.hit_at_once(ask, shown.as_mut()) {
-                let numbers = shown.and_then(|shown| rules.headers.numbers(shown.at, &shown.limit));
-                return ResponseFuture::calling(self.inner.call(request), Told::only(numbers));
+        match self.shared.consider(&mut request) {
+            Considered::PassOn(told) => ResponseFuture::calling(self.inner.call(request), told),
+            Considered::Answer(response) => ResponseFuture::refused(response),
+            Considered::Wait(place, deciding) => {
+                // The service that was polled ready is taken along, and a clone is left behind.
+                let next = self.inner.clone();
+                let ready = mem::replace(&mut self.inner, next);
+                let shared = Arc::clone(&self.shared);
+                ResponseFuture::waiting(Waiting::new(ready, request, shared, deciding, place))
             }
         }
-        let mut deciding = shared.storage.decide(ask);
-        // A storage that knows the answer is not made to wait for the first poll of a future.
-        let delayed = match poll_once(&mut deciding) {
-            Poll::Ready(decided) => match shared.judge(decided, ask, &mut request) {
-                Verdict::Admitted(told) => return ResponseFuture::calling(self.inner.call(request), told),
-                Verdict::Refused(response) => return ResponseFuture::refused(response),
-                Verdict::Delayed(decision) => Some(decision),
-            },
-            Poll::Pending => None,
-        };
-        let account = shared.account(&policy, key, false);
-        // The service that was polled ready is taken along, and a clone is left behind.
-        let next = self.inner.clone();
-        let ready = mem::replace(&mut self.inner, next);
-        let place = Place::new(account, cost, delayed);
-        ResponseFuture::waiting(Waiting::new(ready, request, Arc::clone(&self.shared), deciding, place))
     }
 }
 

@@ -16,9 +16,8 @@ use crate::{Decision, Key, Policy};
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const LIMITS: HeaderName = HeaderName::from_static("ratelimit");
 
-/// The two lists of one layer. Boxed with what else a response has to wait for, since few layers have any.
-#[derive(Debug)]
-pub(crate) struct Lists {
+/// The two lists of one layer.
+pub(super) struct Lists {
     policy: HeaderValue,
     limits: HeaderValue,
 }

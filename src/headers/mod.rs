@@ -9,10 +9,10 @@ use std::fmt;
 use http::header::{CACHE_CONTROL, HeaderValue, RETRY_AFTER};
 use http::{Extensions, Response};
 
-pub(crate) use self::lists::Lists;
+use self::lists::Lists;
 use self::text::frequent;
 pub(crate) use self::triple::Numbers;
-use self::triple::{Families, Reset};
+use self::triple::{DRAFT_6, X};
 use crate::strategy::Status;
 use crate::time::seconds_up;
 use crate::{Decision, Key, Policy, Timestamp};
@@ -39,8 +39,16 @@ use crate::{Decision, Key, Policy, Timestamp};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Headers {
-    triples: Families,
+    x: Option<Reset>,
+    draft_6: bool,
     ietf: Option<Ietf>,
+}
+
+/// How a reset is said, in seconds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reset {
+    Epoch,
+    FromNow,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,7 +60,7 @@ impl Headers {
     /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, the last one in seconds since the unix epoch, of
     /// the one limit that a decision [shows](Decision::shown). What a layer writes unless told otherwise.
     pub const fn x_rate_limit() -> Self {
-        Self { triples: Families { x: Some(Reset::Epoch), draft_6: false }, ietf: None }
+        Self { x: Some(Reset::Epoch), ..Self::none() }
     }
 
     /// The fields of the IETF's draft, as Structured Fields (RFC 9651) with a member for each limit: `RateLimit-Policy` has
@@ -68,36 +76,36 @@ impl Headers {
     /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, the last one in seconds from now: what clients read
     /// that were written for an early draft of the IETF's (draft-ietf-httpapi-ratelimit-headers-06).
     pub const fn draft6() -> Self {
-        Self { triples: Families { x: None, draft_6: true }, ietf: None }
+        Self { draft_6: true, ..Self::none() }
     }
 
     /// Only `Retry-After` and `Cache-Control`, on a refusal.
     pub const fn none() -> Self {
-        Self { triples: Families { x: None, draft_6: false }, ietf: None }
+        Self { x: None, draft_6: false, ietf: None }
     }
 
     /// These fields, and `others` too.
     #[must_use]
     pub const fn and(self, others: Self) -> Self {
-        let x = match self.triples.x {
+        let x = match self.x {
             Some(reset) => Some(reset),
-            None => others.triples.x,
+            None => others.x,
         };
         let ietf = match self.ietf {
             Some(ietf) => Some(ietf),
             None => others.ietf,
         };
-        Self { triples: Families { x, draft_6: self.triples.draft_6 || others.triples.draft_6 }, ietf }
+        Self { x, draft_6: self.draft_6 || others.draft_6, ietf }
     }
 
     /// The same with `X-RateLimit-Reset`, if it is written, in seconds from now.
     #[must_use]
     pub const fn reset_in_seconds(self) -> Self {
-        let x = match self.triples.x {
+        let x = match self.x {
             Some(_) => Some(Reset::FromNow),
             None => None,
         };
-        Self { triples: Families { x, ..self.triples }, ..self }
+        Self { x, ..self }
     }
 
     /// The same with the parameter `pk` in the [IETF's fields](Self::ietf), if they are written: by it a client tells whose
@@ -112,20 +120,26 @@ impl Headers {
         Self { ietf, ..self }
     }
 
-    /// Whether the fields of an admitted request's response need a limit's numbers.
+    /// Whether the numbers of the limit that is shown are told.
+    #[inline]
     pub(crate) fn tell_numbers(self) -> bool {
-        self.triples.any()
+        self.x.is_some()
     }
 
-    /// Whether they need all of the decision.
-    pub(crate) fn tell_lists(self) -> bool {
-        self.ietf.is_some()
+    /// Whether more is told.
+    #[inline]
+    pub(crate) fn tell_more(self) -> bool {
+        self.draft_6 || self.ietf.is_some()
     }
 
-    /// What the fields say of a decision made at `at`, of whose limits this one is shown.
+    /// What `X-RateLimit-*` say of a decision made at `at`, of whose limits this one is shown.
     #[inline]
     pub(crate) fn numbers(self, at: Timestamp, shown: &Status) -> Option<Numbers> {
-        self.triples.numbers(at, shown)
+        let reset = match self.x? {
+            Reset::Epoch => at.plus(shown.reset_after_micros()).as_secs_ceil(),
+            Reset::FromNow => seconds_up(shown.reset_after()),
+        };
+        Some(Numbers::of(shown, reset))
     }
 
     #[inline]
@@ -133,11 +147,21 @@ impl Headers {
         self.numbers(decision.at(), decision.shown())
     }
 
-    /// What the fields say that name every limit.
+    /// What the other fields say.
     #[inline]
-    pub(crate) fn lists(self, decision: &Decision, policy: &Policy, key: &Key) -> Option<Lists> {
-        self.ietf.map(|ietf| Lists::of(decision, policy, key, ietf.partition))
+    pub(crate) fn more_of(self, decision: &Decision, policy: &Policy, key: &Key) -> Option<More> {
+        self.tell_more().then(|| {
+            let shown = decision.shown();
+            let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after())));
+            More { draft_6, lists: self.ietf.map(|ietf| Lists::of(decision, policy, key, ietf.partition)) }
+        })
     }
+}
+
+/// What few layers are asked to tell, and so travels in a box.
+pub(crate) struct More {
+    draft_6: Option<Numbers>,
+    lists: Option<Lists>,
 }
 
 impl Default for Headers {
@@ -151,12 +175,12 @@ impl fmt::Debug for Headers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let partition = self.ietf.is_some_and(|ietf| ietf.partition.is_some());
         let mut families = f.debug_list();
-        families.entries(self.triples.x.map(|reset| match reset {
+        families.entries(self.x.map(|reset| match reset {
             Reset::Epoch => "x, reset at epoch",
             Reset::FromNow => "x, reset in seconds",
         }));
         families.entries(self.ietf.map(|_| if partition { "ietf, partition key" } else { "ietf" }));
-        families.entries(self.triples.draft_6.then_some("draft6")).finish()
+        families.entries(self.draft_6.then_some("draft6")).finish()
     }
 }
 
@@ -164,11 +188,14 @@ impl fmt::Debug for Headers {
 ///
 /// Where layers are stacked it may have an inner layer's numbers already: the smaller remaining is the truth for the client,
 /// of equals the inner one's stays, and a refusal, which carries its decision, keeps its own. Lists name every limit.
-pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Option<Numbers>, lists: Option<Lists>) {
-    if let Some(numbers) = numbers
-        && response.extensions().get::<Decision>().is_none()
-    {
-        numbers.write_if_fewer(response.headers_mut());
+pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Option<Numbers>, more: Option<More>) {
+    let refused_inside = response.extensions().get::<Decision>().is_some();
+    if let Some(numbers) = numbers.filter(|_| !refused_inside) {
+        numbers.write_if_fewer(&X, response.headers_mut());
+    }
+    let Some(More { draft_6, lists }) = more else { return };
+    if let Some(numbers) = draft_6.filter(|_| !refused_inside) {
+        numbers.write_if_fewer(&DRAFT_6, response.headers_mut());
     }
     if let Some(lists) = lists {
         lists.write(response.headers_mut());
@@ -181,19 +208,23 @@ pub(crate) fn write_refused<B>(
     response: &mut Response<B>,
     decision: &Decision,
     numbers: Option<Numbers>,
-    lists: Option<Lists>,
+    more: Option<More>,
 ) {
     let headers = response.headers_mut();
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     if let Some(wait) = decision.retry_after() {
         headers.insert(RETRY_AFTER, frequent(seconds_up(wait).max(1)));
     }
     if let Some(numbers) = numbers {
-        numbers.write(headers);
+        numbers.write(&X, headers);
+    }
+    let Some(More { draft_6, lists }) = more else { return };
+    if let Some(numbers) = draft_6 {
+        numbers.write(&DRAFT_6, headers);
     }
     if let Some(lists) = lists {
         lists.write(headers);
     }
-    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
 }
 
 /// Attaches its decision to a refused request's response: what layers outside know it by. `spare` is what the request had

@@ -88,3 +88,10 @@ where
         self(refused, head)
     }
 }
+
+/// One chosen while the program runs.
+impl<B: 'static> Rejection<B> for Box<dyn Rejection<B>> {
+    fn reject(&self, refused: Refused<'_>, head: &Head<'_>) -> Response<B> {
+        (**self).reject(refused, head)
+    }
+}

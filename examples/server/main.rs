@@ -1,0 +1,101 @@
+//! An axum server limited by what its flags say. `cargo run --example server` and try the line it prints.
+//!
+//! `--help` shows its flags. Its first line of output is `listening on http://ADDRESS`. What an operator should know
+//! goes to the error output.
+
+mod options;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderName, StatusCode, Uri};
+use axum::routing::any;
+use options::{Options, USAGE};
+use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::{MemoryStorage, Policy, RateLimitLayer, Rejection, ResponseHead};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+fn app(options: &Options) -> Result<Router, String> {
+    let mut app = Router::new().fallback(answer);
+    for (path, policy) in &options.routes {
+        app = app.route(path, any(answer).layer(layer(options, policy)?));
+    }
+    Ok(app.layer(layer(options, &options.policy)?))
+}
+
+fn layer(
+    options: &Options,
+    policy: &Policy,
+) -> Result<RateLimitLayer<MemoryStorage, Box<dyn Rejection<Body>>>, String> {
+    let mut layer = RateLimitLayer::with_storage(policy.clone(), options.key()?, options.storage.clone())
+        .headers(options.headers)
+        .rejection(options.rejection.rejection());
+    if let Some(header) = options.cost_header.clone() {
+        layer = layer.cost(move |head: &Head<'_>| cost(&header, head));
+    }
+    if let Some(allowed) = options.allow_list().map_err(|error| error.to_string())? {
+        layer = layer.skip(allowed);
+    }
+    if !options.charge.is_empty() {
+        let charged = options.charge.clone();
+        layer = layer.charge_when(move |response: &ResponseHead<'_>| {
+            charged.iter().any(|statuses| statuses.contain(response.status))
+        });
+    }
+    Ok(if options.shadow { layer.shadow() } else { layer })
+}
+
+/// The units a request says it takes.
+fn cost(header: &HeaderName, head: &Head<'_>) -> Result<u32, Missing> {
+    let Some(value) = head.headers.get(header) else { return Ok(1) };
+    value
+        .to_str()
+        .ok()
+        .and_then(|value| value.trim().parse().ok())
+        .ok_or_else(|| Missing::client(format!("{header} is no whole number from 0 to 4294967295")))
+}
+
+async fn answer(uri: Uri) -> (StatusCode, &'static str) {
+    let status = uri.path().strip_prefix("/status/").and_then(|code| code.parse().ok());
+    (status.unwrap_or(StatusCode::OK), "hello\n")
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    if std::env::args().any(|argument| argument == "--help" || argument == "-h") {
+        print!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    let started = match Options::parse(std::env::args().skip(1)) {
+        Ok(options) => start(options).await,
+        Err(error) => Err(error),
+    };
+    match started {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("server: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn start(options: Options) -> Result<(), String> {
+    // Refusals are told at debug; in shadow they are what one wants to know.
+    let level = if options.shadow { LevelFilter::DEBUG } else { LevelFilter::WARN };
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
+    tracing_subscriber::registry().with(log).with(Targets::new().with_target("tower_ratelimit", level)).init();
+
+    let app = app(&options)?;
+    let listen = options.listen;
+    let listener =
+        tokio::net::TcpListener::bind(listen).await.map_err(|error| format!("cannot listen on {listen}: {error}"))?;
+    let address = listener.local_addr().map_err(|error| error.to_string())?;
+    println!("listening on http://{address}");
+    println!("try: curl -i http://{address}/");
+    let service = app.into_make_service_with_connect_info::<SocketAddr>();
+    axum::serve(listener, service).await.map_err(|error| error.to_string())
+}

@@ -1,0 +1,289 @@
+//! The flags.
+
+use std::net::SocketAddr;
+
+use axum::body::Body;
+use axum::http::{HeaderName, StatusCode};
+use tower_ratelimit::extract::{AllowList, Method, Path};
+use tower_ratelimit::{
+    ClientIp, ConfigError, EmptyRejection, Global, GrpcRejection, Header, Headers, KeyExtractor, MemoryStorage, PeerIp,
+    Policy, ProblemRejection, Rejection, TextRejection,
+};
+
+pub(crate) const USAGE: &str = "\
+--listen ADDRESS         where to listen (127.0.0.1:3000; port 0 takes a free one)
+--policy POLICY          limits for every request, for example \"10/minute\" (the default) or
+                         \"token-bucket 10/second burst 20; 1000/day\"; repeat it for more limits of the same policy
+--route PATH=POLICY      a further layer on one route, inside the other; repeat it for more routes
+--storage URL            where to keep them: memory:// (the default)
+--key KEY                who is asking: peer-ip (the default), global, path, method or header:NAME; join several by +
+--trust CIDR             peer-ip is the client behind the proxies of this network; repeat it for more networks
+--client-ip-header NAME  where those proxies say who the client is: x-forwarded-for (the default), forwarded, or another
+--allow CIDR             not limited; repeat it for more networks
+--cost-header NAME       how many units a request takes: a missing header counts 1, an unreadable one is a 400.
+                         For trying things out: never let a client say what its own request costs
+--charge-status STATUS   charge only what is answered so: 401, 4xx, several by commas; repeat it for more
+--headers FIELDS         what clients are told: x (the default), ietf, draft6 or none; repeat it for several
+--rejection KIND         how refusals are answered: text (the default), json, empty or grpc
+--shadow                 refuse nobody, and log what would have been refused
+/status/CODE is answered with that status, every other path with 200.
+";
+
+/// What the flags say.
+pub(crate) struct Options {
+    pub(crate) listen: SocketAddr,
+    pub(crate) policy: Policy,
+    pub(crate) routes: Vec<(String, Policy)>,
+    pub(crate) storage: MemoryStorage,
+    pub(crate) key: String,
+    pub(crate) trust: Vec<String>,
+    pub(crate) client_ip_header: Option<HeaderName>,
+    pub(crate) allow: Vec<String>,
+    pub(crate) cost_header: Option<HeaderName>,
+    pub(crate) charge: Vec<Statuses>,
+    pub(crate) headers: Headers,
+    pub(crate) rejection: Kind,
+    pub(crate) shadow: bool,
+}
+
+const FLAGS: &str = "--listen, --policy, --route, --storage, --key, --trust, --client-ip-header, --allow, --cost-header, \
+                     --charge-status, --headers, --rejection, --shadow";
+
+impl Options {
+    pub(crate) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        use lexopt::prelude::*;
+        let mut parser = lexopt::Parser::from_args(arguments);
+        let (mut limits, mut headers) = (Vec::new(), None);
+        let mut options = Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 3000)),
+            policy: policy("10/minute")?,
+            routes: Vec::new(),
+            storage: MemoryStorage::new(),
+            key: "peer-ip".to_owned(),
+            trust: Vec::new(),
+            client_ip_header: None,
+            allow: Vec::new(),
+            cost_header: None,
+            charge: Vec::new(),
+            headers: Headers::default(),
+            rejection: Kind::Text,
+            shadow: false,
+        };
+        while let Some(argument) = parser.next().map_err(|error| error.to_string())? {
+            let Long(flag) = argument else { return Err(argument.unexpected().to_string()) };
+            let flag = format!("--{flag}");
+            if !FLAGS.split(", ").any(|known| known == flag) {
+                return Err(format!("unknown flag {flag}: there are {FLAGS}"));
+            }
+            if flag == "--shadow" {
+                options.shadow = true;
+                continue;
+            }
+            let value = parser.value().and_then(ValueExt::string).map_err(|error| error.to_string())?;
+            options.set(&flag, value, &mut limits, &mut headers).map_err(|error| format!("{flag}: {error}"))?;
+        }
+        if !limits.is_empty() {
+            options.policy = policy(&limits.join("; ")).map_err(|error| format!("--policy: {error}"))?;
+        }
+        options.headers = headers.unwrap_or_default();
+        options.check()?;
+        Ok(options)
+    }
+
+    fn set(
+        &mut self,
+        flag: &str,
+        value: String,
+        limits: &mut Vec<String>,
+        headers: &mut Option<Headers>,
+    ) -> Result<(), String> {
+        match flag {
+            "--listen" => {
+                let unreadable = |_| format!("cannot read the address {value:?}: write one like 127.0.0.1:3000");
+                self.listen = value.parse().map_err(unreadable)?;
+            }
+            "--policy" => {
+                // By itself first, so that an error quotes what was written.
+                policy(value.strip_prefix("shadow ").unwrap_or(&value))?;
+                limits.push(value);
+            }
+            "--route" => self.routes.push(route(&value)?),
+            "--storage" => self.storage = storage(&value)?,
+            "--key" => self.key = value,
+            "--trust" => self.trust.push(value),
+            "--client-ip-header" => self.client_ip_header = Some(header_name(&value)?),
+            "--allow" => self.allow.push(value),
+            "--cost-header" => self.cost_header = Some(header_name(&value)?),
+            "--charge-status" => {
+                for part in value.split(',') {
+                    self.charge.push(Statuses::parse(part)?);
+                }
+            }
+            "--headers" => {
+                let family = family(&value)?;
+                *headers = Some(headers.map_or(family, |others| others.and(family)));
+            }
+            _ => self.rejection = Kind::parse(&value)?,
+        }
+        Ok(())
+    }
+
+    /// What can be wrong only together.
+    fn check(&self) -> Result<(), String> {
+        if self.client_ip_header.is_some() && self.trust.is_empty() {
+            return Err("--client-ip-header: say whose header it is, for example --trust 10.0.0.0/8".to_owned());
+        }
+        self.client_ip().map_err(|error| format!("--trust: {error}"))?;
+        self.key().map_err(|error| format!("--key: {error}"))?;
+        self.allow_list().map_err(|error| format!("--allow: {error}"))?;
+        Ok(())
+    }
+
+    /// Who is asking.
+    pub(crate) fn key(&self) -> Result<Box<dyn KeyExtractor>, String> {
+        let parts = self.key.split('+').map(|part| self.key_part(part));
+        parts
+            .reduce(|joined, part| Ok(Box::new(joined?.and(part?))))
+            .unwrap_or_else(|| Err("it is empty: write for example peer-ip".to_owned()))
+    }
+
+    fn key_part(&self, part: &str) -> Result<Box<dyn KeyExtractor>, String> {
+        Ok(match part.split_once(':') {
+            Some(("header", name)) => Box::new(Header::from(header_name(name)?)),
+            None if part == "peer-ip" => match self.client_ip().map_err(|error| error.to_string())? {
+                Some(client) => Box::new(client),
+                None => Box::new(PeerIp::new()),
+            },
+            None if part == "global" => Box::new(Global),
+            None if part == "path" => Box::new(Path),
+            None if part == "method" => Box::new(Method),
+            _ => {
+                return Err(format!(
+                    "unknown key {part:?}: write peer-ip, global, path, method or header:NAME, joined by +"
+                ));
+            }
+        })
+    }
+
+    /// The client behind the trusted proxies, if there are any.
+    fn client_ip(&self) -> Result<Option<ClientIp>, ConfigError> {
+        if self.trust.is_empty() {
+            return Ok(None);
+        }
+        let client = ClientIp::behind(&self.trust)?;
+        Ok(Some(match &self.client_ip_header {
+            None => client,
+            Some(name) if name == "forwarded" => client.forwarded(),
+            Some(name) => client.try_header(name.as_str())?,
+        }))
+    }
+
+    pub(crate) fn allow_list(&self) -> Result<Option<AllowList>, ConfigError> {
+        if self.allow.is_empty() {
+            return Ok(None);
+        }
+        let list = match self.client_ip()? {
+            Some(client) => AllowList::by(client),
+            None => AllowList::by(PeerIp::new()),
+        };
+        self.allow.iter().try_fold(list, |list, network| list.try_allow(network)).map(Some)
+    }
+}
+
+/// One status, or all of a class.
+#[derive(Clone, Copy)]
+pub(crate) enum Statuses {
+    One(StatusCode),
+    Class(u16),
+}
+
+impl Statuses {
+    fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || format!("cannot read {text:?}: write a status like 401, or a class like 4xx");
+        if let Some(class @ ("1" | "2" | "3" | "4" | "5")) = text.strip_suffix("xx") {
+            return Ok(Self::Class(class.parse().map_err(|_| wrong())?));
+        }
+        text.parse().map(Self::One).map_err(|_| wrong())
+    }
+
+    pub(crate) fn contain(self, status: StatusCode) -> bool {
+        match self {
+            Self::One(one) => status == one,
+            Self::Class(class) => status.as_u16() / 100 == class,
+        }
+    }
+}
+
+/// How refusals are answered.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Text,
+    Json,
+    Empty,
+    Grpc,
+}
+
+impl Kind {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "text" => Self::Text,
+            "json" => Self::Json,
+            "empty" => Self::Empty,
+            "grpc" => Self::Grpc,
+            _ => return Err(format!("unknown kind {text:?}: write text, json, empty or grpc")),
+        })
+    }
+
+    pub(crate) fn rejection(self) -> Box<dyn Rejection<Body>> {
+        match self {
+            Self::Text => Box::new(TextRejection),
+            Self::Json => Box::new(ProblemRejection),
+            Self::Empty => Box::new(EmptyRejection),
+            Self::Grpc => Box::new(GrpcRejection),
+        }
+    }
+}
+
+fn policy(text: &str) -> Result<Policy, String> {
+    text.parse().map_err(|error: ConfigError| error.to_string())
+}
+
+fn family(text: &str) -> Result<Headers, String> {
+    Ok(match text {
+        "x" => Headers::x_rate_limit(),
+        "ietf" => Headers::ietf(),
+        "draft6" => Headers::draft6(),
+        "none" => Headers::none(),
+        _ => return Err(format!("unknown fields {text:?}: write x, ietf, draft6 or none")),
+    })
+}
+
+fn storage(url: &str) -> Result<MemoryStorage, String> {
+    let scheme = url.split("://").next().unwrap_or(url);
+    match scheme {
+        "memory" if url == "memory://" => Ok(MemoryStorage::new()),
+        "redis" | "rediss" | "redis+unix" | "redis+cluster" | "redis+sentinel" | "valkey" | "valkeys"
+        | "valkey+unix" | "valkey+cluster" | "valkey+sentinel" | "memcached" | "etcd" => {
+            let feature = match scheme {
+                "memcached" | "etcd" => scheme,
+                _ => "redis",
+            };
+            Err(format!("{scheme}:// needs the feature \"{feature}\", which is missing: use memory://"))
+        }
+        _ => Err(format!("cannot read the URL {url:?}: write memory://")),
+    }
+}
+
+fn header_name(name: &str) -> Result<HeaderName, String> {
+    name.parse().map_err(|_| format!("{name:?} cannot be the name of a header: write one like x-api-key"))
+}
+
+fn route(value: &str) -> Result<(String, Policy), String> {
+    let wrong = || format!("cannot read {value:?}: write PATH=POLICY, for example /login=5/minute");
+    let (path, limits) = value.split_once('=').ok_or_else(wrong)?;
+    if !path.starts_with('/') || path.contains(['{', '}', '*', ':']) {
+        return Err(wrong());
+    }
+    let policy = policy(limits)?.try_with_name(path).map_err(|error| error.to_string())?;
+    Ok((path.to_owned(), policy))
+}
