@@ -13,7 +13,7 @@
 //! Each client may ask sixty times a minute. Every response says how things stand; the sixty-first is 429 and says when to
 //! come back. What is counted is in memory, bounded, and forgotten when it no longer matters. With axum, enable the feature
 //! `axum` and serve with `into_make_service_with_connect_info::<SocketAddr>()`, so that there is a peer to know by its
-//! address.
+//! address. Behind proxies, [`ClientIp`] finds the client.
 //!
 //! # Words
 //!
@@ -172,7 +172,7 @@ mod time;
 pub use self::decision::Decision;
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]
-pub use self::extract::{Global, Head, Header, KeyExtractor, Missing, PeerIp};
+pub use self::extract::{ClientIp, Global, Head, Header, KeyExtractor, Missing, PeerIp};
 pub use self::future::ResponseFuture;
 pub use self::headers::Headers;
 pub use self::key::Key;

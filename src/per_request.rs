@@ -8,7 +8,7 @@ use std::sync::Arc;
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
 use crate::Policy;
-use crate::extract::{Head, Missing};
+use crate::extract::{AllowList, Head, Missing};
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, Missing> + Send + Sync;
@@ -99,7 +99,7 @@ impl IntoCost for Result<u32, Missing> {
 
 /// What says which requests are not limited: see [`RateLimitLayer::skip`](crate::RateLimitLayer::skip).
 ///
-/// Closures over the [`Head`] that answer a `bool` do.
+/// Closures over the [`Head`] that answer a `bool` do, and an [`AllowList`].
 pub trait Skip: Send + Sync + 'static {
     /// Whether the request passes without having been counted.
     fn skips(&self, head: &Head<'_>) -> bool;
@@ -111,6 +111,12 @@ where
 {
     fn skips(&self, head: &Head<'_>) -> bool {
         self(head)
+    }
+}
+
+impl Skip for AllowList {
+    fn skips(&self, head: &Head<'_>) -> bool {
+        self.allows(head)
     }
 }
 

@@ -14,8 +14,8 @@ use support::{Failing, Inner, ask, get, policy, standing, status, with};
 use tower::Layer;
 use tower_ratelimit::extract::{Head, Missing};
 use tower_ratelimit::{
-    Event, Global, Header, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer, OnError, PeerIp, Policy,
-    RateLimitLayer, ResponseHead, What,
+    ClientIp, Event, Global, Header, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer, OnError, PeerIp,
+    Policy, RateLimitLayer, ResponseHead, What,
 };
 use tracing::field::{Field, Visit};
 use tracing::span;
@@ -246,6 +246,26 @@ async fn ipv6_keyed_by_more_than_a_64_is_told_once_when_the_layer_starts() {
         }
         assert_eq!(linted.told(), expected, "/{prefix}");
     }
+}
+
+#[tokio::test]
+async fn trust_that_covers_every_address_is_told_once_when_the_layer_starts() {
+    for (trusted, expected) in [
+        (&["10.0.0.0/8"][..], vec![]),
+        (&["0.0.0.0/0"], vec![Lint::TrustsEveryAddress]),
+        (&["10.0.0.0/8", "::/0"], vec![Lint::TrustsEveryAddress]),
+        (&["0.0.0.0/1", "128.0.0.0/1"], vec![Lint::TrustsEveryAddress]),
+    ] {
+        let linted = Linted::default();
+        let layer = linted.layer(ClientIp::behind(trusted).unwrap().and(Global));
+        for _ in 0..3 {
+            ask(&layer.layer(Inner::default()), forwarded("x-forwarded-for")).await;
+        }
+        assert_eq!(linted.told(), expected, "{trusted:?}");
+    }
+    let linted = Linted::default();
+    let _ = linted.layer(ClientIp::behind_hops(1).ipv6_prefix(128)).layer(Inner::default());
+    assert_eq!(linted.told(), [Lint::Ipv6PerAddress]);
 }
 
 #[tokio::test]

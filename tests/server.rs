@@ -28,10 +28,15 @@ struct Server {
 
 impl Server {
     fn start(flags: &[&str]) -> Self {
+        Self::start_with(flags, Stdio::inherit())
+    }
+
+    fn start_with(flags: &[&str], log: Stdio) -> Self {
         let mut child = Command::new(executable())
             .args(["--listen", "127.0.0.1:0"])
             .args(flags)
             .stdout(Stdio::piped())
+            .stderr(log)
             .spawn()
             .expect("the server starts");
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -62,6 +67,11 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The value of a field of a head in lower case.
+fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
 fn refused(flags: &[&str]) -> Output {
@@ -140,11 +150,158 @@ fn requests_cost_what_the_header_says() {
 }
 
 #[test]
+fn behind_trusted_proxies_peer_ip_is_the_client() {
+    // The peer of these tests is 127.0.0.1.
+    for (flags, asks) in [
+        (
+            &["--trust", "10.0.0.0/8", "--trust", "127.0.0.1"][..],
+            &[
+                ("x-forwarded-for: 1.1.1.1\r\n", 200),
+                ("x-forwarded-for: 9.9.9.9, 1.1.1.1, 10.0.0.7\r\n", 429),
+                ("x-forwarded-for: 2.2.2.2\r\n", 200),
+                ("forwarded: for=3.3.3.3\r\n", 200),
+                ("", 429),
+            ][..],
+        ),
+        (&["--trust", "10.0.0.0/8"], &[("x-forwarded-for: 1.1.1.1\r\n", 200), ("x-forwarded-for: 2.2.2.2\r\n", 429)]),
+        (
+            &["--trust", "127.0.0.0/8", "--client-ip-header", "Forwarded"],
+            &[
+                ("forwarded: for=\"[2001:db8::1]:80\"\r\n", 200),
+                ("forwarded: for=unknown, for=\"[2001:db8::2]\"\r\n", 429),
+                ("x-forwarded-for: 1.1.1.1\r\n", 200),
+                ("x-forwarded-for: 2.2.2.2\r\n", 429),
+            ],
+        ),
+        (
+            &["--trust", "127.0.0.0/8", "--client-ip-header", "cf-connecting-ip", "--key", "peer-ip+path"],
+            &[
+                ("cf-connecting-ip: 1.1.1.1\r\n", 200),
+                ("cf-connecting-ip: 2.2.2.2\r\nx-forwarded-for: 1.1.1.1\r\n", 200),
+            ],
+        ),
+        (&["--allow", "127.0.0.0/8"], &[("", 200), ("", 200), ("", 200)]),
+        (
+            &["--allow", "5.0.0.0/8", "--trust", "127.0.0.1"],
+            &[("x-forwarded-for: 5.1.1.1\r\n", 200), ("x-forwarded-for: 5.1.1.1\r\n", 200), ("", 200), ("", 429)],
+        ),
+    ] {
+        let server = Server::start(&[&["--policy", "1/hour"], flags].concat());
+        for (headers, expected) in asks {
+            assert_eq!(server.status("/", headers), *expected, "{flags:?}: {headers}");
+        }
+    }
+}
+
+#[test]
+fn clients_are_told_in_the_fields_of_the_flag() {
+    let policy = ["--policy", "fixed-window 2/hour"];
+    let names = [
+        "x-ratelimit-remaining",
+        "x-ratelimit-reset",
+        "ratelimit",
+        "ratelimit-policy",
+        "ratelimit-remaining",
+        "ratelimit-reset",
+    ];
+    for (flags, expected) in [
+        (&["--headers", "none"][..], [false, false, false, false, false, false]),
+        (&["--headers", "x"], [true, true, false, false, false, false]),
+        (&["--headers", "ietf"], [false, false, true, true, false, false]),
+        (&["--headers", "draft6"], [false, false, false, false, true, true]),
+        (&["--headers", "ietf", "--headers", "x", "--headers", "draft6"], [true; 6]),
+    ] {
+        let server = Server::start(&[&policy[..], flags].concat());
+        for _ in 0..3 {
+            let (_, head) = server.get("/", "");
+            assert_eq!(names.map(|name| field(&head, name).is_some()), expected, "{flags:?}: {head}");
+        }
+        assert_eq!(field(&server.get("/", "").1, "cache-control"), Some("no-store"));
+    }
+    let server = Server::start(&[&policy[..], &["--headers", "ietf"]].concat());
+    let (_, head) = server.get("/", "");
+    assert_eq!(field(&head, "ratelimit"), Some("\"fixed-window 2/hour\";r=1;t=3600"));
+}
+
+#[test]
+fn refusals_are_what_the_flag_says() {
+    for (kind, status, content_type) in [
+        ("text", 429, Some("text/plain; charset=utf-8")),
+        ("json", 429, Some("application/problem+json")),
+        ("empty", 429, None),
+        ("grpc", 200, Some("application/grpc")),
+    ] {
+        let server = Server::start(&["--policy", "1/hour", "--rejection", kind]);
+        server.get("/", "");
+        let (answered, head) = server.get("/", "");
+        assert_eq!((answered, field(&head, "content-type")), (status, content_type), "{kind}");
+        assert_eq!(field(&head, "grpc-status"), (kind == "grpc").then_some("8"));
+        assert!(field(&head, "retry-after").is_some(), "{kind}");
+    }
+}
+
+#[test]
+fn in_shadow_nobody_is_refused_and_the_log_says_who_would_be() {
+    let mut server = Server::start_with(&["--policy", "1/hour", "--shadow"], Stdio::piped());
+    for _ in 0..3 {
+        let (status, head) = server.get("/", "");
+        assert_eq!((status, field(&head, "x-ratelimit-limit")), (200, None));
+    }
+    let log = BufReader::new(server.child.stderr.take().unwrap());
+    let line = log.lines().map(Result::unwrap).find(|line| line.contains("refused")).unwrap();
+    assert!(line.contains("shadow=true") && !line.contains("127.0.0.1"), "{line}");
+}
+
+#[test]
+fn only_the_statuses_of_the_flag_are_charged() {
+    for (flags, asks) in [
+        (
+            &["--charge-status", "401"][..],
+            [("/", 200), ("/status/401", 401), ("/status/404", 404), ("/status/401", 401)],
+        ),
+        (&["--charge-status", "4xx"], [("/", 200), ("/status/401", 401), ("/status/503", 503), ("/status/404", 404)]),
+        (
+            &["--charge-status", "5xx,401", "--charge-status", "403"],
+            [("/status/404", 404), ("/status/401", 401), ("/", 200), ("/status/403", 403)],
+        ),
+    ] {
+        let server = Server::start(&[&["--policy", "2/hour"], flags].concat());
+        for (path, expected) in asks {
+            assert_eq!(server.status(path, ""), expected, "{flags:?}: {path}");
+        }
+        assert_eq!(server.status("/", ""), 429, "{flags:?}: two are charged");
+    }
+}
+
+#[test]
+fn what_is_probably_not_meant_so_is_told_on_the_error_output() {
+    let mut server = Server::start_with(&["--trust", "0.0.0.0/0"], Stdio::piped());
+    server.get("/", "");
+    let log = BufReader::new(server.child.stderr.take().unwrap());
+    let line = log.lines().map(Result::unwrap).next().unwrap();
+    assert!(line.contains("WARN") && line.contains("RL002"), "{line}");
+}
+
+#[test]
 fn help_names_every_flag() {
     let output = refused(&["--help"]);
     let help = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
-    for flag in ["--listen", "--policy", "--storage", "--key", "--cost-header", "--route"] {
+    for flag in [
+        "--listen",
+        "--policy",
+        "--storage",
+        "--key",
+        "--cost-header",
+        "--route",
+        "--trust",
+        "--client-ip-header",
+        "--allow",
+        "--headers",
+        "--rejection",
+        "--shadow",
+        "--charge-status",
+    ] {
         assert!(help.contains(flag), "{flag}: {help}");
     }
 }
@@ -167,6 +324,16 @@ fn bad_flags_are_one_clear_line() {
         (&["--route", "login=1/s"], "/login=5/minute"),
         (&["--route", "/login"], "/login=5/minute"),
         (&["--route", "/login=1/x"], "\"x\""),
+        (&["--trust", "10.0.0.0/40"], "10.0.0.0/40"),
+        (&["--trust", "proxy"], "10.0.0.0/8"),
+        (&["--client-ip-header", "x-real-ip"], "--trust 10.0.0.0/8"),
+        (&["--trust", "10.0.0.0/8", "--client-ip-header", "a b"], "\"a b\""),
+        (&["--allow", "x"], "10.0.0.0/8"),
+        (&["--headers", "y"], "x, ietf, draft6 or none"),
+        (&["--rejection", "xml"], "text, json, empty or grpc"),
+        (&["--charge-status", "6xx"], "\"6xx\""),
+        (&["--charge-status", "401,"], "a status like 401"),
+        (&["--policy", "shadow 1/day"], "first limit"),
         (&["--listen", "here"], "127.0.0.1:3000"),
         (&["extra"], "extra"),
     ] {

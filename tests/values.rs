@@ -226,6 +226,7 @@ fn public_types_are_send_sync_and_debug() {
     check::<(strategy::State, strategy::Status, strategy::Hit, strategy::Log)>();
     check::<(FixedWindow, ElasticWindow, MovingWindow, SlidingWindowCounter, TokenBucket, LeakyBucket)>();
     check::<(extract::Head<'_>, extract::Missing, Header, Global, PeerIp, extract::Path, extract::Method)>();
+    check::<(ClientIp, extract::AllowList)>();
     check::<(extract::MatchedPath, extract::Or<Header, PeerIp>, extract::And<Header, PeerIp>)>();
     check::<testing::Model>();
     check_future::<ResponseFuture<Inner, (), MemoryStorage, TextRejection>>();

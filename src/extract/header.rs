@@ -40,9 +40,7 @@ impl Header {
     ///
     /// When the text cannot be the name of a field.
     pub fn try_new(name: &str) -> Result<Self, ConfigError> {
-        name.parse().map(Self).map_err(|_| {
-            ConfigError::new(format!("{name:?} cannot be the name of a header field: write one like \"x-api-key\""))
-        })
+        field_name(name, "x-api-key").map(Self)
     }
 }
 
@@ -50,6 +48,13 @@ impl From<HeaderName> for Header {
     fn from(name: HeaderName) -> Self {
         Self(name)
     }
+}
+
+/// The name of a field; `like` is one, for the error.
+pub(super) fn field_name(name: &str, like: &str) -> Result<HeaderName, ConfigError> {
+    name.parse().map_err(|_| {
+        ConfigError::new(format!("{name:?} cannot be the name of a header field: write one like {like:?}"))
+    })
 }
 
 impl KeyExtractor for Header {

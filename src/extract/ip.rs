@@ -1,13 +1,14 @@
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 
+use super::peer::{no_peer, peer};
 use super::{Caveat, Head, KeyExtractor, Missing};
 use crate::{ConfigError, Key};
 
 /// The address at the other end of the connection.
 ///
 /// It is what the server attached to the request: axum's `ConnectInfo<SocketAddr>` (feature `axum`), else tonic's connect
-/// info, of plain TCP or of TLS (feature `tonic`), else a plain [`SocketAddr`] in the extensions. Behind a proxy it is the
-/// proxy's address.
+/// info, of plain TCP or of TLS (feature `tonic`), else a plain [`SocketAddr`](std::net::SocketAddr) in the extensions. Behind a
+/// proxy it is the proxy's address: use [`ClientIp`](crate::ClientIp) there.
 ///
 /// 1. IPv4 addresses are keys as they are.
 /// 2. An IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) is the IPv4 address, decided by its bits, not by how it is written.
@@ -30,15 +31,15 @@ use crate::{ConfigError, Key};
 /// assert_eq!(key("[2001:db8::1]:80"), key("[2001:db8::2]:80"));
 /// assert_ne!(key("[2001:db8::1]:80"), key("[2001:db8:0:1::1]:80"));
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct PeerIp {
-    ipv6_prefix: u8,
+    ipv6_prefix: Ipv6Prefix,
 }
 
 impl PeerIp {
     /// The peer's address, IPv6 as its /64.
     pub const fn new() -> Self {
-        Self { ipv6_prefix: 64 }
+        Self { ipv6_prefix: Ipv6Prefix(64) }
     }
 
     /// How many bits of an IPv6 address tell clients apart: 64 unless said, 56 or 48 where whole sites are one client,
@@ -50,8 +51,7 @@ impl PeerIp {
     #[must_use]
     #[track_caller]
     pub const fn ipv6_prefix(self, bits: u8) -> Self {
-        assert!(bits <= 128, "an IPv6 address has 128 bits: use a prefix of at most that, for example 64");
-        Self { ipv6_prefix: bits }
+        Self { ipv6_prefix: Ipv6Prefix::new(bits) }
     }
 
     /// As [`ipv6_prefix`](Self::ipv6_prefix).
@@ -60,67 +60,67 @@ impl PeerIp {
     ///
     /// When there are more than 128.
     pub fn try_ipv6_prefix(self, bits: u8) -> Result<Self, ConfigError> {
-        if bits > 128 {
-            return Err(ConfigError::new(format!(
-                "an IPv6 address has 128 bits, so its prefix cannot have {bits}: use for example 64"
-            )));
-        }
-        Ok(self.ipv6_prefix(bits))
+        Ok(Self { ipv6_prefix: Ipv6Prefix::try_new(bits)? })
     }
 
-    fn network(self, address: Ipv6Addr) -> Ipv6Addr {
-        let mask = u128::MAX.checked_shl(128 - u32::from(self.ipv6_prefix)).unwrap_or(0);
-        Ipv6Addr::from_bits(address.to_bits() & mask)
-    }
-}
-
-impl Default for PeerIp {
-    fn default() -> Self {
-        Self::new()
+    /// The address itself: all of its bits, an IPv4-mapped one as IPv4.
+    ///
+    /// # Errors
+    ///
+    /// When the server attached none: 500.
+    pub fn address(&self, head: &Head<'_>) -> Result<IpAddr, Missing> {
+        peer(head).ok_or_else(no_peer)
     }
 }
 
 impl KeyExtractor for PeerIp {
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
-        match peer(head) {
-            Some(peer) => match peer.ip().to_canonical() {
-                IpAddr::V4(v4) => Ok(Some(v4.into())),
-                IpAddr::V6(v6) => Ok(Some(self.network(v6).into())),
-            },
-            None => Err(Missing::server(
-                "the peer's address is missing: with axum, enable the feature \"axum\" of tower-ratelimit and serve with \
-                 into_make_service_with_connect_info::<SocketAddr>(); with tonic, enable the feature \"tonic\" and serve \
-                 over TCP; with another server, insert a SocketAddr into the request's extensions",
-            )),
-        }
+        self.address(head).map(|address| Some(self.ipv6_prefix.key(address)))
     }
 
     fn caveats(&self) -> Vec<Caveat> {
-        let per_address = (self.ipv6_prefix > 64).then_some(Caveat::Ipv6PerAddress);
-        per_address.into_iter().chain([Caveat::OnlyPeer]).collect()
+        self.ipv6_prefix.caveat().into_iter().chain([Caveat::OnlyPeer]).collect()
     }
 }
 
-fn peer(head: &Head<'_>) -> Option<SocketAddr> {
-    #[cfg(feature = "axum")]
-    if let Some(axum::extract::ConnectInfo(address)) = head.extensions.get() {
-        return Some(*address);
+/// How many bits of an IPv6 address tell clients apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ipv6Prefix(u8);
+
+impl Ipv6Prefix {
+    #[track_caller]
+    pub(super) const fn new(bits: u8) -> Self {
+        assert!(bits <= 128, "an IPv6 address has 128 bits: use a prefix of at most that, for example 64");
+        Self(bits)
     }
-    #[cfg(feature = "tonic")]
-    if let Some(address) = head.extensions.get().and_then(tonic::transport::server::TcpConnectInfo::remote_addr) {
-        return Some(address);
+
+    pub(super) fn try_new(bits: u8) -> Result<Self, ConfigError> {
+        if bits > 128 {
+            return Err(ConfigError::new(format!(
+                "an IPv6 address has 128 bits, so its prefix cannot have {bits}: use for example 64"
+            )));
+        }
+        Ok(Self(bits))
     }
-    let plain = head.extensions.get().copied();
-    #[cfg(feature = "tonic")]
-    let plain = plain.or_else(|| through_tls(head));
-    plain
+
+    pub(super) fn caveat(self) -> Option<Caveat> {
+        (self.0 > 64).then_some(Caveat::Ipv6PerAddress)
+    }
+
+    /// The key of a client with this address, which is no IPv4-mapped one.
+    pub(super) fn key(self, address: IpAddr) -> Key {
+        match address {
+            IpAddr::V4(v4) => v4.into(),
+            IpAddr::V6(v6) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.0)).unwrap_or(0);
+                Ipv6Addr::from_bits(v6.to_bits() & mask).into()
+            }
+        }
+    }
 }
 
-/// The address behind tonic's `TlsConnectInfo`, a type that exists only when tonic is built with TLS: a request of tonic's own
-/// knows, and wants the extensions for itself. Tonic's own acceptor attaches the other type too, so only those who bring
-/// an acceptor come here.
-#[cfg(feature = "tonic")]
-#[cold]
-fn through_tls(head: &Head<'_>) -> Option<SocketAddr> {
-    tonic::Request::from_parts(tonic::metadata::MetadataMap::new(), head.extensions.clone(), ()).remote_addr()
+impl Default for Ipv6Prefix {
+    fn default() -> Self {
+        Self(64)
+    }
 }

@@ -3,13 +3,18 @@
 //! A [`KeyExtractor`] answers a key, that the request is not limited, or that the key is missing. Closures over the
 //! [`Head`] are extractors too, and extractors combine with [`or`](KeyExtractor::or) and [`and`](KeyExtractor::and).
 
+mod allow_list;
+mod client_ip;
 mod closure;
 mod combine;
 #[cfg(feature = "axum")]
 mod decision;
+mod forwarded;
 mod head;
 mod header;
 mod ip;
+mod networks;
+mod peer;
 mod route;
 
 use std::fmt;
@@ -17,6 +22,8 @@ use std::sync::Arc;
 
 use crate::Key;
 
+pub use self::allow_list::{AddressSource, AllowList};
+pub use self::client_ip::ClientIp;
 pub use self::closure::IntoKey;
 pub use self::combine::{And, Or};
 #[cfg(feature = "axum")]

@@ -10,7 +10,7 @@ use http::header::{CACHE_CONTROL, HeaderValue, RETRY_AFTER};
 use http::{Extensions, Response};
 
 use self::lists::Lists;
-use self::text::frequent;
+use self::text::{Frequent, frequent};
 pub(crate) use self::triple::Numbers;
 use self::triple::{DRAFT_6, X};
 use crate::strategy::Status;
@@ -213,7 +213,7 @@ pub(crate) fn write_refused<B>(
     let headers = response.headers_mut();
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     if let Some(wait) = decision.retry_after() {
-        headers.insert(RETRY_AFTER, frequent(seconds_up(wait).max(1)));
+        headers.insert(RETRY_AFTER, frequent(Frequent::Time, seconds_up(wait).max(1)));
     }
     if let Some(numbers) = numbers {
         numbers.write(&X, headers);

@@ -19,14 +19,22 @@ pub(super) fn number(number: u64) -> HeaderValue {
     ready_made(number).unwrap_or_else(|| written(number))
 }
 
-/// Large limits and instants come again and again for a while: each thread keeps the texts of those it met last.
-pub(super) fn frequent(number: u64) -> HeaderValue {
-    const KEPT: usize = 64;
-    type Recent = [(u64, Option<HeaderValue>); KEPT];
-    thread_local! { static RECENT: RefCell<Recent> = const { RefCell::new([const { (0, None) }; KEPT]) } }
+/// What comes again and again for a while.
+#[derive(Clone, Copy)]
+pub(super) enum Frequent {
+    Amount,
+    /// Kept apart, so that none of those that pass by takes the place of an amount that stays.
+    Time,
+}
+
+/// Each thread keeps the texts of the large numbers that it met last.
+pub(super) fn frequent(kind: Frequent, number: u64) -> HeaderValue {
+    const KEPT: usize = 32;
+    type Recent = [[(u64, Option<HeaderValue>); KEPT]; 2];
+    thread_local! { static RECENT: RefCell<Recent> = const { RefCell::new([const { [const { (0, None) }; KEPT] }; 2]) } }
     let find = |recent: &RefCell<Recent>| {
         #[allow(clippy::cast_possible_truncation)] // less than KEPT
-        let (of, text) = &mut recent.borrow_mut()[(number % KEPT as u64) as usize];
+        let (of, text) = &mut recent.borrow_mut()[kind as usize][(number % KEPT as u64) as usize];
         if *of != number {
             *text = None;
         }
