@@ -1,0 +1,60 @@
+//! A login form: only failures count, and a handler that sees how many attempts are left says so.
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::post;
+use tower_ratelimit::{Decision, PeerIp, Policy, RateLimitLayer, ResponseHead};
+
+fn app() -> Result<Router, tower_ratelimit::ConfigError> {
+    let attempts = "moving-window 3 per 15 minutes".parse::<Policy>()?.with_name("login");
+    let limit = RateLimitLayer::new(attempts, PeerIp::new())
+        // Taken before the password is checked, given back when it was right.
+        .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED)
+        .share_decision();
+    Ok(Router::new().route("/login", post(login)).layer(limit))
+}
+
+async fn login(attempt: Decision, password: String) -> (StatusCode, String) {
+    if password == "correct horse" {
+        (StatusCode::OK, "welcome\n".to_owned())
+    } else {
+        (StatusCode::UNAUTHORIZED, format!("wrong, {} attempts left\n", attempt.remaining()))
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    axum::serve(listener, app()?.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::{Body, to_bytes};
+    use axum::http::Request;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_failures_count() {
+        let app = app().unwrap();
+        let try_with = async |password: &'static str| {
+            let mut request = Request::post("/login").body(Body::from(password)).unwrap();
+            request.extensions_mut().insert(SocketAddr::from(([192, 0, 2, 1], 1234)));
+            let response = app.clone().oneshot(request).await.unwrap();
+            let status = response.status().as_u16();
+            (status, String::from_utf8(to_bytes(response.into_body(), 100).await.unwrap().to_vec()).unwrap())
+        };
+        for _ in 0..5 {
+            assert_eq!(try_with("correct horse").await.0, 200);
+        }
+        for left in [2, 1, 0] {
+            assert_eq!(try_with("guess").await, (401, format!("wrong, {left} attempts left\n")));
+        }
+        assert_eq!(try_with("correct horse").await.0, 429, "who guessed too often has to wait");
+    }
+}
