@@ -1,8 +1,10 @@
-//! A login form: only failures count, and a handler that sees how many attempts are left says so.
+//! A login form: only failures count, a handler that sees how many attempts are left says so, and an operator lets somebody
+//! in again.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use axum::Router;
+use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::routing::post;
 use tower_ratelimit::{Decision, PeerIp, Policy, RateLimitLayer, ResponseHead};
@@ -13,7 +15,15 @@ fn app() -> Result<Router, tower_ratelimit::ConfigError> {
         // Taken before the password is checked, given back when it was right.
         .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED)
         .share_decision();
-    Ok(Router::new().route("/login", post(login)).layer(limit))
+    // What the layer counts, for whoever may see it: put that route where only operators are.
+    let attempts = limit.limiter().expect("its policy is the same for all requests");
+    let unlock = async move |Path(client): Path<IpAddr>| {
+        let key = PeerIp::new().key(client);
+        let Ok(before) = attempts.peek(&key).await;
+        let Ok(()) = attempts.clear(&key).await;
+        format!("had {} attempts left\n", before.remaining())
+    };
+    Ok(Router::new().route("/login", post(login)).layer(limit).route("/operators/unlock/{client}", post(unlock)))
 }
 
 async fn login(attempt: Decision, password: String) -> (StatusCode, String) {
@@ -42,13 +52,14 @@ mod tests {
     #[tokio::test]
     async fn only_failures_count() {
         let app = app().unwrap();
-        let try_with = async |password: &'static str| {
-            let mut request = Request::post("/login").body(Body::from(password)).unwrap();
+        let ask = async |path: &str, body: &'static str| {
+            let mut request = Request::post(path).body(Body::from(body)).unwrap();
             request.extensions_mut().insert(SocketAddr::from(([192, 0, 2, 1], 1234)));
             let response = app.clone().oneshot(request).await.unwrap();
             let status = response.status().as_u16();
             (status, String::from_utf8(to_bytes(response.into_body(), 100).await.unwrap().to_vec()).unwrap())
         };
+        let try_with = async |password: &'static str| ask("/login", password).await;
         for _ in 0..5 {
             assert_eq!(try_with("correct horse").await.0, 200);
         }
@@ -56,5 +67,7 @@ mod tests {
             assert_eq!(try_with("guess").await, (401, format!("wrong, {left} attempts left\n")));
         }
         assert_eq!(try_with("correct horse").await.0, 429, "who guessed too often has to wait");
+        assert_eq!(ask("/operators/unlock/192.0.2.1", "").await, (200, "had 0 attempts left\n".to_owned()));
+        assert_eq!(try_with("correct horse").await.0, 200);
     }
 }

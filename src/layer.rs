@@ -53,7 +53,7 @@ use crate::{Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejecti
 /// response, and gets their numbers.
 ///
 /// A CORS layer belongs outside, so that preflights are answered before they are counted and refusals carry the CORS
-/// fields that let a browser read them.
+/// fields that let a browser read them. In which order a layer does things is told in the [crate's documentation](crate).
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<St = MemoryStorage, R = TextRejection> {
     pub(crate) shared: Arc<Shared<St, R>>,

@@ -91,6 +91,23 @@
 //!     });
 //! ```
 //!
+//! Behind a load balancer the client is who it says; what need not be limited is skipped; only failures are charged; and
+//! clients are told in the fields they read:
+//!
+//! ```
+//! use tower_ratelimit::extract::{AllowList, Head};
+//! use tower_ratelimit::{ClientIp, Headers, ProblemRejection, Quota, RateLimitLayer, ResponseHead};
+//!
+//! let client = ClientIp::behind(["10.0.0.0/8"])?;
+//! let layer = RateLimitLayer::new(Quota::per_minute(5), client.clone())
+//!     .skip(AllowList::by(client).allow("192.0.2.0/24"))
+//!     .skip(|head: &Head<'_>| head.uri.path() == "/health")
+//!     .charge_when(|response: &ResponseHead<'_>| response.status == 401)
+//!     .headers(Headers::x_rate_limit().and(Headers::ietf()))
+//!     .rejection(ProblemRejection);
+//! # Ok::<(), tower_ratelimit::ConfigError>(())
+//! ```
+//!
 //! Without HTTP, the same limiter:
 //!
 //! ```
@@ -136,11 +153,28 @@
 //! Of several limits the one shown is the one that refuses for the longest, else the one with the least remaining. Of
 //! stacked layers, the one with fewer remaining.
 //!
+//! The fields of the IETF's draft, and those of an early version of it, can be written too, or instead: see [`Headers`].
+//!
+//! # In which order a layer does things
+//!
+//! 1. [`skip`](RateLimitLayer::skip): whatever it names passes, and nothing else looks at it.
+//! 2. The policy is chosen ([`policy_by`]): `None` passes.
+//! 3. The key is taken: `None` passes, a missing one is answered with 400 or 500.
+//! 4. The [cost](RateLimitLayer::cost) is asked for; 0 passes.
+//! 5. The limits decide, all together. What they refuse is answered, and the inner service never sees it.
+//! 6. [Shadow limits](Policy#shadow-limits) decide beside a request that was admitted.
+//! 7. The inner service is called, after the delay of a leaky bucket.
+//! 8. Its response says whether the request [is charged](RateLimitLayer::charge_when), and gets the header fields.
+//!
+//! A CORS layer belongs outside of this one: then preflights are answered before they are counted, and a refusal carries the
+//! fields without which a browser shows its page nothing but an error. Where it has to be inside, `skip` the preflights.
+//!
 //! # Features
 //!
-//! - `tracing` (default): events for what an operator must know.
-//! - `axum`: [`PeerIp`] reads `ConnectInfo`, and `extract::MatchedPath` is there.
+//! - `tracing` (default): events for what an operator must know: refusals at debug, storage trouble and [lints](Lint) at warn.
+//! - `axum`: [`PeerIp`] reads `ConnectInfo`, `extract::MatchedPath` is there, and [`Decision`] is an extractor.
 //! - `tonic`: [`PeerIp`] reads the connect info of tonic's server. [`GrpcRejection`] is there without it.
+//! - `metrics`: `MetricsObserver` counts decisions by policy and outcome.
 //! - `testing`: the laws as property tests, for strategies and storages of your own.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

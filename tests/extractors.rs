@@ -14,7 +14,7 @@ use http::{HeaderValue, Request};
 use support::{Inner, ask, get, numbers, policy, remaining, retry_after, status, with};
 use tower::{Layer, service_fn};
 use tower_ratelimit::extract::{Head, MatchedPath, Method, Missing, Path};
-use tower_ratelimit::{Global, Header, Key, KeyExtractor, PeerIp, RateLimit, RateLimitLayer};
+use tower_ratelimit::{ClientIp, Global, Header, Key, KeyExtractor, PeerIp, RateLimit, RateLimitLayer};
 
 /// A key that is there.
 fn key(extractor: &impl KeyExtractor, request: &Request<()>) -> Key {
@@ -75,6 +75,23 @@ async fn two_hundred_addresses_of_one_64_are_one_client() {
     }
     assert_eq!(admitted, 1);
     assert_eq!(status(&service, from("[2001:db8:1:3::1]:443")).await, 200, "the next /64 is another client");
+}
+
+#[test]
+fn the_key_of_an_address_is_the_one_that_a_request_from_it_has() {
+    for address in ["1.2.3.4", "::ffff:1.2.3.4", "2001:db8:1:2:3:4:5:6", "::1"] {
+        let socket = SocketAddr::new(address.parse().unwrap(), 1).to_string();
+        for bits in [0, 48, 64, 128] {
+            let peer = PeerIp::new().ipv6_prefix(bits);
+            let client = ClientIp::behind(["10.0.0.0/8"]).unwrap().ipv6_prefix(bits);
+            let expected = key(&peer, &from(&socket));
+            assert_eq!(peer.key(address.parse().unwrap()), expected, "{address}/{bits}");
+            assert_eq!(
+                (client.key(address.parse().unwrap()), key(&client, &from(&socket))),
+                (expected.clone(), expected)
+            );
+        }
+    }
 }
 
 #[test]

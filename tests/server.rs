@@ -282,6 +282,25 @@ fn what_is_probably_not_meant_so_is_told_on_the_error_output() {
     assert!(line.contains("WARN") && line.contains("RL002"), "{line}");
 }
 
+/// The lines of the README that start this server with flags.
+#[test]
+fn the_lines_of_the_readme_run() {
+    let readme = include_str!("../README.md");
+    let lines = readme.split("cargo run --example server -- ").skip(1);
+    let lines: Vec<&str> = lines.map(|line| line.split(['`', '\n']).next().unwrap()).collect();
+    assert!(lines.len() >= 10, "{lines:?}");
+    for line in lines {
+        // Only double quotes, and no escapes: every second part is in quotes.
+        let parts = line.split('"').enumerate();
+        let flags = parts.flat_map(|(at, part)| match at % 2 {
+            0 => part.split_whitespace().collect::<Vec<_>>(),
+            _ => vec![part],
+        });
+        let server = Server::start(&flags.collect::<Vec<_>>());
+        assert_eq!(server.status("/", ""), 200, "{line}");
+    }
+}
+
 #[test]
 fn help_names_every_flag() {
     let output = refused(&["--help"]);

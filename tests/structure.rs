@@ -65,6 +65,23 @@ fn files_are_one_idea_long() {
     }
 }
 
+#[test]
+fn the_examples_that_the_readme_names_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let names: Vec<&str> =
+        readme.split("cargo run --example ").skip(1).map(|rest| rest.split([' ', '`', '\n']).next().unwrap()).collect();
+    let links: Vec<&str> = readme.split("](examples/").skip(1).map(|rest| rest.split(')').next().unwrap()).collect();
+    assert!(names.len() > 10 && links.len() > 5);
+    for name in names {
+        let (file, folder) = (root.join(format!("examples/{name}.rs")), root.join(format!("examples/{name}/main.rs")));
+        assert!(file.exists() || folder.exists(), "{name}");
+    }
+    for link in links {
+        assert!(root.join("examples").join(link).exists(), "{link}");
+    }
+}
+
 fn floor(room: &str) -> usize {
     ROOMS.iter().position(|rooms| rooms.contains(&room)).unwrap_or_else(|| panic!("{room} has no room in this list"))
 }

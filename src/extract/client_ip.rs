@@ -220,6 +220,11 @@ impl ClientIp {
         hop.ok_or_else(no_peer)
     }
 
+    /// The key of a client with this address: what to peek at or to clear.
+    pub fn key(&self, address: IpAddr) -> Key {
+        self.ipv6_prefix.key(address.to_canonical())
+    }
+
     /// Whether this hop, before which `passed` others have been, may say where it was asked from.
     fn trusts(&self, hop: Option<IpAddr>, passed: u32) -> bool {
         match &self.proxies {

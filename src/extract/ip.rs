@@ -71,6 +71,18 @@ impl PeerIp {
     pub fn address(&self, head: &Head<'_>) -> Result<IpAddr, Missing> {
         peer(head).ok_or_else(no_peer)
     }
+
+    /// The key of a client with this address: what to peek at or to clear.
+    ///
+    /// ```
+    /// use tower_ratelimit::PeerIp;
+    ///
+    /// let [one, same_network] = ["2001:db8::1", "2001:db8::2"].map(|text| PeerIp::new().key(text.parse().unwrap()));
+    /// assert_eq!(one, same_network);
+    /// ```
+    pub fn key(&self, address: IpAddr) -> Key {
+        self.ipv6_prefix.key(address.to_canonical())
+    }
 }
 
 impl KeyExtractor for PeerIp {
