@@ -120,6 +120,7 @@ impl Ipv6Prefix {
     }
 
     /// The key of a client with this address, which is no IPv4-mapped one.
+    #[inline]
     pub(super) fn key(self, address: IpAddr) -> Key {
         match address {
             IpAddr::V4(v4) => v4.into(),

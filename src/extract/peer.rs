@@ -5,10 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use super::{Head, Missing};
 
 /// The peer's address, an IPv4-mapped one as IPv4.
+#[inline]
 pub(super) fn peer(head: &Head<'_>) -> Option<IpAddr> {
     attached(head).map(|address| address.ip().to_canonical())
 }
 
+#[inline]
 fn attached(head: &Head<'_>) -> Option<SocketAddr> {
     #[cfg(feature = "axum")]
     if let Some(axum::extract::ConnectInfo(address)) = head.extensions.get() {

@@ -12,7 +12,7 @@ use http::{Extensions, Response};
 use self::lists::Lists;
 use self::text::{Frequent, frequent};
 pub(crate) use self::triple::Numbers;
-use self::triple::{DRAFT_6, X};
+use self::triple::{DRAFT_6, Names, X};
 use crate::strategy::Status;
 use crate::time::seconds_up;
 use crate::{Decision, Key, Policy, Timestamp};
@@ -188,17 +188,23 @@ impl fmt::Debug for Headers {
 ///
 /// Where layers are stacked it may have an inner layer's numbers already: the smaller remaining is the truth for the client,
 /// of equals the inner one's stays, and a refusal, which carries its decision, keeps its own. Lists name every limit.
+#[inline]
 pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Option<Numbers>, more: Option<More>) {
-    let refused_inside = response.extensions().get::<Decision>().is_some();
-    if let Some(numbers) = numbers.filter(|_| !refused_inside) {
-        numbers.write_if_fewer(&X, response.headers_mut());
+    if let Some(numbers) = numbers {
+        write_if_fewer(numbers, &X, response);
     }
     let Some(More { draft_6, lists }) = more else { return };
-    if let Some(numbers) = draft_6.filter(|_| !refused_inside) {
-        numbers.write_if_fewer(&DRAFT_6, response.headers_mut());
+    if let Some(numbers) = draft_6 {
+        write_if_fewer(numbers, &DRAFT_6, response);
     }
     if let Some(lists) = lists {
         lists.write(response.headers_mut());
+    }
+}
+
+fn write_if_fewer<B>(numbers: Numbers, names: &'static Names, response: &mut Response<B>) {
+    if response.extensions().get::<Decision>().is_none() {
+        numbers.write_if_fewer(names, response.headers_mut());
     }
 }
 
