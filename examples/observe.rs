@@ -77,7 +77,7 @@ mod tests {
                 response.headers().contains_key("ratelimit") && response.headers().contains_key("x-ratelimit-limit")
             );
         }
-        let expected = "api admitted 5\napi refused 1\napi\u{b7}shadow admitted 3\napi\u{b7}shadow refused 2\n";
+        let expected = "api admitted 5\napi refused 1\napi\u{b7}shadow-1 admitted 3\napi\u{b7}shadow-1 refused 2\n";
         assert_eq!(counts.page(), expected);
     }
 }

@@ -61,12 +61,12 @@ impl<St, R> Shared<St, R> {
 
     /// Warns of what can be told before the first request.
     pub(crate) fn start(&self) {
-        self.lints.at_start(|| self.rules.key.caveats(), |lint| self.rules.reporter.warn(lint));
+        self.lints.at_start(|| self.rules.caveats(), |lint| self.rules.reporter.warn(lint));
     }
 
     /// Warns of what the first requests show.
     pub(crate) fn look_at<B>(&self, request: &mut Request<B>) {
-        self.lints.look(request, || self.rules.key.caveats(), |lint| self.rules.reporter.warn(lint));
+        self.lints.look(request, || self.rules.caveats(), |lint| self.rules.reporter.warn(lint));
     }
 }
 
@@ -79,9 +79,6 @@ impl<St: Storage, R> Shared<St, R> {
     where
         R: Rejection<ResBody>,
     {
-        if self.lints.are_looking() {
-            self.look_at(request);
-        }
         let (rules, head) = (&self.rules, Head::of(request));
         if rules.skips(&head) {
             return Considered::PassOn(Told::NOTHING);
@@ -97,14 +94,17 @@ impl<St: Storage, R> Shared<St, R> {
             Ok(cost) => cost,
             Err(missing) => return self.without(&missing, &policy, &head),
         };
+        if self.lints.are_looking() {
+            self.look_at(request);
+        }
         // What is free shows how things stand.
         let op = if cost == 0 { Op::Peek } else { Op::Hit };
         let ask = Ask::new(&policy, key, op, cost);
         if rules.shadow {
-            return Considered::PassOn(self.try_out(ask));
+            return Considered::PassOn(self.try_out(ask, request));
         }
         // Nearly always the answer is there at once, is yes, and nobody wants to know more.
-        if op == Op::Hit && !rules.want_decisions() && policy.shadowed().is_none() {
+        if op == Op::Hit && !rules.want_decisions() && policy.shadows().is_empty() {
             let mut shown = rules.headers.tell_numbers().then(Shown::default);
             if self.storage.hit_at_once(ask, shown.as_mut()) {
                 let numbers = shown.and_then(|shown| rules.headers.numbers(shown.at, &shown.limit));
@@ -157,31 +157,54 @@ impl<St: Storage, R> Shared<St, R> {
     /// What a request's response is told that goes on now.
     #[inline]
     pub(crate) fn admitted<B>(&self, decision: &Decision, ask: Ask<'_>, request: &mut Request<B>) -> Told<St> {
+        self.admitted_after(decision, decision, ask, request)
+    }
+
+    /// The same after a delay: `now` has the numbers of this instant.
+    #[inline]
+    pub(crate) fn admitted_after<B>(
+        &self,
+        decision: &Decision,
+        now: &Decision,
+        ask: Ask<'_>,
+        request: &mut Request<B>,
+    ) -> Told<St> {
         let rules = &self.rules;
         if rules.shares_decision {
             request.extensions_mut().insert(decision.clone());
         }
-        let numbers = rules.headers.numbers_of(decision);
-        let shadow = ask.policy.shadowed().filter(|_| ask.cost > 0);
-        if rules.charge.is_none() && !rules.headers.tell_more() && shadow.is_none() {
+        let numbers = rules.headers.numbers_of(now);
+        let (shadows, is_free) = (ask.policy.shadows(), ask.cost == 0);
+        if is_free && !rules.headers.tell_more()
+            || rules.charge.is_none() && !rules.headers.tell_more() && shadows.is_empty()
+        {
             return Told::only(numbers);
         }
+        let begin = |policy| Trial::begin(self.account(policy, ask.key, true), ask.cost);
+        let charge = rules.charge.as_ref().filter(|_| !is_free);
         let after = After {
             headers: rules.headers,
-            more: rules.headers.more_of(decision, ask.policy, ask.key),
-            charge: rules.charge.clone(),
-            spent: rules.charge.as_ref().map(|_| (self.account(ask.policy, ask.key, false), decision.clone())),
-            trial: shadow.map(|policy| Trial::begin(self.account(policy, ask.key, true), ask.cost)),
+            more: rules.headers.more_of(now, ask.policy, ask.key),
+            charge: charge.cloned(),
+            spent: charge.map(|_| (self.account(ask.policy, ask.key, false), decision.clone())),
+            trials: if is_free { Vec::new() } else { shadows.iter().map(begin).collect() },
         };
         Told { numbers, after: Some(Box::new(after)) }
     }
 
     /// Only tries the policy out, beside a request that goes on whatever comes of it.
     #[cold]
-    fn try_out(&self, ask: Ask<'_>) -> Told<St> {
-        let trial = (ask.cost > 0).then(|| Trial::begin(self.account(ask.policy, ask.key, true), ask.cost));
+    fn try_out<B>(&self, ask: Ask<'_>, request: &mut Request<B>) -> Told<St> {
+        if ask.cost == 0 {
+            return Told::NOTHING;
+        }
+        let trial = Trial::begin(self.account(ask.policy, ask.key, true), ask.cost);
+        if let Some(decision) = trial.decision().filter(|_| self.rules.shares_decision) {
+            request.extensions_mut().insert(decision.clone());
+        }
         let (headers, charge) = (self.rules.headers, self.rules.charge.clone());
-        Told { numbers: None, after: Some(Box::new(After { headers, more: None, charge, spent: None, trial })) }
+        let after = After { headers, more: None, charge, spent: None, trials: vec![trial] };
+        Told { numbers: None, after: Some(Box::new(after)) }
     }
 
     fn account(&self, policy: &Policy, key: &Key, shadow: bool) -> Account<St> {

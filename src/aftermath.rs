@@ -31,17 +31,19 @@ impl<St: Storage> Account<St> {
 
     /// Gives a hit back: now, if the storage can (then the answer is `true`), else in a task of the runtime.
     pub(crate) fn refund(&self, decision: &Decision) -> bool {
-        self.tell(What::Refunded(decision));
-        let account = self.clone();
-        see_to(self.storage.refund(&self.policy, &self.key, decision), move |done| {
-            if let Err(error) = done {
-                account.failed(error);
-            }
-        })
+        let (account, refunded) = (self.clone(), decision.clone());
+        let seen_to = see_to(self.storage.refund(&self.policy, &self.key, decision), move |done| match done {
+            Ok(()) => account.tell(What::Refunded(&refunded)),
+            Err(error) => account.tell(What::NotRefunded(&error.into())),
+        });
+        if seen_to == Seen::Dropped {
+            self.tell(What::NotRefunded(&"the storage makes one wait, and there is no runtime to wait in".into()));
+        }
+        seen_to == Seen::Done
     }
 
     /// What the storage says of the key, if it says so at once.
-    fn look(&self) -> Option<Decision> {
+    pub(crate) fn look(&self) -> Option<Decision> {
         match poll_once(&mut self.storage.decide(self.ask(Op::Peek, 1))) {
             Poll::Ready(decided) => decided.ok(),
             Poll::Pending => None,
@@ -53,6 +55,10 @@ impl<St: Storage> Account<St> {
     }
 
     fn tell(&self, what: What<'_>) {
+        if std::thread::panicking() {
+            // An observer that panics too would be the end of the program.
+            return;
+        }
         let Self { policy, key, shadow, .. } = self;
         self.reporter.tell(&Event { what, policy, key: Some(key), shadow: *shadow });
     }
@@ -66,30 +72,31 @@ pub(crate) struct After<St: Storage> {
     pub(crate) charge: Option<Arc<ChargeFn>>,
     /// What was spent, if it may have to be given back.
     pub(crate) spent: Option<(Account<St>, Decision)>,
-    pub(crate) trial: Option<Trial<St>>,
+    pub(crate) trials: Vec<Trial<St>>,
 }
 
 impl<St: Storage> After<St> {
     /// Goes on trying out what is tried out.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
-        if let Some(trial) = &mut self.trial {
+        for trial in &mut self.trials {
             trial.poll(cx);
         }
     }
 
     /// The response is there.
     pub(crate) fn settle<B>(self, response: &mut Response<B>, mut numbers: Option<Numbers>) {
-        let Self { headers, mut more, charge, spent, trial } = self;
+        let Self { headers, mut more, charge, spent, trials } = self;
         let charged = charge.is_none_or(|charge| charge(&ResponseHead::of(response)));
+        for mut trial in trials {
+            trial.settle(charged);
+        }
         if let Some((account, decision)) = spent.filter(|_| !charged)
             && account.refund(&decision)
+            && (headers.tell_numbers() || headers.tell_more())
             && let Some(now) = account.look()
         {
             numbers = headers.numbers_of(&now);
             more = headers.more_of(&now, &account.policy, &account.key);
-        }
-        if let Some(mut trial) = trial {
-            trial.settle(charged);
         }
         headers::write_admitted(response, numbers, more);
     }
@@ -115,6 +122,14 @@ impl<St: Storage> Trial<St> {
         trial
     }
 
+    /// What was decided, if it was admitted.
+    pub(crate) fn decision(&self) -> Option<&Decision> {
+        match &self.progress {
+            Progress::Admitted(decision) => Some(decision),
+            Progress::Deciding(_) | Progress::Over => None,
+        }
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) {
         if let Progress::Deciding(deciding) = &mut self.progress
             && let Poll::Ready(decided) = Pin::new(deciding).poll(cx)
@@ -129,7 +144,9 @@ impl<St: Storage> Trial<St> {
     /// It is known whether the request is charged. If the hit is not decided by now, nobody waits for it.
     fn settle(&mut self, charged: bool) {
         match mem::replace(&mut self.progress, Progress::Over) {
-            Progress::Admitted(decision) if !charged => drop(self.account.refund(&decision)),
+            Progress::Admitted(decision) if !charged => {
+                self.account.refund(&decision);
+            }
             Progress::Deciding(deciding) => {
                 let account = self.account.clone();
                 see_to(deciding, move |decided| {
@@ -165,7 +182,13 @@ impl<St: Storage> Place<St> {
     }
 
     pub(crate) fn ask(&self) -> Ask<'_> {
-        self.account.ask(Op::Hit, self.cost)
+        let op = if self.cost == 0 { Op::Peek } else { Op::Hit };
+        self.account.ask(op, self.cost)
+    }
+
+    /// How things stand when its turn has come, if the storage says so at once.
+    pub(crate) fn look(&self) -> Option<Decision> {
+        self.account.look()
     }
 }
 
@@ -196,18 +219,30 @@ pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Sees to something that nobody waits for: now, if it can be done at once (then the answer is `true`), else in a task of
-/// the runtime, if there is one.
-fn see_to<F>(mut future: F, then: impl FnOnce(F::Output) + Send + 'static) -> bool
+/// How something was seen to that nobody waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Done,
+    /// In a task.
+    Later,
+    /// There is no runtime that could.
+    Dropped,
+}
+
+/// Sees to something: now, if it can be done at once, else in a task of the runtime, if there is one.
+fn see_to<F>(mut future: F, then: impl FnOnce(F::Output) + Send + 'static) -> Seen
 where
     F: Future + Unpin + Send + 'static,
 {
     if let Poll::Ready(output) = poll_once(&mut future) {
         then(output);
-        return true;
+        return Seen::Done;
     }
-    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        runtime.spawn(async move { then(future.await) });
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => {
+            runtime.spawn(async move { then(future.await) });
+            Seen::Later
+        }
+        Err(_) => Seen::Dropped,
     }
-    false
 }

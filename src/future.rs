@@ -172,7 +172,13 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
             if let Some(delay) = this.delay.as_mut().as_pin_mut() {
                 ready!(delay.poll(cx));
                 let decision = this.place.taken.take().expect("who waits for a turn has a place");
-                break this.shared.admitted(&decision, this.place.ask(), request);
+                let now = this.place.look();
+                break this.shared.admitted_after(
+                    &decision,
+                    now.as_ref().unwrap_or(&decision),
+                    this.place.ask(),
+                    request,
+                );
             }
             let decided = ready!(Pin::new(&mut *this.deciding).poll(cx));
             match this.shared.judge(decided, this.place.ask(), request) {

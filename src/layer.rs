@@ -17,7 +17,8 @@ use crate::{Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejecti
 ///
 /// 1. The [`KeyExtractor`] says who is asking. If it says nobody, the request passes and gets no header fields; if the
 ///    key is missing, the answer is 400 or 500.
-/// 2. All limits of the policy have to admit. The request is charged at that moment, whatever comes of it.
+/// 2. All limits of the policy have to admit. The request is charged at that moment, whatever comes of it, unless its
+///    response is to say whether it [is charged](Self::charge_when).
 /// 3. Admitted: the inner service is called, after the delay of a leaky bucket if there is one. Its response gets
 ///    `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`.
 /// 4. Refused: the inner service never sees the request. The answer is 429 with the same fields and `Retry-After` (none
@@ -183,7 +184,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// 3. Without a response there is nothing to ask about: a request that fails with an error of the inner service, or is
     ///    dropped half way (the client has gone), stays charged. Else hanging up early would be a way not to be counted.
     ///
-    /// A body that breaks off later changes nothing. Of stacked layers each asks for itself; the refusal of an inner one is
+    /// What a request that costs nothing took is not given back. A body that breaks off later changes nothing. Of stacked layers each asks for itself; the refusal of an inner one is
     /// a response like others.
     ///
     /// ```
@@ -204,9 +205,14 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
 /// What can be seen of it.
 impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Only tries the layer out: it decides, counts and tells its [observer](Self::observer) and the log, and every request
-    /// goes on at once, whatever was decided: also one without a key, or when the storage fails. No header field shows it.
+    /// goes on at once, whatever was decided: also one without a key, or when the storage fails. No header field shows it, and
+    /// nobody waits for its storage.
     ///
-    /// Nobody waits for its storage. One limit of several can be tried out too: see [`Policy::shadow`](crate::Policy::shadow).
+    /// All enforced limits of the policy are tried out, together; its shadow limits are not asked. Requests that cost nothing are
+    /// not looked at. Give it a memory storage of its own, as it has unless told otherwise: what it keeps takes room, and where
+    /// others keep theirs too it can crowd them out.
+    ///
+    /// One limit of several can be tried out too: see [`Policy::shadow`](crate::Policy::shadow).
     pub fn shadow(self) -> Self {
         self.ruled(|rules| rules.shadow = true)
     }
@@ -214,7 +220,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Attaches the [`Decision`](crate::Decision) to each admitted request, for handlers: it is in the request's extensions.
     /// With the feature `axum` it is an extractor.
     ///
-    /// A request that is not limited has none. Of stacked layers that do so the innermost one's is there.
+    /// A request has none that is not limited, or whose storage failed, or made one wait where the layer is only
+    /// [tried out](Self::shadow): let handlers take an `Option<Decision>`. Of stacked layers that do so the innermost one's is there.
     pub fn share_decision(self) -> Self {
         self.ruled(|rules| rules.shares_decision = true)
     }

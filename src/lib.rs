@@ -153,7 +153,8 @@
 //! Of several limits the one shown is the one that refuses for the longest, else the one with the least remaining. Of
 //! stacked layers, the one with fewer remaining.
 //!
-//! The fields of the IETF's draft, and those of an early version of it, can be written too, or instead: see [`Headers`].
+//! The fields of the IETF's draft (`RateLimit`, `RateLimit-Policy`), and those of an early version of it, can be written too, or
+//! instead: see [`Headers`]. What a leaky bucket made wait is told how things stand when its turn has come.
 //!
 //! # In which order a layer does things
 //!
@@ -162,7 +163,7 @@
 //! 3. The key is taken: `None` passes, a missing one is answered with 400 or 500.
 //! 4. The [cost](RateLimitLayer::cost) is asked for; 0 passes.
 //! 5. The limits decide, all together. What they refuse is answered, and the inner service never sees it.
-//! 6. [Shadow limits](Policy#shadow-limits) decide beside a request that was admitted.
+//! 6. [Shadow limits](Policy#shadow-limits) decide, each for itself, beside a request that was admitted.
 //! 7. The inner service is called, after the delay of a leaky bucket.
 //! 8. Its response says whether the request [is charged](RateLimitLayer::charge_when), and gets the header fields.
 //!

@@ -3,15 +3,15 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use http::header::FORWARDED;
-use http::{HeaderName, Request};
+use http::Request;
 
-use crate::extract::Caveat;
+use crate::extract::{Caveat, FORWARDING};
 
 /// Something about how a layer is set up that works and is probably not meant so.
 ///
 /// Each is told once for each layer, as a warning in the log (feature `tracing`) with its [code](Self::code) and where it is
-/// explained, and to the [`Observer`](crate::Observer). Nothing else comes of it.
+/// explained, and to the [`Observer`](crate::Observer). Nothing else comes of it. What only requests can show is looked for in
+/// the first 1,024 that are limited after a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lint {
@@ -25,11 +25,11 @@ pub enum Lint {
     /// Then each client counts as a proxy, and what it writes into the forwarding header is believed: it chooses its key.
     /// Name the networks that your proxies are in, or how many there are.
     TrustsEveryAddress,
-    /// `RL003`: requests come with a forwarding header, and only the peer's address is used.
+    /// `RL003`: requests come with a forwarding header, and clients are known by the peer's address.
     ///
-    /// Behind a proxy the peer is the proxy, and all clients together share one quota. Use
-    /// [`ClientIp`](crate::ClientIp) with the proxy's network. If nothing stands in front, a client made the header up, and
-    /// all is well.
+    /// Behind a proxy the peer is the proxy, and all clients together share one quota (or are all allowed, by an
+    /// [`AllowList`](crate::extract::AllowList)). Use [`ClientIp`](crate::ClientIp) with the proxy's network. If nothing stands in
+    /// front, a client made the header up, and all is well.
     ForwardedPeer,
     /// `RL004`: a request came to the same layer twice.
     ///
@@ -67,9 +67,7 @@ impl fmt::Display for Lint {
                 "IPv6 clients are told apart by more than 64 bits, and each has that many addresses"
             }
             Self::TrustsEveryAddress => "every address is trusted as a proxy, so clients choose their own keys",
-            Self::ForwardedPeer => {
-                "requests come through a proxy, and only the peer's address is used: all share one key"
-            }
+            Self::ForwardedPeer => "requests come through a proxy, whose address all clients then have",
             Self::SameLayerTwice => "a request came to the same layer twice, and is charged twice",
         })
     }
@@ -77,14 +75,6 @@ impl fmt::Display for Lint {
 
 /// How many requests are looked at after a start.
 const LOOKED_AT: u32 = 1_024;
-
-/// Header fields in which proxies say whom they stand for.
-const FORWARDING: [HeaderName; 4] = [
-    FORWARDED,
-    HeaderName::from_static("x-forwarded-for"),
-    HeaderName::from_static("x-real-ip"),
-    HeaderName::from_static("cf-connecting-ip"),
-];
 
 /// What has been told, and how many requests are still to be looked at.
 #[derive(Debug)]
@@ -116,11 +106,12 @@ impl Lints {
         if self.started.swap(true, Ordering::Relaxed) {
             return;
         }
-        for caveat in caveats() {
-            match caveat {
-                Caveat::Ipv6PerAddress => tell(Lint::Ipv6PerAddress),
-                Caveat::TrustsEveryAddress => tell(Lint::TrustsEveryAddress),
-                Caveat::OnlyPeer => {}
+        let caveats = caveats();
+        for (caveat, lint) in
+            [(Caveat::Ipv6PerAddress, Lint::Ipv6PerAddress), (Caveat::TrustsEveryAddress, Lint::TrustsEveryAddress)]
+        {
+            if caveats.contains(&caveat) {
+                tell(lint);
             }
         }
     }
@@ -135,7 +126,10 @@ impl Lints {
     pub(crate) fn look<B>(&self, request: &mut Request<B>, caveats: impl FnOnce() -> Vec<Caveat>, tell: impl Fn(Lint)) {
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).ok();
         let is_forwarded = || FORWARDING.iter().any(|name| request.headers().contains_key(name));
-        let only_peer = || caveats().contains(&Caveat::OnlyPeer);
+        let only_peer = || {
+            let caveats = caveats();
+            caveats.contains(&Caveat::OnlyPeer) && !caveats.contains(&Caveat::ReadsForwarding)
+        };
         if !self.forwarded.load(Ordering::Relaxed)
             && is_forwarded()
             && only_peer()

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
 use crate::Policy;
-use crate::extract::{AllowList, Head, Missing};
+use crate::extract::{AllowList, Caveat, Head, Missing};
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, Missing> + Send + Sync;
@@ -103,6 +103,31 @@ impl IntoCost for Result<u32, Missing> {
 pub trait Skip: Send + Sync + 'static {
     /// Whether the request passes without having been counted.
     fn skips(&self, head: &Head<'_>) -> bool;
+
+    /// What may be wrong with how it is set up, as [`KeyExtractor::caveats`](crate::KeyExtractor::caveats).
+    fn caveats(&self) -> Vec<Caveat> {
+        Vec::new()
+    }
+}
+
+impl<T: Skip + ?Sized> Skip for Arc<T> {
+    fn skips(&self, head: &Head<'_>) -> bool {
+        (**self).skips(head)
+    }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        (**self).caveats()
+    }
+}
+
+impl Skip for Box<dyn Skip> {
+    fn skips(&self, head: &Head<'_>) -> bool {
+        (**self).skips(head)
+    }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        (**self).caveats()
+    }
 }
 
 impl<F> Skip for F
@@ -117,6 +142,10 @@ where
 impl Skip for AllowList {
     fn skips(&self, head: &Head<'_>) -> bool {
         self.allows(head)
+    }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        Self::caveats(self)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::Headers;
-use crate::extract::{Head, KeyExtractor};
+use crate::extract::{Caveat, Head, KeyExtractor};
 use crate::observe::Reporter;
 use crate::per_request::{ChargeFn, CostFn, Policies, Skip};
 
@@ -64,6 +64,11 @@ impl Rules {
     #[inline]
     pub(crate) fn skips(&self, head: &Head<'_>) -> bool {
         self.skip.iter().any(|skip| skip.skips(head))
+    }
+
+    /// What may be wrong with how it is set up.
+    pub(crate) fn caveats(&self) -> Vec<Caveat> {
+        self.skip.iter().map(Skip::caveats).chain([self.key.caveats()]).flatten().collect()
     }
 
     #[inline]

@@ -53,7 +53,7 @@ async fn a_handler_sees_the_decision_that_is_shared_with_it() {
     let failing = app().layer(layer("fixed-window 5/minute").share_decision().storage(Failing, OnError::Admit));
     assert_eq!(body(&failing, "/may").await, (200, "none".to_owned()));
     let shadow = app().layer(layer("fixed-window 5/minute").share_decision().shadow());
-    assert_eq!(body(&shadow, "/may").await, (200, "none".to_owned()));
+    assert_eq!(body(&shadow, "/must").await, (200, "4".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,11 +10,11 @@ use sfv::{BareItem, List, ListEntry, Parser};
 use support::{Inner, T0, ask, get, numbers, policy, retry_after, standing, status, with};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::extract::Head;
-use tower_ratelimit::storage::ManualClock;
+use tower_ratelimit::storage::{ManualClock, TokioClock};
 use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
 use tower_ratelimit::{
-    FixedWindow, Global, Header, Headers, Limit, MemoryStorage, MovingWindow, OnError, Policy, Quota, RateLimit,
-    RateLimitLayer, Timestamp, TokenBucket,
+    Decision, FixedWindow, Global, Header, Headers, Limit, MemoryStorage, MovingWindow, OnError, Policy, Quota,
+    RateLimit, RateLimitLayer, Timestamp, TokenBucket,
 };
 
 fn layer(policy: Policy, storage: &MemoryStorage, headers: Headers) -> RateLimitLayer {
@@ -190,6 +190,75 @@ async fn stacked_layers_make_one_list_that_names_every_limit() {
     );
 }
 
+#[tokio::test]
+async fn what_an_inner_service_wrote_is_continued_if_it_is_such_a_list_and_else_left_out() {
+    for (inner, expected) in [
+        (&["\"up\";r=1;t=2"][..], "\"up\";r=1;t=2, \"free\";r=9;t=1"),
+        (&["\"a\";r=1", "\"b, \\\"\";r=2"], "\"a\";r=1, \"b, \\\"\";r=2, \"free\";r=9;t=1"),
+        (&[""], "\"free\";r=9;t=1"),
+        (&["limit=10, remaining=3, reset=5"], "\"free\";r=9;t=1"),
+        (&["\"abc"], "\"free\";r=9;t=1"),
+        (&["\"abc\\\""], "\"free\";r=9;t=1"),
+        (&["\"a\";r=1,"], "\"free\";r=9;t=1"),
+    ] {
+        let service = tower::service_fn(move |_: http::Request<()>| {
+            let mut response = Response::new(String::new());
+            for line in inner {
+                response.headers_mut().append("ratelimit", line.parse().unwrap());
+            }
+            std::future::ready(Ok::<_, std::convert::Infallible>(response))
+        });
+        let (storage, _clock) = standing();
+        let response = ask(&layer(free(), &storage, Headers::ietf()).layer(service), get("/")).await;
+        assert_eq!(response.headers()["ratelimit"], expected, "{inner:?}");
+        members(response.headers(), "ratelimit");
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_carries_an_admitted_decision_is_told_the_numbers() {
+    let service = tower::service_fn(|request: http::Request<()>| {
+        let mut response = Response::new(String::new());
+        let decision = request.extensions().get::<Decision>().unwrap().clone();
+        response.extensions_mut().insert(decision);
+        std::future::ready(Ok::<_, std::convert::Infallible>(response))
+    });
+    let (storage, _clock) = standing();
+    let service = layer(free(), &storage, Headers::x_rate_limit()).share_decision().layer(service);
+    assert_eq!(numbers(&ask(&service, get("/")).await), Some([10, 9, T0 + 1]));
+}
+
+/// What no map of fields can hold is not told.
+#[tokio::test]
+async fn a_response_full_of_fields_stays_as_it_is() {
+    let service = tower::service_fn(|_: http::Request<()>| {
+        let mut response = Response::new(String::new());
+        let names = (0..).map(|number| http::HeaderName::try_from(format!("x-{number}")).unwrap());
+        for name in names {
+            if response.headers_mut().try_insert(name, http::HeaderValue::from_static("")).is_err() {
+                break;
+            }
+        }
+        std::future::ready(Ok::<_, std::convert::Infallible>(response))
+    });
+    let (storage, _clock) = standing();
+    let all = Headers::x_rate_limit().and(Headers::ietf()).and(Headers::draft6());
+    let response = ask(&layer(free(), &storage, all).layer(service), get("/")).await;
+    assert_eq!(numbers(&response), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_had_to_wait_is_told_how_things_stand_then() {
+    let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
+    let queue = policy("leaky-bucket 1/minute queue 2").with_name("q");
+    let headers = Headers::x_rate_limit().and(Headers::ietf());
+    let service = layer(queue, &storage, headers).layer(Inner::default());
+    assert_eq!(support::remaining(&ask(&service, get("/")).await), Some(2));
+    let waited = ask(&service, get("/")).await;
+    assert_eq!(support::remaining(&waited), Some(2), "its place is free again");
+    assert_eq!(waited.headers()["ratelimit"], "\"q\";r=2;t=60");
+}
+
 /// Each family by itself has the fewer units remaining.
 #[tokio::test]
 async fn stacked_layers_show_the_tighter_one_in_draft_6_too() {
@@ -237,7 +306,10 @@ async fn a_partition_key_tells_clients_apart_and_says_nothing_about_them() {
         "SipHash-2-4 of the key's bytes, computed by another program"
     );
     assert!(!format!("{:?}", Headers::ietf().partition_key(*b"0123456789abcdef")).contains("48"), "no secret in Debug");
-    assert_eq!(Headers::x_rate_limit().partition_key([0; 16]), Headers::x_rate_limit(), "nothing to be a parameter of");
+    let (secret, ietf) = ([7; 16], Headers::ietf());
+    for combined in [ietf.partition_key(secret), ietf.and(Headers::none().partition_key(secret))] {
+        assert_eq!(combined, Headers::none().partition_key(secret).and(ietf), "in whichever order");
+    }
 }
 
 /// Field defect: policy name injected into a structured field.

@@ -5,17 +5,19 @@ mod support;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use http::Request;
 use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
-use support::{Failing, Inner, ask, get, policy, standing, status, with};
+use support::{Failing, Inner, ask, get, policy, poll, standing, status, with};
 use tower::Layer;
-use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::extract::{AllowList, Head, Missing};
+use tower_ratelimit::storage::Ask;
 use tower_ratelimit::{
-    ClientIp, Event, Global, Header, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer, OnError, PeerIp,
-    Policy, RateLimitLayer, ResponseHead, What,
+    ClientIp, Decision, Event, Global, Header, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer, OnError,
+    PeerIp, Policy, RateLimitLayer, ResponseHead, Skip, Storage, What,
 };
 use tracing::field::{Field, Visit};
 use tracing::span;
@@ -117,7 +119,7 @@ fn metrics_count_by_policy_and_outcome_and_never_by_key() {
         .into_iter()
         .map(|(name, count)| format!("{name} {}", count.load(Ordering::SeqCst)))
         .collect();
-    let shadow = "api\u{b7}shadow";
+    let shadow = "api\u{b7}shadow-1";
     assert_eq!(
         counts,
         [
@@ -126,8 +128,8 @@ fn metrics_count_by_policy_and_outcome_and_never_by_key() {
             "ratelimit_decisions_total{policy=api,outcome=refused,mode=enforced} 1".to_owned(),
             format!("ratelimit_decisions_total{{policy={shadow},outcome=admitted,mode=shadow}} 3"),
             format!("ratelimit_decisions_total{{policy={shadow},outcome=refused,mode=shadow}} 1"),
-            "ratelimit_refunds_total{policy=api,mode=enforced} 1".to_owned(),
-            format!("ratelimit_refunds_total{{policy={shadow},mode=shadow}} 1"),
+            "ratelimit_refunds_total{policy=api,outcome=refunded,mode=enforced} 1".to_owned(),
+            format!("ratelimit_refunds_total{{policy={shadow},outcome=refunded,mode=shadow}} 1"),
         ]
     );
 }
@@ -196,6 +198,9 @@ fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
 
     let lines = logged(&layer.clone().log_keys(), vec![alice()]);
     assert!(lines[0].contains("alice@example.org"), "asked for: {lines:?}");
+    let forged = || with("x-client", "a shadow=true outcome=admitted \"");
+    let lines = logged(&layer.clone().log_keys(), vec![forged(), forged()]);
+    assert!(lines[0].contains("key=\"ta shadow=true outcome=admitted"), "in quotes: {lines:?}");
 
     let lines = logged(&layer.storage(Failing, OnError::Admit), vec![alice()]);
     assert!(lines[0].contains("WARN") && lines[0].contains("secret-host:6379 is down"), "{lines:?}");
@@ -303,6 +308,100 @@ async fn the_same_layer_twice_is_told_once() {
         ask(&stacked, get("/")).await;
     }
     assert_eq!(linted.told(), [], "two layers are two layers");
+}
+
+#[tokio::test]
+async fn lints_are_told_once_and_only_of_what_is_so() {
+    let linted = Linted::default();
+    let all = ClientIp::behind(["0.0.0.0/0"]).unwrap().ipv6_prefix(128);
+    let _ = linted.layer(all.clone().or(PeerIp::new().ipv6_prefix(128))).layer(Inner::default());
+    assert_eq!(linted.told(), [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress], "each once");
+
+    let _ = linted.layer(Global).skip(AllowList::by(all).allow("10.0.0.0/8")).layer(Inner::default());
+    assert_eq!(linted.told(), [Lint::TrustsEveryAddress], "who may say where it is from may say it is allowed");
+
+    for key in [
+        Box::new(ClientIp::behind(["10.0.0.0/8"]).unwrap().or(PeerIp::new())) as Box<dyn KeyExtractor>,
+        Box::new(Header::new("x-forwarded-for").or(PeerIp::new())),
+    ] {
+        ask(&linted.layer(key).layer(Inner::default()), forwarded("x-forwarded-for")).await;
+        assert_eq!(linted.told(), [], "the header is read");
+    }
+    ask(&linted.layer(Header::new("x-api-key").or(PeerIp::new())).layer(Inner::default()), forwarded("forwarded"))
+        .await;
+    assert_eq!(linted.told(), [Lint::ForwardedPeer], "for those without a key");
+
+    let skipping = linted.layer(PeerIp::new()).skip(|_: &Head<'_>| true);
+    let twice = skipping.layer(skipping.layer(Inner::default()));
+    ask(&twice, forwarded("forwarded")).await;
+    assert_eq!(linted.told(), [], "what is not limited is charged to nobody");
+}
+
+/// Keeps its own log of what it is asked, and cannot give back.
+#[derive(Clone, Debug)]
+struct Grudging(MemoryStorage, bool);
+
+impl Storage for Grudging {
+    type Error = &'static str;
+    type Decided = std::future::Ready<Result<Decision, &'static str>>;
+    type Done = Pin<Box<dyn Future<Output = Result<(), &'static str>> + Send>>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        std::future::ready(Ok(self.0.decide(ask).into_inner().unwrap()))
+    }
+
+    fn clear(&self, _: &Policy, _: &tower_ratelimit::Key) -> Self::Done {
+        Box::pin(async { Err("no") })
+    }
+
+    fn refund(&self, _: &Policy, _: &tower_ratelimit::Key, _: &Decision) -> Self::Done {
+        let later = self.1;
+        Box::pin(async move {
+            if later {
+                std::future::pending::<()>().await;
+            }
+            Err("what is spent is spent")
+        })
+    }
+}
+
+#[test]
+fn what_could_not_be_given_back_is_no_decision_and_no_refund() {
+    for later in [false, true] {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let events = Arc::clone(&told);
+        let layer = layer("fixed-window 5/minute").storage(Grudging(standing().0, later), OnError::Refuse);
+        let service = layer
+            .charge_when(|_: &ResponseHead<'_>| false)
+            .observer(move |event: &Event<'_>| events.lock().unwrap().push(event.outcome()))
+            .layer(Inner::default());
+        // Outside of a runtime nobody can wait for what does not come at once.
+        let mut response = Box::pin(ask(&service, with("x-client", "a")));
+        assert!(poll(&mut response).is_ready());
+        assert_eq!(*told.lock().unwrap(), ["admitted", "not_refunded"], "later: {later}");
+    }
+}
+
+#[tokio::test]
+async fn what_costs_nothing_is_not_given_back() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&told);
+    let service = layer("5/minute; shadow 4/minute")
+        .cost(|_: &Head<'_>| 0)
+        .charge_when(|_: &ResponseHead<'_>| false)
+        .observer(move |event: &Event<'_>| events.lock().unwrap().push(event.outcome()))
+        .layer(Inner::default());
+    assert_eq!(status(&service, with("x-client", "a")).await, 200);
+    assert_eq!(*told.lock().unwrap(), ["admitted"]);
+}
+
+#[tokio::test]
+async fn one_observer_may_watch_several_layers() {
+    let linted: Arc<dyn Observer> = Arc::new(Linted::default());
+    let skip: Arc<dyn Skip> = Arc::new(|_: &Head<'_>| false);
+    let [one, two] = ["1/day", "2/day"].map(|text| layer(text).observer(Arc::clone(&linted)).skip(Arc::clone(&skip)));
+    let service = one.layer(two.layer(Inner::default()));
+    assert_eq!(status(&service, with("x-client", "a")).await, 200);
 }
 
 #[test]

@@ -342,6 +342,7 @@ fn bad_flags_are_one_clear_line() {
         (&["--cost-header", "a b"], "\"a b\""),
         (&["--route", "login=1/s"], "/login=5/minute"),
         (&["--route", "/login"], "/login=5/minute"),
+        (&["--route", "/a=1/s", "--route", "/a=2/s"], "/a has one already"),
         (&["--route", "/login=1/x"], "\"x\""),
         (&["--trust", "10.0.0.0/40"], "10.0.0.0/40"),
         (&["--trust", "proxy"], "10.0.0.0/8"),

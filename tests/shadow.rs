@@ -6,13 +6,16 @@ use std::convert::Infallible;
 use std::future::ready;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
+use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
-use support::{Failing, Inner, Slow, ask, get, numbers, policy, poll, standing, status};
+use support::{Failing, Inner, Slow, ask, get, numbers, policy, poll, standing, status, with};
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
-    Event, Global, Headers, Key, OnError, Policy, RateLimitLayer, RateLimiter, ResponseHead, Storage,
+    Decision, Event, Global, Header, Headers, Key, MemoryStorage, OnError, Policy, RateLimitLayer, RateLimiter,
+    ResponseHead, Storage,
 };
 
 type Told = Arc<Mutex<Vec<String>>>;
@@ -108,7 +111,7 @@ async fn nobody_waits_for_the_storage_of_a_shadow() {
     }
     yields().await;
     assert_eq!(take(&told), ["admitted?", "refused?"]);
-    // One whose request is dropped is decided, too.
+    // What is tried out for a request that is dropped is decided, too.
     drop(service.call(get("/")));
     yields().await;
     assert_eq!(take(&told), ["refused?"]);
@@ -194,8 +197,80 @@ async fn a_shadow_limit_is_given_back_with_the_others() {
     for _ in 0..7 {
         assert_eq!(status(&service, get("/")).await, 200);
     }
-    let shadow = RateLimiter::with_storage(text.shadowed().unwrap().clone(), storage);
+    let shadow = RateLimiter::with_storage(text.shadows()[0].clone(), storage);
     assert_eq!(shadow.peek(&Key::everybody()).await.unwrap().remaining(), 5);
+}
+
+#[tokio::test]
+async fn each_shadow_limit_is_tried_out_for_itself() {
+    let (storage, _clock) = standing();
+    let told = Told::default();
+    let events = Arc::clone(&told);
+    let text = policy("fixed-window 9/minute; shadow fixed-window 1/minute; shadow \"three\" fixed-window 3/minute");
+    let layer = RateLimitLayer::new(text.with_name("p"), Global).storage(storage, OnError::Refuse);
+    let layer = layer.observer(move |event: &Event<'_>| {
+        events.lock().unwrap().push(format!("{} {}", event.policy.identity(), event.outcome()));
+    });
+    let service = layer.layer(Inner::default());
+    for _ in 0..4 {
+        assert_eq!(status(&service, get("/")).await, 200);
+    }
+    let told = take(&told);
+    let of = |policy: &str| told.iter().filter_map(|line| line.strip_prefix(policy)).collect::<Vec<_>>();
+    assert_eq!(of("p "), ["admitted"; 4]);
+    assert_eq!(of("p\u{b7}shadow-1 "), ["admitted", "refused", "refused", "refused"]);
+    assert_eq!(of("p\u{b7}shadow-2 "), ["admitted", "admitted", "admitted", "refused"]);
+}
+
+/// What is tried out refuses nobody, not even by the room that it takes.
+#[tokio::test]
+async fn at_the_cap_a_shadow_limit_crowds_out_nobody() {
+    for shadow in ["", "; shadow fixed-window 1/day", "; shadow moving-window 2/day; shadow 5/hour"] {
+        let clock = ManualClock::default();
+        let storage = MemoryStorage::builder().max_keys(64).clock(clock.clone()).build().unwrap();
+        let layer = RateLimitLayer::new(policy(&format!("fixed-window 100/second{shadow}")), Header::new("x-client"));
+        let service = layer.storage(storage, OnError::Refuse).layer(Inner::default());
+        for client in 0..500 {
+            assert_eq!(status(&service, with("x-client", &client.to_string())).await, 200, "client {client}{shadow}");
+            clock.advance(Duration::from_secs(5));
+        }
+    }
+}
+
+#[tokio::test]
+async fn at_the_cap_a_shadow_limit_makes_nobody_be_forgotten() {
+    let (clock, mut admitted) = (ManualClock::default(), 0);
+    let storage = MemoryStorage::builder().max_keys(100).clock(clock).build().unwrap();
+    let layer =
+        RateLimitLayer::new(policy("fixed-window 10/day; shadow fixed-window 1000/day"), Header::new("x-client"));
+    let service = layer.storage(storage, OnError::Refuse).layer(Inner::default());
+    for _ in 0..30 {
+        for client in 0..80 {
+            admitted += u32::from(status(&service, with("x-client", &client.to_string())).await == 200);
+        }
+    }
+    assert_eq!(admitted, 800);
+}
+
+#[tokio::test]
+async fn at_the_cap_a_refund_shows_what_there_is() {
+    let storage = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();
+    let layer = RateLimitLayer::new(policy("fixed-window 5/day; shadow fixed-window 1/day"), Global);
+    let layer = layer.storage(storage, OnError::Refuse).charge_when(|_: &ResponseHead<'_>| false);
+    let service = layer.layer(Inner::default());
+    for _ in 0..3 {
+        assert_eq!(numbers(&ask(&service, get("/")).await).map(|[limit, left, _]| [limit, left]), Some([5, 5]));
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_wants_a_decision_has_one_in_shadow_too() {
+    let seen = service_fn(|request: Request<()>| {
+        let left = request.extensions().get::<Decision>().map(Decision::remaining);
+        ready(Ok::<_, Infallible>(Response::new(format!("{left:?}"))))
+    });
+    let layer = RateLimitLayer::new(policy("fixed-window 2/minute"), Global).share_decision().shadow();
+    assert_eq!(ask(&layer.layer(seen), get("/")).await.into_body(), "Some(1)");
 }
 
 #[test]
@@ -204,10 +279,11 @@ fn a_shadow_limit_is_no_part_of_the_identity_and_reads_back() {
     let with = policy("fixed-window 9/minute; shadow \"try\" moving-window 5/minute; shadow 1/day");
     assert_eq!((plain.identity(), plain.digest()), (with.identity(), with.digest()), "adding one forgets nothing");
     assert_ne!(plain, with);
-    let shadow = with.shadowed().unwrap();
-    assert_eq!(shadow.limits().len(), 2);
-    assert_eq!(shadow.limits()[0].name(), Some("try"));
-    assert_ne!(shadow.digest(), policy(&shadow.limits()[0].to_string()).digest());
+    assert_eq!(with.shadows().len(), 2);
+    let shadow = &with.shadows()[0];
+    assert_eq!((shadow.limits().len(), shadow.limits()[0].name()), (1, Some("try")));
+    assert_ne!(shadow, &policy(&shadow.to_string()), "enforced, it would be another one");
+    assert_eq!(with.shadows()[1].limit_name(0), "fixed-window 9/minute shadow-2", "as ASCII as any name");
     for text in [
         with.clone(),
         with.clone().with_name("free"),
@@ -215,10 +291,10 @@ fn a_shadow_limit_is_no_part_of_the_identity_and_reads_back() {
     ] {
         let again = policy(&text.to_string());
         assert_eq!(again, text, "{text}");
-        assert_eq!(again.shadowed().unwrap().identity(), text.shadowed().unwrap().identity());
+        assert_eq!(again.shadows(), text.shadows());
     }
     let [free, paid] = ["free", "paid"].map(|name| policy("1/day; shadow 1/hour").with_name(name));
-    assert_ne!(free.shadowed().unwrap().digest(), paid.shadowed().unwrap().digest());
+    assert_ne!(free.shadows(), paid.shadows());
 }
 
 #[test]

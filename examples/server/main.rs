@@ -61,6 +61,8 @@ fn cost(header: &HeaderName, head: &Head<'_>) -> Result<u32, Missing> {
 
 async fn answer(uri: Uri) -> (StatusCode, &'static str) {
     let status = uri.path().strip_prefix("/status/").and_then(|code| code.parse().ok());
+    // Others are no last answer to a request.
+    let status = status.filter(|status: &StatusCode| status.as_u16() >= 200);
     (status.unwrap_or(StatusCode::OK), "hello\n")
 }
 

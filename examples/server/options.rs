@@ -107,7 +107,15 @@ impl Options {
                 policy(value.strip_prefix("shadow ").unwrap_or(&value))?;
                 limits.push(value);
             }
-            "--route" => self.routes.push(route(&value)?),
+            "--route" => {
+                let (path, policy) = route(&value)?;
+                if self.routes.iter().any(|(other, _)| *other == path) {
+                    return Err(format!(
+                        "{path} has one already: write \"{path}=5/minute; 100/day\" for several limits"
+                    ));
+                }
+                self.routes.push((path, policy));
+            }
             "--storage" => self.storage = storage(&value)?,
             "--key" => self.key = value,
             "--trust" => self.trust.push(value),

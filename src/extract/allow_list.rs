@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::networks::network;
-use super::{ClientIp, Head, Missing, PeerIp};
+use super::{Caveat, ClientIp, Head, KeyExtractor, Missing, PeerIp};
 use crate::ConfigError;
 use crate::error::or_panic;
 
@@ -17,17 +17,30 @@ pub trait AddressSource: Send + Sync + 'static {
     ///
     /// When there is none.
     fn address(&self, head: &Head<'_>) -> Result<IpAddr, Missing>;
+
+    /// What may be wrong with how it is set up, as [`KeyExtractor::caveats`].
+    fn caveats(&self) -> Vec<Caveat> {
+        Vec::new()
+    }
 }
 
 impl AddressSource for PeerIp {
     fn address(&self, head: &Head<'_>) -> Result<IpAddr, Missing> {
         self.address(head)
     }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        KeyExtractor::caveats(self)
+    }
 }
 
 impl AddressSource for ClientIp {
     fn address(&self, head: &Head<'_>) -> Result<IpAddr, Missing> {
         self.address(head)
+    }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        KeyExtractor::caveats(self)
     }
 }
 
@@ -72,6 +85,13 @@ impl AllowList {
     /// A list without rules, which allows nobody; `source` says by which address a request is judged.
     pub fn by(source: impl AddressSource) -> Self {
         Self { source: Arc::new(source), rules: Vec::new() }
+    }
+
+    pub(crate) fn caveats(&self) -> Vec<Caveat> {
+        // Here each address is looked at by itself.
+        let mut caveats = self.source.caveats();
+        caveats.retain(|caveat| *caveat != Caveat::Ipv6PerAddress);
+        caveats
     }
 
     /// Does not limit the clients in this network, unless an earlier rule does: `10.0.0.0/8`, `2001:db8::/32`, or one address.

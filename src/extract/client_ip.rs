@@ -242,6 +242,7 @@ impl KeyExtractor for ClientIp {
     fn caveats(&self) -> Vec<Caveat> {
         // Whether hops are few enough cannot be known.
         let trusts_all = matches!(&self.proxies, Proxies::In(networks) if networks.covers_everything());
-        self.ipv6_prefix.caveat().into_iter().chain(trusts_all.then_some(Caveat::TrustsEveryAddress)).collect()
+        let trust = trusts_all.then_some(Caveat::TrustsEveryAddress);
+        self.ipv6_prefix.caveat().into_iter().chain(trust).chain([Caveat::ReadsForwarding]).collect()
     }
 }

@@ -11,7 +11,7 @@ use http::request::Parts;
 use crate::Decision;
 
 /// The decision of a layer that [shares](crate::RateLimitLayer::share_decision) it. A request may have none, since it is not
-/// limited or its storage failed: take an `Option<Decision>` where that can be.
+/// limited, or its storage failed: take an `Option<Decision>` where that can be.
 ///
 /// ```
 /// use axum::Router;

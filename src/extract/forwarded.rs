@@ -1,6 +1,17 @@
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use http::HeaderName;
+use http::header::FORWARDED;
+
+/// Fields in which proxies say whom they stand for.
+pub(crate) const FORWARDING: [HeaderName; 4] = [
+    FORWARDED,
+    HeaderName::from_static("x-forwarded-for"),
+    HeaderName::from_static("x-real-ip"),
+    HeaderName::from_static("cf-connecting-ip"),
+];
+
 /// How a field that proxies write is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grammar {

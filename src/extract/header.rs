@@ -2,7 +2,8 @@ use std::fmt;
 
 use http::HeaderName;
 
-use super::{Head, KeyExtractor, Missing};
+use super::forwarded::FORWARDING;
+use super::{Caveat, Head, KeyExtractor, Missing};
 use crate::error::or_panic;
 use crate::{ConfigError, Key};
 
@@ -63,6 +64,10 @@ impl KeyExtractor for Header {
             Some(value) => Ok(Some(Key::from(value.as_bytes()))),
             None => Err(Missing::client(format!("the header field {:?} is missing", self.0.as_str()))),
         }
+    }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        FORWARDING.contains(&self.0).then_some(Caveat::ReadsForwarding).into_iter().collect()
     }
 }
 

@@ -28,6 +28,7 @@ pub use self::closure::IntoKey;
 pub use self::combine::{And, Or};
 #[cfg(feature = "axum")]
 pub use self::decision::NoDecision;
+pub(crate) use self::forwarded::FORWARDING;
 pub use self::head::Head;
 pub use self::header::Header;
 pub use self::ip::PeerIp;
@@ -116,8 +117,10 @@ pub enum Caveat {
     Ipv6PerAddress,
     /// It believes what a header says about the client, whoever sent it.
     TrustsEveryAddress,
-    /// It goes by the peer's address only: behind a proxy all are one.
+    /// It goes by the peer's address: behind a proxy all are one.
     OnlyPeer,
+    /// It reads what a proxy says about the client.
+    ReadsForwarding,
 }
 
 /// Why there is no key, or no cost, and whose fault it is.

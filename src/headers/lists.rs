@@ -10,6 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
+use super::set;
 use crate::time::seconds_up;
 use crate::{Decision, Key, Policy};
 
@@ -50,11 +51,26 @@ impl Lists {
     }
 }
 
-/// In one line, since not every client reads a second.
+/// In one line, since not every client reads a second. What is there already and is no such list would spoil it.
 fn append(headers: &mut HeaderMap, name: HeaderName, members: HeaderValue) {
-    let lines: Vec<&[u8]> = headers.get_all(&name).iter().chain([&members]).map(HeaderValue::as_bytes).collect();
+    let before = headers.get_all(&name).iter().map(HeaderValue::as_bytes).filter(|line| is_list(line));
+    let lines: Vec<&[u8]> = before.chain([members.as_bytes()]).collect();
     let line = if lines.len() > 1 { HeaderValue::from_bytes(&lines.join(&b", "[..])).ok() } else { None };
-    headers.insert(name, line.unwrap_or(members));
+    set(headers, name, line.unwrap_or(members));
+}
+
+/// Whether it begins with a string, as a member of such a list does, and all its strings end.
+fn is_list(line: &[u8]) -> bool {
+    let (mut inside, mut escaped) = (false, false);
+    for byte in line {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if inside => escaped = true,
+            b'"' => inside = !inside,
+            _ => {}
+        }
+    }
+    line.trim_ascii_start().starts_with(b"\"") && !inside && !line.trim_ascii_end().ends_with(b",")
 }
 
 /// A pseudo-random function of the key: without the secret it says nothing about the key, with it the same on every machine.

@@ -6,7 +6,7 @@ mod triple;
 
 use std::fmt;
 
-use http::header::{CACHE_CONTROL, HeaderValue, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, HeaderMap, HeaderValue, IntoHeaderName, RETRY_AFTER};
 use http::{Extensions, Response};
 
 use self::lists::Lists;
@@ -41,7 +41,8 @@ use crate::{Decision, Key, Policy, Timestamp};
 pub struct Headers {
     x: Option<Reset>,
     draft_6: bool,
-    ietf: Option<Ietf>,
+    ietf: bool,
+    partition: Option<[u8; 16]>,
 }
 
 /// How a reset is said, in seconds.
@@ -49,11 +50,6 @@ pub struct Headers {
 enum Reset {
     Epoch,
     FromNow,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Ietf {
-    partition: Option<[u8; 16]>,
 }
 
 impl Headers {
@@ -66,11 +62,13 @@ impl Headers {
     /// The fields of the IETF's draft, as Structured Fields (RFC 9651) with a member for each limit: `RateLimit-Policy` has
     /// its capacity `q` and the seconds `w` in which all of that comes back, `RateLimit` what remains, `r`, and the
     /// seconds `t` until more does. Members are called as [`Policy::limit_name`] says, so give the policy a name that
-    /// clients may see.
+    /// clients may see: also since stacked layers whose policies are called the same make members that are called the same.
+    ///
+    /// What an inner service has written into these fields by itself goes before, if it is such a list; else it is left out.
     ///
     /// Source: draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4.
     pub const fn ietf() -> Self {
-        Self { ietf: Some(Ietf { partition: None }), ..Self::none() }
+        Self { ietf: true, ..Self::none() }
     }
 
     /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, the last one in seconds from now: what clients read
@@ -81,7 +79,7 @@ impl Headers {
 
     /// Only `Retry-After` and `Cache-Control`, on a refusal.
     pub const fn none() -> Self {
-        Self { x: None, draft_6: false, ietf: None }
+        Self { x: None, draft_6: false, ietf: false, partition: None }
     }
 
     /// These fields, and `others` too.
@@ -91,11 +89,11 @@ impl Headers {
             Some(reset) => Some(reset),
             None => others.x,
         };
-        let ietf = match self.ietf {
-            Some(ietf) => Some(ietf),
-            None => others.ietf,
+        let partition = match self.partition {
+            Some(secret) => Some(secret),
+            None => others.partition,
         };
-        Self { x, draft_6: self.draft_6 || others.draft_6, ietf }
+        Self { x, draft_6: self.draft_6 || others.draft_6, ietf: self.ietf || others.ietf, partition }
     }
 
     /// The same with `X-RateLimit-Reset`, if it is written, in seconds from now.
@@ -113,11 +111,7 @@ impl Headers {
     /// the key itself. Give the same secret to all processes, and to nobody else: who knows it can try out keys.
     #[must_use]
     pub const fn partition_key(self, secret: [u8; 16]) -> Self {
-        let ietf = match self.ietf {
-            Some(_) => Some(Ietf { partition: Some(secret) }),
-            None => None,
-        };
-        Self { ietf, ..self }
+        Self { partition: Some(secret), ..self }
     }
 
     /// Whether the numbers of the limit that is shown are told.
@@ -129,7 +123,7 @@ impl Headers {
     /// Whether more is told.
     #[inline]
     pub(crate) fn tell_more(self) -> bool {
-        self.draft_6 || self.ietf.is_some()
+        self.draft_6 || self.ietf
     }
 
     /// What `X-RateLimit-*` say of a decision made at `at`, of whose limits this one is shown.
@@ -153,7 +147,7 @@ impl Headers {
         self.tell_more().then(|| {
             let shown = decision.shown();
             let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after())));
-            More { draft_6, lists: self.ietf.map(|ietf| Lists::of(decision, policy, key, ietf.partition)) }
+            More { draft_6, lists: self.ietf.then(|| Lists::of(decision, policy, key, self.partition)) }
         })
     }
 }
@@ -173,13 +167,12 @@ impl Default for Headers {
 /// Without the secret.
 impl fmt::Debug for Headers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let partition = self.ietf.is_some_and(|ietf| ietf.partition.is_some());
         let mut families = f.debug_list();
         families.entries(self.x.map(|reset| match reset {
             Reset::Epoch => "x, reset at epoch",
             Reset::FromNow => "x, reset in seconds",
         }));
-        families.entries(self.ietf.map(|_| if partition { "ietf, partition key" } else { "ietf" }));
+        families.entries(self.ietf.then_some("ietf")).entries(self.partition.map(|_| "partition key"));
         families.entries(self.draft_6.then_some("draft6")).finish()
     }
 }
@@ -203,7 +196,7 @@ pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Option<Numb
 }
 
 fn write_if_fewer<B>(numbers: Numbers, names: &'static Names, response: &mut Response<B>) {
-    if response.extensions().get::<Decision>().is_none() {
+    if !response.extensions().get::<Decision>().is_some_and(Decision::is_refused) {
         numbers.write_if_fewer(names, response.headers_mut());
     }
 }
@@ -217,9 +210,11 @@ pub(crate) fn write_refused<B>(
     more: Option<More>,
 ) {
     let headers = response.headers_mut();
-    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    if let Ok(entry) = headers.try_entry(CACHE_CONTROL) {
+        entry.or_insert(HeaderValue::from_static("no-store"));
+    }
     if let Some(wait) = decision.retry_after() {
-        headers.insert(RETRY_AFTER, frequent(Frequent::Time, seconds_up(wait).max(1)));
+        set(headers, RETRY_AFTER, frequent(Frequent::Time, seconds_up(wait).max(1)));
     }
     if let Some(numbers) = numbers {
         numbers.write(&X, headers);
@@ -231,6 +226,12 @@ pub(crate) fn write_refused<B>(
     if let Some(lists) = lists {
         lists.write(headers);
     }
+}
+
+/// A map that is full of other fields stays as it is.
+#[inline]
+fn set(headers: &mut HeaderMap, name: impl IntoHeaderName, value: HeaderValue) {
+    let _ = headers.try_insert(name, value);
 }
 
 /// Attaches its decision to a refused request's response: what layers outside know it by. `spare` is what the request had

@@ -2,6 +2,7 @@
 
 use http::header::{HeaderMap, HeaderName};
 
+use super::set;
 use super::text::Frequent::{Amount, Time};
 use super::text::{frequent, number};
 use crate::strategy::Status;
@@ -46,9 +47,9 @@ impl Numbers {
 
     /// Tells them, whatever the response says already.
     pub(super) fn write(self, names: &'static Names, headers: &mut HeaderMap) {
-        headers.insert(&names.limit, frequent(Amount, self.limit.into()));
-        headers.insert(&names.remaining, number(self.remaining.into()));
-        headers.insert(&names.reset, frequent(Time, self.reset));
+        set(headers, &names.limit, frequent(Amount, self.limit.into()));
+        set(headers, &names.remaining, number(self.remaining.into()));
+        set(headers, &names.reset, frequent(Time, self.reset));
     }
 
     /// Tells them unless the response says already that no more units remain: of equals what is there stays.

@@ -5,7 +5,7 @@ use super::{Event, Observer, What};
 /// | counter | labels | counts |
 /// |---|---|---|
 /// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | what became of requests: see [`Event::outcome`] |
-/// | `ratelimit_refunds_total` | `policy`, `mode` | hits given back, each of which was decided before |
+/// | `ratelimit_refunds_total` | `policy`, `outcome`, `mode` | hits, decided before, that were given back, or could not be |
 ///
 /// `policy` is [`Policy::identity`](crate::Policy::identity), `mode` is `enforced` or `shadow`. Nothing is labelled by key: there
 /// are as many of them as clients.
@@ -35,11 +35,7 @@ impl Observer for MetricsObserver {
     fn observe(&self, event: &Event<'_>) {
         let policy = event.policy.identity().to_owned();
         let mode = if event.shadow { "shadow" } else { "enforced" };
-        let counter = if matches!(event.what, What::Refunded(_)) {
-            metrics::counter!(REFUNDS, "policy" => policy, "mode" => mode)
-        } else {
-            metrics::counter!(DECISIONS, "policy" => policy, "outcome" => event.outcome(), "mode" => mode)
-        };
-        counter.increment(1);
+        let name = if matches!(event.what, What::Refunded(_) | What::NotRefunded(_)) { REFUNDS } else { DECISIONS };
+        metrics::counter!(name, "policy" => policy, "outcome" => event.outcome(), "mode" => mode).increment(1);
     }
 }

@@ -29,8 +29,11 @@ pub enum What<'a> {
     },
     /// There was no key, or no cost.
     Missing(&'a Missing),
-    /// A hit, which was decided before, is given back: its response is not charged.
+    /// A hit, which was decided before, has been given back: its response is not charged, or its request was dropped while it
+    /// waited for its turn.
     Refunded(&'a Decision),
+    /// A hit was to be given back, and could not be.
+    NotRefunded(&'a BoxError),
 }
 
 /// One thing that happened in a layer: by whose policy, and to whom.
@@ -39,7 +42,7 @@ pub enum What<'a> {
 pub struct Event<'a> {
     /// What happened.
     pub what: What<'a>,
-    /// The policy that binds the request. [Shadow limits](Policy#shadow-limits) are a policy of their own.
+    /// The policy that binds the request. Each [shadow limit](Policy#shadow-limits) is a policy of its own.
     pub policy: &'a Policy,
     /// Who asked; `None` when that is what is missing. It may be a secret, or personal: mind where it goes.
     pub key: Option<&'a Key>,
@@ -49,7 +52,7 @@ pub struct Event<'a> {
 
 impl Event<'_> {
     /// In one word: `admitted`, `delayed`, `refused`, [`crowded`](Decision::is_crowded),
-    /// [`contended`](Decision::is_contended), `failed_open`, `failed_closed`, `missing` or `refunded`.
+    /// [`contended`](Decision::is_contended), `failed_open`, `failed_closed`, `missing`, `refunded` or `not_refunded`.
     pub fn outcome(&self) -> &'static str {
         match self.what {
             What::Decided(decision) if decision.is_crowded() => "crowded",
@@ -61,6 +64,7 @@ impl Event<'_> {
             What::Failed { admitted: false, .. } => "failed_closed",
             What::Missing(_) => "missing",
             What::Refunded(_) => "refunded",
+            What::NotRefunded(_) => "not_refunded",
         }
     }
 }
@@ -98,6 +102,17 @@ where
 {
     fn observe(&self, event: &Event<'_>) {
         self(event);
+    }
+}
+
+/// One for several layers, or one chosen while the program runs.
+impl<O: Observer + ?Sized> Observer for Arc<O> {
+    fn observe(&self, event: &Event<'_>) {
+        (**self).observe(event);
+    }
+
+    fn warn(&self, lint: Lint) {
+        (**self).warn(lint);
     }
 }
 

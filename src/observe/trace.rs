@@ -15,8 +15,9 @@ pub(super) fn event(event: &Event<'_>, with_key: bool) {
 
 fn out_of_the_ordinary(event: &Event<'_>, with_key: bool) {
     let (policy, outcome, shadow) = (event.policy.identity(), event.outcome(), event.shadow);
-    let key = event.key.filter(|_| with_key).map(|key| key.as_bytes().escape_ascii());
-    let key = key.as_ref().map(tracing::field::display);
+    // As text, which is written in quotes: a key cannot look like other fields.
+    let key = event.key.filter(|_| with_key).map(|key| key.as_bytes().escape_ascii().to_string());
+    let key = key.as_deref();
     match event.what {
         What::Decided(decision) => {
             let retry_after = decision.retry_after().map(tracing::field::debug);
@@ -31,6 +32,10 @@ fn out_of_the_ordinary(event: &Event<'_>, with_key: bool) {
         }
         What::Missing(missing) => {
             tracing::error!(policy, outcome, reason = missing.reason(), "requests cannot be limited");
+        }
+        What::NotRefunded(error) => {
+            let error: &(dyn Error + 'static) = &**error;
+            tracing::warn!(policy, outcome, shadow, error, key, "a hit could not be given back");
         }
         What::Refunded(_) => tracing::trace!(policy, outcome, shadow, key, "a hit was given back"),
     }

@@ -7,6 +7,9 @@ use crate::error::or_panic;
 use crate::strategy::{Kernel, Outcome, Part, State, Status, Strategy};
 use crate::{ConfigError, Quota, SlidingWindowCounter, Timestamp, TokenBucket};
 
+/// The bit of a limit's digest that says that the limit is only tried out.
+pub(crate) const SHADOW: u32 = 2;
+
 /// A quota with its strategy, and perhaps a name of its own.
 ///
 /// Most policies are built without naming this type; it is for a limit that is to be called something else than
@@ -106,13 +109,13 @@ impl Limit {
     }
 
     /// A number for this strategy and period at this place of a policy: what tells its states from those of another
-    /// strategy, period and limit.
-    pub(super) fn digest(&self, position: usize) -> u32 {
+    /// strategy, period and limit. One bit of it says whether the limit is only tried out.
+    pub(super) fn digest(&self, position: usize, shadow: bool) -> u32 {
         let mut hasher = DefaultHasher::new();
         (position, self.strategy.name(), self.quota.period_micros()).hash(&mut hasher);
         #[allow(clippy::cast_possible_truncation)]
         let digest = hasher.finish() as u32;
-        digest
+        if shadow { digest | SHADOW } else { digest & !SHADOW }
     }
 
     #[inline]

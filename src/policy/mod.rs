@@ -10,6 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 pub use self::limit::Limit;
+pub(crate) use self::limit::SHADOW;
 use crate::decision::{Decision, Statuses};
 use crate::error::or_panic;
 use crate::strategy::{State, Strategy};
@@ -52,8 +53,10 @@ use crate::{ConfigError, Quota, Timestamp};
 /// # Shadow limits
 ///
 /// A limit can be tried out before it is enforced: [`shadow`](Self::shadow) adds one that the middleware decides and counts
-/// as a policy of its own ([`shadowed`](Self::shadowed)), only for requests that the enforced limits admit, and reports to
+/// as a policy of its own ([`shadows`](Self::shadows)), only for requests that the enforced limits admit, and reports to
 /// its observer; it never refuses and no header field shows it. In strings: `10/second; shadow moving-window 5/second`.
+/// The memory storage keeps its states beside the enforced ones of the same key, where they take no room from others, and
+/// forgets them first.
 #[derive(Clone)]
 pub struct Policy(Arc<Inner>);
 
@@ -63,7 +66,9 @@ struct Inner {
     identity: String,
     digest: u128,
     limit_digests: Vec<u32>,
-    shadow: Option<Policy>,
+    /// What its limits are called after on the wire.
+    called: String,
+    shadows: Vec<Policy>,
 }
 
 /// Whether a decision spends.
@@ -141,7 +146,7 @@ impl Policy {
     ///
     /// let policy = Policy::from(Quota::per_minute(60)).shadow(Limit::new(TokenBucket::new(), Quota::per_second(1).burst(10)));
     /// assert_eq!(policy.limits().len(), 1);
-    /// assert_eq!(policy.shadowed().unwrap().limits().len(), 1);
+    /// assert_eq!(policy.shadows().len(), 1);
     /// ```
     #[must_use]
     pub fn shadow(self, limit: Limit) -> Self {
@@ -150,14 +155,20 @@ impl Policy {
         Self::of(self.0.name.clone(), self.0.limits.clone(), shadow)
     }
 
-    /// The limits that are only tried out, as a policy of their own; `None` when there are none.
+    /// The limits that are only tried out, each as a policy of its own: to peek at what they have counted.
     #[inline]
-    pub fn shadowed(&self) -> Option<&Self> {
-        self.0.shadow.as_ref()
+    pub fn shadows(&self) -> &[Self] {
+        &self.0.shadows
+    }
+
+    /// Whether it is a limit that is only tried out.
+    #[inline]
+    pub(crate) fn is_shadow(&self) -> bool {
+        self.limit_digests().first().is_some_and(|digest| digest & SHADOW != 0)
     }
 
     fn shadow_limits(&self) -> Vec<Limit> {
-        self.shadowed().map(|shadow| shadow.0.limits.clone()).unwrap_or_default()
+        self.shadows().iter().flat_map(Self::limits).cloned().collect()
     }
 
     /// The same limits under this name.
@@ -181,17 +192,20 @@ impl Policy {
     }
 
     fn of(name: Option<Box<str>>, limits: Vec<Limit>, shadow: Vec<Limit>) -> Self {
-        // What is only tried out is no part of the identity: it comes and goes, and what was spent stays.
         let identity = name.as_deref().map_or_else(|| text::of_limits(&limits), str::to_owned);
-        // A name of ASCII, as all others are, cannot be the same.
-        let shadow =
-            (!shadow.is_empty()).then(|| Self::identified(format!("{identity}\u{b7}shadow"), None, shadow, None));
-        Self::identified(identity, name, limits, shadow)
-    }
-
-    fn identified(identity: String, name: Option<Box<str>>, limits: Vec<Limit>, shadow: Option<Self>) -> Self {
-        let limit_digests = limits.iter().enumerate().map(|(position, limit)| limit.digest(position)).collect();
-        Self(Arc::new(Inner { name, limits, digest: digest(&identity), identity, limit_digests, shadow }))
+        let digest = digest(&identity);
+        let limit_digests = limits.iter().enumerate().map(|(position, limit)| limit.digest(position, false)).collect();
+        // What is only tried out is no part of the identity: it comes and goes, and what was spent stays.
+        let shadows = shadow.into_iter().enumerate().map(|(position, limit)| {
+            let called = format!("{identity} shadow-{}", position + 1);
+            // All names are ASCII, so none can be the same.
+            let identity = format!("{identity}\u{b7}shadow-{}", position + 1);
+            let limit_digests = vec![limit.digest(position, true)];
+            let (limits, shadows) = (vec![limit], Vec::new());
+            Self(Arc::new(Inner { name: None, limits, identity, digest, limit_digests, called, shadows }))
+        });
+        let (called, shadows) = (identity.clone(), shadows.collect());
+        Self(Arc::new(Inner { name, limits, identity, digest, limit_digests, called, shadows }))
     }
 
     /// Its name, if it was given one.
@@ -215,8 +229,8 @@ impl Policy {
     pub fn limit_name(&self, position: usize) -> Cow<'_, str> {
         match self.limits()[position].name() {
             Some(name) => name.into(),
-            None if self.limits().len() == 1 => self.identity().into(),
-            None => format!("{}-{}", self.identity(), position + 1).into(),
+            None if self.limits().len() == 1 => self.0.called.as_str().into(),
+            None => format!("{}-{}", self.0.called, position + 1).into(),
         }
     }
 
@@ -230,8 +244,8 @@ impl Policy {
         &self.0.identity
     }
 
-    /// The [identity](Self::identity) in 128 bits, for a storage that keeps hashes instead of names. It may differ from
-    /// one build of a program to the next.
+    /// The [identity](Self::identity) in 128 bits, for a storage that keeps hashes instead of names; a shadow limit has that of
+    /// its policy. It may differ from one build of a program to the next.
     #[inline]
     pub fn digest(&self) -> u128 {
         self.0.digest
@@ -343,7 +357,7 @@ impl From<Quota> for Policy {
 /// Equal when they have the same name and the same limits, shadow limits too, as text.
 impl PartialEq for Policy {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.to_string() == other.to_string()
+        Arc::ptr_eq(&self.0, &other.0) || self.identity() == other.identity() && self.to_string() == other.to_string()
     }
 }
 

@@ -81,8 +81,8 @@ impl fmt::Display for Policy {
             write!(f, "{}: ", Quoted(name))?;
         }
         f.write_str(&of_limits(self.limits()))?;
-        let shadow = self.shadowed().map(Self::limits).unwrap_or_default();
-        shadow.iter().try_for_each(|limit| write!(f, "; {SHADOW} {limit}"))
+        let mut shadow = self.shadows().iter().flat_map(Self::limits);
+        shadow.try_for_each(|limit| write!(f, "; {SHADOW} {limit}"))
     }
 }
 

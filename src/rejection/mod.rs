@@ -5,6 +5,8 @@ mod problem;
 mod refusal;
 mod text;
 
+use std::sync::Arc;
+
 use http::{Response, StatusCode};
 
 pub use self::grpc::GrpcRejection;
@@ -86,6 +88,13 @@ where
 {
     fn reject(&self, refused: Refused<'_>, head: &Head<'_>) -> Response<B> {
         self(refused, head)
+    }
+}
+
+/// One for several layers.
+impl<B, R: Rejection<B> + ?Sized> Rejection<B> for Arc<R> {
+    fn reject(&self, refused: Refused<'_>, head: &Head<'_>) -> Response<B> {
+        (**self).reject(refused, head)
     }
 }
 

@@ -32,7 +32,7 @@ impl Shared {
     /// A flood of new keys is decided here: a hit on a policy of one limit, whose key is not there, and whose state is small.
     /// `None` leaves everything as it was, for the way that knows all cases.
     pub(super) fn take_in(&self, place: &mut Place<'_>, ask: &Ask<'_>, want: Want) -> Option<Newcomer> {
-        if ask.op == Op::Peek || ask.cost == 0 {
+        if ask.op == Op::Peek || ask.cost == 0 || ask.policy.is_shadow() {
             return None;
         }
         let ([limit], &[digest]) = (ask.policy.limits(), ask.policy.limit_digests()) else { return None };
@@ -91,11 +91,11 @@ impl Shard {
             let refuses_for = other.refuses_for(now);
             if refuses_for > 0 {
                 soonest = soonest.min(refuses_for);
-            } else if victim.is_none() || other.until < earliest {
-                (earliest, victim) = (other.until, Some(index));
+            } else if victim.is_none() || other.makes_room_from() < earliest {
+                (earliest, victim) = (other.makes_room_from(), Some(index));
             }
             seen += 1;
-            if seen == LOOKS || other.is_expired(now) {
+            if seen == LOOKS || other.makes_room_from() <= now {
                 if self.table.get(index + 1).is_some_and(|next| next.hash == previous) {
                     return Put::Unclear;
                 }

@@ -46,6 +46,10 @@ impl Shared {
         if refused {
             return None;
         }
+        if ask.policy.is_shadow() {
+            // Nobody has to go for what is only tried out.
+            return Some(ask.policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0));
+        }
         while self.is_full() {
             match shard.look_for_room(key.hash, now) {
                 Room::Take(..) if ask.op == Op::Peek => return None,
@@ -110,9 +114,9 @@ impl Shard {
                 continue;
             };
             // The states of one key stand side by side.
-            let (mut until, mut refuses_for, mut end) = (first.until, first.refuses_for(now), index + 1);
+            let (mut until, mut refuses_for, mut end) = (first.makes_room_from(), first.refuses_for(now), index + 1);
             while let Some(slot) = self.table.get(end).filter(|slot| slot.hash == first.hash) {
-                until = until.max(slot.until);
+                until = until.max(slot.makes_room_from());
                 refuses_for = refuses_for.max(slot.refuses_for(now));
                 end += 1;
             }

@@ -7,6 +7,7 @@ use super::slot::Slot;
 use super::table::Table;
 use super::time::Time;
 use crate::Timestamp;
+use crate::policy::SHADOW;
 use crate::strategy::{Log, State, Status};
 
 /// One part of the storage: the states of the keys that hash to it.
@@ -33,7 +34,7 @@ pub(super) struct KeyHash {
 
 impl KeyHash {
     pub(super) fn limit(self, digest: u32) -> u32 {
-        (self.rest ^ digest) & !LOG
+        (self.rest ^ digest) & !(LOG | SHADOW) | (digest & SHADOW)
     }
 }
 

@@ -1,3 +1,4 @@
+use crate::policy::SHADOW;
 use crate::strategy::{Outcome, Part, State, Status};
 use crate::{Limit, Timestamp};
 
@@ -85,10 +86,22 @@ impl Slot {
         self.until <= now
     }
 
+    /// Whether its limit is only tried out: it refuses nobody.
+    #[inline]
+    fn is_shadow(&self) -> bool {
+        self.limit & SHADOW != 0
+    }
+
+    /// From when on it may make room for others.
+    #[inline]
+    pub(super) fn makes_room_from(&self) -> Timestamp {
+        if self.is_shadow() { Timestamp::EPOCH } else { self.until }
+    }
+
     /// How long until a hit is admitted, 0 when it would be now.
     #[inline]
     pub(super) fn refuses_for(&self, now: Timestamp) -> u64 {
-        if self.admits_before == f32::INFINITY {
+        if self.admits_before == f32::INFINITY || self.is_shadow() {
             return 0;
         }
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // saturates, and is never negative
