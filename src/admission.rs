@@ -217,7 +217,8 @@ impl<St: Storage, R> Shared<St, R> {
     where
         R: Rejection<ResBody>,
     {
-        let admitted = self.rules.on_error == OnError::Admit;
+        // What is free passes.
+        let admitted = ask.cost == 0 || self.rules.on_error == OnError::Admit;
         self.tell(What::Failed { error, admitted }, ask.policy, Some(ask.key));
         if admitted {
             return Verdict::Admitted(Told::NOTHING);

@@ -33,8 +33,8 @@ pub enum Lint {
     ForwardedPeer,
     /// `RL004`: a request came to the same layer twice.
     ///
-    /// It is charged twice then. Usually a layer was put on a router and again on one of its routes. Two layers that share
-    /// a storage, but not a policy, are two layers and not meant here.
+    /// It is charged twice then. Usually a layer was put on a router and again on one of its routes. Meant are clones of one
+    /// layer; of two that were made or changed apart nobody knows that they are to be one, also if they share a storage.
     SameLayerTwice,
 }
 

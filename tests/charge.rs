@@ -227,6 +227,15 @@ async fn a_free_request_and_one_that_is_not_limited_give_nothing_back() {
 }
 
 #[tokio::test]
+async fn a_free_request_passes_also_when_the_storage_fails() {
+    for (cost, expected) in [(0, 200), (1, 503)] {
+        let layer = RateLimitLayer::new(policy("1/day"), Global).storage(support::Failing, OnError::Refuse);
+        let service = layer.cost(move |_: &tower_ratelimit::extract::Head<'_>| cost).layer(Says);
+        assert_eq!(status(&service, get("/200")).await, expected);
+    }
+}
+
+#[tokio::test]
 async fn an_observer_is_told_what_was_given_back() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&told);

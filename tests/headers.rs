@@ -151,6 +151,7 @@ async fn families_combine_in_any_way() {
         (Headers::default(), sorted(&[x])),
         (Headers::x_rate_limit().reset_in_seconds(), sorted(&[x_from_now])),
         (Headers::none().reset_in_seconds(), sorted(&[])),
+        (Headers::ietf().reset_in_seconds().and(Headers::x_rate_limit()), sorted(&[x_from_now, ietf])),
         (Headers::none().and(Headers::draft6()), sorted(&[draft6])),
         (Headers::ietf().and(Headers::x_rate_limit()), sorted(&[x, ietf])),
         (Headers::x_rate_limit().reset_in_seconds().and(Headers::ietf()), sorted(&[x_from_now, ietf])),

@@ -9,6 +9,23 @@ use tower_ratelimit::{
     TokenBucket,
 };
 
+/// Field defect: WRONGTYPE between strategies on one key; counts of one period in another.
+#[test]
+fn policies_of_one_name_share_only_what_the_same_strategy_keeps_for_the_same_period() {
+    let policies: Vec<Policy> = [
+        "fixed-window 3 per 7 seconds",
+        "fixed-window 5 per 7 seconds",
+        "fixed-window 3 per 8 seconds",
+        "elastic-window 3 per 7 seconds",
+        "moving-window 3 per 7 seconds",
+        "token-bucket 3 per 7 seconds; fixed-window 3 per 7 seconds",
+    ]
+    .into_iter()
+    .map(|text| text.parse::<Policy>().unwrap().with_name("tier"))
+    .collect();
+    decides_like_the_model(&policies, |clock| MemoryStorage::builder().clock(clock).build().unwrap());
+}
+
 #[test]
 fn fixed_window() {
     Laws::new(FixedWindow::new()).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();

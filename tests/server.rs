@@ -112,6 +112,12 @@ fn routes_are_stacked_inside() {
     assert!(head.contains("x-ratelimit-limit: 2\r\n"), "{head}");
     let (_, head) = server.get("/", "");
     assert!(head.contains("x-ratelimit-remaining: 5\r\n"), "{head}");
+
+    let server = Server::start(&["--headers", "ietf", "--route", "/a=1/hour", "--route", "/b=\"login\": 1/hour"]);
+    for (path, name) in [("/a", "\"/a\";q=1"), ("/b", "\"login\";q=1")] {
+        let (_, head) = server.get(path, "");
+        assert!(field(&head, "ratelimit-policy").unwrap().contains(name), "{head}");
+    }
 }
 
 #[test]
@@ -259,7 +265,10 @@ fn only_the_statuses_of_the_flag_are_charged() {
             &["--charge-status", "401"][..],
             [("/", 200), ("/status/401", 401), ("/status/404", 404), ("/status/401", 401)],
         ),
-        (&["--charge-status", "4xx"], [("/", 200), ("/status/401", 401), ("/status/503", 503), ("/status/404", 404)]),
+        (
+            &["--charge-status", "4XX, 499"],
+            [("/", 200), ("/status/401", 401), ("/status/503", 503), ("/status/404", 404)],
+        ),
         (
             &["--charge-status", "5xx,401", "--charge-status", "403"],
             [("/status/404", 404), ("/status/401", 401), ("/", 200), ("/status/403", 403)],
@@ -344,6 +353,8 @@ fn bad_flags_are_one_clear_line() {
         (&["--route", "/login"], "/login=5/minute"),
         (&["--route", "/a=1/s", "--route", "/a=2/s"], "/a has one already"),
         (&["--route", "/login=1/x"], "\"x\""),
+        (&["--route", "/a/{b}=1/s"], "without parameters"),
+        (&["--policy", "\"a\" 1/s; \"a\" 2/s"], "another limit has it"),
         (&["--trust", "10.0.0.0/40"], "10.0.0.0/40"),
         (&["--trust", "proxy"], "10.0.0.0/8"),
         (&["--client-ip-header", "x-real-ip"], "--trust 10.0.0.0/8"),

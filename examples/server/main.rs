@@ -86,8 +86,9 @@ async fn main() -> ExitCode {
 }
 
 async fn start(options: Options) -> Result<(), String> {
-    // Refusals are told at debug; in shadow they are what one wants to know.
-    let level = if options.shadow { LevelFilter::DEBUG } else { LevelFilter::WARN };
+    // Refusals are told at debug; of what is tried out they are what one wants to know.
+    let tried_out = options.shadow || !options.policy.shadows().is_empty();
+    let level = if tried_out { LevelFilter::DEBUG } else { LevelFilter::WARN };
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
     tracing_subscriber::registry().with(log).with(Targets::new().with_target("tower_ratelimit", level)).init();
 

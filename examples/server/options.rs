@@ -208,6 +208,7 @@ pub(crate) enum Statuses {
 impl Statuses {
     fn parse(text: &str) -> Result<Self, String> {
         let wrong = || format!("cannot read {text:?}: write a status like 401, or a class like 4xx");
+        let text = &*text.trim().to_lowercase();
         if let Some(class @ ("1" | "2" | "3" | "4" | "5")) = text.strip_suffix("xx") {
             return Ok(Self::Class(class.parse().map_err(|_| wrong())?));
         }
@@ -289,9 +290,18 @@ fn header_name(name: &str) -> Result<HeaderName, String> {
 fn route(value: &str) -> Result<(String, Policy), String> {
     let wrong = || format!("cannot read {value:?}: write PATH=POLICY, for example /login=5/minute");
     let (path, limits) = value.split_once('=').ok_or_else(wrong)?;
-    if !path.starts_with('/') || path.contains(['{', '}', '*', ':']) {
+    if !path.starts_with('/') {
         return Err(wrong());
     }
-    let policy = policy(limits)?.try_with_name(path).map_err(|error| error.to_string())?;
+    if path.contains(['{', '}', '*', ':']) {
+        return Err(format!(
+            "cannot take the path {path:?}: write one without parameters, for example /login=5/minute"
+        ));
+    }
+    let policy = policy(limits).map_err(|error| format!("{path}: {error}"))?;
+    let policy = match policy.name() {
+        Some(_) => policy,
+        None => policy.try_with_name(path).map_err(|error| error.to_string())?,
+    };
     Ok((path.to_owned(), policy))
 }

@@ -38,31 +38,29 @@ use crate::{Decision, Key, Policy, Timestamp};
 ///     .headers(Headers::x_rate_limit().reset_in_seconds().and(Headers::ietf()));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // a set of families
 pub struct Headers {
-    x: Option<Reset>,
+    x: bool,
+    from_now: bool,
     draft_6: bool,
     ietf: bool,
     partition: Option<[u8; 16]>,
-}
-
-/// How a reset is said, in seconds.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reset {
-    Epoch,
-    FromNow,
 }
 
 impl Headers {
     /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, the last one in seconds since the unix epoch, of
     /// the one limit that a decision [shows](Decision::shown). What a layer writes unless told otherwise.
     pub const fn x_rate_limit() -> Self {
-        Self { x: Some(Reset::Epoch), ..Self::none() }
+        Self { x: true, ..Self::none() }
     }
 
     /// The fields of the IETF's draft, as Structured Fields (RFC 9651) with a member for each limit: `RateLimit-Policy` has
     /// its capacity `q` and the seconds `w` in which all of that comes back, `RateLimit` what remains, `r`, and the
     /// seconds `t` until more does. Members are called as [`Policy::limit_name`] says, so give the policy a name that
-    /// clients may see: also since stacked layers whose policies are called the same make members that are called the same.
+    /// clients may see: without one it is called by its text. Names had better differ, also since stacked layers whose policies are called the same make members that are called the same.
+    ///
+    /// Times are whole seconds, so a period below one reads as one. A sliding window counter gives its next unit back a
+    /// microsecond after the period, so its `t` can be one above its `w`.
     ///
     /// What an inner service has written into these fields by itself goes before, if it is such a list; else it is left out.
     ///
@@ -79,31 +77,29 @@ impl Headers {
 
     /// Only `Retry-After` and `Cache-Control`, on a refusal.
     pub const fn none() -> Self {
-        Self { x: None, draft_6: false, ietf: false, partition: None }
+        Self { x: false, from_now: false, draft_6: false, ietf: false, partition: None }
     }
 
     /// These fields, and `others` too.
     #[must_use]
     pub const fn and(self, others: Self) -> Self {
-        let x = match self.x {
-            Some(reset) => Some(reset),
-            None => others.x,
-        };
         let partition = match self.partition {
             Some(secret) => Some(secret),
             None => others.partition,
         };
-        Self { x, draft_6: self.draft_6 || others.draft_6, ietf: self.ietf || others.ietf, partition }
+        Self {
+            x: self.x || others.x,
+            from_now: self.from_now || others.from_now,
+            draft_6: self.draft_6 || others.draft_6,
+            ietf: self.ietf || others.ietf,
+            partition,
+        }
     }
 
     /// The same with `X-RateLimit-Reset`, if it is written, in seconds from now.
     #[must_use]
     pub const fn reset_in_seconds(self) -> Self {
-        let x = match self.x {
-            Some(_) => Some(Reset::FromNow),
-            None => None,
-        };
-        Self { x, ..self }
+        Self { from_now: true, ..self }
     }
 
     /// The same with the parameter `pk` in the [IETF's fields](Self::ietf), if they are written: by it a client tells whose
@@ -117,7 +113,7 @@ impl Headers {
     /// Whether the numbers of the limit that is shown are told.
     #[inline]
     pub(crate) fn tell_numbers(self) -> bool {
-        self.x.is_some()
+        self.x
     }
 
     /// Whether more is told.
@@ -129,9 +125,10 @@ impl Headers {
     /// What `X-RateLimit-*` say of a decision made at `at`, of whose limits this one is shown.
     #[inline]
     pub(crate) fn numbers(self, at: Timestamp, shown: &Status) -> Option<Numbers> {
-        let reset = match self.x? {
-            Reset::Epoch => at.plus(shown.reset_after_micros()).as_secs_ceil(),
-            Reset::FromNow => seconds_up(shown.reset_after()),
+        let reset = match (self.x, self.from_now) {
+            (false, _) => return None,
+            (true, false) => at.plus(shown.reset_after_micros()).as_secs_ceil(),
+            (true, true) => seconds_up(shown.reset_after()),
         };
         Some(Numbers::of(shown, reset))
     }
@@ -168,10 +165,7 @@ impl Default for Headers {
 impl fmt::Debug for Headers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut families = f.debug_list();
-        families.entries(self.x.map(|reset| match reset {
-            Reset::Epoch => "x, reset at epoch",
-            Reset::FromNow => "x, reset in seconds",
-        }));
+        families.entries(self.x.then_some("x")).entries(self.from_now.then_some("reset in seconds"));
         families.entries(self.ietf.then_some("ietf")).entries(self.partition.map(|_| "partition key"));
         families.entries(self.draft_6.then_some("draft6")).finish()
     }

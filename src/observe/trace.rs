@@ -28,10 +28,10 @@ fn out_of_the_ordinary(event: &Event<'_>, with_key: bool) {
             tracing::warn!(policy, outcome, shadow, error, key, "the rate limit storage failed");
         }
         What::Missing(missing) if missing.is_clients_fault() => {
-            tracing::debug!(policy, outcome, reason = missing.reason(), "a request could not be limited");
+            tracing::debug!(policy, outcome, shadow, reason = missing.reason(), "a request could not be limited");
         }
         What::Missing(missing) => {
-            tracing::error!(policy, outcome, reason = missing.reason(), "requests cannot be limited");
+            tracing::error!(policy, outcome, shadow, reason = missing.reason(), "requests cannot be limited");
         }
         What::NotRefunded(error) => {
             let error: &(dyn Error + 'static) = &**error;

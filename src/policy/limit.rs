@@ -60,7 +60,8 @@ impl Limit {
         Ok(limit)
     }
 
-    /// The same limit with a name of its own.
+    /// The same limit with a name of its own. The limits of one policy had better have different ones: clients tell them
+    /// apart by that.
     ///
     /// # Panics
     ///

@@ -46,6 +46,15 @@ impl FromStr for Policy {
             into = if scanner.keyword(SHADOW) { &mut shadow } else { &mut limits };
             limit_name = scanner.quoted()?;
         }
+        if let Some(twice) = limits.iter().enumerate().find_map(|(i, limit)| {
+            limit.name().filter(|name| limits[..i].iter().any(|other| other.name() == Some(name)))
+        }) {
+            return Err(scanner.unreadable(
+                "the name",
+                twice,
+                "another limit has it, and clients could not tell them apart",
+            ));
+        }
         let policy = Self::of(None, limits, shadow);
         policy_name.map_or(Ok(policy.clone()), |name| policy.try_with_name(name))
     }

@@ -9,6 +9,7 @@ use crate::time::seconds_up;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TextRejection;
 
+#[diagnostic::do_not_recommend]
 impl<B: From<String>> Rejection<B> for TextRejection {
     fn reject(&self, refused: Refused<'_>, _: &Head<'_>) -> Response<B> {
         let mut response = Response::new(refused.in_words("\n").into());

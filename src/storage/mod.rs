@@ -55,6 +55,10 @@ impl Default for Shown {
 /// left, so that nobody else's decision on the same key comes between. Cloning a storage makes another handle on the
 /// same states.
 ///
+/// A state belongs to a policy by its [identity](Policy::identity), to a key, and to a limit by what
+/// [`Policy::limit_digests`] tell apart: its place, its strategy and its period. What another one has written is not there. The
+/// digests themselves may differ between builds of a program; what outlives it had better keep the three.
+///
 /// Its futures do not borrow, so whatever they need of the ask they take along.
 ///
 /// ```
@@ -68,14 +72,17 @@ impl Default for Shown {
 ///
 /// /// A map and the pure function: never forgets, for a look at the shape.
 /// #[derive(Clone, Debug, Default)]
-/// struct MapStorage(Arc<Mutex<HashMap<(String, Key), Vec<State>>>>);
+/// struct MapStorage(Arc<Mutex<HashMap<(String, Key, u32), State>>>);
 ///
 /// impl MapStorage {
 ///     fn with_states<T>(&self, policy: &Policy, key: &Key, f: impl FnOnce(&mut [State]) -> T) -> T {
 ///         let mut map = self.0.lock().unwrap();
-///         let states = map.entry((policy.identity().to_owned(), key.clone())).or_default();
-///         states.resize(policy.limits().len(), State::Fresh);
-///         f(states)
+///         let name = |digest: &u32| (policy.identity().to_owned(), key.clone(), *digest);
+///         let names: Vec<_> = policy.limit_digests().iter().map(name).collect();
+///         let mut states: Vec<_> = names.iter().map(|name| map.remove(name).unwrap_or_default()).collect();
+///         let answer = f(&mut states);
+///         map.extend(names.into_iter().zip(states));
+///         answer
 ///     }
 /// }
 ///

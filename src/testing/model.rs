@@ -1,30 +1,37 @@
 use std::collections::HashMap;
 
+use crate::strategy::State;
 use crate::{Decision, Key, Op, Policy, Timestamp};
 
 /// What every storage must agree with: a map and the pure function.
+///
+/// States are found by the policy's identity, the key and the [limit's digest](Policy::limit_digests): what another strategy
+/// has written, or the same one for another period or at another place, is not there.
 #[derive(Clone, Debug, Default)]
-pub struct Model(HashMap<(String, Key), Vec<crate::strategy::State>>);
+pub struct Model(HashMap<(String, Key, u32), State>);
 
 impl Model {
     /// Decides at `now`.
     pub fn decide(&mut self, policy: &Policy, key: &Key, op: Op, cost: u32, now: Timestamp) -> Decision {
-        policy.decide(self.states(policy, key), now, op, cost)
+        self.with_states(policy, key, |states| policy.decide(states, now, op, cost))
     }
 
     /// Gives back at `now`.
     pub fn refund(&mut self, policy: &Policy, key: &Key, decision: &Decision, now: Timestamp) {
-        policy.refund(self.states(policy, key), now, decision);
+        self.with_states(policy, key, |states| policy.refund(states, now, decision));
     }
 
     /// Forgets the key.
     pub fn clear(&mut self, policy: &Policy, key: &Key) {
-        self.states(policy, key).fill_with(Default::default);
+        self.with_states(policy, key, |states| states.fill(State::Fresh));
     }
 
-    fn states(&mut self, policy: &Policy, key: &Key) -> &mut [crate::strategy::State] {
-        let states = self.0.entry((policy.identity().to_owned(), key.clone())).or_default();
-        states.resize_with(policy.limits().len(), Default::default);
-        states
+    fn with_states<T>(&mut self, policy: &Policy, key: &Key, change: impl FnOnce(&mut [State]) -> T) -> T {
+        let name = |digest: &u32| (policy.identity().to_owned(), key.clone(), *digest);
+        let names: Vec<_> = policy.limit_digests().iter().map(name).collect();
+        let mut states: Vec<State> = names.iter().map(|name| self.0.remove(name).unwrap_or_default()).collect();
+        let answer = change(&mut states);
+        self.0.extend(names.into_iter().zip(states));
+        answer
     }
 }
