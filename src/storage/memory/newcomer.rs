@@ -5,6 +5,7 @@ use super::decide::{Place, Want};
 use super::room::LOOKS;
 use super::shard::{LOG, Shard};
 use super::slot::Slot;
+use crate::policy::SHADOW;
 use crate::storage::Ask;
 use crate::strategy::{Outcome, State};
 use crate::{Op, Timestamp};
@@ -32,10 +33,13 @@ impl Shared {
     /// A flood of new keys is decided here: a hit on a policy of one limit, whose key is not there, and whose state is small.
     /// `None` leaves everything as it was, for the way that knows all cases.
     pub(super) fn take_in(&self, place: &mut Place<'_>, ask: &Ask<'_>, want: Want) -> Option<Newcomer> {
-        if ask.op == Op::Peek || ask.cost == 0 || ask.policy.is_shadow() {
+        if ask.op == Op::Peek || ask.cost == 0 {
             return None;
         }
         let ([limit], &[digest]) = (ask.policy.limits(), ask.policy.limit_digests()) else { return None };
+        if digest & SHADOW != 0 {
+            return None;
+        }
         let start = place.shard.table.place(place.key.hash);
         if place.shard.table.get(start).is_some_and(|first| first.hash == place.key.hash) {
             return None;
@@ -88,14 +92,14 @@ impl Shard {
                 return Put::Unclear;
             }
             previous = other.hash;
-            let refuses_for = other.refuses_for(now);
+            let (refuses_for, until) = (other.refuses_for(now), other.makes_room_from());
             if refuses_for > 0 {
                 soonest = soonest.min(refuses_for);
-            } else if victim.is_none() || other.makes_room_from() < earliest {
-                (earliest, victim) = (other.makes_room_from(), Some(index));
+            } else if victim.is_none() || until < earliest {
+                (earliest, victim) = (until, Some(index));
             }
             seen += 1;
-            if seen == LOOKS || other.makes_room_from() <= now {
+            if seen == LOOKS || until <= now {
                 if self.table.get(index + 1).is_some_and(|next| next.hash == previous) {
                     return Put::Unclear;
                 }

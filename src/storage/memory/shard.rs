@@ -141,7 +141,7 @@ impl Shard {
                 None => continue,
             };
             if let Some(said) = said {
-                self.table.get_mut(index).admits_before = Slot::admits_before(state.until(), now, &said[position]);
+                self.table.get_mut(index).say(state.until(), now, &said[position]);
             }
             logs += self.write(index, state);
         }

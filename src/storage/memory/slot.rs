@@ -51,17 +51,24 @@ impl Slot {
             // It is known for how long it refuses: unless the quota has changed since it last spent.
             Some(Outcome::Refused) if self.refuses(state) => return true,
             Some(Outcome::SpentLast { .. } | Outcome::Refused) => {
-                self.admits_before = Self::admits_before(until, now, &limit.check(state, now, 1));
+                self.say(until, now, &limit.check(state, now, 1));
             }
         }
         (self.until, self.first, self.second) = (until, first, second);
         true
     }
 
+    /// Takes note of what was said of its state, which is forgotten at `until`. What is only tried out refuses nobody.
+    #[inline]
+    pub(super) fn say(&mut self, until: Timestamp, now: Timestamp, said: &Status) {
+        let refuses_nobody = self.limit & SHADOW != 0;
+        self.admits_before = if refuses_nobody { f32::INFINITY } else { Self::admits_before(until, now, said) };
+    }
+
     /// How long before it is forgotten a state of which this was said admits one unit again, rounded down to what an `f32`
     /// can say: rather said to refuse a little too long than to be evicted while it does.
     #[inline]
-    pub(super) fn admits_before(until: Timestamp, now: Timestamp, said: &Status) -> f32 {
+    fn admits_before(until: Timestamp, now: Timestamp, said: &Status) -> f32 {
         if said.remaining() > 0 {
             return f32::INFINITY;
         }
@@ -86,22 +93,16 @@ impl Slot {
         self.until <= now
     }
 
-    /// Whether its limit is only tried out: it refuses nobody.
-    #[inline]
-    fn is_shadow(&self) -> bool {
-        self.limit & SHADOW != 0
-    }
-
-    /// From when on it may make room for others.
+    /// From when on it may make room for others: at once, if its limit is only tried out.
     #[inline]
     pub(super) fn makes_room_from(&self) -> Timestamp {
-        if self.is_shadow() { Timestamp::EPOCH } else { self.until }
+        if self.limit & SHADOW != 0 { Timestamp::EPOCH } else { self.until }
     }
 
     /// How long until a hit is admitted, 0 when it would be now.
     #[inline]
     pub(super) fn refuses_for(&self, now: Timestamp) -> u64 {
-        if self.admits_before == f32::INFINITY || self.is_shadow() {
+        if self.admits_before == f32::INFINITY {
             return 0;
         }
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // saturates, and is never negative
