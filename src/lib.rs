@@ -176,6 +176,8 @@
 //! - `axum`: [`PeerIp`] reads `ConnectInfo`, `extract::MatchedPath` is there, and [`Decision`] is an extractor.
 //! - `tonic`: [`PeerIp`] reads the connect info of tonic's server. [`GrpcRejection`] is there without it.
 //! - `metrics`: `MetricsObserver` counts decisions by policy and outcome.
+//! - `redis`: [`storage::RedisStorage`](storage) keeps the counters on a Redis or Valkey server; `redis-cluster`, `redis-sentinel` and
+//!   `redis-rustls` (TLS) are for URLs that need them.
 //! - `testing`: the laws as property tests, for strategies and storages of your own.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -225,6 +227,9 @@ pub use self::rejection::{
 };
 pub use self::rules::OnError;
 pub use self::service::RateLimit;
+#[cfg(feature = "redis")]
+#[doc(no_inline)]
+pub use self::storage::RedisStorage;
 #[doc(no_inline)]
 pub use self::storage::{MemoryStorage, Storage};
 #[doc(no_inline)]

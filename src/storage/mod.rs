@@ -1,7 +1,9 @@
-//! What keeps states and lets a policy decide on them: the trait, and the memory storage.
+//! What keeps states and lets a policy decide on them: the trait, the memory storage, and Redis behind its feature.
 
 mod clock;
 mod memory;
+#[cfg(feature = "redis")]
+mod redis;
 
 use std::fmt;
 
@@ -10,6 +12,8 @@ use crate::{BoxError, Decision, Key, Op, Policy, Timestamp};
 
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 pub use self::memory::{MemoryStorage, MemoryStorageBuilder};
+#[cfg(feature = "redis")]
+pub use self::redis::{RedisStorage, RedisStorageError};
 
 /// What a storage is asked to decide.
 #[derive(Clone, Copy, Debug)]

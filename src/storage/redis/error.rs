@@ -1,0 +1,232 @@
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+use crate::BoxError;
+
+/// Why a Redis or Valkey server could not be asked, or what it answered instead of a decision.
+///
+/// It names the server, and never a password. What caused it is its [`source`](Error::source).
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::storage::RedisStorage;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::ConfigError> {
+/// let nobody = RedisStorage::new("redis://:secret@127.0.0.1:1")?;
+/// let error = nobody.ready(Duration::from_millis(50)).await.unwrap_err();
+/// assert!(error.to_string().starts_with("cannot reach 127.0.0.1:1: "), "{error}");
+/// assert!(!error.may_have_counted());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct RedisStorageError(Arc<Inner>);
+
+struct Inner {
+    kind: Kind,
+    server: Box<str>,
+    source: Option<Source>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// There was no connection: nothing was sent.
+    Unreached,
+    /// The deadline passed.
+    Late { sent: bool },
+    /// The connection broke after the command was sent, or what came back is no reply.
+    Lost,
+    /// The server says no.
+    Refused,
+    /// A reply that is not what the command answers.
+    Unexpected,
+}
+
+enum Source {
+    Redis(RedisError),
+    Other(BoxError),
+}
+
+/// Where else a command is to be sent, which this server has not executed.
+#[cfg(feature = "redis-cluster")]
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Redirect<'a> {
+    /// The slot lives there.
+    Moved(&'a str),
+    /// This key lives there already, the slot not yet.
+    Ask(&'a str),
+    /// Nowhere else, but later.
+    Later,
+}
+
+impl RedisStorageError {
+    /// Nothing was sent, since `server` could not be reached.
+    pub(super) fn unreached(server: &str, source: impl Into<BoxError>) -> Self {
+        Self::new(Kind::Unreached, server, Some(Source::Other(source.into())))
+    }
+
+    /// The deadline passed, after the command was `sent` or before.
+    pub(super) fn late(server: &str, sent: bool) -> Self {
+        Self::new(Kind::Late { sent }, server, None)
+    }
+
+    /// What came back in place of a reply, after the command was sent.
+    pub(super) fn answered(server: &str, error: RedisError) -> Self {
+        let refused = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
+        Self::new(if refused { Kind::Refused } else { Kind::Lost }, server, Some(Source::Redis(error)))
+    }
+
+    /// A reply that is not what the command answers; `what` says what it was.
+    #[allow(dead_code, reason = "for `impl Storage`")]
+    pub(super) fn unexpected(server: &str, what: impl Into<BoxError>) -> Self {
+        Self::new(Kind::Unexpected, server, Some(Source::Other(what.into())))
+    }
+
+    fn new(kind: Kind, server: &str, source: Option<Source>) -> Self {
+        Self(Arc::new(Inner { kind, server: server.into(), source }))
+    }
+
+    /// The same, of an attempt to connect: what was asked for has not been sent.
+    pub(super) fn while_connecting(self) -> Self {
+        let server = self.0.server.clone();
+        Self::unreached(&server, Cause(self))
+    }
+
+    /// The same, when what caused it is better not shown.
+    pub(super) fn without_its_cause(&self) -> Self {
+        Self::new(self.0.kind, &self.0.server, Some(Source::Other("its answer holds the password".into())))
+    }
+
+    /// Whether the server did not answer within the deadline.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self.0.kind, Kind::Late { .. })
+    }
+
+    /// Whether a hit may have been counted all the same: its command was sent, and whether it was executed is not known. Such
+    /// a command is never sent again, since then it might be counted twice.
+    pub fn may_have_counted(&self) -> bool {
+        !matches!(self.0.kind, Kind::Unreached | Kind::Late { sent: false } | Kind::Refused)
+    }
+
+    /// Whether the server does not have the script: it was not executed.
+    #[allow(dead_code, reason = "for `impl Storage`")]
+    pub(super) fn is_no_script(&self) -> bool {
+        self.says(ServerErrorKind::NoScript)
+    }
+
+    /// Whether the user may not say such a command.
+    pub(super) fn is_no_permission(&self) -> bool {
+        self.says(ServerErrorKind::NoPerm)
+    }
+
+    /// Whether the connection leads to a server that it should not lead to any more, or is not let in by.
+    pub(super) fn is_of_the_wrong_server(&self) -> bool {
+        self.says(ServerErrorKind::ReadOnly) || matches!(self.code(), Some("NOAUTH" | "WRONGPASS"))
+    }
+
+    /// Whether the connection is of no more use.
+    pub(super) fn is_lost(&self) -> bool {
+        self.0.kind == Kind::Lost
+    }
+
+    /// Where else to send the command, if this server says so.
+    #[cfg(feature = "redis-cluster")]
+    pub(super) fn redirect(&self) -> Option<Redirect<'_>> {
+        let Some(Source::Redis(error)) = &self.0.source else { return None };
+        let there = error.redirect_node().map(|(address, _)| address);
+        match error.kind() {
+            ErrorKind::Server(ServerErrorKind::Moved) => there.map(Redirect::Moved),
+            ErrorKind::Server(ServerErrorKind::Ask) => there.map(Redirect::Ask),
+            ErrorKind::Server(ServerErrorKind::TryAgain) => Some(Redirect::Later),
+            _ => None,
+        }
+    }
+
+    /// Whether the server's answer says that another server may be in its place by now.
+    #[cfg(feature = "redis-cluster")]
+    pub(super) fn doubts_the_map(&self) -> bool {
+        let down = self.says(ServerErrorKind::ClusterDown) || self.says(ServerErrorKind::MasterDown);
+        self.0.kind != Kind::Refused || down || self.is_of_the_wrong_server()
+    }
+
+    fn says(&self, kind: ServerErrorKind) -> bool {
+        matches!(&self.0.source, Some(Source::Redis(error)) if error.kind() == ErrorKind::Server(kind))
+    }
+
+    fn code(&self) -> Option<&str> {
+        let Some(Source::Redis(error)) = &self.0.source else { return None };
+        error.code()
+    }
+}
+
+impl fmt::Display for RedisStorageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let server = &self.0.server;
+        match self.0.kind {
+            Kind::Unreached => write!(f, "cannot reach {server}"),
+            Kind::Late { sent: true } => write!(f, "{server} did not answer within the deadline"),
+            Kind::Late { sent: false } => write!(f, "there was no connection to {server} within the deadline"),
+            Kind::Lost => write!(f, "lost the connection to {server}"),
+            Kind::Refused => write!(f, "{server} refused"),
+            Kind::Unexpected => write!(f, "{server} answered something else"),
+        }?;
+        self.0.source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))?;
+        let cluster = self.says(ServerErrorKind::Moved) && self.0.kind == Kind::Refused;
+        if cluster { f.write_str(" (a cluster: write redis+cluster:// in its URL)") } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for RedisStorageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RedisStorageError").field(&self.0.kind).field(&self.to_string()).finish()
+    }
+}
+
+impl Error for RedisStorageError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self.0.source.as_ref()? {
+            Source::Redis(error) => Some(error),
+            Source::Other(error) => Some(&**error),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Redis(error) => match (error.code(), error.detail()) {
+                (Some(code), Some(detail)) => write!(f, "{code} {detail}"),
+                _ => error.fmt(f),
+            },
+            Self::Other(error) => error.fmt(f),
+        }
+    }
+}
+
+/// What went wrong while connecting, without the server's name: it is said once.
+struct Cause(RedisStorageError);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0.0.source {
+            Some(source) => source.fmt(f),
+            None => f.write_str("it did not answer in time"),
+        }
+    }
+}
+
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Error for Cause {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source()
+    }
+}

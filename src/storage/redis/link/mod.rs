@@ -1,0 +1,109 @@
+//! The way to the servers that a URL names: made without any I/O, connected when it is used, and again after failures.
+
+#[cfg(feature = "redis-cluster")]
+mod cluster;
+mod connect;
+mod node;
+mod renewed;
+#[cfg(feature = "redis-sentinel")]
+mod sentinel;
+#[cfg(feature = "redis-cluster")]
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::time::{Instant, sleep_until};
+
+#[cfg(feature = "redis-cluster")]
+use self::cluster::Cluster;
+use self::node::Node;
+#[cfg(feature = "redis-sentinel")]
+use self::sentinel::Sentinels;
+use super::error::RedisStorageError;
+use super::url::{Access, Place};
+
+/// Between two looks at servers that are not ready yet.
+const READY_AGAIN: Duration = Duration::from_millis(20);
+
+/// For how long one look at them may take.
+const READY_LOOK: Duration = Duration::from_secs(1);
+
+/// A handle on connections that are shared with its clones.
+#[derive(Clone, Debug)]
+pub(super) struct Link(Servers);
+
+#[derive(Clone, Debug)]
+enum Servers {
+    /// One server, or the one that sentinels tell.
+    One(Node),
+    #[cfg(feature = "redis-cluster")]
+    Cluster(Cluster),
+}
+
+impl Link {
+    pub(super) fn new(place: Place, access: &Access) -> Self {
+        Self(match place {
+            Place::Server(address) => Servers::One(Node::at(address, access.clone())),
+            #[cfg(feature = "redis-sentinel")]
+            Place::Sentinels { hosts, service, login } => {
+                Servers::One(Node::told_by(Sentinels::new(hosts, service, login, access.clone())))
+            }
+            #[cfg(feature = "redis-cluster")]
+            Place::Cluster(hosts) => Servers::Cluster(Cluster::new(hosts, access.clone())),
+            #[allow(unreachable_patterns, reason = "features")]
+            _ => unreachable!("the URL's reader refuses what no feature is there for"),
+        })
+    }
+
+    /// The reply to `command`, in time: neither connecting nor the server's silence takes longer than until `deadline`.
+    ///
+    /// The command is sent once and never again, unless a node of a cluster says that it has not executed it. Which node that
+    /// is tells the first key: of `EVAL` and `EVALSHA` the argument after their number, else the first argument.
+    ///
+    /// The future may be dropped at any time; the command may have been executed then. Others are not disturbed.
+    ///
+    /// # Errors
+    ///
+    /// An error of the server is one, also inside of an array.
+    #[allow(dead_code, reason = "for `impl Storage`")]
+    pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, RedisStorageError> {
+        match &self.0 {
+            Servers::One(node) => node.run(command, deadline).await,
+            #[cfg(feature = "redis-cluster")]
+            Servers::Cluster(cluster) => cluster.run(command, deadline).await,
+        }
+    }
+
+    /// Returns as soon as the server answers, of a cluster every one that holds keys.
+    ///
+    /// # Errors
+    ///
+    /// What was last wrong when `deadline` has passed.
+    pub(super) async fn ready(&self, deadline: Instant) -> Result<(), RedisStorageError> {
+        let mut why = None;
+        loop {
+            let Err(error) = self.look((Instant::now() + READY_LOOK).min(deadline)).await else { return Ok(()) };
+            // That there was no time left says less than what was wrong before.
+            let why = match &why {
+                Some(before) if error.is_timeout() => before,
+                _ => why.insert(error),
+            };
+            let again = Instant::now() + READY_AGAIN;
+            if again >= deadline {
+                return Err(why.clone());
+            }
+            sleep_until(again).await;
+        }
+    }
+
+    async fn look(&self, deadline: Instant) -> Result<(), RedisStorageError> {
+        match &self.0 {
+            Servers::One(node) => node.ping(deadline).await,
+            #[cfg(feature = "redis-cluster")]
+            Servers::Cluster(cluster) => cluster.look(deadline).await,
+        }
+    }
+}

@@ -1,0 +1,148 @@
+mod error;
+mod link;
+mod tls;
+mod url;
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+pub use self::error::RedisStorageError;
+use self::link::Link;
+use self::url::{Target, checked_deadline, checked_prefix};
+use crate::ConfigError;
+use crate::error::or_panic;
+
+/// Keeps states on a Redis or Valkey server, so that many processes share them.
+///
+/// Clones are handles on the same connections. There is one for each server, for all who ask at once.
+///
+/// # URLs
+///
+/// | URL | of |
+/// |---|---|
+/// | `redis://host:6379` | one server |
+/// | `redis://user:password@host/2` | one server, with a login, in database 2 |
+/// | `rediss://host` | the same over TLS (feature `redis-rustls`) |
+/// | `redis+unix:///run/redis.sock?db=2` | one server on this machine |
+/// | `redis+cluster://host,host:7001` | a cluster, some of whose nodes are named (feature `redis-cluster`) |
+/// | `redis+sentinel://host,host/service/2` | the primary that sentinels name (feature `redis-sentinel`) |
+///
+/// `valkey` may be written for `redis`, and `rediss+cluster` and `rediss+sentinel` are over TLS. In a user or a password what is
+/// no letter or digit is written with percent: `p%40ss` is `p@ss`. Behind a `?` and with `&` between them stand options:
+///
+/// | option | unless it is there | says |
+/// |---|---|---|
+/// | `prefix` | `rl` | what all keys begin with |
+/// | `deadline` | `100ms` | how long an answer may take: `50ms`, `2s` |
+/// | `ca` | the system's roots | for TLS: a file with the certificates to trust, in PEM |
+/// | `sentinel-user`, `sentinel-password` | no login | for the sentinels themselves; the one before the `@` is for the servers |
+///
+/// # When a server is away
+///
+/// 1. Nothing is connected before it is used, so a program starts while its server is down.
+/// 2. No call takes longer than its deadline, whether it waits for a connection or for an answer.
+/// 3. After a connection failed, for whatever reason, it is tried again when somebody asks, 20 to 200 milliseconds later; who
+///    asks before that is told of the failure at once.
+/// 4. A connection is replaced when it breaks, and after three deadlines in a row that passed in silence.
+/// 5. A command that was sent is not sent again, as it may have been executed
+///    ([`may_have_counted`](RedisStorageError::may_have_counted)).
+/// 6. The primary that sentinels name is asked for again after each failure, and every second in use. Which node of a cluster
+///    holds a key is asked again after each failure, and when a node says that it has moved.
+///
+/// Where sentinels name the server, the user has to be allowed `ROLE`: only a primary counts.
+///
+/// It needs a runtime of tokio's with time and I/O, and may be made outside of one.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::storage::RedisStorage;
+///
+/// let storage = RedisStorage::new("redis://localhost/?prefix=shop")?.deadline(Duration::from_millis(50));
+///
+/// let error = RedisStorage::new("http://localhost").unwrap_err();
+/// assert!(error.to_string().starts_with("cannot read the URL \"http://localhost\": its scheme is \"http\", write redis://"));
+/// # Ok::<(), tower_ratelimit::ConfigError>(())
+/// ```
+#[derive(Clone)]
+pub struct RedisStorage {
+    link: Link,
+    prefix: Box<str>,
+    deadline: Duration,
+}
+
+impl RedisStorage {
+    /// A storage on the servers that `url` names. It connects to none of them yet.
+    ///
+    /// # Errors
+    ///
+    /// When the URL cannot be understood, or needs a feature that is not enabled. It is quoted without its login.
+    pub fn new(url: &str) -> Result<Self, ConfigError> {
+        let Target { place, access, prefix, deadline } = Target::parse(url)?;
+        Ok(Self { link: Link::new(place, &access), prefix, deadline })
+    }
+
+    /// What all keys begin with, instead of what the URL says: programs that share a server tell theirs apart with it.
+    ///
+    /// # Panics
+    ///
+    /// When it is not 1 to 64 ASCII characters, or holds white space, `{` or `}`; [`try_prefix`](Self::try_prefix) returns an
+    /// error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn prefix(self, prefix: &str) -> Self {
+        or_panic(self.try_prefix(prefix))
+    }
+
+    /// As [`prefix`](Self::prefix).
+    ///
+    /// # Errors
+    ///
+    /// When it is not 1 to 64 ASCII characters, or holds white space, `{` or `}`.
+    pub fn try_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
+        checked_prefix(prefix)?;
+        Ok(Self { prefix: prefix.into(), ..self })
+    }
+
+    /// How long an answer may take, instead of what the URL says.
+    ///
+    /// # Panics
+    ///
+    /// When it is less than a millisecond or more than an hour; [`try_deadline`](Self::try_deadline) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        or_panic(self.try_deadline(deadline))
+    }
+
+    /// As [`deadline`](Self::deadline).
+    ///
+    /// # Errors
+    ///
+    /// When it is less than a millisecond or more than an hour.
+    pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
+        checked_deadline(deadline)?;
+        Ok(Self { deadline, ..self })
+    }
+
+    /// Returns as soon as the servers answer, of a cluster all that hold keys: for a program that would rather not start
+    /// without them. It tries again until `timeout` has passed.
+    ///
+    /// # Errors
+    ///
+    /// What was wrong at last.
+    pub async fn ready(&self, timeout: Duration) -> Result<(), RedisStorageError> {
+        self.link.ready(Instant::now() + timeout.min(FOREVER)).await
+    }
+}
+
+/// An instant that is further away cannot be counted on every system.
+const FOREVER: Duration = Duration::from_secs(365 * 86_400);
+
+impl fmt::Debug for RedisStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { link, prefix, deadline } = self;
+        f.debug_struct("RedisStorage").field("link", link).field("prefix", prefix).field("deadline", deadline).finish()
+    }
+}

@@ -1,0 +1,65 @@
+//! Who asks, and whom: `user:password@host:port,host:port`.
+
+use std::net::Ipv6Addr;
+
+use super::{Host, Login, decoded};
+use crate::ConfigError;
+
+pub(super) struct Authority {
+    pub(super) login: Login,
+    pub(super) hosts: Vec<Host>,
+}
+
+impl Authority {
+    pub(super) fn parse(text: &str, port: u16, wrong: &dyn Fn(String) -> ConfigError) -> Result<Self, ConfigError> {
+        let (login, hosts) = match text.rsplit_once('@') {
+            Some((login, hosts)) => (self::login(login, wrong)?, hosts),
+            None => (Login::default(), text),
+        };
+        let hosts = hosts.split(',').filter(|_| !hosts.is_empty()).map(|host| self::host(host, port, wrong));
+        Ok(Self { login, hosts: hosts.collect::<Result<_, _>>()? })
+    }
+}
+
+/// Nothing of it is ever quoted.
+fn login(text: &str, wrong: &dyn Fn(String) -> ConfigError) -> Result<Login, ConfigError> {
+    if text.contains('@') {
+        return Err(wrong("in a user or a password @ is written %40".to_owned()));
+    }
+    let Some((user, password)) = text.split_once(':') else {
+        return Err(wrong("what stands before @ has no password: write user:password@ or :password@".to_owned()));
+    };
+    let part = |text: &str| decoded(text).map_err(|why| wrong(format!("in the user or the password {why}")));
+    let (user, password) = (part(user)?, part(password)?);
+    if password.is_empty() {
+        return Err(wrong("the password before @ is empty: write user:password@, or leave all of it out".to_owned()));
+    }
+    Ok(Login { user: Some(user).filter(|user| !user.is_empty()), password: Some(password) })
+}
+
+fn host(text: &str, port: u16, wrong: &dyn Fn(String) -> ConfigError) -> Result<Host, ConfigError> {
+    let read = Host::read(text, port);
+    read.ok_or_else(|| {
+        wrong(format!("{text:?} is no host: write host:{port}, 192.0.2.1:{port} or [2001:db8::1]:{port}"))
+    })
+}
+
+impl Host {
+    /// A name or an address, perhaps with a port.
+    pub(in super::super) fn read(text: &str, port: u16) -> Option<Self> {
+        let (name, rest) = if let Some(inside) = text.strip_prefix('[') {
+            let (address, rest) = inside.split_once(']')?;
+            (address.parse::<Ipv6Addr>().ok()?.to_string(), rest)
+        } else {
+            let (name, rest) = text.split_at(text.find(':').unwrap_or(text.len()));
+            let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+            (Some(name).filter(|name| !name.is_empty() && name.chars().all(plain))?.to_owned(), rest)
+        };
+        let port = match rest.strip_prefix(':') {
+            Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse().ok()?,
+            None if rest.is_empty() => port,
+            _ => return None,
+        };
+        (port != 0).then_some(Self { name, port })
+    }
+}

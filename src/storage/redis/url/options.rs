@@ -1,0 +1,115 @@
+//! What stands behind the question mark: `prefix=rl&deadline=100ms`.
+
+use std::time::Duration;
+
+use super::super::tls::Tls;
+use super::{Login, decoded, number_of_db};
+use crate::ConfigError;
+
+/// Unless the URL says another.
+const PREFIX: &str = "rl";
+const DEADLINE: Duration = Duration::from_millis(100);
+
+/// Each option is taken once; what is left was not understood.
+pub(super) struct Options<'a> {
+    left: Vec<(&'a str, String)>,
+    understood: Vec<&'static str>,
+    wrong: &'a dyn Fn(String) -> ConfigError,
+}
+
+impl<'a> Options<'a> {
+    pub(super) fn parse(query: &'a str, wrong: &'a dyn Fn(String) -> ConfigError) -> Result<Self, ConfigError> {
+        let mut left: Vec<(&str, String)> = Vec::new();
+        for part in query.split('&').filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').ok_or_else(|| {
+                wrong(format!("the option {part:?} has no value: write {part}=..., for example deadline=100ms"))
+            })?;
+            // The value may be a password.
+            let value = decoded(value).map_err(|why| wrong(format!("in the option {name:?} {why}")))?;
+            if left.iter().any(|(other, _)| *other == name) {
+                return Err(wrong(format!("the option {name:?} is there twice: write it once")));
+            }
+            left.push((name, value));
+        }
+        Ok(Self { left, understood: Vec::new(), wrong })
+    }
+
+    fn take(&mut self, name: &'static str) -> Option<String> {
+        self.understood.push(name);
+        let at = self.left.iter().position(|(other, _)| *other == name)?;
+        Some(self.left.swap_remove(at).1)
+    }
+
+    pub(super) fn db(&mut self) -> Result<Option<u32>, ConfigError> {
+        self.take("db").map(|text| number_of_db(&text, self.wrong)).transpose()
+    }
+
+    pub(super) fn prefix(&mut self) -> Result<Box<str>, ConfigError> {
+        let prefix = self.take("prefix").unwrap_or_else(|| PREFIX.to_owned());
+        checked_prefix(&prefix).map_err(|error| (self.wrong)(error.to_string()))?;
+        Ok(prefix.into())
+    }
+
+    pub(super) fn deadline(&mut self) -> Result<Duration, ConfigError> {
+        let Some(text) = self.take("deadline") else { return Ok(DEADLINE) };
+        let deadline = duration(&text).filter(|deadline| checked_deadline(*deadline).is_ok());
+        deadline.ok_or_else(|| {
+            (self.wrong)(format!(
+                "{text:?} is no deadline: write at least 1ms and at most 3600s, for example 100ms or 2s"
+            ))
+        })
+    }
+
+    pub(super) fn sentinel_login(&mut self) -> Result<Login, ConfigError> {
+        let login = Login { user: self.take("sentinel-user"), password: self.take("sentinel-password") };
+        if login.user.is_some() && login.password.is_none() {
+            return Err((self.wrong)("sentinel-user has no password: write sentinel-password=... too".to_owned()));
+        }
+        Ok(login)
+    }
+
+    pub(super) fn tls(&mut self) -> Result<Tls, ConfigError> {
+        let ca = self.take("ca");
+        Tls::new(ca.as_deref()).map_err(self.wrong)
+    }
+
+    /// All that is there has been understood.
+    pub(super) fn end(self) -> Result<(), ConfigError> {
+        let Some((name, _)) = self.left.first() else { return Ok(()) };
+        let known = self.understood.join(", ");
+        Err((self.wrong)(format!("it has no option {name:?}: write one of {known}, for example deadline=100ms")))
+    }
+}
+
+/// Whether keys can begin with it: 1 to 64 characters without braces, which would take part in where a cluster puts a key.
+pub(in super::super) fn checked_prefix(prefix: &str) -> Result<(), ConfigError> {
+    let allowed = |c: char| c.is_ascii_graphic() && c != '{' && c != '}';
+    if (1..=64).contains(&prefix.len()) && prefix.chars().all(allowed) {
+        return Ok(());
+    }
+    Err(ConfigError::new(format!(
+        "{prefix:?} cannot begin the keys: write a prefix of 1 to 64 ASCII characters without white space, {{ and }}, \
+         for example \"rl\""
+    )))
+}
+
+/// Whether it is from a millisecond to an hour.
+pub(in super::super) fn checked_deadline(deadline: Duration) -> Result<(), ConfigError> {
+    if (Duration::from_millis(1)..=Duration::from_secs(3_600)).contains(&deadline) {
+        return Ok(());
+    }
+    Err(ConfigError::new(format!(
+        "a deadline of {deadline:?} cannot be: use at least a millisecond and at most an hour, \
+         for example Duration::from_millis(100)"
+    )))
+}
+
+fn duration(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+    let number = u64::from(digits.parse::<u32>().ok()?);
+    match unit {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        _ => None,
+    }
+}

@@ -1,0 +1,210 @@
+//! Real servers for tests: Redis, or whatever `TOWER_RATELIMIT_REDIS_SERVER` names, each on a port of its own. They end with
+//! their guard, and with the test's process however that ends.
+
+#![allow(dead_code, unused_imports, reason = "each file of tests takes what it needs")]
+
+mod fleet;
+mod proxy;
+mod resp;
+
+use std::env;
+use std::fs;
+use std::io;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub(crate) use self::fleet::{Cluster, Sentinels};
+pub(crate) use self::proxy::{Mode, Proxy};
+pub(crate) use self::resp::Reply;
+
+/// Another program to start instead of `redis-server`.
+const PROGRAM: &str = "TOWER_RATELIMIT_REDIS_SERVER";
+
+/// In the folder of each.
+const CONFIG: &str = "server.conf";
+
+/// A server that does not answer by then never will.
+const STARTS_WITHIN: Duration = Duration::from_secs(10);
+
+/// A server that is running, unless it was killed or stopped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    /// None between `kill` and `restart`.
+    process: Option<Process>,
+    folder: PathBuf,
+    port: u16,
+    options: Vec<String>,
+}
+
+impl Server {
+    /// With these options after those that every server here has: `--requirepass`, `secret`.
+    pub(crate) fn start(options: &[&str]) -> Self {
+        Self::configured("", options)
+    }
+
+    /// With a file of options too, which a sentinel needs to write to.
+    fn configured(config: &str, options: &[&str]) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        loop {
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            let folder = env::temp_dir().join(format!("tower-ratelimit-{}-{number}", std::process::id()));
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join(CONFIG), config).unwrap();
+            let options = options.iter().map(|&option| option.to_owned()).collect();
+            let mut server = Self { process: None, folder, port: free_port(), options };
+            if server.begin() {
+                return server;
+            }
+            // Somebody else took the port.
+        }
+    }
+
+    /// Whether it answers and is our child.
+    fn begin(&mut self) -> bool {
+        let mut command = Command::new(program());
+        command.arg(self.folder.join(CONFIG));
+        command.args(["--bind", "127.0.0.1", "--port", &self.port.to_string(), "--save", "", "--appendonly", "no"]);
+        command.arg("--dir").arg(&self.folder).args(&self.options);
+        let process = Process::start(&mut command);
+        let password = self.password().map(str::to_owned);
+        let process = self.process.insert(process);
+        let (started, id) = (Instant::now(), format!("process_id:{}", process.child.id()));
+        loop {
+            if process.child.try_wait().unwrap().is_some() {
+                return false;
+            }
+            let info = resp::ask(self.port, password.as_deref(), &["INFO", "server"]);
+            match info.map(|info| info.to_string()) {
+                Ok(info) if info.contains(&id) => return true,
+                Ok(info) if info.contains("process_id:") => return false,
+                other => assert!(started.elapsed() < STARTS_WITHIN, "the server does not start: {other:?}"),
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Where a unix socket or a file of its own can be.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Its reply to a command, on a connection of its own.
+    pub(crate) fn ask(&self, command: &[&str]) -> Reply {
+        resp::ask(self.port, self.password(), command).unwrap()
+    }
+
+    fn password(&self) -> Option<&str> {
+        let at = self.options.iter().position(|option| option == "--requirepass")?;
+        Some(&self.options[at + 1])
+    }
+
+    /// As `kill -9`.
+    pub(crate) fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// On the same port, with nothing in it.
+    pub(crate) fn restart(&mut self) {
+        let started = Instant::now();
+        self.kill();
+        while !self.begin() {
+            assert!(started.elapsed() < STARTS_WITHIN, "port {} is not free again", self.port);
+        }
+    }
+
+    /// It hangs: whatever it is sent waits, and so do new connections.
+    pub(crate) fn stop(&self) {
+        self.signal("STOP");
+    }
+
+    /// It goes on.
+    pub(crate) fn go_on(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.process.as_ref().unwrap().child.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.process = None;
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A child, and the shell that kills it when this process is no more.
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    watchdog: Child,
+}
+
+impl Process {
+    fn start(command: &mut Command) -> Self {
+        let mut child = match command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
+            Ok(child) => child,
+            Err(error) => panic!(
+                "cannot start {command:?}: {error}\nthese tests need real servers; scripts/test installs them, or\n    \
+                 apt-get install -y --no-install-recommends redis-server redis-sentinel redis-tools"
+            ),
+        };
+        // Ends when its input does. To be killed by the kernel would mean by the end of a thread.
+        let watch = format!("read _; kill -9 {}", child.id());
+        match Command::new("sh").args(["-c", &watch]).stdin(Stdio::piped()).stderr(Stdio::null()).spawn() {
+            Ok(watchdog) => Self { child, watchdog },
+            Err(error) => {
+                let _ = child.kill();
+                panic!("cannot start sh: {error}");
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // First the watchdog: the number of a child that was waited for may soon be another's.
+        for child in [&mut self.watchdog, &mut self.child] {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn program() -> String {
+    env::var(PROGRAM).unwrap_or_else(|_| "redis-server".to_owned())
+}
+
+/// Nobody listens there, nor 10,000 above, where a node of a cluster talks to others.
+pub(crate) fn free_port() -> u16 {
+    let free = |port| Ok::<u16, io::Error>(TcpListener::bind(("127.0.0.1", port))?.local_addr()?.port());
+    loop {
+        let port = free(0).unwrap();
+        if port < 55_000 && free(port + 10_000).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// Waits until `done`, and fails with `what` if it takes too long.
+pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < STARTS_WITHIN, "{what}: not within {STARTS_WITHIN:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
