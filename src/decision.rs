@@ -57,6 +57,14 @@ impl Decision {
         Self::new(at, cost, Statuses::One([status]))
     }
 
+    /// The decision on a hit of `cost` units at `at` by a policy whose limits answered `statuses`, in their order: for a storage
+    /// that decides elsewhere and is told the answers. [`Limit::answer`](crate::Limit::answer) makes them.
+    pub fn of_limits(at: Timestamp, cost: u32, statuses: impl ExactSizeIterator<Item = Status>) -> Self {
+        let mut statuses = statuses;
+        let limits = statuses.len();
+        Self::new(at, cost, Statuses::from_fn(limits, |_| statuses.next().unwrap_or(Status::BLANK)))
+    }
+
     /// A decision to be filled in: it is large, so whoever makes many fills it in where it is wanted.
     #[inline]
     pub(crate) const fn blank() -> Self {

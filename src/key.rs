@@ -196,6 +196,51 @@ impl Hash for Key {
     }
 }
 
+/// As an operator reads it: `t:alice`, `4:1.2.3.4`, `6:2001:db8::`, `n:42`, `*` for everybody, `&:(t:alice,4:1.2.3.4)` for a joined
+/// one. Different keys read differently: what is no letter, digit or one of `-._~:/@+` is written as in a URL, `%20`.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        display(self.as_bytes(), f)
+    }
+}
+
+fn display(key: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let (kind, content) = key.split_first().map_or((b'*', key), |(kind, content)| (*kind, content));
+    if kind == b'*' {
+        return f.write_str("*");
+    }
+    write!(f, "{}:", char::from(kind))?;
+    match (kind, content.len()) {
+        (b'4', 4) => write!(f, "{}", Ipv4Addr::from(<[u8; 4]>::try_from(content).unwrap_or_default())),
+        (b'6', 16) => write!(f, "{}", Ipv6Addr::from(<[u8; 16]>::try_from(content).unwrap_or_default())),
+        (b'n', 8) => write!(f, "{}", u64::from_le_bytes(content.try_into().unwrap_or_default())),
+        (b'&', _) => display_parts(content, f),
+        _ => content.iter().try_for_each(|&byte| match byte {
+            b'-' | b'.' | b'_' | b'~' | b':' | b'/' | b'@' | b'+' => write!(f, "{}", char::from(byte)),
+            _ if byte.is_ascii_alphanumeric() => write!(f, "{}", char::from(byte)),
+            _ => write!(f, "%{byte:02X}"),
+        }),
+    }
+}
+
+/// The parts of a joined key, each after its length.
+fn display_parts(mut parts: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut before = "(";
+    while let Some((&length, rest)) = parts.split_first() {
+        let (length, rest) = match rest.split_first_chunk::<8>() {
+            Some((long, rest)) if length == 255 => {
+                (usize::try_from(u64::from_le_bytes(*long)).unwrap_or(usize::MAX), rest)
+            }
+            _ => (length.into(), rest),
+        };
+        let (part, rest) = rest.split_at(length.min(rest.len()));
+        f.write_str(before)?;
+        display(part, f)?;
+        (before, parts) = (",", rest);
+    }
+    f.write_str(if before == "(" { "()" } else { ")" })
+}
+
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key(\"{}\")", self.as_bytes().escape_ascii())

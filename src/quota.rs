@@ -296,10 +296,12 @@ impl Quota {
 }
 
 impl Span {
-    /// So many parts of a microsecond, which fit when they come back within the longest span.
+    /// So many parts of a microsecond; the longest there is if they do not fit.
     #[allow(clippy::cast_possible_truncation)]
     const fn of(amount: u32, parts: u128) -> Self {
-        Self { micros: (parts / amount as u128) as u64, part: (parts % amount as u128) as u32 }
+        let micros = parts / amount as u128;
+        let micros = if micros < u64::MAX as u128 { micros as u64 } else { u64::MAX };
+        Self { micros, part: (parts % amount as u128) as u32 }
     }
 }
 

@@ -119,6 +119,14 @@ impl Limit {
         if shadow { digest | SHADOW } else { digest & !SHADOW }
     }
 
+    /// What this limit answers to a hit of `cost` units that a storage decided elsewhere: `state` is what was left, and
+    /// `outcome` what the hit did to it, nothing in a peek.
+    pub fn answer(&self, state: &State, now: Timestamp, cost: u32, outcome: Option<Outcome>) -> Status {
+        let mut status = Status::BLANK;
+        self.tell(state, now, cost, outcome, &mut status);
+        status
+    }
+
     #[inline]
     pub(crate) fn check(&self, state: &State, now: Timestamp, cost: u32) -> Status {
         self.strategy.check(&self.quota, state, now, cost)

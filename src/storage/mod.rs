@@ -1,5 +1,6 @@
 //! What keeps states and lets a policy decide on them: the trait, the memory storage, and Redis behind its feature.
 
+mod any;
 mod clock;
 mod memory;
 #[cfg(feature = "redis")]
@@ -10,6 +11,7 @@ use std::fmt;
 use crate::strategy::Status;
 use crate::{BoxError, Decision, Key, Op, Policy, Timestamp};
 
+pub use self::any::{AnyStorage, Either};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 pub use self::memory::{MemoryStorage, MemoryStorageBuilder};
 #[cfg(feature = "redis")]

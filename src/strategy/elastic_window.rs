@@ -1,5 +1,5 @@
 use super::fixed_window::status;
-use super::{Hit, State, Status, Strategy, low_bits};
+use super::{Hit, Script, State, Status, Strategy, low_bits};
 use crate::{Quota, Timestamp};
 
 /// N units between silences of P: every hit on a live window, refused ones too, moves its end one period ahead.
@@ -99,6 +99,11 @@ impl Strategy for ElasticWindow {
 
     fn counts_refusals(&self) -> bool {
         true
+    }
+
+    fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
+        let arguments = [quota.amount().into(), quota.period_micros(), 0, 0, 0];
+        Some(Script { name: "elastic-window", sources: &[include_str!("elastic_window.lua")], arguments })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

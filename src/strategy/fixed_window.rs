@@ -1,4 +1,4 @@
-use super::{Hit, State, Status, Strategy, low_bits};
+use super::{Hit, Script, State, Status, Strategy, low_bits};
 use crate::{Quota, Timestamp};
 
 /// N units in each window of P. The simplest rule, and the cheapest.
@@ -85,6 +85,11 @@ impl Strategy for FixedWindow {
         let count = count.saturating_add(cost);
         *state = State::Counts { until: end, amounts: [count, anchor] };
         0
+    }
+
+    fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
+        let arguments = [quota.amount().into(), quota.period_micros(), self.aligned.into(), 0, 0];
+        Some(Script { name: "fixed-window", sources: &[include_str!("fixed_window.lua")], arguments })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

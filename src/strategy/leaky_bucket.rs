@@ -1,7 +1,7 @@
 use std::fmt;
 
-use super::debt::Debt;
-use super::{Hit, State, Status, Strategy};
+use super::debt::{Debt, script_arguments};
+use super::{Hit, Script, State, Status, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
 
 /// A bounded queue served at a constant rate: shapes traffic instead of turning it away.
@@ -97,6 +97,11 @@ impl Strategy for LeakyBucket {
         let before = self.debt(quota, state, now);
         *state = before.plus(cost).store(now);
         before.until_paid()
+    }
+
+    fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
+        let sources = &[include_str!("bucket.lua"), include_str!("leaky_bucket.lua")];
+        Some(Script { name: "leaky-bucket", sources, arguments: script_arguments(quota, self.capacity(quota), cost) })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

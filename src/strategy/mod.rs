@@ -25,6 +25,7 @@ mod leaky_bucket;
 mod log;
 mod moving_window;
 mod outcome;
+mod script;
 mod sliding_window_counter;
 mod state;
 mod status;
@@ -42,6 +43,7 @@ pub use self::leaky_bucket::LeakyBucket;
 pub use self::log::Log;
 pub use self::moving_window::MovingWindow;
 pub use self::outcome::Outcome;
+pub use self::script::Script;
 pub use self::sliding_window_counter::SlidingWindowCounter;
 pub use self::state::State;
 pub use self::status::{Hit, Status};
@@ -165,6 +167,13 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// and only into the window it was spent in. A state that has become equal to none may be left as
     /// [`State::Fresh`].
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit);
+
+    /// The same rule in Lua, for storages that decide inside their server, with what it has to know to decide on a hit of
+    /// `cost` units. Without one they compare and swap, which takes more trips.
+    fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
+        let _ = (quota, cost);
+        None
+    }
 
     /// Writes the limit as text: the name, the quota, and whatever options make this strategy another one.
     ///

@@ -1,6 +1,6 @@
 use std::mem;
 
-use super::{Hit, Outcome, State, Status, Strategy};
+use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
 /// N units in any span of P, exactly: a log of when units were admitted.
@@ -82,6 +82,14 @@ impl Strategy for MovingWindow {
         }
         self.spend(quota, state, now, cost);
         Outcome::spent(0, after < capacity)
+    }
+
+    fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
+        // An instant is stored modulo what its bytes can say, which has to be four periods: the first entry may be two of them
+        // old, and half is for those ahead of now.
+        let bytes = (5..7).find(|bytes| quota.period_micros() < 1 << (8 * bytes - 2)).unwrap_or(7);
+        let arguments = [quota.amount().into(), quota.period_micros(), bytes, 0, 0];
+        Some(Script { name: "moving-window", sources: &[include_str!("moving_window.lua")], arguments })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, _: Timestamp, hit: &Hit) {

@@ -1,5 +1,5 @@
 use super::exact::{mul_div_ceil, mul_div_floor};
-use super::{Hit, Outcome, State, Status, Strategy};
+use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
 /// N units in a sliding window of P, estimated from two counts: what people mean by "60 per minute".
@@ -165,6 +165,15 @@ impl Strategy for SlidingWindowCounter {
         buckets.current = buckets.current.saturating_add(cost);
         *state = buckets.store();
         Outcome::spent(0, after < capacity)
+    }
+
+    fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
+        let arguments = [quota.amount().into(), quota.period_micros(), self.aligned.into(), 0, 0];
+        Some(Script {
+            name: "sliding-window-counter",
+            sources: &[include_str!("sliding_window_counter.lua")],
+            arguments,
+        })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

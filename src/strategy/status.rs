@@ -58,6 +58,13 @@ impl Status {
         Self { wait: delay, ..self }
     }
 
+    /// An admitted hit that is forgotten at `until`, and left a state of which a refund will need `anchor`: what a storage says
+    /// that is told numbers instead of states. See [`Hit`].
+    #[must_use]
+    pub const fn spent(self, until: Timestamp, anchor: u32) -> Self {
+        Self { anchor, until, ..self }
+    }
+
     /// Adds what is known of a hit that has been spent: its delay, and what a refund will need to know of the state it left.
     #[inline]
     pub(crate) fn set_spent(&mut self, delay: u64, state: &State) {
@@ -122,8 +129,8 @@ impl Status {
         if self.is_admitted() { 0 } else { self.wait }
     }
 
-    /// What a refund needs to know of the hit this status answered.
-    pub(crate) const fn hit(&self, at: Timestamp, cost: u32) -> Hit {
+    /// What a refund needs to know of the hit of `cost` units that this status answered at `at`.
+    pub const fn hit(&self, at: Timestamp, cost: u32) -> Hit {
         Hit { at, cost, until: self.until, anchor: self.anchor }
     }
 }

@@ -1,5 +1,5 @@
-use super::debt::Debt;
-use super::{Hit, Outcome, State, Status, Strategy, low_bits};
+use super::debt::{Debt, script_arguments};
+use super::{Hit, Outcome, Script, State, Status, Strategy, low_bits};
 use crate::quota::Span;
 use crate::{ConfigError, Quota, Timestamp};
 
@@ -86,6 +86,11 @@ impl Strategy for TokenBucket {
         }
         *state = State::Counts { until: now.plus(after.micros), amounts: [after.early, anchor] };
         Outcome::spent(0, after.plus(quota.span_of(1), quota.amount()).is_within(full, quota.amount()))
+    }
+
+    fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
+        let sources = &[include_str!("bucket.lua"), include_str!("token_bucket.lua")];
+        Some(Script { name: "token-bucket", sources, arguments: script_arguments(quota, self.capacity(quota), cost) })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

@@ -81,7 +81,6 @@ impl RedisStorageError {
     }
 
     /// A reply that is not what the command answers; `what` says what it was.
-    #[allow(dead_code, reason = "for `impl Storage`")]
     pub(super) fn unexpected(server: &str, what: impl Into<BoxError>) -> Self {
         Self::new(Kind::Unexpected, server, Some(Source::Other(what.into())))
     }
@@ -113,7 +112,6 @@ impl RedisStorageError {
     }
 
     /// Whether the server does not have the script: it was not executed.
-    #[allow(dead_code, reason = "for `impl Storage`")]
     pub(super) fn is_no_script(&self) -> bool {
         self.says(ServerErrorKind::NoScript)
     }

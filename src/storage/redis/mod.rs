@@ -1,18 +1,27 @@
+mod decide;
 mod error;
+mod keys;
 mod link;
+mod reply;
+mod script;
+mod swap;
+mod text;
 mod tls;
 mod url;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 pub use self::error::RedisStorageError;
 use self::link::Link;
+use self::script::Scripts;
 use self::url::{Target, checked_deadline, checked_prefix};
 use crate::ConfigError;
 use crate::error::or_panic;
+use crate::storage::Clock;
 
 /// Keeps states on a Redis or Valkey server, so that many processes share them.
 ///
@@ -68,8 +77,11 @@ use crate::error::or_panic;
 #[derive(Clone)]
 pub struct RedisStorage {
     link: Link,
-    prefix: Box<str>,
+    prefix: Arc<str>,
     deadline: Duration,
+    scripts: Scripts,
+    /// Where time is not the server's: in tests.
+    clock: Option<Arc<dyn Clock>>,
 }
 
 impl RedisStorage {
@@ -80,7 +92,8 @@ impl RedisStorage {
     /// When the URL cannot be understood, or needs a feature that is not enabled. It is quoted without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { place, access, prefix, deadline } = Target::parse(url)?;
-        Ok(Self { link: Link::new(place, &access), prefix, deadline })
+        let (link, scripts) = (Link::new(place, &access), Scripts::default());
+        Ok(Self { link, prefix: prefix.into(), deadline, scripts, clock: None })
     }
 
     /// What all keys begin with, instead of what the URL says: programs that share a server tell theirs apart with it.
@@ -126,6 +139,13 @@ impl RedisStorage {
         Ok(Self { deadline, ..self })
     }
 
+    /// Decides by this clock instead of the server's: for tests (feature `testing`).
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self { clock: Some(Arc::new(clock)), ..self }
+    }
+
     /// Returns as soon as the servers answer, of a cluster all that hold keys: for a program that would rather not start
     /// without them. It tries again until `timeout` has passed.
     ///
@@ -142,7 +162,7 @@ const FOREVER: Duration = Duration::from_secs(365 * 86_400);
 
 impl fmt::Debug for RedisStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { link, prefix, deadline } = self;
+        let Self { link, prefix, deadline, .. } = self;
         f.debug_struct("RedisStorage").field("link", link).field("prefix", prefix).field("deadline", deadline).finish()
     }
 }

@@ -68,7 +68,6 @@ impl Link {
     /// # Errors
     ///
     /// An error of the server is one, also inside of an array.
-    #[allow(dead_code, reason = "for `impl Storage`")]
     pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, RedisStorageError> {
         match &self.0 {
             Servers::One(node) => node.run(command, deadline).await,

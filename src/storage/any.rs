@@ -1,0 +1,155 @@
+//! The storage that a URL names: the one file that knows them all.
+
+use std::fmt;
+use std::future::Ready;
+use std::pin::Pin;
+use std::str::FromStr;
+use std::task::{Context, Poll};
+
+use super::{Ask, MemoryStorage, Shown, Storage};
+use crate::{BoxError, ConfigError, Decision, Key, Policy};
+
+/// Any of the storages, chosen by a URL: for choices that are made in configuration.
+///
+/// | URL | storage | feature |
+/// |---|---|---|
+/// | `memory://` | [`MemoryStorage`] | |
+/// | `redis://host`, `rediss://`, `redis+unix://`, the same with `valkey` | `RedisStorage` | `redis`, TLS `redis-rustls` |
+/// | `redis+cluster://host,host` | `RedisStorage` | `redis-cluster` |
+/// | `redis+sentinel://host,host/service` | `RedisStorage` | `redis-sentinel` |
+///
+/// Memory inside of it stays what it is: it answers at once, and nothing is boxed.
+///
+/// ```
+/// use tower_ratelimit::storage::AnyStorage;
+/// use tower_ratelimit::{OnError, PeerIp, Quota, RateLimitLayer};
+///
+/// let storage: AnyStorage = "memory://".parse()?;
+/// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
+/// # Ok::<(), tower_ratelimit::ConfigError>(())
+/// ```
+#[derive(Clone)]
+pub struct AnyStorage(Any);
+
+#[derive(Clone)]
+enum Any {
+    Memory(MemoryStorage),
+    #[cfg(feature = "redis")]
+    Redis(super::RedisStorage),
+}
+
+impl From<MemoryStorage> for AnyStorage {
+    fn from(storage: MemoryStorage) -> Self {
+        Self(Any::Memory(storage))
+    }
+}
+
+#[cfg(feature = "redis")]
+impl From<super::RedisStorage> for AnyStorage {
+    fn from(storage: super::RedisStorage) -> Self {
+        Self(Any::Redis(storage))
+    }
+}
+
+impl FromStr for AnyStorage {
+    type Err = ConfigError;
+
+    fn from_str(url: &str) -> Result<Self, ConfigError> {
+        let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
+        let family = scheme.split('+').next().unwrap_or(scheme);
+        match family.to_ascii_lowercase().as_str() {
+            "memory" if rest == "//" => Ok(MemoryStorage::new().into()),
+            #[cfg(feature = "redis")]
+            "redis" | "rediss" | "valkey" | "valkeys" => super::RedisStorage::new(url).map(Self::from),
+            #[cfg(not(feature = "redis"))]
+            "redis" | "rediss" | "valkey" | "valkeys" => Err(ConfigError::new(format!(
+                "the URL's scheme {scheme:?} needs the feature \"redis\" of tower-ratelimit, which is not enabled: \
+                 enable it, or use memory://"
+            ))),
+            // Not quoted whole: it may hold a password.
+            _ => Err(ConfigError::new(format!(
+                "cannot read the URL of a storage, whose scheme is {scheme:?}: write memory://, or redis://localhost"
+            ))),
+        }
+    }
+}
+
+impl Storage for AnyStorage {
+    type Error = BoxError;
+    type Decided = Either<Decision>;
+    type Done = Either<()>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        match &self.0 {
+            Any::Memory(storage) => Either(Inner::Now(storage.decide(ask))),
+            #[cfg(feature = "redis")]
+            Any::Redis(storage) => Either(Inner::Redis(storage.decide(ask))),
+        }
+    }
+
+    #[inline]
+    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
+        match &self.0 {
+            Any::Memory(storage) => storage.hit_at_once(ask, shown),
+            #[cfg(feature = "redis")]
+            Any::Redis(storage) => storage.hit_at_once(ask, shown),
+        }
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+        match &self.0 {
+            Any::Memory(storage) => Either(Inner::Now(storage.clear(policy, key))),
+            #[cfg(feature = "redis")]
+            Any::Redis(storage) => Either(Inner::Redis(storage.clear(policy, key))),
+        }
+    }
+
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+        match &self.0 {
+            Any::Memory(storage) => Either(Inner::Now(storage.refund(policy, key, decision))),
+            #[cfg(feature = "redis")]
+            Any::Redis(storage) => Either(Inner::Redis(storage.refund(policy, key, decision))),
+        }
+    }
+}
+
+/// An answer of [`AnyStorage`], on its way.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Either<T>(Inner<T>);
+
+enum Inner<T> {
+    Now(Ready<Result<T, std::convert::Infallible>>),
+    #[cfg(feature = "redis")]
+    Redis(Pin<Box<dyn Future<Output = Result<T, super::RedisStorageError>> + Send>>),
+}
+
+impl<T> Future for Either<T>
+where
+    Ready<Result<T, std::convert::Infallible>>: Unpin,
+{
+    type Output = Result<T, BoxError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Inner::Now(answer) => Pin::new(answer).poll(cx).map(|answer| answer.map_err(|never| match never {})),
+            #[cfg(feature = "redis")]
+            Inner::Redis(answer) => answer.as_mut().poll(cx).map_err(BoxError::from),
+        }
+    }
+}
+
+impl fmt::Debug for AnyStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Any::Memory(storage) => storage.fmt(f),
+            #[cfg(feature = "redis")]
+            Any::Redis(storage) => storage.fmt(f),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Either<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Either").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,36 @@
+-- FixedWindow. Arguments: amount, period, 1 if aligned.
+
+local function fixed_window_end(now, at)
+  local period = ARGV[at + 1]
+  if ARGV[at + 2] == '1' then
+    return now - now % period + period
+  end
+  return now + period
+end
+
+twins['fixed-window'] = {
+  hit = function(now, cost, till, count, anchor, at)
+    local latest = fixed_window_end(now, at)
+    if count == 0 or till <= now then
+      till, count, anchor = latest, 0, now % 4294967296
+    elseif till > latest then
+      till = latest
+    end
+    if count + cost <= tonumber(ARGV[at]) then
+      return till, count + cost, anchor, 0
+    end
+  end,
+
+  refund = function(now, cost, till, count, anchor, at, hit)
+    local latest = fixed_window_end(now, at)
+    if till > latest then
+      till = latest
+    end
+    if count > 0 and till == hit.till and anchor == hit.anchor then
+      if count <= cost then
+        return 0, 0, 0
+      end
+      return till, count - cost, anchor
+    end
+  end,
+}

@@ -1,0 +1,78 @@
+-- SlidingWindowCounter. Arguments: amount, period, 1 if aligned.
+
+-- Whether a * b < c * d, exactly, for a and c up to 2^32 and b and d up to 2^52. Doubles are exact up to 2^53; beyond that
+-- the products are compared in three pieces.
+local function is_less(a, b, c, d)
+  local x, y = a * b, c * d
+  if x < 9007199254740992 and y < 9007199254740992 then
+    return x < y
+  end
+  local piece = 67108864
+  local function pieces(m, n)
+    local m0, n0 = m % piece, n % piece
+    local m1, n1 = (m - m0) / piece, (n - n0) / piece
+    local low = m0 * n0
+    local low0 = low % piece
+    local middle = m0 * n1 + m1 * n0 + (low - low0) / piece
+    local middle0 = middle % piece
+    return m1 * n1 + (middle - middle0) / piece, middle0, low0
+  end
+  local x2, x1, x0 = pieces(a, b)
+  local y2, y1, y0 = pieces(c, d)
+  if x2 ~= y2 then return x2 < y2 end
+  if x1 ~= y1 then return x1 < y1 end
+  return x0 < y0
+end
+
+-- The buckets turned to now: the start of the current one, how long it has run, and both counts.
+local function sliding_buckets(now, till, previous, current, at)
+  local period, aligned = ARGV[at + 1] + 0, ARGV[at + 2] == '1'
+  local floor = aligned and now - now % period or now
+  local start = math.max(till - 2 * period, 0)
+  if aligned then
+    start = start - start % period
+  end
+  local latest = aligned and floor + period or now
+  if start > now and start > latest then
+    start = latest
+  end
+  local elapsed = math.max(now - start, 0)
+  if elapsed >= period then
+    start, elapsed, previous, current = start + period, elapsed - period, current, 0
+    if elapsed >= period then
+      previous = 0
+    end
+  end
+  if previous == 0 and current == 0 then
+    return floor, now - floor, 0, 0, period
+  end
+  return start, elapsed, previous, current, period
+end
+
+twins['sliding-window-counter'] = {
+  hit = function(now, cost, till, previous, current, at)
+    local start, elapsed, before, spent, period = sliding_buckets(now, till, previous, current, at)
+    local room = ARGV[at] - cost - spent
+    if room < 0 then return end
+    -- floor(before * (period - elapsed) / period) <= room
+    if before <= room or is_less(before, period - elapsed, room + 1, period) then
+      return start + 2 * period, before, spent + cost, 0
+    end
+  end,
+
+  refund = function(now, cost, till, previous, current, at, hit)
+    local start, _, before, spent, period = sliding_buckets(now, till, previous, current, at)
+    if before == 0 and spent == 0 then return end
+    if hit.till == start + 2 * period then
+      spent = math.max(spent - cost, 0)
+    elseif hit.till == start + period then
+      before = math.max(before - cost, 0)
+    else
+      return
+    end
+    if before == 0 and spent == 0 then
+      return 0, 0, 0
+    end
+    return start + 2 * period, before, spent
+  end,
+}

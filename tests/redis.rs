@@ -1,0 +1,293 @@
+//! Decisions on a real server: the laws, the golden vectors, exact totals.
+
+mod servers;
+mod support;
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use servers::{Reply, Server};
+use support::{EVERY_STRATEGY, policy};
+use tokio::runtime::Runtime;
+use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage};
+use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
+use tower_ratelimit::testing::{concurrent_hits_are_exact, decides_like_the_model};
+use tower_ratelimit::{
+    ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MovingWindow, Op, Policy, Quota, RateLimiter,
+    SlidingWindowCounter, Storage, Timestamp, TokenBucket,
+};
+
+/// Connections live as long as the runtime they were made on.
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
+
+/// A storage of its own on the server, with a clock that stands.
+fn on(server: &Server, clock: ManualClock) -> RedisStorage {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
+    let _guard = RUNTIME.enter();
+    RedisStorage::new(&server.url()).unwrap().prefix(&prefix).deadline(Duration::from_secs(5)).clock(clock)
+}
+
+/// A strategy without a twin: the fixed window under another name.
+#[derive(Clone, Copy, Debug)]
+struct Foreign;
+
+impl Strategy for Foreign {
+    fn name(&self) -> &'static str {
+        "foreign:{1}"
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        FixedWindow::new().check(quota, state, now, cost)
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
+        FixedWindow::new().spend(quota, state, now, cost)
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        FixedWindow::new().refund(quota, state, now, hit);
+    }
+}
+
+#[test]
+fn every_strategy_and_mixed_policies_decide_like_the_model() {
+    let server = Server::start(&[]);
+    let mut policies: Vec<Policy> = EVERY_STRATEGY.iter().map(|text| policy(text)).collect();
+    policies.extend([
+        policy("fixed-window 3/second; elastic-window 4 per 3 seconds; moving-window 9/minute; token-bucket 10/hour"),
+        policy("moving-window 7 per 20 seconds; moving-window 9/minute; leaky-bucket 11/day; 12/day"),
+        Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
+        Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
+    ]);
+    decides_like_the_model(&policies, |clock| on(&server, clock));
+}
+
+#[test]
+fn concurrent_hits_are_admitted_exactly_as_often_as_the_limit_says() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default());
+    for text in ["fixed-window 200/day", "moving-window 200/day; 300/day", "200/day", "token-bucket 200/day"] {
+        concurrent_hits_are_exact(&policy(text), &storage);
+    }
+}
+
+/// Numbers that look random and are the same each time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit.max(1)
+    }
+}
+
+fn random_limit(numbers: &mut Numbers) -> Limit {
+    let amount = match numbers.below(4) {
+        0 => 1 + numbers.below(4),
+        1 => 1 + numbers.below(50),
+        2 => 1 + numbers.below(1_000_000),
+        _ => u64::from(u32::MAX) - numbers.below(5),
+    };
+    let micros = match numbers.below(5) {
+        0 => 1 + numbers.below(50_000),
+        1 => 1 + numbers.below(100_000_000),
+        2 => 86_400_000_000 * (1 + numbers.below(30)),
+        3 => 1 << 47,
+        // Half of what doubles can count, less the time that has passed since the epoch.
+        _ => 1 << 50,
+    };
+    let quota = Quota::per(u32::try_from(amount).unwrap(), Duration::from_micros(micros));
+    let made = match numbers.below(8) {
+        0 => Limit::try_new(FixedWindow::new(), quota),
+        1 => Limit::try_new(FixedWindow::aligned(), quota),
+        2 => Limit::try_new(ElasticWindow::new(), quota),
+        3 => Limit::try_new(MovingWindow::new(), quota),
+        4 => Limit::try_new(SlidingWindowCounter::new(), quota),
+        5 => Limit::try_new(SlidingWindowCounter::aligned(), quota),
+        6 => {
+            let burst = u32::try_from(1 + numbers.below(2 * amount).min(4_000_000_000)).unwrap();
+            quota.try_burst(burst).and_then(|quota| Limit::try_new(TokenBucket::new(), quota))
+        }
+        _ => Limit::try_new(LeakyBucket::new().queue(u32::try_from(numbers.below(9)).unwrap()), quota),
+    };
+    made.unwrap_or_else(|_| Limit::new(FixedWindow::new(), quota))
+}
+
+/// What the server is to have stored, but for logs, whose small part is not for others to know.
+fn stored(policy: &Policy, states: &[State], now: Timestamp) -> Vec<Option<String>> {
+    let texts = policy.limits().iter().zip(states).map(|(limit, state)| match state {
+        State::Counts { until, amounts: [first, second] } if *until > now => {
+            let (name, period) = (limit.strategy().name(), limit.quota().period_micros());
+            Some(format!("{name}/{period}:{},{first},{second}", until.as_micros()))
+        }
+        State::Log(_) => None,
+        _ => Some("-".to_owned()),
+    });
+    texts.collect()
+}
+
+/// Decisions and stored text are those of the pure functions.
+#[test]
+fn fifty_thousand_random_asks_over_random_policies_are_answered_and_stored_as_the_functions_say() {
+    let server = Server::start(&[]);
+    let mut numbers = Numbers(0x1234_5678_9abc_def1);
+    let (mut asks, mut texts, mut round) = (0, 0, 0);
+    while asks < 50_000 {
+        round += 1;
+        let clock = ManualClock::default();
+        let prefix = format!("r{round}");
+        let storage = on(&server, clock.clone()).prefix(&prefix);
+        let others = (0..numbers.below(3)).map(|_| random_limit(&mut numbers)).collect::<Vec<_>>();
+        let policy = others.into_iter().fold(Policy::named("p").with(random_limit(&mut numbers)), Policy::with);
+        let mut states = vec![State::Fresh; policy.limits().len()];
+        let key = Key::from("k");
+        let longest = policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap();
+        let capacity = u64::from(policy.limits().iter().map(Limit::capacity).min().unwrap());
+        let mut hits = Vec::new();
+        RUNTIME.block_on(async {
+            for step in 0..75 {
+                let wait = match numbers.below(6) {
+                    0 => numbers.below(1_000),
+                    1 => numbers.below(longest / capacity + 2),
+                    2 => numbers.below(longest / 8 + 1),
+                    3 => 1,
+                    4 if numbers.below(4) == 0 => numbers.below(2 * longest),
+                    _ => 0,
+                };
+                // Beyond that instants are no longer exact in a double.
+                let most = (1_u64 << 52).saturating_sub(clock.now().as_micros());
+                clock.advance(Duration::from_micros(wait.min(most)));
+                let now = clock.now();
+                if numbers.below(5) == 0 && !hits.is_empty() {
+                    let hit = hits.swap_remove(usize::try_from(numbers.below(hits.len() as u64)).unwrap());
+                    storage.refund(&policy, &key, &hit).await.unwrap();
+                    policy.refund(&mut states, now, &hit);
+                    continue;
+                }
+                let most = match numbers.below(5) {
+                    0..3 => 1,
+                    3 => capacity / 3 + 1,
+                    _ => capacity + 1,
+                };
+                let cost = u32::try_from(1 + numbers.below(most)).unwrap_or(u32::MAX);
+                let op = if numbers.below(5) == 0 { Op::Peek } else { Op::Hit };
+                let answer = storage.decide(Ask::new(&policy, &key, op, cost)).await.unwrap();
+                assert_eq!(answer, policy.decide(&mut states, now, op, cost), "{policy}, round {round}, step {step}");
+                asks += 1;
+                if op == Op::Hit && answer.is_admitted() {
+                    hits.push(answer);
+                    if step % 8 == 0 {
+                        let Reply::Text(text) = server.ask(&["GET", &format!("{prefix}:{{p|t:k}}")]) else {
+                            panic!("{policy}")
+                        };
+                        for (text, expected) in text.split(';').zip(stored(&policy, &states, now)) {
+                            assert!(expected.is_none_or(|expected| text == expected), "{text}: {policy}, {states:?}");
+                            texts += 1;
+                        }
+                    }
+                }
+            }
+        });
+    }
+    assert!(texts > 1_000);
+}
+
+#[test]
+fn names_that_differ_are_keys_that_differ_and_share_a_slot() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default()).prefix("names");
+    RUNTIME.block_on(async {
+        let keys = [
+            Key::from("a|b"),
+            Key::from("a}b"),
+            Key::from("1.2.3.4"),
+            Key::from(std::net::Ipv4Addr::new(1, 2, 3, 4)),
+            Key::everybody(),
+            Key::from("*"),
+            Key::from(7),
+        ];
+        for key in &keys {
+            let two = policy("moving-window 1/day; fixed-window 9/day").with_name("a {b} | c");
+            assert!(RateLimiter::with_storage(two, storage.clone()).hit(key).await.unwrap().is_admitted());
+        }
+        let Reply::List(found) = server.ask(&["KEYS", "names:*"]) else { panic!("no list") };
+        let mut names: Vec<String> = found.iter().map(|name| format!("{name:?}")).collect();
+        names.sort();
+        assert_eq!(names.len(), 2 * keys.len(), "{names:?}");
+        let mut tags = HashMap::new();
+        for name in &names {
+            let tag = name.split('{').nth(1).unwrap().split('}').next().unwrap().to_owned();
+            *tags.entry(tag).or_insert(0) += 1;
+        }
+        assert!(tags.len() == keys.len() && tags.values().all(|count| *count == 2), "{tags:?}");
+    });
+}
+
+/// Field defects: keys that never expire; an index set that grows forever.
+#[test]
+fn all_keys_are_gone_when_they_matter_no_longer() {
+    let server = Server::start(&[]);
+    let _guard = RUNTIME.enter();
+    let storage = RedisStorage::new(&server.url()).unwrap().deadline(Duration::from_secs(5));
+    for text in EVERY_STRATEGY {
+        let short = policy(&text.replace("7 seconds", "200ms"));
+        let limiter = RateLimiter::with_storage(short, storage.clone());
+        for client in 0..20_u64 {
+            for _ in 0..4 {
+                let _ = RUNTIME.block_on(limiter.hit(&Key::from(client))).unwrap();
+            }
+        }
+    }
+    assert_ne!(server.ask(&["DBSIZE"]), Reply::Text("0".to_owned()));
+    servers::wait_until("all keys have expired", || server.ask(&["DBSIZE"]) == Reply::Text("0".to_owned()));
+}
+
+/// Field defect: WRONGTYPE between strategies on one key.
+#[test]
+fn what_stands_where_states_belong_and_cannot_be_read_is_a_fresh_start() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default()).prefix("odd");
+    let policy = policy("fixed-window 2/day; moving-window 2/day").with_name("p");
+    let limiter = RateLimiter::with_storage(policy, storage);
+    let (key, name) = (Key::from("k"), "odd:{p|t:k}");
+    let log = format!("{name}:2");
+    for spoil in [
+        &["SET", name, "garbage"][..],
+        &["SET", name, "fixed-window/86400000000:99999999999999999999,1,1;x"],
+        &["SET", name, ";;;;"],
+        &["RPUSH", name, "a"],
+        &["HSET", &log, "a", "b"],
+        &["SET", &log, "short"],
+    ] {
+        server.ask(&["FLUSHALL"]);
+        RUNTIME.block_on(async {
+            assert!(limiter.hit(&key).await.unwrap().is_admitted());
+            server.ask(&["DEL", spoil[1]]);
+            server.ask(spoil);
+            assert!(limiter.hit(&key).await.unwrap().is_admitted(), "{spoil:?}");
+            assert!(limiter.peek(&key).await.unwrap().remaining() <= 1);
+            let _ = limiter.hit(&key).await.unwrap();
+            assert!(limiter.hit(&key).await.unwrap().is_refused(), "{spoil:?}: healed");
+        });
+    }
+}
+
+/// Field defect: no reload after `SCRIPT FLUSH`.
+#[test]
+fn scripts_that_the_server_has_forgotten_are_brought_again() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default());
+    let limiter = RateLimiter::with_storage(policy("fixed-window 3/day"), storage);
+    RUNTIME.block_on(async {
+        for left in [2, 1, 0] {
+            server.ask(&["SCRIPT", "FLUSH"]);
+            assert_eq!(limiter.hit(&Key::from("a")).await.unwrap().remaining(), left);
+        }
+        assert!(limiter.hit(&Key::from("a")).await.unwrap().is_refused());
+    });
+}
