@@ -1,22 +1,22 @@
-//! Replays golden vectors on the memory storage, the clock under its control.
+//! Replays golden vectors on a storage, the clock under its control.
 //!
-//! `cargo run --example replay -- tests/vectors/*.json` prints one line for each mismatch and a last line
-//! `N steps, M mismatches`; it exits with 1 when there are any, with 2 when a file cannot be read.
+//! `cargo run --example replay -- [--storage URL] tests/vectors/*.json` prints one line for each mismatch and a last line
+//! `N steps, M mismatches`; it exits with 1 when there are any, with 2 when a file cannot be read or the storage fails.
+//! The storage is `memory://` unless it is said; on a server it leaves keys that begin with `replay`, and soon expire.
 
-use std::convert::Infallible;
 use std::fmt::{self, Display};
-use std::future::Ready;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Deserialize;
-use tower_ratelimit::storage::ManualClock;
+use tokio::runtime::Runtime;
+use tower_ratelimit::storage::{AnyStorage, ManualClock, RedisStorage};
 use tower_ratelimit::{
     Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MemoryStorage, MovingWindow, Policy, Quota,
     RateLimiter, SlidingWindowCounter, Timestamp, TokenBucket,
 };
 
-type Error = Box<dyn std::error::Error>;
+type Error = tower_ratelimit::BoxError;
 
 #[derive(Deserialize)]
 struct Document {
@@ -96,21 +96,47 @@ struct QuotaSpec {
     period_us: u64,
 }
 
+/// Where states are kept.
+struct Place {
+    server: Option<RedisStorage>,
+    runtime: Runtime,
+}
+
+impl Place {
+    fn at(url: &str) -> Result<Self, Error> {
+        let server = match url {
+            "memory://" => None,
+            _ => Some(RedisStorage::new(url)?.deadline(Duration::from_secs(5))),
+        };
+        Ok(Self { server, runtime: Runtime::new()? })
+    }
+
+    /// An empty storage with this clock: on a server all that begins with a word of its own.
+    fn storage(&self, scenario: &str, clock: ManualClock) -> Result<AnyStorage, Error> {
+        let Some(server) = &self.server else {
+            return Ok(MemoryStorage::builder().clock(clock).build()?.into());
+        };
+        let digest = scenario.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+        let prefix = format!("replay-{}-{digest:x}", std::process::id());
+        Ok(server.clone().try_prefix(&prefix)?.clock(clock).into())
+    }
+}
+
 /// Replays one document. Returns how many steps it has and a line for each mismatch.
-fn app(text: &str) -> Result<(usize, Vec<String>), Error> {
+fn app(text: &str, place: &Place) -> Result<(usize, Vec<String>), Error> {
     let document: Document = serde_json::from_str(text)?;
     let mut steps = 0;
     let mut mismatches = Vec::new();
     for scenario in &document.scenarios {
         let clock = ManualClock::new(Timestamp::from_micros(document.meta.t0_unix_us));
-        let storage = MemoryStorage::builder().clock(clock.clone()).build()?;
+        let storage = place.storage(&scenario.name, clock.clone())?;
         let limiter = RateLimiter::with_storage(scenario.policy()?, storage);
         let mut now = 0;
         for (number, step) in scenario.steps.iter().enumerate() {
             clock.advance(Duration::from_micros(step.t_us - now));
             now = step.t_us;
             steps += 1;
-            let (got, each) = step.run(&limiter);
+            let (got, each) = place.runtime.block_on(step.run(&limiter))?;
             let name = &scenario.name;
             if got != step.expected {
                 mismatches.push(format!("{name}, step {number}: expected {}, got {got}", step.expected));
@@ -165,15 +191,15 @@ impl LimitSpec {
 }
 
 impl Step {
-    fn run(&self, limiter: &RateLimiter) -> (Answer, Vec<Answer>) {
+    async fn run(&self, limiter: &RateLimiter<AnyStorage>) -> Result<(Answer, Vec<Answer>), Error> {
         let key = Key::from(&self.key);
         let decision = match self.op {
-            Op::Hit => answered(limiter.hit_with_cost(&key, self.cost)),
-            Op::Peek => answered(limiter.peek_with_cost(&key, self.cost)),
+            Op::Hit => limiter.hit_with_cost(&key, self.cost).await?,
+            Op::Peek => limiter.peek_with_cost(&key, self.cost).await?,
             Op::Clear => {
-                answered(limiter.clear(&key));
-                let after = Answer::new(&answered(limiter.peek(&key)));
-                return (Answer { allowed: None, delay_us: None, ..after }, Vec::new());
+                limiter.clear(&key).await?;
+                let after = Answer::new(&limiter.peek(&key).await?);
+                return Ok((Answer { allowed: None, delay_us: None, ..after }, Vec::new()));
             }
         };
         let delays = self.expected.delay_us.is_some();
@@ -186,7 +212,7 @@ impl Step {
             retry_after_us: status.retry_after().map(micros),
             delay_us: None,
         });
-        (answer, each.collect())
+        Ok((answer, each.collect()))
     }
 }
 
@@ -236,20 +262,27 @@ fn micros(span: Duration) -> u64 {
     span.as_micros().try_into().unwrap_or(u64::MAX)
 }
 
-/// The memory storage answers at once, and cannot fail.
-fn answered<T>(future: Ready<Result<T, Infallible>>) -> T {
-    future.into_inner().unwrap_or_else(|never| match never {})
-}
-
 fn main() -> ExitCode {
-    let files: Vec<String> = std::env::args().skip(1).collect();
+    let mut files: Vec<String> = std::env::args().skip(1).collect();
+    let mut url = "memory://".to_owned();
+    if files.first().is_some_and(|first| first == "--storage") && files.len() > 1 {
+        url = files.remove(1);
+        files.remove(0);
+    }
     if files.is_empty() {
-        eprintln!("usage: replay FILE..");
+        eprintln!("usage: replay [--storage URL] FILE..");
         return ExitCode::from(2);
     }
+    let place = match Place::at(&url) {
+        Ok(place) => place,
+        Err(error) => {
+            eprintln!("--storage: {error}");
+            return ExitCode::from(2);
+        }
+    };
     let (mut steps, mut mismatches) = (0, 0);
     for file in files {
-        match std::fs::read_to_string(&file).map_err(Error::from).and_then(|text| app(&text)) {
+        match std::fs::read_to_string(&file).map_err(Error::from).and_then(|text| app(&text, &place)) {
             Ok((replayed, wrong)) => {
                 for line in &wrong {
                     println!("{line}");
@@ -280,9 +313,9 @@ mod tests {
 
     #[test]
     fn every_vector_agrees() {
-        let mut steps = 0;
+        let (mut steps, place) = (0, Place::at("memory://").unwrap());
         for document in vectors() {
-            let (replayed, mismatches) = app(&document).unwrap();
+            let (replayed, mismatches) = app(&document, &place).unwrap();
             assert_eq!(mismatches, Vec::<String>::new());
             steps += replayed;
         }
@@ -293,9 +326,10 @@ mod tests {
     fn a_wrong_expectation_is_told() {
         let document = vectors().find(|document| document.contains("\"strategy\": \"fixed-window\"")).unwrap();
         let wrong = document.replacen("\"remaining\":2", "\"remaining\":3", 1);
-        let (_, mismatches) = app(&wrong).unwrap();
+        let place = Place::at("memory://").unwrap();
+        let (_, mismatches) = app(&wrong, &place).unwrap();
         assert_eq!(mismatches.len(), 1);
         assert!(mismatches[0].starts_with("fixed/rejected-hits-count-cost, step 0: expected admitted remaining 3"));
-        assert!(app("{}").is_err());
+        assert!(app("{}", &place).is_err());
     }
 }

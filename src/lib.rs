@@ -178,6 +178,7 @@
 //! - `metrics`: `MetricsObserver` counts decisions by policy and outcome.
 //! - `redis`: [`storage::RedisStorage`](storage) keeps the counters on a Redis or Valkey server; `redis-cluster`, `redis-sentinel` and
 //!   `redis-rustls` (TLS) are for URLs that need them.
+//! - `redis`, `redis-cluster`, `redis-sentinel`, `redis-rustls`: `storage::RedisStorage`, for counters that processes share.
 //! - `testing`: the laws as property tests, for strategies and storages of your own.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

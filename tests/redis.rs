@@ -1,9 +1,11 @@
 //! Decisions on a real server: the laws, the golden vectors, exact totals.
 
+mod programs;
 mod servers;
 mod support;
 
 use std::collections::HashMap;
+use std::process::Command;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -289,5 +291,62 @@ fn scripts_that_the_server_has_forgotten_are_brought_again() {
             assert_eq!(limiter.hit(&Key::from("a")).await.unwrap().remaining(), left);
         }
         assert!(limiter.hit(&Key::from("a")).await.unwrap().is_refused());
+    });
+}
+
+/// The golden vectors, by the example that replays them.
+#[test]
+fn every_vector_agrees() {
+    let server = Server::start(&[]);
+    let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors");
+    let files = std::fs::read_dir(vectors).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|file| file.extension().is_some_and(|ending| ending == "json"));
+    let output =
+        Command::new(programs::example("replay")).args(["--storage", &server.url()]).args(files).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    let last = told.lines().last();
+    assert_eq!(
+        (last, output.status.code()),
+        (Some("37489 steps, 0 mismatches"), Some(0)),
+        "{}",
+        told.lines().take(5).collect::<String>()
+    );
+}
+
+/// Field defects: check, then increment; GET then SET in a "shared" store. Eight servers, each a process with a connection of its
+/// own.
+#[test]
+fn eight_processes_admit_exactly_what_the_limit_says() {
+    let store = Server::start(&[]);
+    for policy in ["fixed-window 100/day", "token-bucket 100/day", "moving-window 100/day; 200/day"] {
+        let servers: Vec<programs::Server> = (0..8)
+            .map(|_| {
+                let flags = ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--deadline", "5s"];
+                programs::Server::start(&flags)
+            })
+            .collect();
+        let ask = |server: &programs::Server| (0..25).filter(|_| server.status("/", "") == 200).count();
+        let admitted: usize = std::thread::scope(|scope| {
+            let asking: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();
+            asking.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(admitted, 100, "{policy}");
+    }
+}
+
+#[test]
+fn a_prefix_is_forgotten_with_all_its_keys_and_no_others() {
+    let server = Server::start(&[]);
+    let [ours, theirs] = ["ours", "ours2"].map(|prefix| on(&server, ManualClock::default()).prefix(prefix));
+    RUNTIME.block_on(async {
+        for client in 0..3_000_u64 {
+            for storage in [&ours, &theirs] {
+                let limiter = RateLimiter::with_storage(policy("moving-window 3/day"), storage.clone());
+                assert!(limiter.hit(&Key::from(client)).await.unwrap().is_admitted());
+            }
+        }
+        assert_eq!(ours.reset().await.unwrap(), 6_000);
+        assert_eq!(server.ask(&["DBSIZE"]), Reply::Text("6000".to_owned()));
+        assert_eq!(ours.reset().await.unwrap(), 0);
     });
 }

@@ -1,6 +1,5 @@
-//! TLS: whom a storage trusts. Run with `--features redis-rustls`; needs a server that was built with TLS, and openssl.
+//! TLS: whom a storage trusts.
 
-#![cfg(feature = "redis-rustls")]
 
 mod servers;
 

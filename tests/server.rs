@@ -1,73 +1,11 @@
 //! The example server from outside: its flags, its output, its answers.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
+mod programs;
 
-/// The server's executable, built if it is not there yet.
-fn executable() -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let built = BUILT.get_or_init(|| {
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--example", "server", "--manifest-path"])
-            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
-            .status();
-        assert!(built.is_ok_and(|status| status.success()), "the example server does not build");
-        let deps = std::env::current_exe().unwrap();
-        deps.parent().unwrap().parent().unwrap().join("examples").join("server")
-    });
-    built.clone()
-}
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
 
-struct Server {
-    child: Child,
-    address: String,
-}
-
-impl Server {
-    fn start(flags: &[&str]) -> Self {
-        Self::start_with(flags, Stdio::inherit())
-    }
-
-    fn start_with(flags: &[&str], log: Stdio) -> Self {
-        let mut child = Command::new(executable())
-            .args(["--listen", "127.0.0.1:0"])
-            .args(flags)
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .expect("the server starts");
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let first = lines.next().unwrap().unwrap();
-        let address = first.strip_prefix("listening on http://").expect("the first line says where").to_owned();
-        let second = lines.next().unwrap().unwrap();
-        assert!(second.contains(&format!("curl -i http://{address}/")), "{second}");
-        Self { child, address }
-    }
-
-    /// The status, and the head in lower case.
-    fn get(&self, path: &str, headers: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let head = answer.split("\r\n\r\n").next().unwrap().to_lowercase();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), head)
-    }
-
-    fn status(&self, path: &str, headers: &str) -> u16 {
-        self.get(path, headers).0
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use programs::{Server, server};
 
 /// The value of a field of a head in lower case.
 fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
@@ -75,7 +13,7 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 }
 
 fn refused(flags: &[&str]) -> Output {
-    Command::new(executable()).args(flags).output().unwrap()
+    Command::new(server()).args(flags).output().unwrap()
 }
 
 #[test]
@@ -319,6 +257,8 @@ fn help_names_every_flag() {
         "--listen",
         "--policy",
         "--storage",
+        "--on-error",
+        "--deadline",
         "--key",
         "--cost-header",
         "--route",
@@ -340,10 +280,10 @@ fn bad_flags_are_one_clear_line() {
         (&["--policy", "10/fortnight"][..], "\"fortnight\""),
         (&["--policy"], "--policy"),
         (&["--wat", "1"], "--wat"),
-        (&["--storage", "redis://localhost/"], "feature \"redis\""),
-        (&["--storage", "valkey+cluster://h:1"], "feature \"redis\""),
-        (&["--storage", "memcached://h:1"], "feature \"memcached\""),
-        (&["--storage", "etcd://h:1"], "feature \"etcd\""),
+        (&["--storage", "redis://"], "redis://"),
+        (&["--storage", "memcached://h:1"], "memory://"),
+        (&["--storage", "redis://h:1", "--deadline", "soon"], "\"soon\""),
+        (&["--on-error", "panic"], "admit or refuse"),
         (&["--storage", "disk://"], "memory://"),
         (&["--key", "cookie"], "\"cookie\""),
         (&["--key", "header:a b"], "\"a b\""),

@@ -14,7 +14,8 @@ use axum::http::{HeaderName, StatusCode, Uri};
 use axum::routing::any;
 use options::{Options, USAGE};
 use tower_ratelimit::extract::{Head, Missing};
-use tower_ratelimit::{MemoryStorage, Policy, RateLimitLayer, Rejection, ResponseHead};
+use tower_ratelimit::storage::AnyStorage;
+use tower_ratelimit::{Policy, RateLimitLayer, Rejection, ResponseHead};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -27,11 +28,9 @@ fn app(options: &Options) -> Result<Router, String> {
     Ok(app.layer(layer(options, &options.policy)?))
 }
 
-fn layer(
-    options: &Options,
-    policy: &Policy,
-) -> Result<RateLimitLayer<MemoryStorage, Box<dyn Rejection<Body>>>, String> {
-    let mut layer = RateLimitLayer::with_storage(policy.clone(), options.key()?, options.storage.clone())
+fn layer(options: &Options, policy: &Policy) -> Result<RateLimitLayer<AnyStorage, Box<dyn Rejection<Body>>>, String> {
+    let mut layer = RateLimitLayer::new(policy.clone(), options.key()?)
+        .storage(options.storage.clone(), options.on_error)
         .headers(options.headers)
         .rejection(options.rejection.rejection());
     if let Some(header) = options.cost_header.clone() {

@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use axum::body::Body;
 use axum::http::{HeaderName, StatusCode};
 use tower_ratelimit::extract::{AllowList, Method, Path};
+use tower_ratelimit::storage::AnyStorage;
 use tower_ratelimit::{
-    ClientIp, ConfigError, EmptyRejection, Global, GrpcRejection, Header, Headers, KeyExtractor, MemoryStorage, PeerIp,
-    Policy, ProblemRejection, Rejection, TextRejection,
+    ClientIp, ConfigError, EmptyRejection, Global, GrpcRejection, Header, Headers, KeyExtractor, MemoryStorage,
+    OnError, PeerIp, Policy, ProblemRejection, Rejection, TextRejection,
 };
 
 pub(crate) const USAGE: &str = "\
@@ -15,7 +16,9 @@ pub(crate) const USAGE: &str = "\
 --policy POLICY          limits for every request, for example \"10/minute\" (the default) or
                          \"token-bucket 10/second burst 20; 1000/day\"; repeat it for more limits of the same policy
 --route PATH=POLICY      a further layer on one route, inside the other; repeat it for more routes
---storage URL            where to keep them: memory:// (the default)
+--storage URL            where to keep them: memory:// (the default), redis://HOST, redis+cluster://HOST,HOST and others
+--on-error ACTION        when the storage fails: admit (the default) or refuse
+--deadline TIME          for how long the storage may take: 100ms (the default)
 --key KEY                who is asking: peer-ip (the default), global, path, method or header:NAME; join several by +
 --trust CIDR             peer-ip is the client behind the proxies of this network; repeat it for more networks
 --client-ip-header NAME  where those proxies say who the client is: x-forwarded-for (the default), forwarded, or another
@@ -34,7 +37,8 @@ pub(crate) struct Options {
     pub(crate) listen: SocketAddr,
     pub(crate) policy: Policy,
     pub(crate) routes: Vec<(String, Policy)>,
-    pub(crate) storage: MemoryStorage,
+    pub(crate) storage: AnyStorage,
+    pub(crate) on_error: OnError,
     pub(crate) key: String,
     pub(crate) trust: Vec<String>,
     pub(crate) client_ip_header: Option<HeaderName>,
@@ -46,7 +50,7 @@ pub(crate) struct Options {
     pub(crate) shadow: bool,
 }
 
-const FLAGS: &str = "--listen, --policy, --route, --storage, --key, --trust, --client-ip-header, --allow, --cost-header, \
+const FLAGS: &str = "--listen, --policy, --route, --storage, --on-error, --deadline, --key, --trust, --client-ip-header, --allow, --cost-header, \
                      --charge-status, --headers, --rejection, --shadow";
 
 impl Options {
@@ -54,11 +58,13 @@ impl Options {
         use lexopt::prelude::*;
         let mut parser = lexopt::Parser::from_args(arguments);
         let (mut limits, mut headers) = (Vec::new(), None);
+        let (mut storage, mut deadline) = ("memory://".to_owned(), None);
         let mut options = Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 3000)),
             policy: policy("10/minute")?,
             routes: Vec::new(),
-            storage: MemoryStorage::new(),
+            storage: MemoryStorage::new().into(),
+            on_error: OnError::Admit,
             key: "peer-ip".to_owned(),
             trust: Vec::new(),
             client_ip_header: None,
@@ -80,8 +86,16 @@ impl Options {
                 continue;
             }
             let value = parser.value().and_then(ValueExt::string).map_err(|error| error.to_string())?;
-            options.set(&flag, value, &mut limits, &mut headers).map_err(|error| format!("{flag}: {error}"))?;
+            match &*flag {
+                "--storage" => storage = value,
+                "--deadline" => deadline = Some(value),
+                _ => {
+                    let set = options.set(&flag, value, &mut limits, &mut headers);
+                    set.map_err(|error| format!("{flag}: {error}"))?;
+                }
+            }
         }
+        options.storage = any_storage(&storage, deadline.as_deref())?;
         if !limits.is_empty() {
             options.policy = policy(&limits.join("; ")).map_err(|error| format!("--policy: {error}"))?;
         }
@@ -116,7 +130,13 @@ impl Options {
                 }
                 self.routes.push((path, policy));
             }
-            "--storage" => self.storage = storage(&value)?,
+            "--on-error" => {
+                self.on_error = match &*value {
+                    "admit" => OnError::Admit,
+                    "refuse" => OnError::Refuse,
+                    _ => return Err(format!("unknown action {value:?}: write admit or refuse")),
+                };
+            }
             "--key" => self.key = value,
             "--trust" => self.trust.push(value),
             "--client-ip-header" => self.client_ip_header = Some(header_name(&value)?),
@@ -267,20 +287,16 @@ fn family(text: &str) -> Result<Headers, String> {
     })
 }
 
-fn storage(url: &str) -> Result<MemoryStorage, String> {
-    let scheme = url.split("://").next().unwrap_or(url);
-    match scheme {
-        "memory" if url == "memory://" => Ok(MemoryStorage::new()),
-        "redis" | "rediss" | "redis+unix" | "redis+cluster" | "redis+sentinel" | "valkey" | "valkeys"
-        | "valkey+unix" | "valkey+cluster" | "valkey+sentinel" | "memcached" | "etcd" => {
-            let feature = match scheme {
-                "memcached" | "etcd" => scheme,
-                _ => "redis",
-            };
-            Err(format!("{scheme}:// needs the feature \"{feature}\", which is missing: use memory://"))
+fn any_storage(url: &str, deadline: Option<&str>) -> Result<AnyStorage, String> {
+    let url = match deadline {
+        // Memory needs none.
+        Some(deadline) if !url.starts_with("memory:") => {
+            let separator = if url.contains('?') { '&' } else { '?' };
+            format!("{url}{separator}deadline={deadline}")
         }
-        _ => Err(format!("cannot read the URL {url:?}: write memory://")),
-    }
+        _ => url.to_owned(),
+    };
+    url.parse().map_err(|error: ConfigError| format!("--storage: {error}"))
 }
 
 fn header_name(name: &str) -> Result<HeaderName, String> {

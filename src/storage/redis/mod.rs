@@ -3,6 +3,7 @@ mod error;
 mod keys;
 mod link;
 mod reply;
+mod reset;
 mod script;
 mod swap;
 mod text;
@@ -26,6 +27,13 @@ use crate::storage::Clock;
 /// Keeps states on a Redis or Valkey server, so that many processes share them.
 ///
 /// Clones are handles on the same connections. There is one for each server, for all who ask at once.
+///
+/// A policy of any number of limits is decided by one script in one trip, by the server's time, all limits or none. So it is
+/// exact however many processes ask. A strategy of one's own without a [script](crate::strategy::Strategy::script) makes its
+/// policy be decided here and stored if nobody else has stored meanwhile: two trips and more, and when that has failed too
+/// often, a refusal that is [contended](crate::Decision::is_contended).
+///
+/// Redis from 6.2 on, Valkey from 7.2 on.
 ///
 /// # URLs
 ///
@@ -60,7 +68,31 @@ use crate::storage::Clock;
 /// 6. The primary that sentinels name is asked for again after each failure, and every second in use. Which node of a cluster
 ///    holds a key is asked again after each failure, and when a node says that it has moved.
 ///
+/// | what happens | what [`OnError`](crate::OnError) decides on | and then |
+/// |---|---|---|
+/// | nobody is there yet, or any more | every request, at once | decisions within a second of its return; what was counted is gone if the server has not kept it |
+/// | it is there and says nothing | requests, after the deadline; after three in a row the next connection is waited for | decisions when it goes on |
+/// | the password is wrong | every request | decisions when it is put right |
+/// | it has no memory left, or is a replica | requests, at once; nothing is counted | decisions when it has, or is none |
+/// | a reply is lost | that request | it may have been counted, once |
+/// | its scripts are gone | nothing | they are brought again |
+/// | sentinels choose another primary | requests until they have | decisions; hits the old primary had not passed on are forgotten |
+/// | a node of a cluster dies | requests whose keys were there | the others never notice |
+///
 /// Where sentinels name the server, the user has to be allowed `ROLE`: only a primary counts.
+///
+/// # What stands on the server
+///
+/// | key | holds |
+/// |---|---|
+/// | `rl:{free\|t:alice}` | what the limits of the policy `free` remember of the [key](crate::Key) `t:alice`, limit by limit |
+/// | `rl:{free\|t:alice}:2` | the log of its second limit, a moving window |
+/// | `rl:{free\|t:alice}:all` | all of it, where a strategy has no script |
+///
+/// Between two limits stands `;`, and `-` for one that remembers nothing. A window is `fixed-window/60000000:END,COUNT,BEGINNING`, with
+/// its period and all instants in microseconds; a bucket `token-bucket/60000000:FULL,PART,BEGINNING`. What is no letter, digit or
+/// one of a few signs is written as in a URL, so nobody's name can end the braces. All keys of one ask share what is in them,
+/// and with it a slot. Each expires half a second after it has stopped to matter.
 ///
 /// It needs a runtime of tokio's with time and I/O, and may be made outside of one.
 ///

@@ -94,6 +94,12 @@ impl Cluster {
         Ok(())
     }
 
+    /// Every node that holds slots.
+    pub(super) async fn nodes(&self, deadline: Instant) -> Result<Vec<Node>, RedisStorageError> {
+        let slots = self.slots(deadline).await?;
+        Ok(slots.holders().into_iter().map(|host| self.0.node(host)).collect())
+    }
+
     async fn slots(&self, deadline: Instant) -> Result<Arc<Slots>, RedisStorageError> {
         self.0.slots.get(deadline, || Arc::clone(&self.0).ask()).await
     }

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until};
 
 #[cfg(feature = "redis-cluster")]
 use self::cluster::Cluster;
-use self::node::Node;
+pub(super) use self::node::Node;
 #[cfg(feature = "redis-sentinel")]
 use self::sentinel::Sentinels;
 use super::error::RedisStorageError;
@@ -95,6 +95,18 @@ impl Link {
                 return Err(why.clone());
             }
             sleep_until(again).await;
+        }
+    }
+
+    /// Every server that holds keys.
+    pub(super) async fn nodes(&self, deadline: Instant) -> Result<Vec<Node>, RedisStorageError> {
+        match &self.0 {
+            Servers::One(node) => {
+                let _ = deadline;
+                Ok(vec![node.clone()])
+            }
+            #[cfg(feature = "redis-cluster")]
+            Servers::Cluster(cluster) => cluster.nodes(deadline).await,
         }
     }
 

@@ -20,7 +20,7 @@ const SILENCES: u32 = 3;
 
 /// A handle on one server.
 #[derive(Clone)]
-pub(super) struct Node(Arc<Shared>);
+pub(in super::super) struct Node(Arc<Shared>);
 
 struct Shared {
     way: Way,
@@ -67,12 +67,12 @@ impl Node {
     }
 
     /// What to call it in errors.
-    pub(super) fn name(&self) -> &str {
+    pub(in super::super) fn name(&self) -> &str {
         self.0.open.name()
     }
 
     /// As [`Link::run`](super::Link::run), on this server.
-    pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, RedisStorageError> {
+    pub(in super::super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, RedisStorageError> {
         let open = self.open(deadline).await?;
         let mut commands = open.connection.commands();
         self.answer(&open, deadline, commands.send_packed_command(command)).await
