@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use servers::{Reply, Server};
-use support::{EVERY_STRATEGY, policy};
+use support::{EVERY_STRATEGY, Foreign, policy};
 use tokio::runtime::Runtime;
 use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage};
-use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
+use tower_ratelimit::strategy::State;
 use tower_ratelimit::testing::{concurrent_hits_are_exact, decides_like_the_model};
 use tower_ratelimit::{
     ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MovingWindow, Op, Policy, Quota, RateLimiter,
@@ -30,28 +30,6 @@ fn on(server: &Server, clock: ManualClock) -> RedisStorage {
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
     let _guard = RUNTIME.enter();
     RedisStorage::new(&server.url()).unwrap().prefix(&prefix).deadline(Duration::from_secs(5)).clock(clock)
-}
-
-/// A strategy without a twin: the fixed window under another name.
-#[derive(Clone, Copy, Debug)]
-struct Foreign;
-
-impl Strategy for Foreign {
-    fn name(&self) -> &'static str {
-        "foreign:{1}"
-    }
-
-    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        FixedWindow::new().check(quota, state, now, cost)
-    }
-
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
-        FixedWindow::new().spend(quota, state, now, cost)
-    }
-
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        FixedWindow::new().refund(quota, state, now, hit);
-    }
 }
 
 #[test]

@@ -10,11 +10,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use http::{Request, Response};
 use tower::{Service, ServiceExt};
 use tower_ratelimit::storage::{Ask, ManualClock};
-use tower_ratelimit::{Decision, Key, MemoryStorage, Policy, Storage};
+use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
+use tower_ratelimit::{Decision, FixedWindow, Key, MemoryStorage, Policy, Quota, Storage, Timestamp};
 
 /// Where a `ManualClock` stands at first, in seconds since the epoch.
 pub(crate) const T0: u64 = 1_728_000_000;
@@ -211,4 +213,31 @@ impl Storage for Failing {
     fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::Done {
         ready(Err("secret-host:6379 is down"))
     }
+}
+
+/// A strategy of a user's, which no server knows: the fixed window under another name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Foreign;
+
+impl Strategy for Foreign {
+    fn name(&self) -> &'static str {
+        "foreign:{1}"
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        FixedWindow::new().check(quota, state, now, cost)
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
+        FixedWindow::new().spend(quota, state, now, cost)
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        FixedWindow::new().refund(quota, state, now, hit);
+    }
+}
+
+/// The policy of a user's strategy, for a day.
+pub(crate) fn foreign(limit: u32) -> Policy {
+    Policy::new(Foreign, Quota::per(limit, Duration::from_secs(86_400)))
 }

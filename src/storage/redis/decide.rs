@@ -1,6 +1,7 @@
 //! What a storage is asked, done on the server: by a script in one trip, or by comparing and swapping.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use redis::{Value, cmd};
 use tokio::time::Instant;
@@ -87,7 +88,8 @@ impl RedisStorage {
         Ok(decided.unwrap_or_else(|| policy.refuse(now, cost, swap::COME_BACK).contended()))
     }
 
-    /// Changes the states of a key, if nobody else does so all the time; what `change` answered, and when.
+    /// Changes the states of a key, if nobody else does so all the time, or until shortly before the deadline; what `change`
+    /// answered, and when.
     async fn swap<T>(
         &self,
         policy: &Policy,
@@ -97,18 +99,26 @@ impl RedisStorage {
     ) -> Result<(Option<T>, Timestamp), RedisStorageError> {
         let name = self.swapped(policy, key);
         let mut loaded = self.load(&name, deadline).await?;
+        let mut slowest = Duration::ZERO;
         for attempt in 0..swap::ATTEMPTS {
             let now = self.at(&loaded);
             let mut states = loaded.states(policy);
             let answer = change(&mut states, now);
             let Some(command) = loaded.swap(&name, policy, &states, now, GRACE) else { return Ok((Some(answer), now)) };
+            let asked_at = Instant::now();
             let value = self.link.run(&command, deadline).await?;
+            slowest = slowest.max(asked_at.elapsed());
             match swap::answer(value) {
                 Ok(Swapped::Stored) => return Ok((Some(answer), now)),
                 Ok(Swapped::Lost(newer)) => loaded = newer,
                 Err(value) => return Err(unexpected(&value)),
             }
-            tokio::time::sleep(swap::pause(attempt)).await;
+            let pause = swap::pause(attempt);
+            // The server has answered, so that there is no time for another attempt is contention too, and no failure of its.
+            if Instant::now() + pause + 2 * slowest >= deadline {
+                break;
+            }
+            tokio::time::sleep(pause).await;
         }
         Ok((None, self.at(&loaded)))
     }
