@@ -25,6 +25,8 @@ local function bucket_hit(now, till, early, anchor, at)
   end
 end
 
+-- Only for refunds.
+
 local function bucket_refund(now, till, early, anchor, at, hit)
   if anchor ~= hit.anchor then return end
   local amount = tonumber(ARGV[at])

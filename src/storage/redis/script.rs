@@ -1,7 +1,6 @@
 //! The script that decides: one for each combination of strategies, made of the twins that they need and of the driver.
 
 use std::collections::HashMap;
-use std::fmt::Write;
 use std::sync::{Arc, RwLock};
 
 use redis::{Cmd, cmd};
@@ -10,16 +9,41 @@ use super::keys;
 use crate::storage::Ask;
 use crate::{Decision, Op, Timestamp};
 
-/// The words of a limit in a hit or a peek, and in a refund.
+/// The words of a limit in a hit or a peek where all limits are small, in any, and in a refund.
+const WORDS_OF_SMALL: usize = 6;
 const WORDS: usize = 7;
 const WORDS_OF_REFUND: usize = 9;
+
+/// A function of Lua can have 200 local variables.
+const MOST_WRITTEN_OUT: usize = 16;
+
+/// What follows in a twin stands in no script that decides: each function takes time to make, each time.
+const ONLY_FOR_REFUNDS: &str = "-- Only for refunds.\n";
 
 /// How much longer than a state matters it is kept, in milliseconds.
 pub(super) const GRACE: u32 = 500;
 
-/// Scripts by the names of their strategies.
+/// What a script does: hits and peeks of small limits only, of any limits, and refunds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Small,
+    Decide,
+    Refund,
+}
+
+impl Kind {
+    fn words(self) -> usize {
+        match self {
+            Self::Small => WORDS_OF_SMALL,
+            Self::Decide => WORDS,
+            Self::Refund => WORDS_OF_REFUND,
+        }
+    }
+}
+
+/// Scripts by what they do and the names of their strategies.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Scripts(Arc<RwLock<HashMap<Vec<&'static str>, Arc<Script>>>>);
+pub(super) struct Scripts(Arc<RwLock<HashMap<(Kind, Vec<&'static str>), Arc<Script>>>>);
 
 #[derive(Debug)]
 struct Script {
@@ -66,13 +90,17 @@ impl Scripts {
         let mut sources: Vec<&'static str> = Vec::new();
         let mut keys = vec![states];
         let mut arguments = Vec::with_capacity(4 + limits.len() * WORDS_OF_REFUND);
+        let logs = (0..limits.len()).any(|position| keys::is_log(ask.policy, position));
+        let is_small = refunded.is_none() && !logs && limits.len() <= MOST_WRITTEN_OUT;
         let at = refunded.map_or(0, |decision| decision.at().as_micros());
         arguments.extend([
             op.to_owned(),
             now.map_or_else(String::new, |now| now.as_micros().to_string()),
             ask.cost.to_string(),
-            at.to_string(),
         ]);
+        if !is_small {
+            arguments.push(at.to_string());
+        }
         for (position, limit) in limits.iter().enumerate() {
             let script = limit.strategy().script(limit.quota(), ask.cost)?;
             for source in script.sources {
@@ -84,31 +112,88 @@ impl Scripts {
                 keys.push(keys::log(&keys[0], position));
             }
             names.push(script.name);
-            arguments.extend([keys::tag(ask.policy, position), script.name.to_owned()]);
+            arguments.push(keys::tag(ask.policy, position));
+            if !is_small {
+                arguments.push(script.name.to_owned());
+            }
             arguments.extend(script.arguments.iter().map(u64::to_string));
             if let Some(decision) = refunded {
                 let hit = decision.limits().get(position)?.hit(decision.at(), decision.cost());
                 arguments.extend([hit.until.as_micros().to_string(), hit.anchor.to_string()]);
             }
         }
-        let words = if refunded.is_some() { WORDS_OF_REFUND } else { WORDS };
-        names.push(if refunded.is_some() { "refund" } else { "decide" });
-        Some(Call { script: self.script(names, &sources, words), keys, arguments })
+        let kind = match (refunded, is_small) {
+            (Some(_), _) => Kind::Refund,
+            (None, true) => Kind::Small,
+            (None, false) => Kind::Decide,
+        };
+        Some(Call { script: self.script(kind, names, &sources), keys, arguments })
     }
 
-    fn script(&self, names: Vec<&'static str>, sources: &[&'static str], words: usize) -> Arc<Script> {
-        let known = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&names).cloned();
+    fn script(&self, kind: Kind, names: Vec<&'static str>, sources: &[&'static str]) -> Arc<Script> {
+        let what = (kind, names);
+        let known = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&what).cloned();
         known.unwrap_or_else(|| {
-            let mut text = format!("local GRACE, STRIDE, TWO_32, twins = {GRACE}, {words}, 4294967296, {{}}\n");
-            for source in sources.iter().chain(&[include_str!("driver.lua")]) {
-                writeln!(text, "{source}").expect("writing to a string does not fail");
-            }
+            let text = assembled(kind, &what.1, sources);
             let hash = redis::Script::new(&text).get_hash().to_owned();
             let script = Arc::new(Script { text, hash });
-            self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner).insert(names, Arc::clone(&script));
+            self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner).insert(what, Arc::clone(&script));
             script
         })
     }
+}
+
+/// The twins, declared before they are defined, since not every strategy has all functions; then the driver.
+fn assembled(kind: Kind, names: &[&str], sources: &[&str]) -> String {
+    let mut text = format!("local GRACE, STRIDE, TWO_32 = {GRACE}, {}, 4294967296\n", kind.words());
+    let mut different: Vec<&str> = names.iter().copied().filter(|&name| name != "moving-window").collect();
+    different.sort_unstable();
+    different.dedup();
+    let mut table = String::from("local twins = {\n");
+    for name in different {
+        let function = function_name(name);
+        text.push_str(&format!("local {function}_hit, {function}_refuse, {function}_refund\n"));
+        let functions = format!("hit = {function}_hit, refuse = {function}_refuse, refund = {function}_refund");
+        table.push_str(&format!("  ['{name}'] = {{ {functions} }},\n"));
+    }
+    table.push_str("}\n");
+    for source in sources {
+        let (always, only_refunds) = source.split_once(ONLY_FOR_REFUNDS).unwrap_or((source, ""));
+        text.push_str(always);
+        if kind == Kind::Refund {
+            text.push_str(only_refunds);
+        }
+        text.push('\n');
+    }
+    if kind == Kind::Small {
+        text.push_str(&written_out(include_str!("driver_small.lua"), names));
+    } else {
+        text.push_str(&table);
+        text.push_str(include_str!("driver.lua"));
+    }
+    text
+}
+
+/// Neighbouring lines with a `$` once for each limit: see `driver_small.lua`.
+fn written_out(driver: &str, names: &[&str]) -> String {
+    let mut text = String::with_capacity(driver.len() * (names.len() + 1));
+    let lines: Vec<&str> = driver.lines().filter(|line| !line.starts_with("--")).collect();
+    for block in lines.chunk_by(|one, next| one.contains('$') == next.contains('$')) {
+        let repeated = if block[0].contains('$') { names.len() } else { 1 };
+        for (position, name) in names.iter().enumerate().take(repeated) {
+            for line in block {
+                let line = line.trim_end_matches(" -- $").replace("NAME$", &function_name(name));
+                let line = line.replace("AT$", &(4 + position * WORDS_OF_SMALL).to_string());
+                text.push_str(&line.replace('$', &(position + 1).to_string()));
+                text.push('\n');
+            }
+        }
+    }
+    text
+}
+
+fn function_name(strategy: &str) -> String {
+    strategy.replace(|letter: char| !letter.is_ascii_alphanumeric(), "_")
 }
 
 impl Call {

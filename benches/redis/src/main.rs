@@ -1,0 +1,183 @@
+//! Asks a Redis server in turns for decisions and for what plain scripts can do, and says what each costs it.
+
+mod server;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use redis::{Script, cmd};
+use server::Server;
+use tower_ratelimit::storage::{Ask, ManualClock, RedisStorage};
+use tower_ratelimit::{Key, Op, Policy, Storage};
+
+/// How many are asked for at a time.
+const IN_FLIGHT: [usize; 4] = [1, 16, 64, 256];
+/// Whoever else uses the machine can only make things slower: the best of so many rounds counts.
+const ROUNDS: usize = 3;
+const SPAN: Duration = Duration::from_millis(200);
+/// More than will be asked for.
+const PLENTY: u32 = 4_000_000;
+
+type Once = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Row {
+    name: String,
+    command: &'static str,
+    ask: Box<dyn Fn() -> Once>,
+    rates: [f64; IN_FLIGHT.len()],
+    micros: f64,
+}
+
+impl Row {
+    fn new(name: &str, command: &'static str, ask: impl Fn() -> Once + 'static) -> Self {
+        Self {
+            name: name.to_owned(),
+            command,
+            ask: Box::new(ask),
+            rates: [0.0; IN_FLIGHT.len()],
+            micros: f64::INFINITY,
+        }
+    }
+
+    async fn measure(&mut self, connection: &mut MultiplexedConnection) {
+        (self.ask)().await; // so that the server knows the script
+        for (rate, in_flight) in self.rates.iter_mut().zip(IN_FLIGHT) {
+            server::forget_statistics(connection).await;
+            *rate = rate.max(per_second(&self.ask, in_flight).await);
+            if in_flight == 64 {
+                self.micros = self.micros.min(server::micros_of(self.command, connection).await);
+            }
+        }
+    }
+}
+
+/// Asks from one thread, so that a second processor is enough.
+async fn per_second(ask: &dyn Fn() -> Once, in_flight: usize) -> f64 {
+    let start = Instant::now();
+    let mut asked = 0;
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..in_flight {
+        tasks.spawn_local(ask());
+    }
+    while tasks.join_next().await.is_some() {
+        asked += 1;
+        if start.elapsed() < SPAN {
+            tasks.spawn_local(ask());
+        }
+    }
+    f64::from(asked) / start.elapsed().as_secs_f64()
+}
+
+fn plain(name: &str, connection: &MultiplexedConnection, text: &'static str, arguments: [u64; 2]) -> Row {
+    let (connection, hash) = (connection.clone(), Script::new(text).get_hash().to_owned());
+    let key = format!("plain {name}");
+    Row::new(name, "evalsha", move || {
+        let (mut connection, hash, key) = (connection.clone(), hash.clone(), key.clone());
+        Box::pin(async move {
+            let mut call = cmd("EVALSHA");
+            call.arg(hash).arg(1).arg(key).arg(&arguments[..]);
+            call.query_async::<redis::Value>(&mut connection).await.expect("the script runs");
+        })
+    })
+}
+
+fn ours(name: &str, storage: &RedisStorage, policy: &str, admitted: bool) -> Row {
+    let policy: Policy = policy.parse().expect("the policy is one");
+    let (policy, storage, key) = (policy.with_name(name), storage.clone(), Key::from("203.0.113.7"));
+    Row::new(&format!("ours: {name}"), "evalsha", move || {
+        let decided = storage.decide(Ask::new(&policy, &key, Op::Hit, 1));
+        Box::pin(async move {
+            assert_eq!(decided.await.expect("the server decides").is_admitted(), admitted);
+        })
+    })
+}
+
+/// A moving window with so many entries, in which with each hit one enters and one leaves: a clock of ours goes on by a second
+/// each time. There is room for twice as many, since hits may overtake each other on their way.
+async fn sliding(name: &str, amount: u32, storage: &RedisStorage) -> Row {
+    let clock = ManualClock::default();
+    let storage = storage.clone().clock(clock.clone());
+    let row = ours(name, &storage, &format!("moving-window {} per {amount} seconds", 2 * amount), true);
+    let ask = move || {
+        clock.advance(Duration::from_secs(1));
+        (row.ask)()
+    };
+    for _ in 0..amount {
+        ask().await;
+    }
+    Row::new(&row.name, "evalsha", ask)
+}
+
+async fn fill(storage: &RedisStorage, policy: &str, name: &str, hits: u32) {
+    let policy = policy.parse::<Policy>().expect("the policy is one").with_name(name);
+    for _ in 0..hits {
+        let key = Key::from("203.0.113.7");
+        _ = storage.decide(Ask::new(&policy, &key, Op::Hit, 1)).await.expect("the server decides");
+    }
+}
+
+async fn run() {
+    let server = Server::start();
+    let mut connection = server.connect().await;
+    let storage = RedisStorage::new(&server.url()).expect("the address is one").deadline(Duration::from_secs(5));
+    let mut rows = vec![Row::new("`INCR`", "incr", {
+        let connection = connection.clone();
+        move || {
+            let mut connection = connection.clone();
+            Box::pin(async move {
+                cmd("INCR").arg("count").query_async::<u64>(&mut connection).await.expect("the server counts");
+            })
+        }
+    })];
+    let scripts = [
+        ("a plain fixed window", include_str!("fixed_window.lua"), [PLENTY.into(), 3_600_000]),
+        ("a plain GCRA", include_str!("gcra.lua"), [1, 3_600_000_000]),
+        ("a plain sliding counter", include_str!("sliding_counter.lua"), [PLENTY.into(), 3_600_000_000]),
+    ];
+    for (name, text, arguments) in scripts {
+        cmd("SCRIPT").arg("LOAD").arg(text).exec_async(&mut connection).await.expect("the script is one");
+        rows.push(plain(name, &connection, text, arguments));
+    }
+    let many = format!("fixed-window {PLENTY}/hour; token-bucket {PLENTY}/hour; {PLENTY}/day");
+    let policies = [
+        ("fixed window", &*format!("fixed-window {PLENTY}/hour"), true),
+        ("token bucket", &format!("token-bucket {PLENTY}/hour"), true),
+        ("sliding window counter", &format!("{PLENTY}/hour"), true),
+        ("moving window that grows", &format!("moving-window {PLENTY}/hour"), true),
+        ("three small limits", &many, true),
+        ("fixed window, refusing", "fixed-window 10/day", false),
+        ("token bucket, refusing", "token-bucket 10/day", false),
+        ("sliding window counter, refusing", "10/day", false),
+        ("moving window of 10, refusing", "moving-window 10/day", false),
+        ("moving window of 10000, refusing", "moving-window 10000/day", false),
+    ];
+    for (name, policy, admitted) in policies {
+        if !admitted {
+            fill(&storage, policy, name, 10_000).await;
+        }
+        rows.push(ours(name, &storage, policy, admitted));
+    }
+    for amount in [10, 10_000] {
+        rows.push(sliding(&format!("moving window with {amount} entries, the time told"), amount, &storage).await);
+    }
+    for round in 0..ROUNDS {
+        eprintln!("round {}", round + 1);
+        for row in &mut rows {
+            row.measure(&mut connection).await;
+        }
+    }
+    println!("| decisions per second, in flight: | {} | server us |", IN_FLIGHT.map(|n| n.to_string()).join(" | "));
+    println!("|---|{}---|", "---|".repeat(IN_FLIGHT.len()));
+    for row in &rows {
+        println!("| {} | {} | {:.2} |", row.name, row.rates.map(|rate| format!("{rate:.0}")).join(" | "), row.micros);
+    }
+    let bytes = server::bytes_of("*10000*refusing*:1", &mut connection).await;
+    println!("\nA full moving window of 10,000 takes {bytes} bytes; as a list 193,000.");
+}
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("there is a runtime");
+    tokio::task::LocalSet::new().block_on(&runtime, run());
+}

@@ -1,0 +1,70 @@
+//! A server of our own, and what it says of itself.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Client, cmd};
+
+pub struct Server {
+    process: Child,
+    port: u16,
+}
+
+impl Server {
+    pub fn start() -> Self {
+        let program = std::env::var("TOWER_RATELIMIT_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let port = free.local_addr().expect("it is bound").port();
+        drop(free);
+        let process = Command::new(program)
+            .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port", &port.to_string()])
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("scripts/redis installs a server");
+        Self { process, port }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub async fn connect(&self) -> MultiplexedConnection {
+        let client = Client::open(self.url()).expect("the address is one");
+        for _ in 0..200 {
+            match client.get_multiplexed_async_connection().await {
+                Ok(connection) => return connection,
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+        panic!("the server does not answer");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        _ = self.process.kill();
+        _ = self.process.wait();
+    }
+}
+
+pub async fn forget_statistics(connection: &mut MultiplexedConnection) {
+    cmd("CONFIG").arg("RESETSTAT").exec_async(connection).await.expect("the server forgets its statistics");
+}
+
+/// What a call took the server, in microseconds, since its statistics were forgotten.
+pub async fn micros_of(command: &str, connection: &mut MultiplexedConnection) -> f64 {
+    let text: String =
+        cmd("INFO").arg("commandstats").query_async(connection).await.expect("the server has statistics");
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:"))).expect("it was called");
+    let value = line.split(',').find_map(|field| field.strip_prefix("usec_per_call=")).expect("it is told");
+    value.parse().expect("it is a number")
+}
+
+/// Bytes of the one key whose name ends so.
+pub async fn bytes_of(pattern: &str, connection: &mut MultiplexedConnection) -> u64 {
+    let keys: Vec<String> = cmd("KEYS").arg(pattern).query_async(connection).await.expect("the server has keys");
+    let [key] = &keys[..] else { panic!("{keys:?}") };
+    cmd("MEMORY").arg("USAGE").arg(key).query_async(connection).await.expect("the server knows its memory")
+}
