@@ -1,6 +1,5 @@
 //! TLS: whom a storage trusts.
 
-
 mod servers;
 
 use std::process::Command;

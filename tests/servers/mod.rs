@@ -100,9 +100,16 @@ impl Server {
         &self.folder
     }
 
-    /// Its reply to a command, on a connection of its own.
+    /// Its reply to a command, on a connection of its own. A server that becomes a replica closes all it has: then it is
+    /// asked again, so ask only what may be asked twice.
     pub(crate) fn ask(&self, command: &[&str]) -> Reply {
-        resp::ask(self.port, self.password(), command).unwrap()
+        let mut reply = resp::ask(self.port, self.password(), command);
+        for _ in 0..5 {
+            if reply.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset) {
+                reply = resp::ask(self.port, self.password(), command);
+            }
+        }
+        reply.unwrap()
     }
 
     fn password(&self) -> Option<&str> {

@@ -1,6 +1,7 @@
 //! The script that decides: one for each combination of strategies, made of the twins that they need and of the driver.
 
 use std::collections::HashMap;
+use std::fmt::Write;
 use std::sync::{Arc, RwLock};
 
 use redis::{Cmd, cmd};
@@ -43,7 +44,9 @@ impl Kind {
 
 /// Scripts by what they do and the names of their strategies.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Scripts(Arc<RwLock<HashMap<(Kind, Vec<&'static str>), Arc<Script>>>>);
+pub(super) struct Scripts(Arc<RwLock<Known>>);
+
+type Known = HashMap<(Kind, Vec<&'static str>), Arc<Script>>;
 
 #[derive(Debug)]
 struct Script {
@@ -152,9 +155,11 @@ fn assembled(kind: Kind, names: &[&str], sources: &[&str]) -> String {
     let mut table = String::from("local twins = {\n");
     for name in different {
         let function = function_name(name);
-        text.push_str(&format!("local {function}_hit, {function}_refuse, {function}_refund\n"));
+        let declared = writeln!(text, "local {function}_hit, {function}_refuse, {function}_refund");
         let functions = format!("hit = {function}_hit, refuse = {function}_refuse, refund = {function}_refund");
-        table.push_str(&format!("  ['{name}'] = {{ {functions} }},\n"));
+        declared
+            .and_then(|()| writeln!(table, "  ['{name}'] = {{ {functions} }},"))
+            .expect("writing to a string does not fail");
     }
     table.push_str("}\n");
     for source in sources {
