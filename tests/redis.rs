@@ -257,6 +257,28 @@ fn what_stands_where_states_belong_and_cannot_be_read_is_a_fresh_start() {
     }
 }
 
+#[test]
+fn what_cannot_be_read_is_swapped_for_a_fresh_start_too() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default()).prefix("odd");
+    let policy = support::foreign(2).with_name("p");
+    let limiter = RateLimiter::with_storage(policy, storage);
+    RUNTIME.block_on(async {
+        for spoil in [
+            &["SET", "odd:{p|t:k}:all", "garbage"][..],
+            &["SETBIT", "odd:{p|t:k}:all", "0", "1"],
+            &["RPUSH", "odd:{p|t:k}:all", "a"],
+        ] {
+            server.ask(&["FLUSHALL"]);
+            server.ask(spoil);
+            for expected in [true, true, false] {
+                let decision = limiter.hit(&Key::from("k")).await.unwrap();
+                assert_eq!((decision.is_admitted(), decision.is_contended()), (expected, false), "{spoil:?}");
+            }
+        }
+    });
+}
+
 /// Field defect: no reload after `SCRIPT FLUSH`.
 #[test]
 fn scripts_that_the_server_has_forgotten_are_brought_again() {

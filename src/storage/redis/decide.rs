@@ -58,7 +58,13 @@ impl Storage for RedisStorage {
                 return storage.call(&call, deadline).await.map(drop);
             }
             let refund = |states: &mut [State], now| policy.refund(states, now, &decision);
-            storage.swap(&policy, &key, deadline, refund).await.map(drop)
+            let (done, _) = storage.swap(&policy, &key, deadline, refund).await?;
+            done.ok_or_else(|| {
+                RedisStorageError::unexpected(
+                    "the server",
+                    "others changed the key all the time: the hit is not given back",
+                )
+            })
         })
     }
 }

@@ -31,7 +31,8 @@ return { 0, time[1] * 1000000 + time[2], stored }";
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) now: Timestamp,
-    text: String,
+    /// As it stands there, whatever it is: it is to be compared with.
+    stored: Vec<u8>,
 }
 
 /// What became of an attempt to store.
@@ -50,18 +51,18 @@ pub(super) fn load(key: &str) -> Cmd {
 
 impl Loaded {
     pub(super) fn states(&self, policy: &Policy) -> Vec<State> {
-        text::read(policy, &self.text)
+        text::read(policy, &String::from_utf8_lossy(&self.stored))
     }
 
     /// Stores these states in place of what was loaded; `None` when they are the same.
     pub(super) fn swap(&self, key: &str, policy: &Policy, states: &[State], now: Timestamp, grace: u32) -> Option<Cmd> {
         let (text, until) = text::write(policy, states, now);
-        if text == self.text {
+        if text.as_bytes() == self.stored {
             return None;
         }
         let keep = until.since(now).div_ceil(1_000) + u64::from(grace);
         let mut command = load(key);
-        command.arg(&self.text).arg(text).arg(keep);
+        command.arg(&self.stored).arg(text).arg(keep);
         Some(command)
     }
 }
@@ -73,7 +74,7 @@ pub(super) fn answer(value: Value) -> Result<Swapped, Value> {
         [Value::Int(1), ..] => Ok(Swapped::Stored),
         [Value::Int(0), Value::Int(now), Value::BulkString(text)] => {
             let now = Timestamp::from_micros(u64::try_from(*now).unwrap_or(0));
-            Ok(Swapped::Lost(Loaded { now, text: String::from_utf8_lossy(text).into_owned() }))
+            Ok(Swapped::Lost(Loaded { now, stored: text.clone() }))
         }
         _ => Err(value),
     }
