@@ -42,6 +42,11 @@ fn every_strategy_and_mixed_policies_decide_like_the_model() {
         Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
         Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
     ]);
+    // As many as are written out in the script, and more.
+    for limits in [5, 16, 17] {
+        let small = EVERY_STRATEGY.iter().filter(|text| !text.starts_with("moving-window")).cycle();
+        policies.push(policy(&small.take(limits).copied().collect::<Vec<_>>().join("; ")));
+    }
     decides_like_the_model(&policies, |clock| on(&server, clock));
 }
 
