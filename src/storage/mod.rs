@@ -1,10 +1,13 @@
 //! What keeps states and lets a policy decide on them: the trait, the memory storage, and Redis behind its feature.
 
 mod any;
+mod cas;
 mod clock;
 mod memory;
+mod names;
 #[cfg(feature = "redis")]
 mod redis;
+mod text;
 
 use std::fmt;
 
@@ -12,6 +15,7 @@ use crate::strategy::Status;
 use crate::{BoxError, Decision, Key, Op, Policy, Timestamp};
 
 pub use self::any::{AnyStorage, Either};
+pub use self::cas::{CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 pub use self::memory::{MemoryStorage, MemoryStorageBuilder};
 #[cfg(feature = "redis")]

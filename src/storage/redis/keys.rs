@@ -2,16 +2,12 @@
 
 use std::fmt::Write;
 
+use crate::storage::names;
 use crate::{Key, Policy};
 
 /// `PREFIX:{POLICY|KEY}`: all keys of one ask share what stands in braces, and with it a slot of a cluster.
 pub(super) fn states(prefix: &str, policy: &Policy, key: &Key) -> String {
-    let mut name = String::with_capacity(prefix.len() + policy.identity().len() + 48);
-    name.push_str(prefix);
-    name.push_str(":{");
-    escape(policy.identity(), &mut name);
-    write!(name, "|{key}}}").expect("writing to a string does not fail");
-    name
+    format!("{prefix}:{{{}}}", names::of(policy, key))
 }
 
 /// The log of a moving window stands beside the states, with the number of its limit, counted from 1.

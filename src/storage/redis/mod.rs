@@ -6,7 +6,6 @@ mod reply;
 mod reset;
 mod script;
 mod swap;
-mod text;
 mod tls;
 mod url;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value, cmd};
 
-use super::text;
+use crate::storage::text;
 use crate::strategy::State;
 use crate::{Policy, Timestamp};
 
@@ -56,7 +56,7 @@ impl Loaded {
 
     /// Stores these states in place of what was loaded; `None` when they are the same.
     pub(super) fn swap(&self, key: &str, policy: &Policy, states: &[State], now: Timestamp, grace: u32) -> Option<Cmd> {
-        let (text, until) = text::write(policy, states, now);
+        let (text, until) = text::write(policy, states, &String::from_utf8_lossy(&self.stored), now);
         if text.as_bytes() == self.stored {
             return None;
         }

@@ -1,0 +1,93 @@
+//! States as text: `[TAG UNTIL,AMOUNT,AMOUNT]` or, of a log, `[TAG UNTIL,INSTANT*UNITS,INSTANT*UNITS]` for each, one after the other.
+//!
+//! The states of other limits under the same name stand beside them and are kept: the same policy may be configured differently in two
+//! processes. What cannot be read is a fresh start.
+
+use std::fmt::Write;
+
+use super::names;
+use crate::strategy::{Log, State};
+use crate::{Policy, Timestamp};
+
+/// Instants are exact in a double up to here, which is all that some stores can count with. Nothing later was written by us.
+const LATEST: u64 = 1 << 53;
+
+/// The states of the policy's limits.
+pub(super) fn read(policy: &Policy, text: &str) -> Vec<State> {
+    (0..policy.limits().len())
+        .map(|position| numbers(text, &names::tag(policy, position)).and_then(state).unwrap_or_default())
+        .collect()
+}
+
+/// What stands behind a tag.
+pub(super) fn numbers<'a>(text: &'a str, tag: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(&format!("[{tag} "))?;
+    rest.split_once(']').map(|(numbers, _)| numbers)
+}
+
+/// A number as we write it: digits and nothing else.
+pub(super) fn number(text: &str) -> Option<u64> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| digits)
+}
+
+fn instant(text: &str) -> Option<Timestamp> {
+    number(text).filter(|&micros| micros < LATEST).map(Timestamp::from_micros)
+}
+
+fn amount(text: &str) -> Option<u32> {
+    number(text).and_then(|number| number.try_into().ok())
+}
+
+fn state(numbers: &str) -> Option<State> {
+    let (until, rest) = numbers.split_once(',')?;
+    let until = instant(until)?;
+    if rest.contains('*') {
+        let entry = |text: &str| text.split_once('*').and_then(|(at, units)| Some((instant(at)?, amount(units)?)));
+        let entries: Vec<(Timestamp, u32)> = rest.split(',').map(entry).collect::<Option<_>>()?;
+        return Some(State::Log(Box::new(Log::from_entries(until, entries))));
+    }
+    let (first, second) = rest.split_once(',')?;
+    Some(State::Counts { until, amounts: [amount(first)?, amount(second)?] })
+}
+
+/// The text of these states and of what `stood` there of other limits, without what is forgotten at `now`: empty when that is all.
+/// And until when it matters.
+pub(super) fn write(policy: &Policy, states: &[State], stood: &str, now: Timestamp) -> (String, Timestamp) {
+    let (mut text, mut latest) = (String::new(), now);
+    let mut tags = Vec::with_capacity(states.len());
+    for (position, state) in states.iter().enumerate() {
+        let tag = names::tag(policy, position);
+        let until = state.until();
+        if until > now {
+            latest = latest.max(until);
+            write_one(&mut text, &tag, state).expect("writing to a string does not fail");
+        }
+        tags.push(tag);
+    }
+    for (tag, numbers) in entries(stood).filter(|(tag, _)| !tags.iter().any(|own| own == tag)) {
+        if let Some(until) = numbers.split(',').next().and_then(instant).filter(|&until| until > now) {
+            latest = latest.max(until);
+            write!(text, "[{tag} {numbers}]").expect("writing to a string does not fail");
+        }
+    }
+    (text, latest)
+}
+
+fn write_one(text: &mut String, tag: &str, state: &State) -> std::fmt::Result {
+    let until = state.until().as_micros();
+    match state {
+        State::Counts { amounts: [first, second], .. } => write!(text, "[{tag} {until},{first},{second}]"),
+        State::Log(log) => {
+            write!(text, "[{tag} {until}")?;
+            log.entries().try_for_each(|(at, units)| write!(text, ",{}*{units}", at.as_micros()))?;
+            write!(text, "]")
+        }
+        State::Fresh => Ok(()),
+    }
+}
+
+/// All that stands there, each with its tag.
+fn entries(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.split('[').skip(1).filter_map(|entry| entry.split_once(']')?.0.split_once(' '))
+}
