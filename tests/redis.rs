@@ -51,6 +51,22 @@ fn every_strategy_and_mixed_policies_decide_like_the_model() {
 }
 
 #[test]
+fn policies_of_one_name_share_only_what_the_same_strategy_keeps_for_the_same_period() {
+    let server = Server::start(&[]);
+    let texts = [
+        "fixed-window 3 per 7 seconds",
+        "fixed-window 5 per 7 seconds; moving-window 3 per 8 seconds",
+        "fixed-window 3 per 8 seconds; moving-window 3 per 7 seconds",
+        "elastic-window 3 per 7 seconds",
+        "moving-window 3 per 7 seconds; leaky-bucket 5 per 7 seconds",
+        "moving-window 4 per 8 seconds",
+        "token-bucket 3 per 7 seconds; fixed-window 3 per 7 seconds",
+    ];
+    let policies = texts.map(|text| policy(text).with_name("tier"));
+    decides_like_the_model(&policies, |clock| on(&server, clock));
+}
+
+#[test]
 fn concurrent_hits_are_admitted_exactly_as_often_as_the_limit_says() {
     let server = Server::start(&[]);
     let storage = on(&server, ManualClock::default());
@@ -103,17 +119,69 @@ fn random_limit(numbers: &mut Numbers) -> Limit {
     made.unwrap_or_else(|_| Limit::new(FixedWindow::new(), quota))
 }
 
-/// What the server is to have stored, but for logs, whose small part is not for others to know.
-fn stored(policy: &Policy, states: &[State], now: Timestamp) -> Vec<Option<String>> {
-    let texts = policy.limits().iter().zip(states).map(|(limit, state)| match state {
-        State::Counts { until, amounts: [first, second] } if *until > now => {
-            let (name, period) = (limit.strategy().name(), limit.quota().period_micros());
-            Some(format!("{name}/{period}:{},{first},{second}", until.as_micros()))
+/// What the server is to have stored, with logs as `instant*units`.
+fn stored(policy: &Policy, states: &[State], now: Timestamp) -> Vec<String> {
+    let texts = policy.limits().iter().enumerate().zip(states).map(|((position, limit), state)| {
+        let tag = format!("{}.{}/{}", position + 1, limit.strategy().name(), limit.quota().period_micros());
+        let until = state.until().as_micros();
+        match state {
+            State::Counts { amounts: [first, second], .. } => format!("{tag} {until},{first},{second}"),
+            State::Log(log) => {
+                let live = log.entries().filter(|(at, _)| now.since(*at) < limit.quota().period_micros());
+                let entries: Vec<String> = live.map(|(at, units)| format!("{}*{units}", at.as_micros())).collect();
+                format!("{tag} {until},{}", entries.join(","))
+            }
+            State::Fresh => String::new(),
         }
-        State::Log(_) => None,
-        _ => Some("-".to_owned()),
     });
-    texts.collect()
+    texts.zip(states).filter(|(_, state)| state.until() > now).map(|(text, _)| text).collect()
+}
+
+/// What the server has stored, with logs decoded by its own means.
+fn found(server: &Server, states: &str) -> Vec<String> {
+    let Reply::Text(text) = server.ask(&["GET", states]) else { return Vec::new() };
+    let decoded = text.split('[').skip(1).map(|entry| {
+        let entry = entry.strip_suffix(']').unwrap();
+        let (tag, numbers) = entry.split_once(' ').unwrap();
+        if tag.contains("moving-window") { decoded_log(server, states, tag, numbers) } else { entry.to_owned() }
+    });
+    decoded.collect()
+}
+
+fn decoded_log(server: &Server, states: &str, tag: &str, numbers: &str) -> String {
+    let script = "local first, length, room, answer = ARGV[1], ARGV[2], ARGV[3], {}
+        local width = redis.call('STRLEN', KEYS[1]) / room
+        for index = 0, length - 1 do
+            local place = (first + index) % room * width
+            local entry = redis.call('GETRANGE', KEYS[1], place, place + width - 1)
+            local instant, total = struct.unpack('>I' .. width - 4 .. 'I4', entry)
+            answer[#answer + 1] = string.format('%.0f %.0f %.0f', instant, 256 ^ (width - 4), total)
+        end
+        return answer";
+    let small: Vec<u64> = numbers.split(',').map(|number| number.parse().unwrap()).collect();
+    let &[until, units, oldest, first, length, total, room] = &small[..] else { panic!("{numbers}") };
+    let [first, length, room] = [first, length, room].map(|number| number.to_string());
+    let log = format!("{states}:{tag}");
+    let Reply::List(entries) = server.ask(&["EVAL", script, "1", &log, &first, &length, &room]) else {
+        panic!("{log}")
+    };
+    let mut before = total.wrapping_sub(units);
+    let mut texts = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let Reply::Text(text) = entry else { panic!("{entry:?}") };
+        let parts: Vec<u64> = text.split(' ').map(|number| number.parse().unwrap()).collect();
+        let &[instant, modulus, sum] = &parts[..] else { panic!("{text}") };
+        // What its bytes say of the instant, in the span that ends with the log.
+        let at = until - (until % modulus + modulus - instant) % modulus;
+        assert!(index > 0 || at == oldest, "{at} {oldest}");
+        let units = (sum.wrapping_sub(before)) & 0xffff_ffff;
+        before = sum;
+        if units > 0 {
+            texts.push(format!("{at}*{units}"));
+        }
+    }
+    assert_eq!(before & 0xffff_ffff, total);
+    format!("{tag} {until},{}", texts.join(","))
 }
 
 /// Decisions and stored text are those of the pure functions.
@@ -167,13 +235,9 @@ fn fifty_thousand_random_asks_over_random_policies_are_answered_and_stored_as_th
                 if op == Op::Hit && answer.is_admitted() {
                     hits.push(answer);
                     if step % 8 == 0 {
-                        let Reply::Text(text) = server.ask(&["GET", &format!("{prefix}:{{p|t:k}}")]) else {
-                            panic!("{policy}")
-                        };
-                        for (text, expected) in text.split(';').zip(stored(&policy, &states, now)) {
-                            assert!(expected.is_none_or(|expected| text == expected), "{text}: {policy}, {states:?}");
-                            texts += 1;
-                        }
+                        let expected = stored(&policy, &states, now);
+                        assert_eq!(found(&server, &format!("{prefix}:{{p|t:k}}")), expected, "{policy}, {states:?}");
+                        texts += expected.len();
                     }
                 }
             }
@@ -240,11 +304,14 @@ fn what_stands_where_states_belong_and_cannot_be_read_is_a_fresh_start() {
     let policy = policy("fixed-window 2/day; moving-window 2/day").with_name("p");
     let limiter = RateLimiter::with_storage(policy, storage);
     let (key, name) = (Key::from("k"), "odd:{p|t:k}");
-    let log = format!("{name}:2");
+    let log = format!("{name}:2.moving-window/86400000000");
     for spoil in [
         &["SET", name, "garbage"][..],
-        &["SET", name, "fixed-window/86400000000:99999999999999999999,1,1;x"],
-        &["SET", name, ";;;;"],
+        &["SET", name, "[1.fixed-window/86400000000 99999999999999999999,1,1][x"],
+        &["SET", name, "[1.fixed-window/86400000000 9000000000000000,1,4294967296]"],
+        &["SET", name, "[1.fixed-window/86400000000 [1.fixed-window/86400000000 9000000000000000,1,1]"],
+        &["SET", name, "[2.moving-window/86400000000 9000000000000000,1,1,4,4,1,4][2.moving-window/86400000000 ]"],
+        &["SET", name, "[[[[]]]] [ ]"],
         &["RPUSH", name, "a"],
         &["HSET", &log, "a", "b"],
         &["SET", &log, "short"],

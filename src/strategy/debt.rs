@@ -112,7 +112,7 @@ impl Debt {
 }
 
 /// What a bucket's script has to know: the amount, how long the capacity takes to come back, and how long the cost does.
-pub(super) fn script_arguments(quota: &Quota, capacity: u32, cost: u32) -> [u64; 5] {
+pub(super) fn script_arguments(quota: &Quota, capacity: u32, cost: u32) -> Vec<u64> {
     let (full, span) = (quota.span_of(capacity), quota.span_of(cost));
-    [quota.amount().into(), full.micros, full.part.into(), span.micros.min(1 << 53), span.part.into()]
+    vec![quota.amount().into(), full.micros, full.part.into(), span.micros.min(1 << 53), span.part.into()]
 }

@@ -102,8 +102,13 @@ impl Strategy for ElasticWindow {
     }
 
     fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
-        let arguments = [quota.amount().into(), quota.period_micros(), 0, 0, 0];
-        Some(Script { name: "elastic-window", sources: &[include_str!("elastic_window.lua")], arguments })
+        let arguments = vec![quota.amount().into(), quota.period_micros()];
+        Some(Script {
+            name: "elastic-window",
+            sources: &[include_str!("elastic_window.lua")],
+            arguments,
+            delays: false,
+        })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

@@ -88,8 +88,8 @@ impl Strategy for FixedWindow {
     }
 
     fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
-        let arguments = [quota.amount().into(), quota.period_micros(), self.aligned.into(), 0, 0];
-        Some(Script { name: "fixed-window", sources: &[include_str!("fixed_window.lua")], arguments })
+        let arguments = vec![quota.amount().into(), quota.period_micros(), self.aligned.into()];
+        Some(Script { name: "fixed-window", sources: &[include_str!("fixed_window.lua")], arguments, delays: false })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

@@ -101,7 +101,8 @@ impl Strategy for LeakyBucket {
 
     fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
         let sources = &[include_str!("bucket.lua"), include_str!("leaky_bucket.lua")];
-        Some(Script { name: "leaky-bucket", sources, arguments: script_arguments(quota, self.capacity(quota), cost) })
+        let arguments = script_arguments(quota, self.capacity(quota), cost);
+        Some(Script { name: "leaky-bucket", sources, arguments, delays: true })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

@@ -1,40 +1,52 @@
 -- MovingWindow. Arguments: amount, period, how many bytes an instant takes.
 --
 -- The log is a ring of entries in a string of its own: an instant, and the total of all units up to and with it, each modulo
--- what its bytes can say. What is small of it stands with the other states: when all of it is forgotten, where the first entry
--- is, how many there are, the units in them, the last total, and how many entries there is room for.
+-- what its bytes can say. What is small of it stands with the other states: when all of it is forgotten, the units in it, when the
+-- first entry was made, its place, how many entries there are, the last total, and how many there is room for. So as long as
+-- nothing leaves, the log need not be read.
 
 local TOTALS = 4294967296
 
--- How long ago an entry was made (negative when a clock has gone back since), and its total. Each is read once: what is
--- known of them stands in `ages` and `totals`, by place.
+local function log_clear(log)
+  log.till, log.units, log.oldest, log.first, log.length, log.total, log.room = 0, 0, 0, 0, 0, 0, 0
+end
+
+-- How long ago an entry was made (negative when a clock has gone back since), and its total; nothing when the log is lost.
+-- Its neighbour is read with it. What is known of them stands in `ages` and `totals`, by place.
 local function log_entry(log, index)
-  local place = (log.first + index) % log.room * log.width
-  local age, total = log.ages[place], log.totals[place]
+  local place = (log.first + index) % log.room
+  local age = log.ages[place]
   if not age then
-    age, total = struct.unpack(log.format, redis.call('GETRANGE', log.key, place, place + log.width - 1))
-    age = (log.now - age) % log.instants
-    if age >= log.instants / 2 then
-      age = age - log.instants
+    local last = math.min(place + 1, log.room - 1)
+    local bytes = redis.pcall('GETRANGE', log.key, place * log.width, (last + 1) * log.width - 1)
+    if type(bytes) ~= 'string' or #bytes ~= (last + 1 - place) * log.width then
+      return
     end
-    log.ages[place], log.totals[place] = age, total
+    for at = last, place, -1 do
+      local total
+      age, total = struct.unpack(log.format, bytes, (at - place) * log.width + 1)
+      age = (log.now - age) % log.instants
+      if age >= log.instants / 2 then
+        age = age - log.instants
+      end
+      log.ages[at], log.totals[at] = age, total
+    end
   end
-  return age, total
+  return age, log.totals[place]
 end
 
 -- The first entry of which this is so, when it is so of all that follow; the length when it is so of none. The first two are
--- tried before halving: nearly always it is one of them.
+-- tried before halving: nearly always it is one of them. A log that is lost is a fresh one.
 local function log_search(log, is_so)
   local low, high = 0, log.length
-  for index = 0, math.min(1, high - 1) do
-    if is_so(log_entry(log, index)) then
-      return index
-    end
-    low = index + 1
-  end
   while low < high do
-    local middle = math.floor((low + high) / 2)
-    if is_so(log_entry(log, middle)) then
+    local middle = low < 2 and low or math.floor((low + high) / 2)
+    local age, total = log_entry(log, middle)
+    if not age then
+      log_clear(log)
+      return 0
+    end
+    if is_so(age, total) then
       high = middle
     else
       low = middle + 1
@@ -43,59 +55,60 @@ local function log_search(log, is_so)
   return low
 end
 
-local function log_clear(log)
-  log.first, log.length, log.units, log.total = 0, 0, 0, 0
-end
-
--- The log as it is now, without what is forgotten. One that cannot be read is a fresh one.
+-- The log as it is now, without what is forgotten, and how much text told of it. One that cannot be read is a fresh one.
 local function log_open(now, key, small, at)
-  local bytes = tonumber(ARGV[at + 2])
+  local bytes = ARGV[at + 2]
   local log = {
-    now = now, key = key, amount = tonumber(ARGV[at]), period = tonumber(ARGV[at + 1]),
-    format = '>I' .. bytes .. 'I4', width = bytes + 4, instants = 256 ^ bytes,
-    till = 0, room = 0, ages = {}, totals = {},
+    now = now, key = key, amount = ARGV[at] + 0, period = ARGV[at + 1] + 0,
+    format = '>I' .. bytes .. 'I4', width = bytes + 4, ages = {}, totals = {},
   }
   log_clear(log)
-  local till, first, length, units, total, room = string.match(small, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)$')
-  if not till or redis.pcall('STRLEN', key) ~= room * log.width then
+  local till, units, oldest, first, length, total, room, after
+  if small then
+    till, units, oldest, first, length, total, room, after =
+      string.match(small, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)%]()')
+  end
+  if not after then
     return log
   end
-  log.till, log.room = till + 0, room + 0
-  log.first, log.length, log.units, log.total = first + 0, length + 0, units + 0, total + 0
-  if log.till <= now or log.length == 0 or log.length > log.room or log.first >= log.room then
-    log_clear(log)
-    return log
+  till, units, oldest, first, length, room = till + 0, units + 0, oldest + 0, first + 0, length + 0, room + 0
+  if till <= now or till >= TWO_53 or units >= TOTALS or length == 0 or length > room or first >= room then
+    return log, after
   end
-  local expired = log_search(log, function(age) return age < log.period end)
-  if expired == log.length then
-    log_clear(log)
-  elseif expired > 0 then
-    local _, before = log_entry(log, expired - 1)
-    log.first, log.length = (log.first + expired) % log.room, log.length - expired
-    log.units = (log.total - before) % TOTALS
+  log.instants = 256 ^ bytes
+  log.till, log.units, log.oldest, log.total = till, units, oldest, total % TOTALS
+  log.first, log.length, log.room = first, length, room
+  if now - oldest >= log.period then
+    local expired = log_search(log, function(age) return age < log.period end)
+    if expired == log.length then
+      log_clear(log)
+    elseif expired > 0 then
+      local _, before = log_entry(log, expired - 1)
+      log.first, log.length = (log.first + expired) % log.room, log.length - expired
+      log.units, log.oldest = (log.total - before) % TOTALS, now - log_entry(log, 0)
+    end
   end
-  return log
+  return log, after
 end
 
 -- Microseconds until no more than so many units are left in the window.
 local function log_falls_to(log, units)
-  local leaving = log.units - units
+  local leaving, age = log.units - units, log.now - log.oldest
   if leaving <= 0 or log.length == 0 then
     return 0
+  elseif leaving > 1 then
+    local before = log.total - log.units
+    local index = log_search(log, function(_, total) return (total - before) % TOTALS >= leaving end)
+    age = index < log.length and log_entry(log, index) or age
   end
-  local before = log.total - log.units
-  local index = log_search(log, function(_, total) return (total - before) % TOTALS >= leaving end)
-  local age = log_entry(log, math.min(index, log.length - 1))
   return log.period - math.max(age, 0)
 end
 
--- What is told of it: the units in it, and microseconds until more remain.
-local function log_told(log)
-  if log.units == 0 then
-    return 0, 0
-  end
+-- What is told of it: the units in it, and microseconds until more remain, and until the cost fits.
+local function log_told(log, cost)
   local remaining = math.max(log.amount - log.units, 0)
-  return log.units, log_falls_to(log, log.amount - math.min(remaining + 1, log.amount))
+  local reset = log.units > 0 and log_falls_to(log, log.amount - math.min(remaining + 1, log.amount)) or 0
+  return log.units, reset, cost > remaining and log_falls_to(log, log.amount - cost) or 0
 end
 
 -- Adds a hit. What is ahead of now counts as made now from here on.
@@ -107,31 +120,50 @@ local function log_add(log, cost)
     log.length = log_search(log, function(age) return age < 0 end)
     again = log.length > 0 and log_entry(log, log.length - 1) == 0
   end
+  if log.length == 0 then
+    log.oldest = now
+  end
   log.total, log.units = (log.total + cost) % TOTALS, log.units + cost
   if not again then
     log.length = log.length + 1
   end
-  local entry = struct.pack(log.format, now % log.instants, log.total)
   log.till = now + log.period
-  local keep = math.ceil(log.period / 1000) + GRACE
+  local entry = struct.pack(log.format, now % 256 ^ (log.width - 4), log.total)
+  local keep = log.period / 1000 + GRACE
+  keep = keep < 2147483648 and string.format('%d', keep) or keep - keep % 1
+  local old = ''
   if log.length <= log.room then
     local place = (log.first + log.length - 1) % log.room
-    redis.call('SETRANGE', log.key, place * log.width, entry)
-    log.ages[place * log.width], log.totals[place * log.width] = 0, log.total
-    redis.call('PEXPIRE', log.key, keep)
-    return
+    -- Neither of them makes a log that was lost look like one.
+    local is_there = redis.call('PEXPIRE', log.key, keep) == 1
+      and (place < log.room - 1 or redis.pcall('STRLEN', log.key) == log.room * log.width)
+    if is_there and redis.pcall('SETRANGE', log.key, place * log.width, entry) == log.room * log.width then
+      log.ages[place], log.totals[place] = 0, log.total
+      return
+    end
+  elseif log.room > 0 then
+    -- It grows by being written anew, which takes no more memory than is asked for.
+    old = redis.pcall('GET', log.key)
+    if type(old) == 'string' and #old == log.room * log.width then
+      local cut = log.first * log.width
+      old = string.sub(old, cut + 1) .. string.sub(old, 1, cut)
+      old = string.sub(old, 1, (log.length - 1) * log.width)
+    else
+      old = ''
+    end
   end
-  -- It grows by being written anew, which takes no more memory than is asked for.
-  local old = ''
-  if log.room > 0 then
-    old = redis.call('GET', log.key)
-    local cut = log.first * log.width
-    old = string.sub(old, cut + 1) .. string.sub(old, 1, cut)
+  if old == '' then
+    log.units, log.length, log.oldest, log.room = cost, 1, now, 0
   end
   log.ages, log.totals = {}, {}
   log.first, log.room = 0, math.max(math.min(log.room * 2, log.amount), log.length, 4)
-  local text = string.sub(old, 1, (log.length - 1) * log.width) .. entry
-  redis.call('SET', log.key, text .. string.rep('\0', log.room * log.width - #text), 'PX', keep)
+  local padding = string.rep('\0', (log.room - log.length) * log.width)
+  redis.call('SET', log.key, old .. entry .. padding, 'PX', keep)
+end
+
+local function log_text(log, tag)
+  return string.format('%s%d%08d,%u,%d%08d,%u,%u,%u,%u]', tag, log.till / 100000000, log.till % 100000000, log.units,
+    log.oldest / 100000000, log.oldest % 100000000, log.first, log.length, log.total, log.room)
 end
 
 -- Only for refunds.
@@ -149,30 +181,28 @@ local function log_take_back(log, made, cost)
     before = total
   end
   local _, total = log_entry(log, index)
-  local taken = math.min(cost, (total - before) % TOTALS)
-  log.ages, log.totals = {}, {}
-  for later = index, log.length - 1 do
-    local place = (log.first + later) % log.room * log.width
-    local instant, sum = struct.unpack(log.format, redis.call('GETRANGE', log.key, place, place + log.width - 1))
-    redis.call('SETRANGE', log.key, place, struct.pack(log.format, instant, (sum - taken) % TOTALS))
+  local units = (total - before) % TOTALS
+  local taken = math.min(cost, units)
+  if taken == units and index == 0 then
+    log.first = (log.first + 1) % log.room
+    log.length = log.length - 1
+  else
+    -- An entry of which nothing is left makes way.
+    local gone = taken == units and 1 or 0
+    for later = index, log.length - 1 - gone do
+      local from, to = (log.first + later + gone) % log.room * log.width, (log.first + later) % log.room * log.width
+      local instant, sum = struct.unpack(log.format, redis.call('GETRANGE', log.key, from, from + log.width - 1))
+      redis.call('SETRANGE', log.key, to, struct.pack(log.format, instant, (sum - taken) % TOTALS))
+    end
+    log.length, log.total = log.length - gone, (log.total - taken) % TOTALS
   end
-  log.total, log.units = (log.total - taken) % TOTALS, log.units - taken
-  if log.units == 0 then
+  log.units, log.ages, log.totals = log.units - taken, {}, {}
+  if log.length == 0 then
+    redis.call('DEL', log.key)
     log.till = 0
     return true
   end
-  -- Entries without units at the end say nothing any more.
-  while true do
-    local last_age, last = log_entry(log, log.length - 1)
-    local previous = log.total - log.units
-    if log.length > 1 then
-      local _, sum = log_entry(log, log.length - 2)
-      previous = sum
-    end
-    if (last - previous) % TOTALS > 0 then
-      log.till = log.now - last_age + log.period
-      return true
-    end
-    log.length = log.length - 1
-  end
+  log.oldest = log.now - log_entry(log, 0)
+  log.till = log.now - log_entry(log, log.length - 1) + log.period
+  return true
 end

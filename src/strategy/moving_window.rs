@@ -88,8 +88,8 @@ impl Strategy for MovingWindow {
         // An instant is stored modulo what its bytes can say, which has to be four periods: the first entry may be two of them
         // old, and half is for those ahead of now.
         let bytes = (5..7).find(|bytes| quota.period_micros() < 1 << (8 * bytes - 2)).unwrap_or(7);
-        let arguments = [quota.amount().into(), quota.period_micros(), bytes, 0, 0];
-        Some(Script { name: "moving-window", sources: &[include_str!("moving_window.lua")], arguments })
+        let arguments = vec![quota.amount().into(), quota.period_micros(), bytes];
+        Some(Script { name: "moving-window", sources: &[include_str!("moving_window.lua")], arguments, delays: false })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, _: Timestamp, hit: &Hit) {

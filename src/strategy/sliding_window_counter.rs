@@ -168,11 +168,12 @@ impl Strategy for SlidingWindowCounter {
     }
 
     fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
-        let arguments = [quota.amount().into(), quota.period_micros(), self.aligned.into(), 0, 0];
+        let arguments = vec![quota.amount().into(), quota.period_micros(), self.aligned.into()];
         Some(Script {
             name: "sliding-window-counter",
             sources: &[include_str!("sliding_window_counter.lua")],
             arguments,
+            delays: false,
         })
     }
 

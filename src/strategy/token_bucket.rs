@@ -90,7 +90,8 @@ impl Strategy for TokenBucket {
 
     fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
         let sources = &[include_str!("bucket.lua"), include_str!("token_bucket.lua")];
-        Some(Script { name: "token-bucket", sources, arguments: script_arguments(quota, self.capacity(quota), cost) })
+        let arguments = script_arguments(quota, self.capacity(quota), cost);
+        Some(Script { name: "token-bucket", sources, arguments, delays: false })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use redis::{Value, cmd};
+use redis::Value;
 use tokio::time::Instant;
 
 use super::script::{Call, GRACE};
@@ -37,17 +37,23 @@ impl Storage for RedisStorage {
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
-        let keys = keys::all(&self.prefix, policy, key);
-        let storage = self.clone();
+        let call = self.scripts.clear(&self.prefix, policy, key, self.now());
+        let (storage, policy, key) = (self.clone(), policy.clone(), key.clone());
         Box::pin(async move {
             let deadline = Instant::now() + storage.deadline;
-            storage.link.run(cmd("UNLINK").arg(keys), deadline).await.map(drop)
+            if let Some(call) = call {
+                return storage.call(&call, deadline).await.map(drop);
+            }
+            let clear = |states: &mut [State], _| states.fill(State::Fresh);
+            let (done, _) = storage.swap(&policy, &key, deadline, clear).await?;
+            done.ok_or_else(|| {
+                RedisStorageError::unexpected("the server", "others changed the key all the time: it is not forgotten")
+            })
         })
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
-        let call =
-            self.scripts.refund(&self.prefix, Ask::new(policy, key, Op::Hit, decision.cost()), self.now(), decision);
+        let call = self.scripts.refund(&self.prefix, policy, key, self.now(), decision);
         let (storage, policy, key, decision) = (self.clone(), policy.clone(), key.clone(), decision.clone());
         Box::pin(async move {
             let deadline = Instant::now() + storage.deadline;

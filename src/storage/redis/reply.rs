@@ -3,56 +3,48 @@
 use redis::Value;
 
 use super::keys;
-use crate::storage::Ask;
-use crate::strategy::{Outcome, State, Status};
+use crate::storage::{Ask, text};
+use crate::strategy::{Outcome, Status};
 use crate::{Decision, Limit, Op, Timestamp};
-
-/// The numbers of one limit.
-type Numbers = [u64; 4];
 
 /// The decision that the script's answer says. `None` when it says something else.
 pub(super) fn decision(ask: Ask<'_>, reply: &Value) -> Option<Decision> {
     let Value::Array(values) = reply else { return None };
-    let numbers: Vec<u64> = values.iter().map(number).collect::<Option<_>>()?;
-    let (&[at, admitted], numbers) = numbers.split_first_chunk::<2>()?;
-    let (limits, rest) = numbers.as_chunks::<4>();
-    if limits.len() != ask.policy.limits().len() || !rest.is_empty() {
+    let [Value::Int(at), Value::Int(admitted), Value::BulkString(stored), numbers @ ..] = values.as_slice() else {
         return None;
-    }
-    let at = Timestamp::from_micros(at);
+    };
+    let at = Timestamp::from_micros(u64::try_from(*at).ok()?);
     let spends = ask.op == Op::Hit && ask.cost > 0;
     let outcome = |delay| match (spends, admitted) {
         (false, _) => None,
         (true, 1) => Some(Outcome::Spent { delay }),
         (true, _) => Some(Outcome::Refused),
     };
-    let statuses = ask.policy.limits().iter().zip(limits).enumerate().map(|(position, (limit, numbers))| {
-        if keys::is_log(ask.policy, position) {
-            of_log(limit, at, ask.cost, outcome(0), *numbers)
+    // Of a small state there is all of it, so its strategy says what it means: exactly, whatever Lua's numbers can hold.
+    let states = text::read(ask.policy, &String::from_utf8_lossy(stored));
+    let mut numbers = numbers.iter().map(number);
+    let mut statuses = Vec::with_capacity(states.len());
+    for (limit, state) in ask.policy.limits().iter().zip(&states) {
+        statuses.push(if keys::is_log(limit) {
+            let [units, reset, retry] = [numbers.next()??, numbers.next()??, numbers.next()??];
+            of_log(limit, at, ask.cost, outcome(0), units, [reset, retry])
         } else {
-            of_small(limit, at, ask.cost, outcome(numbers[3]), *numbers)
-        }
-    });
-    Some(Decision::of_limits(at, ask.cost, statuses))
+            let delays = limit.strategy().script(limit.quota(), ask.cost)?.delays;
+            let delay = if delays { numbers.next()?? } else { 0 };
+            limit.answer(state, at, ask.cost, outcome(delay))
+        });
+    }
+    numbers.next().is_none().then(|| Decision::of_limits(at, ask.cost, statuses.into_iter()))
 }
 
-/// Of a small state there is all of it, so its strategy says what it means: exactly, whatever Lua's numbers can hold.
-fn of_small(limit: &Limit, at: Timestamp, cost: u32, outcome: Option<Outcome>, [until, a, b, _]: Numbers) -> Status {
-    let amount = |number| u32::try_from(number).unwrap_or(u32::MAX);
-    let state = match until {
-        0 => State::Fresh,
-        _ => State::Counts { until: Timestamp::from_micros(until), amounts: [amount(a), amount(b)] },
-    };
-    limit.answer(&state, at, cost, outcome)
-}
-
-/// Of a log there are the units in it, and when more remain and the cost fits.
+/// Of a log there are the units in it, and how long until more remain and until the cost fits.
 fn of_log(
     limit: &Limit,
     at: Timestamp,
     cost: u32,
     outcome: Option<Outcome>,
-    [units, reset, retry, _]: Numbers,
+    units: u64,
+    [reset, retry]: [u64; 2],
 ) -> Status {
     let capacity = limit.capacity();
     let remaining = u32::try_from(units).map_or(0, |units| capacity.saturating_sub(units));

@@ -1,0 +1,47 @@
+-- Decides on a hit. All limits are asked, and spend only when all admit.
+-- Answers the time; whether all admitted; what stands there now; then of limits that delay for how long, and of logs what
+-- log_told says.
+-- read
+local admitted = 1
+-- each small:
+local new_till$, new_first$, new_second$, delay$ = NAME$_hit(now, cost, till$, first$, second$, AT$ + 1)
+if not new_till$ then
+  admitted = 0
+end
+-- each log:
+if log$.units + cost > log$.amount then
+  admitted = 0
+end
+-- done
+
+local changed, forgotten, a, b = admitted == 1
+if changed then
+  -- each small:
+  if new_till$ ~= till$ then
+    text$ = nil
+  end
+  till$, first$, second$ = new_till$, new_first$, new_second$
+  -- each log:
+  log_add(log$, cost)
+  -- done
+else
+  -- each that counts refusals:
+  if till$ > now then
+    forgotten, a, b = NAME$_refuse(now, till$, first$, second$, AT$ + 1)
+    if forgotten then
+      till$, first$, second$, text$, changed = forgotten, a, b, nil, true
+    end
+  end
+  -- done
+end
+
+-- write
+local units, reset, retry
+local answer = { now, admitted, stored }
+-- each that delays:
+answer[#answer + 1] = delay$ or 0
+-- each log:
+units, reset, retry = log_told(log$, admitted == 0 and cost or 0)
+answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = units, reset, retry
+-- done
+return answer

@@ -1,0 +1,192 @@
+//! The scripts that decide, give back and forget on the server: one for each combination of strategies.
+
+mod assembled;
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use redis::{Cmd, cmd};
+
+use super::keys;
+use crate::policy::Limit;
+use crate::storage::{Ask, names};
+use crate::strategy::Script as Twin;
+use crate::{Decision, Key, Op, Policy, Timestamp};
+
+/// How much longer than a state matters it is kept, in milliseconds.
+pub(super) const GRACE: u32 = 500;
+
+/// What a script does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Hit,
+    Peek,
+    Refund,
+    Clear,
+}
+
+/// Scripts by what they do, the names of their strategies, and how many words each needs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scripts(Arc<RwLock<Known>>);
+
+type Known = HashMap<(Kind, Vec<(&'static str, usize)>), Arc<Script>>;
+
+#[derive(Debug)]
+struct Script {
+    text: String,
+    hash: String,
+}
+
+/// A limit, as far as it makes a difference for the script's text.
+struct Part {
+    /// What its functions' names begin with.
+    function: String,
+    /// Where in ARGV its tag stands; what its twin needs follows.
+    tag: usize,
+    /// Where in ARGV stands what a refund has to know of the hit.
+    hit: usize,
+    /// Which of KEYS is its log.
+    key: usize,
+    is_log: bool,
+    delays: bool,
+    counts_refusals: bool,
+}
+
+/// A script with what it is asked.
+pub(super) struct Call {
+    script: Arc<Script>,
+    keys: Vec<String>,
+    arguments: Vec<String>,
+}
+
+impl Scripts {
+    /// What asks for a decision. `None` when a strategy has no twin. `now` is the time, where it is not the server's.
+    pub(super) fn decide(&self, prefix: &str, ask: Ask<'_>, now: Option<Timestamp>) -> Option<Call> {
+        let kind = if ask.op == Op::Hit && ask.cost > 0 { Kind::Hit } else { Kind::Peek };
+        self.call(kind, prefix, ask, now, None)
+    }
+
+    /// What gives a hit back.
+    pub(super) fn refund(
+        &self,
+        prefix: &str,
+        policy: &Policy,
+        key: &Key,
+        now: Option<Timestamp>,
+        decision: &Decision,
+    ) -> Option<Call> {
+        let ask = Ask::new(policy, key, Op::Hit, decision.cost());
+        self.call(Kind::Refund, prefix, ask, now, Some(decision))
+    }
+
+    /// What forgets a key.
+    pub(super) fn clear(&self, prefix: &str, policy: &Policy, key: &Key, now: Option<Timestamp>) -> Option<Call> {
+        self.call(Kind::Clear, prefix, Ask::new(policy, key, Op::Hit, 0), now, None)
+    }
+
+    fn call(
+        &self,
+        kind: Kind,
+        prefix: &str,
+        ask: Ask<'_>,
+        now: Option<Timestamp>,
+        refunded: Option<&Decision>,
+    ) -> Option<Call> {
+        let limits = ask.policy.limits();
+        let twins: Vec<Twin> = limits.iter().map(|limit| twin(limit, ask.cost)).collect::<Option<_>>()?;
+        let mut keys = vec![keys::states(prefix, ask.policy, ask.key)];
+        let mut arguments = Vec::with_capacity(2 + limits.len() * 9);
+        arguments.push(ask.cost.to_string());
+        arguments.extend(refunded.map(|hit| hit.at().as_micros().to_string()));
+        for (position, twin) in twins.iter().enumerate() {
+            let tag = names::tag(ask.policy, position);
+            if keys::is_log(&limits[position]) {
+                keys.push(keys::log(&keys[0], &tag));
+            }
+            arguments.push(format!("[{tag} "));
+            arguments.extend(twin.arguments.iter().map(u64::to_string));
+            if let Some(decision) = refunded {
+                let hit = decision.limits().get(position)?.hit(decision.at(), decision.cost());
+                arguments.extend([hit.until.as_micros().to_string(), hit.anchor.to_string()]);
+            }
+        }
+        let script = self.script(kind, limits, &twins, arguments.len());
+        arguments.extend(now.map(|now| now.as_micros().to_string()));
+        Some(Call { script, keys, arguments })
+    }
+
+    fn script(&self, kind: Kind, limits: &[Limit], twins: &[Twin], words: usize) -> Arc<Script> {
+        let what = (kind, twins.iter().map(|twin| (twin.name, twin.arguments.len())).collect());
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&what).cloned();
+        known.unwrap_or_else(|| {
+            let text = assembled::text(kind, &parts(kind, limits, twins), &sources(kind, limits, twins), words);
+            let hash = redis::Script::new(&text).get_hash().to_owned();
+            let script = Arc::new(Script { text, hash });
+            self.0.write().unwrap_or_else(PoisonError::into_inner).insert(what, Arc::clone(&script));
+            script
+        })
+    }
+}
+
+/// The strategy's twin, if it has one whose functions can be called by its name.
+fn twin(limit: &Limit, cost: u32) -> Option<Twin> {
+    let is_sound = |name: &str| {
+        name.starts_with(|letter: char| letter.is_ascii_alphabetic())
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    };
+    limit.strategy().script(limit.quota(), cost).filter(|twin| is_sound(twin.name))
+}
+
+fn parts(kind: Kind, limits: &[Limit], twins: &[Twin]) -> Vec<Part> {
+    let (first, of_hit) = if kind == Kind::Refund { (3, 2) } else { (2, 0) };
+    let (mut tag, mut key) = (first, 1);
+    let part = |(limit, twin): (&Limit, &Twin)| {
+        let is_log = keys::is_log(limit);
+        key += usize::from(is_log);
+        let hit = tag + 1 + twin.arguments.len();
+        let part = Part {
+            function: twin.name.replace('-', "_"),
+            tag,
+            hit,
+            key,
+            is_log,
+            delays: twin.delays,
+            counts_refusals: limit.strategy().counts_refusals(),
+        };
+        tag = hit + of_hit;
+        part
+    };
+    limits.iter().zip(twins).map(part).collect()
+}
+
+/// The pieces that the script needs, each once: who only looks or forgets asks no small state's twin.
+fn sources(kind: Kind, limits: &[Limit], twins: &[Twin]) -> Vec<&'static str> {
+    let mut sources: Vec<&'static str> = Vec::new();
+    let needed = |limit: &Limit| matches!(kind, Kind::Hit | Kind::Refund) || keys::is_log(limit);
+    for (_, twin) in limits.iter().zip(twins).filter(|(limit, _)| needed(limit)) {
+        for source in twin.sources {
+            if !sources.contains(source) {
+                sources.push(source);
+            }
+        }
+    }
+    sources
+}
+
+impl Call {
+    /// Names the script, which the server may know.
+    pub(super) fn by_hash(&self) -> Cmd {
+        self.command("EVALSHA", &self.script.hash)
+    }
+
+    /// Brings the script along, for a server that has never heard of it, or has forgotten it.
+    pub(super) fn whole(&self) -> Cmd {
+        self.command("EVAL", &self.script.text)
+    }
+
+    fn command(&self, name: &str, script: &str) -> Cmd {
+        let mut command = cmd(name);
+        command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.arguments);
+        command
+    }
+}

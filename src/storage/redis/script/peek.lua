@@ -1,0 +1,11 @@
+-- Looks. Answers what hit.lua does.
+-- read
+local units, reset, retry
+local answer = { now, 1, stored }
+-- each that delays:
+answer[#answer + 1] = 0
+-- each log:
+units, reset, retry = log_told(log$, cost)
+answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = units, reset, retry
+-- done
+return answer
