@@ -15,6 +15,9 @@ end
 -- Its neighbour is read with it. What is known of them stands in `ages` and `totals`, by place.
 local function log_entry(log, index)
   local place = (log.first + index) % log.room
+  if not log.ages then
+    log.ages, log.totals = {}, {}
+  end
   local age = log.ages[place]
   if not age then
     local last = math.min(place + 1, log.room - 1)
@@ -55,30 +58,26 @@ local function log_search(log, is_so)
   return low
 end
 
--- The log as it is now, without what is forgotten, and how much text told of it. One that cannot be read is a fresh one.
-local function log_open(now, key, small, at)
+-- The log as it is now, without what is forgotten, and where the text that told of it ends. One that cannot be read is a fresh
+-- one.
+local function log_open(now, key, stored, from, at)
+  local till, units, oldest, first, length, total, room, after
+  if from then
+    till, units, oldest, first, length, total, room, after =
+      string.match(stored, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)%]()', from)
+  end
   local bytes = ARGV[at + 2]
+  -- All of its fields stand here: a table that grows is made anew.
   local log = {
     now = now, key = key, amount = ARGV[at] + 0, period = ARGV[at + 1] + 0,
-    format = '>I' .. bytes .. 'I4', width = bytes + 4, ages = {}, totals = {},
+    format = '>I' .. bytes .. 'I4', width = bytes + 4, instants = 256 ^ bytes, ages = false, totals = false,
+    till = (till or 0) + 0, units = (units or 0) + 0, oldest = (oldest or 0) + 0, first = (first or 0) + 0,
+    length = (length or 0) + 0, total = (total or 0) % TOTALS, room = (room or 0) + 0,
   }
-  log_clear(log)
-  local till, units, oldest, first, length, total, room, after
-  if small then
-    till, units, oldest, first, length, total, room, after =
-      string.match(small, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)%]()')
-  end
-  if not after then
-    return log
-  end
-  till, units, oldest, first, length, room = till + 0, units + 0, oldest + 0, first + 0, length + 0, room + 0
-  if till <= now or till >= TWO_53 or units >= TOTALS or length == 0 or length > room or first >= room then
-    return log, after
-  end
-  log.instants = 256 ^ bytes
-  log.till, log.units, log.oldest, log.total = till, units, oldest, total % TOTALS
-  log.first, log.length, log.room = first, length, room
-  if now - oldest >= log.period then
+  if not after or log.till <= now or log.till >= TWO_53 or log.units >= TOTALS or log.length == 0
+    or log.length > log.room or log.first >= log.room then
+    log_clear(log)
+  elseif now - log.oldest >= log.period then
     local expired = log_search(log, function(age) return age < log.period end)
     if expired == log.length then
       log_clear(log)
@@ -113,10 +112,10 @@ end
 
 -- Adds a hit. What is ahead of now counts as made now from here on.
 local function log_add(log, cost)
-  local now = log.now
   -- The last entry was made a period before all is forgotten.
-  local again = log.length > 0 and log.till - log.period == now
-  if log.length > 0 and log.till - log.period > now then
+  local now, newest = log.now, log.till - log.period
+  local again = log.length > 0 and newest == now
+  if log.length > 0 and newest > now then
     log.length = log_search(log, function(age) return age < 0 end)
     again = log.length > 0 and log_entry(log, log.length - 1) == 0
   end
@@ -129,16 +128,22 @@ local function log_add(log, cost)
   end
   log.till = now + log.period
   local entry = struct.pack(log.format, now % 256 ^ (log.width - 4), log.total)
-  local keep = log.period / 1000 + GRACE
-  keep = keep < 2147483648 and string.format('%d', keep) or keep - keep % 1
+  -- It is kept for an eighth longer than it matters, and so has to be told to stay only once in an eighth of a period.
+  local eighth = log.period / 8
+  local keep = (log.period + eighth) / 1000 + GRACE
+  local is_kept = math.floor(now / eighth) == math.floor(newest / eighth) and not ARGV[NOW]
   local old = ''
   if log.length <= log.room then
     local place = (log.first + log.length - 1) % log.room
-    -- Neither of them makes a log that was lost look like one.
-    local is_there = redis.call('PEXPIRE', log.key, keep) == 1
-      and (place < log.room - 1 or redis.pcall('STRLEN', log.key) == log.room * log.width)
+    -- At the last place a log that was lost would look like one that was not.
+    local is_there = place < log.room - 1 or redis.pcall('STRLEN', log.key) == log.room * log.width
     if is_there and redis.pcall('SETRANGE', log.key, place * log.width, entry) == log.room * log.width then
-      log.ages[place], log.totals[place] = 0, log.total
+      if log.ages then
+        log.ages[place], log.totals[place] = 0, log.total
+      end
+      if not is_kept then
+        redis.call('PEXPIRE', log.key, keep - keep % 1)
+      end
       return
     end
   elseif log.room > 0 then
@@ -155,10 +160,10 @@ local function log_add(log, cost)
   if old == '' then
     log.units, log.length, log.oldest, log.room = cost, 1, now, 0
   end
-  log.ages, log.totals = {}, {}
+  log.ages = false
   log.first, log.room = 0, math.max(math.min(log.room * 2, log.amount), log.length, 4)
   local padding = string.rep('\0', (log.room - log.length) * log.width)
-  redis.call('SET', log.key, old .. entry .. padding, 'PX', keep)
+  redis.call('SET', log.key, old .. entry .. padding, 'PX', keep - keep % 1)
 end
 
 local function log_text(log, tag)
@@ -196,7 +201,7 @@ local function log_take_back(log, made, cost)
     end
     log.length, log.total = log.length - gone, (log.total - taken) % TOTALS
   end
-  log.units, log.ages, log.totals = log.units - taken, {}, {}
+  log.units, log.ages = log.units - taken, false
   if log.length == 0 then
     redis.call('DEL', log.key)
     log.till = 0

@@ -29,6 +29,6 @@ end
 -- each log:
 local log$
 from, last = find(stored, ARGV[AT$], 1, true)
-log$, after = log_open(now, KEYS[KEY$], last and match(stored, '^[%d,]*%]', last + 1), AT$ + 1)
-known = known + (after and last + after - from or 0)
+log$, after = log_open(now, KEYS[KEY$], stored, last and last + 1, AT$ + 1)
+known = known + (after and after - from or 0)
 -- done
