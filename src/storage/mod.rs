@@ -3,11 +3,15 @@
 mod any;
 mod cas;
 mod clock;
+#[cfg(feature = "redis")]
+mod link;
 mod memory;
 mod names;
 #[cfg(feature = "redis")]
 mod redis;
 mod text;
+#[cfg(feature = "redis")]
+mod url;
 
 use std::fmt;
 

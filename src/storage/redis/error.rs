@@ -5,6 +5,7 @@ use std::sync::Arc;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::BoxError;
+use crate::storage::link::{Kind, LinkError};
 
 /// Why a Redis or Valkey server could not be asked, or what it answered instead of a decision.
 ///
@@ -30,20 +31,6 @@ struct Inner {
     kind: Kind,
     server: Box<str>,
     source: Option<Source>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// There was no connection: nothing was sent.
-    Unreached,
-    /// The deadline passed.
-    Late { sent: bool },
-    /// The connection broke after the command was sent, or what came back is no reply.
-    Lost,
-    /// The server says no.
-    Refused,
-    /// A reply that is not what the command answers.
-    Unexpected,
 }
 
 enum Source {
@@ -102,13 +89,13 @@ impl RedisStorageError {
 
     /// Whether the server did not answer within the deadline.
     pub fn is_timeout(&self) -> bool {
-        matches!(self.0.kind, Kind::Late { .. })
+        self.0.kind.is_timeout()
     }
 
     /// Whether a hit may have been counted all the same: its command was sent, and whether it was executed is not known. Such
     /// a command is never sent again, since then it might be counted twice.
     pub fn may_have_counted(&self) -> bool {
-        !matches!(self.0.kind, Kind::Unreached | Kind::Late { sent: false } | Kind::Refused)
+        self.0.kind.may_have_counted()
     }
 
     /// Whether the server does not have the script: it was not executed.
@@ -161,17 +148,19 @@ impl RedisStorageError {
     }
 }
 
+impl LinkError for RedisStorageError {
+    fn late(server: &str) -> Self {
+        Self::late(server, false)
+    }
+
+    fn is_timeout(&self) -> bool {
+        self.is_timeout()
+    }
+}
+
 impl fmt::Display for RedisStorageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let server = &self.0.server;
-        match self.0.kind {
-            Kind::Unreached => write!(f, "cannot reach {server}"),
-            Kind::Late { sent: true } => write!(f, "{server} did not answer within the deadline"),
-            Kind::Late { sent: false } => write!(f, "there was no connection to {server} within the deadline"),
-            Kind::Lost => write!(f, "lost the connection to {server}"),
-            Kind::Refused => write!(f, "{server} refused"),
-            Kind::Unexpected => write!(f, "{server} answered something else"),
-        }?;
+        self.0.kind.write(&self.0.server, f)?;
         self.0.source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))?;
         let cluster = self.says(ServerErrorKind::Moved) && self.0.kind == Kind::Refused;
         if cluster { f.write_str(" (a cluster: write redis+cluster:// in its URL)") } else { Ok(()) }

@@ -18,10 +18,11 @@ use tokio::time::Instant;
 pub use self::error::RedisStorageError;
 use self::link::Link;
 use self::script::Scripts;
-use self::url::{Target, checked_deadline, checked_prefix};
+use self::url::Target;
 use crate::ConfigError;
 use crate::error::or_panic;
 use crate::storage::Clock;
+use crate::storage::url::{checked_deadline, checked_prefix};
 
 /// Keeps states on a Redis or Valkey server, so that many processes share them.
 ///

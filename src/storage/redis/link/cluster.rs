@@ -14,10 +14,11 @@ use redis::{Cmd, Value, cmd};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::super::error::{Redirect, RedisStorageError};
-use super::super::url::{Access, Address, Host};
+use super::super::url::Access;
 use super::node::Node;
-use super::renewed::Renewed;
 use super::slots::{Slots, slot_of};
+use crate::storage::link::Renewed;
+use crate::storage::url::{Address, Host};
 
 /// How many nodes are asked for one command: all but the last have said that they have not executed it.
 const TRIES: usize = 5;
@@ -37,7 +38,7 @@ struct Shared {
     /// Those that the URL names.
     seeds: Vec<Host>,
     access: Access,
-    slots: Arc<Renewed<Slots>>,
+    slots: Arc<Renewed<Slots, RedisStorageError>>,
     nodes: Mutex<HashMap<Host, Node>>,
     /// Whom to ask first where the slots are: another one each time.
     first: AtomicUsize,

@@ -1,30 +1,20 @@
 //! One connection: opened, let in, and known to answer.
 
+#[cfg(not(unix))]
 use std::io;
-use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisConnectionInfo, RedisError, ServerErrorKind, Value};
-use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::super::error::RedisStorageError;
-use super::super::url::{Access, Address};
-
-/// How long connecting may take, whoever waits for it.
-const CONNECT_WITHIN: Duration = Duration::from_secs(1);
-
-/// What was sent and has not been acknowledged for so long breaks the connection.
-#[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-const UNACKNOWLEDGED: Duration = Duration::from_secs(2);
-
-/// A connection that nobody used for so long is asked whether it still is one.
-const IDLE: Duration = Duration::from_secs(15);
+use super::super::url::Access;
+use crate::storage::link::{CONNECT_WITHIN, socket};
+use crate::storage::url::Address;
 
 /// A connection, and the task that writes and reads for all who use it. It ends with its last user: a stopped server would
 /// keep it for ever.
@@ -69,8 +59,7 @@ impl Connection {
             #[cfg(not(unix))]
             Address::Unix(_) => return Err(io::Error::from(io::ErrorKind::Unsupported).into()),
         };
-        let stream = TcpStream::connect((&*host.name, host.port)).await?;
-        watchful(&stream)?;
+        let stream = socket::open(host).await?;
         match &access.tls {
             Some(tls) => Self::over(tls.over(stream, &host.name).await?, access).await,
             None => Self::over(stream, access).await,
@@ -109,14 +98,6 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.driver.abort();
     }
-}
-
-fn watchful(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(stream);
-    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(IDLE))
 }
 
 /// A server that knows no `AUTH` repeats its arguments in its error.

@@ -4,18 +4,16 @@
 mod cluster;
 mod connect;
 mod node;
-mod renewed;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
+mod silences;
 #[cfg(feature = "redis-cluster")]
 mod slots;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
-
 use redis::{Cmd, Value};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 #[cfg(feature = "redis-cluster")]
 use self::cluster::Cluster;
@@ -24,12 +22,7 @@ pub(super) use self::node::Node;
 use self::sentinel::Sentinels;
 use super::error::RedisStorageError;
 use super::url::{Access, Place};
-
-/// Between two looks at servers that are not ready yet.
-const READY_AGAIN: Duration = Duration::from_millis(20);
-
-/// For how long one look at them may take.
-const READY_LOOK: Duration = Duration::from_secs(1);
+use crate::storage::link;
 
 /// A handle on connections that are shared with its clones.
 #[derive(Clone, Debug)]
@@ -82,20 +75,7 @@ impl Link {
     ///
     /// What was last wrong when `deadline` has passed.
     pub(super) async fn ready(&self, deadline: Instant) -> Result<(), RedisStorageError> {
-        let mut why = None;
-        loop {
-            let Err(error) = self.look((Instant::now() + READY_LOOK).min(deadline)).await else { return Ok(()) };
-            // That there was no time left says less than what was wrong before.
-            let why = match &why {
-                Some(before) if error.is_timeout() => before,
-                _ => why.insert(error),
-            };
-            let again = Instant::now() + READY_AGAIN;
-            if again >= deadline {
-                return Err(why.clone());
-            }
-            sleep_until(again).await;
-        }
+        link::until_ready(deadline, |deadline| self.look(deadline)).await
     }
 
     /// Every server that holds keys.

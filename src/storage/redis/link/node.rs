@@ -2,21 +2,19 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, timeout_at};
 
 use super::super::error::RedisStorageError;
-use super::super::url::{Access, Address};
+use super::super::url::Access;
 use super::connect::Connection;
-use super::renewed::{Renewed, Usable};
 #[cfg(feature = "redis-sentinel")]
 use super::sentinel::Sentinels;
-
-/// So many deadlines in a row that passed in silence are the end of a connection.
-const SILENCES: u32 = 3;
+use super::silences::Silences;
+use crate::storage::link::{Renewed, Usable};
+use crate::storage::url::Address;
 
 /// A handle on one server.
 #[derive(Clone)]
@@ -24,7 +22,7 @@ pub(in super::super) struct Node(Arc<Shared>);
 
 struct Shared {
     way: Way,
-    open: Arc<Renewed<Open>>,
+    open: Arc<Renewed<Open, RedisStorageError>>,
 }
 
 /// How to find the server.
@@ -39,9 +37,7 @@ enum Way {
 pub(super) struct Open {
     connection: Connection,
     address: Address,
-    /// How many deadlines have passed in silence, and when the last of them.
-    silences: AtomicU32,
-    silent_at: Mutex<Instant>,
+    silences: Silences,
 }
 
 impl Usable for Open {
@@ -118,7 +114,7 @@ impl Node {
     ) -> Result<Value, RedisStorageError> {
         let asked_at = Instant::now();
         let Ok(reply) = timeout_at(deadline, reply).await else {
-            if open.silence(asked_at) >= SILENCES {
+            if open.silences.is_enough(asked_at) {
                 self.0.open.give_up(open, None);
             }
             return Err(RedisStorageError::late(&open.address.to_string(), true));
@@ -130,7 +126,7 @@ impl Node {
             Err(error) if error.is_lost() => self.0.open.give_up(open, None),
             // It may well be let in again, or be a replica for long: not each call is to find that out.
             Err(error) if error.is_of_the_wrong_server() => self.0.open.give_up(open, Some(error)),
-            _ => open.hear(),
+            _ => open.silences.end(),
         }
         reply
     }
@@ -164,28 +160,8 @@ impl Way {
                 #[cfg(feature = "redis-sentinel")]
                 Self::ToldBy(sentinels) => sentinels.connect().await?,
             };
-            Ok(Open { connection, address, silences: AtomicU32::new(0), silent_at: Mutex::new(Instant::now()) })
+            Ok(Open { connection, address, silences: Silences::default() })
         })
-    }
-}
-
-impl Open {
-    /// Counts a deadline that passed in silence. Many callers at once are one silence: only who asked after the last one
-    /// counts.
-    fn silence(&self, asked_at: Instant) -> u32 {
-        let mut silent_at = self.silent_at.lock().unwrap_or_else(PoisonError::into_inner);
-        if asked_at < *silent_at {
-            return 0;
-        }
-        *silent_at = Instant::now();
-        self.silences.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    fn hear(&self) {
-        // A write would be shared by all who use the connection.
-        if self.silences.load(Ordering::Relaxed) != 0 {
-            self.silences.store(0, Ordering::Relaxed);
-        }
     }
 }
 

@@ -9,9 +9,10 @@ use redis::{Value, cmd};
 use tokio::time::Instant;
 
 use super::super::error::RedisStorageError;
-use super::super::url::{Access, Address, Host, Login};
+use super::super::url::Access;
 use super::connect::Connection;
 use super::node::Node;
+use crate::storage::url::{Address, Host, Login};
 
 /// How long one sentinel may take.
 const EACH_WITHIN: Duration = Duration::from_millis(200);

@@ -2,8 +2,8 @@
 
 use redis::{Arg, Cmd, Value};
 
-use super::super::url::Host;
-use super::renewed::Usable;
+use crate::storage::link::Usable;
+use crate::storage::url::Host;
 
 /// How many slots a cluster has.
 const SLOTS: u16 = 16_384;

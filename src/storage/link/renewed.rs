@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-use super::super::error::RedisStorageError;
+use super::LinkError;
 
 /// After a failed attempt, for so long nobody makes another; each failure doubles it.
 const SHORTEST_WAIT: Duration = Duration::from_millis(20);
@@ -21,55 +21,55 @@ const FRESH: Duration = Duration::from_millis(100);
 ///
 /// No lock is held while anything is waited for. An attempt goes on when all who wanted it have gone; when its runtime ends
 /// with it, the next who wants the value makes another.
-pub(super) struct Renewed<T> {
+pub(in crate::storage) struct Renewed<T, E> {
     /// Named in errors.
     name: Box<str>,
-    state: Mutex<State<T>>,
+    state: Mutex<State<T, E>>,
 }
 
 /// What can become useless by itself.
-pub(super) trait Usable {
+pub(in crate::storage) trait Usable {
     fn is_usable(&self) -> bool {
         true
     }
 }
 
-struct State<T> {
+struct State<T, E> {
     value: Option<Arc<T>>,
     /// Closed when the attempt that is running ends.
     attempt: Option<watch::Receiver<()>>,
     /// Why there is no value, which is the answer until `not_before`.
-    failure: Option<RedisStorageError>,
+    failure: Option<E>,
     not_before: Instant,
     wait: Duration,
 }
 
-enum Found<T> {
+enum Found<T, E> {
     Value(Arc<T>),
     Attempt(watch::Receiver<()>),
-    Failure(RedisStorageError),
+    Failure(E),
 }
 
-impl<T: Usable + Send + Sync + 'static> Renewed<T> {
-    pub(super) fn new(name: &str) -> Arc<Self> {
+impl<T: Usable + Send + Sync + 'static, E: LinkError> Renewed<T, E> {
+    pub(in crate::storage) fn new(name: &str) -> Arc<Self> {
         let (not_before, wait) = (Instant::now(), SHORTEST_WAIT);
         let state = State { value: None, attempt: None, failure: None, not_before, wait };
         Arc::new(Self { name: name.into(), state: Mutex::new(state) })
     }
 
-    pub(super) fn name(&self) -> &str {
+    pub(in crate::storage) fn name(&self) -> &str {
         &self.name
     }
 
     /// The value, if it is there by `deadline`; `make` is called when there is none, nobody makes one, and it has not failed a
     /// moment ago.
-    pub(super) async fn get<F>(
+    pub(in crate::storage) async fn get<F>(
         self: &Arc<Self>,
         deadline: Instant,
         make: impl Fn() -> F,
-    ) -> Result<Arc<T>, RedisStorageError>
+    ) -> Result<Arc<T>, E>
     where
-        F: Future<Output = Result<T, RedisStorageError>> + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
     {
         loop {
             let mut attempt = match self.find(&make) {
@@ -79,16 +79,16 @@ impl<T: Usable + Send + Sync + 'static> Renewed<T> {
             };
             let ended = timeout_at(deadline, attempt.changed()).await.is_ok();
             if !ended || Instant::now() >= deadline {
-                return Err(RedisStorageError::late(&self.name, false));
+                return Err(E::late(&self.name));
             }
             // On a runtime that is ending, each attempt ends before it begins, and so is to end who waits.
             yield_now().await;
         }
     }
 
-    fn find<F>(self: &Arc<Self>, make: impl Fn() -> F) -> Found<T>
+    fn find<F>(self: &Arc<Self>, make: impl Fn() -> F) -> Found<T, E>
     where
-        F: Future<Output = Result<T, RedisStorageError>> + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
     {
         let state = self.lock();
         if let Some(value) = state.value.as_ref().filter(|value| value.is_usable()) {
@@ -106,9 +106,9 @@ impl<T: Usable + Send + Sync + 'static> Renewed<T> {
     /// Makes another value in the background, in whose place the present one stays meanwhile; not while one is being made, nor
     /// right after one has been or has failed.
     #[cfg(feature = "redis-cluster")]
-    pub(super) fn renew<F>(self: &Arc<Self>, make: impl Fn() -> F)
+    pub(in crate::storage) fn renew<F>(self: &Arc<Self>, make: impl Fn() -> F)
     where
-        F: Future<Output = Result<T, RedisStorageError>> + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
     {
         let state = self.lock();
         if state.attempt.is_none() && Instant::now() >= state.not_before {
@@ -117,7 +117,7 @@ impl<T: Usable + Send + Sync + 'static> Renewed<T> {
     }
 
     /// The value is of no more use, and another is to be made at once, or after a moment with `error` as the answer.
-    pub(super) fn give_up(&self, value: &Arc<T>, error: Option<&RedisStorageError>) {
+    pub(in crate::storage) fn give_up(&self, value: &Arc<T>, error: Option<&E>) {
         let mut state = self.lock();
         if state.value.as_ref().is_some_and(|present| Arc::ptr_eq(present, value)) {
             let given_up = state.value.take();
@@ -127,9 +127,9 @@ impl<T: Usable + Send + Sync + 'static> Renewed<T> {
         }
     }
 
-    fn attempt<F>(self: &Arc<Self>, mut state: MutexGuard<'_, State<T>>, make: F) -> watch::Receiver<()>
+    fn attempt<F>(self: &Arc<Self>, mut state: MutexGuard<'_, State<T, E>>, make: F) -> watch::Receiver<()>
     where
-        F: Future<Output = Result<T, RedisStorageError>> + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
     {
         let (running, ended) = watch::channel(());
         state.attempt = Some(ended.clone());
@@ -144,7 +144,7 @@ impl<T: Usable + Send + Sync + 'static> Renewed<T> {
         ended
     }
 
-    fn end(&self, made: Option<Result<T, RedisStorageError>>) {
+    fn end(&self, made: Option<Result<T, E>>) {
         let mut state = self.lock();
         state.attempt = None;
         let before = match made {
@@ -165,26 +165,26 @@ impl<T: Usable + Send + Sync + 'static> Renewed<T> {
     }
 }
 
-impl<T> Renewed<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+impl<T, E> Renewed<T, E> {
+    fn lock(&self) -> MutexGuard<'_, State<T, E>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Ends however its task ends, also when a runtime drops it: first the state, then who waits is told.
-struct Attempt<T: Usable + Send + Sync + 'static> {
-    of: Arc<Renewed<T>>,
-    made: Option<Result<T, RedisStorageError>>,
+struct Attempt<T: Usable + Send + Sync + 'static, E: LinkError> {
+    of: Arc<Renewed<T, E>>,
+    made: Option<Result<T, E>>,
     _running: watch::Sender<()>,
 }
 
-impl<T: Usable + Send + Sync + 'static> Drop for Attempt<T> {
+impl<T: Usable + Send + Sync + 'static, E: LinkError> Drop for Attempt<T, E> {
     fn drop(&mut self) {
         self.of.end(self.made.take());
     }
 }
 
-impl<T> fmt::Debug for Renewed<T> {
+impl<T, E: fmt::Debug> fmt::Debug for Renewed<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.lock();
         let (there, failure) = (state.value.is_some(), &state.failure);

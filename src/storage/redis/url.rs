@@ -1,17 +1,10 @@
 //! What a URL says: where to connect, as whom, and what to call the keys.
 
-mod authority;
-mod options;
-
-use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use self::authority::Authority;
-use self::options::Options;
-pub(super) use self::options::{checked_deadline, checked_prefix};
 use super::tls::Tls;
 use crate::ConfigError;
+use crate::storage::url::{self, Address, Authority, Host, Login, Options, Parts, Wrong};
 
 /// All that a URL says.
 #[derive(Clone, Debug)]
@@ -36,32 +29,11 @@ pub(super) enum Place {
     },
 }
 
-/// Where one server listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Address {
-    Tcp(Host),
-    Unix(PathBuf),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Host {
-    /// A name or an address, an IPv6 one without brackets.
-    pub(super) name: String,
-    pub(super) port: u16,
-}
-
 #[derive(Clone, Debug, Default)]
 pub(super) struct Access {
     pub(super) login: Login,
     pub(super) db: u32,
     pub(super) tls: Option<Tls>,
-}
-
-/// Never shows its password.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub(super) struct Login {
-    pub(super) user: Option<String>,
-    pub(super) password: Option<String>,
 }
 
 /// One of each kind, to choose from.
@@ -79,36 +51,24 @@ enum Kind {
 
 impl Target {
     pub(super) fn parse(url: &str) -> Result<Self, ConfigError> {
-        let wrong = |what: String| ConfigError::new(format!("cannot read the URL {:?}: {what}", without_secrets(url)));
-        Self::read(url, &wrong)
+        url::read(url, EXAMPLES, Self::read)
     }
 
-    fn read(url: &str, wrong: &dyn Fn(String) -> ConfigError) -> Result<Self, ConfigError> {
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong(EXAMPLES.to_owned()))?;
+    fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
+        let &Parts { scheme, authority, path, query } = parts;
         let (kind, tls) = scheme_of(scheme).ok_or_else(|| wrong(format!("its scheme is {scheme:?}, {EXAMPLES}")))?;
         enabled(kind, tls, scheme, wrong)?;
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
-        if path.contains('@') || query.contains('@') {
-            // Nothing is quoted: it may be a password.
-            return Err(wrong(
-                "after the host @ is written %40; in a password / is written %2F, ? %3F and @ %40".to_owned(),
-            ));
-        }
-        if rest.contains('#') || query.contains('#') {
-            return Err(wrong("there is nothing to be said after #; a # itself is written %23".to_owned()));
-        }
         let port = if kind == Kind::Sentinel { 26_379 } else { 6_379 };
         let Authority { login, hosts } = Authority::parse(authority, port, wrong)?;
         let mut options = Options::parse(query, wrong)?;
-        let segments = Segments::of(path, wrong)?;
+        let segments = Segments { path: parts.decoded_path(wrong)? };
         let db;
         let place = match kind {
             Kind::Unix => {
                 if !hosts.is_empty() || path.len() < 2 {
                     return Err(wrong("write a path from the root, for example redis+unix:///path/to.sock".to_owned()));
                 }
-                db = options.db()?;
+                db = options.take("db").map(|text| number_of_db(&text, wrong)).transpose()?;
                 Place::Server(Address::Unix(segments.path.into()))
             }
             _ if hosts.is_empty() => return Err(wrong(format!("it names no host: {EXAMPLES}"))),
@@ -136,10 +96,10 @@ impl Target {
                     )
                 })?;
                 db = rest.map(|text| number_of_db(text, wrong)).transpose()?;
-                Place::Sentinels { hosts, service, login: options.sentinel_login()? }
+                Place::Sentinels { hosts, service, login: sentinel_login(&mut options, wrong)? }
             }
         };
-        let tls = if tls { Some(options.tls()?) } else { None };
+        let tls = if tls { Some(Tls::new(options.take("ca").as_deref()).map_err(wrong)?) } else { None };
         let (prefix, deadline) = (options.prefix()?, options.deadline()?);
         options.end()?;
         Ok(Self { place, access: Access { login, db: db.unwrap_or(0), tls }, prefix, deadline })
@@ -164,7 +124,7 @@ fn scheme_of(scheme: &str) -> Option<(Kind, bool)> {
 }
 
 /// An error that names the feature which is missing, if one is.
-fn enabled(kind: Kind, tls: bool, scheme: &str, wrong: &dyn Fn(String) -> ConfigError) -> Result<(), ConfigError> {
+fn enabled(kind: Kind, tls: bool, scheme: &str, wrong: &Wrong<'_>) -> Result<(), ConfigError> {
     let needs = |feature: &str| Err(wrong(format!("{scheme}:// needs the feature {feature:?} of tower-ratelimit")));
     match kind {
         Kind::Cluster if !cfg!(feature = "redis-cluster") => needs("redis-cluster"),
@@ -175,9 +135,17 @@ fn enabled(kind: Kind, tls: bool, scheme: &str, wrong: &dyn Fn(String) -> Config
     }
 }
 
-fn number_of_db(text: &str, wrong: &dyn Fn(String) -> ConfigError) -> Result<u32, ConfigError> {
+fn number_of_db(text: &str, wrong: &Wrong<'_>) -> Result<u32, ConfigError> {
     let number = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
     number.ok_or_else(|| wrong(format!("{text:?} is no number of a database: write a number, for example /0")))
+}
+
+fn sentinel_login(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<Login, ConfigError> {
+    let login = Login { user: options.take("sentinel-user"), password: options.take("sentinel-password") };
+    if login.user.is_some() && login.password.is_none() {
+        return Err(wrong("sentinel-user has no password: write sentinel-password=... too".to_owned()));
+    }
+    Ok(login)
 }
 
 /// The path, decoded.
@@ -186,10 +154,6 @@ struct Segments {
 }
 
 impl Segments {
-    fn of(path: &str, wrong: &dyn Fn(String) -> ConfigError) -> Result<Self, ConfigError> {
-        Ok(Self { path: decoded(path).map_err(|why| wrong(format!("in {path:?} {why}")))? })
-    }
-
     fn trimmed(&self) -> &str {
         let path = self.path.strip_prefix('/').unwrap_or(&self.path);
         path.strip_suffix('/').unwrap_or(path)
@@ -204,56 +168,5 @@ impl Segments {
         let (first, rest) =
             self.trimmed().split_once('/').map_or((self.trimmed(), None), |(first, rest)| (first, Some(rest)));
         (Some(first).filter(|text| !text.is_empty()).map(str::to_owned), rest)
-    }
-}
-
-/// Without percent-encoding, or what is wrong with it.
-fn decoded(text: &str) -> Result<String, &'static str> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digit = |at: usize| after.get(at).and_then(|&byte| char::from(byte).to_digit(16));
-        let (Some(high), Some(low)) = (digit(0), digit(1)) else {
-            return Err("a % has to be followed by two digits from 0 to F; a % itself is written %25");
-        };
-        bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
-        rest = &after[2..];
-    }
-    String::from_utf8(bytes).map_err(|_| "what is written with % is not UTF-8")
-}
-
-/// What can be shown of a URL: no user and no password, wherever they may stand, and no options.
-fn without_secrets(url: &str) -> String {
-    let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, _)| url.split_at(scheme.len() + 3));
-    let shown = rest.rsplit_once('@').map_or(rest, |(_, shown)| shown);
-    let hidden = if shown.len() < rest.len() { "***@" } else { "" };
-    format!("{scheme}{hidden}{}", shown.split('?').next().unwrap_or_default())
-}
-
-impl fmt::Display for Host {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, port } = self;
-        if name.contains(':') { write!(f, "[{name}]:{port}") } else { write!(f, "{name}:{port}") }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(host) => host.fmt(f),
-            Self::Unix(path) => path.display().fmt(f),
-        }
-    }
-}
-
-impl fmt::Debug for Login {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let password = self.password.as_ref().map(|_| "***");
-        f.debug_struct("Login").field("user", &self.user).field("password", &password).finish()
     }
 }

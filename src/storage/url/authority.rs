@@ -2,16 +2,16 @@
 
 use std::net::Ipv6Addr;
 
-use super::{Host, Login, decoded};
+use super::{Host, Login, Wrong, decoded};
 use crate::ConfigError;
 
-pub(super) struct Authority {
-    pub(super) login: Login,
-    pub(super) hosts: Vec<Host>,
+pub(in crate::storage) struct Authority {
+    pub(in crate::storage) login: Login,
+    pub(in crate::storage) hosts: Vec<Host>,
 }
 
 impl Authority {
-    pub(super) fn parse(text: &str, port: u16, wrong: &dyn Fn(String) -> ConfigError) -> Result<Self, ConfigError> {
+    pub(in crate::storage) fn parse(text: &str, port: u16, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
         let (login, hosts) = match text.rsplit_once('@') {
             Some((login, hosts)) => (self::login(login, wrong)?, hosts),
             None => (Login::default(), text),
@@ -22,7 +22,7 @@ impl Authority {
 }
 
 /// Nothing of it is ever quoted.
-fn login(text: &str, wrong: &dyn Fn(String) -> ConfigError) -> Result<Login, ConfigError> {
+fn login(text: &str, wrong: &Wrong<'_>) -> Result<Login, ConfigError> {
     if text.contains('@') {
         return Err(wrong("in a user or a password @ is written %40".to_owned()));
     }
@@ -37,7 +37,7 @@ fn login(text: &str, wrong: &dyn Fn(String) -> ConfigError) -> Result<Login, Con
     Ok(Login { user: Some(user).filter(|user| !user.is_empty()), password: Some(password) })
 }
 
-fn host(text: &str, port: u16, wrong: &dyn Fn(String) -> ConfigError) -> Result<Host, ConfigError> {
+fn host(text: &str, port: u16, wrong: &Wrong<'_>) -> Result<Host, ConfigError> {
     let read = Host::read(text, port);
     read.ok_or_else(|| {
         wrong(format!("{text:?} is no host: write host:{port}, 192.0.2.1:{port} or [2001:db8::1]:{port}"))
@@ -46,7 +46,7 @@ fn host(text: &str, port: u16, wrong: &dyn Fn(String) -> ConfigError) -> Result<
 
 impl Host {
     /// A name or an address, perhaps with a port.
-    pub(in super::super) fn read(text: &str, port: u16) -> Option<Self> {
+    fn read(text: &str, port: u16) -> Option<Self> {
         let (name, rest) = if let Some(inside) = text.strip_prefix('[') {
             let (address, rest) = inside.split_once(']')?;
             (address.parse::<Ipv6Addr>().ok()?.to_string(), rest)

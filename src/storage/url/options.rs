@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::tls::Tls;
-use super::{Login, decoded, number_of_db};
+use super::{Wrong, decoded};
 use crate::ConfigError;
 
 /// Unless the URL says another.
@@ -11,14 +10,14 @@ const PREFIX: &str = "rl";
 const DEADLINE: Duration = Duration::from_millis(100);
 
 /// Each option is taken once; what is left was not understood.
-pub(super) struct Options<'a> {
+pub(in crate::storage) struct Options<'a> {
     left: Vec<(&'a str, String)>,
     understood: Vec<&'static str>,
-    wrong: &'a dyn Fn(String) -> ConfigError,
+    wrong: &'a Wrong<'a>,
 }
 
 impl<'a> Options<'a> {
-    pub(super) fn parse(query: &'a str, wrong: &'a dyn Fn(String) -> ConfigError) -> Result<Self, ConfigError> {
+    pub(in crate::storage) fn parse(query: &'a str, wrong: &'a Wrong<'a>) -> Result<Self, ConfigError> {
         let mut left: Vec<(&str, String)> = Vec::new();
         for part in query.split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').ok_or_else(|| {
@@ -34,23 +33,20 @@ impl<'a> Options<'a> {
         Ok(Self { left, understood: Vec::new(), wrong })
     }
 
-    fn take(&mut self, name: &'static str) -> Option<String> {
+    /// What the option says, if it is there.
+    pub(in crate::storage) fn take(&mut self, name: &'static str) -> Option<String> {
         self.understood.push(name);
         let at = self.left.iter().position(|(other, _)| *other == name)?;
         Some(self.left.swap_remove(at).1)
     }
 
-    pub(super) fn db(&mut self) -> Result<Option<u32>, ConfigError> {
-        self.take("db").map(|text| number_of_db(&text, self.wrong)).transpose()
-    }
-
-    pub(super) fn prefix(&mut self) -> Result<Box<str>, ConfigError> {
+    pub(in crate::storage) fn prefix(&mut self) -> Result<Box<str>, ConfigError> {
         let prefix = self.take("prefix").unwrap_or_else(|| PREFIX.to_owned());
         checked_prefix(&prefix).map_err(|error| (self.wrong)(error.to_string()))?;
         Ok(prefix.into())
     }
 
-    pub(super) fn deadline(&mut self) -> Result<Duration, ConfigError> {
+    pub(in crate::storage) fn deadline(&mut self) -> Result<Duration, ConfigError> {
         let Some(text) = self.take("deadline") else { return Ok(DEADLINE) };
         let deadline = duration(&text).filter(|deadline| checked_deadline(*deadline).is_ok());
         deadline.ok_or_else(|| {
@@ -60,21 +56,8 @@ impl<'a> Options<'a> {
         })
     }
 
-    pub(super) fn sentinel_login(&mut self) -> Result<Login, ConfigError> {
-        let login = Login { user: self.take("sentinel-user"), password: self.take("sentinel-password") };
-        if login.user.is_some() && login.password.is_none() {
-            return Err((self.wrong)("sentinel-user has no password: write sentinel-password=... too".to_owned()));
-        }
-        Ok(login)
-    }
-
-    pub(super) fn tls(&mut self) -> Result<Tls, ConfigError> {
-        let ca = self.take("ca");
-        Tls::new(ca.as_deref()).map_err(self.wrong)
-    }
-
     /// All that is there has been understood.
-    pub(super) fn end(self) -> Result<(), ConfigError> {
+    pub(in crate::storage) fn end(self) -> Result<(), ConfigError> {
         let Some((name, _)) = self.left.first() else { return Ok(()) };
         let known = self.understood.join(", ");
         Err((self.wrong)(format!("it has no option {name:?}: write one of {known}, for example deadline=100ms")))
@@ -82,7 +65,7 @@ impl<'a> Options<'a> {
 }
 
 /// Whether keys can begin with it: 1 to 64 characters without braces, which would take part in where a cluster puts a key.
-pub(in super::super) fn checked_prefix(prefix: &str) -> Result<(), ConfigError> {
+pub(in crate::storage) fn checked_prefix(prefix: &str) -> Result<(), ConfigError> {
     let allowed = |c: char| c.is_ascii_graphic() && c != '{' && c != '}';
     if (1..=64).contains(&prefix.len()) && prefix.chars().all(allowed) {
         return Ok(());
@@ -94,7 +77,7 @@ pub(in super::super) fn checked_prefix(prefix: &str) -> Result<(), ConfigError> 
 }
 
 /// Whether it is from a millisecond to an hour.
-pub(in super::super) fn checked_deadline(deadline: Duration) -> Result<(), ConfigError> {
+pub(in crate::storage) fn checked_deadline(deadline: Duration) -> Result<(), ConfigError> {
     if (Duration::from_millis(1)..=Duration::from_secs(3_600)).contains(&deadline) {
         return Ok(());
     }

@@ -1,0 +1,26 @@
+//! TCP as it is used here: at once, and noticing silence.
+
+use std::io;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+
+use crate::storage::url::Host;
+
+/// What was sent and has not been acknowledged for so long breaks the connection.
+#[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+const UNACKNOWLEDGED: Duration = Duration::from_secs(2);
+
+/// A connection that nobody used for so long is asked whether it still is one.
+const IDLE: Duration = Duration::from_secs(15);
+
+pub(in crate::storage) async fn open(host: &Host) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((&*host.name, host.port)).await?;
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(&stream);
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(IDLE))?;
+    Ok(stream)
+}
