@@ -7,11 +7,12 @@ use std::sync::Arc;
 use tower_layer::Layer;
 
 use crate::admission::Shared;
+use crate::error::or_panic;
 use crate::extract::{Head, KeyExtractor};
 use crate::observe::Observer;
 use crate::per_request::{Choice, CostFn, IntoCost, Policies, ResponseHead, Skip};
 use crate::rules::{OnError, Rules};
-use crate::{Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejection};
+use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejection};
 
 /// Limits the requests to a service.
 ///
@@ -81,8 +82,15 @@ impl<St: Storage<Error = Infallible>> RateLimitLayer<St> {
     /// let layer = RateLimitLayer::with_storage(Quota::per_minute(60), PeerIp::new(), storage);
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// When the storage cannot keep the policy, as it may remember more than there is room for.
+    #[track_caller]
     pub fn with_storage(policy: impl Into<Policies>, key: impl KeyExtractor, storage: St) -> Self {
-        Self::with(policy.into(), key, storage)
+        let policies = policy.into();
+        or_panic(policies.fit(&storage));
+        Self::with(policies, key, storage)
     }
 
     /// Keeps the limiter's policy on the limiter's storage: what is spent there is spent here.
@@ -103,9 +111,27 @@ impl<St: Storage> RateLimitLayer<St> {
 /// Where it keeps states, and what it answers.
 impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Keeps states on `storage`. When it fails, `on_error` says what becomes of the request.
+    ///
+    /// # Panics
+    ///
+    /// When the storage cannot keep the policy, as it may remember more than there is room for: a long log on a store whose values
+    /// are bounded. [`try_storage`](Self::try_storage) returns an error instead. A policy that is chosen
+    /// [for each request](crate::policy_by) meets the storage then: that it cannot be kept is a failure of the storage.
+    #[track_caller]
     pub fn storage<T: Storage>(self, storage: T, on_error: OnError) -> RateLimitLayer<T, R> {
+        or_panic(self.try_storage(storage, on_error))
+    }
+
+    /// As [`storage`](Self::storage).
+    ///
+    /// # Errors
+    ///
+    /// When the storage cannot keep the policy.
+    pub fn try_storage<T: Storage>(self, storage: T, on_error: OnError) -> Result<RateLimitLayer<T, R>, ConfigError> {
         let (rules, _, rejection) = self.into_parts();
-        RateLimitLayer { shared: Shared::new(rules.with(|rules| rules.on_error = on_error), storage, rejection) }
+        rules.policies.fit(&storage)?;
+        let rules = rules.with(|rules| rules.on_error = on_error);
+        Ok(RateLimitLayer { shared: Shared::new(rules, storage, rejection) })
     }
 
     /// Answers refused requests with what `rejection` makes: see [`Rejection`](crate::Rejection).

@@ -1,7 +1,8 @@
 //! The limiter itself, without HTTP.
 
+use crate::error::or_panic;
 use crate::storage::{Ask, MemoryStorage, Storage};
-use crate::{Decision, Key, Op, Policy};
+use crate::{ConfigError, Decision, Key, Op, Policy};
 
 /// A policy on a storage: what decides, without HTTP.
 ///
@@ -38,7 +39,7 @@ pub struct RateLimiter<St = MemoryStorage> {
 impl RateLimiter {
     /// Keeps this policy on a memory storage of its own.
     pub fn new(policy: impl Into<Policy>) -> Self {
-        Self::with_storage(policy, MemoryStorage::new())
+        Self { policy: policy.into(), storage: MemoryStorage::new() }
     }
 }
 
@@ -71,8 +72,25 @@ impl RateLimiter {
 
 impl<St: Storage> RateLimiter<St> {
     /// Keeps this policy on `storage`.
+    ///
+    /// # Panics
+    ///
+    /// When the storage cannot keep the policy, as it may remember more than there is room for: a long log. The memory storage and
+    /// Redis can keep all; [`try_with_storage`](Self::try_with_storage) returns an error instead.
+    #[track_caller]
     pub fn with_storage(policy: impl Into<Policy>, storage: St) -> Self {
-        Self { policy: policy.into(), storage }
+        or_panic(Self::try_with_storage(policy, storage))
+    }
+
+    /// As [`with_storage`](Self::with_storage).
+    ///
+    /// # Errors
+    ///
+    /// When the storage cannot keep the policy.
+    pub fn try_with_storage(policy: impl Into<Policy>, storage: St) -> Result<Self, ConfigError> {
+        let policy = policy.into();
+        storage.validate(&policy)?;
+        Ok(Self { policy, storage })
     }
 
     /// Spends one unit, if all limits of the policy have one.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
-use crate::Policy;
 use crate::extract::{AllowList, Caveat, Head, Missing};
+use crate::{ConfigError, Policy, Storage};
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, Missing> + Send + Sync;
@@ -31,6 +31,17 @@ impl Policies {
         match &self.0 {
             Choice::Always(policy) => Some(Cow::Borrowed(policy)),
             Choice::By(choose) => choose(head).map(Cow::Owned),
+        }
+    }
+
+    /// Whether the storage can keep what is known beforehand, limits that are only tried out too.
+    pub(crate) fn fit(&self, storage: &impl Storage) -> Result<(), ConfigError> {
+        match &self.0 {
+            Choice::Always(policy) => {
+                storage.validate(policy)?;
+                policy.shadows().iter().try_for_each(|shadow| storage.validate(shadow))
+            }
+            Choice::By(_) => Ok(()),
         }
     }
 }

@@ -111,6 +111,14 @@ impl Storage for AnyStorage {
             Any::Redis(storage) => Either(Inner::Redis(storage.refund(policy, key, decision))),
         }
     }
+
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        match &self.0 {
+            Any::Memory(storage) => storage.validate(policy),
+            #[cfg(feature = "redis")]
+            Any::Redis(storage) => storage.validate(policy),
+        }
+    }
 }
 
 /// An answer of [`AnyStorage`], on its way.

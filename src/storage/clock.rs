@@ -12,6 +12,12 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     fn now(&self) -> Timestamp;
 }
 
+impl<C: Clock + ?Sized> Clock for Arc<C> {
+    fn now(&self) -> Timestamp {
+        (**self).now()
+    }
+}
+
 /// How often the wall clock is looked at, and how far ahead it must be: a second, in microseconds.
 const SECOND: u64 = 1_000_000;
 

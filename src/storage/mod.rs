@@ -3,6 +3,7 @@
 mod any;
 mod cas;
 mod clock;
+mod deadline;
 #[cfg(feature = "redis")]
 mod link;
 mod memory;
@@ -16,10 +17,10 @@ mod url;
 use std::fmt;
 
 use crate::strategy::Status;
-use crate::{BoxError, Decision, Key, Op, Policy, Timestamp};
+use crate::{BoxError, ConfigError, Decision, Key, Op, Policy, Timestamp};
 
 pub use self::any::{AnyStorage, Either};
-pub use self::cas::{CasStorage, Loaded, Swapped};
+pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 pub use self::memory::{MemoryStorage, MemoryStorageBuilder};
 #[cfg(feature = "redis")]
@@ -145,4 +146,15 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
 
     /// Gives back what a hit took, as far as [`Policy::refund`] says. `decision` is what that hit was answered.
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done;
+
+    /// Refuses a policy that this storage cannot keep: one that may remember more than there is room for. It is asked when policy
+    /// and storage meet; where policies are chosen for each request, that is when it has to decide.
+    ///
+    /// # Errors
+    ///
+    /// Unless overridden, none.
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        let _ = policy;
+        Ok(())
+    }
 }

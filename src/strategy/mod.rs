@@ -168,6 +168,12 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// [`State::Fresh`].
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit);
 
+    /// How many instants its state's [`Log`] can hold at most; 0 when it keeps none. For storages whose room is bounded.
+    fn log_entries(&self, quota: &Quota) -> u32 {
+        let _ = quota;
+        0
+    }
+
     /// The same rule in Lua, for storages that decide inside their server, with what it has to know to decide on a hit of
     /// `cost` units. Without one they compare and swap, which takes more trips.
     fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {

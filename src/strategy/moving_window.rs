@@ -84,6 +84,10 @@ impl Strategy for MovingWindow {
         Outcome::spent(0, after < capacity)
     }
 
+    fn log_entries(&self, quota: &Quota) -> u32 {
+        quota.amount()
+    }
+
     fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
         // An instant is stored modulo what its bytes can say, which has to be four periods: the first entry may be two of them
         // old, and half is for those ahead of now.

@@ -1,20 +1,81 @@
 //! Compare and swap: two methods, and every strategy runs on a store.
 
+mod busy;
+mod desk;
+mod error;
+mod job;
+mod pause;
+mod round;
+mod size;
+mod storage;
+
 use std::fmt;
 use std::time::Duration;
 
+pub use self::error::CasError;
+pub use self::storage::Cas;
 use crate::{BoxError, Timestamp};
 
 /// A store that can say what stands under a key, and put something else there unless somebody else has done so meanwhile.
 ///
-/// What stands there is text: the states of the key's limits, written and read by whoever calls this. A store keeps it as it is.
+/// What stands there is text: the states of the key's limits, written and read by [`Cas`], which makes a
+/// [`Storage`](crate::Storage) of it. A store keeps it as it is.
+///
+/// A store has to compare and to put in one step: looking first and putting then loses what somebody else puts in between. The
+/// feature `testing` has the suite that finds out.
+///
+/// The futures of both methods may be dropped at any time, and are when it takes too long.
+///
+/// ```
+/// use std::collections::HashMap;
+/// use std::convert::Infallible;
+/// use std::sync::{Arc, Mutex};
+/// use std::time::Duration;
+/// use tower_ratelimit::storage::{Cas, CasStorage, Loaded, Swapped};
+/// use tower_ratelimit::{Key, Quota, RateLimiter};
+///
+/// /// Texts with the number of their writing. It never forgets, for a look at the shape.
+/// #[derive(Clone, Debug, Default)]
+/// struct Texts(Arc<Mutex<HashMap<String, (String, u64)>>>);
+///
+/// impl CasStorage for Texts {
+///     type Error = Infallible;
+///     type Version = u64;
+///
+///     async fn load(&self, key: &str) -> Result<Loaded<u64>, Infallible> {
+///         let (text, version) = self.0.lock().unwrap().get(key).cloned().unwrap_or_default();
+///         Ok(Loaded { text, version, now: None })
+///     }
+///
+///     async fn swap(&self, key: &str, version: &u64, text: &str, _: Duration) -> Result<Swapped<u64>, Infallible> {
+///         let mut texts = self.0.lock().unwrap();
+///         let stands = texts.entry(key.to_owned()).or_default();
+///         if stands.1 != *version {
+///             return Ok(Swapped::Lost(None));
+///         }
+///         *stands = (text.to_owned(), version + 1);
+///         Ok(Swapped::Stored)
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = RateLimiter::with_storage(Quota::per_minute(2), Cas::new(Texts::default()));
+/// assert_eq!(limiter.hit(&Key::from("alice")).await?.remaining(), 1);
+/// # Ok(())
+/// # }
+/// ```
 pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Why it could not say or do so.
     type Error: Into<BoxError> + Send + 'static;
     /// What tells one writing under a key from every other, and from nothing being there.
+    ///
+    /// A key that was removed and written anew must have another one than before: a counter kept with the text has to
+    /// go on, or be random.
     type Version: Send + Sync + 'static;
 
-    /// What stands under a key.
+    /// What stands under a key: printable ASCII of any length, with spaces in it. Where that is too long for a store, or its keys
+    /// have no spaces, it keeps a hash.
     fn load(&self, key: &str) -> impl Future<Output = Result<Loaded<Self::Version>, Self::Error>> + Send;
 
     /// Puts `text` under a key, or nothing when it is empty, if what stands there is still what was loaded as `version`.
@@ -30,6 +91,12 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
         text: &str,
         keep: Duration,
     ) -> impl Future<Output = Result<Swapped<Self::Version>, Self::Error>> + Send;
+
+    /// How long a text may be, in bytes; `None` when there is no saying. A policy that may remember more is refused when it meets
+    /// the storage.
+    fn longest(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// What stands under a key.

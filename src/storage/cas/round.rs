@@ -1,0 +1,155 @@
+//! The one retry loop: load, decide on all who wait, swap, and again if others were faster.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::busy::Place;
+use super::desk::Desk;
+use super::error::CasError;
+use super::job::{Answer, Job};
+use super::storage::Shared;
+use super::{CasStorage, Loaded, Swapped, pause};
+use crate::{BoxError, Timestamp};
+
+/// Does all jobs of a key until none is left.
+pub(super) async fn serve<S: CasStorage>(shared: Arc<Shared<S>>, place: Place) {
+    let mut rounds = Rounds { shared: &shared, place: &place, trip: Duration::ZERO, over: false };
+    loop {
+        let jobs = shared.busy.take(&place);
+        if jobs.is_empty() {
+            rounds.over = true;
+            return;
+        }
+        rounds.settle(jobs).await;
+    }
+}
+
+/// What is done for one key; should its task be dropped half-way, whoever waits is told.
+struct Rounds<'a, S: CasStorage> {
+    shared: &'a Shared<S>,
+    place: &'a Place,
+    /// How long the store takes to answer: the longest of late, of which an old one is forgotten little by little.
+    trip: Duration,
+    over: bool,
+}
+
+impl<S: CasStorage> Drop for Rounds<'_, S> {
+    fn drop(&mut self) {
+        if !self.over {
+            self.shared.busy.abandon(self.place);
+        }
+    }
+}
+
+impl<S: CasStorage> Rounds<'_, S> {
+    /// Does these jobs. Who comes later waits, as what was loaded may be older than what they know.
+    async fn settle(&mut self, jobs: Vec<Job>) {
+        let mut jobs = self.in_time(jobs);
+        let mut known = None;
+        for attempt in 0.. {
+            if jobs.is_empty() {
+                return;
+            }
+            let loaded = match known.take() {
+                Some(loaded) => loaded,
+                None => match self.load(&jobs).await {
+                    Ok(loaded) => loaded,
+                    Err(error) => return self.tell(jobs.into_iter().map(|job| (job, Err(error.clone())))),
+                },
+            };
+            let now = self.shared.now(&loaded);
+            match self.attempt(self.in_time(jobs), &loaded, now).await {
+                Ok(()) => return,
+                Err((lost, newer)) => (jobs, known) = (lost, newer),
+            }
+            for job in &mut jobs {
+                job.has_lost(now);
+            }
+            sleep(pause::before(attempt)).await;
+            jobs = self.in_time(jobs);
+        }
+    }
+
+    /// Does the jobs on what was loaded, and stores that. What has lost is to be done again, on what stands there now.
+    #[allow(clippy::type_complexity, reason = "nobody else sees it")]
+    async fn attempt(
+        &mut self,
+        jobs: Vec<Job>,
+        loaded: &Loaded<S::Version>,
+        now: Timestamp,
+    ) -> Result<(), (Vec<Job>, Option<Loaded<S::Version>>)> {
+        let mut desk = Desk::new(&loaded.text, now);
+        let mut pending: Vec<(Job, Answer)> = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            let answer = Ok(desk.work(&job.policy, &job.want));
+            if desk.is_changed() {
+                job.is_sent();
+                pending.push((job, answer));
+            } else {
+                // Nothing has been changed before it, so it needs no swap.
+                self.tell([(job, answer)]);
+            }
+        }
+        let Some((text, keep)) = desk.finish() else {
+            self.tell(pending);
+            return Ok(());
+        };
+        match self.swap(&pending, loaded, &text, keep).await {
+            Ok(Swapped::Stored) => self.tell(pending),
+            Ok(Swapped::Lost(newer)) => return Err((pending.into_iter().map(|(job, _)| job).collect(), newer)),
+            Err(error) => self.tell(pending.into_iter().map(|(job, _)| (job, Err(error.clone())))),
+        }
+        Ok(())
+    }
+
+    async fn load(&mut self, jobs: &[Job]) -> Result<Loaded<S::Version>, CasError> {
+        let asked = self.shared.store.load(&self.place.1);
+        let loaded = self.timed(jobs.iter(), asked).await.ok_or(CasError::late(false))?.map_err(CasError::loading)?;
+        self.shared.busy.are_contended(self.place, self.shared.now(&loaded));
+        Ok(loaded)
+    }
+
+    async fn swap(
+        &mut self,
+        pending: &[(Job, Answer)],
+        loaded: &Loaded<S::Version>,
+        text: &str,
+        keep: Duration,
+    ) -> Result<Swapped<S::Version>, CasError> {
+        if let Some(longest) = self.shared.store.longest().filter(|longest| text.len() > *longest) {
+            return Err(CasError::overgrown(text.len(), longest));
+        }
+        let asked = self.shared.store.swap(&self.place.1, &loaded.version, text, keep);
+        let jobs = pending.iter().map(|(job, _)| job);
+        let swapped = self.timed(jobs, asked).await.ok_or(CasError::late(true))?.map_err(CasError::swapping)?;
+        self.shared.busy.are_contended(self.place, self.shared.now(loaded));
+        Ok(swapped)
+    }
+
+    /// What the store answers, for as long as any of the callers would wait who asks now: a store may need all of that to
+    /// notice that nobody is there.
+    async fn timed<T, E: Into<BoxError>>(
+        &mut self,
+        jobs: impl Iterator<Item = &Job>,
+        asked: impl Future<Output = Result<T, E>>,
+    ) -> Option<Result<T, E>> {
+        let (started, patience) = (Instant::now(), jobs.map(|job| job.patience).max().unwrap_or_default());
+        let answer = timeout(patience, asked).await.ok()?;
+        self.trip = started.elapsed().max(self.trip * 7 / 8);
+        Some(answer)
+    }
+
+    /// The jobs that can still be done in time.
+    fn in_time(&self, jobs: Vec<Job>) -> Vec<Job> {
+        jobs.into_iter().filter_map(|job| job.goes_on(self.trip)).collect()
+    }
+
+    fn tell(&self, answers: impl IntoIterator<Item = (Job, Answer)>) {
+        for undo in answers.into_iter().filter_map(|(job, answer)| job.answer(answer)) {
+            // The task is this one.
+            self.shared.busy.add(self.place, undo);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! A storage over any store that compares and swaps.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use super::busy::Busy;
+use super::error::CasError;
+use super::job::{Answer, Job, Want};
+use super::{CasStorage, Loaded, round, size};
+use crate::error::or_panic;
+use crate::storage::deadline::{self, DEADLINE};
+use crate::storage::{Ask, Clock, Storage, SystemClock, names, text};
+use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
+
+/// Makes a storage of anything that can compare and swap: of a [`CasStorage`].
+///
+/// Every strategy and every policy runs on it. A hit loads what stands under its key, decides on it, and puts what that leaves
+/// there instead, unless somebody else has done so meanwhile; then it tries again. Clones are handles on the same store.
+///
+/// 1. Hits that wait for one key in this process are decided one after another on what was loaded once, and stored at once: a
+///    key that everybody uses costs the store no more than one that few do. No key waits for another.
+/// 2. A hit that others outran all the time is refused, to come back soon: its decision
+///    [is contended](Decision::is_contended). That is no failure of the storage, which [`OnError`](crate::OnError) would decide on.
+/// 3. Each answer comes within the [deadline](Self::deadline). Silence of the store until then is an error.
+/// 4. A swap of which it is not known what became of it is an error, and is not tried again: that could count twice.
+/// 5. A peek, and a hit of cost 0, are a load and nothing more. So is a refusal, except by a strategy that counts them.
+/// 6. A hit is charged from the first time its future is polled: dropping it later does not undo that.
+/// 7. Clearing a key, and giving back, change only what the policy's own limits remember: policies of one name that are
+///    configured differently keep their states side by side. When others are always faster, that is an error.
+///
+/// The time is the store's, if it says one, else this machine's: then the machines' clocks should agree, as those do that are
+/// set by NTP. Half a second between them costs nothing; by what they differ beyond that, a state may be forgotten early.
+///
+/// It needs a runtime of tokio's with time, and may be made outside of one. The [`CasStorage`] shows one in use.
+#[derive(Clone)]
+pub struct Cas<S> {
+    shared: Arc<Shared<S>>,
+    deadline: Duration,
+}
+
+/// What handles share.
+pub(super) struct Shared<S> {
+    pub(super) store: S,
+    pub(super) busy: Busy,
+    time: Time,
+}
+
+enum Time {
+    /// The store's, or else the machine's, which is made when it is needed.
+    Stores(OnceLock<SystemClock>),
+    Chosen(Arc<dyn Clock>),
+}
+
+impl<S: CasStorage> Cas<S> {
+    /// A storage over this store.
+    pub fn new(store: S) -> Self {
+        Self::with(store, Time::Stores(OnceLock::new()), DEADLINE)
+    }
+
+    fn with(store: S, time: Time, deadline: Duration) -> Self {
+        Self { shared: Arc::new(Shared { store, busy: Busy::default(), time }), deadline }
+    }
+
+    /// How long an answer may take: 100 milliseconds unless it is said.
+    ///
+    /// # Panics
+    ///
+    /// When it is less than a millisecond or more than an hour; [`try_deadline`](Self::try_deadline) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        or_panic(self.try_deadline(deadline))
+    }
+
+    /// As [`deadline`](Self::deadline).
+    ///
+    /// # Errors
+    ///
+    /// When it is less than a millisecond or more than an hour.
+    pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
+        deadline::checked(deadline)?;
+        Ok(Self { deadline, ..self })
+    }
+
+    /// Decides by this clock, whatever time the store says: for tests, or where the machine's clock is not to be trusted.
+    #[must_use]
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self::with(self.shared.store.clone(), Time::Chosen(Arc::new(clock)), self.deadline)
+    }
+
+    /// The store.
+    pub fn store(&self) -> &S {
+        &self.shared.store
+    }
+
+    /// What becomes of a job, which is begun when this is first polled.
+    fn answer(&self, policy: &Policy, key: &Key, want: Want) -> impl Future<Output = Answer> + Send + use<S> {
+        let (shared, policy, name, patience) =
+            (Arc::clone(&self.shared), policy.clone(), names::of(policy, key), self.deadline);
+        async move {
+            let runtime = Handle::try_current().map_err(|_| CasError::no_runtime())?;
+            let place = (runtime.id(), name.into());
+            let (job, waiting) = Job::new(&policy, want, patience);
+            if shared.busy.add(&place, job) {
+                runtime.spawn(round::serve(Arc::clone(&shared), place));
+            }
+            waiting.answer().await
+        }
+    }
+
+    /// Looks at what stands there, and at nothing else.
+    fn look(&self, ask: Ask<'_>) -> impl Future<Output = Result<Decision, CasError>> + Send + use<S> {
+        let (shared, name, patience) = (Arc::clone(&self.shared), names::of(ask.policy, ask.key), self.deadline);
+        let (policy, op, cost) = (ask.policy.clone(), ask.op, ask.cost);
+        async move {
+            Handle::try_current().map_err(|_| CasError::no_runtime())?;
+            let loaded = timeout(patience, shared.store.load(&name)).await.map_err(|_| CasError::late(false))?;
+            let loaded = loaded.map_err(CasError::loading)?;
+            Ok(policy.decide(&mut text::read(&policy, &loaded.text), shared.now(&loaded), op, cost))
+        }
+    }
+}
+
+impl<S: CasStorage> Storage for Cas<S> {
+    type Error = CasError;
+    type Decided = Pin<Box<dyn Future<Output = Result<Decision, CasError>> + Send>>;
+    type Done = Pin<Box<dyn Future<Output = Result<(), CasError>> + Send>>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        if let Err(error) = self.validate(ask.policy) {
+            return Box::pin(async { Err(CasError::too_long(error)) });
+        }
+        if ask.op == Op::Peek || ask.cost == 0 {
+            return Box::pin(self.look(ask));
+        }
+        let answer = self.answer(ask.policy, ask.key, Want::Hit(ask.cost));
+        Box::pin(async { answer.await?.ok_or_else(CasError::ended) })
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+        let answer = self.answer(policy, key, Want::Clear);
+        Box::pin(async { answer.await.map(drop) })
+    }
+
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+        if decision.is_refused() || decision.cost() == 0 {
+            return Box::pin(async { Ok(()) });
+        }
+        let answer = self.answer(policy, key, Want::Refund(Box::new(decision.clone())));
+        Box::pin(async { answer.await.map(drop) })
+    }
+
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        self.store().longest().map_or(Ok(()), |longest| size::check(policy, longest))
+    }
+}
+
+impl<S> Shared<S> {
+    pub(super) fn now<V>(&self, loaded: &Loaded<V>) -> Timestamp {
+        match &self.time {
+            Time::Stores(clock) => loaded.now.unwrap_or_else(|| clock.get_or_init(SystemClock::new).now()),
+            Time::Chosen(clock) => clock.now(),
+        }
+    }
+}
+
+/// Shows how many keys are busy.
+impl<S: fmt::Debug> fmt::Debug for Cas<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cas")
+            .field("store", &self.shared.store)
+            .field("deadline", &self.deadline)
+            .field("busy", &self.shared.busy.len())
+            .finish_non_exhaustive()
+    }
+}
