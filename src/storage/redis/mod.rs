@@ -18,11 +18,12 @@ use tokio::time::Instant;
 pub use self::error::RedisStorageError;
 use self::link::Link;
 use self::script::Scripts;
+use self::swap::Swapping;
 use self::url::Target;
 use crate::ConfigError;
 use crate::error::or_panic;
-use crate::storage::Clock;
-use crate::storage::url::{checked_deadline, checked_prefix};
+use crate::storage::url::checked_prefix;
+use crate::storage::{Cas, Clock, deadline};
 
 /// Keeps states on a Redis or Valkey server, so that many processes share them.
 ///
@@ -112,6 +113,8 @@ pub struct RedisStorage {
     prefix: Arc<str>,
     deadline: Duration,
     scripts: Scripts,
+    /// For strategies without a script.
+    swapping: Cas<Swapping>,
     /// Where time is not the server's: in tests.
     clock: Option<Arc<dyn Clock>>,
 }
@@ -124,8 +127,15 @@ impl RedisStorage {
     /// When the URL cannot be understood, or needs a feature that is not enabled. It is quoted without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { place, access, prefix, deadline } = Target::parse(url)?;
-        let (link, scripts) = (Link::new(place, &access), Scripts::default());
-        Ok(Self { link, prefix: prefix.into(), deadline, scripts, clock: None })
+        let (link, scripts, prefix) = (Link::new(place, &access), Scripts::default(), Arc::from(prefix));
+        let swapping = swap::on(&link, &prefix, deadline, None);
+        Ok(Self { link, prefix, deadline, scripts, swapping, clock: None })
+    }
+
+    /// The same, where what is compared and swapped knows of what was changed.
+    fn with_swapping(self) -> Self {
+        let swapping = swap::on(&self.link, &self.prefix, self.deadline, self.clock.clone());
+        Self { swapping, ..self }
     }
 
     /// What all keys begin with, instead of what the URL says: programs that share a server tell theirs apart with it.
@@ -147,7 +157,7 @@ impl RedisStorage {
     /// When it is not 1 to 64 ASCII characters, or holds white space, `{` or `}`.
     pub fn try_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
         checked_prefix(prefix)?;
-        Ok(Self { prefix: prefix.into(), ..self })
+        Ok(Self { prefix: prefix.into(), ..self }.with_swapping())
     }
 
     /// How long an answer may take, instead of what the URL says.
@@ -167,15 +177,15 @@ impl RedisStorage {
     ///
     /// When it is less than a millisecond or more than an hour.
     pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
-        checked_deadline(deadline)?;
-        Ok(Self { deadline, ..self })
+        deadline::checked(deadline)?;
+        Ok(Self { deadline, ..self }.with_swapping())
     }
 
     /// Decides by this clock instead of the server's: for tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self { clock: Some(Arc::new(clock)), ..self }
+        Self { clock: Some(Arc::new(clock)), ..self }.with_swapping()
     }
 
     /// Returns as soon as the servers answer, of a cluster all that hold keys: for a program that would rather not start

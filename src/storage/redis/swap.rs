@@ -1,19 +1,15 @@
-//! Compare and swap, for policies with a strategy that the server cannot run: the states are loaded, decided on here, and
-//! stored if nobody else has stored meanwhile.
+//! Compare and swap, for policies with a strategy that the server cannot run.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, Value, cmd};
+use tokio::time::Instant;
 
-use crate::storage::text;
-use crate::strategy::State;
-use crate::{Policy, Timestamp};
-
-/// How often it is tried before a hit is refused as contended.
-pub(super) const ATTEMPTS: u32 = 24;
-
-/// When a contended hit had better come back, in microseconds.
-pub(super) const COME_BACK: u64 = 20_000;
+use super::link::Link;
+use super::{RedisStorageError, keys};
+use crate::Timestamp;
+use crate::storage::{Cas, CasError, CasStorage, Clock, Loaded, Swapped};
 
 /// Stores the second argument in place of the first, for as many milliseconds as the third says; without arguments it only
 /// looks. Answers whether it has stored, the server's time, and what stands there otherwise.
@@ -27,62 +23,84 @@ end
 local time = redis.call('TIME')
 return { 0, time[1] * 1000000 + time[2], stored }";
 
-/// What stood there, and when.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    pub(super) now: Timestamp,
-    /// As it stands there, whatever it is: it is to be compared with.
-    stored: Vec<u8>,
+/// Where all states of a policy stand in one text.
+#[derive(Clone, Debug)]
+pub(super) struct Swapping {
+    link: Link,
+    prefix: Arc<str>,
+    deadline: Duration,
 }
 
-/// What became of an attempt to store.
-#[derive(Debug)]
-pub(super) enum Swapped {
-    Stored,
-    /// Somebody else has stored this.
-    Lost(Loaded),
-}
-
-pub(super) fn load(key: &str) -> Cmd {
-    let mut command = cmd("EVAL");
-    command.arg(SCRIPT).arg(1).arg(key);
-    command
-}
-
-impl Loaded {
-    pub(super) fn states(&self, policy: &Policy) -> Vec<State> {
-        text::read(policy, &String::from_utf8_lossy(&self.stored))
+/// The storage that swaps on these servers.
+pub(super) fn on(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Option<Arc<dyn Clock>>) -> Cas<Swapping> {
+    // A little sooner than who waits gives up: then the link hears of the silence, and tells whose it was.
+    let store = Swapping { link: link.clone(), prefix: Arc::clone(prefix), deadline: deadline * 15 / 16 };
+    let cas = Cas::new(store).deadline(deadline);
+    match clock {
+        Some(clock) => cas.clock(clock),
+        None => cas,
     }
+}
 
-    /// Stores these states in place of what was loaded; `None` when they are the same.
-    pub(super) fn swap(&self, key: &str, policy: &Policy, states: &[State], now: Timestamp, grace: u32) -> Option<Cmd> {
-        let (text, until) = text::write(policy, states, &String::from_utf8_lossy(&self.stored), now);
-        if text.as_bytes() == self.stored {
-            return None;
+impl CasStorage for Swapping {
+    type Error = RedisStorageError;
+    /// What stands there, as it is: it need not be text of ours, nor text.
+    type Version = Vec<u8>;
+
+    async fn load(&self, key: &str) -> Result<Loaded<Vec<u8>>, RedisStorageError> {
+        match self.run(&self.command(key)).await? {
+            Swapped::Lost(Some(loaded)) => Ok(loaded),
+            Swapped::Lost(None) | Swapped::Stored => Err(unexpected(&Value::Int(1))),
         }
-        let keep = until.since(now).div_ceil(1_000) + u64::from(grace);
-        let mut command = load(key);
-        command.arg(&self.stored).arg(text).arg(keep);
-        Some(command)
+    }
+
+    async fn swap(
+        &self,
+        key: &str,
+        version: &Vec<u8>,
+        text: &str,
+        keep: Duration,
+    ) -> Result<Swapped<Vec<u8>>, RedisStorageError> {
+        let mut command = self.command(key);
+        command.arg(version).arg(text).arg(u64::try_from(keep.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX));
+        self.run(&command).await
     }
 }
 
-/// What the script answered; given back when that cannot be.
-pub(super) fn answer(value: Value) -> Result<Swapped, Value> {
-    let Value::Array(values) = &value else { return Err(value) };
-    match values.as_slice() {
-        [Value::Int(1), ..] => Ok(Swapped::Stored),
-        [Value::Int(0), Value::Int(now), Value::BulkString(text)] => {
-            let now = Timestamp::from_micros(u64::try_from(*now).unwrap_or(0));
-            Ok(Swapped::Lost(Loaded { now, stored: text.clone() }))
+impl Swapping {
+    fn command(&self, key: &str) -> Cmd {
+        let mut command = cmd("EVAL");
+        command.arg(SCRIPT).arg(1).arg(keys::swapped(&format!("{}:{{{key}}}", self.prefix)));
+        command
+    }
+
+    async fn run(&self, command: &Cmd) -> Result<Swapped<Vec<u8>>, RedisStorageError> {
+        let value = self.link.run(command, Instant::now() + self.deadline).await?;
+        let Value::Array(values) = &value else { return Err(unexpected(&value)) };
+        match values.as_slice() {
+            [Value::Int(1), ..] => Ok(Swapped::Stored),
+            [Value::Int(0), Value::Int(now), Value::BulkString(stored)] => {
+                let now = Some(Timestamp::from_micros(u64::try_from(*now).unwrap_or(0)));
+                let text = String::from_utf8_lossy(stored).into_owned();
+                Ok(Swapped::Lost(Some(Loaded { text, version: stored.clone(), now })))
+            }
+            _ => Err(unexpected(&value)),
         }
-        _ => Err(value),
     }
 }
 
-/// How long to wait before the next attempt: a little longer each time, and not as long as others do.
-pub(super) fn pause(attempt: u32) -> Duration {
-    use std::hash::{BuildHasher, RandomState};
-    let most = 200_u64 << attempt.min(6);
-    Duration::from_micros(RandomState::new().hash_one(attempt) % most)
+fn unexpected(answer: &Value) -> RedisStorageError {
+    RedisStorageError::unexpected("the server", format!("the script answered {answer:?}"))
+}
+
+/// What swapping failed with, in the words of this storage.
+pub(super) fn failed(error: &CasError) -> RedisStorageError {
+    use std::error::Error;
+    if let Some(servers) = error.source().and_then(<dyn Error>::downcast_ref::<RedisStorageError>) {
+        return servers.clone();
+    }
+    if error.is_timeout() {
+        return RedisStorageError::late("the server", error.may_have_counted());
+    }
+    RedisStorageError::unexpected("the server", error.to_string())
 }

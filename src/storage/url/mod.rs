@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 pub(super) use self::authority::Authority;
-pub(super) use self::options::{Options, checked_deadline, checked_prefix};
+pub(super) use self::options::{Options, checked_prefix};
 use crate::ConfigError;
 
 /// Where one server listens.

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::{Wrong, decoded};
 use crate::ConfigError;
+use crate::storage::deadline::{self, DEADLINE};
 
 /// Unless the URL says another.
 const PREFIX: &str = "rl";
-const DEADLINE: Duration = Duration::from_millis(100);
 
 /// Each option is taken once; what is left was not understood.
 pub(in crate::storage) struct Options<'a> {
@@ -48,7 +48,7 @@ impl<'a> Options<'a> {
 
     pub(in crate::storage) fn deadline(&mut self) -> Result<Duration, ConfigError> {
         let Some(text) = self.take("deadline") else { return Ok(DEADLINE) };
-        let deadline = duration(&text).filter(|deadline| checked_deadline(*deadline).is_ok());
+        let deadline = duration(&text).filter(|deadline| deadline::checked(*deadline).is_ok());
         deadline.ok_or_else(|| {
             (self.wrong)(format!(
                 "{text:?} is no deadline: write at least 1ms and at most 3600s, for example 100ms or 2s"
@@ -73,17 +73,6 @@ pub(in crate::storage) fn checked_prefix(prefix: &str) -> Result<(), ConfigError
     Err(ConfigError::new(format!(
         "{prefix:?} cannot begin the keys: write a prefix of 1 to 64 ASCII characters without white space, {{ and }}, \
          for example \"rl\""
-    )))
-}
-
-/// Whether it is from a millisecond to an hour.
-pub(in crate::storage) fn checked_deadline(deadline: Duration) -> Result<(), ConfigError> {
-    if (Duration::from_millis(1)..=Duration::from_secs(3_600)).contains(&deadline) {
-        return Ok(());
-    }
-    Err(ConfigError::new(format!(
-        "a deadline of {deadline:?} cannot be: use at least a millisecond and at most an hour, \
-         for example Duration::from_millis(100)"
     )))
 }
 
