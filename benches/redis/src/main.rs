@@ -94,6 +94,20 @@ fn ours(name: &str, storage: &RedisStorage, policy: &str, admitted: bool) -> Row
     })
 }
 
+/// The same script with the same arguments as a row of ours, sent without our storage: what the server was last asked.
+async fn by_hand(name: &str, row: &Row, connection: &MultiplexedConnection) -> Row {
+    let mut asking = connection.clone();
+    let words = server::asked_by((row.ask)(), &mut asking).await;
+    let connection = connection.clone();
+    Row::new(&format!("the same script by hand: {name}"), "evalsha", move || {
+        let (mut connection, words) = (connection.clone(), words.clone());
+        Box::pin(async move {
+            let mut call = redis::Cmd::new();
+            call.arg(words).query_async::<redis::Value>(&mut connection).await.map(drop).expect("the script runs");
+        })
+    })
+}
+
 /// A moving window with so many entries, in which with each hit one enters and one leaves: a clock of ours goes on by a second
 /// each time. There is room for twice as many, since hits may overtake each other on their way.
 async fn sliding(name: &str, amount: u32, storage: &RedisStorage) -> Row {
@@ -153,11 +167,15 @@ async fn run() {
         ("moving window of 10, refusing", "moving-window 10/day", false),
         ("moving window of 10000, refusing", "moving-window 10000/day", false),
     ];
+    let compared = ["fixed window", "sliding window counter", "three small limits", "token bucket, refusing"];
     for (name, policy, admitted) in policies {
         if !admitted {
             fill(&storage, policy, name, 10_000).await;
         }
-        rows.push(ours(name, &storage, policy, admitted));
+        let row = ours(name, &storage, policy, admitted);
+        let twin = if compared.contains(&name) { Some(by_hand(name, &row, &connection).await) } else { None };
+        rows.push(row);
+        rows.extend(twin);
     }
     for amount in [10, 10_000] {
         rows.push(sliding(&format!("moving window with {amount} entries, the time told"), amount, &storage).await);
@@ -173,7 +191,7 @@ async fn run() {
     for row in &rows {
         println!("| {} | {} | {:.2} |", row.name, row.rates.map(|rate| format!("{rate:.0}")).join(" | "), row.micros);
     }
-    let bytes = server::bytes_of("*10000*refusing*:1", &mut connection).await;
+    let bytes = server::bytes_of("*10000*refusing*:1.*", &mut connection).await;
     println!("\nA full moving window of 10,000 takes {bytes} bytes; as a list 193,000.");
 }
 

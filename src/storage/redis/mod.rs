@@ -87,13 +87,23 @@ use crate::storage::{Cas, Clock, deadline};
 /// | key | holds |
 /// |---|---|
 /// | `rl:{free\|t:alice}` | what the limits of the policy `free` remember of the [key](crate::Key) `t:alice`, limit by limit |
-/// | `rl:{free\|t:alice}:2` | the log of its second limit, a moving window |
+/// | `rl:{free\|t:alice}:2.moving-window/60000000` | the log of its second limit |
 /// | `rl:{free\|t:alice}:all` | all of it, where a strategy has no script |
 ///
-/// Between two limits stands `;`, and `-` for one that remembers nothing. A window is `fixed-window/60000000:END,COUNT,BEGINNING`, with
-/// its period and all instants in microseconds; a bucket `token-bucket/60000000:FULL,PART,BEGINNING`. What is no letter, digit or
-/// one of a few signs is written as in a URL, so nobody's name can end the braces. All keys of one ask share what is in them,
-/// and with it a slot. Each expires half a second after it has stopped to matter.
+/// Each limit's part is in brackets: its place among the limits, its strategy, its period, and what it remembers; all instants and periods in
+/// microseconds.
+///
+/// | strategy | for example | |
+/// |---|---|---|
+/// | a window | `[1.fixed-window/60000000 END,COUNT,BEGINNING]` | the beginning modulo 2^32 |
+/// | a counter | `[1.sliding-window-counter/60000000 FORGOTTEN,PREVIOUS,CURRENT]` | two periods after the current bucket's beginning |
+/// | a bucket | `[1.token-bucket/60000000 FULL,PART,BEGINNING]` | full again that many Nths of a microsecond earlier |
+/// | a log | `[1.moving-window/60000000 END,UNITS,OLDEST,FIRST,LENGTH,TOTAL,ROOM]` | a ring of so many entries: instant and running total, modulo what their bytes can say |
+///
+/// A policy of the same name with other limits, as in another release of a program, finds its own parts and leaves the others where they are.
+/// What is no letter, digit or one of a few signs is written as in a URL, so nobody's name can end the braces. All keys of one
+/// ask share what is in them, and with it a slot. Each expires half a second after it has stopped to matter, a log after an eighth of its
+/// period.
 ///
 /// It needs a runtime of tokio's with time and I/O, and may be made outside of one.
 ///
