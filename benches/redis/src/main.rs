@@ -192,6 +192,7 @@ async fn run() {
         println!("| {} | {} | {:.2} |", row.name, row.rates.map(|rate| format!("{rate:.0}")).join(" | "), row.micros);
     }
     let bytes = server::bytes_of("*10000*refusing*:1.*", &mut connection).await;
+    server::run_peer(&server.url());
     println!("\nA full moving window of 10,000 takes {bytes} bytes; as a list 193,000.");
 }
 

@@ -62,14 +62,25 @@ pub async fn micros_of(command: &str, connection: &mut MultiplexedConnection) ->
     value.parse().expect("it is a number")
 }
 
+/// The same by the Python package `limits`, if a Python that has it is named.
+pub fn run_peer(url: &str) {
+    let Some(python) = std::env::var_os("PYTHON_WITH_LIMITS") else { return };
+    println!();
+    let peer = concat!(env!("CARGO_MANIFEST_DIR"), "/peer.py");
+    let status = Command::new(python).args([peer, url]).status().expect("it runs");
+    assert!(status.success(), "{status}");
+}
+
+/// A number, when, for how long, what was asked, and by whom.
+type Logged = (u64, u64, u64, Vec<Vec<u8>>, String, String);
+
 /// The words of the script's call that `ask` makes.
 pub async fn asked_by(ask: impl Future<Output = ()>, connection: &mut MultiplexedConnection) -> Vec<Vec<u8>> {
     for (setting, value) in [("slowlog-log-slower-than", "0"), ("slowlog-max-len", "16")] {
         cmd("CONFIG").arg("SET").arg(setting).arg(value).exec_async(connection).await.expect("it can be set");
     }
     ask.await;
-    let log: Vec<(u64, u64, u64, Vec<Vec<u8>>, String, String)> =
-        cmd("SLOWLOG").arg("GET").query_async(connection).await.expect("the server keeps a log");
+    let log: Vec<Logged> = cmd("SLOWLOG").arg("GET").query_async(connection).await.expect("the server keeps a log");
     let never = cmd("CONFIG").arg("SET").arg("slowlog-log-slower-than").arg(-1).to_owned();
     never.exec_async(connection).await.expect("it can be set");
     log.into_iter().map(|entry| entry.3).find(|words| words[0] == b"EVALSHA").expect("a script was asked")
