@@ -9,8 +9,8 @@ use super::names;
 use crate::strategy::{Log, State};
 use crate::{Policy, Timestamp};
 
-/// Instants are exact in a double up to here, which is all that some stores can count with. Nothing later was written by us.
-const LATEST: u64 = 1 << 53;
+/// Nothing later was written by us: it is two of the longest periods after any instant of this century.
+const LATEST: u64 = 1 << 54;
 
 /// The states of the policy's limits.
 pub(super) fn read(policy: &Policy, text: &str) -> Vec<State> {
@@ -66,7 +66,8 @@ pub(super) fn write(policy: &Policy, states: &[State], stood: &str, now: Timesta
         tags.push(tag);
     }
     for (tag, numbers) in entries(stood).filter(|(tag, _)| !tags.iter().any(|own| own == tag)) {
-        if let Some(until) = numbers.split(',').next().and_then(instant).filter(|&until| until > now) {
+        let until = numbers.split_once(',').and_then(|(until, _)| instant(until));
+        if let Some(until) = until.filter(|&until| until > now) {
             latest = latest.max(until);
             write!(text, "[{tag} {numbers}]").expect("writing to a string does not fail");
         }

@@ -18,36 +18,33 @@ local function log_entry(log, index)
   if not log.ages then
     log.ages, log.totals = {}, {}
   end
-  local age = log.ages[place]
-  if not age then
+  if not log.ages[place] then
     local last = math.min(place + 1, log.room - 1)
     local bytes = redis.pcall('GETRANGE', log.key, place * log.width, (last + 1) * log.width - 1)
     if type(bytes) ~= 'string' or #bytes ~= (last + 1 - place) * log.width then
       return
     end
-    for at = last, place, -1 do
-      local total
-      age, total = struct.unpack(log.format, bytes, (at - place) * log.width + 1)
-      age = (log.now - age) % log.instants
-      if age >= log.instants / 2 then
-        age = age - log.instants
-      end
-      log.ages[at], log.totals[at] = age, total
+    for at = place, last do
+      local instant, total = struct.unpack(log.format, bytes, (at - place) * log.width + 1)
+      -- None is later than the newest.
+      log.ages[at] = log.now - log.newest + (log.newest - instant) % log.instants
+      log.totals[at] = total
     end
   end
-  return age, log.totals[place]
+  if log.ages[place] - (log.now - log.newest) < log.period then
+    return log.ages[place], log.totals[place]
+  end
 end
 
--- The first entry of which this is so, when it is so of all that follow; the length when it is so of none. The first two are
--- tried before halving: nearly always it is one of them. A log that is lost is a fresh one.
+-- The first entry of which this is so, when it is so of all that follow; the length when it is so of none; nothing when the log is
+-- lost. The first two are tried before halving: nearly always it is one of them.
 local function log_search(log, is_so)
   local low, high = 0, log.length
   while low < high do
     local middle = low < 2 and low or math.floor((low + high) / 2)
     local age, total = log_entry(log, middle)
     if not age then
-      log_clear(log)
-      return 0
+      return
     end
     if is_so(age, total) then
       high = middle
@@ -58,39 +55,45 @@ local function log_search(log, is_so)
   return low
 end
 
--- The log as it is now, without what is forgotten, and where the text that told of it ends. One that cannot be read is a fresh
--- one.
-local function log_open(now, key, stored, from, at)
+-- Without what is forgotten. A log that is lost is a fresh one.
+local function log_expire(log)
+  local expired = log_search(log, function(age) return age < log.period end)
+  if not expired or expired == log.length then
+    log_clear(log)
+  elseif expired > 0 then
+    local _, before = log_entry(log, expired - 1)
+    local age = log_entry(log, expired)
+    log.first, log.length = (log.first + expired) % log.room, log.length - expired
+    log.units, log.oldest = (log.total - before) % TOTALS, log.now - age
+  end
+end
+
+-- The log as it is now, and where the text that told of it ends. One that cannot be read is a fresh one.
+function log_open(now, key, stored, from, at)
   local till, units, oldest, first, length, total, room, after
   if from then
     till, units, oldest, first, length, total, room, after =
       string.match(stored, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)%]()', from)
   end
-  local bytes = ARGV[at + 2]
+  local bytes, period = ARGV[at + 2], ARGV[at + 1] + 0
   -- All of its fields stand here: a table that grows is made anew.
   local log = {
-    now = now, key = key, amount = ARGV[at] + 0, period = ARGV[at + 1] + 0,
+    now = now, key = key, amount = ARGV[at] + 0, period = period, newest = (till or 0) - period,
     format = '>I' .. bytes .. 'I4', width = bytes + 4, instants = 256 ^ bytes, ages = false, totals = false,
     till = (till or 0) + 0, units = (units or 0) + 0, oldest = (oldest or 0) + 0, first = (first or 0) + 0,
     length = (length or 0) + 0, total = (total or 0) % TOTALS, room = (room or 0) + 0,
   }
-  if not after or log.till <= now or log.till >= TWO_53 or log.units >= TOTALS or log.length == 0
+  if not after or log.till <= now or log.till >= TWO_54 or log.units >= TOTALS or log.length == 0
     or log.length > log.room or log.first >= log.room then
     log_clear(log)
-  elseif now - log.oldest >= log.period then
-    local expired = log_search(log, function(age) return age < log.period end)
-    if expired == log.length then
-      log_clear(log)
-    elseif expired > 0 then
-      local _, before = log_entry(log, expired - 1)
-      log.first, log.length = (log.first + expired) % log.room, log.length - expired
-      log.units, log.oldest = (log.total - before) % TOTALS, now - log_entry(log, 0)
-    end
+  elseif now - log.oldest >= period then
+    log_expire(log)
   end
   return log, after
 end
 
--- Microseconds until no more than so many units are left in the window.
+-- Microseconds until no more than so many units are left in the window; of a log that is lost, until the oldest has left, when
+-- that will be found out.
 local function log_falls_to(log, units)
   local leaving, age = log.units - units, log.now - log.oldest
   if leaving <= 0 or log.length == 0 then
@@ -98,42 +101,43 @@ local function log_falls_to(log, units)
   elseif leaving > 1 then
     local before = log.total - log.units
     local index = log_search(log, function(_, total) return (total - before) % TOTALS >= leaving end)
-    age = index < log.length and log_entry(log, index) or age
+    age = index and index < log.length and log_entry(log, index) or age
   end
-  return log.period - math.max(age, 0)
+  return log.period - math.max(math.min(age, log.period - 1), 0)
 end
 
 -- What is told of it: the units in it, and microseconds until more remain, and until the cost fits.
-local function log_told(log, cost)
+function log_told(log, cost)
   local remaining = math.max(log.amount - log.units, 0)
   local reset = log.units > 0 and log_falls_to(log, log.amount - math.min(remaining + 1, log.amount)) or 0
   return log.units, reset, cost > remaining and log_falls_to(log, log.amount - cost) or 0
 end
 
 -- Adds a hit. What is ahead of now counts as made now from here on.
-local function log_add(log, cost)
-  -- The last entry was made a period before all is forgotten.
-  local now, newest = log.now, log.till - log.period
-  local again = log.length > 0 and newest == now
-  if log.length > 0 and newest > now then
-    log.length = log_search(log, function(age) return age < 0 end)
-    again = log.length > 0 and log_entry(log, log.length - 1) == 0
+function log_add(log, cost)
+  local now = log.now
+  local is_lost, is_again = false, log.length > 0 and log.newest == now
+  if log.length > 0 and log.newest > now then
+    local past = log_search(log, function(age) return age < 0 end)
+    is_lost, log.length = not past, past or 0
+    is_again = log.length > 0 and log_entry(log, log.length - 1) == 0
   end
+  -- It is kept for an eighth longer than it matters, and so has to be told to stay only once in an eighth of a period.
+  local eighth = log.period / 8
+  local is_kept = math.floor(now / eighth) == math.floor(log.newest / eighth) and not ARGV[NOW]
   if log.length == 0 then
     log.oldest = now
   end
   log.total, log.units = (log.total + cost) % TOTALS, log.units + cost
-  if not again then
+  if not is_again then
     log.length = log.length + 1
   end
-  log.till = now + log.period
-  local entry = struct.pack(log.format, now % 256 ^ (log.width - 4), log.total)
-  -- It is kept for an eighth longer than it matters, and so has to be told to stay only once in an eighth of a period.
-  local eighth = log.period / 8
+  log.till, log.newest = now + log.period, now
+  local entry = struct.pack(log.format, now % log.instants, log.total)
   local keep = (log.period + eighth) / 1000 + GRACE
-  local is_kept = math.floor(now / eighth) == math.floor(newest / eighth) and not ARGV[NOW]
+  keep = keep - keep % 1
   local old = ''
-  if log.length <= log.room then
+  if not is_lost and log.length <= log.room then
     local place = (log.first + log.length - 1) % log.room
     -- At the last place a log that was lost would look like one that was not.
     local is_there = place < log.room - 1 or redis.pcall('STRLEN', log.key) == log.room * log.width
@@ -142,11 +146,11 @@ local function log_add(log, cost)
         log.ages[place], log.totals[place] = 0, log.total
       end
       if not is_kept then
-        redis.call('PEXPIRE', log.key, keep - keep % 1)
+        redis.call('PEXPIRE', log.key, keep)
       end
       return
     end
-  elseif log.room > 0 then
+  elseif not is_lost and log.room > 0 then
     -- It grows by being written anew, which takes no more memory than is asked for.
     old = redis.pcall('GET', log.key)
     if type(old) == 'string' and #old == log.room * log.width then
@@ -163,10 +167,10 @@ local function log_add(log, cost)
   log.ages = false
   log.first, log.room = 0, math.max(math.min(log.room * 2, log.amount), log.length, 4)
   local padding = string.rep('\0', (log.room - log.length) * log.width)
-  redis.call('SET', log.key, old .. entry .. padding, 'PX', keep - keep % 1)
+  redis.call('SET', log.key, old .. entry .. padding, 'PX', keep)
 end
 
-local function log_text(log, tag)
+function log_text(log, tag)
   return string.format('%s%d%08d,%u,%d%08d,%u,%u,%u,%u]', tag, log.till / 100000000, log.till % 100000000, log.units,
     log.oldest / 100000000, log.oldest % 100000000, log.first, log.length, log.total, log.room)
 end
@@ -174,10 +178,13 @@ end
 -- Only for refunds.
 
 -- Gives a hit back. Takes as long as there are later ones.
-local function log_take_back(log, made, cost)
+function log_take_back(log, made, cost)
   local age = log.now - made
+  if log.length == 0 or redis.pcall('STRLEN', log.key) ~= log.room * log.width then
+    return false
+  end
   local index = log_search(log, function(other) return other <= age end)
-  if index == log.length or log_entry(log, index) ~= age then
+  if not index or index == log.length or log_entry(log, index) ~= age then
     return false
   end
   local before = log.total - log.units
@@ -202,12 +209,16 @@ local function log_take_back(log, made, cost)
     log.length, log.total = log.length - gone, (log.total - taken) % TOTALS
   end
   log.units, log.ages = log.units - taken, false
-  if log.length == 0 then
+  local oldest, newest
+  if log.length > 0 then
+    oldest, newest = log_entry(log, 0), log_entry(log, log.length - 1)
+  end
+  if not newest then
     redis.call('DEL', log.key)
     log.till = 0
     return true
   end
-  log.oldest = log.now - log_entry(log, 0)
-  log.till = log.now - log_entry(log, log.length - 1) + log.period
+  log.oldest, log.newest = log.now - oldest, log.now - newest
+  log.till = log.newest + log.period
   return true
 end

@@ -89,9 +89,8 @@ impl Strategy for MovingWindow {
     }
 
     fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
-        // An instant is stored modulo what its bytes can say, which has to be four periods: the first entry may be two of them
-        // old, and half is for those ahead of now.
-        let bytes = (5..7).find(|bytes| quota.period_micros() < 1 << (8 * bytes - 2)).unwrap_or(7);
+        // An instant is stored modulo what its bytes can say. Two periods are more than lie between any two entries.
+        let bytes = (4..7).find(|bytes| quota.period_micros() < 1 << (8 * bytes - 1)).unwrap_or(7);
         let arguments = vec![quota.amount().into(), quota.period_micros(), bytes];
         Some(Script { name: "moving-window", sources: &[include_str!("moving_window.lua")], arguments, delays: false })
     }

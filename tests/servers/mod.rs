@@ -6,6 +6,7 @@
 mod fleet;
 mod proxy;
 mod resp;
+pub(crate) mod storage;
 
 use std::env;
 use std::fs;

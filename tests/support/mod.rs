@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each file of tests takes what it needs")]
 
+pub(crate) mod random;
+
 use std::convert::Infallible;
 use std::fmt;
 use std::future::{Ready, ready};

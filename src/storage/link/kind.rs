@@ -14,6 +14,8 @@ pub(in crate::storage) enum Kind {
     Refused,
     /// A reply that is not what the command answers.
     Unexpected,
+    /// There was nothing wrong with the server.
+    Undecided { sent: bool },
 }
 
 impl Kind {
@@ -23,7 +25,7 @@ impl Kind {
 
     /// Whether what was sent may have been done all the same.
     pub(in crate::storage) fn may_have_counted(self) -> bool {
-        !matches!(self, Self::Unreached | Self::Late { sent: false } | Self::Refused)
+        !matches!(self, Self::Unreached | Self::Late { sent: false } | Self::Refused | Self::Undecided { sent: false })
     }
 
     /// What went wrong with `server`, without why.
@@ -35,6 +37,7 @@ impl Kind {
             Self::Lost => write!(f, "lost the connection to {server}"),
             Self::Refused => write!(f, "{server} refused"),
             Self::Unexpected => write!(f, "{server} answered something else"),
+            Self::Undecided { .. } => f.write_str("nothing was decided"),
         }
     }
 }

@@ -5,10 +5,10 @@ use std::pin::Pin;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::script::Call;
-use super::{RedisStorage, RedisStorageError, reply, swap};
+use super::script::{Call, Scripts};
+use super::{RedisStorage, RedisStorageError, reply, size, swap};
 use crate::storage::{Ask, Storage};
-use crate::{Decision, Key, Policy, Timestamp};
+use crate::{ConfigError, Decision, Key, Policy, Timestamp};
 
 type Later<T> = Pin<Box<dyn Future<Output = Result<T, RedisStorageError>> + Send>>;
 
@@ -18,6 +18,9 @@ impl Storage for RedisStorage {
     type Done = Later<()>;
 
     fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        if let Err(error) = size::check(ask.policy) {
+            return Box::pin(async { Err(RedisStorageError::undecided(error, false)) });
+        }
         let Some(call) = self.scripts.decide(&self.prefix, ask, self.now()) else {
             let decided = self.swapping.decide(ask);
             return Box::pin(async { decided.await.map_err(|error| swap::failed(&error)) });
@@ -26,7 +29,7 @@ impl Storage for RedisStorage {
         Box::pin(async move {
             let ask = Ask::new(&policy, &key, op, cost);
             let answer = storage.call(&call, Instant::now() + storage.deadline).await?;
-            reply::decision(ask, &answer)
+            reply::decision(ask, call.told(), &answer)
                 .ok_or_else(|| RedisStorageError::unexpected("the server", format!("the script answered {answer:?}")))
         })
     }
@@ -52,6 +55,11 @@ impl Storage for RedisStorage {
             }
             storage.call(&call, Instant::now() + storage.deadline).await.map(drop)
         })
+    }
+
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        size::check(policy)?;
+        if Scripts::exist_for(policy) { Ok(()) } else { self.swapping.validate(policy) }
     }
 }
 

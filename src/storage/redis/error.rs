@@ -31,6 +31,8 @@ struct Inner {
     kind: Kind,
     server: Box<str>,
     source: Option<Source>,
+    /// It was only a look.
+    is_harmless: bool,
 }
 
 enum Source {
@@ -73,7 +75,22 @@ impl RedisStorageError {
     }
 
     fn new(kind: Kind, server: &str, source: Option<Source>) -> Self {
-        Self(Arc::new(Inner { kind, server: server.into(), source }))
+        Self(Arc::new(Inner { kind, server: server.into(), source, is_harmless: false }))
+    }
+
+    /// Nothing is wrong with the server: `why` it did not decide, and whether something was `sent` of which it is not known what
+    /// became of it.
+    pub(super) fn undecided(why: impl Into<BoxError>, sent: bool) -> Self {
+        Self::new(Kind::Undecided { sent }, "", Some(Source::Other(why.into())))
+    }
+
+    /// The same, of a command that changes nothing.
+    pub(super) fn of_a_look(self) -> Self {
+        match Arc::try_unwrap(self.0) {
+            Ok(inner) => Self(Arc::new(Inner { is_harmless: true, ..inner })),
+            // Shared by all who waited for the same connection: nothing was sent.
+            Err(shared) => Self(shared),
+        }
     }
 
     /// The same, of an attempt to connect: what was asked for has not been sent.
@@ -95,7 +112,7 @@ impl RedisStorageError {
     /// Whether a hit may have been counted all the same: its command was sent, and whether it was executed is not known. Such
     /// a command is never sent again, since then it might be counted twice.
     pub fn may_have_counted(&self) -> bool {
-        self.0.kind.may_have_counted()
+        !self.0.is_harmless && self.0.kind.may_have_counted()
     }
 
     /// Whether the server does not have the script: it was not executed.

@@ -1,6 +1,5 @@
 //! Where things stand: which keys an ask touches, and what they look like in `redis-cli`.
 
-use crate::policy::Limit;
 use crate::storage::names;
 use crate::{Key, Policy};
 
@@ -17,8 +16,4 @@ pub(super) fn log(states: &str, tag: &str) -> String {
 /// What compare-and-swap keeps: all states in one, logs too.
 pub(super) fn swapped(states: &str) -> String {
     format!("{states}:all")
-}
-
-pub(super) fn is_log(limit: &Limit) -> bool {
-    limit.strategy().name() == "moving-window"
 }

@@ -5,6 +5,7 @@ mod link;
 mod reply;
 mod reset;
 mod script;
+mod size;
 mod swap;
 mod tls;
 mod url;

@@ -2,13 +2,13 @@
 
 use redis::Value;
 
-use super::keys;
+use super::script::Told;
 use crate::storage::{Ask, text};
 use crate::strategy::{Outcome, Status};
 use crate::{Decision, Limit, Op, Timestamp};
 
-/// The decision that the script's answer says. `None` when it says something else.
-pub(super) fn decision(ask: Ask<'_>, reply: &Value) -> Option<Decision> {
+/// The decision that the script's answer says. `None` when it says something else, or what cannot be.
+pub(super) fn decision(ask: Ask<'_>, told: &[Told], reply: &Value) -> Option<Decision> {
     let Value::Array(values) = reply else { return None };
     let [Value::Int(at), Value::Int(admitted), Value::BulkString(stored), numbers @ ..] = values.as_slice() else {
         return None;
@@ -24,17 +24,20 @@ pub(super) fn decision(ask: Ask<'_>, reply: &Value) -> Option<Decision> {
     let states = text::read(ask.policy, &String::from_utf8_lossy(stored));
     let mut numbers = numbers.iter().map(number);
     let mut statuses = Vec::with_capacity(states.len());
-    for (limit, state) in ask.policy.limits().iter().zip(&states) {
-        statuses.push(if keys::is_log(limit) {
-            let [units, reset, retry] = [numbers.next()??, numbers.next()??, numbers.next()??];
-            of_log(limit, at, ask.cost, outcome(0), units, [reset, retry])
-        } else {
-            let delays = limit.strategy().script(limit.quota(), ask.cost)?.delays;
-            let delay = if delays { numbers.next()?? } else { 0 };
-            limit.answer(state, at, ask.cost, outcome(delay))
+    for ((limit, state), told) in ask.policy.limits().iter().zip(&states).zip(told) {
+        statuses.push(match told {
+            Told::Log => {
+                let [units, reset, retry] = [numbers.next()??, numbers.next()??, numbers.next()??];
+                of_log(limit, at, ask.cost, outcome(0), units, [reset, retry])
+            }
+            Told::Delay => limit.answer(state, at, ask.cost, outcome(numbers.next()??)),
+            Told::Nothing => limit.answer(state, at, ask.cost, outcome(0)),
         });
     }
-    numbers.next().is_none().then(|| Decision::of_limits(at, ask.cost, statuses.into_iter()))
+    let decision = Decision::of_limits(at, ask.cost, statuses.into_iter());
+    // Where the script and the states disagree, neither is to be believed.
+    let agrees = !spends || decision.is_admitted() == (*admitted == 1);
+    (numbers.next().is_none() && agrees).then_some(decision)
 }
 
 /// Of a log there are the units in it, and how long until more remain and until the cost fits.

@@ -7,7 +7,7 @@ use redis::{Cmd, Value, cmd};
 use tokio::time::Instant;
 
 use super::link::Link;
-use super::{RedisStorageError, keys};
+use super::{RedisStorageError, keys, size};
 use crate::Timestamp;
 use crate::storage::{Cas, CasError, CasStorage, Clock, Loaded, Swapped};
 
@@ -48,10 +48,14 @@ impl CasStorage for Swapping {
     type Version = Vec<u8>;
 
     async fn load(&self, key: &str) -> Result<Loaded<Vec<u8>>, RedisStorageError> {
-        match self.run(&self.command(key)).await? {
+        match self.run(&self.command(key)).await.map_err(RedisStorageError::of_a_look)? {
             Swapped::Lost(Some(loaded)) => Ok(loaded),
             Swapped::Lost(None) | Swapped::Stored => Err(unexpected(&Value::Int(1))),
         }
+    }
+
+    fn longest(&self) -> Option<usize> {
+        Some(size::LONGEST_STRING)
     }
 
     async fn swap(
@@ -102,5 +106,5 @@ pub(super) fn failed(error: &CasError) -> RedisStorageError {
     if error.is_timeout() {
         return RedisStorageError::late("the server", error.may_have_counted());
     }
-    RedisStorageError::unexpected("the server", error.to_string())
+    RedisStorageError::undecided(error.clone(), error.may_have_counted())
 }

@@ -13,17 +13,18 @@ const ONLY_FOR_REFUNDS: &str = "-- Only for refunds.\n";
 
 /// What a template has once for each limit: local variables, of which a function of Lua can have 200, or places in tables.
 const VARIABLES: &str = "text, first, second, till, new_till, new_first, new_second, delay, log";
-const MOST_WITH_VARIABLES: usize = 16;
+const MOST_WITH_VARIABLES: usize = 12;
 
 /// The script that does this for limits like these. Those that have a time of their own find it after `words`.
-pub(super) fn text(kind: Kind, parts: &[Part], sources: &[&str], words: usize) -> String {
-    let mut text = format!("local GRACE, TWO_32, TWO_53, NOW = {GRACE}, 4294967296, 9007199254740992, {}\n", words + 1);
-    declare_functions(&mut text, parts);
-    for source in sources {
-        let (always, only_refunds) = source.split_once(ONLY_FOR_REFUNDS).unwrap_or((source, ""));
-        write_out(&mut text, always, parts);
-        if kind == Kind::Refund {
-            write_out(&mut text, only_refunds, parts);
+pub(super) fn text(kind: Kind, parts: &[Part], words: usize) -> String {
+    let mut text =
+        format!("local GRACE, TWO_32, TWO_54, NOW = {GRACE}, 4294967296, 18014398509481984, {}\n", words + 1);
+    let mut known: Vec<&str> = Vec::new();
+    // Who only looks or forgets asks no small state's twin.
+    for part in parts.iter().filter(|part| part.is_log || matches!(kind, Kind::Hit | Kind::Refund)) {
+        if !known.contains(&&*part.function) {
+            known.push(&part.function);
+            define(&mut text, kind, part);
         }
     }
     if parts.len() > MOST_WITH_VARIABLES {
@@ -40,14 +41,25 @@ pub(super) fn text(kind: Kind, parts: &[Part], sources: &[&str], words: usize) -
     text
 }
 
-/// Before they are defined, since not every strategy has all of them, and none may be a global one.
-fn declare_functions(text: &mut String, parts: &[Part]) {
-    let mut names: Vec<&str> = parts.iter().filter(|part| !part.is_log).map(|part| &*part.function).collect();
-    names.sort_unstable();
-    names.dedup();
-    for name in names {
-        writeln!(text, "local {name}_hit, {name}_refuse, {name}_refund").expect("writing to a string does not fail");
+/// A strategy's functions. They are declared before they are defined, since not every strategy has all of them and none may be a global
+/// one; whatever else its twin has to itself, nobody else sees.
+fn define(text: &mut String, kind: Kind, part: &Part) {
+    let name = &part.function;
+    if part.is_log {
+        text.push_str("local log_open, log_told, log_add, log_text, log_take_back\ndo\n");
+    } else {
+        writeln!(text, "local {name}_hit, {name}_refuse, {name}_refund\ndo")
+            .expect("writing to a string does not fail");
     }
+    for source in part.sources {
+        let (always, only_refunds) = source.split_once(ONLY_FOR_REFUNDS).unwrap_or((source, ""));
+        text.push_str(always);
+        if kind == Kind::Refund {
+            text.push_str(only_refunds);
+        }
+        text.push('\n');
+    }
+    text.push_str("end\n");
 }
 
 /// Writes the template's lines, without comments. Those between `-- each` and `-- done` stand there once for each limit that they are
@@ -68,12 +80,11 @@ fn write_out(text: &mut String, template: &str, parts: &[Part]) {
                 }
             }
         } else if !code.starts_with("--") && !code.is_empty() {
-            match &mut group {
-                Some(group) => group.last_mut().expect("it begins with one").1.push(code),
-                None => {
-                    text.push_str(code);
-                    text.push('\n');
-                }
+            if let Some((_, lines)) = group.as_mut().and_then(|group| group.last_mut()) {
+                lines.push(code);
+            } else {
+                text.push_str(code);
+                text.push('\n');
             }
         }
     }

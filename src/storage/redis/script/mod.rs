@@ -25,11 +25,22 @@ enum Kind {
     Clear,
 }
 
-/// Scripts by what they do, the names of their strategies, and how many words each needs.
+/// Scripts by what they do, and for what limits.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scripts(Arc<RwLock<Known>>);
 
-type Known = HashMap<(Kind, Vec<(&'static str, usize)>), Arc<Script>>;
+type Known = HashMap<(Kind, Vec<Shape>), Arc<Script>>;
+
+/// All that makes a difference for a script's text in one of its limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    name: &'static str,
+    /// Which sources: where they lie.
+    sources: usize,
+    words: usize,
+    delays: bool,
+    counts_refusals: bool,
+}
 
 #[derive(Debug)]
 struct Script {
@@ -47,6 +58,7 @@ struct Part {
     hit: usize,
     /// Which of KEYS is its log.
     key: usize,
+    sources: &'static [&'static str],
     is_log: bool,
     delays: bool,
     counts_refusals: bool,
@@ -57,6 +69,17 @@ pub(super) struct Call {
     script: Arc<Script>,
     keys: Vec<String>,
     arguments: Vec<String>,
+    told: Vec<Told>,
+}
+
+/// What a script answers of a limit, beside its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    Nothing,
+    /// How long a hit has to wait.
+    Delay,
+    /// Of a log, whose state is not answered: its units, and how long until more remain and until the cost fits.
+    Log,
 }
 
 impl Scripts {
@@ -84,6 +107,11 @@ impl Scripts {
         self.call(Kind::Clear, prefix, Ask::new(policy, key, Op::Hit, 0), now, None)
     }
 
+    /// Whether all of the policy's strategies have a twin.
+    pub(super) fn exist_for(policy: &Policy) -> bool {
+        policy.limits().iter().all(|limit| twin(limit, 1).is_some())
+    }
+
     fn call(
         &self,
         kind: Kind,
@@ -100,26 +128,35 @@ impl Scripts {
         arguments.extend(refunded.map(|hit| hit.at().as_micros().to_string()));
         for (position, twin) in twins.iter().enumerate() {
             let tag = names::tag(ask.policy, position);
-            if keys::is_log(&limits[position]) {
+            if is_log(twin) {
                 keys.push(keys::log(&keys[0], &tag));
             }
             arguments.push(format!("[{tag} "));
             arguments.extend(twin.arguments.iter().map(u64::to_string));
             if let Some(decision) = refunded {
-                let hit = decision.limits().get(position)?.hit(decision.at(), decision.cost());
-                arguments.extend([hit.until.as_micros().to_string(), hit.anchor.to_string()]);
+                // A limit that was not there then has nothing to give back.
+                let hit = decision.limits().get(position).map(|limit| limit.hit(decision.at(), decision.cost()));
+                let (until, anchor) = hit.map_or((0, 0), |hit| (hit.until.as_micros(), hit.anchor));
+                arguments.extend([until.to_string(), anchor.to_string()]);
             }
         }
         let script = self.script(kind, limits, &twins, arguments.len());
         arguments.extend(now.map(|now| now.as_micros().to_string()));
-        Some(Call { script, keys, arguments })
+        Some(Call { script, keys, arguments, told: twins.iter().map(told).collect() })
     }
 
     fn script(&self, kind: Kind, limits: &[Limit], twins: &[Twin], words: usize) -> Arc<Script> {
-        let what = (kind, twins.iter().map(|twin| (twin.name, twin.arguments.len())).collect());
+        let shape = |(limit, twin): (&Limit, &Twin)| Shape {
+            name: twin.name,
+            sources: twin.sources.as_ptr().addr(),
+            words: twin.arguments.len(),
+            delays: twin.delays,
+            counts_refusals: limit.strategy().counts_refusals(),
+        };
+        let what = (kind, limits.iter().zip(twins).map(shape).collect());
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&what).cloned();
         known.unwrap_or_else(|| {
-            let text = assembled::text(kind, &parts(kind, limits, twins), &sources(kind, limits, twins), words);
+            let text = assembled::text(kind, &parts(kind, limits, twins), words);
             let hash = redis::Script::new(&text).get_hash().to_owned();
             let script = Arc::new(Script { text, hash });
             self.0.write().unwrap_or_else(PoisonError::into_inner).insert(what, Arc::clone(&script));
@@ -137,11 +174,24 @@ fn twin(limit: &Limit, cost: u32) -> Option<Twin> {
     limit.strategy().script(limit.quota(), cost).filter(|twin| is_sound(twin.name))
 }
 
+/// The one whose states are logs.
+fn is_log(twin: &Twin) -> bool {
+    twin.name == "moving-window"
+}
+
+fn told(twin: &Twin) -> Told {
+    match (is_log(twin), twin.delays) {
+        (true, _) => Told::Log,
+        (false, true) => Told::Delay,
+        (false, false) => Told::Nothing,
+    }
+}
+
 fn parts(kind: Kind, limits: &[Limit], twins: &[Twin]) -> Vec<Part> {
     let (first, of_hit) = if kind == Kind::Refund { (3, 2) } else { (2, 0) };
     let (mut tag, mut key) = (first, 1);
     let part = |(limit, twin): (&Limit, &Twin)| {
-        let is_log = keys::is_log(limit);
+        let is_log = is_log(twin);
         key += usize::from(is_log);
         let hit = tag + 1 + twin.arguments.len();
         let part = Part {
@@ -149,9 +199,10 @@ fn parts(kind: Kind, limits: &[Limit], twins: &[Twin]) -> Vec<Part> {
             tag,
             hit,
             key,
+            sources: twin.sources,
             is_log,
-            delays: twin.delays,
-            counts_refusals: limit.strategy().counts_refusals(),
+            delays: told(twin) == Told::Delay,
+            counts_refusals: !is_log && limit.strategy().counts_refusals(),
         };
         tag = hit + of_hit;
         part
@@ -159,21 +210,12 @@ fn parts(kind: Kind, limits: &[Limit], twins: &[Twin]) -> Vec<Part> {
     limits.iter().zip(twins).map(part).collect()
 }
 
-/// The pieces that the script needs, each once: who only looks or forgets asks no small state's twin.
-fn sources(kind: Kind, limits: &[Limit], twins: &[Twin]) -> Vec<&'static str> {
-    let mut sources: Vec<&'static str> = Vec::new();
-    let needed = |limit: &Limit| matches!(kind, Kind::Hit | Kind::Refund) || keys::is_log(limit);
-    for (_, twin) in limits.iter().zip(twins).filter(|(limit, _)| needed(limit)) {
-        for source in twin.sources {
-            if !sources.contains(source) {
-                sources.push(source);
-            }
-        }
-    }
-    sources
-}
-
 impl Call {
+    /// What is answered of each limit.
+    pub(super) fn told(&self) -> &[Told] {
+        &self.told
+    }
+
     /// Names the script, which the server may know.
     pub(super) fn by_hash(&self) -> Cmd {
         self.command("EVALSHA", &self.script.hash)

@@ -22,12 +22,12 @@ if last then
   if after then
     till$, first$, second$, known = text$ + 0, first$ + 0, second$ + 0, known + after - from
   end
-  if not after or till$ <= now or till$ >= TWO_53 or first$ >= TWO_32 or second$ >= TWO_32 then
+  if not after or till$ <= now or till$ >= TWO_54 or first$ >= TWO_32 or second$ >= TWO_32 then
     text$, first$, second$, till$ = nil, 0, 0, 0
   end
 end
 -- each log:
-local log$
+local log$ = nil
 from, last = find(stored, ARGV[AT$], 1, true)
 log$, after = log_open(now, KEYS[KEY$], stored, last and last + 1, AT$ + 1)
 known = known + (after and after - from or 0)

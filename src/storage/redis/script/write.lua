@@ -32,9 +32,9 @@ if changed then
     -- each:
     own[ARGV[AT$]] = true
     -- done
-    for tag, till, rest in string.gmatch(stored, '(%[[^%[%] ]* )(%d+)([^%[%]]*%])') do
+    for tag, till, rest in string.gmatch(stored, '(%[[^%[%] ]* )(%d+)(,[^%[%]]*%])') do
       local forgotten = till + 0
-      if not own[tag] and forgotten > now and forgotten < TWO_53 then
+      if not own[tag] and forgotten > now and forgotten < TWO_54 then
         texts = texts .. tag .. till .. rest
         if forgotten > latest then
           latest = forgotten
