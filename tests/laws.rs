@@ -3,27 +3,16 @@
 use std::time::Duration;
 
 use tower_ratelimit::storage::ManualClock;
-use tower_ratelimit::testing::{Laws, concurrent_hits_are_exact, decides_like_the_model};
+use tower_ratelimit::testing::{Laws, StorageLaws, concurrent_hits_are_exact, decides_like_the_model};
 use tower_ratelimit::{
     ElasticWindow, FixedWindow, LeakyBucket, MemoryStorage, MovingWindow, Policy, RateLimiter, SlidingWindowCounter,
     TokenBucket,
 };
 
-/// Field defect: WRONGTYPE between strategies on one key; counts of one period in another.
+/// Among them the field defects: WRONGTYPE between strategies on one key; counts of one period in another; keys that run together.
 #[test]
-fn policies_of_one_name_share_only_what_the_same_strategy_keeps_for_the_same_period() {
-    let policies: Vec<Policy> = [
-        "fixed-window 3 per 7 seconds",
-        "fixed-window 5 per 7 seconds",
-        "fixed-window 3 per 8 seconds",
-        "elastic-window 3 per 7 seconds",
-        "moving-window 3 per 7 seconds",
-        "token-bucket 3 per 7 seconds; fixed-window 3 per 7 seconds",
-    ]
-    .into_iter()
-    .map(|text| text.parse::<Policy>().unwrap().with_name("tier"))
-    .collect();
-    decides_like_the_model(&policies, |clock| MemoryStorage::builder().clock(clock).build().unwrap());
+fn memory_keeps_the_laws() {
+    StorageLaws::new(|clock| MemoryStorage::builder().clock(clock).build().unwrap()).check();
 }
 
 #[test]

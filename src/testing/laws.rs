@@ -5,13 +5,17 @@ use proptest::prelude::{Strategy as Generator, any};
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use proptest::{prop_assert, prop_assert_eq};
 
+use super::each_hit::{
+    clock_goes_back, forgetting_is_invisible, hit_is_check_then_spend, log_is_as_long_as_said, peek_predicts,
+    refund_undoes, refusal_takes_nothing, spending_adds_up, waits_are_tight,
+};
 use super::generate::{START, Step, besides, quotas, scripts, states};
-use crate::strategy::{State, Status, Strategy};
-use crate::{Decision, Limit, Op, Policy, Quota, Timestamp};
+use crate::strategy::{State, Strategy};
+use crate::{Limit, Op, Policy, Quota, Timestamp};
 
 type Promise = dyn Fn(&Quota) -> u64;
 type MakeLimit = dyn Fn(Quota) -> Option<Limit>;
-type Outcome = Result<(), TestCaseError>;
+pub(super) type Outcome = Result<(), TestCaseError>;
 
 /// The laws of a strategy, tried on random quotas and scripts, alone and beside other limits.
 ///
@@ -56,12 +60,13 @@ impl Laws {
         self.each_hit("1: a refusal takes nothing", refusal_takes_nothing);
         self.each_hit("2: forgetting is invisible", forgetting_is_invisible);
         self.each_hit("3: retry_after and reset_after are tight", waits_are_tight);
+        self.no_more_than_promised();
         self.each_hit("5: a peek predicts the hit", peek_predicts);
         self.each_hit("5: a hit in one go is a check, then a spend or a refusal", hit_is_check_then_spend);
         self.each_hit("5: spending j then k is spending j + k", spending_adds_up);
         self.each_hit("6: a clock that goes back grants nothing", clock_goes_back);
-        self.each_hit("a refund at once undoes the hit", refund_undoes);
-        self.no_more_than_promised();
+        self.each_hit("11: a log is as long as it says", log_is_as_long_as_said);
+        self.each_hit("of refunds: one at once undoes the hit", refund_undoes);
         self.total();
     }
 
@@ -145,148 +150,4 @@ pub(super) fn run<G: Generator>(name: &str, cases: &G, test: impl Fn(G::Value) -
     if let Err(error) = TestRunner::new(config).run(cases, test) {
         panic!("law {name}: {error}");
     }
-}
-
-fn peek(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Decision {
-    policy.decide(&mut states.to_vec(), now, Op::Peek, cost)
-}
-
-fn hit(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> (Decision, Vec<State>) {
-    let mut after = states.to_vec();
-    let decision = policy.decide(&mut after, now, Op::Hit, cost);
-    (decision, after)
-}
-
-fn remaining(decision: &Decision) -> Vec<u32> {
-    decision.limits().iter().map(Status::remaining).collect()
-}
-
-fn micros(span: std::time::Duration) -> u64 {
-    crate::time::micros(span)
-}
-
-fn refusal_takes_nothing(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
-    let (decision, after) = hit(policy, states, now, cost);
-    if decision.is_refused() {
-        prop_assert_eq!(remaining(&peek(policy, states, now, 1)), remaining(&peek(policy, &after, now, 1)));
-    }
-    Ok(())
-}
-
-fn forgetting_is_invisible(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
-    let (_, after) = hit(policy, states, now, cost);
-    let period = policy.limits()[0].quota().period_micros();
-    let fresh = vec![State::Fresh; after.len()];
-    let forgotten = after.iter().map(State::until).max().unwrap_or_default().max(now);
-    for later in [0, 1, period] {
-        let then = forgotten.plus(later);
-        let ((kept, state), (forgot, expected)) = (hit(policy, &after, then, cost), hit(policy, &fresh, then, cost));
-        prop_assert_eq!(&kept, &forgot);
-        if kept.is_admitted() {
-            prop_assert_eq!(state, expected);
-        }
-    }
-    Ok(())
-}
-
-fn waits_are_tight(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
-    let (decision, after) = hit(policy, states, now, cost);
-    match decision.retry_after().map(micros) {
-        Some(wait) => {
-            prop_assert!(decision.is_refused() && wait > 0);
-            prop_assert!(peek(policy, &after, now.plus(wait), cost).is_admitted(), "refused after {wait} us");
-            prop_assert!(peek(policy, &after, now.plus(wait - 1), cost).is_refused(), "admitted before {wait} us");
-        }
-        None if decision.is_refused() => {
-            prop_assert!(cost > decision.capacity());
-            prop_assert!(peek(policy, &after, now.plus(u64::MAX), cost).is_refused());
-        }
-        None => {}
-    }
-    let reset = micros(decision.reset_after());
-    let least = decision.remaining();
-    prop_assert_eq!(reset == 0, least == decision.capacity());
-    if reset > 0 {
-        prop_assert!(peek(policy, &after, now.plus(reset), cost).remaining() > least, "no more after {reset} us");
-        prop_assert_eq!(peek(policy, &after, now.plus(reset - 1), cost).remaining(), least);
-    }
-    Ok(())
-}
-
-fn peek_predicts(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
-    let mut untouched = states.to_vec();
-    let peeked = policy.decide(&mut untouched, now, Op::Peek, cost);
-    prop_assert_eq!(&untouched[..], states);
-    let (hit, _) = hit(policy, states, now, cost);
-    prop_assert_eq!(peeked.is_admitted(), hit.is_admitted());
-    prop_assert_eq!((peeked.delay(), peeked.retry_after()), (hit.delay(), hit.retry_after()));
-    prop_assert_eq!(peeked.is_admitted(), cost <= peeked.remaining());
-    Ok(())
-}
-
-/// A strategy may do all of a hit in one go: it must come to the same as doing it in two.
-fn hit_is_check_then_spend(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
-    for (limit, state) in policy.limits().iter().zip(states) {
-        let (strategy, quota) = (limit.strategy(), limit.quota());
-        let (mut in_one, mut in_two) = (state.clone(), state.clone());
-        let hit = strategy.hit(quota, &mut in_one, now, cost);
-        let checked = strategy.check(quota, &in_two, now, cost);
-        let done = if checked.is_admitted() {
-            let delay = strategy.spend(quota, &mut in_two, now, cost);
-            crate::strategy::Outcome::spent(delay, checked.remaining() > cost)
-        } else {
-            strategy.refuse(quota, &mut in_two, now);
-            prop_assert!(strategy.counts_refusals() || in_two == *state, "it counts refusals");
-            crate::strategy::Outcome::Refused
-        };
-        prop_assert_eq!((hit, in_one), (done, in_two));
-    }
-    Ok(())
-}
-
-fn spending_adds_up(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
-    let Some(sum) = cost.checked_mul(3) else { return Ok(()) };
-    let (together, after) = hit(policy, states, now, sum);
-    if together.is_admitted() {
-        let (_, between) = hit(policy, states, now, cost);
-        let (apart, after_both) = hit(policy, &between, now, 2 * cost);
-        prop_assert!(apart.is_admitted());
-        prop_assert_eq!(after, after_both);
-        prop_assert_eq!(remaining(&together), remaining(&apart));
-        prop_assert_eq!(together.reset_after(), apart.reset_after());
-    }
-    Ok(())
-}
-
-fn clock_goes_back(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
-    let period = policy.limits()[0].quota().period_micros();
-    let (decision, after) = hit(policy, states, now, cost);
-    for back in [1, period / 2, period, 3 * period, u64::MAX] {
-        let earlier = now.minus(back);
-        let (then, _) = hit(policy, &after, earlier, 1);
-        prop_assert!(peek(policy, &after, earlier, 1).remaining() <= decision.remaining(), "granted {back} us back");
-        prop_assert!(then.remaining() <= decision.remaining());
-        let longest = 2 * policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0);
-        for waiting in [then, peek(policy, &after, earlier, 1)] {
-            prop_assert!(micros(waiting.reset_after()) <= longest, "{back} us back it waits for longer than ever");
-        }
-    }
-    Ok(())
-}
-
-fn refund_undoes(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
-    let before = peek(policy, states, now, 1);
-    let (decision, mut after) = hit(policy, states, now, cost);
-    policy.refund(&mut after, now, &decision);
-    prop_assert_eq!(remaining(&peek(policy, &after, now, 1)), remaining(&before));
-    let (second, mut later) = hit(policy, states, now, cost);
-    let forgotten = later.iter().map(State::until).max().unwrap_or_default().max(now);
-    let (_, mut next) = hit(policy, &later, forgotten, 1);
-    let untouched = next.clone();
-    policy.refund(&mut next, forgotten, &second);
-    prop_assert_eq!(next, untouched, "a hit that is forgotten is given back");
-    later.fill(State::Fresh);
-    policy.refund(&mut later, now, &second);
-    prop_assert!(later.iter().all(|state| *state == State::Fresh), "a cleared key is given something back");
-    Ok(())
 }

@@ -1,6 +1,13 @@
-//! The laws as property tests, for ours and for anybody's strategy and storage (feature `testing`).
+//! The laws, for ours and for anybody's strategy and storage (feature `testing`).
 //!
-//! A failure shows the smallest script of hits that breaks the law. `PROPTEST_CASES` says how many scripts are tried.
+//! | what is yours | prove it with |
+//! |---|---|
+//! | a [`Strategy`](crate::strategy::Strategy) | [`Laws`] |
+//! | a [`Storage`](crate::Storage) | [`StorageLaws`] |
+//! | a [`CasStorage`](crate::storage::CasStorage) | [`SwapLaws`], then [`StorageLaws`] of a [`Cas`](crate::storage::Cas) over it |
+//!
+//! A failure names the law that is broken, and shows the smallest script of hits that does so where scripts are random.
+//! `PROPTEST_CASES` says how many of those are tried.
 //!
 //! ```no_run
 //! use tower_ratelimit::{FixedWindow, testing};
@@ -9,11 +16,20 @@
 //! testing::Laws::new(FixedWindow::new()).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
 //! ```
 
+mod at_once;
+mod desk;
+mod each_hit;
 mod generate;
 mod laws;
+mod like_the_model;
 mod model;
+mod one_by_one;
 mod storage;
+mod swaps;
 
+pub use self::at_once::{concurrent_hits_are_exact, concurrent_refunds_are_exact};
 pub use self::laws::Laws;
+pub use self::like_the_model::{decides_like_the_model, policies_of_one_name_share_only_what_is_the_same};
 pub use self::model::Model;
-pub use self::storage::{concurrent_hits_are_exact, decides_like_the_model};
+pub use self::storage::StorageLaws;
+pub use self::swaps::SwapLaws;

@@ -1,117 +1,147 @@
-use std::time::Duration;
+use std::fmt;
 
-use proptest::collection::vec;
-use proptest::prelude::{Just, Strategy as Generator};
-use proptest::{prop_assert, prop_assert_eq, prop_oneof};
+use super::at_once::{concurrent_refunds_are_exact, hits_are_exact};
+use super::desk::runtime;
+use super::like_the_model::{decides_like_the_model, policies_of_one_name_share_only_what_is_the_same};
+use super::one_by_one::{Trial, parsed};
+use crate::storage::ManualClock;
+use crate::{Policy, Storage};
 
-use super::Model;
-use super::laws::run;
-use crate::storage::{Ask, Clock, ManualClock, Shown};
-use crate::{Decision, Key, Op, Policy, Storage};
+/// Every strategy, each with an amount that does not divide its period.
+const EVERY_STRATEGY: [&str; 9] = [
+    "fixed-window 3 per 7 seconds",
+    "fixed-window-aligned 3 per 7 seconds",
+    "elastic-window 3 per 7 seconds",
+    "moving-window 3 per 7 seconds",
+    "3 per 7 seconds",
+    "sliding-window-counter-aligned 3 per 7 seconds",
+    "token-bucket 3 per 7 seconds",
+    "token-bucket 3 per 7 seconds burst 5",
+    "leaky-bucket 3 per 7 seconds queue 2",
+];
 
-#[derive(Clone, Copy, Debug)]
-enum Action {
-    Decide(Op, u32),
-    HitAtOnce(u32),
-    RefundLast,
-    Clear,
+/// Several limits together, small ones and logs, and many.
+const TOGETHER: [&str; 4] = [
+    "elastic-window 2/second; moving-window 5/20 seconds",
+    "token-bucket 7/second burst 4; sliding-window-counter-aligned 9/minute; leaky-bucket 3/second queue 2",
+    "moving-window 4/second; moving-window 6/second; 20/minute; fixed-window-aligned 5/second; 30/hour",
+    "2/month; fixed-window 3/45 days",
+];
+
+/// What many callers share.
+const CROWDED: [&str; 4] = [
+    "fixed-window 300/day",
+    "token-bucket 300/year",
+    "elastic-window 300/day; fixed-window 400/day",
+    "moving-window 300/day; 500/day",
+];
+
+/// The laws of a storage, each tried by scripts of its own.
+///
+/// They ask for one thing: a function that makes an empty storage whose time is a given clock's. It is called often, inside of a
+/// runtime of tokio's with time and I/O; on a server each storage is to have a corner of its own (a prefix, a table), so that it
+/// is empty. Its clock stands until the law moves it on. What a storage [refuses to keep](Storage::validate) it is not asked for.
+///
+/// | law | says |
+/// |---|---|
+/// | 1 | a refusal takes nothing, from any limit of the policy |
+/// | 3 | the time is the clock's: a peek is refused a microsecond before `retry_after`, and admitted at it |
+/// | 5 | a hit takes what it costs, cost 0 nothing; a peek predicts the hit and changes nothing |
+/// | 6 | a clock that goes back neither fails nor grants |
+/// | 8 | on random scripts of hits, peeks, refunds and clears it decides as the [`Model`](super::Model) does |
+/// | 9 | many at once are admitted exactly as often as there is room, and get back exactly what is refunded |
+/// | 10 | keys and policies do not mix, nor do limits of one name that differ in place, strategy or period |
+/// | 11 | nothing is forgotten early, by whatever clock it is thrown away; what has expired is as if it had never been |
+/// | of clearing | the key is forgotten, in this policy and no other |
+/// | of refunds | what the hit took is given back, once, and only where it was spent |
+///
+/// A decision that [is contended](crate::Decision::is_contended) is no breach of 3, 8 or 9: whoever is told so comes back.
+///
+/// ```
+/// use tower_ratelimit::MemoryStorage;
+/// use tower_ratelimit::testing::StorageLaws;
+///
+/// StorageLaws::new(|clock| MemoryStorage::builder().clock(clock).build().unwrap()).check();
+/// ```
+#[must_use = "nothing is tried until `check` is called"]
+pub struct StorageLaws<St, M> {
+    make: M,
+    more: Vec<Policy>,
+    elsewhere: Option<Box<dyn Fn(&St) -> St>>,
 }
 
-/// Law 8: a storage with this clock decides like the model, on random scripts of hits, peeks, refunds and clears over
-/// several keys and policies, which do not mix.
-///
-/// `make` is called for each script, and returns an empty storage that reads the clock it is given.
-///
-/// # Panics
-///
-/// When they differ; the message has the smallest script.
-pub fn decides_like_the_model<St: Storage>(policies: &[Policy], make: impl Fn(ManualClock) -> St) {
-    let runtime = runtime();
-    let actions = prop_oneof![
-        12 => (1..=3_u32).prop_map(|cost| Action::Decide(Op::Hit, cost)),
-        6 => (0..=3_u32).prop_map(Action::HitAtOnce),
-        3 => (0..=3_u32).prop_map(|cost| Action::Decide(Op::Peek, cost)),
-        2 => Just(Action::RefundLast),
-        1 => Just(Action::Clear),
-    ];
-    let waits = prop_oneof![3 => Just(0_u64), 3 => 1..=1_000_000_u64, 1 => 1..=100_000_000_u64];
-    let steps = vec((waits, 0..policies.len(), 0..3_u64, actions), 1..80);
-    run("8: it decides like the model", &steps, |steps| {
-        let clock = ManualClock::default();
-        let storage = make(clock.clone());
-        let mut model = Model::default();
-        let mut last: Option<(&Policy, Key, Decision)> = None;
-        for (wait, policy, key, action) in steps {
-            clock.advance(Duration::from_micros(wait));
-            let (policy, key, now) = (&policies[policy], Key::from(key), clock.now());
-            match action {
-                Action::Decide(op, cost) => {
-                    let decided = runtime.block_on(storage.decide(Ask::new(policy, &key, op, cost)));
-                    let decision = decided.map_err(failed)?;
-                    prop_assert_eq!(&decision, &model.decide(policy, &key, op, cost, now));
-                    last = Some((policy, key, decision));
-                }
-                Action::HitAtOnce(cost) => {
-                    let ask = Ask::new(policy, &key, Op::Hit, cost);
-                    let mut shown = Shown::default();
-                    let admitted = storage.hit_at_once(ask, Some(&mut shown));
-                    let expected = model.decide(policy, &key, Op::Hit, cost, now);
-                    if admitted {
-                        prop_assert!(expected.is_admitted() && expected.delay().is_zero());
-                        prop_assert_eq!(shown, Shown { at: expected.at(), limit: *expected.shown() });
-                    } else {
-                        // It has taken nothing.
-                        prop_assert_eq!(&runtime.block_on(storage.decide(ask)).map_err(failed)?, &expected);
-                    }
-                    last = Some((policy, key, expected));
-                }
-                Action::RefundLast => {
-                    if let Some((policy, key, decision)) = last.take() {
-                        runtime.block_on(storage.refund(policy, &key, &decision)).map_err(failed)?;
-                        model.refund(policy, &key, &decision, now);
-                    }
-                }
-                Action::Clear => {
-                    runtime.block_on(storage.clear(policy, &key)).map_err(failed)?;
-                    model.clear(policy, &key);
-                }
+impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
+    /// The laws of what `make` makes: an empty storage with this clock.
+    pub fn new(make: M) -> Self {
+        Self { make, more: Vec::new(), elsewhere: None }
+    }
+
+    /// Law 9 with handles on the same states as other processes have them: `elsewhere` makes one, with the time of the one it is
+    /// given. For storages whose clones share more than the states: connections, locks, a [`Cas`](crate::storage::Cas) in which they
+    /// wait for one another.
+    pub fn elsewhere(self, elsewhere: impl Fn(&St) -> St + 'static) -> Self {
+        Self { elsewhere: Some(Box::new(elsewhere)), ..self }
+    }
+
+    /// Law 8 with these policies too: those with strategies of one's own, or that the storage treats in some other way.
+    pub fn and_policies(mut self, policies: impl IntoIterator<Item = Policy>) -> Self {
+        self.more.extend(policies);
+        self
+    }
+
+    /// Tries them all.
+    ///
+    /// # Panics
+    ///
+    /// When a law is broken; the message begins with it.
+    pub fn check(&self) {
+        let (runtime, make) = (runtime(), &self.make);
+        let policies = self.that_can_be_kept(EVERY_STRATEGY.map(parsed));
+        let trial = Trial { runtime: &runtime, make, policies: &policies };
+        trial.hits_cost_what_they_cost();
+        trial.a_peek_changes_nothing();
+        trial.a_refusal_takes_nothing();
+        trial.keys_and_policies_do_not_mix();
+        trial.a_clear_forgets();
+        trial.nothing_is_forgotten_early();
+        trial.waits_are_tight();
+        trial.a_clock_that_goes_back_grants_nothing();
+        trial.a_refund_gives_back_what_the_hit_took();
+        self.many_at_once();
+        policies_of_one_name_share_only_what_is_the_same(make);
+        let all = EVERY_STRATEGY.into_iter().chain(TOGETHER).map(parsed).chain(self.more.iter().cloned());
+        decides_like_the_model(&self.that_can_be_kept(all), make);
+    }
+
+    fn many_at_once(&self) {
+        for policy in self.that_can_be_kept(CROWDED.map(parsed)) {
+            let storage = self.empty();
+            if let Some(elsewhere) = &self.elsewhere {
+                hits_are_exact(&policy, &[elsewhere(&storage), elsewhere(&storage), storage.clone()]);
+                continue;
             }
+            hits_are_exact(&policy, &[storage]);
         }
-        Ok(())
-    });
+        let storage = self.empty();
+        for policy in self.that_can_be_kept(["fixed-window 1000/day", "moving-window 1000/day"].map(parsed)) {
+            concurrent_refunds_are_exact(&policy, &storage);
+        }
+    }
+
+    fn that_can_be_kept(&self, policies: impl IntoIterator<Item = Policy>) -> Vec<Policy> {
+        let storage = self.empty();
+        policies.into_iter().filter(|policy| storage.validate(policy).is_ok()).collect()
+    }
+
+    fn empty(&self) -> St {
+        let runtime = runtime();
+        let _inside = runtime.enter();
+        (self.make)(ManualClock::default())
+    }
 }
 
-/// Law 9: hits from several threads on one key admit exactly what the policy has room for. The storage's time must stand
-/// still, or the policy's period be long.
-///
-/// # Panics
-///
-/// When more or fewer are admitted.
-pub fn concurrent_hits_are_exact<St: Storage>(policy: &Policy, storage: &St) {
-    const THREADS: u32 = 4;
-    let key = Key::from("everybody at once");
-    let fresh = runtime().block_on(storage.decide(Ask::new(policy, &key, Op::Peek, 1)));
-    let room = fresh.ok().map(|decision| decision.remaining()).expect("a storage that answers");
-    let hit_all = |thread: u32| {
-        let (runtime, key) = (runtime(), &key);
-        let ask = || Ask::new(policy, key, Op::Hit, 1);
-        let decide = || runtime.block_on(storage.decide(ask())).is_ok_and(|decision| decision.is_admitted());
-        let hit = || thread.is_multiple_of(2) && storage.hit_at_once(ask(), None) || decide();
-        let admitted = (0..room).filter(|_| hit()).count();
-        u32::try_from(admitted).unwrap_or(u32::MAX)
-    };
-    let hit_all = &hit_all;
-    let admitted: u32 = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || hit_all(thread))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("a thread that hits")).sum()
-    });
-    assert_eq!(admitted, room, "law 9: {THREADS} threads hit {room} times each");
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
-}
-
-fn failed<E: Into<crate::BoxError>>(error: E) -> proptest::test_runner::TestCaseError {
-    proptest::test_runner::TestCaseError::fail(format!("the storage failed: {}", error.into()))
+impl<St, M> fmt::Debug for StorageLaws<St, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StorageLaws").field("more", &self.more).finish_non_exhaustive()
+    }
 }

@@ -243,3 +243,12 @@ impl Strategy for Foreign {
 pub(crate) fn foreign(limit: u32) -> Policy {
     Policy::new(Foreign, Quota::per(limit, Duration::from_secs(86_400)))
 }
+
+/// What `check` says when it panics, as it is to do, begins with this law.
+pub(crate) fn breaks(law: &str, what: &str, check: impl FnOnce()) {
+    let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)) else {
+        panic!("{what} keeps all laws, and should break {law:?}")
+    };
+    let said = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+    assert!(said.starts_with(law), "{what} should break {law:?}, and the suite says: {said}");
+}

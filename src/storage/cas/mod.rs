@@ -68,10 +68,11 @@ use crate::{BoxError, Timestamp};
 pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Why it could not say or do so.
     type Error: Into<BoxError> + Send + 'static;
-    /// What tells one writing under a key from every other, and from nothing being there.
+    /// What tells a text under a key from all that stand there before and after, and from nothing being there: a number that each
+    /// writing has for itself, or the text.
     ///
-    /// A key that was removed and written anew must have another one than before: a counter kept with the text has to
-    /// go on, or be random.
+    /// When a key is removed and another text written there, the version is none that was there before: what counts has to go on
+    /// counting.
     type Version: Send + Sync + 'static;
 
     /// What stands under a key: printable ASCII of any length, with spaces in it. Where that is too long for a store, or its keys

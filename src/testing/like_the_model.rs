@@ -1,0 +1,111 @@
+//! Law 8, and what of law 10 can be told by it.
+
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::{Just, Strategy as Generator};
+use proptest::test_runner::TestCaseError;
+use proptest::{prop_assert, prop_assert_eq, prop_oneof};
+
+use super::Model;
+use super::desk::{Desk, runtime};
+use super::laws::run;
+use crate::storage::{Ask, Clock, ManualClock, Shown};
+use crate::{Decision, Key, Op, Policy, Storage};
+
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Decide(Op, u32),
+    HitAtOnce(u32),
+    RefundLast,
+    Clear,
+}
+
+/// Law 8: a storage with this clock decides like the model, on random scripts of hits, peeks, refunds and clears over
+/// several keys and policies, which do not mix.
+///
+/// `make` is called for each script, inside of a runtime of tokio's, and returns an empty storage that reads the clock it is given.
+///
+/// # Panics
+///
+/// When they differ; the message has the smallest script.
+pub fn decides_like_the_model<St: Storage>(policies: &[Policy], make: impl Fn(ManualClock) -> St) {
+    like_the_model("8: it decides like the model", policies, &make);
+}
+
+/// Law 10: policies of one name that differ in strategy, period or the place of a limit are decided side by side, each as if the
+/// others were not there; what is the same in both they share.
+///
+/// `make` is as in [`decides_like_the_model`].
+///
+/// # Panics
+///
+/// When they mix, or one loses what it has because of another; the message has the smallest script.
+pub fn policies_of_one_name_share_only_what_is_the_same<St: Storage>(make: impl Fn(ManualClock) -> St) {
+    let policies: Vec<Policy> = [
+        "fixed-window 3 per 7 seconds",
+        "fixed-window 5 per 7 seconds",
+        "fixed-window 3 per 8 seconds",
+        "elastic-window 3 per 7 seconds",
+        "moving-window 3 per 7 seconds",
+        "token-bucket 3 per 7 seconds; fixed-window 3 per 7 seconds",
+    ]
+    .into_iter()
+    .map(|text| text.parse().and_then(|policy: Policy| policy.try_with_name("tier")).expect("a policy"))
+    .collect();
+    like_the_model("10: policies of one name share only what is the same", &policies, &make);
+}
+
+fn like_the_model<St: Storage>(law: &'static str, policies: &[Policy], make: &impl Fn(ManualClock) -> St) {
+    let runtime = runtime();
+    let actions = prop_oneof![
+        12 => (1..=3_u32).prop_map(|cost| Action::Decide(Op::Hit, cost)),
+        6 => (0..=3_u32).prop_map(Action::HitAtOnce),
+        3 => (0..=3_u32).prop_map(|cost| Action::Decide(Op::Peek, cost)),
+        2 => Just(Action::RefundLast),
+        1 => Just(Action::Clear),
+    ];
+    let waits = prop_oneof![3 => Just(0_u64), 3 => 1..=1_000_000_u64, 1 => 1..=100_000_000_u64];
+    let steps = vec((waits, 0..policies.len(), 0..3_u64, actions), 1..80);
+    run(law, &steps, |steps| {
+        let desk = Desk::new(law, &runtime, make);
+        let mut model = Model::default();
+        let mut last: Option<(&Policy, Key, Decision)> = None;
+        for (wait, policy, key, action) in steps {
+            desk.clock.advance(Duration::from_micros(wait));
+            let (policy, key, now) = (&policies[policy], Key::from(key), desk.clock.now());
+            match action {
+                Action::Decide(op, cost) => {
+                    let decision = desk.try_decide(policy, &key, op, cost).map_err(TestCaseError::fail)?;
+                    prop_assert_eq!(&decision, &model.decide(policy, &key, op, cost, now));
+                    last = Some((policy, key, decision));
+                }
+                Action::HitAtOnce(cost) => {
+                    let mut shown = Shown::default();
+                    let admitted = desk.storage.hit_at_once(Ask::new(policy, &key, Op::Hit, cost), Some(&mut shown));
+                    let expected = model.decide(policy, &key, Op::Hit, cost, now);
+                    if admitted {
+                        prop_assert!(expected.is_admitted() && expected.delay().is_zero());
+                        prop_assert_eq!(shown, Shown { at: expected.at(), limit: *expected.shown() });
+                    } else {
+                        // It has taken nothing.
+                        let decision = desk.try_decide(policy, &key, Op::Hit, cost).map_err(TestCaseError::fail)?;
+                        prop_assert_eq!(&decision, &expected);
+                    }
+                    last = Some((policy, key, expected));
+                }
+                Action::RefundLast => {
+                    if let Some((policy, key, decision)) = last.take() {
+                        desk.try_refund(policy, &key, &decision).map_err(TestCaseError::fail)?;
+                        model.refund(policy, &key, &decision, now);
+                    }
+                }
+                Action::Clear => {
+                    desk.try_clear(policy, &key).map_err(TestCaseError::fail)?;
+                    model.clear(policy, &key);
+                }
+            }
+        }
+        Ok(())
+    });
+}
