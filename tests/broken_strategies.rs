@@ -84,7 +84,7 @@ impl Strategy for Broken {
 
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
         *state = self.seen(quota, state, now);
-        let cost = if self.0 == Wrong::ChargesALargeHitMore && cost > 2 { cost + 1 } else { cost };
+        let cost = if self.0 == Wrong::ChargesALargeHitMore && cost > 2 { cost.saturating_add(1) } else { cost };
         let delay = RIGHT.spend(&self.quota(quota), state, now, cost);
         if let State::Counts { until, .. } = state {
             match self.0 {

@@ -50,6 +50,7 @@ struct Inner {
     /// Swaps that shall be lost before one is not.
     losing: AtomicU64,
     hangs: AtomicBool,
+    swaps_hang: AtomicBool,
     fails: AtomicBool,
     /// Of how many milliseconds each answer is.
     millis: AtomicU64,
@@ -87,6 +88,10 @@ impl Texts {
 
     pub(crate) fn hang(&self, hangs: bool) {
         self.0.hangs.store(hangs, Ordering::SeqCst);
+    }
+
+    pub(crate) fn hang_in_swaps(&self, hangs: bool) {
+        self.0.swaps_hang.store(hangs, Ordering::SeqCst);
     }
 
     pub(crate) fn fail(&self, fails: bool) {
@@ -194,6 +199,9 @@ impl CasStorage for Texts {
 
     async fn swap(&self, key: &str, version: &u64, text: &str, keep: Duration) -> Result<Swapped<u64>, BoxError> {
         self.0.swaps.fetch_add(1, Ordering::SeqCst);
+        if self.0.swaps_hang.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
         self.answer().await?;
         let fault = self.0.fault;
         let losing = |losing: u64| losing.checked_sub(1);

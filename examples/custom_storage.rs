@@ -1,0 +1,153 @@
+//! A storage of one's own: SQLite, in a file that survives restarts and that the processes of a machine share.
+//!
+//! `cargo run --example custom_storage -- alice` admits alice five times a day, however often it is started.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
+use tower_ratelimit::storage::{Cas, CasStorage, Loaded, Swapped};
+use tower_ratelimit::{BoxError, Key, Policy, RateLimiter, Timestamp};
+
+/// A table of texts. Each writing has a number that no other has, so it tells whether somebody else has written since.
+#[derive(Clone, Debug)]
+struct Sqlite(Arc<Mutex<Connection>>);
+
+impl Sqlite {
+    fn open(file: &Path) -> Result<Self, rusqlite::Error> {
+        let connection = Connection::open(file)?;
+        // Other processes write too.
+        connection.busy_timeout(Duration::from_secs(1))?;
+        // Faster, and what a power failure loses are the last few counts.
+        connection.pragma_update(None, "journal_mode", "wal")?;
+        connection.pragma_update(None, "synchronous", "normal")?;
+        connection.execute_batch(
+            "CREATE TABLE IF NOT EXISTS states (key TEXT PRIMARY KEY, text TEXT, version INTEGER, gone_at INTEGER) WITHOUT ROWID;
+             CREATE INDEX IF NOT EXISTS gone ON states (gone_at);
+             CREATE TABLE IF NOT EXISTS writings (number INTEGER);
+             INSERT INTO writings SELECT 0 WHERE NOT EXISTS (SELECT * FROM writings);",
+        )?;
+        Ok(Self(Arc::new(Mutex::new(connection))))
+    }
+
+    /// SQLite makes one wait, which no task of the runtime should.
+    async fn with<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    ) -> Result<T, BoxError> {
+        let connection = Arc::clone(&self.0);
+        let done =
+            tokio::task::spawn_blocking(move || work(&mut connection.lock().unwrap_or_else(PoisonError::into_inner)));
+        Ok(done.await??)
+    }
+}
+
+impl CasStorage for Sqlite {
+    type Error = BoxError;
+    type Version = i64;
+
+    async fn load(&self, key: &str) -> Result<Loaded<i64>, BoxError> {
+        let key = key.to_owned();
+        self.with(move |connection| load(connection, &key)).await
+    }
+
+    async fn swap(&self, key: &str, version: &i64, text: &str, keep: Duration) -> Result<Swapped<i64>, BoxError> {
+        let (key, version, text) = (key.to_owned(), *version, text.to_owned());
+        let swap = move |connection: &mut Connection| {
+            // Immediate: nobody else writes between the comparison and the writing.
+            let all = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let stands = load(&all, &key)?;
+            if stands.version != version {
+                return Ok(Swapped::Lost(Some(stands)));
+            }
+            all.execute("UPDATE writings SET number = number + 1", [])?;
+            if text.is_empty() {
+                all.execute("DELETE FROM states WHERE key = ?1", [&key])?;
+            } else {
+                let write = "INSERT OR REPLACE INTO states SELECT ?1, ?2, number, ?3 FROM writings";
+                all.execute(write, params![key, text, seconds(Timestamp::wall_clock()).saturating_add(ceil(keep))])?;
+            }
+            // A few of those that are forgotten go with each writing, so the file does not grow.
+            let sweep = "DELETE FROM states WHERE key IN (SELECT key FROM states WHERE gone_at < ?1 LIMIT 4)";
+            all.execute(sweep, [seconds(Timestamp::wall_clock())])?;
+            all.commit()?;
+            Ok(Swapped::Stored)
+        };
+        self.with(swap).await
+    }
+}
+
+fn load(connection: &Connection, key: &str) -> Result<Loaded<i64>, rusqlite::Error> {
+    let mut select = connection.prepare_cached("SELECT text, version FROM states WHERE key = ?1")?;
+    let stands = select.query_row([key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    let (text, version) = stands.unwrap_or((String::new(), 0));
+    Ok(Loaded { text, version, now: None })
+}
+
+fn seconds(at: Timestamp) -> i64 {
+    i64::try_from(at.as_secs_ceil()).unwrap_or(i64::MAX)
+}
+
+fn ceil(span: Duration) -> i64 {
+    i64::try_from(span.as_secs()).unwrap_or(i64::MAX).saturating_add(1)
+}
+
+fn limiter(file: &Path) -> Result<RateLimiter<Cas<Sqlite>>, BoxError> {
+    let storage = Cas::new(Sqlite::open(file)?).deadline(Duration::from_secs(2));
+    Ok(RateLimiter::with_storage("5/day".parse::<Policy>()?, storage))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), BoxError> {
+    let who = std::env::args().nth(1).unwrap_or_else(|| "everybody".to_owned());
+    let decision = limiter(&std::env::temp_dir().join("limits.sqlite"))?.hit(&Key::from(&who)).await?;
+    match decision.retry_after() {
+        None => println!("{who} is admitted, {} left", decision.remaining()),
+        Some(wait) => println!("{who} is refused, for {} minutes", wait.as_secs().div_ceil(60)),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tower_ratelimit::storage::ManualClock;
+    use tower_ratelimit::testing::{StorageLaws, SwapLaws};
+
+    use super::*;
+
+    /// A file of its own, in memory: all laws need hundreds of them.
+    fn empty() -> Sqlite {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::SeqCst);
+        Sqlite::open(Path::new(&format!("file:laws{number}?mode=memory&cache=shared"))).unwrap()
+    }
+
+    #[test]
+    fn it_keeps_the_laws() {
+        SwapLaws::new(empty).check();
+        let over = |store, clock: ManualClock| Cas::new(store).deadline(Duration::from_secs(20)).clock(clock);
+        StorageLaws::new(move |clock| over(empty(), clock))
+            .elsewhere(move |storage| over(storage.store().clone(), ManualClock::default()))
+            .check();
+    }
+
+    #[tokio::test]
+    async fn what_was_counted_survives_a_restart_and_is_shared_by_two_processes() {
+        let file = std::env::temp_dir().join(format!("tower-ratelimit-{}.sqlite", std::process::id()));
+        let alice = Key::from("alice");
+        let [first, second] = [(); 2].map(|()| limiter(&file).unwrap());
+        assert_eq!(first.hit(&alice).await.unwrap().remaining(), 4);
+        assert_eq!(second.hit(&alice).await.unwrap().remaining(), 3);
+        drop((first, second));
+        let again = limiter(&file).unwrap();
+        assert_eq!(again.hit(&alice).await.unwrap().remaining(), 2);
+        again.clear(&alice).await.unwrap();
+        assert_eq!(again.peek(&alice).await.unwrap().remaining(), 5);
+        for beside in ["", "-wal", "-shm"] {
+            let _ = std::fs::remove_file(format!("{}{beside}", file.display()));
+        }
+    }
+}
