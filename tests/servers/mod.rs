@@ -1,9 +1,11 @@
-//! Real servers for tests: Redis, or whatever `TOWER_RATELIMIT_REDIS_SERVER` names, each on a port of its own. They end with
-//! their guard, and with the test's process however that ends.
+//! Real servers for tests, each on a port of its own: Redis, or whatever `TOWER_RATELIMIT_REDIS_SERVER` names, and memcached. They
+//! end with their guard, and with the test's process however that ends.
 
 #![allow(dead_code, unused_imports, reason = "each file of tests takes what it needs")]
 
 mod fleet;
+mod memcached;
+mod process;
 mod proxy;
 mod resp;
 pub(crate) mod storage;
@@ -13,12 +15,14 @@ use std::fs;
 use std::io;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::fleet::{Cluster, Sentinels};
+pub(crate) use self::memcached::Memcached;
+use self::process::Process;
 pub(crate) use self::proxy::{Mode, Proxy};
 pub(crate) use self::resp::Reply;
 
@@ -70,12 +74,12 @@ impl Server {
         command.arg(self.folder.join(CONFIG));
         command.args(["--bind", "127.0.0.1", "--port", &self.port.to_string(), "--save", "", "--appendonly", "no"]);
         command.arg("--dir").arg(&self.folder).args(&self.options);
-        let process = Process::start(&mut command);
+        let process = Process::start(&mut command, "redis-server redis-sentinel redis-tools");
         let password = self.password().map(str::to_owned);
         let process = self.process.insert(process);
-        let (started, id) = (Instant::now(), format!("process_id:{}", process.child.id()));
+        let (started, id) = (Instant::now(), format!("process_id:{}", process.id()));
         loop {
-            if process.child.try_wait().unwrap().is_some() {
+            if process.has_ended() {
                 return false;
             }
             let info = resp::ask(self.port, password.as_deref(), &["INFO", "server"]);
@@ -134,17 +138,12 @@ impl Server {
 
     /// It hangs: whatever it is sent waits, and so do new connections.
     pub(crate) fn stop(&self) {
-        self.signal("STOP");
+        self.process.as_ref().unwrap().signal("STOP");
     }
 
     /// It goes on.
     pub(crate) fn go_on(&self) {
-        self.signal("CONT");
-    }
-
-    fn signal(&self, name: &str) {
-        let id = self.process.as_ref().unwrap().child.id().to_string();
-        assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
+        self.process.as_ref().unwrap().signal("CONT");
     }
 }
 
@@ -152,44 +151,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.process = None;
         let _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
-/// A child, and the shell that kills it when this process is no more.
-#[derive(Debug)]
-struct Process {
-    child: Child,
-    watchdog: Child,
-}
-
-impl Process {
-    fn start(command: &mut Command) -> Self {
-        let mut child = match command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
-            Ok(child) => child,
-            Err(error) => panic!(
-                "cannot start {command:?}: {error}\nthese tests need real servers; scripts/test installs them, or\n    \
-                 apt-get install -y --no-install-recommends redis-server redis-sentinel redis-tools"
-            ),
-        };
-        // Ends when its input does. To be killed by the kernel would mean by the end of a thread.
-        let watch = format!("read _; kill -9 {}", child.id());
-        match Command::new("sh").args(["-c", &watch]).stdin(Stdio::piped()).stderr(Stdio::null()).spawn() {
-            Ok(watchdog) => Self { child, watchdog },
-            Err(error) => {
-                let _ = child.kill();
-                panic!("cannot start sh: {error}");
-            }
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // First the watchdog: the number of a child that was waited for may soon be another's.
-        for child in [&mut self.watchdog, &mut self.child] {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
     }
 }
 

@@ -1,0 +1,55 @@
+//! A server's process, and the shell that kills it when this one is no more.
+
+use std::process::{Child, Command, Stdio};
+
+#[derive(Debug)]
+pub(super) struct Process {
+    child: Child,
+    watchdog: Child,
+}
+
+impl Process {
+    /// Starts it; `packages` are what has to be installed for that.
+    pub(super) fn start(command: &mut Command, packages: &str) -> Self {
+        let mut child = match command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
+            Ok(child) => child,
+            Err(error) => panic!(
+                "cannot start {command:?}: {error}\nthese tests need real servers; scripts/test installs them, or\n    \
+                 apt-get install -y --no-install-recommends {packages}"
+            ),
+        };
+        // Ends when its input does. To be killed by the kernel would mean by the end of a thread.
+        let watch = format!("read _; kill -9 {}", child.id());
+        match Command::new("sh").args(["-c", &watch]).stdin(Stdio::piped()).stderr(Stdio::null()).spawn() {
+            Ok(watchdog) => Self { child, watchdog },
+            Err(error) => {
+                let _ = child.kill();
+                panic!("cannot start sh: {error}");
+            }
+        }
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(super) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// `STOP`, `CONT`.
+    pub(super) fn signal(&self, name: &str) {
+        let id = self.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // First the watchdog: the number of a child that was waited for may soon be another's.
+        for child in [&mut self.watchdog, &mut self.child] {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
