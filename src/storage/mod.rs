@@ -4,14 +4,16 @@ mod any;
 mod cas;
 mod clock;
 mod deadline;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "memcached"))]
 mod link;
+#[cfg(feature = "memcached")]
+mod memcached;
 mod memory;
 mod names;
 #[cfg(feature = "redis")]
 mod redis;
 mod text;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "memcached"))]
 mod url;
 
 use std::fmt;
@@ -22,6 +24,8 @@ use crate::{BoxError, ConfigError, Decision, Key, Op, Policy, Timestamp};
 pub use self::any::{AnyStorage, Either};
 pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
+#[cfg(feature = "memcached")]
+pub use self::memcached::{MemcachedStorage, MemcachedStorageError};
 pub use self::memory::{MemoryStorage, MemoryStorageBuilder};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisStorage, RedisStorageError};

@@ -1,0 +1,126 @@
+//! Loads and swaps on the server that a key lives on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::meta::{self, Cas, Reply};
+use super::node::{Node, Open, Request};
+use super::ring::Ring;
+use super::{MemcachedStorageError, expiry, keys};
+use crate::storage::link;
+use crate::storage::url::Address;
+use crate::storage::{CasStorage, Loaded, Swapped};
+
+/// A server keeps a megabyte, of which the key and its own notes take some; what it is asked to keep beyond that makes it drop what
+/// was there. So it is not asked.
+const LARGEST: usize = (1 << 20) - 1_024;
+
+/// A handle on connections that are shared with its clones.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    servers: Arc<Servers>,
+    pub(super) prefix: Arc<str>,
+    /// Of one load and of one swap.
+    pub(super) deadline: Duration,
+}
+
+#[derive(Debug)]
+struct Servers {
+    nodes: Vec<Node>,
+    ring: Ring,
+}
+
+/// Which writing was loaded: its name, and the connection on which it was heard, as a server that has started again gives the same
+/// names to others. Or that there was nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Version(Option<(Cas, u64)>);
+
+impl Client {
+    /// Connects to nobody yet.
+    pub(super) fn new(servers: Vec<Address>, prefix: &str, deadline: Duration) -> Self {
+        let ring = Ring::of(&servers);
+        let nodes = servers.into_iter().map(Node::at).collect();
+        Self { servers: Arc::new(Servers { nodes, ring }), prefix: prefix.into(), deadline }
+    }
+
+    /// Returns as soon as all servers answer.
+    pub(super) async fn ready(&self, deadline: Instant) -> Result<(), MemcachedStorageError> {
+        for node in &self.servers.nodes {
+            link::until_ready(deadline, |deadline| node.ping(deadline, self.deadline)).await?;
+        }
+        Ok(())
+    }
+
+    /// The server where the key lives, also when that is away: another one would not know what was counted.
+    fn home(&self, key: &str) -> &Node {
+        let Servers { nodes, ring } = &*self.servers;
+        &nodes[ring.place(key)]
+    }
+
+    async fn open(&self, node: &Node, deadline: Instant) -> Result<Arc<Open>, MemcachedStorageError> {
+        node.open(deadline, self.deadline).await
+    }
+}
+
+impl Client {
+    pub(super) fn longest(&self) -> Option<usize> {
+        let _ = self;
+        Some(LARGEST)
+    }
+}
+
+impl CasStorage for Client {
+    type Error = MemcachedStorageError;
+    type Version = Version;
+
+    async fn load(&self, name: &str) -> Result<Loaded<Version>, MemcachedStorageError> {
+        let (key, deadline) = (keys::key(&self.prefix, name), Instant::now() + self.deadline);
+        let node = self.home(&key);
+        let open = self.open(node, deadline).await?;
+        let request = Request { bytes: meta::get(&key), changes: false };
+        let (text, version) = match node.ask(&open, request, deadline).await? {
+            Reply::Value { cas, text } => {
+                // What is no text was not written by us, and is nothing to whoever reads it.
+                (String::from_utf8(text).unwrap_or_default(), Some((cas, open.number)))
+            }
+            Reply::Nothing => (String::new(), None),
+            other => return Err(node.unexpected(&open, false, &other)),
+        };
+        Ok(Loaded { text, version: Version(version), now: None })
+    }
+
+    async fn swap(
+        &self,
+        name: &str,
+        version: &Version,
+        text: &str,
+        keep: Duration,
+    ) -> Result<Swapped<Version>, MemcachedStorageError> {
+        let (key, deadline) = (keys::key(&self.prefix, name), Instant::now() + self.deadline);
+        let node = self.home(&key);
+        if text.len() > LARGEST {
+            let why = format!(
+                "the states of a key take {} bytes, at most {LARGEST} can be kept: limit by a strategy that keeps no log",
+                text.len()
+            );
+            return Err(node.refused(why));
+        }
+        let open = self.open(node, deadline).await?;
+        let bytes = match version.0 {
+            Some((_, on)) if on != open.number => return Ok(Swapped::Lost(None)),
+            Some((cas, _)) if text.is_empty() => meta::delete(&key, cas),
+            None if text.is_empty() => meta::get(&key),
+            written => meta::set(&key, text, written.map(|(cas, _)| cas), expiry::after(keep)),
+        };
+        let looks = version.0.is_none() && text.is_empty();
+        match node.ask(&open, Request { bytes, changes: !looks }, deadline).await? {
+            Reply::Done if !looks => Ok(Swapped::Stored),
+            Reply::Nothing if looks => Ok(Swapped::Stored),
+            Reply::Value { .. } if looks => Ok(Swapped::Lost(None)),
+            Reply::Another | Reply::Nothing | Reply::Present if !looks => Ok(Swapped::Lost(None)),
+            other => Err(node.unexpected(&open, !looks, &other)),
+        }
+    }
+}

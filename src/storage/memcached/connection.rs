@@ -1,0 +1,164 @@
+//! One connection, on which many ask at once and are answered in the order in which they asked.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::meta::{self, Reply};
+
+/// So many requests are written in one go.
+const AT_ONCE: usize = 64;
+
+/// A connection, and the task that writes and reads for all who use it. It ends with its last user: a stopped server would
+/// keep it for ever.
+#[derive(Debug)]
+pub(super) struct Connection {
+    requests: mpsc::UnboundedSender<Asked>,
+    driver: AbortHandle,
+    shared: Arc<Shared>,
+}
+
+/// Why a request has no reply.
+#[derive(Debug)]
+pub(super) enum Unanswered {
+    NotSent,
+    /// It was, or may have been: then the connection ended.
+    Lost(String),
+}
+
+struct Asked {
+    request: Vec<u8>,
+    answer: oneshot::Sender<Reply>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    opened: Instant,
+    /// How many were asked and have not been answered.
+    waiting: AtomicU64,
+    /// When it was last that a reply came, or that somebody asked while nobody was waiting: microseconds since it was opened.
+    heard: AtomicU64,
+    /// Why it ended.
+    end: OnceLock<String>,
+}
+
+impl Connection {
+    pub(super) fn over(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Self {
+        let (requests, asked) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared {
+            opened: Instant::now(),
+            waiting: AtomicU64::new(0),
+            heard: AtomicU64::new(0),
+            end: OnceLock::new(),
+        });
+        let driven = Arc::clone(&shared);
+        let driver = tokio::spawn(async move {
+            let Err(error) = drive(stream, asked, &driven).await;
+            let _ = driven.end.set(error.to_string());
+        });
+        Self { requests, driver: driver.abort_handle(), shared }
+    }
+
+    /// The reply to `request`. Whoever goes away without waiting for it leaves nothing behind: the reply is dropped when it comes,
+    /// and if the request was not sent yet, it is not.
+    pub(super) async fn ask(&self, request: Vec<u8>) -> Result<Reply, Unanswered> {
+        let (answer, reply) = oneshot::channel();
+        self.requests.send(Asked { request, answer }).map_err(|_| Unanswered::NotSent)?;
+        let lost = || self.shared.end.get().cloned().unwrap_or_else(|| "its runtime has ended".to_owned());
+        reply.await.map_err(|_| Unanswered::Lost(lost()))
+    }
+
+    /// Whether the other side has closed it, or the runtime on which it was opened has ended.
+    pub(super) fn is_closed(&self) -> bool {
+        self.driver.is_finished()
+    }
+
+    /// Whether nothing has been heard for so long, though somebody asked.
+    pub(super) fn is_silent(&self, patience: Duration) -> bool {
+        let Shared { opened, waiting, heard, .. } = &*self.shared;
+        waiting.load(Ordering::Relaxed) > 0
+            && opened.elapsed().saturating_sub(Duration::from_micros(heard.load(Ordering::Relaxed))) > patience
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl Shared {
+    fn hear(&self) {
+        let now = u64::try_from(self.opened.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.heard.store(now, Ordering::Relaxed);
+    }
+}
+
+/// Writes and reads until either ends; then all who wait are told, as nobody holds on to their answers any longer.
+async fn drive(
+    stream: impl AsyncRead + AsyncWrite,
+    asked: mpsc::UnboundedReceiver<Asked>,
+    shared: &Shared,
+) -> io::Result<Infallible> {
+    let (from, to) = tokio::io::split(stream);
+    let (queue, waiting) = mpsc::unbounded_channel();
+    let mut reading = pin!(read(from, waiting, shared));
+    let mut writing = pin!(write(to, asked, queue, shared));
+    poll_fn(|cx| match reading.as_mut().poll(cx) {
+        Poll::Ready(end) => Poll::Ready(end),
+        Poll::Pending => writing.as_mut().poll(cx),
+    })
+    .await
+}
+
+async fn write(
+    mut to: impl AsyncWrite + Unpin,
+    mut asked: mpsc::UnboundedReceiver<Asked>,
+    queue: mpsc::UnboundedSender<oneshot::Sender<Reply>>,
+    shared: &Shared,
+) -> io::Result<Infallible> {
+    let mut batch = Vec::with_capacity(AT_ONCE);
+    while asked.recv_many(&mut batch, AT_ONCE).await > 0 {
+        let mut bytes = Vec::new();
+        // Who has gone by now is not asked for.
+        for Asked { request, answer } in batch.drain(..).filter(|asked| !asked.answer.is_closed()) {
+            bytes.extend(request);
+            if shared.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
+                shared.hear();
+            }
+            queue.send(answer).map_err(io::Error::other)?;
+        }
+        to.write_all(&bytes).await?;
+    }
+    Err(io::Error::other("nobody uses it any more"))
+}
+
+/// The first reply is the answer to the first who asked, whether or not anybody waits for it any longer.
+async fn read(
+    from: impl AsyncRead + Unpin,
+    mut queue: mpsc::UnboundedReceiver<oneshot::Sender<Reply>>,
+    shared: &Shared,
+) -> io::Result<Infallible> {
+    let mut from = BufReader::new(from);
+    loop {
+        let reply = meta::read(&mut from).await?;
+        let Ok(answer) = queue.try_recv() else { return Err(io::Error::other("it says what nobody asked for")) };
+        shared.hear();
+        shared.waiting.fetch_sub(1, Ordering::Relaxed);
+        let is_last = matches!(reply, Reply::Misunderstood(_));
+        let _ = answer.send(reply);
+        if is_last {
+            return Err(io::Error::other("it did not understand what it was asked"));
+        }
+    }
+}

@@ -1,0 +1,86 @@
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::BoxError;
+use crate::storage::link::{Kind, LinkError};
+
+/// Why a memcached server could not be asked, or what it answered instead of doing so.
+///
+/// It names the server. What caused it is its [`source`](Error::source).
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::storage::MemcachedStorage;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::ConfigError> {
+/// let nobody = MemcachedStorage::new("memcached://127.0.0.1:1")?;
+/// let error = nobody.ready(Duration::from_millis(50)).await.unwrap_err();
+/// assert!(error.to_string().starts_with("cannot reach 127.0.0.1:1: "), "{error}");
+/// assert!(!error.may_have_counted());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct MemcachedStorageError(Arc<Inner>);
+
+struct Inner {
+    kind: Kind,
+    /// Whether what was asked for changes anything.
+    changes: bool,
+    server: Box<str>,
+    source: Option<BoxError>,
+}
+
+impl MemcachedStorageError {
+    /// Of a request that `changes` something, or does not.
+    pub(super) fn new(kind: Kind, changes: bool, server: &str, source: Option<BoxError>) -> Self {
+        Self(Arc::new(Inner { kind, changes, server: server.into(), source }))
+    }
+
+    /// Nothing was sent, since `server` could not be reached.
+    pub(super) fn unreached(server: &str, source: impl Into<BoxError>) -> Self {
+        Self::new(Kind::Unreached, false, server, Some(source.into()))
+    }
+
+    /// Whether the server did not answer within the deadline.
+    pub fn is_timeout(&self) -> bool {
+        self.0.kind.is_timeout()
+    }
+
+    /// Whether a hit may have been counted all the same: what stores it was sent, and whether it was stored is not known. It is
+    /// never sent again, since then it might be counted twice.
+    pub fn may_have_counted(&self) -> bool {
+        self.0.changes && self.0.kind.may_have_counted()
+    }
+}
+
+impl LinkError for MemcachedStorageError {
+    fn late(server: &str) -> Self {
+        Self::new(Kind::Late { sent: false }, false, server, None)
+    }
+
+    fn is_timeout(&self) -> bool {
+        self.is_timeout()
+    }
+}
+
+impl fmt::Display for MemcachedStorageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.kind.write(&self.0.server, f)?;
+        self.0.source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))
+    }
+}
+
+impl fmt::Debug for MemcachedStorageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MemcachedStorageError").field(&self.0.kind).field(&self.to_string()).finish()
+    }
+}
+
+impl Error for MemcachedStorageError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source.as_ref().map(|source| &**source as _)
+    }
+}

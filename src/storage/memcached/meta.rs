@@ -1,0 +1,156 @@
+//! The meta commands of memcached, as bytes. Each request is answered by one reply.
+
+use std::io;
+
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
+
+/// Asks whether anybody is there.
+pub(super) const NOOP: &[u8] = b"mn\r\n";
+
+/// A line is never longer, unless it is none of memcached's.
+const LONGEST_LINE: u64 = 2_048;
+
+/// The name of one writing under a key, which differs from all others on this server since it was started.
+pub(super) type Cas = u64;
+
+/// What a server says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    /// `VA`
+    Value { cas: Cas, text: Vec<u8> },
+    /// `HD`: it is done.
+    Done,
+    /// `EN`, `NF`: nothing is there.
+    Nothing,
+    /// `EX`: something else is there.
+    Another,
+    /// `NS`: something is there already.
+    Present,
+    /// `MN`, to [`NOOP`].
+    Here,
+    /// `SERVER_ERROR`: it cannot.
+    Refused(String),
+    /// `ERROR`, `CLIENT_ERROR`: it takes the request for something else. Whatever follows may be about a part of it.
+    Misunderstood(String),
+}
+
+/// What is there, and the name of that writing.
+pub(super) fn get(key: &str) -> Vec<u8> {
+    format!("mg {key} c v\r\n").into_bytes()
+}
+
+/// Puts `text` there if nothing is, or what was written as `over`.
+pub(super) fn set(key: &str, text: &str, over: Option<Cas>, expiry: i32) -> Vec<u8> {
+    let size = text.len();
+    let over = over.map_or("ME".to_owned(), |cas| format!("C{cas}"));
+    format!("ms {key} {size} {over} T{expiry}\r\n{text}\r\n").into_bytes()
+}
+
+/// Removes what was written as `cas`.
+pub(super) fn delete(key: &str, cas: Cas) -> Vec<u8> {
+    format!("md {key} C{cas}\r\n").into_bytes()
+}
+
+/// The next reply.
+pub(super) async fn read(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Reply> {
+    let mut line = Vec::new();
+    (&mut *from).take(LONGEST_LINE).read_until(b'\n', &mut line).await?;
+    if line.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it was closed"));
+    }
+    let text = line.strip_suffix(b"\r\n").and_then(|line| str::from_utf8(line).ok()).ok_or_else(no_reply)?;
+    let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
+    Ok(match word {
+        "VA" => {
+            let (size, flags) = rest.split_once(' ').ok_or_else(no_reply)?;
+            let size: u32 = size.parse().map_err(|_| no_reply())?;
+            let cas = flags.split(' ').find_map(|flag| flag.strip_prefix('c')?.parse().ok()).ok_or_else(no_reply)?;
+            Reply::Value { cas, text: read_block(from, size).await? }
+        }
+        "HD" => Reply::Done,
+        "EN" | "NF" => Reply::Nothing,
+        "EX" => Reply::Another,
+        "NS" => Reply::Present,
+        "MN" => Reply::Here,
+        "SERVER_ERROR" => Reply::Refused(rest.to_owned()),
+        "ERROR" | "CLIENT_ERROR" => Reply::Misunderstood(text.to_owned()),
+        _ => return Err(no_reply()),
+    })
+}
+
+async fn read_block(from: &mut (impl AsyncBufRead + Unpin), size: u32) -> io::Result<Vec<u8>> {
+    // Not reserved at once: the number may be anything.
+    let mut block = Vec::new();
+    (&mut *from).take(u64::from(size) + 2).read_to_end(&mut block).await?;
+    if block.len() != size as usize + 2 || !block.ends_with(b"\r\n") {
+        return Err(no_reply());
+    }
+    block.truncate(size as usize);
+    Ok(block)
+}
+
+fn no_reply() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "what came back is no reply of memcached's")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn all(mut bytes: &[u8]) -> Vec<Result<Reply, String>> {
+        let mut replies = Vec::new();
+        loop {
+            let reply = read(&mut bytes).await.map_err(|error| error.to_string());
+            let is_last = reply.is_err();
+            replies.push(reply);
+            if is_last {
+                return replies;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn replies_are_read_one_by_one() {
+        let bytes = b"VA 5 c17\r\na\r\nbc\r\nVA 0 t30 c18446744073709551615 W\r\n\r\nHD\r\nHD c3\r\nEN\r\nNF\r\nEX\r\nNS\r\nMN\r\n\
+            SERVER_ERROR out of memory\r\n";
+        let replies: Vec<Reply> = all(bytes).await.into_iter().filter_map(Result::ok).collect();
+        let value = |cas, text: &[u8]| Reply::Value { cas, text: text.to_vec() };
+        let expected = [
+            value(17, b"a\r\nbc"),
+            value(u64::MAX, b""),
+            Reply::Done,
+            Reply::Done,
+            Reply::Nothing,
+            Reply::Nothing,
+            Reply::Another,
+            Reply::Present,
+            Reply::Here,
+            Reply::Refused("out of memory".to_owned()),
+        ];
+        assert_eq!(replies, expected);
+    }
+
+    #[tokio::test]
+    async fn whatever_else_comes_back_is_no_reply() {
+        let long = [b'a'; 5_000];
+        for bytes in [
+            &b"HTTP/1.1 400 Bad Request\r\n"[..],
+            b"HD",
+            b"HD\n",
+            b"VA\r\n",
+            b"VA 3\r\nabc\r\n",
+            b"VA 3 c\r\nabc\r\n",
+            b"VA 3 c1\r\nabcd\r\n",
+            b"VA 3 c1\r\nab",
+            b"VA -3 c1\r\nabc\r\n",
+            b"VA 99999999999 c1\r\nabc\r\n",
+            b"VA 4294967295 c1\r\nabc\r\n",
+            b"\xff\r\n",
+            b"\r\n",
+            &long,
+        ] {
+            assert_eq!(all(bytes).await, [Err("what came back is no reply of memcached's".to_owned())], "{bytes:?}");
+        }
+        assert_eq!(all(b"").await, [Err("it was closed".to_owned())]);
+    }
+}

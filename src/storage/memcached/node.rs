@@ -1,0 +1,155 @@
+//! One of the servers: connected when it is asked, and again after failures.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+#[cfg(unix)]
+use tokio::net::UnixStream;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::MemcachedStorageError;
+use super::connection::{Connection, Unanswered};
+use super::meta::{NOOP, Reply};
+use crate::BoxError;
+use crate::storage::link::{CONNECT_WITHIN, Kind, LinkError, Renewed, Usable, socket};
+use crate::storage::url::Address;
+
+/// For so many deadlines nothing may be heard of a server that is asked.
+const SILENT_DEADLINES: u32 = 3;
+
+/// A handle on one server.
+#[derive(Clone)]
+pub(super) struct Node(Arc<Shared>);
+
+struct Shared {
+    address: Address,
+    open: Arc<Renewed<Open, MemcachedStorageError>>,
+}
+
+/// A connection in use.
+pub(super) struct Open {
+    connection: Connection,
+    /// No other connection of this process has it.
+    pub(super) number: u64,
+}
+
+/// What a server is asked.
+pub(super) struct Request {
+    pub(super) bytes: Vec<u8>,
+    pub(super) changes: bool,
+}
+
+impl Usable for Open {
+    fn is_usable(&self) -> bool {
+        !self.connection.is_closed()
+    }
+}
+
+impl Node {
+    pub(super) fn at(address: Address) -> Self {
+        let open = Renewed::new(&address.to_string());
+        Self(Arc::new(Shared { address, open }))
+    }
+
+    /// A connection to ask on, if there is one by `deadline`. One that has been silent for too long is replaced; `patience` is how long callers
+    /// wait at most.
+    pub(super) async fn open(&self, deadline: Instant, patience: Duration) -> Result<Arc<Open>, MemcachedStorageError> {
+        let Shared { address, open: renewed } = &*self.0;
+        if Instant::now() >= deadline {
+            return Err(MemcachedStorageError::late(renewed.name()));
+        }
+        loop {
+            let open = renewed.get(deadline, || connect(address.clone())).await?;
+            if !open.connection.is_silent(patience * SILENT_DEADLINES) {
+                return Ok(open);
+            }
+            renewed.give_up(&open, None);
+        }
+    }
+
+    /// What the server replies, sent once and never again. The future may be dropped at any time, which disturbs nobody else.
+    pub(super) async fn ask(
+        &self,
+        open: &Arc<Open>,
+        request: Request,
+        deadline: Instant,
+    ) -> Result<Reply, MemcachedStorageError> {
+        let error = |kind, source| MemcachedStorageError::new(kind, request.changes, self.name(), source);
+        match timeout_at(deadline, open.connection.ask(request.bytes)).await {
+            Ok(Ok(Reply::Refused(mut why))) => {
+                if why.contains("too large") {
+                    why.push_str(" (start it with a larger -I, or limit by a strategy that keeps no log)");
+                }
+                Err(error(Kind::Refused, Some(why.into())))
+            }
+            Ok(Ok(Reply::Misunderstood(why))) => Err(error(Kind::Unexpected, Some(why.into()))),
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(Err(Unanswered::NotSent)) => Err(error(Kind::Unreached, Some("the connection was closed".into()))),
+            Ok(Err(Unanswered::Lost(why))) => Err(error(Kind::Lost, Some(why.into()))),
+            Err(_) => Err(error(Kind::Late { sent: true }, None)),
+        }
+    }
+
+    /// The server replied to a request with what is never the reply to such a one: nothing on this connection can be trusted.
+    pub(super) fn unexpected(&self, open: &Arc<Open>, changes: bool, reply: &Reply) -> MemcachedStorageError {
+        self.0.open.give_up(open, None);
+        let what = match reply {
+            Reply::Value { .. } => "VA".to_owned(),
+            other => format!("{other:?}"),
+        };
+        MemcachedStorageError::new(Kind::Unexpected, changes, self.name(), Some(what.into()))
+    }
+
+    /// What it would say, if it were asked.
+    pub(super) fn refused(&self, why: String) -> MemcachedStorageError {
+        MemcachedStorageError::new(Kind::Refused, true, self.name(), Some(why.into()))
+    }
+
+    /// Whether the server answers.
+    pub(super) async fn ping(&self, deadline: Instant, patience: Duration) -> Result<(), MemcachedStorageError> {
+        let open = self.open(deadline, patience).await?;
+        let noop = Request { bytes: NOOP.to_vec(), changes: false };
+        match self.ask(&open, noop, deadline).await? {
+            Reply::Here => Ok(()),
+            other => Err(self.unexpected(&open, false, &other)),
+        }
+    }
+
+    fn name(&self) -> &str {
+        self.0.open.name()
+    }
+}
+
+/// A connection is one that has answered: a stopped server, or one that has no room for another, would let anybody connect.
+async fn connect(address: Address) -> Result<Open, MemcachedStorageError> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let connected = async {
+        let connection = match &address {
+            Address::Tcp(host) => Connection::over(socket::open(host).await?),
+            #[cfg(unix)]
+            Address::Unix(path) => Connection::over(UnixStream::connect(path).await?),
+            #[cfg(not(unix))]
+            Address::Unix(_) => return Err(std::io::Error::from(std::io::ErrorKind::Unsupported).into()),
+        };
+        match connection.ask(NOOP.to_vec()).await {
+            Ok(Reply::Here) => Ok(Open { connection, number: NUMBER.fetch_add(1, Ordering::Relaxed) }),
+            Ok(Reply::Refused(why) | Reply::Misunderstood(why)) => {
+                Err(format!("it says {why:?} to a meta command").into())
+            }
+            Ok(other) => Err(format!("it says {other:?} to a meta command").into()),
+            Err(Unanswered::Lost(why)) => Err(why.into()),
+            Err(Unanswered::NotSent) => Err("it was closed".into()),
+        }
+    };
+    let connected: Result<Result<Open, BoxError>, _> = timeout(CONNECT_WITHIN, connected).await;
+    let late = |_| Err(format!("no answer within {CONNECT_WITHIN:?}").into());
+    connected.unwrap_or_else(late).map_err(|why| MemcachedStorageError::unreached(&address.to_string(), why))
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Node").field(&self.0.open).finish()
+    }
+}

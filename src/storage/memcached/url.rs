@@ -1,0 +1,66 @@
+//! What a URL says: which servers, and what to call the keys.
+
+use std::time::Duration;
+
+use crate::ConfigError;
+use crate::storage::url::{self, Address, Authority, Options, Parts, Wrong};
+
+/// All that a URL says.
+#[derive(Debug)]
+pub(super) struct Target {
+    /// At least one.
+    pub(super) servers: Vec<Address>,
+    pub(super) prefix: Box<str>,
+    pub(super) deadline: Duration,
+}
+
+/// One of each kind, to choose from.
+const EXAMPLES: &str =
+    "write memcached://host:11211, memcached://host:11211,host:11211 or memcached+unix:///path/to.sock";
+
+const PORT: u16 = 11_211;
+
+impl Target {
+    pub(super) fn parse(url: &str) -> Result<Self, ConfigError> {
+        url::read(url, EXAMPLES, Self::read)
+    }
+
+    fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
+        let unix = match parts.scheme {
+            "memcached" => false,
+            "memcached+unix" => true,
+            other => return Err(wrong(format!("its scheme is {other:?}, {EXAMPLES}"))),
+        };
+        let Authority { login, hosts } = Authority::parse(parts.authority, PORT, wrong)?;
+        if login.password.is_some() {
+            return Err(wrong(
+                "no user and no password can be told to memcached: leave out what is before @".to_owned(),
+            ));
+        }
+        let path = parts.decoded_path(wrong)?;
+        let servers = if unix {
+            if !cfg!(unix) {
+                return Err(wrong("this system has no unix sockets: write memcached://host:11211".to_owned()));
+            }
+            if !hosts.is_empty() || path.len() < 2 {
+                return Err(wrong("write a path from the root, for example memcached+unix:///path/to.sock".to_owned()));
+            }
+            vec![Address::Unix(path.into())]
+        } else {
+            if hosts.is_empty() {
+                return Err(wrong(format!("it names no host: {EXAMPLES}")));
+            }
+            if path.len() > 1 {
+                return Err(wrong(format!("there is no database {path:?} in memcached: leave it out")));
+            }
+            if let Some((_, twice)) = hosts.iter().enumerate().find(|(at, host)| hosts[..*at].contains(host)) {
+                return Err(wrong(format!("it names {twice} twice: write it once")));
+            }
+            hosts.into_iter().map(Address::Tcp).collect()
+        };
+        let mut options = Options::parse(parts.query, wrong)?;
+        let (prefix, deadline) = (options.prefix()?, options.deadline()?);
+        options.end()?;
+        Ok(Self { servers, prefix, deadline })
+    }
+}
