@@ -17,6 +17,7 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// | `redis://host`, `rediss://`, `redis+unix://`, the same with `valkey` | `RedisStorage` | `redis`, TLS `redis-rustls` |
 /// | `redis+cluster://host,host` | `RedisStorage` | `redis-cluster` |
 /// | `redis+sentinel://host,host/service` | `RedisStorage` | `redis-sentinel` |
+/// | `memcached://host,host`, `memcached+unix://` | `MemcachedStorage` | `memcached` |
 ///
 /// Memory inside of it stays what it is: it answers at once, and nothing is boxed.
 ///
@@ -36,6 +37,8 @@ enum Any {
     Memory(MemoryStorage),
     #[cfg(feature = "redis")]
     Redis(super::RedisStorage),
+    #[cfg(feature = "memcached")]
+    Memcached(super::MemcachedStorage),
 }
 
 impl From<MemoryStorage> for AnyStorage {
@@ -51,6 +54,13 @@ impl From<super::RedisStorage> for AnyStorage {
     }
 }
 
+#[cfg(feature = "memcached")]
+impl From<super::MemcachedStorage> for AnyStorage {
+    fn from(storage: super::MemcachedStorage) -> Self {
+        Self(Any::Memcached(storage))
+    }
+}
+
 impl FromStr for AnyStorage {
     type Err = ConfigError;
 
@@ -62,16 +72,25 @@ impl FromStr for AnyStorage {
             #[cfg(feature = "redis")]
             "redis" | "rediss" | "valkey" | "valkeys" => super::RedisStorage::new(url).map(Self::from),
             #[cfg(not(feature = "redis"))]
-            "redis" | "rediss" | "valkey" | "valkeys" => Err(ConfigError::new(format!(
-                "the URL's scheme {scheme:?} needs the feature \"redis\" of tower-ratelimit, which is not enabled: \
-                 enable it, or use memory://"
-            ))),
+            "redis" | "rediss" | "valkey" | "valkeys" => Err(missing(scheme, "redis")),
+            #[cfg(feature = "memcached")]
+            "memcached" => super::MemcachedStorage::new(url).map(Self::from),
+            #[cfg(not(feature = "memcached"))]
+            "memcached" => Err(missing(scheme, "memcached")),
             // Not quoted whole: it may hold a password.
             _ => Err(ConfigError::new(format!(
-                "cannot read the URL of a storage, whose scheme is {scheme:?}: write memory://, or redis://localhost"
+                "cannot read the URL of a storage, whose scheme is {scheme:?}: write memory://, redis://localhost or memcached://localhost"
             ))),
         }
     }
+}
+
+#[cfg(not(all(feature = "redis", feature = "memcached")))]
+fn missing(scheme: &str, feature: &str) -> ConfigError {
+    ConfigError::new(format!(
+        "the URL's scheme {scheme:?} needs the feature {feature:?} of tower-ratelimit, which is not enabled: \
+         enable it, or use memory://"
+    ))
 }
 
 impl Storage for AnyStorage {
@@ -84,6 +103,8 @@ impl Storage for AnyStorage {
             Any::Memory(storage) => Either(Inner::Now(storage.decide(ask))),
             #[cfg(feature = "redis")]
             Any::Redis(storage) => Either(Inner::Redis(storage.decide(ask))),
+            #[cfg(feature = "memcached")]
+            Any::Memcached(storage) => Either(Inner::Memcached(storage.decide(ask))),
         }
     }
 
@@ -93,6 +114,8 @@ impl Storage for AnyStorage {
             Any::Memory(storage) => storage.hit_at_once(ask, shown),
             #[cfg(feature = "redis")]
             Any::Redis(storage) => storage.hit_at_once(ask, shown),
+            #[cfg(feature = "memcached")]
+            Any::Memcached(storage) => storage.hit_at_once(ask, shown),
         }
     }
 
@@ -101,6 +124,8 @@ impl Storage for AnyStorage {
             Any::Memory(storage) => Either(Inner::Now(storage.clear(policy, key))),
             #[cfg(feature = "redis")]
             Any::Redis(storage) => Either(Inner::Redis(storage.clear(policy, key))),
+            #[cfg(feature = "memcached")]
+            Any::Memcached(storage) => Either(Inner::Memcached(storage.clear(policy, key))),
         }
     }
 
@@ -109,6 +134,8 @@ impl Storage for AnyStorage {
             Any::Memory(storage) => Either(Inner::Now(storage.refund(policy, key, decision))),
             #[cfg(feature = "redis")]
             Any::Redis(storage) => Either(Inner::Redis(storage.refund(policy, key, decision))),
+            #[cfg(feature = "memcached")]
+            Any::Memcached(storage) => Either(Inner::Memcached(storage.refund(policy, key, decision))),
         }
     }
 
@@ -117,6 +144,8 @@ impl Storage for AnyStorage {
             Any::Memory(storage) => storage.validate(policy),
             #[cfg(feature = "redis")]
             Any::Redis(storage) => storage.validate(policy),
+            #[cfg(feature = "memcached")]
+            Any::Memcached(storage) => storage.validate(policy),
         }
     }
 }
@@ -129,6 +158,8 @@ enum Inner<T> {
     Now(Ready<Result<T, std::convert::Infallible>>),
     #[cfg(feature = "redis")]
     Redis(Pin<Box<dyn Future<Output = Result<T, super::RedisStorageError>> + Send>>),
+    #[cfg(feature = "memcached")]
+    Memcached(Pin<Box<dyn Future<Output = Result<T, super::MemcachedStorageError>> + Send>>),
 }
 
 impl<T> Future for Either<T>
@@ -142,6 +173,8 @@ where
             Inner::Now(answer) => Pin::new(answer).poll(cx).map(|answer| answer.map_err(|never| match never {})),
             #[cfg(feature = "redis")]
             Inner::Redis(answer) => answer.as_mut().poll(cx).map_err(BoxError::from),
+            #[cfg(feature = "memcached")]
+            Inner::Memcached(answer) => answer.as_mut().poll(cx).map_err(BoxError::from),
         }
     }
 }
@@ -152,6 +185,8 @@ impl fmt::Debug for AnyStorage {
             Any::Memory(storage) => storage.fmt(f),
             #[cfg(feature = "redis")]
             Any::Redis(storage) => storage.fmt(f),
+            #[cfg(feature = "memcached")]
+            Any::Memcached(storage) => storage.fmt(f),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Loads and swaps on the server that a key lives on.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,20 +14,19 @@ use crate::storage::link;
 use crate::storage::url::Address;
 use crate::storage::{CasStorage, Loaded, Swapped};
 
-/// A server keeps a megabyte, of which the key and its own notes take some; what it is asked to keep beyond that makes it drop what
-/// was there. So it is not asked.
+/// A server keeps a megabyte, of which the key and its own notes take some. What it is asked to keep beyond that makes it drop
+/// what was there, so it is not to be asked.
 const LARGEST: usize = (1 << 20) - 1_024;
 
 /// A handle on connections that are shared with its clones.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Client {
     servers: Arc<Servers>,
-    pub(super) prefix: Arc<str>,
+    prefix: Arc<str>,
     /// Of one load and of one swap.
-    pub(super) deadline: Duration,
+    deadline: Duration,
 }
 
-#[derive(Debug)]
 struct Servers {
     nodes: Vec<Node>,
     ring: Ring,
@@ -45,6 +45,11 @@ impl Client {
         Self { servers: Arc::new(Servers { nodes, ring }), prefix: prefix.into(), deadline }
     }
 
+    /// The same connections, for keys that begin otherwise, and with another deadline.
+    pub(super) fn with(&self, prefix: &str, deadline: Duration) -> Self {
+        Self { servers: Arc::clone(&self.servers), prefix: prefix.into(), deadline }
+    }
+
     /// Returns as soon as all servers answer.
     pub(super) async fn ready(&self, deadline: Instant) -> Result<(), MemcachedStorageError> {
         for node in &self.servers.nodes {
@@ -61,13 +66,6 @@ impl Client {
 
     async fn open(&self, node: &Node, deadline: Instant) -> Result<Arc<Open>, MemcachedStorageError> {
         node.open(deadline, self.deadline).await
-    }
-}
-
-impl Client {
-    pub(super) fn longest(&self) -> Option<usize> {
-        let _ = self;
-        Some(LARGEST)
     }
 }
 
@@ -100,13 +98,6 @@ impl CasStorage for Client {
     ) -> Result<Swapped<Version>, MemcachedStorageError> {
         let (key, deadline) = (keys::key(&self.prefix, name), Instant::now() + self.deadline);
         let node = self.home(&key);
-        if text.len() > LARGEST {
-            let why = format!(
-                "the states of a key take {} bytes, at most {LARGEST} can be kept: limit by a strategy that keeps no log",
-                text.len()
-            );
-            return Err(node.refused(why));
-        }
         let open = self.open(node, deadline).await?;
         let bytes = match version.0 {
             Some((_, on)) if on != open.number => return Ok(Swapped::Lost(None)),
@@ -122,5 +113,15 @@ impl CasStorage for Client {
             Reply::Another | Reply::Nothing | Reply::Present if !looks => Ok(Swapped::Lost(None)),
             other => Err(node.unexpected(&open, !looks, &other)),
         }
+    }
+
+    fn longest(&self) -> Option<usize> {
+        Some(LARGEST)
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.servers.nodes).finish()
     }
 }

@@ -3,11 +3,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::BoxError;
+use crate::storage::CasError;
 use crate::storage::link::{Kind, LinkError};
 
-/// Why a memcached server could not be asked, or what it answered instead of doing so.
+/// Why [`MemcachedStorage`](super::MemcachedStorage) could not decide: a server could not be asked, or answered something else.
 ///
-/// It names the server. What caused it is its [`source`](Error::source).
+/// It names the server, if it was one. What caused it is its [`source`](Error::source).
 ///
 /// ```
 /// use std::time::Duration;
@@ -25,18 +26,22 @@ use crate::storage::link::{Kind, LinkError};
 #[derive(Clone)]
 pub struct MemcachedStorageError(Arc<Inner>);
 
-struct Inner {
-    kind: Kind,
-    /// Whether what was asked for changes anything.
-    changes: bool,
-    server: Box<str>,
-    source: Option<BoxError>,
+enum Inner {
+    Server {
+        kind: Kind,
+        /// Whether what was asked for changes anything.
+        changes: bool,
+        server: Box<str>,
+        source: Option<BoxError>,
+    },
+    /// No server has failed that is known.
+    Cas(CasError),
 }
 
 impl MemcachedStorageError {
     /// Of a request that `changes` something, or does not.
     pub(super) fn new(kind: Kind, changes: bool, server: &str, source: Option<BoxError>) -> Self {
-        Self(Arc::new(Inner { kind, changes, server: server.into(), source }))
+        Self(Arc::new(Inner::Server { kind, changes, server: server.into(), source }))
     }
 
     /// Nothing was sent, since `server` could not be reached.
@@ -44,15 +49,29 @@ impl MemcachedStorageError {
         Self::new(Kind::Unreached, false, server, Some(source.into()))
     }
 
-    /// Whether the server did not answer within the deadline.
+    /// Whether there was no answer within the deadline.
     pub fn is_timeout(&self) -> bool {
-        self.0.kind.is_timeout()
+        match &*self.0 {
+            Inner::Server { kind, .. } => kind.is_timeout(),
+            Inner::Cas(error) => error.is_timeout(),
+        }
     }
 
     /// Whether a hit may have been counted all the same: what stores it was sent, and whether it was stored is not known. It is
     /// never sent again, since then it might be counted twice.
     pub fn may_have_counted(&self) -> bool {
-        self.0.changes && self.0.kind.may_have_counted()
+        match &*self.0 {
+            Inner::Server { kind, changes, .. } => *changes && kind.may_have_counted(),
+            Inner::Cas(error) => error.may_have_counted(),
+        }
+    }
+}
+
+/// What the server said, if it was a server.
+impl From<CasError> for MemcachedStorageError {
+    fn from(error: CasError) -> Self {
+        let server = error.source().and_then(<dyn Error>::downcast_ref::<Self>).cloned();
+        server.unwrap_or_else(|| Self(Arc::new(Inner::Cas(error))))
     }
 }
 
@@ -68,19 +87,27 @@ impl LinkError for MemcachedStorageError {
 
 impl fmt::Display for MemcachedStorageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.kind.write(&self.0.server, f)?;
-        self.0.source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))
+        match &*self.0 {
+            Inner::Server { kind, server, source, .. } => {
+                kind.write(server, f)?;
+                source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))
+            }
+            Inner::Cas(error) => error.fmt(f),
+        }
     }
 }
 
 impl fmt::Debug for MemcachedStorageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MemcachedStorageError").field(&self.0.kind).field(&self.to_string()).finish()
+        f.debug_tuple("MemcachedStorageError").field(&self.to_string()).finish()
     }
 }
 
 impl Error for MemcachedStorageError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source.as_ref().map(|source| &**source as _)
+        match &*self.0 {
+            Inner::Server { source, .. } => source.as_ref().map(|source| &**source as _),
+            Inner::Cas(error) => error.source(),
+        }
     }
 }

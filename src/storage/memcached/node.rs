@@ -102,11 +102,6 @@ impl Node {
         MemcachedStorageError::new(Kind::Unexpected, changes, self.name(), Some(what.into()))
     }
 
-    /// What it would say, if it were asked.
-    pub(super) fn refused(&self, why: String) -> MemcachedStorageError {
-        MemcachedStorageError::new(Kind::Refused, true, self.name(), Some(why.into()))
-    }
-
     /// Whether the server answers.
     pub(super) async fn ping(&self, deadline: Instant, patience: Duration) -> Result<(), MemcachedStorageError> {
         let open = self.open(deadline, patience).await?;

@@ -13,7 +13,6 @@ const HASHES: u32 = 40;
 const DEFAULT_PORT: u16 = 11_211;
 
 /// The points in order, each with the place of its server in the list.
-#[derive(Debug)]
 pub(super) struct Ring(Box<[(u32, usize)]>);
 
 impl Ring {

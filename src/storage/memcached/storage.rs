@@ -1,0 +1,230 @@
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::MemcachedStorageError;
+use super::client::Client;
+use super::url::Target;
+use crate::error::or_panic;
+use crate::storage::url::checked_prefix;
+use crate::storage::{Ask, Cas, Clock, Storage, deadline};
+use crate::{ConfigError, Decision, Key, Policy};
+
+/// Keeps states on memcached servers, so that many processes share them.
+///
+/// Clones are handles on the same connections. There is one for each server, for all who ask at once.
+///
+/// memcached decides nothing, so hits are decided here: what stands under a key is loaded, decided on, and stored if nobody else has
+/// stored meanwhile. That is exact however many processes ask, and takes two trips. Hits of one process that wait for one key are
+/// decided together. A hit that others outran all the time is refused, to come back soon:
+/// [contended](crate::Decision::is_contended). All of it is said at [`Cas`].
+///
+/// memcached from 1.6.10 on (2021), which is when the meta commands became what they are.
+///
+/// # URLs
+///
+/// | URL | of |
+/// |---|---|
+/// | `memcached://host:11211` | one server |
+/// | `memcached://host,host:11311,[2001:db8::1]:11211` | several, each with its share of the keys |
+/// | `memcached+unix:///run/memcached.sock` | one server on this machine |
+///
+/// Behind a `?` and with `&` between them stand options:
+///
+/// | option | unless it is there | says |
+/// |---|---|---|
+/// | `prefix` | `rl` | what all keys begin with |
+/// | `deadline` | `100ms` | how long an answer may take: `50ms`, `2s` |
+///
+/// # Several servers
+///
+/// Which of them has a key is found by consistent hashing: it does not depend on the order in which they are named, and one server more
+/// or less moves only its own share of the keys, whose counts begin anew. All processes have to name the same servers by
+/// the same names. Keys are where libmemcached looks for them (`ketama_weighted` with equal weights, as pylibmc and many others
+/// have it, tested with three servers; for a few numbers from 25 on it rounds its points away), and uhashring's `ketama`.
+///
+/// The keys of a server that is away fail, and [`OnError`](crate::OnError) decides. They do not wander to another one, which would
+/// know nothing of them, and go on counting there when the first is back.
+///
+/// # What memcached cannot do
+///
+/// 1. **It forgets.** A server that is full drops what was not used for longest, and one that is started anew has nothing: counts begin
+///    anew. Give it room (`-m`), and watch its `evictions`.
+/// 2. **It has no clock that can be asked.** The time is that of the process that decides. By what two machines' clocks differ, the
+///    one that is ahead ends windows early and refills buckets early, and what it stores is ahead of the other's time, which lets the other
+///    refuse for so much longer. Let NTP set them.
+/// 3. **It keeps a megabyte under a key**, some 55,000 hits of a moving window. A policy that may need more is an error where it meets the
+///    storage ([`Storage::validate`](crate::Storage::validate)). A server that was told to keep less (`-I`) refuses what is larger, *and
+///    drops what was there*.
+/// 4. **It asks nobody for a password** here: no login is sent, and nothing is encrypted. Keep it where only friends are.
+///
+/// # When a server is away
+///
+/// 1. Nothing is connected before it is used, so a program starts while its servers are down.
+/// 2. No call takes longer than its deadline, whether it waits for a connection or for an answer.
+/// 3. After a connection failed, for whatever reason, it is tried again when somebody asks, 20 to 200 milliseconds later; who
+///    asks before that is told of the failure at once.
+/// 4. A connection is replaced when it breaks, and when nothing was heard for three deadlines though somebody asked.
+/// 5. What was sent to be stored is not sent again, as it may have been
+///    ([`may_have_counted`](MemcachedStorageError::may_have_counted)).
+///
+/// # What stands on the server
+///
+/// Under `rl:free|t:alice`, all that the limits of the policy `free` remember of the [key](crate::Key) `t:alice`:
+/// `[1.fixed-window/60000000 END,COUNT,BEGINNING]` for each limit, with its period and all instants in microseconds. What is no letter,
+/// digit or one of a few signs is written as in a URL. It expires at most some seconds after it has stopped to matter.
+///
+/// memcached's keys have at most 250 bytes. Of one that would be longer the beginning is kept, and `#` and the 128 bits of its
+/// MD5 follow. That two such keys meet, and count as one, has a probability of 1 in 10^20 among a billion of them. Who chooses
+/// keys can make two of their own meet, and none meet somebody else's.
+///
+/// It needs a runtime of tokio's with time and I/O, and may be made outside of one.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::storage::MemcachedStorage;
+///
+/// let storage = MemcachedStorage::new("memcached://one,two/?prefix=shop")?.deadline(Duration::from_millis(50));
+///
+/// let error = MemcachedStorage::new("memcached://me:secret@one").unwrap_err();
+/// assert!(error.to_string().ends_with("no user and no password can be told to memcached: leave out what is before @"));
+/// # Ok::<(), tower_ratelimit::ConfigError>(())
+/// ```
+#[derive(Clone)]
+pub struct MemcachedStorage {
+    client: Client,
+    prefix: Arc<str>,
+    deadline: Duration,
+    /// Where time is not this machine's: in tests.
+    clock: Option<Arc<dyn Clock>>,
+    cas: Cas<Client>,
+}
+
+impl MemcachedStorage {
+    /// A storage on the servers that `url` names. It connects to none of them yet.
+    ///
+    /// # Errors
+    ///
+    /// When the URL cannot be understood.
+    pub fn new(url: &str) -> Result<Self, ConfigError> {
+        let Target { servers, prefix, deadline } = Target::parse(url)?;
+        let client = Client::new(servers, &prefix, deadline);
+        let cas = Cas::new(client.clone());
+        Ok(Self { client, prefix: prefix.into(), deadline, clock: None, cas }.renewed())
+    }
+
+    /// The same, where what decides knows of what was changed.
+    fn renewed(mut self) -> Self {
+        // A little sooner than who waits gives up, who then hears which server it was.
+        let client = self.client.with(&self.prefix, self.deadline * 15 / 16);
+        self.cas = Cas::new(client).deadline(self.deadline);
+        if let Some(clock) = &self.clock {
+            self.cas = self.cas.clock(Arc::clone(clock));
+        }
+        self
+    }
+
+    /// What all keys begin with, instead of what the URL says: programs that share a server tell theirs apart with it.
+    ///
+    /// # Panics
+    ///
+    /// When it is not 1 to 64 ASCII characters, or holds white space, `{` or `}`; [`try_prefix`](Self::try_prefix) returns an
+    /// error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn prefix(self, prefix: &str) -> Self {
+        or_panic(self.try_prefix(prefix))
+    }
+
+    /// As [`prefix`](Self::prefix).
+    ///
+    /// # Errors
+    ///
+    /// When it is not 1 to 64 ASCII characters, or holds white space, `{` or `}`.
+    pub fn try_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
+        checked_prefix(prefix)?;
+        Ok(Self { prefix: prefix.into(), ..self }.renewed())
+    }
+
+    /// How long an answer may take, instead of what the URL says.
+    ///
+    /// # Panics
+    ///
+    /// When it is less than a millisecond or more than an hour; [`try_deadline`](Self::try_deadline) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        or_panic(self.try_deadline(deadline))
+    }
+
+    /// As [`deadline`](Self::deadline).
+    ///
+    /// # Errors
+    ///
+    /// When it is less than a millisecond or more than an hour.
+    pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
+        deadline::checked(deadline)?;
+        Ok(Self { deadline, ..self }.renewed())
+    }
+
+    /// Decides by this clock instead of the machine's: for tests (feature `testing`).
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self { clock: Some(Arc::new(clock)), ..self }.renewed()
+    }
+
+    /// Returns as soon as all servers answer: for a program that would rather not start without them. It tries again until
+    /// `timeout` has passed.
+    ///
+    /// # Errors
+    ///
+    /// What was wrong at last.
+    pub async fn ready(&self, timeout: Duration) -> Result<(), MemcachedStorageError> {
+        self.client.ready(Instant::now() + timeout.min(FOREVER)).await
+    }
+}
+
+/// An instant that is further away cannot be counted on every system.
+const FOREVER: Duration = Duration::from_secs(365 * 86_400);
+
+type Later<T> = Pin<Box<dyn Future<Output = Result<T, MemcachedStorageError>> + Send>>;
+
+impl Storage for MemcachedStorage {
+    type Error = MemcachedStorageError;
+    type Decided = Later<Decision>;
+    type Done = Later<()>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        let decided = self.cas.decide(ask);
+        Box::pin(async { Ok(decided.await?) })
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+        let done = self.cas.clear(policy, key);
+        Box::pin(async { Ok(done.await?) })
+    }
+
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+        let done = self.cas.refund(policy, key, decision);
+        Box::pin(async { Ok(done.await?) })
+    }
+
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        self.cas.validate(policy)
+    }
+}
+
+impl fmt::Debug for MemcachedStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { client, prefix, deadline, .. } = self;
+        f.debug_struct("MemcachedStorage")
+            .field("servers", client)
+            .field("prefix", prefix)
+            .field("deadline", deadline)
+            .finish()
+    }
+}
