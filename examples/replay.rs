@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use tokio::runtime::Runtime;
-use tower_ratelimit::storage::{AnyStorage, ManualClock, RedisStorage};
+use tower_ratelimit::storage::{AnyStorage, ManualClock, MemcachedStorage, RedisStorage};
 use tower_ratelimit::{
     Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MemoryStorage, MovingWindow, Policy, Quota,
     RateLimiter, SlidingWindowCounter, Timestamp, TokenBucket,
@@ -98,27 +98,38 @@ struct QuotaSpec {
 
 /// Where states are kept.
 struct Place {
-    server: Option<RedisStorage>,
+    kept: Kept,
     runtime: Runtime,
 }
 
+enum Kept {
+    InMemory,
+    OnRedis(RedisStorage),
+    OnMemcached(MemcachedStorage),
+}
+
+/// Of a server's answer.
+const DEADLINE: Duration = Duration::from_secs(5);
+
 impl Place {
     fn at(url: &str) -> Result<Self, Error> {
-        let server = match url {
-            "memory://" => None,
-            _ => Some(RedisStorage::new(url)?.deadline(Duration::from_secs(5))),
+        let kept = match url {
+            "memory://" => Kept::InMemory,
+            _ if url.starts_with("memcached") => Kept::OnMemcached(MemcachedStorage::new(url)?.deadline(DEADLINE)),
+            _ => Kept::OnRedis(RedisStorage::new(url)?.deadline(DEADLINE)),
         };
-        Ok(Self { server, runtime: Runtime::new()? })
+        Ok(Self { kept, runtime: Runtime::new()? })
     }
 
     /// An empty storage with this clock: on a server all that begins with a word of its own.
     fn storage(&self, scenario: &str, clock: ManualClock) -> Result<AnyStorage, Error> {
-        let Some(server) = &self.server else {
-            return Ok(MemoryStorage::builder().clock(clock).build()?.into());
-        };
         let digest = scenario.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
         let prefix = format!("replay-{}-{digest:x}", std::process::id());
-        Ok(server.clone().try_prefix(&prefix)?.clock(clock).into())
+        Ok(match &self.kept {
+            Kept::InMemory => MemoryStorage::builder().clock(clock).build()?.into(),
+            Kept::OnRedis(server) => server.clone().try_prefix(&prefix)?.clock(clock).into(),
+            Kept::OnMemcached(servers) => servers.clone().try_prefix(&prefix)?.clock(clock).into(),
+        })
     }
 }
 

@@ -3,35 +3,21 @@
 
 mod servers;
 mod support;
+mod ways;
 
-use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use http::{Request, Response};
 use servers::{Cluster, Mode, Proxy, Reply, Sentinels, Server, wait_until};
-use support::{Inner, ask, foreign, get, numbers, policy, retry_after, with};
+use support::{ask, foreign, get, policy, with};
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep};
-use tower::Layer;
-use tower::util::BoxCloneSyncService;
-use tower_ratelimit::extract::KeyExtractor;
-use tower_ratelimit::storage::{RedisStorage, RedisStorageError};
-use tower_ratelimit::{Decision, Global, Header, Key, OnError, Policy, RateLimitLayer, RateLimiter};
+use tower_ratelimit::storage::RedisStorage;
+use tower_ratelimit::{Global, Header, Key, OnError, Policy, RateLimiter};
+use ways::{AGAIN, Answer, DEADLINE, SECOND, Ways, limited, timely, used};
 
-const SECOND: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(20);
-
-/// Of the storages here.
-const DEADLINE: Duration = Duration::from_millis(200);
-
-/// How much later than at its deadline an answer may come on a machine with more to do: a hang would be a second and more.
-const MARGIN: Duration = Duration::from_millis(300);
-
-/// Between two looks.
-const AGAIN: Duration = Duration::from_millis(5);
 
 /// Never reached.
 const PLENTY: &str = "fixed-window 1000000/day; moving-window 1000000/day";
@@ -40,103 +26,8 @@ fn storage(url: &str) -> RedisStorage {
     RedisStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(DEADLINE)
 }
 
-type Service = BoxCloneSyncService<Request<()>, Response<String>, Infallible>;
-
-fn limited(policy: &Policy, key: impl KeyExtractor, storage: &RedisStorage, on_error: OnError) -> (Service, Inner) {
-    let inner = Inner::default();
-    let layer = RateLimitLayer::new(policy.clone(), key).storage(storage.clone(), on_error);
-    (BoxCloneSyncService::new(layer.layer(inner.clone())), inner)
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
-    Admitted,
-    Refused,
-    Failed,
-}
-
-impl Answer {
-    /// What a service answered that obeys `on_error`.
-    fn of(response: &Response<String>, on_error: OnError) -> Self {
-        match (response.status().as_u16(), numbers(response), retry_after(response), on_error) {
-            (200, Some(_), None, _) => Self::Admitted,
-            (429, Some(_), Some(_), _) => Self::Refused,
-            (200, None, None, OnError::Admit) | (503, None, Some(1), OnError::Refuse) => Self::Failed,
-            _ => panic!("{on_error:?}: {response:?}"),
-        }
-    }
-
-    fn told(told: &Result<Decision, RedisStorageError>) -> Self {
-        match told {
-            Ok(decision) if decision.is_admitted() => Self::Admitted,
-            Ok(_) => Self::Refused,
-            Err(_) => Self::Failed,
-        }
-    }
-}
-
-/// What `answer` is, which comes in time.
-async fn timely<T: fmt::Debug>(answer: impl Future<Output = T>) -> T {
-    let started = Instant::now();
-    let answer = answer.await;
-    assert!(started.elapsed() < DEADLINE + MARGIN, "after {:?}: {answer:?}", started.elapsed());
-    answer
-}
-
-/// All ways to one policy on one storage: two services and a limiter.
-struct Ways {
-    open: Service,
-    closed: Service,
-    limiter: RateLimiter<RedisStorage>,
-}
-
-impl Ways {
-    fn new(url: &str, policy: &Policy) -> Self {
-        Self::of(policy, storage(url), || Global)
-    }
-
-    fn of<K: KeyExtractor>(policy: &Policy, storage: RedisStorage, key: impl Fn() -> K) -> Self {
-        let (open, _) = limited(policy, key(), &storage, OnError::Admit);
-        let (closed, _) = limited(policy, key(), &storage, OnError::Refuse);
-        Self { open, closed, limiter: RateLimiter::with_storage(policy.clone(), storage) }
-    }
-
-    async fn each(&self, key: &Key, request: impl Fn() -> Request<()>) -> [Answer; 3] {
-        let open = Answer::of(&timely(ask(&self.open, request())).await, OnError::Admit);
-        let closed = Answer::of(&timely(ask(&self.closed, request())).await, OnError::Refuse);
-        [open, closed, Answer::told(&timely(self.limiter.hit(key)).await)]
-    }
-
-    /// What all of them answer to everybody.
-    async fn all(&self) -> [Answer; 3] {
-        self.each(&Key::everybody(), || get("/")).await
-    }
-
-    async fn fail(&self) {
-        for _ in 0..2 {
-            assert_eq!(self.all().await, [Answer::Failed; 3]);
-        }
-    }
-
-    /// They decide within a second from now on.
-    async fn decide(&self) {
-        let started = Instant::now();
-        while self.all().await.contains(&Answer::Failed) {
-            assert!(started.elapsed() < SECOND, "no decisions after {:?}", started.elapsed());
-            sleep(AGAIN).await;
-        }
-        assert_eq!(self.all().await, [Answer::Admitted; 3]);
-    }
-
-    async fn used(&self) -> u32 {
-        used(&self.limiter).await
-    }
-}
-
-/// What has been counted for everybody.
-async fn used(limiter: &RateLimiter<RedisStorage>) -> u32 {
-    let peeked = limiter.peek(&Key::everybody()).await.unwrap();
-    limiter.policy().limits()[0].capacity() - peeked.remaining()
+fn ways_to(url: &str, policy: &Policy) -> Ways<RedisStorage> {
+    Ways::of(policy, storage(url), || Global)
 }
 
 /// Both kinds of policies: what the server decides, and what is compared and swapped.
@@ -150,7 +41,7 @@ async fn a_server_may_start_after_the_layer() {
     for policy in both() {
         let mut server = Server::start(&[]);
         server.kill();
-        let ways = Ways::new(&server.url(), &policy);
+        let ways = ways_to(&server.url(), &policy);
         ways.fail().await;
         server.restart();
         ways.decide().await;
@@ -161,7 +52,7 @@ async fn a_server_may_start_after_the_layer() {
 async fn a_server_may_die_and_come_back_on_its_port() {
     for policy in both() {
         let mut server = Server::start(&[]);
-        let ways = Ways::new(&server.url(), &policy);
+        let ways = ways_to(&server.url(), &policy);
         ways.decide().await;
         for _ in 0..2 {
             server.kill();
@@ -177,7 +68,7 @@ async fn a_server_may_die_and_come_back_on_its_port() {
 async fn a_server_that_hangs_holds_nobody_up() {
     for policy in both() {
         let server = Server::start(&[]);
-        let ways = Ways::new(&server.url(), &policy);
+        let ways = ways_to(&server.url(), &policy);
         ways.decide().await;
         server.stop();
         ways.fail().await;
@@ -196,7 +87,7 @@ async fn a_wrong_password_can_be_put_right() {
     let server = Server::start(&[]);
     let at = format!("127.0.0.1:{}", server.port());
     server.ask(&["ACL", "SETUSER", "app", "on", ">first", "~*", "+@all"]);
-    let user = Ways::new(&format!("redis://app:first@{at}"), &policy(PLENTY));
+    let user = ways_to(&format!("redis://app:first@{at}"), &policy(PLENTY));
     user.decide().await;
     server.ask(&["ACL", "SETUSER", "app", "resetpass", ">second"]);
     server.ask(&["CLIENT", "KILL", "USER", "app"]);
@@ -204,12 +95,12 @@ async fn a_wrong_password_can_be_put_right() {
     server.ask(&["ACL", "SETUSER", "app", ">first"]);
     user.decide().await;
 
-    let ways = Ways::new(&format!("redis://:secret@{at}"), &policy(PLENTY));
+    let ways = ways_to(&format!("redis://:secret@{at}"), &policy(PLENTY));
     ways.fail().await;
     server.ask(&["CONFIG", "SET", "requirepass", "other"]);
     ways.fail().await;
     let server = Server::start(&["--requirepass", "first"]);
-    let ways = Ways::new(&format!("redis://:second@127.0.0.1:{}", server.port()), &policy(PLENTY));
+    let ways = ways_to(&format!("redis://:second@127.0.0.1:{}", server.port()), &policy(PLENTY));
     ways.fail().await;
     server.ask(&["CONFIG", "SET", "requirepass", "second"]);
     ways.decide().await;
@@ -255,7 +146,7 @@ async fn scripts_may_be_forgotten_under_load() {
 async fn a_server_without_memory_counts_nothing() {
     for policy in both() {
         let server = Server::start(&["--maxmemory-policy", "noeviction"]);
-        let ways = Ways::new(&server.url(), &policy);
+        let ways = ways_to(&server.url(), &policy);
         ways.decide().await;
         let before = ways.used().await;
         assert_eq!(server.ask(&["CONFIG", "SET", "maxmemory", "1"]).to_string(), "OK");
@@ -278,7 +169,7 @@ async fn a_replica_decides_as_soon_as_it_is_the_primary() {
         wait_until("the replica follows", || {
             replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")
         });
-        let ways = Ways::new(&replica.url(), &policy);
+        let ways = ways_to(&replica.url(), &policy);
         ways.fail().await;
         assert_eq!(replica.ask(&["REPLICAOF", "NO", "ONE"]).to_string(), "OK");
         ways.decide().await;
@@ -301,7 +192,7 @@ async fn counts_nothing_twice(policy: Policy, mode: Mode) {
     let server = Server::start(&[]);
     let proxy = Proxy::start(server.port());
     let direct = RateLimiter::with_storage(policy.clone(), storage(&server.url()).deadline(LONG));
-    let ways = Ways::new(&proxy.url(), &policy);
+    let ways = ways_to(&proxy.url(), &policy);
     ways.decide().await;
     let before = used(&direct).await;
     let mut failed = 0;
