@@ -5,17 +5,19 @@ use std::fmt::Write;
 /// More the protocol does not take.
 const LONGEST: usize = 250;
 
-/// `PREFIX:NAME`, where the name's spaces are written as in a URL; it does so itself with whatever else could not stand there.
+/// `PREFIX:NAME`, in which a space is written `\s`.
 ///
 /// Of a name that is too long so much as fits is kept to be read, and `#` and its MD5 follow. No other name has a `#`. Two of n
 /// such names meet with a probability of n^2 / 2^129; and though two can be made to meet, none can be made to meet a given one.
 pub(super) fn key(prefix: &str, name: &str) -> String {
     let mut key = format!("{prefix}:");
     for byte in name.bytes() {
-        if byte.is_ascii_graphic() {
-            key.push(byte.into());
-        } else {
-            write!(key, "%{byte:02X}").expect("writing to a string does not fail");
+        match byte {
+            b' ' => key.push_str("\\s"),
+            b'#' => key.push_str("\\h"),
+            b'\\' => key.push_str("\\\\"),
+            _ if byte.is_ascii_graphic() => key.push(byte.into()),
+            _ => write!(key, "\\x{byte:02x}").expect("writing to a string does not fail"),
         }
     }
     if key.len() > LONGEST {
@@ -32,10 +34,11 @@ mod tests {
 
     #[test]
     fn what_fits_is_kept_and_spaces_are_written() {
-        assert_eq!(key("rl", "fixed-window 2/day|t:alice"), "rl:fixed-window%202/day|t:alice");
+        assert_eq!(key("rl", "fixed-window 2/day|t:alice"), r"rl:fixed-window\s2/day|t:alice");
         let longest = "a".repeat(247);
         assert_eq!(key("rl", &longest), format!("rl:{longest}"));
-        assert_eq!(key("rl", "\r\n\u{e9}"), "rl:%0D%0A%C3%A9");
+        assert_eq!(key("rl", "\r\n\u{e9}"), r"rl:\x0d\x0a\xc3\xa9");
+        assert_eq!(key("rl", r"a\s#"), r"rl:a\\s\h");
     }
 
     #[test]

@@ -75,7 +75,7 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///
 /// Under `rl:free|t:alice`, all that the limits of the policy `free` remember of the [key](crate::Key) `t:alice`:
 /// `[1.fixed-window/60000000 END,COUNT,BEGINNING]` for each limit, with its period and all instants in microseconds. What is no letter,
-/// digit or one of a few signs is written as in a URL. It expires at most some seconds after it has stopped to matter.
+/// digit or one of a few signs is written as in a URL, a space as `\s`. It expires at most some seconds after it has stopped to matter.
 ///
 /// memcached's keys have at most 250 bytes. Of one that would be longer the beginning is kept, and `#` and the 128 bits of its
 /// MD5 follow. That two such keys meet, and count as one, has a probability of 1 in 10^20 among a billion of them. Who chooses

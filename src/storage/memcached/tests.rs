@@ -293,14 +293,15 @@ async fn keys_of_any_length_and_kind_are_kept_apart() {
     let server = Memcached::start(&[]);
     let client = client(&server.url());
     let long = "long".repeat(100);
-    let names = ["a b", "a%20c", "x\r\nmn", &long, &format!("{long}2"), &"k".repeat(247), &"k".repeat(248)];
+    let names =
+        ["a b", "a%20b", r"a\sb", "a#b", "x\r\nmn", &long, &format!("{long}2"), &"k".repeat(247), &"k".repeat(248)];
     for name in names {
         put(&client, name, name).await;
     }
     for name in names {
         assert_eq!(text(&client, name).await, name);
     }
-    assert_eq!(server.ask("mg rl:a%20b"), ["HD"]);
+    assert_eq!(server.ask(r"mg rl:a\sb"), ["HD"]);
     assert_eq!(server.ask(&format!("mg {}", keys::key("rl", &long))), ["HD"]);
 }
 
@@ -362,4 +363,19 @@ fn a_client_outlives_its_runtime() {
             put(&client, "k", &"x".repeat(round + 1)).await;
         });
     }
+}
+
+/// The laws of stores that compare and swap, as for anybody's.
+#[cfg(feature = "testing")]
+#[test]
+fn it_keeps_the_laws() {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    let servers = [Memcached::start(&[]), Memcached::start(&[]), Memcached::start(&[])];
+    let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    // Connections live as long as the runtime on which they were made, and those of the laws' callers do not live as long.
+    let (runtime, number) = (tokio::runtime::Runtime::new().unwrap(), AtomicU32::new(0));
+    let all = client(&format!("memcached://{}", hosts.join(",")));
+    runtime.block_on(all.ready(Instant::now() + 10 * SECOND)).unwrap();
+    let empty = || all.with(&format!("t{}", number.fetch_add(1, Ordering::Relaxed)), 5 * SECOND);
+    crate::testing::SwapLaws::new(empty).check();
 }
