@@ -138,12 +138,12 @@ impl Server {
 
     /// It hangs: whatever it is sent waits, and so do new connections.
     pub(crate) fn stop(&self) {
-        self.process.as_ref().unwrap().signal("STOP");
+        self.process.as_ref().unwrap().stop();
     }
 
     /// It goes on.
     pub(crate) fn go_on(&self) {
-        self.process.as_ref().unwrap().signal("CONT");
+        self.process.as_ref().unwrap().go_on();
     }
 }
 

@@ -1,5 +1,6 @@
 //! A server's process, and the shell that kills it when this one is no more.
 
+use std::fs;
 use std::process::{Child, Command, Stdio};
 
 #[derive(Debug)]
@@ -37,8 +38,22 @@ impl Process {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// `STOP`, `CONT`.
-    pub(super) fn signal(&self, name: &str) {
+    /// Returns when all of its threads stand still, which may take a moment on a machine with more to do.
+    pub(super) fn stop(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.id());
+        super::wait_until("the process stands still", || {
+            let Ok(tasks) = fs::read_dir(&tasks) else { return true };
+            let stat = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            tasks.flatten().all(|task| stat(task).rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
+        });
+    }
+
+    pub(super) fn go_on(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, name: &str) {
         let id = self.id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
     }
