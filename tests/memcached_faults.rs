@@ -183,7 +183,8 @@ async fn contention_is_no_failure_of_the_storage() {
     for proxy in &proxies {
         proxy.set(Mode::Delay(DEADLINE / 20));
         // Each as a process of its own: what waits for one key inside of one is decided together.
-        let (open, inner) = limited(&policy(&format!("fixed-window {LIMIT}/day")), Global, &storage(&url(proxy)), OnError::Admit);
+        let (open, inner) =
+            limited(&policy(&format!("fixed-window {LIMIT}/day")), Global, &storage(&url(proxy)), OnError::Admit);
         tasks.spawn(async move {
             let mut answers = Vec::new();
             for _ in 0..30 {

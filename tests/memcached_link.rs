@@ -120,7 +120,9 @@ fn urls_that_can_be() {
     ] {
         let storage = MemcachedStorage::new(url).unwrap_or_else(|error| panic!("{error}"));
         assert!(format!("{storage:?}").len() < 500, "{storage:?}");
-        assert!(matches!(url.parse::<AnyStorage>(), Ok(storage) if format!("{storage:?}").starts_with("MemcachedStorage")));
+        assert!(
+            matches!(url.parse::<AnyStorage>(), Ok(storage) if format!("{storage:?}").starts_with("MemcachedStorage"))
+        );
     }
 }
 
