@@ -179,6 +179,7 @@
 //! - `redis`: [`storage::RedisStorage`](storage) keeps the counters on a Redis or Valkey server; `redis-cluster`, `redis-sentinel` and
 //!   `redis-rustls` (TLS) are for URLs that need them.
 //! - `redis`, `redis-cluster`, `redis-sentinel`, `redis-rustls`: `storage::RedisStorage`, for counters that processes share.
+//! - `memcached`: `storage::MemcachedStorage`, for the same on memcached servers.
 //! - `testing`: the laws as property tests, for strategies and storages of your own.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -228,6 +229,9 @@ pub use self::rejection::{
 };
 pub use self::rules::OnError;
 pub use self::service::RateLimit;
+#[cfg(feature = "memcached")]
+#[doc(no_inline)]
+pub use self::storage::MemcachedStorage;
 #[cfg(feature = "redis")]
 #[doc(no_inline)]
 pub use self::storage::RedisStorage;

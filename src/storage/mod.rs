@@ -1,4 +1,4 @@
-//! What keeps states and lets a policy decide on them: the trait, the memory storage, and Redis behind its feature.
+//! What keeps states and lets a policy decide on them: the trait, the memory storage, and servers behind their features.
 
 mod any;
 mod cas;
