@@ -13,7 +13,7 @@ use servers::Memcached;
 use support::{EVERY_STRATEGY, Foreign, policy};
 use tokio::runtime::Runtime;
 use tower_ratelimit::storage::{ManualClock, MemcachedStorage};
-use tower_ratelimit::testing::decides_like_the_model;
+use tower_ratelimit::testing::{StorageLaws, decides_like_the_model};
 use tower_ratelimit::{ElasticWindow, Global, Key, MovingWindow, OnError, Policy, Quota, RateLimitLayer, RateLimiter};
 
 /// Connections live as long as the runtime they were made on.
@@ -53,6 +53,19 @@ fn every_strategy_and_mixed_policies_decide_like_the_model() {
         decides_like_the_model(&policies, |clock| on(&servers, clock));
         assert!(servers.iter().all(|server| server.stat("cmd_set") > 100), "all of them had their share");
     }
+}
+
+/// The laws of storages, as for anybody's.
+#[test]
+fn it_keeps_the_laws() {
+    let servers = many(2);
+    let all = url(&servers);
+    let _guard = RUNTIME.enter();
+    let shared = MemcachedStorage::new(&all).unwrap().deadline(LONG);
+    RUNTIME.block_on(shared.ready(LONG)).unwrap();
+    let number = AtomicU32::new(0);
+    let empty = move |clock| shared.clone().prefix(&format!("l{}", number.fetch_add(1, Ordering::SeqCst))).clock(clock);
+    StorageLaws::new(empty).check();
 }
 
 /// The golden vectors, by the example that replays them.
