@@ -141,7 +141,7 @@ fn long_periods_are_enforced() {
         "fixed-window 1 per 50 years",
     ];
     for (number, text) in texts.into_iter().enumerate() {
-        let limiter = RateLimiter::with_storage(policy(text).with_name(&number.to_string()), storage.clone());
+        let limiter = RateLimiter::with_storage(policy(text).with_name(number.to_string()), storage.clone());
         assert!(RUNTIME.block_on(limiter.hit(&Key::everybody())).unwrap().is_admitted(), "{text}");
         assert!(RUNTIME.block_on(limiter.hit(&Key::everybody())).unwrap().is_refused(), "{text}");
     }
@@ -155,13 +155,14 @@ fn all_keys_are_gone_when_they_matter_no_longer() {
     let storage = MemcachedStorage::new(&server.url()).unwrap().deadline(LONG);
     let names = || (0..EVERY_STRATEGY.len()).flat_map(|policy| (0..5_u64).map(move |client| (policy, client)));
     for (number, client) in names() {
-        let short = policy(&EVERY_STRATEGY[number].replace("7 seconds", "200ms")).with_name(&format!("p{number}"));
+        let short = policy(&EVERY_STRATEGY[number].replace("7 seconds", "200ms")).with_name(format!("p{number}"));
         let limiter = RateLimiter::with_storage(short, storage.clone());
         let _ = RUNTIME.block_on(limiter.hit(&Key::from(client))).unwrap();
     }
-    let asks: String = names().map(|(number, client)| format!("mg rl:p{number}|n:{client}\r\n")).collect();
-    assert!(server.ask(asks.trim_end()).iter().all(|line| line == "HD"));
-    servers::wait_until("all keys have expired", || server.ask(asks.trim_end()).iter().all(|line| line == "EN"));
+    let asks: Vec<String> = names().map(|(number, client)| format!("mg rl:p{number}|n:{client}")).collect();
+    let asks = asks.join("\r\n");
+    assert!(server.ask(&asks).iter().all(|line| line == "HD"));
+    servers::wait_until("all keys have expired", || server.ask(&asks).iter().all(|line| line == "EN"));
     assert_eq!(server.stat("curr_items"), 0);
 }
 
@@ -179,8 +180,8 @@ fn what_a_full_server_has_dropped_begins_anew() {
     let mut number = 0;
     // To look as others do would be to use it.
     while server.ask("me rl:p|t:k") != ["EN"] {
-        let sets = (number..number + 2_000).map(|junk| format!("ms {junk:08} {} T0 q\r\n{stands}\r\n", stands.len()));
-        server.ask(sets.collect::<String>().trim_end());
+        let set = |junk| format!("ms {junk:08} {} T0 q\r\n{stands}", stands.len());
+        server.ask(&(number..number + 2_000).map(set).collect::<Vec<_>>().join("\r\n"));
         number += 2_000;
         assert!(started.elapsed() < LONG, "nothing is dropped");
     }
