@@ -12,6 +12,9 @@ mod memory;
 mod names;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(all(test, any(feature = "redis", feature = "memcached")))]
+#[path = "../../tests/servers/mod.rs"]
+mod servers;
 mod text;
 #[cfg(any(feature = "redis", feature = "memcached"))]
 mod url;

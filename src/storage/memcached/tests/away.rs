@@ -1,6 +1,7 @@
 //! Servers that are away, or hang, or are others than they were.
 
 use super::*;
+use crate::storage::servers::Server;
 
 /// Field defect: requests that hang when the server stops answering.
 #[tokio::test]
@@ -124,7 +125,7 @@ async fn a_server_that_dies_takes_only_its_own_keys_with_it() {
 
 #[tokio::test]
 async fn what_is_no_memcached_is_told_so() {
-    let server = servers::Server::start(&[]);
+    let server = Server::start(&[]);
     let client = client(&format!("memcached://127.0.0.1:{}", server.port()));
     let error = load(&client, "k").await.unwrap_err().to_string();
     assert!(error.starts_with("cannot reach 127.0.0.1:") && error.contains("no reply of memcached's"), "{error}");

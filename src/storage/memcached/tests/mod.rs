@@ -1,18 +1,16 @@
 //! What cannot be seen from outside: what one load and one swap do, and how long they take.
 
 mod away;
-#[path = "../../../../tests/servers/mod.rs"]
-mod servers;
 
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use self::servers::{Memcached, Mode, Proxy};
 use super::client::{Client, Version};
 use super::url::Target;
 use super::{MemcachedStorageError, keys};
+use crate::storage::servers::{Memcached, Mode, Proxy};
 use crate::storage::{CasStorage, Loaded, Swapped};
 
 const DEADLINE: Duration = Duration::from_millis(100);

@@ -1,5 +1,5 @@
-use super::servers::Cluster;
 use super::*;
+use crate::storage::servers::Cluster;
 
 /// `bar` is in another slot, and with another node.
 const FOO: u16 = 12_182;

@@ -4,8 +4,6 @@
 mod cluster;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
-#[path = "../../../../../tests/servers/mod.rs"]
-mod servers;
 
 use std::time::Duration;
 
@@ -13,10 +11,10 @@ use redis::{Cmd, Value, cmd};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use self::servers::{Mode, Proxy, Server};
 use super::super::error::RedisStorageError;
 use super::super::url::Target;
 use super::Link;
+use crate::storage::servers::{Mode, Proxy, Server};
 
 const DEADLINE: Duration = Duration::from_millis(100);
 

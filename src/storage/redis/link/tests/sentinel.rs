@@ -1,5 +1,5 @@
-use super::servers::{Sentinels, wait_until};
 use super::*;
+use crate::storage::servers::{Sentinels, wait_until};
 
 /// After a failover the old primary may go on taking writes for ten seconds.
 #[tokio::test]
