@@ -1,4 +1,4 @@
-//! A storage of one's own: SQLite, in a file that survives restarts and that the processes of a machine share.
+//! A storage of one's own: `SQLite`, in a file that survives restarts and that the processes of a machine share.
 //!
 //! `cargo run --example custom_storage -- alice` admits alice five times a day, however often it is started.
 
@@ -31,7 +31,7 @@ impl Sqlite {
         Ok(Self(Arc::new(Mutex::new(connection))))
     }
 
-    /// SQLite makes one wait, which no task of the runtime should.
+    /// `SQLite` makes one wait, which no task of the runtime should.
     async fn with<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Connection) -> Result<T, rusqlite::Error> + Send + 'static,
@@ -54,6 +54,8 @@ impl CasStorage for Sqlite {
 
     async fn swap(&self, key: &str, version: &i64, text: &str, keep: Duration) -> Result<Swapped<i64>, BoxError> {
         let (key, version, text) = (key.to_owned(), *version, text.to_owned());
+        let now = i64::try_from(Timestamp::wall_clock().as_secs_ceil())?;
+        let gone_at = now.saturating_add(i64::try_from(keep.as_secs() + 1)?);
         let swap = move |connection: &mut Connection| {
             // Immediate: nobody else writes between the comparison and the writing.
             let all = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -66,11 +68,11 @@ impl CasStorage for Sqlite {
                 all.execute("DELETE FROM states WHERE key = ?1", [&key])?;
             } else {
                 let write = "INSERT OR REPLACE INTO states SELECT ?1, ?2, number, ?3 FROM writings";
-                all.execute(write, params![key, text, seconds(Timestamp::wall_clock()).saturating_add(ceil(keep))])?;
+                all.execute(write, params![key, text, gone_at])?;
             }
             // A few of those that are forgotten go with each writing, so the file does not grow.
             let sweep = "DELETE FROM states WHERE key IN (SELECT key FROM states WHERE gone_at < ?1 LIMIT 4)";
-            all.execute(sweep, [seconds(Timestamp::wall_clock())])?;
+            all.execute(sweep, [now])?;
             all.commit()?;
             Ok(Swapped::Stored)
         };
@@ -83,14 +85,6 @@ fn load(connection: &Connection, key: &str) -> Result<Loaded<i64>, rusqlite::Err
     let stands = select.query_row([key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
     let (text, version) = stands.unwrap_or((String::new(), 0));
     Ok(Loaded { text, version, now: None })
-}
-
-fn seconds(at: Timestamp) -> i64 {
-    i64::try_from(at.as_secs_ceil()).unwrap_or(i64::MAX)
-}
-
-fn ceil(span: Duration) -> i64 {
-    i64::try_from(span.as_secs()).unwrap_or(i64::MAX).saturating_add(1)
 }
 
 fn limiter(file: &Path) -> Result<RateLimiter<Cas<Sqlite>>, BoxError> {

@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 use tower_ratelimit::storage::{AnyStorage, ManualClock, MemcachedStorage, RedisStorage};
 use tower_ratelimit::{
     Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MemoryStorage, MovingWindow, Policy, Quota,
-    RateLimiter, SlidingWindowCounter, Timestamp, TokenBucket,
+    RateLimiter, SlidingWindowCounter, Storage, Timestamp, TokenBucket,
 };
 
 type Error = tower_ratelimit::BoxError;
@@ -135,19 +135,28 @@ impl Place {
 
 /// Replays one document. Returns how many steps it has and a line for each mismatch.
 fn app(text: &str, place: &Place) -> Result<(usize, Vec<String>), Error> {
+    replay(text, &place.runtime, |scenario, clock| place.storage(scenario, clock))
+}
+
+/// The same on what `make` makes for each scenario.
+fn replay<St: Storage>(
+    text: &str,
+    runtime: &Runtime,
+    make: impl Fn(&str, ManualClock) -> Result<St, Error>,
+) -> Result<(usize, Vec<String>), Error> {
     let document: Document = serde_json::from_str(text)?;
     let mut steps = 0;
     let mut mismatches = Vec::new();
     for scenario in &document.scenarios {
         let clock = ManualClock::new(Timestamp::from_micros(document.meta.t0_unix_us));
-        let storage = place.storage(&scenario.name, clock.clone())?;
+        let storage = make(&scenario.name, clock.clone())?;
         let limiter = RateLimiter::with_storage(scenario.policy()?, storage);
         let mut now = 0;
         for (number, step) in scenario.steps.iter().enumerate() {
             clock.advance(Duration::from_micros(step.t_us - now));
             now = step.t_us;
             steps += 1;
-            let (got, each) = place.runtime.block_on(step.run(&limiter))?;
+            let (got, each) = runtime.block_on(step.run(&limiter))?;
             let name = &scenario.name;
             if got != step.expected {
                 mismatches.push(format!("{name}, step {number}: expected {}, got {got}", step.expected));
@@ -202,14 +211,14 @@ impl LimitSpec {
 }
 
 impl Step {
-    async fn run(&self, limiter: &RateLimiter<AnyStorage>) -> Result<(Answer, Vec<Answer>), Error> {
+    async fn run<St: Storage>(&self, limiter: &RateLimiter<St>) -> Result<(Answer, Vec<Answer>), Error> {
         let key = Key::from(&self.key);
         let decision = match self.op {
-            Op::Hit => limiter.hit_with_cost(&key, self.cost).await?,
-            Op::Peek => limiter.peek_with_cost(&key, self.cost).await?,
+            Op::Hit => limiter.hit_with_cost(&key, self.cost).await.map_err(Into::into)?,
+            Op::Peek => limiter.peek_with_cost(&key, self.cost).await.map_err(Into::into)?,
             Op::Clear => {
-                limiter.clear(&key).await?;
-                let after = Answer::new(&limiter.peek(&key).await?);
+                limiter.clear(&key).await.map_err(Into::into)?;
+                let after = Answer::new(&limiter.peek(&key).await.map_err(Into::into)?);
                 return Ok((Answer { allowed: None, delay_us: None, ..after }, Vec::new()));
             }
         };
@@ -312,7 +321,14 @@ fn main() -> ExitCode {
 }
 
 #[cfg(test)]
+#[path = "../tests/stores/mod.rs"]
+mod stores;
+
+#[cfg(test)]
 mod tests {
+    use tower_ratelimit::storage::Cas;
+
+    use super::stores::Texts;
     use super::*;
 
     fn vectors() -> impl Iterator<Item = String> {
@@ -327,6 +343,19 @@ mod tests {
         let (mut steps, place) = (0, Place::at("memory://").unwrap());
         for document in vectors() {
             let (replayed, mismatches) = app(&document, &place).unwrap();
+            assert_eq!(mismatches, Vec::<String>::new());
+            steps += replayed;
+        }
+        assert_eq!(steps, 37_350 + 139, "all of them were replayed");
+    }
+
+    /// Through text, and swapped.
+    #[test]
+    fn every_vector_agrees_on_a_store_that_compares_and_swaps() {
+        let (mut steps, runtime) = (0, Runtime::new().unwrap());
+        for document in vectors() {
+            let make = |_: &str, clock| Ok(Cas::new(Texts::default()).deadline(Duration::from_secs(20)).clock(clock));
+            let (replayed, mismatches) = replay(&document, &runtime, make).unwrap();
             assert_eq!(mismatches, Vec::<String>::new());
             steps += replayed;
         }

@@ -180,7 +180,7 @@
 //!   `redis-rustls` (TLS) are for URLs that need them.
 //! - `redis`, `redis-cluster`, `redis-sentinel`, `redis-rustls`: `storage::RedisStorage`, for counters that processes share.
 //! - `memcached`: `storage::MemcachedStorage`, for the same on memcached servers.
-//! - `testing`: the laws as property tests, for strategies and storages of your own.
+//! - `testing`: the laws as suites of tests, for strategies and [storages](storage::Cas) of your own.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod admission;

@@ -181,6 +181,37 @@ async fn losing_until_the_deadline_is_a_refusal_too() {
     assert!(all.join_all().await.iter().all(Result::is_ok), "none is an error");
 }
 
+/// Its last attempt was under way when its time was over, and is stored after all.
+#[tokio::test]
+async fn what_is_stored_for_who_was_refused_is_given_back() {
+    let store = Texts::default();
+    let patient = over(&store);
+    let hasty = patient.clone().deadline(Duration::from_millis(50));
+    let [patient, hasty] =
+        [patient, hasty].map(|storage| RateLimiter::with_storage(policy("fixed-window 9/day"), storage));
+    store.lose(1);
+    store.hang_from_swap(2);
+    let key = key();
+    let refused = async {
+        let refused = hasty.hit(&key).await.unwrap();
+        store.hang_from_swap(0);
+        refused
+    };
+    let (admitted, refused) = tokio::join!(patient.hit(&key), refused);
+    assert!(admitted.unwrap().is_admitted() && refused.is_contended());
+    quiet(patient.storage()).await;
+    assert_eq!(patient.peek(&key).await.unwrap().remaining(), 8, "one hit was admitted, and one is counted");
+}
+
+#[tokio::test]
+async fn states_are_kept_a_little_longer_than_they_matter() {
+    let store = Texts::default();
+    let limiter = limiter(&store, policy("fixed-window 9/day; fixed-window 9/hour"));
+    assert!(limiter.hit(&key()).await.unwrap().is_admitted());
+    let (day, keep) = (Duration::from_secs(86_400), store.keep());
+    assert!(keep > day && keep < day + Duration::from_secs(2), "{keep:?}");
+}
+
 #[tokio::test]
 async fn a_store_that_hangs_holds_nobody_up_and_is_no_contention() {
     let store = Texts::default();
@@ -196,9 +227,9 @@ async fn a_store_that_hangs_holds_nobody_up_and_is_no_contention() {
     store.hang(false);
     assert!(limiter.hit(&key()).await.unwrap().is_admitted());
     // The load is answered, and the swap is not: nobody knows.
-    store.hang_in_swaps(true);
+    store.hang_from_swap(1);
     assert_eq!(late(limiter.hit(&key()).await.unwrap_err()), (true, true));
-    store.hang_in_swaps(false);
+    store.hang_from_swap(0);
     assert!(limiter.hit(&key()).await.is_ok());
     quiet(&storage).await;
 }

@@ -1,5 +1,7 @@
 //! Quotas, policies and keys: what they say, what they refuse, how they read back.
 
+mod stores;
+
 use std::fmt::Debug;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::panic::catch_unwind;
@@ -201,6 +203,7 @@ fn public_types_are_send_sync_and_debug() {
     type Inner = tower::util::BoxCloneSyncService<http::Request<()>, http::Response<String>, std::convert::Infallible>;
     fn check<T: Send + Sync + Debug>() {}
     fn check_future<T: Send + Debug>() {}
+    type Store = stores::Texts;
 
     check::<Quota>();
     check::<Policy>();
@@ -229,5 +232,6 @@ fn public_types_are_send_sync_and_debug() {
     check::<(ClientIp, extract::AllowList)>();
     check::<(extract::MatchedPath, extract::Or<Header, PeerIp>, extract::And<Header, PeerIp>)>();
     check::<testing::Model>();
+    check::<(storage::Cas<Store>, storage::CasError, storage::Loaded<u64>, storage::Swapped<u64>)>();
     check_future::<ResponseFuture<Inner, (), MemoryStorage, TextRejection>>();
 }

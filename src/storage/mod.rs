@@ -1,4 +1,5 @@
-//! What keeps states and lets a policy decide on them: the trait, the memory storage, and servers behind their features.
+//! What keeps states and lets a policy decide on them: the trait, the memory storage, anything that compares and swaps, and servers
+//! behind their features.
 
 mod any;
 mod cas;

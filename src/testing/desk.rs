@@ -20,6 +20,11 @@ pub(super) fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
+/// The same on several threads, so that what is not done in one step comes apart.
+pub(super) fn runtime_of_threads() -> Runtime {
+    Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime")
+}
+
 impl<'a, St: Storage> Desk<'a, St> {
     /// An empty storage, for this law.
     pub(super) fn new(law: &'static str, runtime: &'a Runtime, make: impl Fn(ManualClock) -> St) -> Self {

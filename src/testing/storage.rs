@@ -1,7 +1,9 @@
 use std::fmt;
 
-use super::at_once::{concurrent_refunds_are_exact, hits_are_exact};
-use super::desk::runtime;
+use tokio::runtime::Runtime;
+
+use super::at_once::{hits_are_exact, refunds_are_exact};
+use super::desk::{runtime, runtime_of_threads};
 use super::like_the_model::{decides_like_the_model, policies_of_one_name_share_only_what_is_the_same};
 use super::one_by_one::{Trial, parsed};
 use crate::storage::ManualClock;
@@ -36,6 +38,9 @@ const CROWDED: [&str; 4] = [
     "moving-window 300/day; 500/day",
 ];
 
+/// Makes another handle on the same states.
+type Elsewhere<St> = dyn Fn(&St) -> St;
+
 /// The laws of a storage, each tried by scripts of its own.
 ///
 /// They ask for one thing: a function that makes an empty storage whose time is a given clock's. It is called often, inside of a
@@ -67,7 +72,7 @@ const CROWDED: [&str; 4] = [
 pub struct StorageLaws<St, M> {
     make: M,
     more: Vec<Policy>,
-    elsewhere: Option<Box<dyn Fn(&St) -> St>>,
+    elsewhere: Option<Box<Elsewhere<St>>>,
 }
 
 impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
@@ -115,27 +120,29 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     }
 
     fn many_at_once(&self) {
-        for policy in self.that_can_be_kept(CROWDED.map(parsed)) {
-            let storage = self.empty();
-            if let Some(elsewhere) = &self.elsewhere {
-                hits_are_exact(&policy, &[elsewhere(&storage), elsewhere(&storage), storage.clone()]);
-                continue;
+        let crowded = self.that_can_be_kept(CROWDED.map(parsed));
+        for (runtime, threads) in [(runtime(), "one thread"), (runtime_of_threads(), "several threads")] {
+            for policy in &crowded {
+                let mut handles = vec![self.empty(&runtime)];
+                if let Some(elsewhere) = &self.elsewhere {
+                    let _inside = runtime.enter();
+                    handles = vec![elsewhere(&handles[0]), elsewhere(&handles[0]), handles.remove(0)];
+                }
+                hits_are_exact(&runtime, policy, &handles, threads);
             }
-            hits_are_exact(&policy, &[storage]);
-        }
-        let storage = self.empty();
-        for policy in self.that_can_be_kept(["fixed-window 1000/day", "moving-window 1000/day"].map(parsed)) {
-            concurrent_refunds_are_exact(&policy, &storage);
+            for policy in self.that_can_be_kept(["fixed-window 1000/day", "moving-window 1000/day"].map(parsed)) {
+                refunds_are_exact(&runtime, &policy, &self.empty(&runtime));
+            }
         }
     }
 
     fn that_can_be_kept(&self, policies: impl IntoIterator<Item = Policy>) -> Vec<Policy> {
-        let storage = self.empty();
+        let runtime = runtime();
+        let storage = self.empty(&runtime);
         policies.into_iter().filter(|policy| storage.validate(policy).is_ok()).collect()
     }
 
-    fn empty(&self) -> St {
-        let runtime = runtime();
+    fn empty(&self, runtime: &Runtime) -> St {
         let _inside = runtime.enter();
         (self.make)(ManualClock::default())
     }

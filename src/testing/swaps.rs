@@ -1,10 +1,9 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use tokio::runtime::Runtime;
 use tokio::task::{JoinSet, yield_now};
 
-use super::desk::{failed, runtime};
+use super::desk::{failed, runtime, runtime_of_threads};
 use crate::Timestamp;
 use crate::storage::{CasStorage, Loaded, Swapped};
 use crate::time::micros;
@@ -57,26 +56,11 @@ impl<S: CasStorage, M: Fn() -> S> SwapLaws<M> {
             self.store("of time").has_a_clock().await;
             self.store("9").counts_in_tasks().await;
         });
-        self.counts_on_threads(&runtime);
+        runtime_of_threads().block_on(async { self.store("9").counts_in_tasks().await });
     }
 
     fn store(&self, law: &'static str) -> Tried<S> {
         Tried { law, store: (self.make)() }
-    }
-
-    fn counts_on_threads(&self, runtime: &Runtime) {
-        const EACH: u64 = 50;
-        let tried = {
-            let _inside = runtime.enter();
-            self.store("9")
-        };
-        std::thread::scope(|scope| {
-            let count = || super::desk::runtime().block_on(tried.count_up(EACH));
-            for thread in [(); 4].map(|()| scope.spawn(count)) {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            }
-        });
-        runtime.block_on(tried.must_have_counted(4 * EACH));
     }
 }
 

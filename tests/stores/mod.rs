@@ -41,7 +41,7 @@ struct Inner {
     fault: Fault,
     says_time: bool,
     longest: Option<usize>,
-    texts: Mutex<HashMap<String, Text>>,
+    texts: Mutex<HashMap<String, Written>>,
     /// Held while it compares and puts.
     step: Mutex<()>,
     writings: AtomicU64,
@@ -50,14 +50,16 @@ struct Inner {
     /// Swaps that shall be lost before one is not.
     losing: AtomicU64,
     hangs: AtomicBool,
-    swaps_hang: AtomicBool,
+    /// From which swap on they are not answered; 0 when all are.
+    swaps_hang_from: AtomicU64,
+    keep: Mutex<Duration>,
     fails: AtomicBool,
     /// Of how many milliseconds each answer is.
     millis: AtomicU64,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Text {
+struct Written {
     text: String,
     version: u64,
     gone_at: Option<Instant>,
@@ -90,8 +92,14 @@ impl Texts {
         self.0.hangs.store(hangs, Ordering::SeqCst);
     }
 
-    pub(crate) fn hang_in_swaps(&self, hangs: bool) {
-        self.0.swaps_hang.store(hangs, Ordering::SeqCst);
+    /// Does not answer this swap nor those after it, until 0 is said.
+    pub(crate) fn hang_from_swap(&self, number: u64) {
+        self.0.swaps_hang_from.store(number, Ordering::SeqCst);
+    }
+
+    /// For how long the last text was to be kept.
+    pub(crate) fn keep(&self) -> Duration {
+        *self.0.keep.lock().unwrap()
     }
 
     pub(crate) fn fail(&self, fails: bool) {
@@ -109,7 +117,7 @@ impl Texts {
     /// As another process might.
     pub(crate) fn put(&self, key: &str, text: &str) {
         let version = self.0.writings.fetch_add(1, Ordering::SeqCst) + 1;
-        let text = Text { text: text.to_owned(), version, gone_at: None };
+        let text = Written { text: text.to_owned(), version, gone_at: None };
         self.0.texts.lock().unwrap().insert(key.to_owned(), text);
     }
 
@@ -133,13 +141,13 @@ impl Texts {
         }
     }
 
-    fn look(&self, key: &str) -> Text {
+    fn look(&self, key: &str) -> Written {
         let stands = self.0.texts.lock().unwrap().get(&self.called(key)).cloned().unwrap_or_default();
         let is_there = stands.gone_at.is_none_or(|gone_at| Instant::now() < gone_at);
-        if is_there { stands } else { Text { text: String::new(), ..stands } }
+        if is_there { stands } else { Written { text: String::new(), ..stands } }
     }
 
-    fn loaded(&self, Text { text, version, .. }: Text) -> Loaded<u64> {
+    fn loaded(&self, Written { text, version, .. }: Written) -> Loaded<u64> {
         let now = Timestamp::wall_clock();
         let now = if self.0.fault == Fault::SaysMillis { Timestamp::from_micros(now.as_micros() / 1_000) } else { now };
         Loaded { text, version, now: self.0.says_time.then_some(now) }
@@ -172,6 +180,7 @@ impl Texts {
     }
 
     fn write(&self, key: &str, text: &str, keep: Duration) {
+        *self.0.keep.lock().unwrap() = keep;
         let text = if self.0.fault == Fault::Trims { text.trim() } else { text };
         let mut texts = self.0.texts.lock().unwrap();
         let stands = texts.entry(self.called(key)).or_default();
@@ -181,7 +190,7 @@ impl Texts {
             (Fault::ReusesVersions, _) => stands.version + 1,
             _ => writing,
         };
-        *stands = Text { text: text.to_owned(), version, gone_at: self.gone_at(keep) };
+        *stands = Written { text: text.to_owned(), version, gone_at: self.gone_at(keep) };
     }
 }
 
@@ -198,9 +207,9 @@ impl CasStorage for Texts {
     }
 
     async fn swap(&self, key: &str, version: &u64, text: &str, keep: Duration) -> Result<Swapped<u64>, BoxError> {
-        self.0.swaps.fetch_add(1, Ordering::SeqCst);
-        if self.0.swaps_hang.load(Ordering::SeqCst) {
-            std::future::pending::<()>().await;
+        let number = self.0.swaps.fetch_add(1, Ordering::SeqCst) + 1;
+        while (1..=number).contains(&self.0.swaps_hang_from.load(Ordering::SeqCst)) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
         self.answer().await?;
         let fault = self.0.fault;
