@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use stores::Texts;
 use support::{Foreign, foreign, policy};
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::{Cas, CasError, ManualClock};
+use tower_ratelimit::storage::{Ask, Cas, CasError, ManualClock};
+use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
 use tower_ratelimit::testing::{StorageLaws, SwapLaws};
 use tower_ratelimit::{
-    Decision, ElasticWindow, Global, Key, MovingWindow, OnError, Policy, Quota, RateLimitLayer, RateLimiter, Storage,
-    Timestamp,
+    Decision, ElasticWindow, Global, Key, MovingWindow, OnError, Op, Policy, Quota, RateLimitLayer, RateLimiter,
+    Storage, Timestamp,
 };
 
 /// Nobody waits that long in a test that goes well.
@@ -28,6 +29,29 @@ fn over(store: &Texts) -> Cas<Texts> {
 
 fn limiter(store: &Texts, policy: impl Into<Policy>) -> RateLimiter<Cas<Texts>> {
     RateLimiter::with_storage(policy, over(store))
+}
+
+/// Takes longer to decide than its callers wait.
+#[derive(Debug)]
+struct Ponders;
+
+impl Strategy for Ponders {
+    fn name(&self) -> &'static str {
+        "ponders"
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        std::thread::sleep(Duration::from_millis(60));
+        Foreign.check(quota, state, now, cost)
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
+        Foreign.spend(quota, state, now, cost)
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        Foreign.refund(quota, state, now, hit);
+    }
 }
 
 fn key() -> Key {
@@ -328,6 +352,29 @@ fn a_runtime_that_stands_still_or_ends_holds_up_no_other() {
     second.block_on(quiet(limiter.storage()));
     let outside = support::poll(&mut Box::pin(limiter.hit(&key())));
     assert!(matches!(outside, std::task::Poll::Ready(Err(error)) if error.to_string().contains("no runtime")));
+}
+
+/// What is decided on too late is not counted in secret.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hit_that_took_too_long_to_decide_is_not_counted_or_is_said_to_be() {
+    let policy = Policy::new(Ponders, Quota::per_day(100));
+    let storage = Cas::new(Texts::default()).deadline(Duration::from_millis(30));
+    let error = storage.decide(Ask::new(&policy, &key(), Op::Hit, 1)).await.unwrap_err();
+    quiet(&storage).await;
+    let left = storage.decide(Ask::new(&policy, &key(), Op::Peek, 1)).await.unwrap().remaining();
+    assert!(error.may_have_counted() || left == 100, "{error}: {left}");
+}
+
+#[test]
+fn what_a_runtime_ended_before_it_began_is_forgotten() {
+    let storage = Cas::new(Texts::default());
+    let policy = policy("fixed-window 3/day");
+    for _ in 0..3 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut decided = storage.decide(Ask::new(&policy, &key(), Op::Hit, 1));
+        runtime.block_on(async { assert!(support::poll(&mut decided).is_pending()) });
+    }
+    assert!(format!("{storage:?}").contains("busy: 0"), "{storage:?}");
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use support::random::{Numbers, random_limit};
 use support::{EVERY_STRATEGY, Foreign, policy};
 use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage};
 use tower_ratelimit::strategy::State;
-use tower_ratelimit::testing::{concurrent_hits_are_exact, decides_like_the_model};
+use tower_ratelimit::testing::{StorageLaws, concurrent_hits_are_exact, decides_like_the_model};
 use tower_ratelimit::{ElasticWindow, Key, Limit, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
 
 #[test]
@@ -35,19 +35,9 @@ fn every_strategy_and_mixed_policies_decide_like_the_model() {
 }
 
 #[test]
-fn policies_of_one_name_share_only_what_the_same_strategy_keeps_for_the_same_period() {
+fn it_keeps_the_laws_of_storages() {
     let server = Server::start(&[]);
-    let texts = [
-        "fixed-window 3 per 7 seconds",
-        "fixed-window 5 per 7 seconds; moving-window 3 per 8 seconds",
-        "fixed-window 3 per 8 seconds; moving-window 3 per 7 seconds",
-        "elastic-window 3 per 7 seconds",
-        "moving-window 3 per 7 seconds; leaky-bucket 5 per 7 seconds",
-        "moving-window 4 per 8 seconds",
-        "token-bucket 3 per 7 seconds; fixed-window 3 per 7 seconds",
-    ];
-    let policies = texts.map(|text| policy(text).with_name("tier"));
-    decides_like_the_model(&policies, |clock| on(&server, clock));
+    StorageLaws::new(|clock| on(&server, clock)).check();
 }
 
 #[test]

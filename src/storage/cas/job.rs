@@ -57,7 +57,7 @@ struct Progress(Mutex<Stage>);
 struct Stage {
     /// When others were last known to be in the way.
     contended: Option<Timestamp>,
-    /// It is part of what was sent to the store.
+    /// It is part of what is sent to the store, or is about to be.
     sent: bool,
     /// The caller waits no longer, and was told that it is contended or late.
     left: Option<Told>,
@@ -115,9 +115,11 @@ impl Job {
         None
     }
 
-    /// From here on it may be done.
-    pub(super) fn is_sent(&self) {
-        self.progress.lock().sent = true;
+    /// From here on it may be done, unless the caller waits no longer.
+    pub(super) fn begins(&self) -> bool {
+        let mut stage = self.progress.lock();
+        stage.sent = stage.left.is_none();
+        stage.sent
     }
 
     /// Tells the caller. What was done for one who was told otherwise meanwhile is to be undone: by the job that is returned.

@@ -6,6 +6,7 @@ mod error;
 mod job;
 mod pause;
 mod round;
+mod shared;
 mod size;
 mod storage;
 

@@ -9,41 +9,44 @@ use super::busy::Place;
 use super::desk::Desk;
 use super::error::CasError;
 use super::job::{Answer, Job};
-use super::storage::Shared;
+use super::shared::Shared;
 use super::{CasStorage, Loaded, Swapped, pause};
 use crate::{BoxError, Timestamp};
 
-/// Does all jobs of a key until none is left.
-pub(super) async fn serve<S: CasStorage>(shared: Arc<Shared<S>>, place: Place) {
-    let mut rounds = Rounds { shared: &shared, place: &place, trip: Duration::ZERO, over: false };
-    loop {
-        let jobs = shared.busy.take(&place);
-        if jobs.is_empty() {
-            rounds.over = true;
-            return;
-        }
-        rounds.settle(jobs).await;
-    }
-}
-
-/// What is done for one key; should its task be dropped half-way, whoever waits is told.
-struct Rounds<'a, S: CasStorage> {
-    shared: &'a Shared<S>,
-    place: &'a Place,
+/// What is done for one key; should it be dropped half-way, or before it began, whoever waits is told.
+pub(super) struct Rounds<S: CasStorage> {
+    shared: Arc<Shared<S>>,
+    place: Place,
     /// How long the store takes to answer: the longest of late, of which an old one is forgotten little by little.
     trip: Duration,
     over: bool,
 }
 
-impl<S: CasStorage> Drop for Rounds<'_, S> {
+impl<S: CasStorage> Drop for Rounds<S> {
     fn drop(&mut self) {
         if !self.over {
-            self.shared.busy.abandon(self.place);
+            self.shared.busy.abandon(&self.place);
         }
     }
 }
 
-impl<S: CasStorage> Rounds<'_, S> {
+impl<S: CasStorage> Rounds<S> {
+    pub(super) fn new(shared: Arc<Shared<S>>, place: Place) -> Self {
+        Self { shared, place, trip: Duration::ZERO, over: false }
+    }
+
+    /// Does all jobs of the key until none is left.
+    pub(super) async fn serve(mut self) {
+        loop {
+            let jobs = self.shared.busy.take(&self.place);
+            if jobs.is_empty() {
+                self.over = true;
+                return;
+            }
+            self.settle(jobs).await;
+        }
+    }
+
     /// Does these jobs. Who comes later waits, as what was loaded may be older than what they know.
     async fn settle(&mut self, jobs: Vec<Job>) {
         let mut jobs = self.in_time(jobs);
@@ -82,10 +85,9 @@ impl<S: CasStorage> Rounds<'_, S> {
     ) -> Result<(), (Vec<Job>, Option<Loaded<S::Version>>)> {
         let mut desk = Desk::new(&loaded.text, now);
         let mut pending: Vec<(Job, Answer)> = Vec::with_capacity(jobs.len());
-        for job in jobs {
+        for job in jobs.into_iter().filter(Job::begins) {
             let answer = Ok(desk.work(&job.policy, &job.want));
             if desk.is_changed() {
-                job.is_sent();
                 pending.push((job, answer));
             } else {
                 // Nothing has been changed before it, so it needs no swap.
@@ -105,9 +107,10 @@ impl<S: CasStorage> Rounds<'_, S> {
     }
 
     async fn load(&mut self, jobs: &[Job]) -> Result<Loaded<S::Version>, CasError> {
-        let asked = self.shared.store.load(&self.place.1);
+        let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.place.1));
+        let asked = shared.store.load(&key);
         let loaded = self.timed(jobs.iter(), asked).await.ok_or(CasError::late(false))?.map_err(CasError::loading)?;
-        self.shared.busy.are_contended(self.place, self.shared.now(&loaded));
+        self.shared.busy.are_contended(&self.place, self.shared.now(&loaded));
         Ok(loaded)
     }
 
@@ -121,10 +124,11 @@ impl<S: CasStorage> Rounds<'_, S> {
         if let Some(longest) = self.shared.store.longest().filter(|longest| text.len() > *longest) {
             return Err(CasError::overgrown(text.len(), longest));
         }
-        let asked = self.shared.store.swap(&self.place.1, &loaded.version, text, keep);
+        let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.place.1));
+        let asked = shared.store.swap(&key, &loaded.version, text, keep);
         let jobs = pending.iter().map(|(job, _)| job);
         let swapped = self.timed(jobs, asked).await.ok_or(CasError::late(true))?.map_err(CasError::swapping)?;
-        self.shared.busy.are_contended(self.place, self.shared.now(loaded));
+        self.shared.busy.are_contended(&self.place, self.shared.now(loaded));
         Ok(swapped)
     }
 
@@ -149,7 +153,7 @@ impl<S: CasStorage> Rounds<'_, S> {
     fn tell(&self, answers: impl IntoIterator<Item = (Job, Answer)>) {
         for undo in answers.into_iter().filter_map(|(job, answer)| job.answer(answer)) {
             // The task is this one.
-            self.shared.busy.add(self.place, undo);
+            self.shared.busy.add(&self.place, undo);
         }
     }
 }

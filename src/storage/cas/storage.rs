@@ -8,14 +8,15 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::busy::Busy;
 use super::error::CasError;
 use super::job::{Answer, Job, Want};
-use super::{CasStorage, Loaded, round, size};
+use super::round::Rounds;
+use super::shared::{Shared, Time};
+use super::{CasStorage, size};
 use crate::error::or_panic;
 use crate::storage::deadline::{self, DEADLINE};
 use crate::storage::{Ask, Clock, Storage, SystemClock, names, text};
-use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
+use crate::{ConfigError, Decision, Key, Op, Policy};
 
 /// Makes a storage of anything that can compare and swap: of a [`CasStorage`].
 ///
@@ -43,19 +44,6 @@ pub struct Cas<S> {
     deadline: Duration,
 }
 
-/// What handles share.
-pub(super) struct Shared<S> {
-    pub(super) store: S,
-    pub(super) busy: Busy,
-    time: Time,
-}
-
-enum Time {
-    /// The store's, or else the machine's.
-    Stores(Option<SystemClock>),
-    Chosen(Arc<dyn Clock>),
-}
-
 impl<S: CasStorage> Cas<S> {
     /// A storage over this store.
     pub fn new(store: S) -> Self {
@@ -69,7 +57,7 @@ impl<S: CasStorage> Cas<S> {
     }
 
     fn with(store: S, time: Time, deadline: Duration) -> Self {
-        Self { shared: Arc::new(Shared { store, busy: Busy::default(), time }), deadline }
+        Self { shared: Arc::new(Shared::new(store, time)), deadline }
     }
 
     /// How long an answer may take: 100 milliseconds unless it is said.
@@ -113,7 +101,7 @@ impl<S: CasStorage> Cas<S> {
             let place = (runtime.id(), name.into());
             let (job, waiting) = Job::new(&policy, want, patience);
             if shared.busy.add(&place, job) {
-                runtime.spawn(round::serve(Arc::clone(&shared), place));
+                runtime.spawn(Rounds::new(Arc::clone(&shared), place).serve());
             }
             waiting.answer().await
         }
@@ -163,18 +151,6 @@ impl<S: CasStorage> Storage for Cas<S> {
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.store().longest().map_or(Ok(()), |longest| size::check(policy, longest))
-    }
-}
-
-impl<S> Shared<S> {
-    pub(super) fn now<V>(&self, loaded: &Loaded<V>) -> Timestamp {
-        match &self.time {
-            Time::Stores(clock) => {
-                let here = || clock.as_ref().map_or_else(Timestamp::wall_clock, SystemClock::now);
-                loaded.now.unwrap_or_else(here)
-            }
-            Time::Chosen(clock) => clock.now(),
-        }
     }
 }
 
