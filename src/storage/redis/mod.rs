@@ -102,9 +102,15 @@ use crate::storage::{Cas, Clock, deadline};
 /// | a log | `[1.moving-window/60000000 END,UNITS,OLDEST,FIRST,LENGTH,TOTAL,ROOM]` | a ring of so many entries: instant and running total, modulo what their bytes can say |
 ///
 /// A policy of the same name with other limits, as in another release of a program, finds its own parts and leaves the others where they are.
-/// What is no letter, digit or one of a few signs is written as in a URL, so nobody's name can end the braces. All keys of one
-/// ask share what is in them, and with it a slot. Each expires half a second after it has stopped to matter, a log after an eighth of its
+/// A policy with a strategy that has no script keeps all its limits under `:all`, and shares none of them with a policy of its name whose
+/// strategies all have one.
+///
+/// What is no letter, digit or one of a few signs is written as in a URL, so nobody's name can end the braces; of what is longer than
+/// 200 bytes, the end is a hash. All keys of one ask share what is in them, and with it a slot. Each expires half a second after it has stopped to matter, a log after an eighth of its
 /// period.
+///
+/// A moving window's log is a string of Redis and so of at most 512 MB, 48 million entries: beyond that the server fails the hit. Servers
+/// are to count with 64 bits.
 ///
 /// It needs a runtime of tokio's with time and I/O, and may be made outside of one.
 ///
