@@ -17,6 +17,8 @@ mod redis;
 #[path = "../../tests/servers/mod.rs"]
 mod servers;
 mod text;
+#[cfg(feature = "redis")]
+mod tls;
 #[cfg(any(feature = "redis", feature = "memcached"))]
 mod url;
 

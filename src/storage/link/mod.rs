@@ -3,6 +3,7 @@
 mod kind;
 mod ready;
 mod renewed;
+mod silences;
 pub(super) mod socket;
 
 use std::fmt;
@@ -11,6 +12,7 @@ use std::time::Duration;
 pub(super) use self::kind::Kind;
 pub(super) use self::ready::until_ready;
 pub(super) use self::renewed::{Renewed, Usable};
+pub(super) use self::silences::Silences;
 
 /// How long connecting may take, whoever waits for it.
 pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);

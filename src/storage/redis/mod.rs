@@ -7,7 +7,6 @@ mod reset;
 mod script;
 mod size;
 mod swap;
-mod tls;
 mod url;
 
 use std::fmt;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::tls::Tls;
 use crate::ConfigError;
+use crate::storage::tls::Tls;
 use crate::storage::url::{self, Address, Authority, Host, Login, Options, Parts, Wrong};
 
 /// All that a URL says.
@@ -99,7 +99,7 @@ impl Target {
                 Place::Sentinels { hosts, service, login: sentinel_login(&mut options, wrong)? }
             }
         };
-        let tls = if tls { Some(Tls::new(options.take("ca").as_deref()).map_err(wrong)?) } else { None };
+        let tls = if tls { Some(Tls::new(options.take("ca").as_deref(), None).map_err(wrong)?) } else { None };
         let (prefix, deadline) = (options.prefix()?, options.deadline()?);
         options.end()?;
         Ok(Self { place, access: Access { login, db: db.unwrap_or(0), tls }, prefix, deadline })

@@ -11,6 +11,7 @@ pub(super) use self::options::{Options, checked_prefix};
 use crate::ConfigError;
 
 /// Where one server listens.
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "not all can be on a unix socket"))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Address {
     Tcp(Host),
@@ -71,6 +72,7 @@ impl<'a> Parts<'a> {
     }
 
     /// The path without percent-encoding.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "not all have one"))]
     pub(super) fn decoded_path(&self, wrong: &Wrong<'_>) -> Result<String, ConfigError> {
         decoded(self.path).map_err(|why| wrong(format!("in {:?} {why}", self.path)))
     }

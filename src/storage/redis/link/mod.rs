@@ -6,7 +6,6 @@ mod connect;
 mod node;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
-mod silences;
 #[cfg(feature = "redis-cluster")]
 mod slots;
 #[cfg(test)]

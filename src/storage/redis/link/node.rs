@@ -12,8 +12,7 @@ use super::super::url::Access;
 use super::connect::Connection;
 #[cfg(feature = "redis-sentinel")]
 use super::sentinel::Sentinels;
-use super::silences::Silences;
-use crate::storage::link::{Renewed, Usable};
+use crate::storage::link::{Renewed, Silences, Usable};
 use crate::storage::url::Address;
 
 /// A handle on one server.

@@ -20,11 +20,12 @@ mod enabled {
     use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
     #[derive(Clone)]
-    pub(in super::super) struct Tls(Arc<ClientConfig>);
+    pub(in crate::storage) struct Tls(Arc<ClientConfig>);
 
     impl Tls {
-        /// Trusts the certificates in the file `ca` and no others, or else the system's. The error is what is wrong.
-        pub(in super::super) fn new(ca: Option<&str>) -> Result<Self, String> {
+        /// Trusts the certificates in the file `ca` and no others, or else the system's. `inside` is what is going to be
+        /// spoken (ALPN), where a server wants to be told. The error is what is wrong.
+        pub(in crate::storage) fn new(ca: Option<&str>, inside: Option<&[u8]>) -> Result<Self, String> {
             let mut roots = RootCertStore::empty();
             match ca {
                 Some(path) => {
@@ -47,13 +48,15 @@ mod enabled {
                 ));
             }
             // The provider is named: rustls panics where none is installed, or where two crates' features bring two.
-            let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
                 .with_safe_default_protocol_versions()
                 .map_err(|error| error.to_string())?;
-            Ok(Self(Arc::new(config.with_root_certificates(roots).with_no_client_auth())))
+            let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+            config.alpn_protocols.extend(inside.map(<[u8]>::to_vec));
+            Ok(Self(Arc::new(config)))
         }
 
-        pub(in super::super) async fn over(&self, stream: TcpStream, name: &str) -> io::Result<TlsStream<TcpStream>> {
+        pub(in crate::storage) async fn over(&self, stream: TcpStream, name: &str) -> io::Result<TlsStream<TcpStream>> {
             let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
             TlsConnector::from(Arc::clone(&self.0)).connect(name, stream).await
         }
@@ -74,15 +77,15 @@ mod missing {
 
     /// There is none: a URL that asks for it is refused.
     #[derive(Clone, Debug)]
-    pub(in super::super) enum Tls {}
+    pub(in crate::storage) enum Tls {}
 
     impl Tls {
-        pub(in super::super) fn new(_: Option<&str>) -> Result<Self, String> {
-            Err("it needs the feature \"redis-rustls\" of tower-ratelimit".to_owned())
+        pub(in crate::storage) fn new(_: Option<&str>, _: Option<&[u8]>) -> Result<Self, String> {
+            Err("it needs a feature of tower-ratelimit whose name ends with \"-rustls\"".to_owned())
         }
 
         #[allow(clippy::unused_async, reason = "as with the feature")]
-        pub(in super::super) async fn over(&self, _: TcpStream, _: &str) -> io::Result<TcpStream> {
+        pub(in crate::storage) async fn over(&self, _: TcpStream, _: &str) -> io::Result<TcpStream> {
             match *self {}
         }
     }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 const ENOUGH: u32 = 3;
 
 /// How many deadlines have passed in silence, and when the last of them.
-pub(super) struct Silences {
+pub(in crate::storage) struct Silences {
     count: AtomicU32,
     last: Mutex<Instant>,
 }
@@ -23,7 +23,7 @@ impl Default for Silences {
 impl Silences {
     /// Counts a deadline that passed in silence. Many callers at once are one silence: only who asked after the last one
     /// counts.
-    pub(super) fn is_enough(&self, asked_at: Instant) -> bool {
+    pub(in crate::storage) fn is_enough(&self, asked_at: Instant) -> bool {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if asked_at < *last {
             return false;
@@ -33,7 +33,7 @@ impl Silences {
     }
 
     /// Something was heard.
-    pub(super) fn end(&self) {
+    pub(in crate::storage) fn end(&self) {
         // A write would be shared by all who use the connection.
         if self.count.load(Ordering::Relaxed) != 0 {
             self.count.store(0, Ordering::Relaxed);
