@@ -5,7 +5,9 @@ mod any;
 mod cas;
 mod clock;
 mod deadline;
-#[cfg(any(feature = "redis", feature = "memcached"))]
+#[cfg(feature = "etcd")]
+mod etcd;
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
 mod link;
 #[cfg(feature = "memcached")]
 mod memcached;
@@ -17,9 +19,9 @@ mod redis;
 #[path = "../../tests/servers/mod.rs"]
 mod servers;
 mod text;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "etcd"))]
 mod tls;
-#[cfg(any(feature = "redis", feature = "memcached"))]
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
 mod url;
 
 use std::fmt;
@@ -30,6 +32,8 @@ use crate::{BoxError, ConfigError, Decision, Key, Op, Policy, Timestamp};
 pub use self::any::{AnyStorage, Either};
 pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
+#[cfg(feature = "etcd")]
+pub use self::etcd::{EtcdStorage, EtcdStorageError};
 #[cfg(feature = "memcached")]
 pub use self::memcached::{MemcachedStorage, MemcachedStorageError};
 pub use self::memory::{MemoryStorage, MemoryStorageBuilder};

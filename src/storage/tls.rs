@@ -1,11 +1,11 @@
 //! TLS: whom to trust, read when the storage is made.
 
-#[cfg(feature = "redis-rustls")]
+#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
 pub(super) use self::enabled::Tls;
-#[cfg(not(feature = "redis-rustls"))]
+#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls")))]
 pub(super) use self::missing::Tls;
 
-#[cfg(feature = "redis-rustls")]
+#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
 mod enabled {
     use std::fmt;
     use std::io;
@@ -69,7 +69,7 @@ mod enabled {
     }
 }
 
-#[cfg(not(feature = "redis-rustls"))]
+#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls")))]
 mod missing {
     use std::io;
 

@@ -3,6 +3,7 @@
 mod kind;
 mod ready;
 mod renewed;
+#[cfg(any(feature = "redis", feature = "etcd"))]
 mod silences;
 pub(super) mod socket;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 pub(super) use self::kind::Kind;
 pub(super) use self::ready::until_ready;
 pub(super) use self::renewed::{Renewed, Usable};
+#[cfg(any(feature = "redis", feature = "etcd"))]
 pub(super) use self::silences::Silences;
 
 /// How long connecting may take, whoever waits for it.

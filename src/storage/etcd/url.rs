@@ -1,0 +1,65 @@
+//! What a URL says: where the members are, who we are there, and what to call the keys.
+
+use std::time::Duration;
+
+use crate::ConfigError;
+use crate::storage::tls::Tls;
+use crate::storage::url::{self, Authority, Host, Login, Options, Parts, Wrong};
+
+/// All that a URL says.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    /// At least one.
+    pub(super) members: Vec<Host>,
+    pub(super) access: Access,
+    pub(super) prefix: Box<str>,
+    pub(super) deadline: Duration,
+}
+
+/// How to be let in.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Access {
+    pub(super) login: Login,
+    pub(super) tls: Option<Tls>,
+}
+
+const EXAMPLES: &str = "write etcd://host:2379, etcd://host:2379,host:2379 or etcds://host:2379";
+const PORT: u16 = 2_379;
+
+/// What is spoken inside of TLS, which etcd wants to be told.
+const HTTP2: Option<&[u8]> = Some(b"h2");
+
+impl Target {
+    pub(super) fn parse(url: &str) -> Result<Self, ConfigError> {
+        url::read(url, EXAMPLES, Self::read)
+    }
+
+    fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
+        let &Parts { scheme, authority, path, query } = parts;
+        let secure = match scheme {
+            "etcd" => false,
+            "etcds" | "etcd+tls" => true,
+            _ => return Err(wrong(format!("its scheme is {scheme:?}, {EXAMPLES}"))),
+        };
+        if secure && !cfg!(feature = "etcd-rustls") {
+            return Err(wrong(format!("{scheme}:// needs the feature \"etcd-rustls\" of tower-ratelimit")));
+        }
+        let Authority { login, hosts } = Authority::parse(authority, PORT, wrong)?;
+        if hosts.is_empty() {
+            return Err(wrong(format!("it names no host: {EXAMPLES}")));
+        }
+        if login.password.is_some() && login.user.is_none() {
+            return Err(wrong("its password has no user: write user:password@".to_owned()));
+        }
+        if !matches!(path, "" | "/") {
+            return Err(wrong(format!(
+                "etcd has no {path:?}: leave it out, or write ?prefix=... for what all keys begin with"
+            )));
+        }
+        let mut options = Options::parse(query, wrong)?;
+        let tls = if secure { Some(Tls::new(options.take("ca").as_deref(), HTTP2).map_err(wrong)?) } else { None };
+        let (prefix, deadline) = (options.prefix()?, options.deadline()?);
+        options.end()?;
+        Ok(Self { members: hosts, access: Access { login, tls }, prefix, deadline })
+    }
+}
