@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Deserialize;
-use tokio::runtime::Runtime;
-use tower_ratelimit::storage::{AnyStorage, ManualClock, MemcachedStorage, RedisStorage};
+use tokio::runtime::{Builder, Runtime};
+use tower_ratelimit::storage::{AnyStorage, EtcdStorage, ManualClock, MemcachedStorage, RedisStorage};
 use tower_ratelimit::{
     Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MemoryStorage, MovingWindow, Policy, Quota,
     RateLimiter, SlidingWindowCounter, Storage, Timestamp, TokenBucket,
@@ -106,6 +106,7 @@ enum Kept {
     InMemory,
     OnRedis(RedisStorage),
     OnMemcached(MemcachedStorage),
+    OnEtcd(EtcdStorage),
 }
 
 /// Of a server's answer.
@@ -115,10 +116,11 @@ impl Place {
     fn at(url: &str) -> Result<Self, Error> {
         let kept = match url {
             "memory://" => Kept::InMemory,
+            _ if url.starts_with("etcd") => Kept::OnEtcd(EtcdStorage::new(url)?.deadline(DEADLINE)),
             _ if url.starts_with("memcached") => Kept::OnMemcached(MemcachedStorage::new(url)?.deadline(DEADLINE)),
             _ => Kept::OnRedis(RedisStorage::new(url)?.deadline(DEADLINE)),
         };
-        Ok(Self { kept, runtime: Runtime::new()? })
+        Ok(Self { kept, runtime: Builder::new_current_thread().enable_all().build()? })
     }
 
     /// An empty storage with this clock: on a server all that begins with a word of its own.
@@ -129,6 +131,7 @@ impl Place {
             Kept::InMemory => MemoryStorage::builder().clock(clock).build()?.into(),
             Kept::OnRedis(server) => server.clone().try_prefix(&prefix)?.clock(clock).into(),
             Kept::OnMemcached(servers) => servers.clone().try_prefix(&prefix)?.clock(clock).into(),
+            Kept::OnEtcd(members) => members.clone().try_prefix(&prefix)?.clock(clock).into(),
         })
     }
 }

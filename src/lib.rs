@@ -180,6 +180,7 @@
 //!   `redis-rustls` (TLS) are for URLs that need them.
 //! - `redis`, `redis-cluster`, `redis-sentinel`, `redis-rustls`: `storage::RedisStorage`, for counters that processes share.
 //! - `memcached`: `storage::MemcachedStorage`, for the same on memcached servers.
+//! - `etcd`, `etcd-rustls` (TLS): `storage::EtcdStorage`, for counters that processes share and that have to survive a server.
 //! - `testing`: the laws as suites of tests, for strategies and [storages](storage::Cas) of your own.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -229,6 +230,9 @@ pub use self::rejection::{
 };
 pub use self::rules::OnError;
 pub use self::service::RateLimit;
+#[cfg(feature = "etcd")]
+#[doc(no_inline)]
+pub use self::storage::EtcdStorage;
 #[cfg(feature = "memcached")]
 #[doc(no_inline)]
 pub use self::storage::MemcachedStorage;

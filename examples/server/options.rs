@@ -16,7 +16,7 @@ pub(crate) const USAGE: &str = "\
 --policy POLICY          limits for every request, for example \"10/minute\" (the default) or
                          \"token-bucket 10/second burst 20; 1000/day\"; repeat it for more limits of the same policy
 --route PATH=POLICY      a further layer on one route, inside the other; repeat it for more routes
---storage URL            where to keep them: memory:// (the default), redis://HOST, memcached://HOST,HOST and others
+--storage URL            where to keep them: memory:// (the default), redis://HOST, memcached://HOST, etcd://HOST and others
 --on-error ACTION        when the storage fails: admit (the default) or refuse
 --deadline TIME          for how long the storage may take: 100ms (the default)
 --key KEY                who is asking: peer-ip (the default), global, path, method or header:NAME; join several by +

@@ -18,6 +18,7 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// | `redis+cluster://host,host` | `RedisStorage` | `redis-cluster` |
 /// | `redis+sentinel://host,host/service` | `RedisStorage` | `redis-sentinel` |
 /// | `memcached://host,host`, `memcached+unix://` | `MemcachedStorage` | `memcached` |
+/// | `etcd://host,host`, `etcds://` | `EtcdStorage` | `etcd`, TLS `etcd-rustls` |
 ///
 /// Memory inside of it stays what it is: it answers at once, and nothing is boxed.
 ///
@@ -39,6 +40,8 @@ enum Any {
     Redis(super::RedisStorage),
     #[cfg(feature = "memcached")]
     Memcached(super::MemcachedStorage),
+    #[cfg(feature = "etcd")]
+    Etcd(super::EtcdStorage),
 }
 
 impl From<MemoryStorage> for AnyStorage {
@@ -61,6 +64,13 @@ impl From<super::MemcachedStorage> for AnyStorage {
     }
 }
 
+#[cfg(feature = "etcd")]
+impl From<super::EtcdStorage> for AnyStorage {
+    fn from(storage: super::EtcdStorage) -> Self {
+        Self(Any::Etcd(storage))
+    }
+}
+
 impl FromStr for AnyStorage {
     type Err = ConfigError;
 
@@ -77,15 +87,20 @@ impl FromStr for AnyStorage {
             "memcached" => super::MemcachedStorage::new(url).map(Self::from),
             #[cfg(not(feature = "memcached"))]
             "memcached" => Err(missing(scheme, "memcached")),
+            #[cfg(feature = "etcd")]
+            "etcd" | "etcds" => super::EtcdStorage::new(url).map(Self::from),
+            #[cfg(not(feature = "etcd"))]
+            "etcd" | "etcds" => Err(missing(scheme, "etcd")),
             // Not quoted whole: it may hold a password.
             _ => Err(ConfigError::new(format!(
-                "cannot read the URL of a storage, whose scheme is {scheme:?}: write memory://, redis://localhost or memcached://localhost"
+                "cannot read the URL of a storage, whose scheme is {scheme:?}: write memory://, redis://localhost, \
+                 memcached://localhost or etcd://localhost"
             ))),
         }
     }
 }
 
-#[cfg(not(all(feature = "redis", feature = "memcached")))]
+#[cfg(not(all(feature = "redis", feature = "memcached", feature = "etcd")))]
 fn missing(scheme: &str, feature: &str) -> ConfigError {
     ConfigError::new(format!(
         "the URL's scheme {scheme:?} needs the feature {feature:?} of tower-ratelimit, which is not enabled: \
@@ -105,6 +120,8 @@ impl Storage for AnyStorage {
             Any::Redis(storage) => Either(Inner::Redis(storage.decide(ask))),
             #[cfg(feature = "memcached")]
             Any::Memcached(storage) => Either(Inner::Memcached(storage.decide(ask))),
+            #[cfg(feature = "etcd")]
+            Any::Etcd(storage) => Either(Inner::Etcd(storage.decide(ask))),
         }
     }
 
@@ -116,6 +133,8 @@ impl Storage for AnyStorage {
             Any::Redis(storage) => storage.hit_at_once(ask, shown),
             #[cfg(feature = "memcached")]
             Any::Memcached(storage) => storage.hit_at_once(ask, shown),
+            #[cfg(feature = "etcd")]
+            Any::Etcd(storage) => storage.hit_at_once(ask, shown),
         }
     }
 
@@ -126,6 +145,8 @@ impl Storage for AnyStorage {
             Any::Redis(storage) => Either(Inner::Redis(storage.clear(policy, key))),
             #[cfg(feature = "memcached")]
             Any::Memcached(storage) => Either(Inner::Memcached(storage.clear(policy, key))),
+            #[cfg(feature = "etcd")]
+            Any::Etcd(storage) => Either(Inner::Etcd(storage.clear(policy, key))),
         }
     }
 
@@ -136,6 +157,8 @@ impl Storage for AnyStorage {
             Any::Redis(storage) => Either(Inner::Redis(storage.refund(policy, key, decision))),
             #[cfg(feature = "memcached")]
             Any::Memcached(storage) => Either(Inner::Memcached(storage.refund(policy, key, decision))),
+            #[cfg(feature = "etcd")]
+            Any::Etcd(storage) => Either(Inner::Etcd(storage.refund(policy, key, decision))),
         }
     }
 
@@ -146,6 +169,8 @@ impl Storage for AnyStorage {
             Any::Redis(storage) => storage.validate(policy),
             #[cfg(feature = "memcached")]
             Any::Memcached(storage) => storage.validate(policy),
+            #[cfg(feature = "etcd")]
+            Any::Etcd(storage) => storage.validate(policy),
         }
     }
 }
@@ -160,6 +185,8 @@ enum Inner<T> {
     Redis(Pin<Box<dyn Future<Output = Result<T, super::RedisStorageError>> + Send>>),
     #[cfg(feature = "memcached")]
     Memcached(Pin<Box<dyn Future<Output = Result<T, super::MemcachedStorageError>> + Send>>),
+    #[cfg(feature = "etcd")]
+    Etcd(Pin<Box<dyn Future<Output = Result<T, super::EtcdStorageError>> + Send>>),
 }
 
 impl<T> Future for Either<T>
@@ -175,6 +202,8 @@ where
             Inner::Redis(answer) => answer.as_mut().poll(cx).map_err(BoxError::from),
             #[cfg(feature = "memcached")]
             Inner::Memcached(answer) => answer.as_mut().poll(cx).map_err(BoxError::from),
+            #[cfg(feature = "etcd")]
+            Inner::Etcd(answer) => answer.as_mut().poll(cx).map_err(BoxError::from),
         }
     }
 }
@@ -187,6 +216,8 @@ impl fmt::Debug for AnyStorage {
             Any::Redis(storage) => storage.fmt(f),
             #[cfg(feature = "memcached")]
             Any::Memcached(storage) => storage.fmt(f),
+            #[cfg(feature = "etcd")]
+            Any::Etcd(storage) => storage.fmt(f),
         }
     }
 }
