@@ -10,7 +10,7 @@ use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use servers::{Cluster, Memcached, Server};
+use servers::{Cluster, Etcd, Memcached, Server};
 use support::foreign;
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::AnyStorage;
@@ -33,14 +33,17 @@ fn main() {
     }
     let (server, cluster) = (Server::start(&[]), Cluster::start());
     let (memcached, another) = (Memcached::start(&[]), Memcached::start(&[]));
+    let (etcd, etcds) = (Etcd::start(1), Etcd::calm());
     let two = format!("{},127.0.0.1:{}", memcached.url(), another.port());
     for (place, url) in [
         ("one server", server.url()),
         ("a cluster", cluster.url()),
         ("memcached", memcached.url()),
         ("two memcacheds", format!("{two}?prefix=two")),
+        ("etcd", etcd.url()),
+        ("three members of etcd", etcds.url()),
     ] {
-        let swaps = url.starts_with("memcached");
+        let swaps = !url.starts_with("redis");
         for strategy in ["fixed-window", "token-bucket", "moving-window", FOREIGN] {
             let many: Vec<Process> = (0..PROCESSES).map(|_| Process::start(&url, strategy)).collect();
             let admitted: Vec<u32> = together(many);

@@ -1,8 +1,9 @@
-//! Real servers for tests, each on a port of its own: Redis, or whatever `TOWER_RATELIMIT_REDIS_SERVER` names, and memcached. They
-//! end with their guard, and with the test's process however that ends.
+//! Real servers for tests, each on a port of its own: Redis, or whatever `TOWER_RATELIMIT_REDIS_SERVER` names, memcached and
+//! etcd. They end with their guard, and with the test's process however that ends.
 
 #![allow(dead_code, unused_imports, reason = "each file of tests takes what it needs")]
 
+mod etcd;
 mod fleet;
 mod memcached;
 mod process;
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub(crate) use self::etcd::{Etcd, Member};
 pub(crate) use self::fleet::{Cluster, Sentinels};
 pub(crate) use self::memcached::Memcached;
 use self::process::Process;

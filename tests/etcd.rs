@@ -1,0 +1,187 @@
+//! Decisions on a real etcd: the laws, exact totals, what stands there.
+
+mod programs;
+mod servers;
+mod support;
+
+use std::process::Command;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use servers::Etcd;
+use support::{EVERY_STRATEGY, Foreign, policy};
+use tokio::runtime::Runtime;
+use tower_ratelimit::storage::{AnyStorage, Ask, EtcdStorage, ManualClock};
+use tower_ratelimit::testing::{StorageLaws, decides_like_the_model};
+use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
+
+const LONG: Duration = Duration::from_secs(5);
+
+/// Connections live as long as the runtime they were made on.
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
+
+/// A storage of its own, with a clock that stands.
+fn on(storage: &EtcdStorage, clock: ManualClock) -> EtcdStorage {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
+    storage.clone().prefix(&prefix).clock(clock)
+}
+
+fn storage(etcd: &Etcd) -> EtcdStorage {
+    let storage = EtcdStorage::new(&etcd.url()).unwrap().deadline(LONG);
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
+    storage
+}
+
+#[test]
+fn it_keeps_the_laws_of_storages() {
+    let etcd = Etcd::start(1);
+    let storage = storage(&etcd);
+    StorageLaws::new(|clock| on(&storage, clock))
+        // What is told a deadline anew decides for itself, as another process does.
+        .elsewhere(|storage| storage.clone().deadline(LONG))
+        .and_policies([
+            Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
+            Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
+        ])
+        .check();
+}
+
+#[test]
+fn every_strategy_decides_like_the_model_on_three_members() {
+    let etcd = Etcd::calm();
+    let storage = storage(&etcd);
+    let mut policies: Vec<Policy> = EVERY_STRATEGY.iter().step_by(3).map(|text| policy(text)).collect();
+    policies.push(policy("fixed-window 3/second; moving-window 9/minute; token-bucket 10/hour"));
+    decides_like_the_model(&policies, |clock| on(&storage, clock));
+}
+
+/// The golden vectors, by the example that replays them.
+#[test]
+fn every_vector_agrees() {
+    let etcd = Etcd::start(1);
+    let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors");
+    let files = std::fs::read_dir(vectors).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|file| file.extension().is_some_and(|ending| ending == "json"));
+    let replay = programs::example("replay");
+    // Each file by a process of its own, as most of the time it would wait.
+    let steps: usize = std::thread::scope(|scope| {
+        let replaying: Vec<_> = files
+            .map(|file| {
+                let mut command = Command::new(&replay);
+                command.args(["--storage", &etcd.url()]).arg(&file);
+                scope.spawn(move || {
+                    let output = command.output().unwrap();
+                    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+                    let why = String::from_utf8_lossy(&output.stderr).into_owned();
+                    let last = told.lines().last().and_then(|line| line.strip_suffix(" steps, 0 mismatches"));
+                    let steps = last.and_then(|steps| steps.parse::<usize>().ok());
+                    steps.unwrap_or_else(|| {
+                        panic!("{}: {why}{}", file.display(), told.lines().take(5).collect::<String>())
+                    })
+                })
+            })
+            .collect();
+        replaying.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(steps, 37_489);
+}
+
+/// Field defects: check, then increment; GET then SET in a "shared" store. Servers with connections of their own.
+#[test]
+fn several_servers_admit_exactly_what_the_limit_says() {
+    let store = Etcd::calm();
+    let policy = "fixed-window 40/day; moving-window 60/day";
+    let flags = ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--deadline", "10s"];
+    let servers: Vec<programs::Server> = (0..4).map(|_| programs::Server::start(&flags)).collect();
+    let ask = |server: &programs::Server| (0..20).filter(|_| server.status("/", "") == 200).count();
+    let admitted: usize = std::thread::scope(|scope| {
+        let asking: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();
+        asking.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert!(admitted <= 40, "{admitted}");
+    // Who was told to come back comes back.
+    let more = (0..40).filter(|_| servers[0].status("/", "") == 200).count();
+    assert_eq!(admitted + more, 40);
+}
+
+#[test]
+fn what_stands_in_etcd_is_as_documented() {
+    let etcd = Etcd::start(1);
+    let clock = ManualClock::new(Timestamp::from_micros(1_728_000_000_000_000));
+    let storage = storage(&etcd).clock(clock);
+    let [free, other] = ["fixed-window 3/minute", "fixed-window 3/minute; moving-window 3/hour"];
+    RUNTIME.block_on(async {
+        let alice = Key::from("alice");
+        let limiter = RateLimiter::with_storage(policy(free).with_name("free"), storage.clone());
+        let _ = limiter.hit(&alice).await.unwrap();
+        // The window has begun now, which its low 32 bits say.
+        let first = "[1.fixed-window/60000000 1728000060000000,1,1512833024]";
+        assert_eq!(etcd.all(), [("rl:free|t:alice".to_owned(), first.to_owned())]);
+        let both = RateLimiter::with_storage(policy(other).with_name("free"), storage.prefix("shop"));
+        let _ = both.hit(&alice).await.unwrap();
+        let log = "[2.moving-window/3600000000 1728003600000000,1728000000000000*1]";
+        assert_eq!(etcd.all()[1], ("shop:free|t:alice".to_owned(), format!("{first}{log}")));
+        both.clear(&alice).await.unwrap();
+        assert_eq!(etcd.all().len(), 1);
+        limiter.clear(&alice).await.unwrap();
+        assert_eq!(etcd.all(), []);
+    });
+}
+
+#[test]
+fn what_cannot_be_read_is_a_fresh_start() {
+    let etcd = Etcd::start(1);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage(&etcd));
+    for spoil in [&b"garbage"[..], b"\xff\xfe", b"[1.fixed-window/86400000000 99999999999999999999,1,1]", b""] {
+        etcd.put("rl:p|t:k", spoil);
+        RUNTIME.block_on(async {
+            for expected in [true, true, false] {
+                assert_eq!(limiter.hit(&Key::from("k")).await.unwrap().is_admitted(), expected, "{spoil:?}");
+            }
+        });
+    }
+}
+
+/// A log that cannot fit is told when policy and storage meet, and one that just fits is kept.
+#[test]
+fn a_policy_that_does_not_fit_is_refused_and_one_that_does_is_kept() {
+    let etcd = Etcd::start(1);
+    let storage = storage(&etcd);
+    let large = policy("moving-window 1000000/day");
+    let error = storage.validate(&large).unwrap_err().to_string();
+    assert!(error.contains("sliding-window-counter"), "{error}");
+    let error = RUNTIME.block_on(storage.decide(Ask::new(&large, &Key::from("k"), Op::Hit, 1))).unwrap_err();
+    assert!(!error.may_have_counted(), "{error}");
+    // What stands there is as long as it can be.
+    let longest = "x".repeat(1_499_900);
+    etcd.put("rl:p|t:k", longest.as_bytes());
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage);
+    assert!(RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap().is_admitted());
+}
+
+#[test]
+fn urls_say_what_to_write_and_never_a_password() {
+    let wrong = [
+        ("etcd://", "no host"),
+        ("etcd://host/path", "leave it out"),
+        ("etcd://:secret@host", "write user:password@"),
+        ("etcd://secret@host", "no password"),
+        ("etcd://host:0", "no host"),
+        ("etcd://a:secret@host?port=1", "no option \"port\""),
+        ("etcd://a:secret@host?deadline=0s", "no deadline"),
+        ("etcd+unix:///etcd.sock", "write etcd://"),
+        ("etcds://a:secret@host?ca=/nowhere.pem", "cannot read certificates"),
+        ("http://a:secret@host", "write etcd://"),
+    ];
+    for (url, part) in wrong {
+        let error = EtcdStorage::new(url).unwrap_err().to_string();
+        assert!(error.contains(part) && !error.contains("secret"), "{url}: {error}");
+    }
+    let right = "etcd://a:secret@host,[::1]:1,127.0.0.1/?prefix=p&deadline=1s";
+    let told = format!("{:?}", EtcdStorage::new(right).unwrap());
+    assert!(["host:2379", "[::1]:1", "127.0.0.1:2379", "\"p\""].iter().all(|part| told.contains(part)), "{told}");
+    assert!(!told.contains("secret"), "{told}");
+    assert!(right.parse::<AnyStorage>().is_ok());
+}
