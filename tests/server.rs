@@ -12,8 +12,19 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
+/// What a server says that does not start, or only explains itself.
 fn refused(flags: &[&str]) -> Output {
-    Command::new(server()).args(flags).output().unwrap()
+    let (out, error) = (Stdio::piped(), Stdio::piped());
+    let mut child = Command::new(server()).args(flags).stdout(out).stderr(error).spawn().unwrap();
+    let mut first = String::new();
+    // Ends with the process, at the latest.
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
+    if first.starts_with("listening") {
+        child.kill().unwrap();
+        panic!("{flags:?}: {first}");
+    }
+    let output = child.wait_with_output().unwrap();
+    Output { stdout: [first.into_bytes(), output.stdout].concat(), ..output }
 }
 
 #[test]
@@ -281,7 +292,8 @@ fn bad_flags_are_one_clear_line() {
         (&["--policy"], "--policy"),
         (&["--wat", "1"], "--wat"),
         (&["--storage", "redis://"], "redis://"),
-        (&["--storage", "memcached://h:1"], "memory://"),
+        (&["--storage", "memcached://"], "memcached://"),
+        (&["--storage", "etcd://"], "etcd://"),
         (&["--storage", "redis://h:1", "--deadline", "soon"], "\"soon\""),
         (&["--on-error", "panic"], "admit or refuse"),
         (&["--storage", "disk://"], "memory://"),

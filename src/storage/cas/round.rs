@@ -13,6 +13,9 @@ use super::shared::Shared;
 use super::{CasStorage, Loaded, Swapped, pause};
 use crate::{BoxError, Timestamp};
 
+/// So many times in a row it is tried again without a pause.
+const AT_ONCE: u32 = 4;
+
 /// What is done for one key; should it be dropped half-way, or before it began, whoever waits is told.
 pub(super) struct Rounds<S: CasStorage> {
     shared: Arc<Shared<S>>,
@@ -51,7 +54,7 @@ impl<S: CasStorage> Rounds<S> {
     async fn settle(&mut self, jobs: Vec<Job>) {
         let mut jobs = self.in_time(jobs);
         let mut known = None;
-        for attempt in 0.. {
+        for attempt in 0_u32.. {
             if jobs.is_empty() {
                 return;
             }
@@ -70,7 +73,11 @@ impl<S: CasStorage> Rounds<S> {
             for job in &mut jobs {
                 job.has_lost(now);
             }
-            sleep(pause::before(attempt)).await;
+            // What the store has just said is the best there is to go on from; who is unlucky again and again gives way.
+            if known.is_none() || attempt >= AT_ONCE {
+                known = None;
+                sleep(pause::before(attempt)).await;
+            }
             jobs = self.in_time(jobs);
         }
     }
