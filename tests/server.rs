@@ -2,7 +2,7 @@
 
 mod programs;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};
 
 use programs::{Server, server};
@@ -16,15 +16,17 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 fn refused(flags: &[&str]) -> Output {
     let (out, error) = (Stdio::piped(), Stdio::piped());
     let mut child = Command::new(server()).args(flags).stdout(out).stderr(error).spawn().unwrap();
-    let mut first = String::new();
+    let mut said = String::new();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
     // Ends with the process, at the latest.
-    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut first).unwrap();
-    if first.starts_with("listening") {
+    out.read_line(&mut said).unwrap();
+    if said.starts_with("listening") {
         child.kill().unwrap();
-        panic!("{flags:?}: {first}");
+        panic!("{flags:?}: {said}");
     }
+    out.read_to_string(&mut said).unwrap();
     let output = child.wait_with_output().unwrap();
-    Output { stdout: [first.into_bytes(), output.stdout].concat(), ..output }
+    Output { stdout: said.into_bytes(), ..output }
 }
 
 #[test]

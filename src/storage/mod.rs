@@ -1,5 +1,18 @@
 //! What keeps states and lets a policy decide on them: the trait, the memory storage, anything that compares and swaps, and servers
 //! behind their features.
+//!
+//! Every strategy runs on every storage, and a policy of several limits costs what one limit does. How often it goes to the server and back:
+//!
+//! | storage | strategies | a hit | a refusal | a peek | admits |
+//! |---|---|---|---|---|---|
+//! | [`MemoryStorage`] | all | 0 | 0 | 0 | exactly the limit, in one process |
+//! | `RedisStorage` | with a [script](crate::strategy::Strategy::script): all of ours | 1 | 1 | 1 | exactly the limit, all processes together |
+//! | | others | 2 | 1 | 1 | the limit, as below |
+//! | `MemcachedStorage`, `EtcdStorage`, [`Cas`] | all | 2 | 1 | 1 | never more than the limit, all processes together; exactly it once those who were told [`contended`](crate::Decision::is_contended) have come back |
+//!
+//! Where it is two, each time that another process was faster is one more, and hits that wait for one key in one process go
+//! together. A refusal by an elastic window changes its state, so it is a hit there. Servers that forget (an eviction, a restart, a failover)
+//! forget what was spent.
 
 mod any;
 mod cas;
