@@ -15,6 +15,7 @@ pub(in crate::storage) enum Kind {
     /// A reply that is not what the command answers.
     Unexpected,
     /// There was nothing wrong with the server.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "others say so with `CasError`"))]
     Undecided { sent: bool },
 }
 
