@@ -247,3 +247,14 @@ fn a_log_that_does_not_fit_is_an_error_where_policy_and_storage_meet() {
     assert!(RateLimitLayer::new(large, Global).try_storage(storage.clone(), OnError::Admit).is_err());
     assert!(RateLimiter::try_with_storage(policy("moving-window 50000/day"), storage).is_ok());
 }
+
+#[test]
+fn a_server_that_names_no_writings_is_an_error_that_says_what_to_do() {
+    let servers = [Memcached::start(&["-C"])];
+    let limiter = RateLimiter::with_storage(policy("fixed-window 3/day"), on(&servers, ManualClock::default()));
+    RUNTIME.block_on(async {
+        assert!(limiter.hit(&Key::from("k")).await.unwrap().is_admitted());
+        let error = limiter.hit(&Key::from("k")).await.unwrap_err();
+        assert!(error.to_string().contains("without -C"), "{error}");
+    });
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Loaded;
 use super::busy::Busy;
 use crate::Timestamp;
-use crate::storage::{Clock, SystemClock};
+use crate::storage::Clock;
 
 pub(super) struct Shared<S> {
     pub(super) store: S,
@@ -14,8 +14,8 @@ pub(super) struct Shared<S> {
 }
 
 pub(super) enum Time {
-    /// The store's, or else the machine's.
-    Stores(Option<SystemClock>),
+    /// The store's, or else the machine's as it is set now: others go by theirs.
+    Stores,
     Chosen(Arc<dyn Clock>),
 }
 
@@ -27,10 +27,7 @@ impl<S> Shared<S> {
     /// What time it was when this was loaded.
     pub(super) fn now<V>(&self, loaded: &Loaded<V>) -> Timestamp {
         match &self.time {
-            Time::Stores(clock) => {
-                let here = || clock.as_ref().map_or_else(Timestamp::wall_clock, SystemClock::now);
-                loaded.now.unwrap_or_else(here)
-            }
+            Time::Stores => loaded.now.unwrap_or_else(Timestamp::wall_clock),
             Time::Chosen(clock) => clock.now(),
         }
     }

@@ -15,7 +15,7 @@ use super::shared::{Shared, Time};
 use super::{CasStorage, size};
 use crate::error::or_panic;
 use crate::storage::deadline::{self, DEADLINE};
-use crate::storage::{Ask, Clock, Storage, SystemClock, names, text};
+use crate::storage::{Ask, Clock, Storage, names, text};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
 /// Makes a storage of anything that can compare and swap: of a [`CasStorage`].
@@ -47,13 +47,7 @@ pub struct Cas<S> {
 impl<S: CasStorage> Cas<S> {
     /// A storage over this store.
     pub fn new(store: S) -> Self {
-        Self::with(store, Time::Stores(Some(SystemClock::new())), DEADLINE)
-    }
-
-    /// The same, for a store that always says its time: a clock takes a fifth of a second to make.
-    #[cfg(feature = "redis")]
-    pub(in crate::storage) fn by_the_stores_time(store: S) -> Self {
-        Self::with(store, Time::Stores(None), DEADLINE)
+        Self::with(store, Time::Stores, DEADLINE)
     }
 
     fn with(store: S, time: Time, deadline: Duration) -> Self {

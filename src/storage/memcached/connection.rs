@@ -73,6 +73,10 @@ impl Connection {
     /// and if the request was not sent yet, it is not.
     pub(super) async fn ask(&self, request: Vec<u8>) -> Result<Reply, Unanswered> {
         let (answer, reply) = oneshot::channel();
+        // Counted here: what drives the connection may itself be what stands still.
+        if self.shared.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.shared.hear();
+        }
         self.requests.send(Asked { request, answer }).map_err(|_| Unanswered::NotSent)?;
         let lost = || self.shared.end.get().cloned().unwrap_or_else(|| "its runtime has ended".to_owned());
         reply.await.map_err(|_| Unanswered::Lost(lost()))
@@ -130,12 +134,13 @@ async fn write(
     let mut batch = Vec::with_capacity(AT_ONCE);
     while asked.recv_many(&mut batch, AT_ONCE).await > 0 {
         let mut bytes = Vec::new();
-        // Who has gone by now is not asked for.
-        for Asked { request, answer } in batch.drain(..).filter(|asked| !asked.answer.is_closed()) {
-            bytes.extend(request);
-            if shared.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
-                shared.hear();
+        for Asked { request, answer } in batch.drain(..) {
+            // Who has gone by now is not asked for.
+            if answer.is_closed() {
+                shared.waiting.fetch_sub(1, Ordering::Relaxed);
+                continue;
             }
+            bytes.extend(request);
             queue.send(answer).map_err(io::Error::other)?;
         }
         to.write_all(&bytes).await?;

@@ -65,6 +65,9 @@ pub(super) async fn read(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<R
             let (size, flags) = rest.split_once(' ').ok_or_else(no_reply)?;
             let size: u32 = size.parse().map_err(|_| no_reply())?;
             let cas = flags.split(' ').find_map(|flag| flag.strip_prefix('c')?.parse().ok()).ok_or_else(no_reply)?;
+            if cas == 0 {
+                return Err(io::Error::other("it names no writings: start it without -C (--disable-cas)"));
+            }
             Reply::Value { cas, text: read_block(from, size).await? }
         }
         "HD" => Reply::Done,

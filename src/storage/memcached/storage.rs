@@ -119,8 +119,8 @@ impl MemcachedStorage {
     /// The same, where what decides knows of what was changed.
     fn renewed(mut self) -> Self {
         // A little sooner than who waits gives up, who then hears which server it was.
-        let client = self.client.with(&self.prefix, self.deadline * 15 / 16);
-        self.cas = Cas::new(client).deadline(self.deadline);
+        self.client = self.client.with(&self.prefix, self.deadline * 15 / 16);
+        self.cas = Cas::new(self.client.clone()).deadline(self.deadline);
         if let Some(clock) = &self.clock {
             self.cas = self.cas.clock(Arc::clone(clock));
         }

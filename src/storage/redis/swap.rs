@@ -35,7 +35,7 @@ pub(super) struct Swapping {
 pub(super) fn on(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Option<Arc<dyn Clock>>) -> Cas<Swapping> {
     // A little sooner than who waits gives up: then the link hears of the silence, and tells whose it was.
     let store = Swapping { link: link.clone(), prefix: Arc::clone(prefix), deadline: deadline * 15 / 16 };
-    let cas = Cas::by_the_stores_time(store).deadline(deadline);
+    let cas = Cas::new(store).deadline(deadline);
     match clock {
         Some(clock) => cas.clock(clock),
         None => cas,
