@@ -1,10 +1,14 @@
 //! The answer to a hit or a peek.
 
+mod verdict;
+
 use std::array;
 use std::cmp::Reverse;
 use std::fmt;
 use std::time::Duration;
 
+use self::verdict::Verdict;
+pub use self::verdict::Way;
 use crate::Timestamp;
 use crate::strategy::Status;
 
@@ -34,20 +38,10 @@ pub struct Decision {
     statuses: Statuses,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-enum Verdict {
-    Admitted,
-    Refused,
-    // Refused, and not by the strategies:
-    Crowded,
-    Contended,
-}
-
 impl Decision {
     /// The decision on a hit of `cost` units at `at`, admitted if every limit admits.
     pub(crate) fn new(at: Timestamp, cost: u32, statuses: Statuses) -> Self {
-        let mut decision = Self { at, cost, verdict: Verdict::Refused, statuses };
+        let mut decision = Self { at, cost, verdict: Verdict::REFUSED, statuses };
         decision.conclude(at);
         decision
     }
@@ -69,7 +63,7 @@ impl Decision {
     #[inline]
     pub(crate) const fn blank() -> Self {
         let statuses = Statuses::More(Vec::new());
-        Self { at: Timestamp::EPOCH, cost: 0, verdict: Verdict::Refused, statuses }
+        Self { at: Timestamp::EPOCH, cost: 0, verdict: Verdict::REFUSED, statuses }
     }
 
     /// The answers of so many limits, to be filled in.
@@ -85,23 +79,23 @@ impl Decision {
     pub(crate) fn conclude(&mut self, at: Timestamp) {
         self.at = at;
         let admitted = self.limits().iter().all(Status::is_admitted);
-        self.verdict = if admitted { Verdict::Admitted } else { Verdict::Refused };
+        self.verdict = if admitted { Verdict::ADMITTED } else { Verdict::REFUSED };
     }
 
     /// The same refusal, marked [crowded](Self::is_crowded).
     pub fn crowded(self) -> Self {
-        Self { verdict: Verdict::Crowded, ..self }
+        Self { verdict: self.verdict.instead(Verdict::CROWDED), ..self }
     }
 
     /// The same refusal, marked [contended](Self::is_contended).
     pub fn contended(self) -> Self {
-        Self { verdict: Verdict::Contended, ..self }
+        Self { verdict: self.verdict.instead(Verdict::CONTENDED), ..self }
     }
 
     /// Whether the hit may go on, after its [`delay`](Self::delay).
     #[inline]
     pub fn is_admitted(&self) -> bool {
-        self.verdict == Verdict::Admitted
+        self.verdict.is(Verdict::ADMITTED)
     }
 
     /// Whether the hit is turned away. It has taken nothing.
@@ -113,12 +107,30 @@ impl Decision {
     /// Whether a newcomer was refused because the storage was full of keys that are being refused: see
     /// [`MemoryStorage`](crate::MemoryStorage).
     pub fn is_crowded(&self) -> bool {
-        self.verdict == Verdict::Crowded
+        self.verdict.is(Verdict::CROWDED)
     }
 
     /// Whether a storage refused because others changed the same key faster than it could. Coming back helps.
     pub fn is_contended(&self) -> bool {
-        self.verdict == Verdict::Contended
+        self.verdict.is(Verdict::CONTENDED)
+    }
+
+    /// Whether a storage that stood in for another one has decided: see [`Breaker`](crate::storage::Breaker).
+    pub fn is_from_fallback(&self) -> bool {
+        self.verdict.is_from_fallback()
+    }
+
+    /// The same decision, as it is told by a storage that chooses between two and has asked this one of them. So a refund finds
+    /// its way [back](Self::back).
+    pub fn via(self, way: Way) -> Self {
+        Self { verdict: self.verdict.via(way), ..self }
+    }
+
+    /// Which of the two a storage has asked that chooses between two, and the decision as that one told it. One that has gone
+    /// [via](Self::via) neither is the primary's.
+    pub fn back(self) -> (Way, Self) {
+        let (way, verdict) = self.verdict.back();
+        (way, Self { verdict, ..self })
     }
 
     /// When the storage decided, by its own clock.

@@ -209,7 +209,7 @@ pub mod testing;
 mod text;
 mod time;
 
-pub use self::decision::Decision;
+pub use self::decision::{Decision, Way};
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]
 pub use self::extract::{ClientIp, Global, Head, Header, KeyExtractor, Missing, PeerIp};

@@ -1,6 +1,7 @@
 //! How much, per how long, with what burst.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -205,6 +206,27 @@ impl Quota {
         Ok(Self { burst: Some(burst), full: self.span_of(burst), ..self })
     }
 
+    /// What one of so many has of it that divide it: the amount and the burst, each rounded down and at least 1, per the same
+    /// period. A burst that would take more than 142 years to come back at that rate is what does in time.
+    ///
+    /// ```
+    /// use std::num::NonZeroU32;
+    /// use tower_ratelimit::Quota;
+    ///
+    /// let three = NonZeroU32::new(3).unwrap();
+    /// assert_eq!(Quota::per_second(10).burst(50).share(three), Quota::per_second(3).burst(16));
+    /// assert_eq!(Quota::per_minute(2).share(three), Quota::per_minute(1));
+    /// ```
+    #[must_use]
+    pub fn share(&self, replicas: NonZeroU32) -> Self {
+        let part = |units: u32| (units / replicas).max(1);
+        let share = Self::of(part(self.amount), self.period);
+        self.burst.map_or(share, |burst| {
+            let burst = part(burst).min(share.most_in_time());
+            Self { burst: Some(burst), full: share.span_of(burst), ..share }
+        })
+    }
+
     /// Units per period, at least 1.
     #[inline]
     pub const fn amount(&self) -> u32 {
@@ -250,11 +272,17 @@ impl Quota {
         if self.refills_in_time(capacity) {
             return Ok(());
         }
-        let fits = u128::from(LONGEST) * u128::from(self.amount) / u128::from(self.period);
+        let fits = self.most_in_time();
         Err(ConfigError::new(format!(
             "{self} refills too slowly for room for {capacity}: it would take more than 2^52 microseconds (142 years); \
              use at most {fits}"
         )))
+    }
+
+    /// The largest capacity that does not refill too slowly, at least 1.
+    pub(crate) fn most_in_time(&self) -> u32 {
+        let fits = u128::from(LONGEST) * u128::from(self.amount) / u128::from(self.period);
+        u32::try_from(fits).unwrap_or(u32::MAX)
     }
 
     const fn refills_in_time(&self, capacity: u32) -> bool {

@@ -34,7 +34,8 @@ impl Lists {
                 limits.push_str(", ");
             }
             let name = policy.quoted_name(position);
-            let (capacity, window) = (limit.capacity(), limit.window_secs());
+            // What a fallback has decided is about a share.
+            let (capacity, window) = (status.capacity(), limit.window_secs());
             let (remaining, reset) = (status.remaining(), seconds_up(status.reset_after()));
             let written = write!(policies, "{name};q={capacity};w={window}{partition}")
                 .and_then(|()| write!(limits, "{name};r={remaining};t={reset}{partition}"));

@@ -1,5 +1,6 @@
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::name;
@@ -79,6 +80,15 @@ impl Limit {
     /// When the name is empty or not printable ASCII.
     pub fn try_named(self, name: impl Into<String>) -> Result<Self, ConfigError> {
         Ok(Self { name: Some(name::checked(name.into())?), ..self })
+    }
+
+    /// What one of so many has of it that divide it between them, under the same name.
+    pub(super) fn share(&self, replicas: NonZeroU32) -> Result<Self, ConfigError> {
+        let (strategy, quota) = match self.strategy.share(&self.quota, replicas) {
+            Some(share) => (share.strategy, share.quota),
+            None => (Arc::clone(&self.strategy), self.quota.share(replicas)),
+        };
+        Ok(Self { name: self.name.clone(), ..Self::of(strategy, quota)? })
     }
 
     /// Its strategy.

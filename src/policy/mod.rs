@@ -7,6 +7,7 @@ mod text;
 use std::borrow::Cow;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 pub use self::limit::Limit;
@@ -206,6 +207,39 @@ impl Policy {
         });
         let (called, shadows) = (identity.clone(), shadows.collect());
         Self(Arc::new(Inner { name, limits, identity, digest, limit_digests, called, shadows }))
+    }
+
+    /// What one of so many has of it that divide it between them: of each limit the amount, the burst and the places in a queue,
+    /// rounded down and at least 1. It is the same policy to a storage: its name and its [identity](Self::identity) stay.
+    ///
+    /// ```
+    /// use std::num::NonZeroU32;
+    /// use tower_ratelimit::Policy;
+    ///
+    /// let all: Policy = "token-bucket 10/second burst 50; 2/day".parse()?;
+    /// let share = all.share(NonZeroU32::new(4).unwrap())?;
+    /// assert_eq!(share.to_string(), "token-bucket 2/second burst 12; sliding-window-counter 1/day");
+    /// assert_eq!(share.identity(), all.identity());
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When a strategy of one's own cannot keep its share. All others can.
+    pub fn share(&self, replicas: NonZeroU32) -> Result<Self, ConfigError> {
+        if replicas == NonZeroU32::MIN {
+            return Ok(self.clone());
+        }
+        let Inner { name, identity, digest, limit_digests, called, .. } = &*self.0;
+        Ok(Self(Arc::new(Inner {
+            name: name.clone(),
+            limits: self.limits().iter().map(|limit| limit.share(replicas)).collect::<Result<_, _>>()?,
+            identity: identity.clone(),
+            digest: *digest,
+            limit_digests: limit_digests.clone(),
+            called: called.clone(),
+            shadows: self.shadows().iter().map(|shadow| shadow.share(replicas)).collect::<Result<_, _>>()?,
+        })))
     }
 
     /// Its name, if it was given one.

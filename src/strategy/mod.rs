@@ -26,12 +26,14 @@ mod log;
 mod moving_window;
 mod outcome;
 mod script;
+mod share;
 mod sliding_window_counter;
 mod state;
 mod status;
 mod token_bucket;
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::{ConfigError, Quota, Timestamp};
@@ -44,6 +46,7 @@ pub use self::log::Log;
 pub use self::moving_window::MovingWindow;
 pub use self::outcome::Outcome;
 pub use self::script::Script;
+pub use self::share::Share;
 pub use self::sliding_window_counter::SlidingWindowCounter;
 pub use self::state::State;
 pub use self::status::{Hit, Status};
@@ -172,6 +175,13 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     fn log_entries(&self, quota: &Quota) -> u32 {
         let _ = quota;
         0
+    }
+
+    /// What one of so many has of this limit that divide it between them. `None`, as it is unless overridden, means this strategy
+    /// and the [quota's share](Quota::share): override it where the strategy has amounts of its own, as a leaky bucket has places.
+    fn share(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Share> {
+        let _ = (quota, replicas);
+        None
     }
 
     /// The same rule in Lua, for storages that decide inside their server, with what it has to know to decide on a hit of

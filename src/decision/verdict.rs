@@ -1,0 +1,100 @@
+use std::fmt;
+
+/// Which of two storages has answered, where one stands in for the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // two
+pub enum Way {
+    /// The one that counts.
+    Primary,
+    /// The one that stands in for it.
+    Fallback,
+}
+
+/// Whether it is yes, and which ways it has come: one number, for a decision is written in pieces of that size.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Verdict(u32);
+
+/// The rest is a bit for each storage that has chosen, the last one lowest: 1 where that was the fallback.
+const ANSWER: u32 = 0xFF;
+const FIRST_WAY: u32 = ANSWER + 1;
+
+impl Verdict {
+    pub(super) const ADMITTED: Self = Self(0);
+    pub(super) const REFUSED: Self = Self(1);
+    // Refused, and not by the strategies:
+    pub(super) const CROWDED: Self = Self(2);
+    pub(super) const CONTENDED: Self = Self(3);
+
+    /// Whether it says that, whichever way it has come.
+    #[inline]
+    pub(super) const fn is(self, answer: Self) -> bool {
+        self.0 & ANSWER == answer.0
+    }
+
+    /// Another answer, which has come the same ways.
+    pub(super) const fn instead(self, answer: Self) -> Self {
+        Self(self.0 & !ANSWER | answer.0)
+    }
+
+    pub(super) const fn is_from_fallback(self) -> bool {
+        self.0 >= FIRST_WAY
+    }
+
+    pub(super) const fn via(self, way: Way) -> Self {
+        let bit = match way {
+            Way::Primary => 0,
+            Way::Fallback => FIRST_WAY,
+        };
+        Self((self.0 & !ANSWER) << 1 | bit | self.0 & ANSWER)
+    }
+
+    pub(super) const fn back(self) -> (Way, Self) {
+        let way = if self.0 & FIRST_WAY == 0 { Way::Primary } else { Way::Fallback };
+        (way, Self((self.0 & !ANSWER) >> 1 & !ANSWER | self.0 & ANSWER))
+    }
+}
+
+impl fmt::Debug for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let answer = match Self(self.0 & ANSWER) {
+            Self::ADMITTED => "Admitted",
+            Self::CROWDED => "Crowded",
+            Self::CONTENDED => "Contended",
+            _ => "Refused",
+        };
+        f.write_str(answer)?;
+        if self.is_from_fallback() { f.write_str(" by a fallback") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_back_is_the_way_it_came() {
+        for answer in [Verdict::ADMITTED, Verdict::REFUSED, Verdict::CROWDED, Verdict::CONTENDED] {
+            for ways in 0..32_u32 {
+                let ways = (0..5).map(|bit| if ways >> bit & 1 == 0 { Way::Primary } else { Way::Fallback });
+                let ways: Vec<Way> = ways.collect();
+                let mut verdict = ways.iter().fold(answer, |verdict, &way| verdict.via(way));
+                assert!(verdict.is(answer));
+                assert_eq!(verdict.is_from_fallback(), ways.contains(&Way::Fallback));
+                assert_eq!(verdict.instead(Verdict::REFUSED).instead(answer), verdict);
+                for &expected in ways.iter().rev() {
+                    let (way, before) = verdict.back();
+                    assert_eq!(way, expected);
+                    verdict = before;
+                }
+                assert_eq!(verdict, answer);
+            }
+        }
+        assert_eq!(Verdict::ADMITTED.back(), (Way::Primary, Verdict::ADMITTED));
+    }
+
+    #[test]
+    fn it_is_shown_in_words() {
+        assert_eq!(format!("{:?}", Verdict::ADMITTED), "Admitted");
+        assert_eq!(format!("{:?}", Verdict::CROWDED.via(Way::Fallback)), "Crowded by a fallback");
+    }
+}
