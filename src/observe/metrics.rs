@@ -1,4 +1,5 @@
 use super::{Event, Observer, What};
+use crate::storage::PATHS;
 
 /// Counts decisions with the crate `metrics` (feature `metrics`), for whatever recorder the program has installed.
 ///
@@ -6,9 +7,10 @@ use super::{Event, Observer, What};
 /// |---|---|---|
 /// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | what became of requests: see [`Event::outcome`] |
 /// | `ratelimit_refunds_total` | `policy`, `outcome`, `mode` | hits, decided before, that were given back, or could not be |
+/// | `ratelimit_path_total` | `path` | decisions that a [`Breaker`](crate::storage::Breaker) has passed on, by who made them |
 ///
 /// `policy` is [`Policy::identity`](crate::Policy::identity), `mode` is `enforced` or `shadow`. Nothing is labelled by key: there
-/// are as many of them as clients.
+/// are as many of them as clients. `path` is `primary`, `fallback` or `none`; breakers count it by themselves, without HTTP too.
 ///
 /// ```
 /// use tower_ratelimit::{MetricsObserver, PeerIp, Quota, RateLimitLayer};
@@ -27,6 +29,7 @@ impl MetricsObserver {
     pub fn new() -> Self {
         metrics::describe_counter!(DECISIONS, "What became of requests, by policy and outcome.");
         metrics::describe_counter!(REFUNDS, "Hits given back after their responses, by policy.");
+        metrics::describe_counter!(PATHS, "Decisions by the storage that made them, where one stands in for another.");
         Self
     }
 }

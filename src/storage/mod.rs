@@ -15,6 +15,7 @@
 //! forget what was spent.
 
 mod any;
+mod around;
 mod cas;
 mod clock;
 mod deadline;
@@ -43,6 +44,9 @@ use crate::strategy::Status;
 use crate::{BoxError, ConfigError, Decision, Key, Op, Policy, Timestamp};
 
 pub use self::any::{AnyStorage, Either};
+#[cfg(feature = "metrics")]
+pub(crate) use self::around::PATHS;
+pub use self::around::{Breaker, BreakerError, Circuit, CircuitState, Deadline, DeadlineError, NoFallback, Phase};
 pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 #[cfg(feature = "etcd")]

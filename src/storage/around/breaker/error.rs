@@ -1,0 +1,68 @@
+use std::error::Error;
+use std::fmt;
+
+use super::circuit::Shared;
+use crate::{BoxError, ConfigError};
+
+/// Why a [`Breaker`](super::Breaker) has no answer. Its [`source`](Error::source) is what a storage said.
+#[derive(Clone, Debug)]
+pub struct BreakerError {
+    kind: Kind,
+    source: Option<Shared>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// The primary failed.
+    Primary,
+    /// It was not asked.
+    LeftAlone,
+    /// The fallback failed too.
+    Fallback,
+    /// The policy cannot be divided.
+    Share,
+}
+
+impl BreakerError {
+    pub(super) fn primary(error: Shared) -> Self {
+        Self { kind: Kind::Primary, source: Some(error) }
+    }
+
+    pub(super) fn left_alone(last: Option<Shared>) -> Self {
+        Self { kind: Kind::LeftAlone, source: last }
+    }
+
+    pub(super) fn fallback(error: impl Into<BoxError>) -> Self {
+        Self { kind: Kind::Fallback, source: Some(error.into().into()) }
+    }
+
+    pub(super) fn share(error: ConfigError) -> Self {
+        Self { kind: Kind::Share, source: Some(std::sync::Arc::new(error)) }
+    }
+
+    /// Whether the primary was not asked, since it has failed too often: nothing was counted. The source is its last error.
+    pub fn is_left_alone(&self) -> bool {
+        self.kind == Kind::LeftAlone
+    }
+}
+
+impl fmt::Display for BreakerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            Kind::Primary => "the storage failed",
+            Kind::LeftAlone => "the storage is left alone for now, since it kept failing",
+            Kind::Fallback => "the storage failed, and so did its fallback",
+            Kind::Share => "the storage failed, and its fallback cannot keep a share of the policy",
+        })?;
+        self.source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))
+    }
+}
+
+impl Error for BreakerError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.source {
+            Some(source) => Some(&**source),
+            None => None,
+        }
+    }
+}

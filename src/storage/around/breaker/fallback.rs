@@ -1,0 +1,103 @@
+//! What stands in for the primary: a storage, and each policy's share.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Pending;
+use std::num::NonZeroU32;
+use std::sync::{PoisonError, RwLock};
+
+use crate::storage::{Ask, Storage};
+use crate::strategy::Status;
+use crate::{ConfigError, Decision, Key, Policy};
+
+/// So many policies' shares are kept; then it starts afresh.
+const SHARES: usize = 1_024;
+
+pub(super) struct Fallback<F> {
+    pub(super) storage: F,
+    pub(super) replicas: NonZeroU32,
+    /// By the digest of their names, policies and their shares.
+    shares: RwLock<HashMap<u128, Vec<(Policy, Policy)>>>,
+}
+
+impl<F> Fallback<F> {
+    pub(super) fn new(storage: F, replicas: NonZeroU32) -> Self {
+        Self { storage, replicas, shares: RwLock::default() }
+    }
+
+    /// The policy's share, made once.
+    pub(super) fn share(&self, policy: &Policy) -> Result<Policy, ConfigError> {
+        if self.replicas == NonZeroU32::MIN {
+            return Ok(policy.clone());
+        }
+        let name = policy.digest();
+        let kept = self.shares.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, share)) = kept.get(&name).and_then(|kept| kept.iter().find(|(whole, _)| whole == policy)) {
+            return Ok(share.clone());
+        }
+        drop(kept);
+        let share = policy.share(self.replicas)?;
+        let mut kept = self.shares.write().unwrap_or_else(PoisonError::into_inner);
+        if kept.values().map(Vec::len).sum::<usize>() >= SHARES {
+            kept.clear();
+        }
+        kept.entry(name).or_default().push((policy.clone(), share.clone()));
+        Ok(share)
+    }
+}
+
+/// What the share has decided, as it is told: a cost that only the whole has room for may come back when the primary may be
+/// asked, in `wait` microseconds.
+pub(super) fn told(whole: &Policy, decision: Decision, wait: u64) -> Decision {
+    let can_fit = |position: usize, status: &Status| {
+        !status.is_admitted()
+            && status.retry_after().is_none()
+            && whole.limits().get(position).is_some_and(|limit| decision.cost() <= limit.capacity())
+    };
+    let (limits, cost) = (decision.limits(), decision.cost());
+    let is_no_refusal_of_a_limit = decision.is_admitted() || decision.is_crowded() || decision.is_contended();
+    if is_no_refusal_of_a_limit || !limits.iter().enumerate().any(|(position, status)| can_fit(position, status)) {
+        return decision;
+    }
+    let finite = |(position, status): (usize, &Status)| {
+        if !can_fit(position, status) {
+            return *status;
+        }
+        Status::refused(status.capacity(), status.remaining(), status.reset_after_micros(), Some(wait))
+    };
+    let statuses: Vec<Status> = limits.iter().enumerate().map(finite).collect();
+    Decision::of_limits(decision.at(), cost, statuses.into_iter())
+}
+
+impl<F: fmt::Debug> fmt::Debug for Fallback<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fallback")
+            .field("storage", &self.storage)
+            .field("replicas", &self.replicas)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What stands in where nothing does: there is none of it.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::exhaustive_enums)] // nothing will ever be one
+pub enum NoFallback {}
+
+impl Storage for NoFallback {
+    type Error = Infallible;
+    type Decided = Pending<Result<Decision, Infallible>>;
+    type Done = Pending<Result<(), Infallible>>;
+
+    fn decide(&self, _: Ask<'_>) -> Self::Decided {
+        match *self {}
+    }
+
+    fn clear(&self, _: &Policy, _: &Key) -> Self::Done {
+        match *self {}
+    }
+
+    fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::Done {
+        match *self {}
+    }
+}

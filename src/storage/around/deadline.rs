@@ -1,0 +1,174 @@
+use std::error::Error;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::time::{Sleep, sleep};
+
+use crate::error::or_panic;
+use crate::storage::deadline::checked;
+use crate::storage::{Ask, Shown, Storage};
+use crate::{BoxError, ConfigError, Decision, Key, Op, Policy};
+
+/// A storage whose answers take at most so long, whatever storage it is.
+///
+/// Our own on servers have a deadline already; this one is for those that have none. An answer is waited for from when its
+/// future is first polled. Then it is an [error](DeadlineError) that says so, and what was asked is dropped: a hit may have been
+/// counted all the same. What is answered at once needs no timer; the others need a runtime of tokio's with time.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::storage::Deadline;
+/// use tower_ratelimit::{MemoryStorage, OnError, PeerIp, Quota, RateLimitLayer};
+///
+/// # let mine = MemoryStorage::new();
+/// let storage = Deadline::new(mine, Duration::from_millis(50));
+/// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Deadline<St> {
+    storage: St,
+    within: Duration,
+}
+
+impl<St: Storage> Deadline<St> {
+    /// What `storage` answers within so long.
+    ///
+    /// # Panics
+    ///
+    /// When it is less than a millisecond or more than an hour; [`try_new`](Self::try_new) returns an error instead.
+    #[track_caller]
+    pub fn new(storage: St, within: Duration) -> Self {
+        or_panic(Self::try_new(storage, within))
+    }
+
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// When it is less than a millisecond or more than an hour.
+    pub fn try_new(storage: St, within: Duration) -> Result<Self, ConfigError> {
+        checked(within)?;
+        Ok(Self { storage, within })
+    }
+
+    /// The storage inside.
+    pub fn storage(&self) -> &St {
+        &self.storage
+    }
+
+    fn in_time<A>(&self, answer: A, changes: bool) -> InTime<A> {
+        InTime { answer, within: self.within, timer: None, changes }
+    }
+}
+
+impl<St: Storage> Storage for Deadline<St> {
+    type Error = DeadlineError;
+    type Decided = InTime<St::Decided>;
+    type Done = InTime<St::Done>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        self.in_time(self.storage.decide(ask), ask.op == Op::Hit && ask.cost > 0)
+    }
+
+    #[inline]
+    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
+        self.storage.hit_at_once(ask, shown)
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+        self.in_time(self.storage.clear(policy, key), true)
+    }
+
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+        self.in_time(self.storage.refund(policy, key, decision), true)
+    }
+
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        self.storage.validate(policy)
+    }
+}
+
+/// An answer that comes in time or not at all.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct InTime<A> {
+    answer: A,
+    within: Duration,
+    /// Since the first time that one had to wait.
+    timer: Option<Pin<Box<Sleep>>>,
+    changes: bool,
+}
+
+impl<A, T, E> Future for InTime<A>
+where
+    A: Future<Output = Result<T, E>> + Unpin,
+    E: Into<BoxError>,
+{
+    type Output = Result<T, DeadlineError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if let Poll::Ready(answer) = Pin::new(&mut this.answer).poll(cx) {
+            return Poll::Ready(answer.map_err(|error| DeadlineError(Kind::Storage(error.into().into()))));
+        }
+        if this.timer.is_none() && Handle::try_current().is_err() {
+            return Poll::Ready(Err(DeadlineError(Kind::NoRuntime { changes: this.changes })));
+        }
+        let within = this.within;
+        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(within)));
+        timer.as_mut().poll(cx).map(|()| Err(DeadlineError(Kind::Late { within, changes: this.changes })))
+    }
+}
+
+impl<A> fmt::Debug for InTime<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InTime").field("within", &self.within).finish_non_exhaustive()
+    }
+}
+
+/// Why there is no answer of a storage with a [`Deadline`]: it did not come in time, or it was an error. That one is its
+/// [`source`](Error::source).
+#[derive(Clone, Debug)]
+pub struct DeadlineError(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Late { within: Duration, changes: bool },
+    Storage(Arc<dyn Error + Send + Sync>),
+    NoRuntime { changes: bool },
+}
+
+impl DeadlineError {
+    /// Whether the storage did not answer in time.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self.0, Kind::Late { .. })
+    }
+
+    /// Whether the storage was asked to change something and has not been heard of since: a hit may have been counted all the
+    /// same, a refund given back, a key cleared. Of an error of its own, the storage's [`source`](Error::source) may know.
+    pub fn may_have_counted(&self) -> bool {
+        matches!(self.0, Kind::Late { changes: true, .. } | Kind::NoRuntime { changes: true })
+    }
+}
+
+impl fmt::Display for DeadlineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::Late { within, .. } => write!(f, "the storage did not answer within {within:?}"),
+            Kind::Storage(error) => error.fmt(f),
+            Kind::NoRuntime { .. } => f.write_str("a storage with a deadline needs a runtime of tokio's"),
+        }
+    }
+}
+
+impl Error for DeadlineError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.0 {
+            Kind::Storage(error) => Some(&**error),
+            Kind::Late { .. } | Kind::NoRuntime { .. } => None,
+        }
+    }
+}
