@@ -14,23 +14,38 @@ use axum::http::{HeaderName, StatusCode, Uri};
 use axum::routing::any;
 use options::{Options, USAGE};
 use tower_ratelimit::extract::{Head, Missing};
-use tower_ratelimit::storage::AnyStorage;
-use tower_ratelimit::{Policy, RateLimitLayer, Rejection, ResponseHead};
+use tower_ratelimit::storage::Breaker;
+use tower_ratelimit::{MemoryStorage, Policy, RateLimitLayer, Rejection, ResponseHead, Storage};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 fn app(options: &Options) -> Result<Router, String> {
-    let mut app = Router::new().fallback(answer);
-    for (path, policy) in &options.routes {
-        app = app.route(path, any(answer).layer(layer(options, policy)?));
+    let storage = options.storage.clone();
+    match options.replicas {
+        None => app_on(&storage, options),
+        Some(replicas) => {
+            let breaker = Breaker::new(storage).try_fallback(MemoryStorage::new(), replicas);
+            app_on(&breaker.map_err(|error| format!("--replicas: {error}"))?, options)
+        }
     }
-    Ok(app.layer(layer(options, &options.policy)?))
 }
 
-fn layer(options: &Options, policy: &Policy) -> Result<RateLimitLayer<AnyStorage, Box<dyn Rejection<Body>>>, String> {
+fn app_on(storage: &impl Storage, options: &Options) -> Result<Router, String> {
+    let mut app = Router::new().fallback(answer);
+    for (path, policy) in &options.routes {
+        app = app.route(path, any(answer).layer(layer(storage, options, policy)?));
+    }
+    Ok(app.layer(layer(storage, options, &options.policy)?))
+}
+
+fn layer<St: Storage>(
+    storage: &St,
+    options: &Options,
+    policy: &Policy,
+) -> Result<RateLimitLayer<St, Box<dyn Rejection<Body>>>, String> {
     let mut layer = RateLimitLayer::new(policy.clone(), options.key()?)
-        .storage(options.storage.clone(), options.on_error)
+        .storage(storage.clone(), options.on_error)
         .headers(options.headers)
         .rejection(options.rejection.rejection());
     if let Some(header) = options.cost_header.clone() {

@@ -19,6 +19,8 @@ pub(crate) const USAGE: &str = "\
 --storage URL            where to keep them: memory:// (the default), redis://HOST, memcached://HOST, etcd://HOST and others
 --on-error ACTION        when the storage fails: admit (the default) or refuse
 --deadline TIME          for how long the storage may take: 100ms (the default)
+--fallback memory        decides while that storage is away, by a share of each quota; it needs --replicas
+--replicas N             how many servers share the storage: one of them may have so much of each quota
 --key KEY                who is asking: peer-ip (the default), global, path, method or header:NAME; join several by +
 --trust CIDR             peer-ip is the client behind the proxies of this network; repeat it for more networks
 --client-ip-header NAME  where those proxies say who the client is: x-forwarded-for (the default), forwarded, or another
@@ -39,6 +41,8 @@ pub(crate) struct Options {
     pub(crate) routes: Vec<(String, Policy)>,
     pub(crate) storage: AnyStorage,
     pub(crate) on_error: OnError,
+    /// How many divide the quotas while the storage is away, if anything stands in for it.
+    pub(crate) replicas: Option<u32>,
     pub(crate) key: String,
     pub(crate) trust: Vec<String>,
     pub(crate) client_ip_header: Option<HeaderName>,
@@ -50,7 +54,7 @@ pub(crate) struct Options {
     pub(crate) shadow: bool,
 }
 
-const FLAGS: &str = "--listen, --policy, --route, --storage, --on-error, --deadline, --key, --trust, --client-ip-header, --allow, --cost-header, \
+const FLAGS: &str = "--listen, --policy, --route, --storage, --on-error, --deadline, --fallback, --replicas, --key, --trust, --client-ip-header, --allow, --cost-header, \
                      --charge-status, --headers, --rejection, --shadow";
 
 impl Options {
@@ -59,12 +63,14 @@ impl Options {
         let mut parser = lexopt::Parser::from_args(arguments);
         let (mut limits, mut headers) = (Vec::new(), None);
         let (mut storage, mut deadline) = ("memory://".to_owned(), None);
+        let mut fallback = None;
         let mut options = Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 3000)),
             policy: policy("10/minute")?,
             routes: Vec::new(),
             storage: MemoryStorage::new().into(),
             on_error: OnError::Admit,
+            replicas: None,
             key: "peer-ip".to_owned(),
             trust: Vec::new(),
             client_ip_header: None,
@@ -89,6 +95,7 @@ impl Options {
             match &*flag {
                 "--storage" => storage = value,
                 "--deadline" => deadline = Some(value),
+                "--fallback" => fallback = Some(value),
                 _ => {
                     let set = options.set(&flag, value, &mut limits, &mut headers);
                     set.map_err(|error| format!("{flag}: {error}"))?;
@@ -96,6 +103,7 @@ impl Options {
             }
         }
         options.storage = any_storage(&storage, deadline.as_deref())?;
+        options.check_fallback(fallback.as_deref(), &storage)?;
         if !limits.is_empty() {
             options.policy = policy(&limits.join("; ")).map_err(|error| format!("--policy: {error}"))?;
         }
@@ -137,6 +145,12 @@ impl Options {
                     _ => return Err(format!("unknown action {value:?}: write admit or refuse")),
                 };
             }
+            "--replicas" => {
+                let replicas = value.parse().ok().filter(|replicas| *replicas > 0);
+                let unreadable =
+                    || format!("cannot read {value:?}: write how many servers share the storage, for example 3");
+                self.replicas = Some(replicas.ok_or_else(unreadable)?);
+            }
             "--key" => self.key = value,
             "--trust" => self.trust.push(value),
             "--client-ip-header" => self.client_ip_header = Some(header_name(&value)?),
@@ -165,6 +179,21 @@ impl Options {
         self.key().map_err(|error| format!("--key: {error}"))?;
         self.allow_list().map_err(|error| format!("--allow: {error}"))?;
         Ok(())
+    }
+
+    fn check_fallback(&self, fallback: Option<&str>, storage: &str) -> Result<(), String> {
+        match fallback {
+            None if self.replicas.is_some() => Err("--replicas: say what they divide, with --fallback memory"),
+            Some("memory") if storage.starts_with("memory:") => {
+                Err("--fallback: memory is never away: write a storage that may be, for example --storage redis://localhost")
+            }
+            Some("memory") if self.replicas.is_none() => {
+                Err("--fallback: say how many servers share the storage, for example --replicas 3")
+            }
+            None | Some("memory") => Ok(()),
+            Some(_) => Err("--fallback: only memory can be one: write --fallback memory"),
+        }
+        .map_err(str::to_owned)
     }
 
     /// Who is asking.
