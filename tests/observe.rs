@@ -1,5 +1,6 @@
 //! Something to look at: observers, metrics, the log, and the warnings at start-up.
 
+mod moods;
 mod support;
 
 use std::collections::BTreeMap;
@@ -11,13 +12,14 @@ use std::sync::{Arc, Mutex};
 
 use http::Request;
 use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
+use moods::{Mood, Moody};
 use support::{Failing, Inner, ask, get, policy, poll, standing, status, with};
 use tower::Layer;
 use tower_ratelimit::extract::{AllowList, Head, Missing};
-use tower_ratelimit::storage::Ask;
+use tower_ratelimit::storage::{Ask, Breaker};
 use tower_ratelimit::{
     ClientIp, Decision, Event, Global, Header, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer, OnError,
-    PeerIp, Policy, RateLimitLayer, ResponseHead, Skip, Storage, What,
+    PeerIp, Policy, RateLimitLayer, RateLimiter, ResponseHead, Skip, Storage, What,
 };
 use tracing::field::{Field, Visit};
 use tracing::span;
@@ -134,6 +136,35 @@ fn metrics_count_by_policy_and_outcome_and_never_by_key() {
     );
 }
 
+#[test]
+fn metrics_count_which_of_two_storages_decided() {
+    let counters = Counters::default();
+    metrics::with_local_recorder(&counters, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let key = tower_ratelimit::Key::everybody();
+            let good = RateLimiter::with_storage(policy("1/day"), Breaker::new(standing().0));
+            let fallen = Breaker::new(Failing).fallback(standing().0, 2);
+            let fallen = RateLimiter::with_storage(policy("1/day"), fallen);
+            let bad = RateLimiter::with_storage(policy("1/day"), Breaker::new(Failing));
+            for _ in 0..2 {
+                let _ = good.hit(&key).await.unwrap();
+            }
+            for _ in 0..7 {
+                let _ = fallen.hit(&key).await.unwrap();
+            }
+            for _ in 0..8 {
+                assert!(bad.hit(&key).await.is_err());
+            }
+        });
+    });
+    let counts = counters.0.into_inner().unwrap();
+    let counts: Vec<_> = counts.iter().map(|(name, count)| (name.as_str(), count.load(Ordering::SeqCst))).collect();
+    let expected = [("path=fallback", 7), ("path=none", 8), ("path=primary", 2)];
+    let expected = expected.map(|(label, count)| (format!("ratelimit_path_total{{{label}}}"), count));
+    assert_eq!(counts, expected.each_ref().map(|(name, count)| (name.as_str(), *count)));
+}
+
 /// Keeps the events of this crate as lines.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
@@ -209,6 +240,31 @@ fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
     let broken = |_: &Head<'_>| -> Result<tower_ratelimit::Key, Missing> { Err(Missing::server("no table")) };
     let lines = logged(&RateLimitLayer::new(policy("1/day"), broken), vec![get("/")]);
     assert!(lines[0].contains("ERROR") && lines[0].contains("no table"), "{lines:?}");
+}
+
+#[test]
+fn the_log_says_when_a_storage_is_left_alone_and_when_it_is_back() {
+    let log = Log::default();
+    tracing::subscriber::with_default(log.clone(), || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let (moody, _) = Moody::new(Mood::Fails);
+            let breaker = Breaker::new(moody.clone()).fallback(standing().0, 2);
+            let limiter = RateLimiter::with_storage(policy("100/day"), breaker);
+            for _ in 0..50 {
+                let _ = limiter.hit(&tower_ratelimit::Key::everybody()).await.unwrap();
+            }
+            moody.set(Mood::Works);
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            let _ = limiter.hit(&tower_ratelimit::Key::everybody()).await.unwrap();
+        });
+    });
+    let lines = log.0.lock().unwrap().clone();
+    let [left_alone, back] = &lines[..] else { panic!("once each: {lines:?}") };
+    for part in ["WARN", "left alone", "failures=5", "it fails"] {
+        assert!(left_alone.contains(part), "{part}: {lines:?}");
+    }
+    assert!(back.contains("INFO") && back.contains("back"), "{lines:?}");
 }
 
 /// Keeps the lints it is told.

@@ -13,8 +13,8 @@ use servers::{Cluster, Mode, Proxy, Reply, Sentinels, Server, wait_until};
 use support::{ask, foreign, get, policy, with};
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep};
-use tower_ratelimit::storage::RedisStorage;
-use tower_ratelimit::{Global, Header, Key, OnError, Policy, RateLimiter};
+use tower_ratelimit::storage::{Breaker, RedisStorage};
+use tower_ratelimit::{Global, Header, Key, MemoryStorage, OnError, Policy, RateLimiter};
 use ways::{AGAIN, Answer, DEADLINE, SECOND, Ways, limited, timely, used};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -60,6 +60,51 @@ async fn a_server_may_die_and_come_back_on_its_port() {
             server.restart();
             ways.decide().await;
         }
+    }
+}
+
+/// Field defect: fallback gives every replica the whole quota.
+#[tokio::test]
+async fn a_fallback_stands_in_for_a_server_that_dies_or_hangs() {
+    let policy = policy("fixed-window 3000000/day");
+    let mut server = Server::start(&[]);
+    let breaker = Breaker::new(storage(&server.url())).fallback(MemoryStorage::new(), 3);
+    let (circuit, ways) = (breaker.circuit().clone(), Ways::of(&policy, breaker.clone(), || Global));
+    let key = Key::everybody();
+    let primary_again = async || {
+        let started = Instant::now();
+        while timely(ways.limiter.hit(&key)).await.unwrap().is_from_fallback() {
+            assert!(started.elapsed() < 2 * SECOND, "{:?}", circuit.state());
+            sleep(AGAIN).await;
+        }
+        let hit = timely(ways.limiter.hit(&key)).await.unwrap();
+        assert_eq!((hit.is_from_fallback(), hit.capacity()), (false, 3_000_000));
+        eprintln!("the primary decides after {:?}", started.elapsed());
+    };
+    primary_again().await;
+    for hangs in [false, true] {
+        if hangs {
+            server.stop()
+        } else {
+            server.kill()
+        }
+        let (started, before) = (Instant::now(), circuit.state());
+        while started.elapsed() < SECOND + SECOND / 2 {
+            // Each of them in time, whether they fail, are probes or neither.
+            assert_eq!(ways.all().await, [Answer::Admitted; 3]);
+            let hit = timely(ways.limiter.hit(&key)).await.unwrap();
+            assert_eq!((hit.is_from_fallback(), hit.capacity()), (true, 1_000_000));
+            sleep(AGAIN).await;
+        }
+        let now = circuit.state();
+        assert_eq!((now.by_primary, now.by_none), (before.by_primary, 0));
+        assert!((6..20).contains(&now.failures), "five and the probes: {now:?}");
+        if hangs {
+            server.go_on()
+        } else {
+            server.restart()
+        }
+        primary_again().await;
     }
 }
 

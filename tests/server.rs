@@ -262,6 +262,20 @@ fn the_lines_of_the_readme_run() {
 }
 
 #[test]
+fn a_fallback_decides_by_its_share_while_the_storage_is_away() {
+    // Nobody listens there.
+    let away = ["--storage", "redis://127.0.0.1:1", "--fallback", "memory", "--replicas", "3", "--on-error", "refuse"];
+    let server = Server::start_with(&[&away[..], &["--policy", "fixed-window 9/hour"]].concat(), Stdio::null());
+    for left in (0..3).rev() {
+        let (status, head) = server.get("/", "");
+        assert_eq!(status, 200, "{head}");
+        assert!(head.contains("x-ratelimit-limit: 3\r\n"), "{head}");
+        assert!(head.contains(&format!("x-ratelimit-remaining: {left}\r\n")), "{head}");
+    }
+    assert_eq!(server.status("/", ""), 429);
+}
+
+#[test]
 fn help_names_every_flag() {
     let output = refused(&["--help"]);
     let help = String::from_utf8(output.stdout).unwrap();
@@ -272,6 +286,8 @@ fn help_names_every_flag() {
         "--storage",
         "--on-error",
         "--deadline",
+        "--fallback",
+        "--replicas",
         "--key",
         "--cost-header",
         "--route",
@@ -298,6 +314,12 @@ fn bad_flags_are_one_clear_line() {
         (&["--storage", "etcd://"], "etcd://"),
         (&["--storage", "redis://h:1", "--deadline", "soon"], "\"soon\""),
         (&["--on-error", "panic"], "admit or refuse"),
+        (&["--fallback", "memory", "--replicas", "3"], "--storage redis://localhost"),
+        (&["--storage", "redis://h:1", "--fallback", "memory"], "--replicas 3"),
+        (&["--storage", "redis://h:1", "--fallback", "disk", "--replicas", "3"], "--fallback memory"),
+        (&["--storage", "redis://h:1", "--replicas", "3"], "--fallback memory"),
+        (&["--storage", "redis://h:1", "--fallback", "memory", "--replicas", "0"], "for example 3"),
+        (&["--storage", "redis://h:1", "--fallback", "memory", "--replicas", "few"], "\"few\""),
         (&["--storage", "disk://"], "memory://"),
         (&["--key", "cookie"], "\"cookie\""),
         (&["--key", "header:a b"], "\"a b\""),

@@ -101,3 +101,25 @@ impl Storage for NoFallback {
         match *self {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MemoryStorage, Quota};
+
+    #[test]
+    fn policies_without_number_are_not_kept_without_number() {
+        let fallback = Fallback::new(MemoryStorage::new(), NonZeroU32::new(2).unwrap());
+        let kept = || fallback.shares.read().unwrap().values().map(Vec::len).sum::<usize>();
+        for amount in 2..5_000 {
+            // Half of them share a name.
+            let policy = Policy::from(Quota::per_minute(amount));
+            let policy = if amount % 2 == 0 { policy.with_name("tier") } else { policy };
+            for _ in 0..2 {
+                let share = fallback.share(&policy).unwrap();
+                assert_eq!(share.limits()[0].capacity(), amount / 2);
+            }
+            assert!((1..=SHARES).contains(&kept()), "{}", kept());
+        }
+    }
+}
