@@ -167,3 +167,67 @@ mod moving_window {
         });
     }
 }
+
+/// Storages around the one in memory, which has answered before one looks: all that is more than without them is theirs.
+mod around_memory {
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
+    use std::time::Duration;
+
+    use divan::Bencher;
+    use divan::counter::ItemsCount;
+    use tower_ratelimit::storage::{Breaker, Deadline};
+    use tower_ratelimit::{Key, MemoryStorage, RateLimiter, SlidingWindowCounter, Storage};
+
+    use super::support::hits::{BATCH, Hits, address};
+    use super::support::limiters::{Away, Generous};
+
+    const KEYS: [u32; 2] = [1, 100_000];
+
+    #[divan::bench(args = KEYS)]
+    fn nothing(bencher: Bencher<'_, '_>, keys: u32) {
+        around(bencher, keys, MemoryStorage::new());
+    }
+
+    #[divan::bench(args = KEYS)]
+    fn a_deadline(bencher: Bencher<'_, '_>, keys: u32) {
+        around(bencher, keys, Deadline::new(MemoryStorage::new(), Duration::from_millis(100)));
+    }
+
+    #[divan::bench(args = KEYS)]
+    fn a_breaker(bencher: Bencher<'_, '_>, keys: u32) {
+        around(bencher, keys, Breaker::new(MemoryStorage::new()));
+    }
+
+    #[divan::bench(args = KEYS)]
+    fn a_breaker_with_a_fallback(bencher: Bencher<'_, '_>, keys: u32) {
+        around(bencher, keys, Breaker::new(MemoryStorage::new()).fallback(MemoryStorage::new(), 3));
+    }
+
+    /// While what it stands in for is away.
+    #[divan::bench(args = KEYS)]
+    fn a_breaker_whose_fallback_answers(bencher: Bencher<'_, '_>, keys: u32) {
+        let hour = Duration::from_secs(3_600);
+        around(bencher, keys, Breaker::new(Away).failures(1).probe_after(hour, hour).fallback(MemoryStorage::new(), 3));
+    }
+
+    fn around(bencher: Bencher<'_, '_>, keys: u32, storage: impl Storage) {
+        let limiter = RateLimiter::with_storage(SlidingWindowCounter::generous(), storage);
+        let hits = Hits::in_turn(keys, address);
+        for _ in 0..keys.div_ceil(u32::try_from(BATCH).expect("small")) {
+            hits.batch().each(|key| assert!(admits(&limiter, key)));
+        }
+        bencher
+            .counter(ItemsCount::new(BATCH))
+            .with_inputs(|| hits.batch())
+            .bench_values(|batch| batch.each(|key| assert!(admits(&limiter, key))));
+    }
+
+    fn admits<St: Storage>(limiter: &RateLimiter<St>, key: &Key) -> bool {
+        let mut hit = limiter.hit(key);
+        match Pin::new(&mut hit).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(decision)) => decision.is_admitted(),
+            _ => panic!("memory answers at once"),
+        }
+    }
+}

@@ -84,9 +84,9 @@ async fn a_fallback_stands_in_for_a_server_that_dies_or_hangs() {
     primary_again().await;
     for hangs in [false, true] {
         if hangs {
-            server.stop()
+            server.stop();
         } else {
-            server.kill()
+            server.kill();
         }
         let (started, before) = (Instant::now(), circuit.state());
         while started.elapsed() < SECOND + SECOND / 2 {
@@ -100,9 +100,9 @@ async fn a_fallback_stands_in_for_a_server_that_dies_or_hangs() {
         assert_eq!((now.by_primary, now.by_none), (before.by_primary, 0));
         assert!((6..20).contains(&now.failures), "five and the probes: {now:?}");
         if hangs {
-            server.go_on()
+            server.go_on();
         } else {
-            server.restart()
+            server.restart();
         }
         primary_again().await;
     }

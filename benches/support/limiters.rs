@@ -1,12 +1,13 @@
 //! Quotas that no benchmark uses up, and limiters that know the keys they will be asked about.
 
+use std::future::{Ready, ready};
 use std::time::Duration;
 
-use tower_ratelimit::storage::ManualClock;
+use tower_ratelimit::storage::{Ask, ManualClock};
 use tower_ratelimit::strategy::Strategy;
 use tower_ratelimit::{
-    ElasticWindow, FixedWindow, Key, LeakyBucket, MemoryStorage, MovingWindow, Policy, Quota, RateLimiter,
-    SlidingWindowCounter, TokenBucket,
+    Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, MemoryStorage, MovingWindow, Policy, Quota, RateLimiter,
+    SlidingWindowCounter, Storage, TokenBucket,
 };
 
 use super::hits::MakeKey;
@@ -112,4 +113,26 @@ pub(crate) fn full_log(amount: u32, key: &Key) -> (RateLimiter, ManualClock, Dur
 pub(crate) fn admits(limiter: &RateLimiter, key: &Key) -> bool {
     let Ok(decision) = limiter.hit(key).into_inner();
     decision.is_admitted()
+}
+
+/// A storage that is never there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Away;
+
+impl Storage for Away {
+    type Error = &'static str;
+    type Decided = Ready<Result<Decision, &'static str>>;
+    type Done = Ready<Result<(), &'static str>>;
+
+    fn decide(&self, _: Ask<'_>) -> Self::Decided {
+        ready(Err("it is away"))
+    }
+
+    fn clear(&self, _: &Policy, _: &Key) -> Self::Done {
+        ready(Err("it is away"))
+    }
+
+    fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::Done {
+        ready(Err("it is away"))
+    }
 }

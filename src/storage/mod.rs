@@ -13,6 +13,9 @@
 //! Where it is two, each time that another process was faster is one more, and hits that wait for one key in one process go
 //! together. A refusal by an elastic window changes its state, so it is a hit there. Servers that forget (an eviction, a restart, a failover)
 //! forget what was spent.
+//!
+//! What is put around any of them, or around one of your own, is a storage too: a [`Deadline`], and a [`Breaker`] that leaves alone
+//! what keeps failing while another storage stands in for it.
 
 mod any;
 mod around;
