@@ -252,3 +252,39 @@ impl fmt::Debug for Circuit {
         f.debug_tuple("Circuit").field(&self.state()).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+
+    /// That it is time is seen before anybody is let through.
+    #[test]
+    fn of_many_threads_that_find_it_time_one_is_let_through() {
+        let shortest = Duration::from_millis(1);
+        let circuit = Circuit::new(Patience { failures: 1, shortest, longest: Duration::from_secs(3_600) });
+        circuit.ask(true).unwrap().failed(Arc::new(std::io::Error::other("it fails")));
+        let barrier = Barrier::new(4);
+        for _ in 0..300 {
+            let let_through = AtomicU32::new(0);
+            while !circuit.is_due() {
+                thread::yield_now();
+            }
+            thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        let permit = circuit.ask(true);
+                        let_through.fetch_add(permit.is_some().into(), Ordering::Relaxed);
+                        // Nobody gives it up before all have asked.
+                        barrier.wait();
+                    });
+                }
+            });
+            assert_eq!(let_through.into_inner(), 1);
+            assert_eq!(circuit.state().phase, Phase::Open);
+        }
+    }
+}
