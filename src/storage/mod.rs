@@ -49,7 +49,9 @@ use crate::{BoxError, ConfigError, Decision, Key, Op, Policy, Timestamp};
 pub use self::any::{AnyStorage, Either};
 #[cfg(feature = "metrics")]
 pub(crate) use self::around::PATHS;
-pub use self::around::{Breaker, BreakerError, Circuit, CircuitState, Deadline, DeadlineError, NoFallback, Phase};
+pub use self::around::{
+    Breaker, BreakerError, Circuit, CircuitState, Deadline, DeadlineError, NoFallback, Phase, RefusalCache,
+};
 pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 #[cfg(feature = "etcd")]

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each file of tests takes what it needs")]
 
+pub(crate) mod around;
 pub(crate) mod random;
 
 use std::convert::Infallible;

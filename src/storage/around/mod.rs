@@ -2,8 +2,12 @@
 
 mod breaker;
 mod deadline;
+mod refusals;
+mod table;
+mod tally;
 
 #[cfg(feature = "metrics")]
 pub(crate) use self::breaker::PATHS;
 pub use self::breaker::{Breaker, BreakerError, Circuit, CircuitState, NoFallback, Phase};
 pub use self::deadline::{Deadline, DeadlineError};
+pub use self::refusals::RefusalCache;

@@ -1,0 +1,243 @@
+//! The refusals that are known, and the hits that are under way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::held::Held;
+use crate::storage::around::table::{Bucket, Place, Table};
+use crate::storage::around::tally::Tally;
+use crate::storage::{Ask, Clock};
+use crate::{Decision, Key, Policy, Timestamp};
+
+/// Of so many costs, or quotas of one name, refusals of one key are kept.
+const KINDS: usize = 4;
+
+/// What the handles on a cache share.
+#[derive(Debug)]
+pub(super) struct Known {
+    table: Table<OfKey>,
+    /// How many keys have a refusal.
+    held: AtomicUsize,
+    pub(super) tally: Tally,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) max_keys: usize,
+    /// In microseconds.
+    pub(super) life: u64,
+}
+
+/// What is known of one key under one policy's name.
+#[derive(Debug, Default)]
+struct OfKey {
+    held: Vec<Held>,
+    /// How many hits are under way, and the most that any of them costs.
+    under_way: u32,
+    dearest: u32,
+    /// How often what was known then has become doubtful. It is kept for as long as a hit is under way that began before.
+    changes: u64,
+}
+
+/// What the storage is asked, or what is known already.
+pub(super) enum Beginning {
+    Known(Decision),
+    Ask(UnderWay),
+}
+
+impl Known {
+    pub(super) fn new(max_keys: usize, life: u64, clock: Arc<dyn Clock>) -> Self {
+        let (table, held, tally) =
+            (Table::new(max_keys), AtomicUsize::new(0), Tally::new("ratelimit_refusal_cache_total"));
+        Self { table, held, tally, clock, max_keys, life }
+    }
+
+    pub(super) fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn place(&self, policy: &Policy, key: &Key) -> Place {
+        // A limit that is only tried out has the digest of its policy, and states of its own.
+        let what = if policy.is_shadow() { policy.limit_digests().first().copied().unwrap_or_default() } else { 0 };
+        self.table.place(policy, what, key)
+    }
+
+    /// What a hit is answered, if that is known.
+    pub(super) fn answer(&self, ask: &Ask<'_>) -> Option<Decision> {
+        let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
+        self.table.lock(place).find()?.answer(ask, now)
+    }
+
+    /// The same, and else the hit is under way from now on.
+    pub(super) fn begin(self: &Arc<Self>, ask: &Ask<'_>) -> Beginning {
+        let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
+        let mut bucket = self.table.lock(place);
+        if let Some(decision) = bucket.find().and_then(|of_key| of_key.answer(ask, now)) {
+            self.tally.here(ask.policy);
+            return Beginning::Known(decision);
+        }
+        self.sweep(&mut bucket, now);
+        let of_key = bucket.find_or_insert(OfKey::default);
+        (of_key.under_way, of_key.dearest) = (of_key.under_way + 1, of_key.dearest.max(ask.cost));
+        let changes = of_key.changes;
+        self.tally.asked(ask.policy);
+        let (known, policy) = (Arc::clone(self), ask.policy.clone());
+        Beginning::Ask(UnderWay { known, policy, place, cost: ask.cost, sent: now, changes, in_doubt: true })
+    }
+
+    /// The key has been given something, or may have been, or has spent something.
+    pub(super) fn forget(&self, policy: &Policy, key: &Key) {
+        self.forget_at(self.place(policy, key));
+    }
+
+    fn forget_at(&self, place: Place) {
+        let mut bucket = self.table.lock(place);
+        if let Some(of_key) = bucket.find() {
+            of_key.changes += 1;
+            self.keep_only(of_key, |_| false);
+            bucket.retain(|of_key| !of_key.is_idle());
+        }
+    }
+
+    /// Keeps only some of what is known of a key.
+    fn keep_only(&self, of_key: &mut OfKey, stays: impl FnMut(&Held) -> bool) {
+        let before = of_key.held.len();
+        of_key.held.retain(stays);
+        if before > 0 && of_key.held.is_empty() {
+            of_key.held = Vec::new();
+            self.held.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn sweep(&self, bucket: &mut Bucket<'_, OfKey>, now: Timestamp) {
+        bucket.retain(|of_key| {
+            self.keep_only(of_key, |held| !held.is_over(now));
+            !of_key.is_idle()
+        });
+    }
+
+    /// Keeps a refusal. When there is no room for one more key, the one goes whose refusal is over first.
+    fn keep(&self, bucket: &mut Bucket<'_, OfKey>, held: Held) {
+        let ways = bucket.ways;
+        let is_new = bucket.find().is_some_and(|of_key| of_key.held.is_empty());
+        let taken = bucket.others().filter(|(_, of_key)| !of_key.held.is_empty()).count();
+        if is_new && taken >= ways {
+            let others = bucket.others().filter_map(|(_, of_key)| Some((of_key.end()?, of_key)));
+            let Some((_, soonest)) = others.min_by_key(|(end, _)| *end).filter(|(end, _)| *end <= held.end) else {
+                return;
+            };
+            self.keep_only(soonest, |_| false);
+            bucket.retain(|of_key| !of_key.is_idle());
+        }
+        let Some(of_key) = bucket.find() else { return };
+        if is_new {
+            self.held.fetch_add(1, Ordering::Relaxed);
+        }
+        of_key.held.retain(|other| !held.is_instead_of(other));
+        if of_key.held.len() == KINDS {
+            of_key.held.remove(0);
+        }
+        of_key.held.push(held);
+    }
+}
+
+impl OfKey {
+    fn answer(&self, ask: &Ask<'_>, now: Timestamp) -> Option<Decision> {
+        // That of its own cost comes first: what is known of a smaller one may leave open when to come back.
+        let own = self.held.iter().find(|held| held.is_of(ask.policy, ask.cost));
+        let mut any = own.into_iter().chain(&self.held);
+        any.find_map(|held| held.answer(ask.policy, ask.cost, now))
+    }
+
+    /// When the last of what is known is over.
+    fn end(&self) -> Option<Timestamp> {
+        self.held.iter().map(|held| held.end).max()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.under_way == 0
+    }
+}
+
+/// A hit for which the storage was asked. However it ends, it is under way no longer when this is dropped.
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    known: Arc<Known>,
+    policy: Policy,
+    place: Place,
+    cost: u32,
+    /// When the storage had not been asked yet.
+    sent: Timestamp,
+    changes: u64,
+    in_doubt: bool,
+}
+
+impl UnderWay {
+    /// The storage has decided.
+    pub(super) fn decided(mut self, decision: &Decision) {
+        self.in_doubt = false;
+        if decision.is_admitted() {
+            // Less remains than was known, or more than was known had come back.
+            return self.known.forget_at(self.place);
+        }
+        let known = &self.known;
+        let held = Held::of(&self.policy, decision, self.sent, known.clock.now(), known.life);
+        let mut bucket = known.table.lock(self.place);
+        let unchanged = bucket.find().is_some_and(|of_key| of_key.changes == self.changes);
+        if let Some(held) = held.filter(|_| unchanged) {
+            known.keep(&mut bucket, held);
+        }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut bucket = self.known.table.lock(self.place);
+        let Some(of_key) = bucket.find() else { return };
+        of_key.under_way -= 1;
+        // Nobody knows whether it has spent anything. What was refused for costing no more than this did not change by it.
+        if self.in_doubt {
+            of_key.changes += u64::from(of_key.dearest > self.cost);
+            self.known.keep_only(of_key, |held| held.cost() <= self.cost);
+        }
+        if of_key.under_way == 0 {
+            of_key.dearest = 0;
+        }
+        bucket.retain(|of_key| !of_key.is_idle());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::ManualClock;
+    use crate::strategy::Status;
+    use crate::{Op, Quota};
+
+    /// Hits that are under way stand in no bound, so they must not stay.
+    #[test]
+    fn nothing_stays_of_hits_that_have_ended() {
+        let known = Arc::new(Known::new(1, 1_000, Arc::new(ManualClock::default())));
+        let policy = Policy::from(Quota::per_day(1));
+        let keys: Vec<Key> = (0..50_u64).map(Key::from).collect();
+        let begin = |key| match known.begin(&Ask::new(&policy, key, Op::Hit, 1)) {
+            Beginning::Ask(under_way) => under_way,
+            Beginning::Known(_) => panic!("nothing is known"),
+        };
+        let admitted = Decision::of(Timestamp::EPOCH, 1, Status::admitted(1, 0, 9));
+        let contended = policy.refuse(Timestamp::EPOCH, 1, 9).contended();
+        for end in [None, Some(&admitted), Some(&contended)] {
+            let all: Vec<UnderWay> = keys.iter().chain(&keys).map(begin).collect();
+            assert_eq!(known.table.rows(), 50);
+            for under_way in all {
+                match end {
+                    Some(decision) => under_way.decided(decision),
+                    None => drop(under_way),
+                }
+            }
+            assert_eq!((known.table.rows(), known.held()), (0, 0), "{end:?}");
+        }
+        for key in &keys {
+            begin(key).decided(&policy.refuse(Timestamp::EPOCH, 1, 9));
+            known.forget(&policy, key);
+        }
+        assert_eq!((known.table.rows(), known.held()), (0, 0));
+    }
+}

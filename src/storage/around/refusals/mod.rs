@@ -1,0 +1,311 @@
+//! What is refused now is refused until it says: nobody has to be asked again.
+
+mod held;
+mod known;
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use self::known::{Beginning, Known, UnderWay};
+use crate::error::or_panic;
+use crate::storage::{Ask, Clock, Shown, Storage, SystemClock};
+use crate::time::micros;
+use crate::{ConfigError, Decision, Key, Op, Policy};
+
+/// Keeps refusals of the storage inside for as long as they are true, and answers hits that would be refused again itself: whoever is
+/// hammered by a client that is being refused does not hammer its Redis in turn.
+///
+/// While a client is refused, the storage is asked once for as long as its refusal says, or once a [`life`](Self::life) (a second
+/// unless it is said) if that is shorter: once by each process, for each key and each cost.
+///
+/// # What is answered here
+///
+/// 1. A hit of a key and a policy that was refused, of the same cost or a larger one, before its `retry_after` is over. A quota that has
+///    changed under the policy's name is another one.
+/// 2. It is answered as the storage would, if nobody else has changed anything: `retry_after` is what is left of it, rather a
+///    trip's time too long than too short, and so is each `reset_after`; the remaining units are those of the refusal, and
+///    the least there are where some have come back meanwhile.
+/// 3. A larger cost may have to wait for longer. Of a fixed window, and of what can never fit, that is known; otherwise the storage is
+///    asked once for that cost too, and up to four costs of one key are kept.
+/// 4. Time counts from before the storage was asked, so no refusal is kept for longer than it is true, however long its answer
+///    took.
+///
+/// The storage is asked for everything else: peeks, hits of cost 0, hits of a cost smaller than what was refused, and policies with an
+/// elastic window, whose refusals count, or a leaky bucket. A refusal that is [contended](Decision::is_contended) or
+/// [crowded](Decision::is_crowded) is not kept. One that can never fit is, for a life.
+///
+/// # What ends it early
+///
+/// A [`clear`](Storage::clear) or [`refund`](Storage::refund) by a handle on this cache drops what is known of its key, and so does
+/// an admitted hit, as less remains than was known; a refusal that was decided before and arrives after is not kept. What other
+/// processes clear and give back, and what the storage loses, shows when the life is over.
+///
+/// # Bounds
+///
+/// Up to 100,000 keys are kept [unless it is said](Self::max_keys), some 300 bytes each while they are refused. Sixteen keys share a
+/// place; when it is full, the one whose refusal ends first makes room. So an attacker with many keys makes the storage be
+/// asked more often, and gets nothing else.
+///
+/// # Order
+///
+/// Put it next to the storage on the server, and all that decides what happens when that fails around it:
+/// `deadline(breaker(cache(redis)))`. Inside of a fallback it sees no answer but the server's own, so no refusal of the fallback
+/// outlives the trouble. Around the memory storage there is nothing to win.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::storage::RefusalCache;
+/// use tower_ratelimit::{Key, MemoryStorage, Quota, RateLimiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // In place of a server's.
+/// let storage = RefusalCache::new(MemoryStorage::new()).life(Duration::from_millis(500));
+/// let limiter = RateLimiter::with_storage(Quota::per_hour(1), storage.clone());
+/// let alice = Key::from("alice");
+///
+/// assert!(limiter.hit(&alice).await?.is_admitted());
+/// for _ in 0..100 {
+///     assert!(limiter.hit(&alice).await?.is_refused());
+/// }
+/// assert_eq!((storage.asked(), storage.answered(), storage.held()), (2, 99, 1));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct RefusalCache<St> {
+    inner: St,
+    known: Arc<Known>,
+}
+
+/// Unless told otherwise.
+const MAX_KEYS: usize = 100_000;
+const LIFE: u64 = 1_000_000;
+
+impl<St: Storage> RefusalCache<St> {
+    /// A cache in front of this storage.
+    pub fn new(storage: St) -> Self {
+        Self { inner: storage, known: Arc::new(Known::new(MAX_KEYS, LIFE, Arc::new(SystemClock::new()))) }
+    }
+
+    /// The same with nothing in it.
+    fn with(self, max_keys: usize, life: u64, clock: Arc<dyn Clock>) -> Self {
+        Self { known: Arc::new(Known::new(max_keys, life, clock)), ..self }
+    }
+
+    /// For how long a refusal is kept at most, a second unless it is said: after that, what others have cleared, given back or
+    /// changed shows. Say it before the cache is used: what it knows is gone.
+    ///
+    /// # Panics
+    ///
+    /// When it is less than a millisecond or more than a day; [`try_life`](Self::try_life) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn life(self, life: Duration) -> Self {
+        or_panic(self.try_life(life))
+    }
+
+    /// As [`life`](Self::life).
+    ///
+    /// # Errors
+    ///
+    /// When it is less than a millisecond or more than a day.
+    pub fn try_life(self, life: Duration) -> Result<Self, ConfigError> {
+        if !(Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&life) {
+            return Err(ConfigError::new(format!(
+                "a life of {life:?} cannot be: use at least a millisecond and at most a day, \
+                 for example Duration::from_secs(1)"
+            )));
+        }
+        let (max_keys, clock) = (self.known.max_keys, Arc::clone(&self.known.clock));
+        Ok(self.with(max_keys, micros(life), clock))
+    }
+
+    /// Of how many keys refusals are kept at most, 100,000 unless it is said. Say it before the cache is used.
+    ///
+    /// # Panics
+    ///
+    /// When it is 0; [`try_max_keys`](Self::try_max_keys) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn max_keys(self, max_keys: usize) -> Self {
+        or_panic(self.try_max_keys(max_keys))
+    }
+
+    /// As [`max_keys`](Self::max_keys).
+    ///
+    /// # Errors
+    ///
+    /// When it is 0.
+    pub fn try_max_keys(self, max_keys: usize) -> Result<Self, ConfigError> {
+        if max_keys == 0 {
+            return Err(ConfigError::new(
+                "max_keys must be at least 1, for example 100_000: to keep no refusals, leave the cache out",
+            ));
+        }
+        let (life, clock) = (self.known.life, Arc::clone(&self.known.clock));
+        Ok(self.with(max_keys, life, clock))
+    }
+
+    /// Another clock than the system's, for what passes here: for tests. It need not agree with the storage's.
+    #[must_use]
+    pub fn clock(self, clock: impl Clock) -> Self {
+        let (max_keys, life) = (self.known.max_keys, self.known.life);
+        self.with(max_keys, life, Arc::new(clock))
+    }
+
+    /// The storage inside.
+    pub fn inner(&self) -> &St {
+        &self.inner
+    }
+
+    /// How many hits have been refused from what is known.
+    pub fn answered(&self) -> u64 {
+        self.known.tally.counted().0
+    }
+
+    /// How many hits the storage has been asked to decide.
+    pub fn asked(&self) -> u64 {
+        self.known.tally.counted().1
+    }
+
+    /// Of how many keys a refusal is kept; some of them may be over, as nobody has come by since.
+    pub fn held(&self) -> usize {
+        self.known.held()
+    }
+
+    fn change(&self, policy: &Policy, key: &Key, change: impl FnOnce(&St) -> St::Done) -> Change<St::Done> {
+        // It may be done as soon as it is asked for, or whenever it is polled; so what is known is dropped then, and again when it is
+        // done or given up.
+        let doubt = Doubt { known: Arc::clone(&self.known), policy: policy.clone(), key: key.clone() };
+        let done = change(&self.inner);
+        doubt.known.forget(policy, key);
+        Change { done, doubt: Some(doubt) }
+    }
+}
+
+impl<St: Storage> Storage for RefusalCache<St> {
+    type Error = St::Error;
+    type Decided = Answer<St::Decided>;
+    type Done = Change<St::Done>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        if ask.op == Op::Peek || ask.cost == 0 {
+            return Answer(Progress::Asked(self.inner.decide(ask), None));
+        }
+        match self.known.begin(&ask) {
+            Beginning::Known(decision) => Answer(Progress::Known(Some(decision))),
+            Beginning::Ask(under_way) => Answer(Progress::Asked(self.inner.decide(ask), Some(under_way))),
+        }
+    }
+
+    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
+        if ask.cost == 0 {
+            return self.inner.hit_at_once(ask, shown);
+        }
+        // The decision that is asked for next says the rest.
+        if self.known.answer(&ask).is_some() || !self.inner.hit_at_once(ask, shown) {
+            return false;
+        }
+        self.known.tally.asked(ask.policy);
+        self.known.forget(ask.policy, ask.key);
+        true
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+        self.change(policy, key, |storage| storage.clear(policy, key))
+    }
+
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+        self.change(policy, key, |storage| storage.refund(policy, key, decision))
+    }
+
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        self.inner.validate(policy)
+    }
+}
+
+/// Shows what is counted.
+impl<St: fmt::Debug> fmt::Debug for RefusalCache<St> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (answered, asked) = self.known.tally.counted();
+        f.debug_struct("RefusalCache")
+            .field("inner", &self.inner)
+            .field("life", &Duration::from_micros(self.known.life))
+            .field("max_keys", &self.known.max_keys)
+            .field("held", &self.known.held())
+            .field("answered", &answered)
+            .field("asked", &asked)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An answer of a [`RefusalCache`], on its way.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Answer<F>(Progress<F>);
+
+#[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "it is polled where it is made; boxing would cost a refusal an allocation"
+)]
+enum Progress<F> {
+    Known(Option<Decision>),
+    Asked(F, Option<UnderWay>),
+}
+
+impl<F, E> Future for Answer<F>
+where
+    F: Future<Output = Result<Decision, E>> + Unpin,
+{
+    type Output = Result<Decision, E>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Progress::Known(decision) => Poll::Ready(Ok(decision.take().expect("polled after it has answered"))),
+            Progress::Asked(asked, under_way) => {
+                let answer = std::task::ready!(Pin::new(asked).poll(cx));
+                if let (Some(under_way), Ok(decision)) = (under_way.take(), &answer) {
+                    under_way.decided(decision);
+                }
+                Poll::Ready(answer)
+            }
+        }
+    }
+}
+
+/// A change through a [`RefusalCache`], on its way.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Change<F> {
+    done: F,
+    doubt: Option<Doubt>,
+}
+
+impl<F: Future + Unpin> Future for Change<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let done = std::task::ready!(Pin::new(&mut self.done).poll(cx));
+        drop(self.doubt.take());
+        Poll::Ready(done)
+    }
+}
+
+/// While a change is under way; what is known when it ends is from before.
+#[derive(Debug)]
+struct Doubt {
+    known: Arc<Known>,
+    policy: Policy,
+    key: Key,
+}
+
+impl Drop for Doubt {
+    fn drop(&mut self) {
+        self.known.forget(&self.policy, &self.key);
+    }
+}
