@@ -50,7 +50,8 @@ pub use self::any::{AnyStorage, Either};
 #[cfg(feature = "metrics")]
 pub(crate) use self::around::PATHS;
 pub use self::around::{
-    Breaker, BreakerError, Circuit, CircuitState, Deadline, DeadlineError, NoFallback, Phase, RefusalCache,
+    Breaker, BreakerError, Circuit, CircuitState, Deadline, DeadlineError, LeaseError, Leases, NoFallback, Phase,
+    RefusalCache,
 };
 pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};

@@ -2,6 +2,7 @@
 
 mod breaker;
 mod deadline;
+mod leases;
 mod refusals;
 mod table;
 mod tally;
@@ -10,4 +11,5 @@ mod tally;
 pub(crate) use self::breaker::PATHS;
 pub use self::breaker::{Breaker, BreakerError, Circuit, CircuitState, NoFallback, Phase};
 pub use self::deadline::{Deadline, DeadlineError};
+pub use self::leases::{LeaseError, Leases};
 pub use self::refusals::RefusalCache;

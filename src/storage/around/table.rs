@@ -23,9 +23,9 @@ pub(super) struct Table<T> {
 pub(super) struct Place([u64; 2]);
 
 #[derive(Debug)]
-pub(super) struct Row<T> {
+struct Row<T> {
     place: Place,
-    pub(super) it: T,
+    it: T,
 }
 
 /// The rows of one bucket, locked.
@@ -65,13 +65,14 @@ impl<T> Table<T> {
         let rows = self.buckets[number].lock().unwrap_or_else(PoisonError::into_inner);
         Bucket { rows, place, ways: self.ways }
     }
-}
 
-#[cfg(test)]
-impl<T> Table<T> {
-    /// How many rows there are.
-    pub(super) fn rows(&self) -> usize {
-        self.buckets.iter().map(|bucket| bucket.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+    /// Looks at all rows, a bucket at a time.
+    pub(super) fn count(&self, counts: impl Fn(&T) -> bool) -> usize {
+        let of = |bucket: &Mutex<Vec<Row<T>>>| {
+            let rows = bucket.lock().unwrap_or_else(PoisonError::into_inner);
+            rows.iter().filter(|row| counts(&row.it)).count()
+        };
+        self.buckets.iter().map(of).sum()
     }
 }
 
@@ -91,9 +92,9 @@ impl<T> Bucket<'_, T> {
     }
 
     /// All rows but that of the place, whoever's they are.
-    pub(super) fn others(&mut self) -> impl Iterator<Item = (Place, &mut T)> {
+    pub(super) fn others(&mut self) -> impl Iterator<Item = &mut T> {
         let place = self.place;
-        self.rows.iter_mut().filter(move |row| row.place != place).map(|row| (row.place, &mut row.it))
+        self.rows.iter_mut().filter(move |row| row.place != place).map(|row| &mut row.it)
     }
 
     /// Throws out the rows that are not to stay. Room that was made for many is given back when nobody is left.

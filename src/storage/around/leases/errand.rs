@@ -1,0 +1,267 @@
+//! Who asks the storage for all who wait for one key, one question after the other.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::error::LeaseError;
+use super::job::{Given, Job, Want};
+use super::lease::{Lease, told};
+use super::shared::Shared;
+use crate::storage::Ask;
+use crate::storage::around::table::Place;
+use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
+
+/// No slice is larger than this part of what remains of the window: the last units of it are not to lie on one node while others
+/// are refused.
+const SHARE: u32 = 4;
+
+/// So often a slice that is refused is tried with less, before just what is needed is asked for.
+const SMALLER: u32 = 2;
+
+/// What is asked for one key. Should it be dropped half-way, or before it began, whoever waits is told.
+pub(super) struct Errand<St: Storage> {
+    shared: Arc<Shared<St>>,
+    place: Place,
+    key: Key,
+    jobs: VecDeque<Job<St>>,
+    over: bool,
+}
+
+impl<St: Storage> Drop for Errand<St> {
+    fn drop(&mut self) {
+        if !self.over {
+            self.shared.abandon(self.place);
+        }
+    }
+}
+
+impl<St: Storage> Errand<St> {
+    pub(super) fn new(shared: Arc<Shared<St>>, place: Place, key: Key) -> Self {
+        Self { shared, place, key, jobs: VecDeque::new(), over: false }
+    }
+
+    /// Does all that is wanted of the key until nobody wants anything.
+    pub(super) async fn run(mut self) {
+        while self.collect() {
+            let policy = self.jobs[0].policy.clone();
+            self.give_back_of_others(&policy).await;
+            match self.jobs[0].want {
+                Want::Hit(_) => self.serve(&policy).await,
+                _ => self.do_first(&policy).await,
+            }
+        }
+        self.over = true;
+    }
+
+    /// Takes over what has come meanwhile. Whether there is anything to do.
+    fn collect(&mut self) -> bool {
+        let mut bucket = self.shared.table.lock(self.place);
+        if let Some(of_key) = bucket.find() {
+            // Not busy from here on, if there is nothing: so it is not to be asked while something is left.
+            while self.jobs.is_empty() {
+                let more = of_key.next_jobs();
+                if more.is_empty() {
+                    break;
+                }
+                self.jobs.extend(more);
+                self.jobs.retain(|job| !job.is_given_up());
+            }
+        }
+        if self.jobs.is_empty() {
+            bucket.retain(|of_key| !of_key.is_idle());
+        }
+        !self.jobs.is_empty()
+    }
+
+    /// A lease by another quota of the same name is for nobody else: the storage gets it back first.
+    async fn give_back_of_others(&mut self, policy: &Policy) {
+        let lease = self.of_key(|of_key| of_key.lease.take_if(|lease| lease.policy != *policy)).flatten();
+        if let Some(lease) = lease
+            && let Some(hit) = lease.as_hit()
+        {
+            drop(self.shared.inner.refund(&lease.policy, &self.key, &hit).await);
+        }
+    }
+
+    /// Does the first job, which is no hit on a window.
+    async fn do_first(&mut self, policy: &Policy) {
+        let Some(job) = self.jobs.pop_front() else { return };
+        let inner = &self.shared.inner;
+        let answer = match &job.want {
+            Want::Ask(op, cost) => {
+                let asked = inner.decide(Ask::new(policy, &self.key, *op, *cost)).await;
+                asked.map(|decision| Some(Given::word(self.with_what_is_here(policy, decision))))
+            }
+            Want::Refund(decision) => inner.refund(policy, &self.key, decision).await.map(|()| None),
+            Want::Hit(_) | Want::Clear => inner.clear(policy, &self.key).await.map(|()| None),
+        };
+        job.tell(answer.map_err(LeaseError::storage));
+    }
+
+    /// The storage does not know that what is leased has not been spent.
+    fn with_what_is_here(&mut self, policy: &Policy, decision: Decision) -> Decision {
+        let here = self.left(self.shared.clock.now());
+        if here == 0 {
+            return decision;
+        }
+        let remaining = decision.remaining().saturating_add(here);
+        told(policy, decision.at(), decision.cost(), remaining, decision.shown().reset_after_micros())
+    }
+
+    /// Serves the hits that wait in front, all by one policy: from what is here, from a slice, or with a refusal.
+    async fn serve(&mut self, policy: &Policy) {
+        // Those who come later are served by what this leaves, or next time.
+        let mut crowd = self.jobs.iter().take_while(|job| job.cost(policy).is_some()).count();
+        let (mut remain, mut attempt) = (None, 0);
+        loop {
+            // Some may have given back meanwhile.
+            crowd -= self.hand_out(policy, crowd, true);
+            if crowd == 0 {
+                return;
+            }
+            let (now, slice) = (self.shared.clock.now(), self.size(policy, crowd, remain, attempt));
+            attempt += 1;
+            let changes = self.of_key(|of_key| of_key.changes);
+            self.shared.tally.asked(policy);
+            let decided = self.shared.inner.decide(Ask::new(policy, &self.key, Op::Hit, slice)).await;
+            let before = self.jobs.len();
+            match decided {
+                Err(error) => return self.fail(&LeaseError::storage(error)),
+                Ok(decision) if decision.is_admitted() => {
+                    return self.admitted(policy, &decision, now, crowd, changes);
+                }
+                Ok(decision) if decision.is_contended() || decision.is_crowded() => {
+                    return self.turn_away(policy, &decision, crowd);
+                }
+                Ok(decision) => {
+                    self.refuse(policy, &decision, crowd);
+                    remain = Some(decision.remaining());
+                }
+            }
+            crowd -= before - self.jobs.len();
+        }
+    }
+
+    /// How much to ask for: a slice, or more if those who wait spend it at once, or less where little remains; and what the first of
+    /// them needs.
+    fn size(&mut self, policy: &Policy, crowd: usize, remain: Option<u32>, attempt: u32) -> u32 {
+        let (now, slice) = (self.shared.clock.now(), self.shared.slice);
+        let here = self.left(now);
+        let known =
+            self.of_key(|of_key| of_key.lease.as_ref().filter(|lease| lease.is_live(now)).map(|it| it.elsewhere));
+        let remain = remain.or(known.flatten()).unwrap_or_else(|| policy.limits()[0].capacity());
+        let costs = self.jobs.iter().take(crowd).filter_map(|job| job.cost(policy));
+        let (mut first, mut all) = (None, 0_u32);
+        for cost in costs {
+            first = first.or(Some(cost));
+            all = all.saturating_add(cost);
+        }
+        let needed = first.unwrap_or(1).saturating_sub(here).max(1);
+        if attempt > SMALLER {
+            return needed;
+        }
+        let wanted = all.saturating_sub(here).min(remain);
+        slice.min(remain / SHARE).max(wanted).max(needed)
+    }
+
+    /// The storage has admitted a slice: those who waited when it was asked for are served from it, whatever time it is now.
+    fn admitted(&mut self, policy: &Policy, slice: &Decision, sent: Timestamp, crowd: usize, changes: Option<u64>) {
+        let mut lease = Lease::of(policy, slice, sent, self.shared.clock.now());
+        let unchanged = self.of_key(|of_key| of_key.changes) == changes;
+        self.of_key(|of_key| {
+            if let Some(older) = of_key.lease.take() {
+                lease.add(&older);
+            }
+            of_key.lease = Some(lease);
+        });
+        self.hand_out(policy, crowd, false);
+        if !unchanged {
+            // It was cleared meanwhile, by somebody who did not wait: the rest is from before that.
+            self.of_key(|of_key| of_key.lease = None);
+        }
+    }
+
+    /// Gives those in front what they want, for as long as there is enough: `most` of them, of a window that is open or, if it was
+    /// asked for them, `open` or not. Returns how many.
+    fn hand_out(&mut self, policy: &Policy, most: usize, open: bool) -> usize {
+        let now = self.shared.clock.now();
+        let mut served = Vec::new();
+        let jobs = &mut self.jobs;
+        let mut bucket = self.shared.table.lock(self.place);
+        let lease = bucket.find().and_then(|of_key| of_key.lease.as_mut()).filter(|lease| !open || lease.is_live(now));
+        if let Some(lease) = lease.filter(|lease| lease.policy == *policy) {
+            while served.len() < most
+                && let Some(cost) = jobs.front().and_then(|job| job.cost(policy))
+                && let Some(decision) = lease.take(cost, now)
+                && let Some(job) = jobs.pop_front()
+            {
+                served.push((job, decision));
+            }
+        }
+        drop(bucket);
+        let count = served.len();
+        for (number, (job, decision)) in served.into_iter().enumerate() {
+            if open || number > 0 {
+                self.shared.tally.here(policy);
+            }
+            job.tell(Ok(Some(Given::units(decision, &self.shared, policy, &self.key))));
+        }
+        count
+    }
+
+    /// What remains of the window, all told, is known: those of the crowd are refused who want more.
+    fn refuse(&mut self, policy: &Policy, refusal: &Decision, crowd: usize) {
+        let here = self.left(self.shared.clock.now());
+        self.of_key(|of_key| {
+            if let Some(lease) = &mut of_key.lease {
+                lease.elsewhere = refusal.remaining();
+            }
+        });
+        let remaining = refusal.remaining().saturating_add(here);
+        let reset = refusal.shown().reset_after_micros();
+        self.word(policy, crowd, |cost| (cost > remaining).then(|| told(policy, refusal.at(), cost, remaining, reset)));
+    }
+
+    /// The storage could not decide, and says when to come back.
+    fn turn_away(&mut self, policy: &Policy, refusal: &Decision, crowd: usize) {
+        let wait = refusal.shown().retry_after().map_or(0, crate::time::micros);
+        self.word(policy, crowd, |cost| {
+            let refused = policy.refuse(refusal.at(), cost, wait);
+            Some(if refusal.is_crowded() { refused.crowded() } else { refused.contended() })
+        });
+    }
+
+    /// Tells those of the crowd what is said of their costs, if anything is.
+    fn word(&mut self, policy: &Policy, crowd: usize, say: impl Fn(u32) -> Option<Decision>) {
+        let mut rest = self.jobs.split_off(crowd.min(self.jobs.len()));
+        for job in std::mem::take(&mut self.jobs) {
+            match job.cost(policy).and_then(&say) {
+                Some(decision) => job.tell(Ok(Some(Given::word(decision)))),
+                None => self.jobs.push_back(job),
+            }
+        }
+        self.jobs.append(&mut rest);
+    }
+
+    /// Tells all who wait for units: had each of them asked, they would have heard the same.
+    fn fail(&mut self, error: &LeaseError) {
+        let more = self.of_key(|of_key| std::mem::take(&mut of_key.waiting)).unwrap_or_default();
+        self.jobs.extend(more);
+        for job in std::mem::take(&mut self.jobs) {
+            match job.want {
+                Want::Hit(_) => job.tell(Err(error.clone())),
+                _ => self.jobs.push_back(job),
+            }
+        }
+    }
+
+    /// What is left here of a window that is open.
+    fn left(&self, now: Timestamp) -> u32 {
+        let left = self.of_key(|of_key| of_key.lease.as_ref().filter(|lease| lease.is_live(now)).map(|it| it.left));
+        left.flatten().unwrap_or(0)
+    }
+
+    fn of_key<T>(&self, look: impl FnOnce(&mut super::shared::OfKey<St>) -> T) -> Option<T> {
+        self.shared.table.lock(self.place).find().map(look)
+    }
+}

@@ -1,0 +1,85 @@
+//! What has to be asked of the storage, and how its caller waits for that.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::error::LeaseError;
+use super::shared::Shared;
+use crate::{Decision, Key, Op, Policy, Storage};
+
+/// What a caller wants of a key.
+#[derive(Debug)]
+pub(super) enum Want {
+    /// So many units of a window that leases are taken of.
+    Hit(u32),
+    /// Whatever the storage says: a look, or a hit by another rule.
+    Ask(Op, u32),
+    Refund(Decision),
+    Clear,
+}
+
+pub(super) type Answer<St> = Result<Option<Given<St>>, LeaseError>;
+
+/// One caller's errand.
+pub(super) struct Job<St: Storage> {
+    pub(super) policy: Policy,
+    pub(super) want: Want,
+    reply: oneshot::Sender<Answer<St>>,
+}
+
+impl<St: Storage> Job<St> {
+    pub(super) fn new(policy: &Policy, want: Want) -> (Self, oneshot::Receiver<Answer<St>>) {
+        let (reply, answer) = oneshot::channel();
+        (Self { policy: policy.clone(), want, reply }, answer)
+    }
+
+    /// What it costs, if it is a hit by this policy.
+    pub(super) fn cost(&self, policy: &Policy) -> Option<u32> {
+        match self.want {
+            Want::Hit(cost) if self.policy == *policy => Some(cost),
+            _ => None,
+        }
+    }
+
+    /// Whether nobody waits for it, and it need not be done: the storage has not been asked for it.
+    pub(super) fn is_given_up(&self) -> bool {
+        matches!(self.want, Want::Hit(_) | Want::Ask(..)) && self.reply.is_closed()
+    }
+
+    /// Tells the caller. No lock is to be held, as one that has left gives back what it was given.
+    pub(super) fn tell(self, answer: Answer<St>) {
+        drop(self.reply.send(answer));
+    }
+}
+
+/// A decision on its way to its caller. If the caller has left, what it was given is given back.
+pub(super) struct Given<St: Storage> {
+    decision: Option<Decision>,
+    whose: Option<(Arc<Shared<St>>, Policy, Key)>,
+}
+
+impl<St: Storage> Given<St> {
+    /// Units that were taken for a hit.
+    pub(super) fn units(decision: Decision, shared: &Arc<Shared<St>>, policy: &Policy, key: &Key) -> Self {
+        Self { decision: Some(decision), whose: Some((Arc::clone(shared), policy.clone(), key.clone())) }
+    }
+
+    /// A decision that has taken nothing from here.
+    pub(super) fn word(decision: Decision) -> Self {
+        Self { decision: Some(decision), whose: None }
+    }
+
+    /// The decision, for the caller who is there.
+    pub(super) fn claim(mut self) -> Option<Decision> {
+        self.decision.take()
+    }
+}
+
+impl<St: Storage> Drop for Given<St> {
+    fn drop(&mut self) {
+        if let (Some(decision), Some((shared, policy, key))) = (self.decision.take(), self.whose.take()) {
+            shared.take_back(&policy, &key, &decision);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! The leases of all keys, and who waits for one.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use tokio::runtime::{Handle, Id};
+use tokio::sync::oneshot;
+
+use super::errand::Errand;
+use super::job::{Answer, Job, Want};
+use super::lease::Lease;
+use crate::storage::around::table::{Bucket, Place, Table};
+use crate::storage::around::tally::Tally;
+use crate::storage::{Ask, Clock};
+use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
+
+/// What the handles share.
+pub(super) struct Shared<St: Storage> {
+    pub(super) inner: St,
+    pub(super) table: Table<OfKey<St>>,
+    pub(super) tally: Tally,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) slice: u32,
+    pub(super) max_keys: usize,
+}
+
+/// What there is of one key under one policy's name.
+pub(super) struct OfKey<St: Storage> {
+    key: Key,
+    pub(super) lease: Option<Lease>,
+    /// What is to be asked next.
+    pub(super) waiting: Vec<Job<St>>,
+    busy: Busy,
+    used: Timestamp,
+    /// How often what was asked for then must not be kept.
+    pub(super) changes: u64,
+}
+
+/// Whether somebody asks the storage for a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Busy {
+    No,
+    /// In which runtime: callers in another one do not wait for it, as it may stand still.
+    In(Option<Id>),
+}
+
+/// What becomes of a question.
+pub(super) enum Turn<St: Storage> {
+    Here(Decision),
+    Wait(oneshot::Receiver<Answer<St>>),
+    /// Nothing here has to do with it.
+    Inside,
+}
+
+impl<St: Storage> Shared<St> {
+    pub(super) fn new(inner: St, slice: u32, max_keys: usize, clock: Arc<dyn Clock>) -> Self {
+        let (table, tally) = (Table::new(max_keys), Tally::new("ratelimit_leases_total"));
+        Self { inner, table, tally, clock, slice, max_keys }
+    }
+
+    /// Policies of one name whose first limits share their states share a lease too.
+    fn place(&self, policy: &Policy, key: &Key) -> Place {
+        self.table.place(policy, policy.limit_digests().first().copied().unwrap_or_default(), key)
+    }
+
+    /// How many keys have a lease whose window is open.
+    pub(super) fn held(&self) -> usize {
+        let now = self.clock.now();
+        self.table.count(|of_key| of_key.lease.as_ref().is_some_and(|lease| lease.is_live(now)))
+    }
+
+    /// A hit that is spent here, if there is enough.
+    pub(super) fn take(&self, ask: &Ask<'_>) -> Option<Decision> {
+        let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
+        let decision = self.table.lock(place).find()?.take(ask, now)?;
+        self.tally.here(ask.policy);
+        Some(decision)
+    }
+
+    /// Whether anything is known of the key, so that others must not be asked past it.
+    pub(super) fn knows(&self, policy: &Policy, key: &Key) -> bool {
+        self.table.lock(self.place(policy, key)).find().is_some()
+    }
+
+    /// Decides here, or has the storage asked by who asks for this key.
+    pub(super) fn decide(self: &Arc<Self>, ask: &Ask<'_>, is_leased: bool) -> Turn<St> {
+        let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
+        let mut bucket = self.table.lock(place);
+        let spends = is_leased && ask.op == Op::Hit && ask.cost > 0;
+        if spends && let Some(decision) = bucket.find().and_then(|of_key| of_key.take(ask, now)) {
+            drop(bucket);
+            self.tally.here(ask.policy);
+            return Turn::Here(decision);
+        }
+        if !spends && bucket.find().is_none() {
+            return Turn::Inside;
+        }
+        let want = if spends { Want::Hit(ask.cost) } else { Want::Ask(ask.op, ask.cost) };
+        self.enlist(bucket, place, ask.policy, ask.key, want)
+    }
+
+    /// Has something done by who asks for this key, after what was asked before.
+    pub(super) fn have_done(self: &Arc<Self>, policy: &Policy, key: &Key, want: Want) -> Turn<St> {
+        let place = self.place(policy, key);
+        let mut bucket = self.table.lock(place);
+        if let Want::Clear = want
+            && let Some(of_key) = bucket.find()
+        {
+            of_key.changes += 1;
+            of_key.lease = None;
+        }
+        self.enlist(bucket, place, policy, key, want)
+    }
+
+    fn enlist(
+        self: &Arc<Self>,
+        mut bucket: Bucket<'_, OfKey<St>>,
+        place: Place,
+        policy: &Policy,
+        key: &Key,
+        want: Want,
+    ) -> Turn<St> {
+        let (now, runtime) = (self.clock.now(), Handle::try_current().ok());
+        let mut given_up = None;
+        if bucket.find().is_none() {
+            match make_room(&mut bucket, now) {
+                Ok(evicted) => given_up = evicted,
+                Err(NoRoom) => return Turn::Inside,
+            }
+        }
+        let of_key = bucket.find_or_insert(|| OfKey::new(key.clone(), now));
+        of_key.used = now;
+        let here = Busy::In(runtime.as_ref().map(Handle::id));
+        let begins = of_key.busy == Busy::No;
+        if !begins && of_key.busy != here {
+            return Turn::Inside;
+        }
+        let (job, answer) = Job::new(policy, want);
+        of_key.waiting.push(job);
+        of_key.busy = here;
+        drop(bucket);
+        if let Some((key, lease)) = given_up {
+            self.give_back(&key, &lease);
+        }
+        if begins {
+            let mut errand = Box::pin(Errand::new(Arc::clone(self), place, key.clone()).run());
+            // Most often nobody has to wait for long, and in memory not at all.
+            if errand.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+                && let Some(runtime) = runtime
+            {
+                runtime.spawn(errand);
+            }
+        }
+        Turn::Wait(answer)
+    }
+
+    /// Puts back what a hit took, if it was of the window that is leased. Otherwise it is the storage's.
+    pub(super) fn put_back(self: &Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) -> Option<Turn<St>> {
+        let place = self.place(policy, key);
+        let mut bucket = self.table.lock(place);
+        let of_key = bucket.find()?;
+        let lease = of_key.lease.as_mut().filter(|lease| lease.is_live(self.clock.now()))?;
+        if !lease.put_back(decision) {
+            return None;
+        }
+        if lease.is_all() && of_key.busy == Busy::No {
+            // As if there had been no hit: the next one begins a window of its own.
+            let hit = lease.as_hit()?;
+            let policy = lease.policy.clone();
+            of_key.lease = None;
+            return Some(self.enlist(bucket, place, &policy, key, Want::Refund(hit)));
+        }
+        Some(Turn::Here(decision.clone()))
+    }
+
+    /// As [`put_back`](Self::put_back), with nobody waiting for it.
+    pub(super) fn take_back(self: &Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) {
+        match self.put_back(policy, key, decision) {
+            Some(Turn::Here(_) | Turn::Wait(_)) => {}
+            Some(Turn::Inside) | None => in_background(self.inner.refund(policy, key, decision)),
+        }
+    }
+
+    /// Gives back what is left of a lease that is given up.
+    fn give_back(&self, key: &Key, lease: &Lease) {
+        if let Some(hit) = lease.as_hit() {
+            in_background(self.inner.refund(&lease.policy, key, &hit));
+        }
+    }
+
+    /// Who asked for this key has ended before it was done; who waits is told so, by this.
+    pub(super) fn abandon(&self, place: Place) {
+        let mut bucket = self.table.lock(place);
+        let waiting = bucket.find().map(|of_key| {
+            of_key.busy = Busy::No;
+            std::mem::take(&mut of_key.waiting)
+        });
+        drop(bucket);
+        drop(waiting);
+    }
+}
+
+impl<St: Storage> OfKey<St> {
+    fn new(key: Key, now: Timestamp) -> Self {
+        Self { key, lease: None, waiting: Vec::new(), busy: Busy::No, used: now, changes: 0 }
+    }
+
+    fn take(&mut self, ask: &Ask<'_>, now: Timestamp) -> Option<Decision> {
+        if ask.op == Op::Peek || ask.cost == 0 {
+            return None;
+        }
+        let lease = self.lease.as_mut().filter(|lease| lease.is_live(now) && lease.policy == *ask.policy)?;
+        let decision = lease.take(ask.cost, now)?;
+        self.used = now;
+        Some(decision)
+    }
+
+    /// What is to be done for this key next. When there is nothing, it is busy no longer.
+    pub(super) fn next_jobs(&mut self) -> Vec<Job<St>> {
+        let jobs = std::mem::take(&mut self.waiting);
+        if jobs.is_empty() {
+            self.busy = Busy::No;
+        }
+        jobs
+    }
+
+    /// Whether anything would be missed.
+    pub(super) fn is_idle(&self) -> bool {
+        self.busy == Busy::No && self.lease.is_none()
+    }
+}
+
+struct NoRoom;
+
+/// Makes room for one key more: those go whose windows are over, else the one that nobody has asked for the longest.
+fn make_room<St: Storage>(bucket: &mut Bucket<'_, OfKey<St>>, now: Timestamp) -> Result<Option<(Key, Lease)>, NoRoom> {
+    bucket.retain(|of_key| {
+        let is_over = of_key.lease.as_ref().is_none_or(|lease| now >= lease.end);
+        of_key.busy != Busy::No || !is_over
+    });
+    let ways = bucket.ways;
+    if bucket.others().count() < ways {
+        return Ok(None);
+    }
+    let idle = bucket.others().filter(|of_key| of_key.busy == Busy::No);
+    let longest = idle.min_by_key(|of_key| of_key.used).ok_or(NoRoom)?;
+    let evicted = longest.lease.take().map(|lease| (longest.key.clone(), lease));
+    bucket.retain(|of_key| !of_key.is_idle());
+    Ok(evicted)
+}
+
+/// Has something done that nobody waits for: now, if that can be, else in a task.
+fn in_background<F: Future + Send + Unpin + 'static>(mut done: F)
+where
+    F::Output: Send,
+{
+    let polled = Pin::new(&mut done).poll(&mut Context::from_waker(Waker::noop()));
+    if polled.is_pending()
+        && let Ok(runtime) = Handle::try_current()
+    {
+        runtime.spawn(async move { drop(done.await) });
+    }
+}
