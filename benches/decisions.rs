@@ -168,66 +168,71 @@ mod moving_window {
     }
 }
 
-/// Storages around the one in memory, which has answered before one looks: all that is more than without them is theirs.
-mod around_memory {
-    use std::pin::Pin;
-    use std::task::{Context, Poll, Waker};
+/// What a storage around a storage adds to it: beside memory alone, the same hits through each.
+mod around {
     use std::time::Duration;
 
     use divan::Bencher;
     use divan::counter::ItemsCount;
-    use tower_ratelimit::storage::{Breaker, Deadline};
-    use tower_ratelimit::{Key, MemoryStorage, RateLimiter, SlidingWindowCounter, Storage};
+    use tower_ratelimit::storage::{Breaker, Deadline, Leases, RefusalCache};
+    use tower_ratelimit::{FixedWindow, MemoryStorage, Storage};
 
+    use super::KEYS;
     use super::support::hits::{BATCH, Hits, address};
-    use super::support::limiters::{Away, Generous};
+    use super::support::limiters::{Away, Generous, answered, stingy};
 
-    const KEYS: [u32; 2] = [1, 100_000];
-
-    #[divan::bench(args = KEYS)]
-    fn nothing(bencher: Bencher<'_, '_>, keys: u32) {
-        around(bencher, keys, MemoryStorage::new());
+    fn each<St: Storage>(bencher: Bencher<'_, '_>, keys: u32, storage: &St, admitted: bool) {
+        let policy = if admitted { FixedWindow::generous() } else { stingy::<FixedWindow>() };
+        for key in (0..keys).map(address) {
+            assert!(answered(storage, &policy, &key));
+        }
+        let hits = Hits::in_turn(keys, address);
+        bencher
+            .counter(ItemsCount::new(BATCH))
+            .with_inputs(|| hits.batch())
+            .bench_values(|batch| batch.each(|key| assert_eq!(answered(storage, &policy, key), admitted)));
     }
 
     #[divan::bench(args = KEYS)]
-    fn a_deadline(bencher: Bencher<'_, '_>, keys: u32) {
-        around(bencher, keys, Deadline::new(MemoryStorage::new(), Duration::from_millis(100)));
+    fn admitted_by_memory(bencher: Bencher<'_, '_>, keys: u32) {
+        each(bencher, keys, &MemoryStorage::new(), true);
     }
 
     #[divan::bench(args = KEYS)]
-    fn a_breaker(bencher: Bencher<'_, '_>, keys: u32) {
-        around(bencher, keys, Breaker::new(MemoryStorage::new()));
+    fn admitted_within_a_deadline(bencher: Bencher<'_, '_>, keys: u32) {
+        each(bencher, keys, &Deadline::new(MemoryStorage::new(), Duration::from_millis(100)), true);
     }
 
     #[divan::bench(args = KEYS)]
-    fn a_breaker_with_a_fallback(bencher: Bencher<'_, '_>, keys: u32) {
-        around(bencher, keys, Breaker::new(MemoryStorage::new()).fallback(MemoryStorage::new(), 3));
+    fn admitted_through_a_breaker(bencher: Bencher<'_, '_>, keys: u32) {
+        each(bencher, keys, &Breaker::new(MemoryStorage::new()).fallback(MemoryStorage::new(), 3), true);
     }
 
     /// While what it stands in for is away.
     #[divan::bench(args = KEYS)]
-    fn a_breaker_whose_fallback_answers(bencher: Bencher<'_, '_>, keys: u32) {
+    fn admitted_by_a_fallback(bencher: Bencher<'_, '_>, keys: u32) {
         let hour = Duration::from_secs(3_600);
-        around(bencher, keys, Breaker::new(Away).failures(1).probe_after(hour, hour).fallback(MemoryStorage::new(), 3));
+        let breaker = Breaker::new(Away).failures(1).probe_after(hour, hour);
+        each(bencher, keys, &breaker.fallback(MemoryStorage::new(), 3), true);
     }
 
-    fn around(bencher: Bencher<'_, '_>, keys: u32, storage: impl Storage) {
-        let limiter = RateLimiter::with_storage(SlidingWindowCounter::generous(), storage);
-        let hits = Hits::in_turn(keys, address);
-        for _ in 0..keys.div_ceil(u32::try_from(BATCH).expect("small")) {
-            hits.batch().each(|key| assert!(admits(&limiter, key)));
-        }
-        bencher
-            .counter(ItemsCount::new(BATCH))
-            .with_inputs(|| hits.batch())
-            .bench_values(|batch| batch.each(|key| assert!(admits(&limiter, key))));
+    #[divan::bench(args = KEYS)]
+    fn admitted_through_a_refusal_cache(bencher: Bencher<'_, '_>, keys: u32) {
+        each(bencher, keys, &RefusalCache::new(MemoryStorage::new()), true);
     }
 
-    fn admits<St: Storage>(limiter: &RateLimiter<St>, key: &Key) -> bool {
-        let mut hit = limiter.hit(key);
-        match Pin::new(&mut hit).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(decision)) => decision.is_admitted(),
-            _ => panic!("memory answers at once"),
-        }
+    #[divan::bench(args = &KEYS[..3])]
+    fn admitted_from_a_lease(bencher: Bencher<'_, '_>, keys: u32) {
+        each(bencher, keys, &Leases::new(MemoryStorage::new(), 1_000_000).max_keys(1_000_000), true);
+    }
+
+    #[divan::bench(args = &KEYS[..3])]
+    fn refused_by_memory(bencher: Bencher<'_, '_>, keys: u32) {
+        each(bencher, keys, &MemoryStorage::new(), false);
+    }
+
+    #[divan::bench(args = &KEYS[..3])]
+    fn refused_from_a_refusal_cache(bencher: Bencher<'_, '_>, keys: u32) {
+        each(bencher, keys, &RefusalCache::new(MemoryStorage::new()).max_keys(1_000_000), false);
     }
 }

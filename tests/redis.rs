@@ -352,3 +352,22 @@ fn a_prefix_is_forgotten_with_all_its_keys_and_no_others() {
         assert_eq!(ours.reset().await.unwrap(), 0);
     });
 }
+
+/// The same with leases and a cache in each, also where that is not needed.
+#[test]
+fn processes_with_leases_and_caches_admit_exactly_what_the_limit_says() {
+    let store = Server::start(&[]);
+    let flags =
+        ["--policy", "fixed-window 100/day", "--storage", &store.url(), "--on-error", "refuse", "--deadline", "5s"];
+    for more in [&["--lease", "10"][..], &["--deny-cache"], &["--deny-cache", "--lease", "3"]] {
+        store.ask(&["FLUSHALL"]);
+        let servers: Vec<programs::Server> =
+            (0..3).map(|_| programs::Server::start(&[&flags[..], more].concat())).collect();
+        let ask = |server: &programs::Server| (0..120).filter(|_| server.status("/", "") == 200).count();
+        let admitted: usize = std::thread::scope(|scope| {
+            let asking: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();
+            asking.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(admitted, 100, "{more:?}");
+    }
+}

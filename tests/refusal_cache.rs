@@ -167,6 +167,22 @@ async fn what_is_answered_here_says_what_is_left_of_the_wait() {
     assert_eq!(known, watched.inner().decide(Ask::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap());
 }
 
+/// A limit that refuses no longer, while another one does, does not say so.
+#[tokio::test]
+async fn each_limit_refuses_for_as_long_as_it_says() {
+    let (cache, watched, clock) = cached();
+    let cache = cache.life(Duration::from_secs(3_600));
+    let policy = policy("fixed-window 2/minute; fixed-window 2/second");
+    assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
+    for (micros, admits) in [(0, false), (999_999, false), (1, true), (1, true)] {
+        clock.advance(Duration::from_micros(micros));
+        let decision = hit(&cache, &policy, "a", 1).await;
+        let admit: Vec<bool> = decision.limits().iter().map(tower_ratelimit::strategy::Status::is_admitted).collect();
+        assert_eq!(admit, [false, admits]);
+    }
+    assert_eq!(watched.asked(), 2);
+}
+
 /// Of a window all is known by one refusal; elsewhere a larger cost may have to wait for longer, and is asked for once.
 #[tokio::test]
 async fn larger_costs_are_refused_too_and_smaller_ones_are_asked_for() {

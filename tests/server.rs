@@ -351,3 +351,22 @@ fn bad_flags_are_one_clear_line() {
         assert!(output.stdout.is_empty());
     }
 }
+
+/// What spares a server trips needs a server, and leases a window to take slices of.
+#[test]
+fn caches_and_leases_say_where_they_make_sense() {
+    for (flags, said) in [
+        (&["--deny-cache"][..], "--deny-cache: memory is asked faster"),
+        (
+            &["--lease", "100", "--policy", "fixed-window 9/minute"],
+            "name a server, for example --storage redis://localhost",
+        ),
+        (&["--lease", "0", "--storage", "redis://localhost"], "a slice must be at least 1, for example 100"),
+        (&["--lease", "many"], "--lease: cannot read \"many\": write how many units, for example 100"),
+        (&["--lease", "100", "--storage", "redis://localhost"], "write for example \"fixed-window 10000/minute\""),
+    ] {
+        let output = refused(flags);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && told.contains(said), "{flags:?}: {told}");
+    }
+}

@@ -1,13 +1,15 @@
 //! Quotas that no benchmark uses up, and limiters that know the keys they will be asked about.
 
 use std::future::{Ready, ready};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tower_ratelimit::storage::{Ask, ManualClock};
 use tower_ratelimit::strategy::Strategy;
 use tower_ratelimit::{
-    Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, MemoryStorage, MovingWindow, Policy, Quota, RateLimiter,
-    SlidingWindowCounter, Storage, TokenBucket,
+    Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, MemoryStorage, MovingWindow, Op, Policy, Quota,
+    RateLimiter, SlidingWindowCounter, Storage, TokenBucket,
 };
 
 use super::hits::MakeKey;
@@ -134,5 +136,19 @@ impl Storage for Away {
 
     fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::Done {
         ready(Err("it is away"))
+    }
+}
+
+/// One decision by a storage that answers at once, as a layer asks it: first whether it is a yes.
+#[inline]
+pub(crate) fn answered<St: Storage>(storage: &St, policy: &Policy, key: &Key) -> bool {
+    let ask = Ask::new(policy, key, Op::Hit, 1);
+    if storage.hit_at_once(ask, None) {
+        return true;
+    }
+    let mut decided = storage.decide(ask);
+    match Pin::new(&mut decided).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(decision)) => decision.is_admitted(),
+        _ => panic!("it makes nobody wait"),
     }
 }

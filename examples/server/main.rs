@@ -14,38 +14,50 @@ use axum::http::{HeaderName, StatusCode, Uri};
 use axum::routing::any;
 use options::{Options, USAGE};
 use tower_ratelimit::extract::{Head, Missing};
-use tower_ratelimit::storage::Breaker;
+use tower_ratelimit::storage::{Breaker, Leases, RefusalCache};
 use tower_ratelimit::{MemoryStorage, Policy, RateLimitLayer, Rejection, ResponseHead, Storage};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+/// Limited by what is kept in the storage that the flags name, and by what they put around it.
 fn app(options: &Options) -> Result<Router, String> {
     let storage = options.storage.clone();
-    match options.replicas {
-        None => app_on(&storage, options),
-        Some(replicas) => {
-            let breaker = Breaker::new(storage).try_fallback(MemoryStorage::new(), replicas);
-            app_on(&breaker.map_err(|error| format!("--replicas: {error}"))?, options)
-        }
+    let Some(replicas) = options.replicas else { return around(options, storage) };
+    let breaker = Breaker::new(storage).try_fallback(MemoryStorage::new(), replicas);
+    around(options, breaker.map_err(|error| format!("--replicas: {error}"))?)
+}
+
+/// What knows answers by itself comes last: what it asks shows whether the server is there.
+fn around<St: Storage>(options: &Options, storage: St) -> Result<Router, String> {
+    match (options.deny_cache, options.lease) {
+        (false, None) => limited(options, &storage),
+        (true, None) => limited(options, &RefusalCache::new(storage)),
+        (false, Some(slice)) => limited(options, &leases(storage, slice)?),
+        (true, Some(slice)) => limited(options, &leases(RefusalCache::new(storage), slice)?),
     }
 }
 
-fn app_on(storage: &impl Storage, options: &Options) -> Result<Router, String> {
+fn leases<St: Storage>(storage: St, slice: u32) -> Result<Leases<St>, String> {
+    Leases::try_new(storage, slice).map_err(|error| format!("--lease: {error}"))
+}
+
+fn limited<St: Storage>(options: &Options, storage: &St) -> Result<Router, String> {
     let mut app = Router::new().fallback(answer);
     for (path, policy) in &options.routes {
-        app = app.route(path, any(answer).layer(layer(storage, options, policy)?));
+        app = app.route(path, any(answer).layer(layer(options, storage, policy)?));
     }
-    Ok(app.layer(layer(storage, options, &options.policy)?))
+    Ok(app.layer(layer(options, storage, &options.policy)?))
 }
 
 fn layer<St: Storage>(
-    storage: &St,
     options: &Options,
+    storage: &St,
     policy: &Policy,
 ) -> Result<RateLimitLayer<St, Box<dyn Rejection<Body>>>, String> {
     let mut layer = RateLimitLayer::new(policy.clone(), options.key()?)
-        .storage(storage.clone(), options.on_error)
+        .try_storage(storage.clone(), options.on_error)
+        .map_err(|error| error.to_string())?
         .headers(options.headers)
         .rejection(options.rejection.rejection());
     if let Some(header) = options.cost_header.clone() {

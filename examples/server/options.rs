@@ -21,6 +21,8 @@ pub(crate) const USAGE: &str = "\
 --deadline TIME          for how long the storage may take: 100ms (the default)
 --fallback memory        decides while that storage is away, by a share of each quota; it needs --replicas
 --replicas N             how many servers share the storage: one of them may have so much of each quota
+--deny-cache             answer who is refused without asking the storage again, for a second at most
+--lease UNITS            take so many units of a fixed window from the storage at once, and spend them without asking
 --key KEY                who is asking: peer-ip (the default), global, path, method or header:NAME; join several by +
 --trust CIDR             peer-ip is the client behind the proxies of this network; repeat it for more networks
 --client-ip-header NAME  where those proxies say who the client is: x-forwarded-for (the default), forwarded, or another
@@ -40,6 +42,8 @@ pub(crate) struct Options {
     pub(crate) policy: Policy,
     pub(crate) routes: Vec<(String, Policy)>,
     pub(crate) storage: AnyStorage,
+    pub(crate) deny_cache: bool,
+    pub(crate) lease: Option<u32>,
     pub(crate) on_error: OnError,
     /// How many divide the quotas while the storage is away, if anything stands in for it.
     pub(crate) replicas: Option<u32>,
@@ -54,7 +58,7 @@ pub(crate) struct Options {
     pub(crate) shadow: bool,
 }
 
-const FLAGS: &str = "--listen, --policy, --route, --storage, --on-error, --deadline, --fallback, --replicas, --key, --trust, --client-ip-header, --allow, --cost-header, \
+const FLAGS: &str = "--listen, --policy, --route, --storage, --on-error, --deadline, --fallback, --replicas, --deny-cache, --lease, --key, --trust, --client-ip-header, --allow, --cost-header, \
                      --charge-status, --headers, --rejection, --shadow";
 
 impl Options {
@@ -69,6 +73,8 @@ impl Options {
             policy: policy("10/minute")?,
             routes: Vec::new(),
             storage: MemoryStorage::new().into(),
+            deny_cache: false,
+            lease: None,
             on_error: OnError::Admit,
             replicas: None,
             key: "peer-ip".to_owned(),
@@ -87,8 +93,12 @@ impl Options {
             if !FLAGS.split(", ").any(|known| known == flag) {
                 return Err(format!("unknown flag {flag}: there are {FLAGS}"));
             }
-            if flag == "--shadow" {
-                options.shadow = true;
+            match &*flag {
+                "--shadow" => options.shadow = true,
+                "--deny-cache" => options.deny_cache = true,
+                _ => {}
+            }
+            if matches!(&*flag, "--shadow" | "--deny-cache") {
                 continue;
             }
             let value = parser.value().and_then(ValueExt::string).map_err(|error| error.to_string())?;
@@ -109,6 +119,7 @@ impl Options {
         }
         options.headers = headers.unwrap_or_default();
         options.check()?;
+        options.check_around(&storage)?;
         Ok(options)
     }
 
@@ -150,6 +161,10 @@ impl Options {
                 let unreadable =
                     || format!("cannot read {value:?}: write how many servers share the storage, for example 3");
                 self.replicas = Some(replicas.ok_or_else(unreadable)?);
+            }
+            "--lease" => {
+                let unreadable = |_| format!("cannot read {value:?}: write how many units, for example 100");
+                self.lease = Some(value.parse().map_err(unreadable)?);
             }
             "--key" => self.key = value,
             "--trust" => self.trust.push(value),
@@ -194,6 +209,18 @@ impl Options {
             Some(_) => Err("--fallback: only memory can be one: write --fallback memory"),
         }
         .map_err(str::to_owned)
+    }
+
+    /// What is put around a storage spares a server trips: there has to be one.
+    fn check_around(&self, url: &str) -> Result<(), String> {
+        let flags = [(self.deny_cache, "--deny-cache"), (self.lease.is_some(), "--lease")];
+        match flags.into_iter().find(|(is_there, _)| *is_there && url.starts_with("memory:")) {
+            None => Ok(()),
+            Some((_, flag)) => Err(format!(
+                "{flag}: memory is asked faster than anything could be kept in front of it: leave the flag out, or name a server, \
+                 for example --storage redis://localhost"
+            )),
+        }
     }
 
     /// Who is asking.

@@ -7,10 +7,14 @@ use crate::storage::PATHS;
 /// |---|---|---|
 /// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | what became of requests: see [`Event::outcome`] |
 /// | `ratelimit_refunds_total` | `policy`, `outcome`, `mode` | hits, decided before, that were given back, or could not be |
-/// | `ratelimit_path_total` | `path` | decisions that a [`Breaker`](crate::storage::Breaker) has passed on, by who made them |
+/// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and those it asked the `storage` about |
+/// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) answered (`here`), and trips to the `storage` |
+/// | `ratelimit_path_total` | `path` | decisions that a [`Breaker`](crate::storage::Breaker) has passed on, by who made them: `primary`, `fallback` or `none` |
+///
+/// The last three are counted by the storages, whether or not there is an observer, without HTTP too.
 ///
 /// `policy` is [`Policy::identity`](crate::Policy::identity), `mode` is `enforced` or `shadow`. Nothing is labelled by key: there
-/// are as many of them as clients. `path` is `primary`, `fallback` or `none`; breakers count it by themselves, without HTTP too.
+/// are as many of them as clients.
 ///
 /// ```
 /// use tower_ratelimit::{MetricsObserver, PeerIp, Quota, RateLimitLayer};

@@ -11,9 +11,9 @@ use crate::storage::Ask;
 use crate::storage::around::table::Place;
 use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
 
-/// No slice is larger than this part of what remains of the window: the last units of it are not to lie on one node while others
-/// are refused.
-const SHARE: u32 = 4;
+/// No slice is larger than this part of what remains of the window, as far as that is known: the last units of it are not to lie on
+/// one node while others are refused. Of the limit, when nothing is known: so many nodes can begin a window at once.
+const SHARE: u32 = 16;
 
 /// So often a slice that is refused is tried with less, before just what is needed is asked for.
 const SMALLER: u32 = 2;

@@ -29,8 +29,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// 1. A lease ends with its window. That is counted from before the storage was asked, by this machine's monotonic clock, so no unit
 ///    is spent after its window, however long the answer took and whatever the clocks of two machines say.
-/// 2. No slice is larger than a quarter of what remains, as the storage said last; the last units are taken one by one. A slice that is refused
-///    is tried with less, down to what the hit costs.
+/// 2. No slice is larger than a sixteenth of what remains, as the storage said last, or of the limit, when a window begins; the last units are
+///    taken one by one. A slice that is refused is tried with less, down to what the hit costs.
 /// 3. Callers of one key wait for one trip, which asks for what all of them want. They need not stay: what was taken for one who has
 ///    left is left here for others.
 /// 4. A [`refund`](Storage::refund) puts the units back into the slice they came from, or, when it is there no longer, gives them back to
@@ -42,9 +42,12 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// # What is left unused
 ///
-/// What is leased and not spent when the window ends is lost to others: of `n` nodes at most `(n - 1) * slice` units when somebody is refused,
-/// and less than `1 - (3/4)^(n-1)` of the limit, when all the others took a slice and had no hit since. With nodes that share the load evenly it is a fraction
-/// of that, since slices shrink as the window is used up. A slice of a hundredth of the limit is a good one.
+/// What is leased and not spent when the window ends is lost to others, and while it is open it is what others are refused: of `n` nodes at
+/// most `n - 1` slices, none of them more than a sixteenth of the limit. That is when all the others took a slice and had no hit since; where
+/// nodes share the load evenly it is a fraction of that, as slices shrink while the window is used up, and where the demand is a quarter
+/// above the limit it is all spent before the window ends. A slice of a hundredth of the limit costs a trip or two for a hundred
+/// hits, and leaves half a percent unused on eight nodes with an even load when the first hit is refused: `BENCHMARKS.md` has the
+/// curves.
 ///
 /// # Which policies
 ///

@@ -1,0 +1,152 @@
+//! What leases leave unused and what they save, by simulation: real leases of several nodes over one storage, whose time is moved on
+//! by hand, so that it comes out the same each time. `scripts/leases` draws `benches/leases.svg` with it.
+
+#[path = "support/picture.rs"]
+mod picture;
+
+use std::fs;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use picture::{Curve, Panel};
+use tower_ratelimit::storage::{Ask, Clock, Leases, ManualClock};
+use tower_ratelimit::{FixedWindow, Key, MemoryStorage, Op, Policy, Quota, Storage};
+
+/// So many windows are gone through for each point.
+const WINDOWS: u32 = 40;
+const LIMIT: u32 = 10_000;
+/// How long a window is.
+const MICROS: u64 = 10_000_000;
+
+const NODES: [u32; 4] = [2, 4, 8, 16];
+const SLICES: [u32; 9] = [1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000];
+/// Hits in a window, in percent of the limit.
+const DEMANDS: [u32; 8] = [90, 100, 105, 110, 125, 150, 200, 300];
+
+/// How the load spreads over the nodes: all the same, or by Zipf's law, the second half as often as the first.
+#[derive(Clone, Copy)]
+enum Load {
+    Even,
+    Uneven,
+}
+
+/// In percent.
+struct Outcome {
+    /// Of the limit, when the first hit of a window is refused.
+    unused_then: f64,
+    /// Of what could have been admitted, when the window ends.
+    unused_at_last: f64,
+    /// Of the hits that were admitted.
+    trips: f64,
+}
+
+fn main() {
+    let [when_refused, trips] = [
+        by_slice("unused when somebody is first refused, % of the limit", |outcome| outcome.unused_then),
+        by_slice("trips for 100 hits that are admitted", |outcome| outcome.trips),
+    ];
+    let panels = [when_refused, by_demand(), trips];
+    for panel in &panels {
+        println!("{panel}");
+    }
+    match std::env::args().nth(1).filter(|argument| !argument.starts_with("--")) {
+        Some(file) => fs::write(file, picture::draw(&panels)).expect("the picture can be written"),
+        None => println!("name a file to draw the picture: benches/leases.svg"),
+    }
+}
+
+fn by_slice(title: &'static str, figure: fn(&Outcome) -> f64) -> Panel {
+    let curve = |nodes, load, name: String| Curve {
+        name,
+        points: SLICES.map(|slice| (percent(slice, LIMIT), figure(&simulate(nodes, slice, load, 200)))).into(),
+    };
+    let even = NODES.map(|nodes| curve(nodes, Load::Even, format!("{nodes} nodes")));
+    let uneven = curve(8, Load::Uneven, "8, uneven load".to_owned());
+    Panel { title, x: "slice, % of the limit", curves: even.into_iter().chain([uneven]).collect() }
+}
+
+fn by_demand() -> Panel {
+    let curves = [10, 100, 1_000].map(|slice| Curve {
+        name: format!("slice {} %", percent(slice, LIMIT)),
+        points: DEMANDS
+            .map(|demand| (f64::from(demand), simulate(8, slice, Load::Uneven, demand).unused_at_last))
+            .into(),
+    });
+    Panel {
+        title: "unused at the end, % of what could be (8 nodes, uneven)",
+        x: "hits in the window, % of the limit",
+        curves: curves.into(),
+    }
+}
+
+fn simulate(nodes: u32, slice: u32, load: Load, demand: u32) -> Outcome {
+    let clock = ManualClock::default();
+    let memory = MemoryStorage::builder().clock(clock.clone()).build().expect("it may keep keys");
+    let nodes: Vec<_> = (0..nodes).map(|_| Leases::new(memory.clone(), slice).clock(clock.clone())).collect();
+    let policy = Policy::new(FixedWindow::aligned(), Quota::per(LIMIT, Duration::from_micros(MICROS)));
+    let (mut chance, mut all, mut unused_then) = (chances(), 0, 0);
+    let hits = LIMIT / 100 * demand;
+    let start = clock.now();
+    for window in 0..WINDOWS {
+        clock.set(start.plus(u64::from(window) * MICROS));
+        let (mut admitted, mut refused) = (0, false);
+        for _ in 0..hits {
+            let node = &nodes[pick(chance(), nodes.len(), load)];
+            if admits(node, &policy) {
+                admitted += 1;
+            } else if !refused {
+                refused = true;
+                unused_then += LIMIT - admitted;
+            }
+            clock.advance(Duration::from_micros(MICROS / u64::from(hits + 1)));
+        }
+        all += admitted;
+    }
+    let trips: u64 = nodes.iter().map(Leases::asked).sum();
+    // Those that are refused ask too, once each.
+    let refused = u64::from(hits * WINDOWS - all);
+    #[allow(clippy::cast_precision_loss)] // percents
+    let trips = (trips - refused) as f64 * 100.0 / f64::from(all);
+    let could = LIMIT.min(hits) * WINDOWS;
+    Outcome { unused_then: percent(unused_then, LIMIT * WINDOWS), unused_at_last: percent(could - all, could), trips }
+}
+
+fn admits(node: &Leases<MemoryStorage>, policy: &Policy) -> bool {
+    let mut decided = node.decide(Ask::new(policy, &Key::everybody(), Op::Hit, 1));
+    match Pin::new(&mut decided).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(decision)) => decision.is_admitted(),
+        _ => panic!("memory makes nobody wait"),
+    }
+}
+
+fn pick(chance: f64, nodes: usize, load: Load) -> usize {
+    let weight = |node: usize| match load {
+        Load::Even => 1.0,
+        #[allow(clippy::cast_precision_loss)] // a few
+        Load::Uneven => 1.0 / (node + 1) as f64,
+    };
+    let all: f64 = (0..nodes).map(weight).sum();
+    let mut rest = chance * all;
+    let reached = |node: &usize| {
+        rest -= weight(*node);
+        rest <= 0.0
+    };
+    (0..nodes).find(reached).unwrap_or(nodes - 1)
+}
+
+fn percent(part: u32, of: u32) -> f64 {
+    f64::from(part) * 100.0 / f64::from(of)
+}
+
+/// From 0 to 1, the same ones each time.
+fn chances() -> impl FnMut() -> f64 {
+    let mut random = 0x9E37_79B9_7F4A_7C15_u64;
+    move || {
+        // xorshift64
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        f64::from((random >> 32) as u32) / f64::from(u32::MAX)
+    }
+}
