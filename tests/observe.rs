@@ -16,10 +16,10 @@ use moods::{Mood, Moody};
 use support::{Failing, Inner, ask, get, policy, poll, standing, status, with};
 use tower::Layer;
 use tower_ratelimit::extract::{AllowList, Head, Missing};
-use tower_ratelimit::storage::{Ask, Breaker};
+use tower_ratelimit::storage::{Ask, Breaker, Leases, RefusalCache};
 use tower_ratelimit::{
-    ClientIp, Decision, Event, Global, Header, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer, OnError,
-    PeerIp, Policy, RateLimitLayer, RateLimiter, ResponseHead, Skip, Storage, What,
+    ClientIp, Decision, Event, Global, Header, Key, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer,
+    OnError, PeerIp, Policy, RateLimitLayer, RateLimiter, ResponseHead, Skip, Storage, What,
 };
 use tracing::field::{Field, Visit};
 use tracing::span;
@@ -98,6 +98,36 @@ impl Recorder for Counters {
     }
 }
 
+impl Counters {
+    fn counts(self) -> Vec<String> {
+        let counters = self.0.into_inner().unwrap();
+        counters.into_iter().map(|(name, count)| format!("{name} {}", count.load(Ordering::SeqCst))).collect()
+    }
+}
+
+#[test]
+fn metrics_count_what_is_answered_in_front_of_a_storage() {
+    let counters = Counters::default();
+    metrics::with_local_recorder(&counters, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let policy = support::policy("fixed-window 100/day").with_name("api");
+            let storage = Leases::new(RefusalCache::new(MemoryStorage::new()), 5);
+            let limiter = RateLimiter::with_storage(policy, storage);
+            for _ in 0..110 {
+                let _ = limiter.hit(&Key::from("alice")).await.unwrap();
+            }
+            let (leases, cache) = (limiter.storage(), limiter.storage().inner());
+            assert_eq!((leases.answered() + leases.asked() - cache.answered(), cache.held()), (101, 1));
+        });
+    });
+    let counts = counters.counts();
+    assert_eq!(counts.len(), 4, "{counts:?}");
+    for counted in ["refusal_cache_total{policy=api,by=here} 9", "leases_total{policy=api,by=here} "] {
+        assert!(counts.iter().any(|count| count.starts_with(&format!("ratelimit_{counted}"))), "{counts:?}");
+    }
+}
+
 #[test]
 fn metrics_count_by_policy_and_outcome_and_never_by_key() {
     let counters = Counters::default();
@@ -114,13 +144,7 @@ fn metrics_count_by_policy_and_outcome_and_never_by_key() {
             ask(&charging.layer(Inner::default()), with("x-client", "carol")).await;
         });
     });
-    let counts: Vec<String> = counters
-        .0
-        .into_inner()
-        .unwrap()
-        .into_iter()
-        .map(|(name, count)| format!("{name} {}", count.load(Ordering::SeqCst)))
-        .collect();
+    let counts = counters.counts();
     let shadow = "api\u{b7}shadow-1";
     assert_eq!(
         counts,

@@ -48,19 +48,18 @@ impl Held {
         other.is_of(&self.policy, self.cost())
     }
 
-    /// What a hit of this cost is answered now, if that is known.
-    pub(super) fn answer(&self, policy: &Policy, cost: u32, now: Timestamp) -> Option<Decision> {
-        if self.is_over(now) || cost < self.cost() || self.policy != *policy {
-            return None;
-        }
-        let (limits, statuses) = (policy.limits(), self.decision.limits());
-        if cost > self.cost() && !limits.iter().all(|limit| says_all(limit, cost)) {
-            return None;
-        }
+    /// Whether it says what a hit of this cost is answered now.
+    pub(super) fn answers(&self, policy: &Policy, cost: u32, now: Timestamp) -> bool {
+        let says = |limits: &[Limit]| cost == self.cost() || limits.iter().all(|limit| says_all(limit, cost));
+        cost >= self.cost() && !self.is_over(now) && self.policy == *policy && says(policy.limits())
+    }
+
+    /// What it says, if it does.
+    pub(super) fn answer(&self, cost: u32, now: Timestamp) -> Decision {
         let passed = now.since(self.received);
         let later = |status: &Status| if cost == self.cost() { *status } else { of_cost(status, cost) };
-        let statuses = statuses.iter().map(|status| later_on(&later(status), cost, passed));
-        Some(Decision::of_limits(self.decision.at().plus(passed), cost, statuses))
+        let statuses = self.decision.limits().iter().map(|status| later_on(&later(status), cost, passed));
+        Decision::of_limits(self.decision.at().plus(passed), cost, statuses)
     }
 }
 

@@ -59,13 +59,13 @@ impl Known {
         self.table.place(policy, what, key)
     }
 
-    /// What a hit is answered, if that is known.
-    pub(super) fn answer(&self, ask: &Ask<'_>) -> Option<Decision> {
+    /// Whether it is known what a hit is answered.
+    pub(super) fn knows(&self, ask: &Ask<'_>) -> bool {
         let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
-        self.table.lock(place).find()?.answer(ask, now)
+        self.table.lock(place).find().is_some_and(|of_key| of_key.knows(ask, now))
     }
 
-    /// The same, and else the hit is under way from now on.
+    /// What a hit is answered, if that is known, and else it is under way from now on.
     pub(super) fn begin(self: &Arc<Self>, ask: &Ask<'_>) -> Beginning {
         let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
         let mut bucket = self.table.lock(place);
@@ -139,11 +139,14 @@ impl Known {
 }
 
 impl OfKey {
+    fn knows(&self, ask: &Ask<'_>, now: Timestamp) -> bool {
+        self.held.iter().any(|held| held.answers(ask.policy, ask.cost, now))
+    }
+
     fn answer(&self, ask: &Ask<'_>, now: Timestamp) -> Option<Decision> {
-        // That of its own cost comes first: what is known of a smaller one may leave open when to come back.
-        let own = self.held.iter().find(|held| held.is_of(ask.policy, ask.cost));
-        let mut any = own.into_iter().chain(&self.held);
-        any.find_map(|held| held.answer(ask.policy, ask.cost, now))
+        // Of several the answers are the same, unless somebody else has spent something since the first.
+        let held = self.held.iter().rfind(|held| held.answers(ask.policy, ask.cost, now))?;
+        Some(held.answer(ask.cost, now))
     }
 
     /// When the last of what is known is over.

@@ -207,7 +207,7 @@ impl<St: Storage> Storage for RefusalCache<St> {
             return self.inner.hit_at_once(ask, shown);
         }
         // The decision that is asked for next says the rest.
-        if self.known.answer(&ask).is_some() || !self.inner.hit_at_once(ask, shown) {
+        if self.known.knows(&ask) || !self.inner.hit_at_once(ask, shown) {
             return false;
         }
         self.known.tally.asked(ask.policy);
