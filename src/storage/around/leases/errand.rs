@@ -101,7 +101,7 @@ impl<St: Storage> Errand<St> {
     /// The storage does not know that what is leased has not been spent.
     fn with_what_is_here(&mut self, policy: &Policy, decision: Decision) -> Decision {
         let here = self.left(self.shared.clock.now());
-        if here == 0 {
+        if here == 0 || decision.is_from_fallback() {
             return decision;
         }
         let remaining = decision.remaining().saturating_add(here);
@@ -112,14 +112,15 @@ impl<St: Storage> Errand<St> {
     async fn serve(&mut self, policy: &Policy) {
         // Those who come later are served by what this leaves, or next time.
         let mut crowd = self.jobs.iter().take_while(|job| job.cost(policy).is_some()).count();
-        let (mut remain, mut attempt) = (None, 0);
+        let (mut remain, mut attempt, mut by_themselves) = (None, 0, false);
         loop {
             // Some may have given back meanwhile.
             crowd -= self.hand_out(policy, crowd, true);
-            if crowd == 0 {
+            let Some(first) = self.jobs.front().and_then(|job| job.cost(policy)).filter(|_| crowd > 0) else {
                 return;
-            }
-            let (now, slice) = (self.shared.clock.now(), self.size(policy, crowd, remain, attempt));
+            };
+            let now = self.shared.clock.now();
+            let slice = if by_themselves { first } else { self.size(policy, crowd, remain, attempt) };
             attempt += 1;
             let changes = self.of_key(|of_key| of_key.changes);
             self.shared.tally.asked(policy);
@@ -127,6 +128,17 @@ impl<St: Storage> Errand<St> {
             let before = self.jobs.len();
             match decided {
                 Err(error) => return self.fail(&LeaseError::storage(error)),
+                // It has a window of its own, which ends when the other storage is back: no slices are taken of it.
+                Ok(decision) if decision.is_from_fallback() => {
+                    if by_themselves || slice == first {
+                        self.pass_on(policy, decision);
+                    } else {
+                        drop(self.shared.inner.refund(policy, &self.key, &decision).await);
+                    }
+                    by_themselves = true;
+                    crowd -= before - self.jobs.len();
+                    continue;
+                }
                 Ok(decision) if decision.is_admitted() => {
                     return self.admitted(policy, &decision, now, crowd, changes);
                 }
@@ -139,7 +151,18 @@ impl<St: Storage> Errand<St> {
                 }
             }
             crowd -= before - self.jobs.len();
+            by_themselves = false;
         }
+    }
+
+    /// Tells the first what the storage has said of its hit and of no other.
+    fn pass_on(&mut self, policy: &Policy, decision: Decision) {
+        let Some(job) = self.jobs.pop_front() else { return };
+        job.tell(Ok(Some(if decision.is_admitted() {
+            Given::units(decision, &self.shared, policy, &self.key)
+        } else {
+            Given::word(decision)
+        })));
     }
 
     /// How much to ask for: a slice, or more if those who wait spend it at once, or less where little remains; and what the first of

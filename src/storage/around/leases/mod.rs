@@ -64,8 +64,12 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// answer a few questions one after the other, so it had better have a deadline. A storage that makes one wait needs a
 /// runtime of tokio's.
 ///
-/// A [`RefusalCache`](super::RefusalCache) belongs inside: `Leases::new(RefusalCache::new(redis), 100)`, so that a window that is used up is not
-/// asked for again and again. What decides when the server fails belongs outside.
+/// # Order
+///
+/// Put them around everything else: `Leases::new(RefusalCache::new(Breaker::new(redis).fallback(..)), 100)`. With a
+/// [`RefusalCache`](super::RefusalCache) inside, a window that is used up is not asked for again and again; with a
+/// [`Breaker`](super::Breaker) inside, what was leased is spent while Redis is away. No slices are taken of a
+/// [fallback](Decision::is_from_fallback): it is asked for every hit, and admits its share.
 ///
 /// ```
 /// use tower_ratelimit::storage::Leases;

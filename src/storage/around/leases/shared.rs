@@ -157,6 +157,9 @@ impl<St: Storage> Shared<St> {
 
     /// Puts back what a hit took, if it was of the window that is leased. Otherwise it is the storage's.
     pub(super) fn put_back(self: &Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) -> Option<Turn<St>> {
+        if decision.is_from_fallback() {
+            return None;
+        }
         let place = self.place(policy, key);
         let mut bucket = self.table.lock(place);
         let of_key = bucket.find()?;

@@ -25,7 +25,10 @@ impl Held {
         received: Timestamp,
         life: u64,
     ) -> Option<Self> {
-        let stays = !decision.is_crowded() && !decision.is_contended() && policy.limits().iter().all(stays_true);
+        let stays = !decision.is_crowded()
+            && !decision.is_contended()
+            && !decision.is_from_fallback()
+            && policy.limits().iter().all(stays_true);
         let end = sent.plus(decision.retry_after().map_or(life, micros).min(life));
         let holds = decision.is_refused() && stays && received < end;
         holds.then(|| Self { policy: policy.clone(), decision: decision.clone(), received, end })

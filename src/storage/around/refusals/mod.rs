@@ -34,8 +34,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///    took.
 ///
 /// The storage is asked for everything else: peeks, hits of cost 0, hits of a cost smaller than what was refused, and policies with an
-/// elastic window, whose refusals count, or a leaky bucket. A refusal that is [contended](Decision::is_contended) or
-/// [crowded](Decision::is_crowded) is not kept. One that can never fit is, for a life.
+/// elastic window, whose refusals count, or a leaky bucket. A refusal that is [contended](Decision::is_contended),
+/// [crowded](Decision::is_crowded) or [from a fallback](Decision::is_from_fallback) is not kept. One that can never fit is, for a life.
 ///
 /// # What ends it early
 ///
@@ -51,9 +51,9 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// # Order
 ///
-/// Put it next to the storage on the server, and all that decides what happens when that fails around it:
-/// `deadline(breaker(cache(redis)))`. Inside of a fallback it sees no answer but the server's own, so no refusal of the fallback
-/// outlives the trouble. Around the memory storage there is nothing to win.
+/// Put it around the [`Breaker`](super::Breaker), if there is one: `RefusalCache::new(Breaker::new(redis).fallback(..))`. So who is known to
+/// be refused stays refused while Redis is away, and what the cache answers is not taken for a sign of life. Refusals by a
+/// [fallback](Decision::is_from_fallback) are not kept. Around the memory storage there is nothing to win.
 ///
 /// ```
 /// use std::time::Duration;
