@@ -133,6 +133,11 @@ impl Decision {
         (way, Self { verdict, ..self })
     }
 
+    /// The same answer, which has come the ways that another one has.
+    pub(crate) fn the_way_of(self, other: &Self) -> Self {
+        Self { verdict: other.verdict.instead(self.verdict), ..self }
+    }
+
     /// When the storage decided, by its own clock.
     pub fn at(&self) -> Timestamp {
         self.at

@@ -8,7 +8,7 @@ use std::time::Duration;
 use moods::{Mood, Moody, counted};
 use support::policy;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower_ratelimit::storage::{Breaker, Deadline, Leases, ManualClock, RefusalCache};
 use tower_ratelimit::testing::StorageLaws;
 use tower_ratelimit::{BoxError, Decision, Key, MemoryStorage, RateLimiter, Storage};
@@ -40,12 +40,13 @@ async fn until_it_is_back<St: Storage>(limiter: &RateLimiter<St>) {
     }
 }
 
+/// Without a cache of refusals, which may tell fewer units than there are.
 #[test]
-fn all_of_them_together_keep_the_laws() {
+fn together_they_keep_the_laws() {
     StorageLaws::new(|clock: ManualClock| {
         let memory = || MemoryStorage::builder().clock(clock.clone()).build().unwrap();
         let breaker = Breaker::new(Deadline::new(memory(), Duration::from_secs(1))).fallback(memory(), 2);
-        Leases::new(RefusalCache::new(breaker).clock(clock.clone()), 5).clock(clock)
+        Leases::new(breaker, 5).clock(clock)
     })
     .check();
 }
@@ -137,7 +138,9 @@ async fn each_of_those_who_wait_is_told_what_the_fallback_says_of_it() {
         let limiter = limiter.clone();
         hits.spawn(async move { hit(&limiter, cost).await });
     }
+    let started = Instant::now();
     let decisions = hits.join_all().await;
+    assert!(started.elapsed() <= 11 * MS, "they wait for two answers at most: {:?}", started.elapsed());
     assert!(decisions.iter().all(Decision::is_from_fallback));
     let mut admitted: Vec<_> = decisions.iter().filter(|it| it.is_admitted()).map(Decision::cost).collect();
     admitted.sort_unstable();
@@ -147,6 +150,25 @@ async fn each_of_those_who_wait_is_told_what_the_fallback_says_of_it() {
         "25 are its share; neither 30 nor 20 besides the others: {admitted:?}"
     );
     assert_eq!(hit(&limiter, 14).await.remaining(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_a_second_answer_of_a_server_that_fails() {
+    let (breaker, moody, clock) = breaker(4);
+    let breaker = breaker.failures(100);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 400/day"), Leases::new(breaker, 10).clock(clock));
+    moody.set(Mood::FailsAfter(50 * MS));
+    let (started, mut hits) = (Instant::now(), JoinSet::new());
+    for _ in 0..8 {
+        let limiter = limiter.clone();
+        hits.spawn(async move { hit(&limiter, 1).await });
+    }
+    let mut remaining: Vec<_> = hits.join_all().await.iter().map(Decision::remaining).collect();
+    assert!(started.elapsed() <= 51 * MS, "{:?}", started.elapsed());
+    remaining.sort_unstable();
+    // Of a slice of 10 as the share of 100 tells; the two that nobody wanted are back.
+    assert_eq!(remaining, [90, 91, 92, 93, 94, 95, 96, 97].map(|left| left + 2));
+    assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 92);
 }
 
 #[tokio::test(start_paused = true)]

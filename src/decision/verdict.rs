@@ -33,7 +33,7 @@ impl Verdict {
 
     /// Another answer, which has come the same ways.
     pub(super) const fn instead(self, answer: Self) -> Self {
-        Self(self.0 & !ANSWER | answer.0)
+        Self(self.0 & !ANSWER | answer.0 & ANSWER)
     }
 
     pub(super) const fn is_from_fallback(self) -> bool {

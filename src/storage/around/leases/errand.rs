@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::error::LeaseError;
 use super::job::{Given, Job, Want};
-use super::lease::{Lease, told};
+use super::lease::{Lease, refused_too, told};
 use super::shared::Shared;
 use crate::storage::Ask;
 use crate::storage::around::table::Place;
@@ -112,15 +112,14 @@ impl<St: Storage> Errand<St> {
     async fn serve(&mut self, policy: &Policy) {
         // Those who come later are served by what this leaves, or next time.
         let mut crowd = self.jobs.iter().take_while(|job| job.cost(policy).is_some()).count();
-        let (mut remain, mut attempt, mut by_themselves) = (None, 0, false);
+        let (mut remain, mut attempt) = (None, 0);
         loop {
             // Some may have given back meanwhile.
             crowd -= self.hand_out(policy, crowd, true);
-            let Some(first) = self.jobs.front().and_then(|job| job.cost(policy)).filter(|_| crowd > 0) else {
+            if crowd == 0 {
                 return;
-            };
-            let now = self.shared.clock.now();
-            let slice = if by_themselves { first } else { self.size(policy, crowd, remain, attempt) };
+            }
+            let (now, slice) = (self.shared.clock.now(), self.size(policy, crowd, remain, attempt));
             attempt += 1;
             let changes = self.of_key(|of_key| of_key.changes);
             self.shared.tally.asked(policy);
@@ -128,16 +127,8 @@ impl<St: Storage> Errand<St> {
             let before = self.jobs.len();
             match decided {
                 Err(error) => return self.fail(&LeaseError::storage(error)),
-                // It has a window of its own, which ends when the other storage is back: no slices are taken of it.
                 Ok(decision) if decision.is_from_fallback() => {
-                    if by_themselves || slice == first {
-                        self.pass_on(policy, decision);
-                    } else {
-                        drop(self.shared.inner.refund(policy, &self.key, &decision).await);
-                    }
-                    by_themselves = true;
-                    crowd -= before - self.jobs.len();
-                    continue;
+                    return self.stood_in(policy, &decision).await;
                 }
                 Ok(decision) if decision.is_admitted() => {
                     return self.admitted(policy, &decision, now, crowd, changes);
@@ -151,18 +142,25 @@ impl<St: Storage> Errand<St> {
                 }
             }
             crowd -= before - self.jobs.len();
-            by_themselves = false;
         }
     }
 
-    /// Tells the first what the storage has said of its hit and of no other.
-    fn pass_on(&mut self, policy: &Policy, decision: Decision) {
-        let Some(job) = self.jobs.pop_front() else { return };
-        job.tell(Ok(Some(if decision.is_admitted() {
-            Given::units(decision, &self.shared, policy, &self.key)
-        } else {
-            Given::word(decision)
-        })));
+    /// A fallback has decided, in a window of its own that is not leased: all who wait for units are told what follows for them, and
+    /// what nobody wants is given back. Nobody waits for a second answer here; whom this one leaves open asks by itself.
+    async fn stood_in(&mut self, policy: &Policy, decision: &Decision) {
+        let now = self.shared.clock.now();
+        let mut slice = Lease::of(policy, decision, now, now);
+        let mut say = |cost| match decision.is_admitted() {
+            true => slice.take(cost, now),
+            false => refused_too(decision, cost),
+        };
+        for job in self.all_hits() {
+            let said = job.cost(policy).and_then(&mut say).map(|said| said.the_way_of(decision));
+            job.tell(Ok(said.map(|said| Given::of(said, &self.shared, policy, &self.key))));
+        }
+        if let Some(rest) = slice.as_hit().filter(|_| decision.is_admitted()) {
+            drop(self.shared.inner.refund(policy, &self.key, &rest.the_way_of(decision)).await);
+        }
     }
 
     /// How much to ask for: a slice, or more if those who wait spend it at once, or less where little remains; and what the first of
@@ -227,7 +225,7 @@ impl<St: Storage> Errand<St> {
             if open || number > 0 {
                 self.shared.tally.here(policy);
             }
-            job.tell(Ok(Some(Given::units(decision, &self.shared, policy, &self.key))));
+            job.tell(Ok(Some(Given::of(decision, &self.shared, policy, &self.key))));
         }
         count
     }
@@ -268,14 +266,18 @@ impl<St: Storage> Errand<St> {
 
     /// Tells all who wait for units: had each of them asked, they would have heard the same.
     fn fail(&mut self, error: &LeaseError) {
-        let more = self.of_key(|of_key| std::mem::take(&mut of_key.waiting)).unwrap_or_default();
-        self.jobs.extend(more);
-        for job in std::mem::take(&mut self.jobs) {
-            match job.want {
-                Want::Hit(_) => job.tell(Err(error.clone())),
-                _ => self.jobs.push_back(job),
-            }
+        for job in self.all_hits() {
+            job.tell(Err(error.clone()));
         }
+    }
+
+    /// Takes all who wait for units out of the queue, those who have come meanwhile too.
+    fn all_hits(&mut self) -> VecDeque<Job<St>> {
+        let more = self.of_key(|of_key| std::mem::take(&mut of_key.waiting)).unwrap_or_default();
+        let all = std::mem::take(&mut self.jobs).into_iter().chain(more);
+        let (hits, others) = all.partition(|job| matches!(job.want, Want::Hit(_)));
+        self.jobs = others;
+        hits
     }
 
     /// What is left here of a window that is open.

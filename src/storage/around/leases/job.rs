@@ -19,6 +19,7 @@ pub(super) enum Want {
     Clear,
 }
 
+/// Nothing, of a change that is done, and of a hit that its caller has to ask the storage about.
 pub(super) type Answer<St> = Result<Option<Given<St>>, LeaseError>;
 
 /// One caller's errand.
@@ -60,9 +61,10 @@ pub(super) struct Given<St: Storage> {
 }
 
 impl<St: Storage> Given<St> {
-    /// Units that were taken for a hit.
-    pub(super) fn units(decision: Decision, shared: &Arc<Shared<St>>, policy: &Policy, key: &Key) -> Self {
-        Self { decision: Some(decision), whose: Some((Arc::clone(shared), policy.clone(), key.clone())) }
+    /// A decision on a hit; if it was admitted, it has taken units.
+    pub(super) fn of(decision: Decision, shared: &Arc<Shared<St>>, policy: &Policy, key: &Key) -> Self {
+        let whose = decision.is_admitted().then(|| (Arc::clone(shared), policy.clone(), key.clone()));
+        Self { decision: Some(decision), whose }
     }
 
     /// A decision that has taken nothing from here.

@@ -7,6 +7,7 @@ use crate::{Decision, Policy, Timestamp};
 #[derive(Debug)]
 pub(super) struct Lease {
     pub(super) policy: Policy,
+    capacity: u32,
     /// Which window it is a slice of, as the storage says: its end and what tells it from a later one.
     window: (Timestamp, u32),
     pub(super) left: u32,
@@ -25,6 +26,7 @@ impl Lease {
         let status = slice.shown();
         Self {
             policy: policy.clone(),
+            capacity: status.capacity(),
             window: window(&hit(slice)),
             left: slice.cost(),
             elsewhere: status.remaining(),
@@ -56,32 +58,40 @@ impl Lease {
     /// What a hit that has taken something is told: it can be given back to the storage as well as to this.
     fn spent(&self, at: Timestamp) -> Status {
         let (until, anchor) = self.window;
-        let remaining = self.left.saturating_add(self.elsewhere).min(self.capacity());
-        Status::admitted(self.capacity(), remaining, until.since(at)).spent(until, anchor)
+        let remaining = self.left.saturating_add(self.elsewhere).min(self.capacity);
+        Status::admitted(self.capacity, remaining, until.since(at)).spent(until, anchor)
     }
 
     /// Puts back what a hit has taken from this window.
     pub(super) fn put_back(&mut self, decision: &Decision) -> bool {
         let is_of_it = window(&hit(decision)) == self.window;
         if is_of_it {
-            self.left = self.left.saturating_add(decision.cost()).min(self.capacity().saturating_sub(self.elsewhere));
+            self.left = self.left.saturating_add(decision.cost()).min(self.capacity.saturating_sub(self.elsewhere));
         }
         is_of_it
     }
 
     /// Whether all that is known to have been taken from the window is here.
     pub(super) fn is_all(&self) -> bool {
-        self.left.saturating_add(self.elsewhere) >= self.capacity()
+        self.left.saturating_add(self.elsewhere) >= self.capacity
     }
 
     /// What is left as a hit that can be given back to the storage.
     pub(super) fn as_hit(&self) -> Option<Decision> {
         (self.left > 0).then(|| Decision::of(self.at, self.left, self.spent(self.at)))
     }
+}
 
-    fn capacity(&self) -> u32 {
-        self.policy.limits()[0].capacity()
+/// What a hit is told that costs so much, when another one was refused, if that can be told: it may fit where that did not, and what
+/// no window of this storage has room for may be decided by another one.
+pub(super) fn refused_too(refusal: &Decision, cost: u32) -> Option<Decision> {
+    let status = refusal.shown();
+    let (capacity, remaining, reset) = (status.capacity(), status.remaining(), status.reset_after_micros());
+    if cost == refusal.cost() {
+        return Some(refusal.clone());
     }
+    let refused = || Decision::of(refusal.at(), cost, Status::refused(capacity, remaining, reset, Some(reset)));
+    (cost > remaining && cost <= capacity).then(refused)
 }
 
 /// What is told of a cost by who knows how much remains of the window, and for how long it is open.

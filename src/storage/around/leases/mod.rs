@@ -68,8 +68,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// Put them around everything else: `Leases::new(RefusalCache::new(Breaker::new(redis).fallback(..)), 100)`. With a
 /// [`RefusalCache`](super::RefusalCache) inside, a window that is used up is not asked for again and again; with a
-/// [`Breaker`](super::Breaker) inside, what was leased is spent while Redis is away. No slices are taken of a
-/// [fallback](Decision::is_from_fallback): it is asked for every hit, and admits its share.
+/// [`Breaker`](super::Breaker) inside, what was leased is spent while Redis is away. Nothing is leased of a
+/// [fallback](Decision::is_from_fallback): it admits its share.
 ///
 /// ```
 /// use tower_ratelimit::storage::Leases;
@@ -213,7 +213,7 @@ impl<St: Storage> Storage for Leases<St> {
     fn decide(&self, ask: Ask<'_>) -> Self::Decided {
         Deciding(match self.0.decide(&ask, is_leased(ask.policy)) {
             Turn::Here(decision) => Progress::Here(Some(decision)),
-            Turn::Wait(answer) => Progress::Wait(answer),
+            Turn::Wait(answer) => Progress::Wait(answer, Question::new(&self.0, &ask)),
             Turn::Inside => Progress::Inside(self.0.inner.decide(ask)),
         })
     }
@@ -272,23 +272,49 @@ pub struct Deciding<St: Storage>(Progress<St>);
 #[allow(clippy::large_enum_variant, reason = "it is polled where it is made; boxing would cost a hit an allocation")]
 enum Progress<St: Storage> {
     Here(Option<Decision>),
-    Wait(oneshot::Receiver<Answer<St>>),
+    Wait(oneshot::Receiver<Answer<St>>, Question<St>),
     Inside(St::Decided),
+}
+
+/// What a caller wants to know, who may have to ask by itself.
+struct Question<St: Storage> {
+    shared: Arc<Shared<St>>,
+    policy: Policy,
+    key: Key,
+    op: Op,
+    cost: u32,
+}
+
+impl<St: Storage> Question<St> {
+    fn new(shared: &Arc<Shared<St>>, ask: &Ask<'_>) -> Self {
+        let (shared, policy, key) = (Arc::clone(shared), ask.policy.clone(), ask.key.clone());
+        Self { shared, policy, key, op: ask.op, cost: ask.cost }
+    }
+
+    fn ask(&self) -> St::Decided {
+        self.shared.inner.decide(Ask::new(&self.policy, &self.key, self.op, self.cost))
+    }
 }
 
 impl<St: Storage> Future for Deciding<St> {
     type Output = Result<Decision, LeaseError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(match &mut self.0 {
-            Progress::Here(decision) => Ok(decision.take().expect("polled after it has answered")),
-            Progress::Inside(decided) => ready!(Pin::new(decided).poll(cx)).map_err(LeaseError::storage),
-            Progress::Wait(answer) => match ready!(Pin::new(answer).poll(cx)) {
-                Ok(Ok(given)) => given.and_then(job::Given::claim).ok_or_else(LeaseError::ended),
-                Ok(Err(error)) => Err(error),
-                Err(_) => Err(LeaseError::ended()),
-            },
-        })
+        loop {
+            let asked = match &mut self.0 {
+                Progress::Here(decision) => {
+                    return Poll::Ready(Ok(decision.take().expect("polled after it has answered")));
+                }
+                Progress::Inside(decided) => return Pin::new(decided).poll(cx).map_err(LeaseError::storage),
+                Progress::Wait(answer, question) => match ready!(Pin::new(answer).poll(cx)) {
+                    Ok(Ok(Some(given))) => return Poll::Ready(given.claim().ok_or_else(LeaseError::ended)),
+                    Ok(Ok(None)) => question.ask(),
+                    Ok(Err(error)) => return Poll::Ready(Err(error)),
+                    Err(_) => return Poll::Ready(Err(LeaseError::ended())),
+                },
+            };
+            self.0 = Progress::Inside(asked);
+        }
     }
 }
 
