@@ -45,6 +45,10 @@ impl Server {
         Self { child, address }
     }
 
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     /// The status, and the head in lower case.
     pub(crate) fn get(&self, path: &str, headers: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();

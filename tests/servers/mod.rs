@@ -129,7 +129,14 @@ impl Server {
         self.process = None;
     }
 
-    /// On the same port, with nothing in it.
+    /// It is asked to end, and does.
+    pub(crate) fn end(&mut self) {
+        if let Some(process) = self.process.take() {
+            process.end();
+        }
+    }
+
+    /// On the same port, with nothing in it but what it had written to a file.
     pub(crate) fn restart(&mut self) {
         let started = Instant::now();
         self.kill();

@@ -53,6 +53,12 @@ impl Process {
         self.signal("CONT");
     }
 
+    /// Returns when it has ended by itself.
+    pub(super) fn end(mut self) {
+        self.signal("TERM");
+        super::wait_until("the process ends", || self.has_ended());
+    }
+
     fn signal(&self, name: &str) {
         let id = self.id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());

@@ -150,10 +150,7 @@ impl<St: Storage> Errand<St> {
     async fn stood_in(&mut self, policy: &Policy, decision: &Decision) {
         let now = self.shared.clock.now();
         let mut slice = Lease::of(policy, decision, now, now);
-        let mut say = |cost| match decision.is_admitted() {
-            true => slice.take(cost, now),
-            false => refused_too(decision, cost),
-        };
+        let mut say = |cost| if decision.is_admitted() { slice.take(cost, now) } else { refused_too(decision, cost) };
         for job in self.all_hits() {
             let said = job.cost(policy).and_then(&mut say).map(|said| said.the_way_of(decision));
             job.tell(Ok(said.map(|said| Given::of(said, &self.shared, policy, &self.key))));

@@ -60,9 +60,9 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// # Bounds and failures
 ///
 /// Up to 10,000 keys have a lease [unless it is said](Self::max_keys); when there is no room, the one that nobody has asked for the longest
-/// gives back what it has left. What the storage cannot decide fails all who wait for it. Nobody waits here for longer than it takes the storage to
-/// answer a few questions one after the other, so it had better have a deadline. A storage that makes one wait needs a
-/// runtime of tokio's.
+/// gives back what it has left. What the storage cannot decide fails all who wait for it. A hit may wait for the answer that it came too late for and then for its own, two
+/// deadlines of a server that hangs; give the storage inside half of what a request may take. Of a server that answers, it may be a few
+/// answers one after the other. A storage that makes one wait needs a runtime of tokio's.
 ///
 /// # Order
 ///
