@@ -17,7 +17,7 @@ use tokio::time::{Instant, advance, sleep};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{Ask, Breaker, BreakerError, Circuit, Deadline, ManualClock, Phase, Shown};
-use tower_ratelimit::strategy::{Hit, Share, State, Status, Strategy};
+use tower_ratelimit::strategy::{Share, Strategy};
 use tower_ratelimit::testing::{StorageLaws, decides_like_the_model};
 use tower_ratelimit::{
     ConfigError, Decision, FixedWindow, Global, Headers, Key, LeakyBucket, MemoryStorage, OnError, Op, Policy, Quota,
@@ -601,17 +601,7 @@ impl Strategy for Divided {
         "divided"
     }
 
-    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        FixedWindow::new().check(quota, state, now, cost)
-    }
-
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
-        FixedWindow::new().spend(quota, state, now, cost)
-    }
-
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        FixedWindow::new().refund(quota, state, now, hit);
-    }
+    support::decides_like_a_fixed_window!();
 
     fn share(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Share> {
         self.0.fetch_add(1, Ordering::SeqCst);

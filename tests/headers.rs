@@ -11,10 +11,10 @@ use support::{Inner, T0, ask, get, numbers, policy, retry_after, standing, statu
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{ManualClock, TokioClock};
-use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
+use tower_ratelimit::strategy::Strategy;
 use tower_ratelimit::{
     Decision, FixedWindow, Global, Header, Headers, Limit, MemoryStorage, MovingWindow, OnError, Policy, Quota,
-    RateLimit, RateLimitLayer, Timestamp, TokenBucket,
+    RateLimit, RateLimitLayer, TokenBucket,
 };
 
 fn layer(policy: Policy, storage: &MemoryStorage, headers: Headers) -> RateLimitLayer {
@@ -332,17 +332,7 @@ impl Strategy for Rude {
         "rude\r\nset-cookie: a=b"
     }
 
-    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        FixedWindow::new().check(quota, state, now, cost)
-    }
-
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
-        FixedWindow::new().spend(quota, state, now, cost)
-    }
-
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        FixedWindow::new().refund(quota, state, now, hit);
-    }
+    support::decides_like_a_fixed_window!();
 }
 
 /// Field defect: policy name injected into a structured field.

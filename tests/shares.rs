@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use proptest::prelude::{Just, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use support::{EVERY_STRATEGY, policy};
-use tower_ratelimit::strategy::{Hit, Share, State, Status, Strategy};
-use tower_ratelimit::{FixedWindow, LeakyBucket, Limit, Policy, Quota, Timestamp, TokenBucket};
+use tower_ratelimit::strategy::{Share, Strategy};
+use tower_ratelimit::{FixedWindow, LeakyBucket, Limit, Policy, Quota, TokenBucket};
 
 fn share(text: &str, replicas: u32) -> String {
     policy(text).share(NonZeroU32::new(replicas).unwrap()).unwrap().to_string()
@@ -80,17 +80,7 @@ impl Strategy for Even {
         quota.amount() + self.extra
     }
 
-    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        FixedWindow::new().check(quota, state, now, cost)
-    }
-
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
-        FixedWindow::new().spend(quota, state, now, cost)
-    }
-
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        FixedWindow::new().refund(quota, state, now, hit);
-    }
+    support::decides_like_a_fixed_window!();
 
     fn share(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Share> {
         Some(Share::new(Self { extra: self.extra / replicas }, quota.share(replicas)))

@@ -18,8 +18,8 @@ use std::time::Duration;
 use http::{Request, Response};
 use tower::{Service, ServiceExt};
 use tower_ratelimit::storage::{Ask, ManualClock};
-use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
-use tower_ratelimit::{Decision, FixedWindow, Key, MemoryStorage, Policy, Quota, Storage, Timestamp};
+use tower_ratelimit::strategy::Strategy;
+use tower_ratelimit::{Decision, Key, MemoryStorage, Policy, Quota, Storage};
 
 /// Where a `ManualClock` stands at first, in seconds since the epoch.
 pub(crate) const T0: u64 = 1_728_000_000;
@@ -218,6 +218,43 @@ impl Storage for Failing {
     }
 }
 
+/// What a strategy of a test decides that is a fixed window but for what it adds.
+macro_rules! decides_like_a_fixed_window {
+    () => {
+        fn check(
+            &self,
+            quota: &tower_ratelimit::Quota,
+            state: &tower_ratelimit::strategy::State,
+            now: tower_ratelimit::Timestamp,
+            cost: u32,
+        ) -> tower_ratelimit::strategy::Status {
+            tower_ratelimit::strategy::Strategy::check(&tower_ratelimit::FixedWindow::new(), quota, state, now, cost)
+        }
+
+        fn spend(
+            &self,
+            quota: &tower_ratelimit::Quota,
+            state: &mut tower_ratelimit::strategy::State,
+            now: tower_ratelimit::Timestamp,
+            cost: u32,
+        ) -> u64 {
+            tower_ratelimit::strategy::Strategy::spend(&tower_ratelimit::FixedWindow::new(), quota, state, now, cost)
+        }
+
+        fn refund(
+            &self,
+            quota: &tower_ratelimit::Quota,
+            state: &mut tower_ratelimit::strategy::State,
+            now: tower_ratelimit::Timestamp,
+            hit: &tower_ratelimit::strategy::Hit,
+        ) {
+            tower_ratelimit::strategy::Strategy::refund(&tower_ratelimit::FixedWindow::new(), quota, state, now, hit);
+        }
+    };
+}
+#[allow(unused_imports, reason = "each file of tests takes what it needs")]
+pub(crate) use decides_like_a_fixed_window;
+
 /// A strategy of a user's, which no server knows: the fixed window under another name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Foreign;
@@ -227,17 +264,7 @@ impl Strategy for Foreign {
         "foreign:{1}"
     }
 
-    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        FixedWindow::new().check(quota, state, now, cost)
-    }
-
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
-        FixedWindow::new().spend(quota, state, now, cost)
-    }
-
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        FixedWindow::new().refund(quota, state, now, hit);
-    }
+    decides_like_a_fixed_window!();
 }
 
 /// The policy of a user's strategy, for a day.
