@@ -712,6 +712,28 @@ async fn a_layer_shows_the_share_and_gives_back_where_it_took() {
     assert_eq!(limit(get("/")).await, Some([9, 7]));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_layer_does_not_tell_a_share_the_time_of_the_whole() {
+    for (text, own, of_share) in [
+        ("token-bucket 1/minute burst 100", "q=100;w=6000", "q=1"),
+        ("leaky-bucket 100/minute queue 59", "q=60;w=36", "q=2"),
+        ("token-bucket 200/minute", "q=200;w=60", "q=2;w=60"),
+        ("300/minute", "q=300;w=60", "q=3;w=60"),
+    ] {
+        let (moody, _) = Moody::new(Mood::Works);
+        let breaker = Breaker::new(moody.clone()).fallback(standing().0, 100);
+        let layer =
+            RateLimitLayer::new(policy(text), Global).storage(breaker, OnError::Refuse).headers(Headers::ietf());
+        let service = layer.layer(Inner::default());
+        for (mood, said) in [(Mood::Works, own), (Mood::Fails, of_share)] {
+            moody.set(mood);
+            let response = ask(&service, get("/")).await;
+            let field = response.headers()["ratelimit-policy"].to_str().unwrap();
+            assert_eq!(field, format!("\"{text}\";{said}").replace("\"300/", "\"sliding-window-counter 300/"));
+        }
+    }
+}
+
 #[test]
 fn options_that_cannot_be_say_what_can() {
     let breaker = || Breaker::new(MemoryStorage::new());

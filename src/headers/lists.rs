@@ -12,7 +12,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 
 use super::set;
 use crate::time::seconds_up;
-use crate::{Decision, Key, Policy};
+use crate::{Decision, Key, Limit, Policy};
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const LIMITS: HeaderName = HeaderName::from_static("ratelimit");
@@ -34,10 +34,11 @@ impl Lists {
                 limits.push_str(", ");
             }
             let name = policy.quoted_name(position);
-            // What a fallback has decided is about a share.
-            let (capacity, window) = (status.capacity(), limit.window_secs());
-            let (remaining, reset) = (status.remaining(), seconds_up(status.reset_after()));
-            let written = write!(policies, "{name};q={capacity};w={window}{partition}")
+            let (capacity, remaining, reset) =
+                (status.capacity(), status.remaining(), seconds_up(status.reset_after()));
+            let window = window(limit, decision.is_from_fallback());
+            let window = window.map_or_else(String::new, |seconds| format!(";w={seconds}"));
+            let written = write!(policies, "{name};q={capacity}{window}{partition}")
                 .and_then(|()| write!(limits, "{name};r={remaining};t={reset}{partition}"));
             written.expect("writing to a string does not fail");
         }
@@ -50,6 +51,13 @@ impl Lists {
         append(headers, POLICY, self.policy);
         append(headers, LIMITS, self.limits);
     }
+}
+
+/// In how many seconds the capacity comes back. What a fallback has decided is about a share, of which the capacity is all that is
+/// known here; where that is the amount, as of all windows, the period tells.
+fn window(limit: &Limit, is_share: bool) -> Option<u64> {
+    let is_known = !is_share || limit.capacity() == limit.quota().amount();
+    is_known.then(|| limit.window_secs())
 }
 
 /// In one line, since not every client reads a second. What is there already and is no such list would spoil it.

@@ -59,6 +59,8 @@ impl Headers {
     /// seconds `t` until more does. Members are called as [`Policy::limit_name`] says, so give the policy a name that
     /// clients may see: without one it is called by its text. Names had better differ, also since stacked layers whose policies are called the same make members that are called the same.
     ///
+    /// Of a bucket's share, by which a [fallback](Decision::is_from_fallback) decides, `w` is left out.
+    ///
     /// Times are whole seconds, so a period below one reads as one. A sliding window counter gives its next unit back a
     /// microsecond after the period, so its `t` can be one above its `w`.
     ///
