@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Pending;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 use std::sync::{PoisonError, RwLock};
 
@@ -17,8 +18,8 @@ const SHARES: usize = 1_024;
 pub(super) struct Fallback<F> {
     pub(super) storage: F,
     pub(super) replicas: NonZeroU32,
-    /// By the digest of their names, policies and their shares.
-    shares: RwLock<HashMap<u128, Vec<(Policy, Policy)>>>,
+    /// By a hash of their names and numbers, policies and their shares.
+    shares: RwLock<HashMap<u64, Vec<(Policy, Policy)>>>,
 }
 
 impl<F> Fallback<F> {
@@ -31,9 +32,9 @@ impl<F> Fallback<F> {
         if self.replicas == NonZeroU32::MIN {
             return Ok(policy.clone());
         }
-        let name = policy.digest();
+        let hash = hash(policy);
         let kept = self.shares.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, share)) = kept.get(&name).and_then(|kept| kept.iter().find(|(whole, _)| whole == policy)) {
+        if let Some((_, share)) = kept.get(&hash).and_then(|kept| kept.iter().find(|(whole, _)| whole == policy)) {
             return Ok(share.clone());
         }
         drop(kept);
@@ -42,9 +43,17 @@ impl<F> Fallback<F> {
         if kept.values().map(Vec::len).sum::<usize>() >= SHARES {
             kept.clear();
         }
-        kept.entry(name).or_default().push((policy.clone(), share.clone()));
+        kept.entry(hash).or_default().push((policy.clone(), share.clone()));
         Ok(share)
     }
+}
+
+/// Of one name there may be a policy for each tenant, and comparing them takes long: so their numbers are looked at first.
+fn hash(policy: &Policy) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    policy.digest().hash(&mut hasher);
+    policy.limits().iter().for_each(|limit| (limit.quota(), limit.capacity()).hash(&mut hasher));
+    hasher.finish()
 }
 
 /// What the share has decided, as it is told: a cost that only the whole has room for may come back when the primary may be
@@ -121,5 +130,20 @@ mod tests {
             }
             assert!((1..=SHARES).contains(&kept()), "{}", kept());
         }
+    }
+
+    #[test]
+    fn policies_of_one_name_are_not_compared_with_each_other() {
+        let fallback = Fallback::new(MemoryStorage::new(), NonZeroU32::new(2).unwrap());
+        for amount in 1..=SHARES {
+            let amount = u32::try_from(amount).unwrap();
+            let bucket = Policy::from(Quota::per_minute(7).burst(amount));
+            let queue: Policy = format!("leaky-bucket 7/minute queue {amount}").parse().unwrap();
+            for policy in [Quota::per_minute(amount).into(), bucket, queue] {
+                let _ = fallback.share(&policy.with_name("tenant")).unwrap();
+            }
+        }
+        let kept = fallback.shares.read().unwrap();
+        assert!(kept.values().all(|kept| kept.len() == 1));
     }
 }
