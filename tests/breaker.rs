@@ -3,11 +3,13 @@
 mod moods;
 mod support;
 
+use std::collections::HashMap;
+use std::convert::Infallible;
 use std::error::Error;
 use std::num::NonZeroU32;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use moods::{Mood, Moody, counted};
@@ -16,7 +18,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, advance, sleep};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
-use tower_ratelimit::storage::{Ask, Breaker, BreakerError, Circuit, Deadline, ManualClock, Phase, Shown};
+use tower_ratelimit::storage::{
+    Ask, Breaker, BreakerError, Cas, CasStorage, Circuit, Deadline, Loaded, ManualClock, Phase, Shown, Swapped,
+};
 use tower_ratelimit::strategy::{Share, Strategy};
 use tower_ratelimit::testing::{StorageLaws, decides_like_the_model};
 use tower_ratelimit::{
@@ -274,6 +278,59 @@ async fn a_hit_that_is_refused_or_outrun_is_no_failure() {
         let _ = hit(&limiter).await;
     }
     assert_eq!(circuit(&limiter).state().phase, Phase::Closed);
+}
+
+/// Texts that can be read while whoever writes hangs, or is told no.
+#[derive(Clone, Debug, Default)]
+struct Texts {
+    texts: Arc<Mutex<HashMap<String, (String, u64)>>>,
+    hangs: Arc<AtomicBool>,
+}
+
+impl CasStorage for Texts {
+    type Error = Infallible;
+    type Version = u64;
+
+    async fn load(&self, key: &str) -> Result<Loaded<u64>, Infallible> {
+        let (text, version) = self.texts.lock().unwrap().get(key).cloned().unwrap_or_default();
+        Ok(Loaded { text, version, now: None })
+    }
+
+    async fn swap(&self, key: &str, _: &u64, text: &str, _: Duration) -> Result<Swapped<u64>, Infallible> {
+        if self.hangs.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        let mut texts = self.texts.lock().unwrap();
+        let version = texts.get(key).map_or(0, |(_, version)| *version);
+        texts.insert(key.to_owned(), (text.to_owned(), version + 1));
+        Ok(Swapped::Stored)
+    }
+
+    fn longest(&self) -> Option<usize> {
+        Some(1_000)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_refused_by_what_is_only_read_keeps_nobody_waiting() {
+    let texts = Texts::default();
+    let breaker = Breaker::new(Cas::new(texts.clone())).fallback(standing().0, 2);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 1/day"), breaker.clone());
+    let (hot, state) = (Key::from("hot"), || breaker.circuit().state());
+    assert!(limiter.hit(&hot).await.unwrap().is_admitted());
+    texts.hangs.store(true, Ordering::SeqCst);
+    for failures in 1..=5 {
+        let refused = limiter.hit(&hot).await.unwrap();
+        assert!(refused.is_refused() && !refused.is_from_fallback());
+        let newcomer = limiter.hit(&Key::from(format!("newcomer {failures}"))).await.unwrap();
+        assert!(newcomer.is_admitted() && newcomer.is_from_fallback());
+        assert_eq!(state().failures, failures);
+    }
+    assert_eq!(state().phase, Phase::Open);
+    // It is a sign of life all the same: of a window that is spent nothing else would come.
+    sleep(SHORTEST).await;
+    assert!(!limiter.hit(&hot).await.unwrap().is_from_fallback());
+    assert_eq!((state().phase, state().failures), (Phase::Closed, 0));
 }
 
 #[tokio::test(start_paused = true)]

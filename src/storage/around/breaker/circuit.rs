@@ -231,6 +231,13 @@ impl Permit {
         self.probe = None;
     }
 
+    /// Whoever is refused may only have been looked up: that is a sign of life, and does not end a row of failures to write.
+    pub(super) fn decided(self, is_admitted: bool) {
+        if is_admitted || self.probe.is_some() {
+            self.succeeded();
+        }
+    }
+
     /// The error, which others may be told too.
     pub(super) fn failed(mut self, error: Shared) -> Shared {
         self.circuit.failed(&self, &error);

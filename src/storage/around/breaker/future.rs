@@ -74,7 +74,7 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
             };
             match answer {
                 Ok(decision) => {
-                    permit.succeeded();
+                    permit.decided(decision.is_admitted());
                     parts.circuit.counts().primary();
                     return Poll::Ready(Ok(decision.via(Way::Primary)));
                 }

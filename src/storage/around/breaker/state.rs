@@ -21,7 +21,7 @@ pub enum Phase {
 pub struct CircuitState {
     /// Whether the primary is asked.
     pub phase: Phase,
-    /// How often the primary has failed since it last did what it was asked.
+    /// How often the primary has failed since it last admitted a hit, gave one back or cleared a key.
     pub failures: u32,
     /// While it is [open](Phase::Open), how long until a hit tries the primary: zero when the next one does.
     pub probe_in: Option<Duration>,
