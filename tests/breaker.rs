@@ -334,6 +334,36 @@ async fn who_is_refused_by_what_is_only_read_keeps_nobody_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_the_primary_can_never_keep_says_nothing_of_how_it_is() {
+    let texts = Texts::default();
+    let breaker = Breaker::new(Cas::new(texts.clone())).fallback(standing().0, 2);
+    let (kept, too_long) = (policy("fixed-window 1000/day"), policy("moving-window 100000/day"));
+    let (key, state) = (Key::everybody(), || breaker.circuit().state());
+    let hit = async |policy: &Policy| breaker.decide(Ask::new(policy, &key, Op::Hit, 1)).await.unwrap();
+    for _ in 0..10 {
+        assert!(hit(&too_long).await.is_from_fallback());
+        assert!(!hit(&kept).await.is_from_fallback());
+        assert!(hit(&too_long).await.is_from_fallback());
+    }
+    for _ in 0..10 {
+        assert!(hit(&too_long).await.is_from_fallback());
+        assert_eq!((state().phase, state().failures), (Phase::Closed, 0));
+    }
+    texts.hangs.store(true, Ordering::SeqCst);
+    for _ in 0..5 {
+        assert!(hit(&kept).await.is_from_fallback());
+    }
+    texts.hangs.store(false, Ordering::SeqCst);
+    // Nor is it a probe that failed.
+    sleep(SHORTEST).await;
+    assert!(hit(&too_long).await.is_from_fallback());
+    assert_eq!((state().phase, state().failures), (Phase::Open, 5));
+    assert!(state().probe_in.unwrap() <= SHORTEST);
+    sleep(SHORTEST).await;
+    assert!(!hit(&kept).await.is_from_fallback());
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_was_asked_before_says_nothing_afterwards() {
     let (limiter, primary, _) = limiter("fixed-window 1000/day", Mood::FailsAfter(300 * MS), 2);
     let mut late = JoinSet::new();

@@ -79,8 +79,15 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
                     return Poll::Ready(Ok(decision.via(Way::Primary)));
                 }
                 Err(error) => {
-                    let error = BreakerError::primary(permit.failed(error.into().into()));
                     let Asked { policy, key, op, cost } = &asked;
+                    // What it could never keep says nothing of how it is.
+                    let mut error = error.into().into();
+                    if parts.primary.validate(policy).is_ok() {
+                        error = permit.failed(error);
+                    } else {
+                        drop(permit);
+                    }
+                    let error = BreakerError::primary(error);
                     self.0 = Stage::stand_in(&parts, Ask::new(policy, key, *op, *cost), Some(error));
                 }
             }

@@ -40,7 +40,7 @@ use crate::{ConfigError, Decision, Key, Policy, Way};
 ///
 /// 1. After [five](Self::failures) failures in a row the primary is not asked any more. A hit that is refused, as
 ///    [contended](Decision::is_contended) too, is an answer and no failure; but as it may only have been looked up, it does not end
-///    a row of them.
+///    a row of them. Nor is it a failure that a policy is one the primary [cannot keep](Storage::validate).
 /// 2. A tenth of a second later one hit tries it: a probe, one at a time. While probes fail, the next comes after twice as long,
 ///    up to [a second](Self::probe_after), less up to half of that by chance. The first that succeeds ends it. Giving back and
 ///    clearing are probes too; peeks are none, for a server that is read from may still not be written to.
