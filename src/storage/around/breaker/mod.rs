@@ -55,7 +55,9 @@ use crate::{ConfigError, Decision, Key, Policy, Way};
 /// 7. What is asked before the circuit opens or closes says nothing about it afterwards. A probe that is dropped, or of which
 ///    nothing is heard for as long as probes are apart at most, is not waited for.
 ///
-/// A primary that may hang needs a deadline; [`Deadline`](super::Deadline) gives it one, and our own on servers have theirs.
+/// A primary that may hang needs a deadline; [`Deadline`](super::Deadline) gives it one, and our own on servers have theirs. Whoever
+/// waits outside of the breaker had better be more patient than that: hits that are dropped before it are no failures, so a shorter
+/// timeout of requests, or a deadline around the breaker, keeps it closed while everybody waits.
 ///
 /// # What holds while the primary is away
 ///
@@ -67,7 +69,8 @@ use crate::{ConfigError, Decision, Key, Policy, Way};
 /// | `Breaker`, `OnError::Refuse` | is refused with 503 at once, but for a probe | never |
 /// | `Breaker` with a fallback | is decided at once, but for a probe | by at most the limit once more, in a period in which both have decided; by the shares rounded up to 1, when there are more replicas than units |
 ///
-/// Each replica that was not counted among those that share adds another share.
+/// Each replica that was not counted among those that share adds another share. Of a leaky bucket each serves one at once, beside the
+/// places in its queue, and so each adds one.
 ///
 /// Without a fallback, what the primary does not answer is an error, and while it is left alone that comes at once: so
 /// [`OnError`](crate::OnError) decides without anybody having waited.
