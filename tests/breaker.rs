@@ -439,6 +439,41 @@ async fn a_probe_that_is_never_heard_of_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_that_is_not_waited_for_any_more_says_nothing_when_it_fails_or_is_dropped() {
+    for (mood, left) in [(Mood::FailsAfter(LONGEST + 10 * MS), false), (Mood::Hangs, true)] {
+        let (limiter, primary, _) = limiter("fixed-window 1000/day", Mood::Fails, 2);
+        open(&limiter).await;
+        sleep(SHORTEST).await;
+        let probe = |mood| {
+            primary.set(mood);
+            let limiter = limiter.clone();
+            tokio::spawn(async move { hit(&limiter).await })
+        };
+        let first = probe(mood);
+        sleep(LONGEST).await;
+        let second = probe(Mood::WorksAfter(50 * MS));
+        sleep(20 * MS).await;
+        assert_eq!(primary.decisions(), 7);
+        if left {
+            first.abort();
+            assert!(first.await.unwrap_err().is_cancelled());
+        } else {
+            assert!(first.await.unwrap().is_from_fallback());
+        }
+        assert_eq!((circuit(&limiter).state().phase, circuit(&limiter).state().failures), (Phase::Probing, 5));
+        assert!(!second.await.unwrap().is_from_fallback());
+        assert_eq!(circuit(&limiter).state().phase, Phase::Closed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_only_the_whole_has_room_for_may_come_back_soon_while_the_primary_is_asked() {
+    let (limiter, ..) = limiter("fixed-window 100/day", Mood::Fails, 2);
+    let large = limiter.hit_with_cost(&Key::everybody(), 60).await.unwrap();
+    assert_eq!((circuit(&limiter).state().phase, large.retry_after()), (Phase::Closed, Some(SHORTEST)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_may_have_counted_is_counted_once_on_the_primary() {
     let whole = policy("fixed-window 100/day");
     let (limiter, primary, fallback) = limiter("fixed-window 100/day", Mood::FailsAfterCounting, 2);
@@ -469,7 +504,9 @@ async fn refunds_find_their_way_back_and_clears_go_both_ways() {
     let lost = limiter.refund(&key, &of_primary).await.unwrap_err();
     assert!(lost.is_left_alone() && primary.changes() == 0, "it is not asked: {lost}");
     assert_eq!(lost.source().unwrap().to_string(), "it fails");
-    // A refusal has nothing to give back, and says nothing of the primary.
+    // A refusal and what was free have nothing to give back, and say nothing of the primary.
+    let free = limiter.hit_with_cost(&key, 0).await.unwrap().back().1;
+    limiter.refund(&key, &free).await.unwrap();
     let refused = limiter.hit_with_cost(&key, 60).await.unwrap();
     assert!(refused.is_refused());
     limiter.refund(&key, &refused).await.unwrap();
@@ -622,8 +659,12 @@ async fn without_a_fallback_nobody_waits_for_the_next_failure() {
 
 #[tokio::test(start_paused = true)]
 async fn a_fallback_that_fails_too_is_an_error() {
-    let ((moody, _), (other, _)) = (Moody::new(Mood::Fails), Moody::new(Mood::Fails));
-    let limiter = RateLimiter::with_storage(policy("9/day"), Breaker::new(moody).fallback(other, 2));
+    let ((moody, _), (other, _)) = (Moody::new(Mood::Fails), Moody::new(Mood::Works));
+    let limiter = RateLimiter::with_storage(policy("9/day"), Breaker::new(moody).fallback(other.clone(), 2));
+    let spent = hit(&limiter).await;
+    other.set(Mood::Fails);
+    let kept = limiter.refund(&Key::everybody(), &spent).await.unwrap_err();
+    assert_eq!(kept.to_string(), "the storage failed, and so did its fallback: it fails");
     let error = limiter.hit(&Key::everybody()).await.unwrap_err();
     assert_eq!(error.to_string(), "the storage failed, and so did its fallback: it fails");
     assert_eq!(circuit(&limiter).state().by_none, 1);

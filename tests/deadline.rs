@@ -51,7 +51,8 @@ async fn what_comes_in_time_is_the_answer_and_what_comes_late_has_counted() {
     assert_eq!(counted(&moody.memory, limiter.policy()), 0);
     moody.set(Mood::WorksAfter(Duration::from_millis(71)));
     assert!(limiter.hit(&Key::everybody()).await.unwrap_err().is_timeout());
-    assert!(limiter.refund(&Key::everybody(), &hit).await.unwrap_err().is_timeout());
+    let late = limiter.refund(&Key::everybody(), &hit).await.unwrap_err();
+    assert!(late.is_timeout() && late.may_have_counted());
 }
 
 #[tokio::test(start_paused = true)]
@@ -87,6 +88,7 @@ fn only_what_waits_needs_a_runtime() {
     let mut hit = Box::pin(limiter.hit(&key));
     let std::task::Poll::Ready(Err(error)) = support::poll(&mut hit) else { panic!("it waits without a clock") };
     assert_eq!(error.to_string(), "a storage with a deadline needs a runtime of tokio's");
+    assert!(error.may_have_counted() && !error.is_timeout(), "it was asked");
 }
 
 #[tokio::test(start_paused = true)]

@@ -113,8 +113,10 @@ impl Storage for NoFallback {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::{MemoryStorage, Quota};
+    use crate::{MemoryStorage, Quota, Timestamp};
 
     #[test]
     fn policies_without_number_are_not_kept_without_number() {
@@ -129,6 +131,16 @@ mod tests {
                 assert_eq!(share.limits()[0].capacity(), amount / 2);
             }
             assert!((1..=SHARES).contains(&kept()), "{}", kept());
+        }
+    }
+
+    #[test]
+    fn a_fallback_that_could_not_decide_is_told_as_it_says() {
+        let whole = Policy::from(Quota::per_minute(9));
+        let never = Decision::of(Timestamp::EPOCH, 5, Status::refused(4, 4, 0, None));
+        assert_eq!(told(&whole, never.clone(), 7).retry_after(), Some(Duration::from_micros(7)));
+        for undecided in [never.clone().crowded(), never.contended()] {
+            assert_eq!(told(&whole, undecided.clone(), 7), undecided);
         }
     }
 
