@@ -210,7 +210,8 @@ impl Policy {
     }
 
     /// What one of so many has of it that divide it between them: of each limit the amount, the burst and the places in a queue,
-    /// rounded down and at least 1. It is the same policy to a storage: its name and its [identity](Self::identity) stay.
+    /// rounded down and at least 1. It is the same policy to a storage: its name and its [identity](Self::identity) stay. Divide a
+    /// policy when it is complete: an unnamed share to which a limit is added, a shadow limit too, is called by its own text.
     ///
     /// ```
     /// use std::num::NonZeroU32;

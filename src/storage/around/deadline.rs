@@ -17,7 +17,8 @@ use crate::{BoxError, ConfigError, Decision, Key, Op, Policy};
 ///
 /// Our own on servers have a deadline already; this one is for those that have none. An answer is waited for from when its
 /// future is first polled. Then it is an [error](DeadlineError) that says so, and what was asked is dropped: a hit may have been
-/// counted all the same. What is answered at once needs no timer; the others need a runtime of tokio's with time.
+/// counted all the same. What is answered at once needs no timer; the others need a runtime of tokio's with time, and panic
+/// in one without.
 ///
 /// ```
 /// use std::time::Duration;
