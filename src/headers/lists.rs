@@ -36,11 +36,12 @@ impl Lists {
             let name = policy.quoted_name(position);
             let (capacity, remaining, reset) =
                 (status.capacity(), status.remaining(), seconds_up(status.reset_after()));
-            let window = window(limit, decision.is_from_fallback());
-            let window = window.map_or_else(String::new, |seconds| format!(";w={seconds}"));
-            let written = write!(policies, "{name};q={capacity}{window}{partition}")
-                .and_then(|()| write!(limits, "{name};r={remaining};t={reset}{partition}"));
-            written.expect("writing to a string does not fail");
+            let told = match window(limit, decision.is_from_fallback()) {
+                Some(window) => write!(policies, "{name};q={capacity};w={window}{partition}"),
+                None => write!(policies, "{name};q={capacity}{partition}"),
+            };
+            told.and_then(|()| write!(limits, "{name};r={remaining};t={reset}{partition}"))
+                .expect("writing to a string does not fail");
         }
         let value = |text: String| HeaderValue::try_from(text).expect("names were checked when they were given");
         Self { policy: value(policies), limits: value(limits) }
