@@ -122,6 +122,18 @@ mod tests {
     #[test]
     fn it_keeps_the_laws() {
         SwapLaws::new(empty).check();
+        // On a disk, where other processes have connections of their own.
+        let folder = std::env::temp_dir().join(format!("tower-ratelimit-sqlite-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (count, file) = (AtomicU32::new(0), folder.clone());
+        SwapLaws::new(move || {
+            let number = count.fetch_add(1, Ordering::SeqCst);
+            Sqlite::open(&file.join(number.to_string())).unwrap()
+        })
+        .elsewhere(|store| Sqlite::open(Path::new(store.0.lock().unwrap().path().unwrap())).unwrap())
+        .check();
+        std::fs::remove_dir_all(folder).unwrap();
+
         let over = |store, clock: ManualClock| Cas::new(store).deadline(Duration::from_secs(20)).clock(clock);
         StorageLaws::new(move |clock| over(empty(), clock))
             .elsewhere(move |storage| over(storage.store().clone(), ManualClock::default()))

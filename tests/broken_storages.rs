@@ -256,6 +256,8 @@ fn each_store_that_compares_and_swaps_wrongly_breaks_its_law() {
         (Fault::TellsWhatItWasTold, "law of telling: "),
         (Fault::SecondsAreMillis, "law of staying: what is to stay for seconds"),
         (Fault::MonthsArePast, "law of staying: what is to stay for months"),
+        (Fault::EndsAsFirstSaid, "law of staying: what is to stay for a second, and then longer"),
+        (Fault::EndsAfterASecond, "law of staying: what is to stay for seconds"),
         (Fault::SaysMillis, "law of time: "),
     ] {
         breaks(law, &format!("{fault:?}"), || SwapLaws::new(|| Texts::with(fault)).check());

@@ -29,6 +29,9 @@ pub(crate) enum Fault {
     SecondsAreMillis,
     /// Field defect: more than 30 days is taken for an instant long past.
     MonthsArePast,
+    /// Field defect: when it ends is said only when a key is made.
+    EndsAsFirstSaid,
+    EndsAfterASecond,
     SaysMillis,
 }
 
@@ -157,6 +160,7 @@ impl Texts {
         let keep = match self.0.fault {
             Fault::SecondsAreMillis => keep / 1_000,
             Fault::MonthsArePast if keep > Duration::from_secs(30 * 86_400) => Duration::ZERO,
+            Fault::EndsAfterASecond => keep.min(Duration::from_secs(1)),
             _ => keep,
         };
         Instant::now().checked_add(keep)
@@ -190,7 +194,11 @@ impl Texts {
             (Fault::ReusesVersions, _) => stands.version + 1,
             _ => writing,
         };
-        *stands = Written { text: text.to_owned(), version, gone_at: self.gone_at(keep) };
+        let gone_at = match stands.gone_at {
+            Some(gone_at) if self.0.fault == Fault::EndsAsFirstSaid => Some(gone_at),
+            _ => self.gone_at(keep),
+        };
+        *stands = Written { text: text.to_owned(), version, gone_at };
     }
 }
 
