@@ -335,6 +335,26 @@ async fn a_clear_drops_the_slice_and_what_arrives_after_it() {
     assert_eq!((leases.held(), remains(&watched, &policy).await), (0, 1000));
 }
 
+/// Who stood in front of it takes a slice when it has been asked for and not been done: that one is dropped, too.
+#[tokio::test]
+async fn a_clear_drops_what_was_leased_while_it_waited() {
+    let (leases, watched, _) = leased(10);
+    let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
+    watched.open(false);
+    let begin = || Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let (mut asking, mut behind, mut clear) = (begin(), begin(), Box::pin(leases.clear(&policy, &key)));
+    assert!(poll(&mut asking).is_pending() && poll(&mut behind).is_pending() && poll(&mut clear).is_pending());
+    watched.open(true);
+    assert!(asking.await.unwrap().is_admitted() && behind.await.unwrap().is_admitted());
+    clear.await.unwrap();
+    assert_eq!((leases.held(), remains(&leases, &policy).await), (0, 1000));
+    let mut admitted = 0;
+    while hit(&leases, &policy, 1).await.is_admitted() {
+        admitted += 1;
+    }
+    assert_eq!(admitted, 1000);
+}
+
 /// Says that five units remain, and admits only one at a time: others are always faster.
 #[derive(Clone, Debug)]
 struct Outrun(MemoryStorage);

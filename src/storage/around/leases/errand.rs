@@ -93,7 +93,11 @@ impl<St: Storage> Errand<St> {
                 asked.map(|decision| Some(Given::word(self.with_what_is_here(policy, decision))))
             }
             Want::Refund(decision) => inner.refund(policy, &self.key, decision).await.map(|()| None),
-            Want::Hit(_) | Want::Clear => inner.clear(policy, &self.key).await.map(|()| None),
+            Want::Hit(_) | Want::Clear => {
+                // A slice that was taken for those who were before it is from before it, too.
+                self.of_key(|of_key| of_key.lease = None);
+                inner.clear(policy, &self.key).await.map(|()| None)
+            }
         };
         job.tell(answer.map_err(LeaseError::storage));
     }
