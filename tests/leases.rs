@@ -4,8 +4,9 @@ mod servers;
 mod support;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use servers::Server;
@@ -398,6 +399,49 @@ async fn whoever_is_always_outrun_asks_for_what_is_needed() {
     assert!(watched.asked() < 40);
 }
 
+/// Has somebody else ask whenever it is asked, so that there is always more to do, and answers at once.
+#[derive(Clone, Debug)]
+struct Busy(MemoryStorage, Arc<OnceLock<Leases<Busy>>>, Arc<AtomicU32>);
+
+impl Storage for Busy {
+    type Error = std::convert::Infallible;
+    type Decided = std::future::Ready<Result<Decision, Self::Error>>;
+    type Done = std::future::Ready<Result<(), Self::Error>>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        if self.2.fetch_add(1, Ordering::SeqCst) < 10_000 {
+            tokio::spawn(self.1.get().unwrap().decide(ask));
+        }
+        std::future::ready(self.0.decide(ask).into_inner())
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+        std::future::ready(self.0.clear(policy, key).into_inner())
+    }
+
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+        std::future::ready(self.0.refund(policy, key, decision).into_inner())
+    }
+}
+
+/// Nobody serves others for ever whose own hit has been decided.
+#[tokio::test]
+async fn whoever_asks_for_others_gets_its_own_answer() {
+    let (memory, clock) = standing();
+    let (cell, asked) = (Arc::default(), Arc::new(AtomicU32::new(0)));
+    let leases = Leases::new(Busy(memory, Arc::clone(&cell), Arc::clone(&asked)), 10).clock(clock);
+    cell.set(leases.clone()).unwrap();
+    let (policy, key) = (policy("fixed-window 1/day"), Key::from("a"));
+    let mut first = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    assert!(matches!(poll(&mut first), Poll::Ready(Ok(decision)) if decision.is_admitted()));
+    assert!(asked.load(Ordering::SeqCst) < 100);
+    // The others have theirs, too.
+    while asked.load(Ordering::SeqCst) < 10_000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(hit(&leases, &policy, 1).await.is_refused());
+}
+
 /// Callers that leave, before or after they were given something, take nothing along.
 #[tokio::test]
 async fn callers_that_leave_take_nothing_along() {
@@ -450,12 +494,12 @@ async fn whoever_leaves_at_whatever_point_every_unit_is_spent_once_or_there() {
                 )))),
             }
             waiting.retain_mut(|hit| match poll(hit) {
-                std::task::Poll::Ready(decision) => {
+                Poll::Ready(decision) => {
                     let decision = decision.unwrap();
                     spent += if decision.is_admitted() { decision.cost() } else { 0 };
                     false
                 }
-                std::task::Poll::Pending => true,
+                Poll::Pending => true,
             });
         }
         drop(waiting);
@@ -497,7 +541,7 @@ fn nobody_waits_for_a_runtime_that_stands_still() {
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     watched.open(false);
     let mut alone = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
-    let std::task::Poll::Ready(Err(error)) = poll(&mut alone) else { panic!("it waits for nobody") };
+    let Poll::Ready(Err(error)) = poll(&mut alone) else { panic!("it waits for nobody") };
     assert!(error.to_string().contains("need a runtime of tokio's"), "{error}");
     let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
     let inside = one.enter();

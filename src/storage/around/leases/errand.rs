@@ -3,6 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
+use tokio::task::yield_now;
+
 use super::error::LeaseError;
 use super::job::{Given, Job, Want};
 use super::lease::{Lease, refused_too, told};
@@ -17,6 +20,9 @@ const SHARE: u32 = 16;
 
 /// So often a slice that is refused is tried with less, before just what is needed is asked for.
 const SMALLER: u32 = 2;
+
+/// So often it looks for more to do before it lets others run: the caller who polls it first has a hit of its own.
+const ROUNDS: u32 = 16;
 
 /// What is asked for one key. Should it be dropped half-way, or before it began, whoever waits is told.
 pub(super) struct Errand<St: Storage> {
@@ -42,7 +48,12 @@ impl<St: Storage> Errand<St> {
 
     /// Does all that is wanted of the key until nobody wants anything.
     pub(super) async fn run(mut self) {
+        let mut rounds = 0;
         while self.collect() {
+            rounds = (rounds + 1) % ROUNDS;
+            if rounds == 0 && Handle::try_current().is_ok() {
+                yield_now().await;
+            }
             let policy = self.jobs[0].policy.clone();
             self.give_back_of_others(&policy).await;
             match self.jobs[0].want {
