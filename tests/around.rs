@@ -6,6 +6,7 @@ mod support;
 use std::time::Duration;
 
 use moods::{Mood, Moody, counted};
+use support::around::Hasty;
 use support::policy;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -40,13 +41,12 @@ async fn until_it_is_back<St: Storage>(limiter: &RateLimiter<St>) {
     }
 }
 
-/// Without a cache of refusals, which may tell fewer units than there are.
 #[test]
 fn together_they_keep_the_laws() {
     StorageLaws::new(|clock: ManualClock| {
         let memory = || MemoryStorage::builder().clock(clock.clone()).build().unwrap();
         let breaker = Breaker::new(Deadline::new(memory(), Duration::from_secs(1))).fallback(memory(), 2);
-        Leases::new(breaker, 5).clock(clock)
+        Leases::new(RefusalCache::new(breaker).clock(Hasty(clock.clone())), 5).clock(clock)
     })
     .check();
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use servers::storage::{RUNTIME, on};
 use servers::{Reply, Server};
-use support::around::Watched;
+use support::around::{Hasty, Watched};
 use support::random::Numbers;
 use support::{EVERY_STRATEGY, policy, poll, standing};
 use tower_ratelimit::storage::{Ask, Clock, ManualClock, RefusalCache};
@@ -26,17 +26,6 @@ fn cached() -> (Cached, Watched<MemoryStorage>, ManualClock) {
 async fn hit<St: Storage>(storage: &St, policy: &Policy, key: &str, cost: u32) -> Decision {
     let Ok(decision) = storage.decide(Ask::new(policy, &Key::from(key), Op::Hit, cost)).await else { panic!("failed") };
     decision
-}
-
-/// A million times as fast: a microsecond later all that is known is over.
-#[derive(Debug)]
-struct Hasty(ManualClock);
-
-impl Clock for Hasty {
-    fn now(&self) -> Timestamp {
-        let passed = self.0.now().since(ManualClock::default().now());
-        Timestamp::EPOCH.plus(u64::from(u32::MAX)).plus(passed.saturating_mul(1_000_000))
-    }
 }
 
 #[test]
