@@ -15,7 +15,7 @@ use support::around::Watched;
 use support::random::Numbers;
 use support::{policy, poll, standing};
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::{Ask, Clock, Leases, ManualClock, RefusalCache, Shown};
+use tower_ratelimit::storage::{Ask, Breaker, Clock, Leases, ManualClock, RefusalCache, Shown};
 use tower_ratelimit::testing::{StorageLaws, decides_like_the_model};
 use tower_ratelimit::{BoxError, Decision, Key, MemoryStorage, Op, Policy, RateLimiter, Storage};
 
@@ -397,6 +397,42 @@ async fn whoever_is_always_outrun_asks_for_what_is_needed() {
         assert!(caller.await.unwrap().is_admitted());
     }
     assert!(watched.asked() < 40);
+}
+
+/// Refuses, though it says that all of it remains, and fails for all costs but 1 if it is to.
+#[derive(Clone, Debug)]
+struct Absurd(bool, Arc<AtomicU32>);
+
+impl Storage for Absurd {
+    type Error = &'static str;
+    type Decided = std::future::Ready<Result<Decision, Self::Error>>;
+    type Done = std::future::Ready<Result<(), Self::Error>>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        assert!(self.1.fetch_add(1, Ordering::SeqCst) < 100, "it is asked for ever");
+        let status = tower_ratelimit::strategy::Status::refused(1_000, 1_000, 9_000_000, Some(9_000_000));
+        let refused = Decision::of(tower_ratelimit::Timestamp::EPOCH, ask.cost, status);
+        std::future::ready(if self.0 && ask.cost > 1 { Err("too much") } else { Ok(refused) })
+    }
+
+    fn clear(&self, _: &Policy, _: &Key) -> Self::Done {
+        std::future::ready(Ok(()))
+    }
+
+    fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::Done {
+        std::future::ready(Ok(()))
+    }
+}
+
+/// Nobody asks for ever, whatever a storage says, and with a fallback that answers now and then.
+#[tokio::test]
+async fn what_makes_no_sense_is_told_as_it_is() {
+    let (asked, policy) = (Arc::new(AtomicU32::new(0)), policy("fixed-window 1000/day"));
+    let refused = hit(&Leases::new(Absurd(false, Arc::clone(&asked)), 10), &policy, 2).await;
+    assert_eq!((refused.is_refused(), refused.cost(), refused.remaining()), (true, 2, 1_000));
+    let breaker = Breaker::new(Absurd(true, asked)).failures(1_000).fallback(standing().0, 1);
+    let refused = hit(&Leases::new(breaker, 10), &policy, 1).await;
+    assert_eq!((refused.is_refused(), refused.cost(), refused.is_from_fallback()), (true, 1, false));
 }
 
 /// Has somebody else ask whenever it is asked, so that there is always more to do, and answers at once.

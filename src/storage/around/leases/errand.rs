@@ -21,6 +21,10 @@ const SHARE: u32 = 16;
 /// So often a slice that is refused is tried with less, before just what is needed is asked for.
 const SMALLER: u32 = 2;
 
+/// So often the storage is asked without anybody being told anything, as it refuses what it says there is room for; then the first
+/// asks by itself.
+const FRUITLESS: u32 = 5;
+
 /// So often it looks for more to do before it lets others run: the caller who polls it first has a hit of its own.
 const ROUNDS: u32 = 16;
 
@@ -127,7 +131,7 @@ impl<St: Storage> Errand<St> {
     async fn serve(&mut self, policy: &Policy) {
         // Those who come later are served by what this leaves, or next time.
         let mut crowd = self.jobs.iter().take_while(|job| job.cost(policy).is_some()).count();
-        let (mut remain, mut attempt) = (None, 0);
+        let (mut remain, mut attempt, mut fruitless) = (None, 0, 0);
         loop {
             // Some may have given back meanwhile.
             crowd -= self.hand_out(policy, crowd, true);
@@ -151,12 +155,21 @@ impl<St: Storage> Errand<St> {
                 Ok(decision) if decision.is_contended() || decision.is_crowded() => {
                     return self.turn_away(policy, &decision, crowd);
                 }
+                Ok(decision) if at_last => self.pass_on(policy, decision),
                 Ok(decision) => {
                     self.refuse(policy, &decision, crowd);
                     remain = Some(decision.remaining());
                 }
             }
-            crowd -= before - self.jobs.len();
+            let told = before - self.jobs.len();
+            crowd -= told;
+            fruitless = if told > 0 { 0 } else { fruitless + 1 };
+            if fruitless == FRUITLESS
+                && let Some(job) = self.jobs.pop_front()
+            {
+                job.tell(Ok(None));
+                (crowd, fruitless) = (crowd - 1, 0);
+            }
         }
     }
 
