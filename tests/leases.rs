@@ -17,7 +17,10 @@ use support::{policy, poll, standing};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{Ask, Breaker, Clock, Leases, ManualClock, RefusalCache, Shown};
 use tower_ratelimit::testing::{StorageLaws, decides_like_the_model};
-use tower_ratelimit::{BoxError, Decision, Key, MemoryStorage, Op, Policy, RateLimiter, Storage};
+use tower_ratelimit::{
+    BoxError, Decision, FixedWindow, Key, Limit, MemoryStorage, OnError, Op, PeerIp, Policy, Quota, RateLimitLayer,
+    RateLimiter, Storage, TokenBucket,
+};
 
 type Leased = Leases<Watched<MemoryStorage>>;
 
@@ -356,6 +359,38 @@ async fn a_clear_drops_what_was_leased_while_it_waited() {
     assert_eq!(admitted, 1000);
 }
 
+/// One in another runtime does not wait for who asks, so nobody knows when it happens: what is leased when it is over is dropped.
+#[test]
+fn a_clear_beside_who_asks_drops_what_is_leased_when_it_is_over() {
+    for is_given_up in [false, true] {
+        let (leases, watched, _) = leased(10);
+        let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
+        let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
+        watched.open(false);
+        let begin = || Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+        let inside = one.enter();
+        let (mut asking, mut behind) = (begin(), begin());
+        assert!(poll(&mut asking).is_pending() && poll(&mut behind).is_pending());
+        drop(inside);
+        let inside = two.enter();
+        watched.decides_late(true);
+        let mut clear = Box::pin(leases.clear(&policy, &key));
+        assert!(poll(&mut clear).is_pending());
+        watched.decides_late(false);
+        drop(inside);
+        watched.open(true);
+        one.block_on(async { assert!(asking.await.unwrap().is_admitted() && behind.await.unwrap().is_admitted()) });
+        assert_eq!(leases.held(), 1);
+        if is_given_up {
+            drop(clear);
+        } else {
+            two.block_on(clear).unwrap();
+            assert_eq!(one.block_on(remains(&watched, &policy)), 1000);
+        }
+        assert_eq!(leases.held(), 0);
+    }
+}
+
 /// Says that five units remain, and admits only one at a time: others are always faster.
 #[derive(Clone, Debug)]
 struct Outrun(MemoryStorage);
@@ -631,6 +666,17 @@ async fn only_one_fixed_window_is_leased() {
     assert!(leases().try_max_keys(0).unwrap_err().to_string().contains("10_000"));
     // One chosen for a request, or tried out beside one, is asked of the storage as it is.
     let (leases, watched, _) = leased(10);
+    let tried = policy("fixed-window 9/day").shadow(Limit::new(TokenBucket::new(), Quota::per_day(9)));
+    let tried = tried.shadow(Limit::new(FixedWindow::new(), Quota::per_day(1_000)));
+    let layer = RateLimitLayer::new(tried.clone(), PeerIp::new());
+    assert!(layer.try_storage(leases.clone(), OnError::Admit).is_ok());
+    for shadow in tried.shadows() {
+        leases.validate(shadow).unwrap();
+        for _ in 0..3 {
+            assert!(hit(&leases, shadow, 1).await.is_admitted());
+        }
+        assert_eq!((watched.asked(), leases.held()), (3, 0));
+    }
     let two = policy("2/minute");
     for left in [1, 0] {
         assert_eq!(hit(&leases, &two, 1).await.remaining(), left);

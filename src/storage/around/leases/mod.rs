@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 pub use self::error::LeaseError;
 use self::job::{Answer, Want};
-use self::shared::{Shared, Turn};
+use self::shared::{Doubt, Shared, Turn};
 use crate::error::or_panic;
 use crate::storage::{Ask, Clock, Shown, Storage, SystemClock};
 use crate::{ConfigError, Decision, Key, Op, Policy};
@@ -53,8 +53,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// # Which policies
 ///
 /// One [`FixedWindow`](crate::FixedWindow), anchored or aligned: all others are refused when policy and storage
-/// [meet](Storage::validate), with an error that says what to write. What is chosen for each request, and the limits that are only tried out beside
-/// one, are asked of the storage as they are. Keys that are hit seldom cost a slice of their window on each node that sees them: give them a
+/// [meet](Storage::validate), with an error that says what to write. Limits that are only tried out beside
+/// one are asked of the storage as they are, and so is what is chosen for each request and is no fixed window. Keys that are hit seldom cost a slice of their window on each node that sees them: give them a
 /// policy without leases.
 ///
 /// # Bounds and failures
@@ -182,14 +182,14 @@ impl<St: Storage> Leases<St> {
         Change(match turn {
             Turn::Here(_) => Doing::Here,
             Turn::Wait(answer) => Doing::Wait(answer),
-            Turn::Inside => Doing::Inside(inside(&self.0.inner)),
+            Turn::Inside => Doing::Inside(inside(&self.0.inner), None),
         })
     }
 }
 
-/// Whether slices can be taken of it: one fixed window.
+/// Whether slices can be taken of it: one fixed window. What is only tried out has none.
 fn check(policy: &Policy) -> Result<(), ConfigError> {
-    if is_leased(policy) {
+    if policy.is_shadow() || is_leased(policy) {
         return Ok(());
     }
     Err(ConfigError::new(format!(
@@ -200,7 +200,7 @@ fn check(policy: &Policy) -> Result<(), ConfigError> {
 
 fn is_leased(policy: &Policy) -> bool {
     match policy.limits() {
-        [limit] => matches!(limit.strategy().name(), "fixed-window" | "fixed-window-aligned"),
+        [limit] if !policy.is_shadow() => matches!(limit.strategy().name(), "fixed-window" | "fixed-window-aligned"),
         _ => false,
     }
 }
@@ -233,7 +233,11 @@ impl<St: Storage> Storage for Leases<St> {
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
-        self.done(self.0.have_done(policy, key, Want::Clear), |inner| inner.clear(policy, key))
+        let mut change = self.done(self.0.have_done(policy, key, Want::Clear), |inner| inner.clear(policy, key));
+        if let Doing::Inside(_, doubt) = &mut change.0 {
+            *doubt = Some(Doubt::new(&self.0, policy, key));
+        }
+        change
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
@@ -325,7 +329,8 @@ pub struct Change<St: Storage>(Doing<St>);
 enum Doing<St: Storage> {
     Here,
     Wait(oneshot::Receiver<Answer<St>>),
-    Inside(St::Done),
+    /// And what is dropped when a clear is over that others did not wait for.
+    Inside(St::Done, Option<Doubt<St>>),
 }
 
 impl<St: Storage> Future for Change<St> {
@@ -334,7 +339,11 @@ impl<St: Storage> Future for Change<St> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Poll::Ready(match &mut self.0 {
             Doing::Here => Ok(()),
-            Doing::Inside(done) => ready!(Pin::new(done).poll(cx)).map_err(LeaseError::storage),
+            Doing::Inside(done, doubt) => {
+                let done = ready!(Pin::new(done).poll(cx));
+                drop(doubt.take());
+                done.map_err(LeaseError::storage)
+            }
             Doing::Wait(answer) => match ready!(Pin::new(answer).poll(cx)) {
                 Ok(answer) => answer.map(drop),
                 Err(_) => Err(LeaseError::ended()),

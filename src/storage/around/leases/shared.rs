@@ -107,8 +107,7 @@ impl<St: Storage> Shared<St> {
         if let Want::Clear = want
             && let Some(of_key) = bucket.find()
         {
-            of_key.changes += 1;
-            of_key.lease = None;
+            of_key.forget();
         }
         self.enlist(bucket, place, policy, key, want)
     }
@@ -219,6 +218,12 @@ impl<St: Storage> OfKey<St> {
         Some(decision)
     }
 
+    /// What is leased, and what is being asked for, is from before a clear.
+    fn forget(&mut self) {
+        self.changes += 1;
+        self.lease = None;
+    }
+
     /// What is to be done for this key next. When there is nothing, it is busy no longer.
     pub(super) fn next_jobs(&mut self) -> Vec<Job<St>> {
         let jobs = std::mem::take(&mut self.waiting);
@@ -231,6 +236,26 @@ impl<St: Storage> OfKey<St> {
     /// Whether anything would be missed.
     pub(super) fn is_idle(&self) -> bool {
         self.busy == Busy::No && self.lease.is_none()
+    }
+}
+
+/// While a clear is under way beside who asks for the key: nobody knows when it happens, so what is leased when it ends goes too.
+pub(super) struct Doubt<St: Storage> {
+    shared: Arc<Shared<St>>,
+    place: Place,
+}
+
+impl<St: Storage> Doubt<St> {
+    pub(super) fn new(shared: &Arc<Shared<St>>, policy: &Policy, key: &Key) -> Self {
+        Self { shared: Arc::clone(shared), place: shared.place(policy, key) }
+    }
+}
+
+impl<St: Storage> Drop for Doubt<St> {
+    fn drop(&mut self) {
+        if let Some(of_key) = self.shared.table.lock(self.place).find() {
+            of_key.forget();
+        }
     }
 }
 
