@@ -391,6 +391,31 @@ fn a_clear_beside_who_asks_drops_what_is_leased_when_it_is_over() {
     }
 }
 
+/// What was hit in another runtime, beside who asks, is more than was taken for the lease: it goes back to the storage.
+#[test]
+fn what_was_taken_beside_a_lease_is_not_put_back_into_it() {
+    let (leases, watched, _) = leased(6);
+    let (policy, key) = (policy("fixed-window 100/minute"), Key::from("a"));
+    let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
+    assert!(one.block_on(hit(&leases, &policy, 1)).is_admitted());
+    watched.open(false);
+    let inside = one.enter();
+    let mut asking = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Peek, 1)));
+    assert!(poll(&mut asking).is_pending());
+    drop(inside);
+    watched.open(true);
+    two.block_on(async {
+        let beside = hit(&leases, &policy, 10).await;
+        leases.refund(&policy, &key, &beside).await.unwrap();
+    });
+    one.block_on(async {
+        assert_eq!(asking.await.unwrap().remaining(), 99);
+        for _ in 0..99 {
+            assert!(hit(&leases, &policy, 1).await.is_admitted());
+        }
+    });
+}
+
 /// Says that five units remain, and admits only one at a time: others are always faster.
 #[derive(Clone, Debug)]
 struct Outrun(MemoryStorage);
@@ -470,7 +495,7 @@ async fn what_makes_no_sense_is_told_as_it_is() {
     assert_eq!((refused.is_refused(), refused.cost(), refused.is_from_fallback()), (true, 1, false));
 }
 
-/// Has somebody else ask whenever it is asked, so that there is always more to do, and answers at once.
+/// Has somebody else ask whenever it is asked, so that there is always more to do, and answers at once: whoever looks, that it cannot say.
 #[derive(Clone, Debug)]
 struct Busy(MemoryStorage, Arc<OnceLock<Leases<Busy>>>, Arc<AtomicU32>);
 
@@ -483,7 +508,10 @@ impl Storage for Busy {
         if self.2.fetch_add(1, Ordering::SeqCst) < 10_000 {
             tokio::spawn(self.1.get().unwrap().decide(ask));
         }
-        std::future::ready(self.0.decide(ask).into_inner())
+        std::future::ready(match ask.op {
+            Op::Hit => self.0.decide(ask).into_inner(),
+            Op::Peek => Ok(ask.policy.refuse(tower_ratelimit::Timestamp::EPOCH, ask.cost, 9).contended()),
+        })
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
@@ -511,6 +539,15 @@ async fn whoever_asks_for_others_gets_its_own_answer() {
         tokio::task::yield_now().await;
     }
     assert!(hit(&leases, &policy, 1).await.is_refused());
+}
+
+#[tokio::test]
+async fn what_could_not_be_looked_at_is_told_as_it_is() {
+    let leases = Leases::new(Busy(standing().0, Arc::default(), Arc::new(10_000.into())), 10);
+    let policy = policy("fixed-window 1000/day");
+    assert!(hit(&leases, &policy, 1).await.is_admitted());
+    let peek = ask(&leases, &policy, "a", Op::Peek, 1).await;
+    assert!(leases.held() == 1 && peek.is_refused() && peek.is_contended());
 }
 
 /// Callers that leave, before or after they were given something, take nothing along.
@@ -663,7 +700,9 @@ async fn only_one_fixed_window_is_leased() {
     }
     assert!(RateLimiter::try_with_storage(policy("fixed-window-aligned 9/day"), leases()).is_ok());
     assert!(Leases::try_new(MemoryStorage::new(), 0).unwrap_err().to_string().contains("for example 100"));
-    assert!(leases().try_max_keys(0).unwrap_err().to_string().contains("10_000"));
+    for max_keys in [0, usize::MAX] {
+        assert!(leases().try_max_keys(max_keys).unwrap_err().to_string().contains("10_000"));
+    }
     // One chosen for a request, or tried out beside one, is asked of the storage as it is.
     let (leases, watched, _) = leased(10);
     let tried = policy("fixed-window 9/day").shadow(Limit::new(TokenBucket::new(), Quota::per_day(9)));

@@ -538,8 +538,10 @@ fn what_cannot_be_says_what_to_write() {
     let life = cache().try_life(Duration::ZERO).unwrap_err().to_string();
     assert!(life.contains("0ns") && life.contains("Duration::from_secs(1)"), "{life}");
     assert!(cache().try_life(Duration::from_secs(86_401)).is_err());
-    let keys = cache().try_max_keys(0).unwrap_err().to_string();
-    assert!(keys.contains("100_000"), "{keys}");
+    for keys in [0, usize::MAX] {
+        let keys = cache().try_max_keys(keys).unwrap_err().to_string();
+        assert!(keys.contains("100_000"), "{keys}");
+    }
     for made in [
         || drop(RefusalCache::new(MemoryStorage::new()).life(Duration::MAX)),
         || {

@@ -10,6 +10,9 @@ use crate::{Key, Policy};
 /// So many keys look for room at one place, and wait for one lock.
 const WAYS: usize = 16;
 
+/// For so many keys there is a table at most: its buckets take two bytes for each before there is any.
+pub(super) const MOST: usize = 100_000_000;
+
 /// Rows found by policy and key. A key has room in one bucket only, so that the whole is bounded without anybody counting it.
 #[derive(Debug)]
 pub(super) struct Table<T> {
@@ -37,7 +40,7 @@ pub(super) struct Bucket<'a, T> {
 }
 
 impl<T> Table<T> {
-    /// With room for so many keys at most, at least 1.
+    /// With room for so many keys at most, at least 1 and no more than [`MOST`].
     pub(super) fn new(most: usize) -> Self {
         let buckets = (most / WAYS).max(1);
         Self {

@@ -120,7 +120,8 @@ impl<St: Storage> Errand<St> {
     /// The storage does not know that what is leased has not been spent.
     fn with_what_is_here(&mut self, policy: &Policy, decision: Decision) -> Decision {
         let here = self.left(self.shared.clock.now());
-        if here == 0 || decision.is_from_fallback() {
+        let is_no_answer = decision.is_from_fallback() || decision.is_contended() || decision.is_crowded();
+        if here == 0 || is_no_answer {
             return decision;
         }
         let remaining = decision.remaining().saturating_add(here);
@@ -155,7 +156,6 @@ impl<St: Storage> Errand<St> {
                 Ok(decision) if decision.is_contended() || decision.is_crowded() => {
                     return self.turn_away(policy, &decision, crowd);
                 }
-                Ok(decision) if at_last => self.pass_on(policy, decision),
                 Ok(decision) => {
                     self.refuse(policy, &decision, crowd);
                     remain = Some(decision.remaining());

@@ -62,11 +62,13 @@ impl Lease {
         Status::admitted(self.capacity, remaining, until.since(at)).spent(until, anchor)
     }
 
-    /// Puts back what a hit has taken from this window.
+    /// Puts back what a hit has taken from this window. More than was taken for this, as far as that is known, is not from here: it is
+    /// the storage's, as is what others took beside it.
     pub(super) fn put_back(&mut self, decision: &Decision) -> bool {
-        let is_of_it = window(&hit(decision)) == self.window;
+        let left = self.left.saturating_add(decision.cost());
+        let is_of_it = window(&hit(decision)) == self.window && left <= self.capacity.saturating_sub(self.elsewhere);
         if is_of_it {
-            self.left = self.left.saturating_add(decision.cost()).min(self.capacity.saturating_sub(self.elsewhere));
+            self.left = left;
         }
         is_of_it
     }

@@ -17,6 +17,7 @@ pub use self::error::LeaseError;
 use self::job::{Answer, Want};
 use self::shared::{Doubt, Shared, Turn};
 use crate::error::or_panic;
+use crate::storage::around::table::MOST;
 use crate::storage::{Ask, Clock, Shown, Storage, SystemClock};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
@@ -129,7 +130,7 @@ impl<St: Storage> Leases<St> {
     ///
     /// # Panics
     ///
-    /// When it is 0; [`try_max_keys`](Self::try_max_keys) returns an error instead.
+    /// When it is 0 or more than 100 million; [`try_max_keys`](Self::try_max_keys) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn max_keys(self, max_keys: usize) -> Self {
@@ -140,11 +141,11 @@ impl<St: Storage> Leases<St> {
     ///
     /// # Errors
     ///
-    /// When it is 0.
+    /// When it is 0 or more than 100 million.
     pub fn try_max_keys(self, max_keys: usize) -> Result<Self, ConfigError> {
-        if max_keys == 0 {
+        if max_keys == 0 || max_keys > MOST {
             return Err(ConfigError::new(
-                "max_keys must be at least 1, for example 10_000: where no key is to have a lease, leave the leases out",
+                "max_keys must be at least 1 and at most 100 million, for example 10_000: where no key is to have a lease, leave the leases out",
             ));
         }
         let clock = Arc::clone(&self.0.clock);

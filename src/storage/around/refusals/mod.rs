@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use self::known::{Beginning, Known, UnderWay};
 use crate::error::or_panic;
+use crate::storage::around::table::MOST;
 use crate::storage::{Ask, Clock, Shown, Storage, SystemClock};
 use crate::time::micros;
 use crate::{ConfigError, Decision, Key, Op, Policy};
@@ -128,7 +129,7 @@ impl<St: Storage> RefusalCache<St> {
     ///
     /// # Panics
     ///
-    /// When it is 0; [`try_max_keys`](Self::try_max_keys) returns an error instead.
+    /// When it is 0 or more than 100 million; [`try_max_keys`](Self::try_max_keys) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn max_keys(self, max_keys: usize) -> Self {
@@ -139,11 +140,11 @@ impl<St: Storage> RefusalCache<St> {
     ///
     /// # Errors
     ///
-    /// When it is 0.
+    /// When it is 0 or more than 100 million.
     pub fn try_max_keys(self, max_keys: usize) -> Result<Self, ConfigError> {
-        if max_keys == 0 {
+        if max_keys == 0 || max_keys > MOST {
             return Err(ConfigError::new(
-                "max_keys must be at least 1, for example 100_000: to keep no refusals, leave the cache out",
+                "max_keys must be at least 1 and at most 100 million, for example 100_000: to keep no refusals, leave the cache out",
             ));
         }
         let (life, clock) = (self.known.life, Arc::clone(&self.known.clock));
