@@ -45,7 +45,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// What is leased and not spent when the window ends is lost to others, and while it is open it is what others are refused: of `n` nodes at
 /// most `n - 1` slices, none of them more than a sixteenth of the limit. That is when all the others took a slice and had no hit since; where
-/// nodes share the load evenly it is a fraction of that, as slices shrink while the window is used up.
+/// nodes share the load evenly it is a fraction of that, as slices shrink while the window is used up. What is given back to a node, and what was
+/// taken for callers who have left, is there besides, until it is spent.
 ///
 /// A slice of a hundredth of the limit is a good one: it costs one or two trips for a hundred hits. On eight nodes with an even load half a percent of
 /// the limit is unused when the first hit is refused, and where the demand is a quarter above the limit, all is spent before the

@@ -20,7 +20,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// hammered by a client that is being refused does not hammer its Redis in turn.
 ///
 /// While a client is refused, the storage is asked once for as long as its refusal says, or once a [`life`](Self::life) (a second
-/// unless it is said) if that is shorter: once by each process, for each key and each cost.
+/// unless it is said) if that is shorter: once by each process, for each key and each cost. Nobody waits for another's answer, so
+/// that is by one and by all who come before it is there.
 ///
 /// # What is answered here
 ///
