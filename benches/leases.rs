@@ -42,9 +42,10 @@ struct Outcome {
 }
 
 fn main() {
+    let outcomes = by_slice();
     let [when_refused, trips] = [
-        by_slice("unused when somebody is first refused, % of the limit", |outcome| outcome.unused_then),
-        by_slice("trips for 100 hits that are admitted", |outcome| outcome.trips),
+        of_slices("unused when somebody is first refused, % of the limit", &outcomes, |outcome| outcome.unused_then),
+        of_slices("trips for 100 hits that are admitted", &outcomes, |outcome| outcome.trips),
     ];
     let panels = [when_refused, by_demand(), trips];
     for panel in &panels {
@@ -56,14 +57,20 @@ fn main() {
     }
 }
 
-fn by_slice(title: &'static str, figure: fn(&Outcome) -> f64) -> Panel {
-    let curve = |nodes, load, name: String| Curve {
-        name,
-        points: SLICES.map(|slice| (percent(slice, LIMIT), figure(&simulate(nodes, slice, load, 200)))).into(),
+/// What comes of each slice, by what the curve is called.
+fn by_slice() -> Vec<(String, [Outcome; SLICES.len()])> {
+    let outcomes = |nodes, load| SLICES.map(|slice| simulate(nodes, slice, load, 200));
+    let even = NODES.map(|nodes| (format!("{nodes} nodes"), outcomes(nodes, Load::Even)));
+    let uneven = ("8, uneven load".to_owned(), outcomes(8, Load::Uneven));
+    even.into_iter().chain([uneven]).collect()
+}
+
+fn of_slices(title: &'static str, curves: &[(String, [Outcome; SLICES.len()])], figure: fn(&Outcome) -> f64) -> Panel {
+    let curve = |(name, outcomes): &(String, [Outcome; SLICES.len()])| Curve {
+        name: name.clone(),
+        points: SLICES.iter().zip(outcomes).map(|(slice, outcome)| (percent(*slice, LIMIT), figure(outcome))).collect(),
     };
-    let even = NODES.map(|nodes| curve(nodes, Load::Even, format!("{nodes} nodes")));
-    let uneven = curve(8, Load::Uneven, "8, uneven load".to_owned());
-    Panel { title, x: "slice, % of the limit", curves: even.into_iter().chain([uneven]).collect() }
+    Panel { title, x: "slice, % of the limit", curves: curves.iter().map(curve).collect() }
 }
 
 fn by_demand() -> Panel {
