@@ -391,6 +391,23 @@ fn a_clear_beside_who_asks_drops_what_is_leased_when_it_is_over() {
     }
 }
 
+/// And what arrives after it is over: it was decided before.
+#[test]
+fn a_slice_that_arrives_after_a_clear_beside_it_is_not_kept() {
+    let (leases, watched, _) = leased(10);
+    let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
+    let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
+    watched.open(false);
+    let inside = one.enter();
+    let mut asking = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    assert!(poll(&mut asking).is_pending());
+    drop(inside);
+    watched.open(true);
+    two.block_on(leases.clear(&policy, &key)).unwrap();
+    assert!(one.block_on(asking).unwrap().is_admitted());
+    assert_eq!((leases.held(), one.block_on(remains(&watched, &policy))), (0, 1000));
+}
+
 /// What was hit in another runtime, beside who asks, is more than was taken for the lease: it goes back to the storage.
 #[test]
 fn what_was_taken_beside_a_lease_is_not_put_back_into_it() {
