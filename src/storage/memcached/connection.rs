@@ -128,42 +128,67 @@ async fn drive(
 async fn write(
     mut to: impl AsyncWrite + Unpin,
     mut asked: mpsc::UnboundedReceiver<Asked>,
-    queue: mpsc::UnboundedSender<oneshot::Sender<Reply>>,
+    queue: mpsc::UnboundedSender<Asked>,
     shared: &Shared,
 ) -> io::Result<Infallible> {
     let mut batch = Vec::with_capacity(AT_ONCE);
     while asked.recv_many(&mut batch, AT_ONCE).await > 0 {
         let mut bytes = Vec::new();
-        for Asked { request, answer } in batch.drain(..) {
+        for asked in batch.drain(..) {
             // Who has gone by now is not asked for.
-            if answer.is_closed() {
+            if asked.answer.is_closed() {
                 shared.waiting.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
-            bytes.extend(request);
-            queue.send(answer).map_err(io::Error::other)?;
+            bytes.extend(&asked.request);
+            queue.send(asked).map_err(|_| io::Error::other("nobody reads"))?;
         }
         to.write_all(&bytes).await?;
     }
     Err(io::Error::other("nobody uses it any more"))
 }
 
-/// The first reply is the answer to the first who asked, whether or not anybody waits for it any longer.
+/// The first reply is the answer to the first who asked, whether or not anybody waits for it any longer. If it cannot be, none of
+/// those that follow are what they seem, and nobody is told them.
 async fn read(
     from: impl AsyncRead + Unpin,
-    mut queue: mpsc::UnboundedReceiver<oneshot::Sender<Reply>>,
+    mut queue: mpsc::UnboundedReceiver<Asked>,
     shared: &Shared,
 ) -> io::Result<Infallible> {
     let mut from = BufReader::new(from);
     loop {
         let reply = meta::read(&mut from).await?;
-        let Ok(answer) = queue.try_recv() else { return Err(io::Error::other("it says what nobody asked for")) };
+        let Ok(asked) = queue.try_recv() else { return Err(io::Error::other("it says what nobody asked for")) };
         shared.hear();
         shared.waiting.fetch_sub(1, Ordering::Relaxed);
-        let is_last = matches!(reply, Reply::Misunderstood(_));
-        let _ = answer.send(reply);
+        let is_last = !reply.answers(&asked.request);
+        let _ = asked.answer.send(reply);
         if is_last {
-            return Err(io::Error::other("it did not understand what it was asked"));
+            return Err(io::Error::other("it answered something that was not asked"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    /// Field defect: replies off by one, each of which is somebody else's answer.
+    #[tokio::test]
+    async fn after_a_reply_to_something_else_nobody_is_told_anything() {
+        let (here, mut there) = tokio::io::duplex(1_024);
+        let connection = Connection::over(here);
+        let requests = ["a", "b", "c"].map(meta::get);
+        let server = async {
+            there.read_exact(&mut vec![0; requests.concat().len()]).await.unwrap();
+            there.write_all(b"EN\r\nHD\r\nVA 1 c1\r\nx\r\n").await.unwrap();
+        };
+        let [first, second, third] = requests.each_ref().map(|request| connection.ask(request.clone()));
+        let (first, second, third, ()) = tokio::join!(first, second, third, server);
+        assert_eq!(first.unwrap(), Reply::Nothing);
+        assert_eq!(second.unwrap(), Reply::Done, "whoever it was said to tells it from an answer");
+        assert!(matches!(third, Err(Unanswered::Lost(why)) if why.contains("not asked")));
     }
 }

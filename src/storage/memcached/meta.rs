@@ -34,6 +34,34 @@ pub(super) enum Reply {
     Misunderstood(String),
 }
 
+impl Reply {
+    /// The word that it begins with.
+    pub(super) fn word(&self) -> &str {
+        match self {
+            Self::Value { .. } => "VA",
+            Self::Done => "HD",
+            Self::Nothing => "EN",
+            Self::Another => "EX",
+            Self::Present => "NS",
+            Self::Here => "MN",
+            Self::Refused(why) | Self::Misunderstood(why) => why,
+        }
+    }
+
+    /// Whether it is ever said to such a request.
+    pub(super) fn answers(&self, request: &[u8]) -> bool {
+        match (self, request.get(..2)) {
+            (Self::Refused(_), _) => true,
+            (Self::Misunderstood(_), _) => false,
+            (Self::Value { .. }, verb) => verb == Some(b"mg"),
+            (Self::Here, verb) => verb == Some(b"mn"),
+            (Self::Nothing, verb) => verb != Some(b"mn"),
+            (Self::Done | Self::Another, verb) => matches!(verb, Some(b"ms" | b"md")),
+            (Self::Present, verb) => verb == Some(b"ms"),
+        }
+    }
+}
+
 /// What is there, and the name of that writing.
 pub(super) fn get(key: &str) -> Vec<u8> {
     format!("mg {key} c v\r\n").into_bytes()

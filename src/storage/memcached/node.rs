@@ -82,7 +82,9 @@ impl Node {
                 if why.contains("too large") {
                     why.push_str(" (start it with a larger -I, or limit by a strategy that keeps no log)");
                 }
-                Err(error(Kind::Refused, Some(why.into())))
+                // A proxy says so of what it may have passed on.
+                let is_memcacheds = ["out of memory", "too large"].iter().any(|said| why.contains(said));
+                Err(error(if is_memcacheds { Kind::Refused } else { Kind::Unexpected }, Some(why.into())))
             }
             Ok(Ok(Reply::Misunderstood(why))) => Err(error(Kind::Unexpected, Some(why.into()))),
             Ok(Ok(reply)) => Ok(reply),
@@ -95,11 +97,7 @@ impl Node {
     /// The server replied to a request with what is never the reply to such a one: nothing on this connection can be trusted.
     pub(super) fn unexpected(&self, open: &Arc<Open>, changes: bool, reply: &Reply) -> MemcachedStorageError {
         self.0.open.give_up(open, None);
-        let what = match reply {
-            Reply::Value { .. } => "VA".to_owned(),
-            other => format!("{other:?}"),
-        };
-        MemcachedStorageError::new(Kind::Unexpected, changes, self.name(), Some(what.into()))
+        MemcachedStorageError::new(Kind::Unexpected, changes, self.name(), Some(reply.word().into()))
     }
 
     /// Whether the server answers.
@@ -130,10 +128,7 @@ async fn connect(address: Address) -> Result<Open, MemcachedStorageError> {
         };
         match connection.ask(NOOP.to_vec()).await {
             Ok(Reply::Here) => Ok(Open { connection, number: NUMBER.fetch_add(1, Ordering::Relaxed) }),
-            Ok(Reply::Refused(why) | Reply::Misunderstood(why)) => {
-                Err(format!("it says {why:?} to a meta command").into())
-            }
-            Ok(other) => Err(format!("it says {other:?} to a meta command").into()),
+            Ok(other) => Err(format!("it says {:?} to a meta command", other.word()).into()),
             Err(Unanswered::Lost(why)) => Err(why.into()),
             Err(Unanswered::NotSent) => Err("it was closed".into()),
         }

@@ -4,6 +4,7 @@ mod away;
 
 use std::time::Duration;
 
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -141,6 +142,35 @@ async fn a_swap_is_never_sent_twice() {
         assert_eq!(server.stat("cmd_set") - before, u64::from(is_stored), "{mode:?}");
         assert_eq!(text(&client, "k").await == format!("{mode:?}"), is_stored);
     }
+}
+
+/// What a proxy says for a server that is away; it may have passed the request on.
+#[tokio::test]
+async fn what_a_proxy_says_for_a_server_may_have_counted() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = client(&format!("memcached://{}", listener.local_addr().unwrap()));
+    let proxy = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut stream = tokio::io::BufReader::new(stream);
+        let mut line = String::new();
+        while stream.read_line(&mut line).await.unwrap() > 0 {
+            let reply = match line.get(..2) {
+                Some("mn") => "MN\r\n",
+                Some("mg") => "EN\r\n",
+                Some("ms") if line.contains("big") => "SERVER_ERROR object too large for cache\r\n",
+                Some("ms") => "SERVER_ERROR Host is down\r\n",
+                _ => "",
+            };
+            stream.get_mut().write_all(reply.as_bytes()).await.unwrap();
+            line.clear();
+        }
+    });
+    for (key, counted) in [("k", true), ("big", false)] {
+        let version = load(&client, key).await.unwrap().version;
+        let error = swap(&client, key, &version, "x").await.unwrap_err();
+        assert_eq!(error.may_have_counted(), counted, "{error}");
+    }
+    proxy.abort();
 }
 
 /// Field defect: one lock around each call.
