@@ -508,8 +508,8 @@ async fn what_makes_no_sense_is_told_as_it_is() {
     let refused = hit(&Leases::new(Absurd(false, Arc::clone(&asked)), 10), &policy, 2).await;
     assert_eq!((refused.is_refused(), refused.cost(), refused.remaining()), (true, 2, 1_000));
     let breaker = Breaker::new(Absurd(true, asked)).failures(1_000).fallback(standing().0, 1);
-    let refused = hit(&Leases::new(breaker, 10), &policy, 1).await;
-    assert_eq!((refused.is_refused(), refused.cost(), refused.is_from_fallback()), (true, 1, false));
+    let admitted = hit(&Leases::new(breaker, 10), &policy, 1).await;
+    assert_eq!((admitted.is_admitted(), admitted.cost(), admitted.is_from_fallback()), (true, 1, true));
 }
 
 /// Has somebody else ask whenever it is asked, so that there is always more to do, and answers at once: whoever looks, that it cannot say.

@@ -1,5 +1,6 @@
 //! Slices of a window that nodes take in one trip and spend without asking.
 
+mod answers;
 mod errand;
 mod error;
 mod job;
