@@ -14,6 +14,8 @@ use tower_ratelimit::storage::{Ask, Clock, ManualClock, RefusalCache};
 use tower_ratelimit::testing::{Model, StorageLaws};
 use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, RateLimiter, Storage, Timestamp};
 
+const SECOND: Duration = Duration::from_secs(1);
+
 type Cached = RefusalCache<Watched<MemoryStorage>>;
 
 /// A cache around a storage that counts, both by a clock that stands.
@@ -473,8 +475,8 @@ async fn a_flood_of_keys_stays_within_the_bound_and_admits_nobody() {
             }
         }
         assert!(cache.held() * 10 >= max_keys * 9, "{} of {max_keys}", cache.held());
-        // Those that come by when all is over sweep.
-        clock.advance(Duration::from_secs(1));
+        // Those that come by when all is over, also for who would be served while it is asked again, sweep.
+        clock.advance(2 * SECOND);
         for key in 0..20_000_u32 {
             let _ = hit(&cache, &policy, &format!("new {key}"), 1).await;
         }
@@ -594,4 +596,56 @@ fn an_attack_sends_redis_one_command_a_key_and_a_life() {
         limiter.clear(&3_u64.into()).await.unwrap();
         assert!(limiter.hit(&3_u64.into()).await.unwrap().is_admitted());
     });
+}
+
+/// When a life is over, one asks for all who come at once.
+#[tokio::test]
+async fn of_many_who_come_when_a_life_is_over_one_asks() {
+    let (cache, watched, clock) = cached();
+    let policy = policy("fixed-window 2/minute");
+    assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
+    assert!(hit(&cache, &policy, "a", 1).await.is_refused());
+    let key = Key::from("a");
+    let ask = |cost| Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, cost)));
+    watched.asked();
+    for round in 1..=3 {
+        clock.advance(SECOND);
+        watched.open(false);
+        let mut first = ask(1);
+        assert!(poll(&mut first).is_pending());
+        for cost in [1, 1, 2, 3] {
+            let refused = ask(cost).await.unwrap();
+            assert_eq!(refused.retry_after(), (cost < 3).then(|| Duration::from_secs(60 - round)));
+        }
+        assert_eq!(watched.asked(), 1);
+        match round {
+            // It says nothing, and the next one asks.
+            1 => {
+                drop(first);
+                assert!(poll(&mut ask(1)).is_pending());
+                assert_eq!(watched.asked(), 1);
+                watched.open(true);
+                assert!(ask(1).await.unwrap().is_refused());
+            }
+            2 => {
+                watched.open(true);
+                assert!(first.await.unwrap().is_refused());
+            }
+            // Nobody is refused for longer than for a second life by what is not asked for.
+            _ => {
+                clock.advance(SECOND);
+                assert!(poll(&mut ask(1)).is_pending());
+                watched.open(true);
+            }
+        }
+        watched.asked();
+    }
+    // Somebody else has cleared it: that shows to the first, and then to all.
+    clock.advance(2 * SECOND);
+    assert!(ask(1).await.unwrap().is_refused());
+    watched.inner().clear(&policy, &key).await.unwrap();
+    clock.advance(SECOND);
+    for _ in 0..2 {
+        assert!(ask(1).await.unwrap().is_admitted());
+    }
 }

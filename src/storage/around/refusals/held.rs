@@ -14,6 +14,9 @@ pub(super) struct Held {
     received: Timestamp,
     /// Counted from before it was asked for: it was decided after that, so this is never too late.
     pub(super) end: Timestamp,
+    /// Until when it may serve others while somebody asks again: for another life, if it is true for so long.
+    last: Timestamp,
+    is_lent: bool,
 }
 
 impl Held {
@@ -29,9 +32,11 @@ impl Held {
             && !decision.is_contended()
             && !decision.is_from_fallback()
             && policy.limits().iter().all(stays_true);
-        let end = sent.plus(decision.retry_after().map_or(life, micros).min(life));
+        let truth = sent.plus(decision.retry_after().map_or(u64::MAX, micros));
+        let [end, last] = [sent.plus(life), sent.plus(life).plus(life)].map(|end| end.min(truth));
         let holds = decision.is_refused() && stays && received < end;
-        holds.then(|| Self { policy: policy.clone(), decision: decision.clone(), received, end })
+        let (policy, decision) = (policy.clone(), decision.clone());
+        holds.then_some(Self { policy, decision, received, end, last, is_lent: false })
     }
 
     pub(super) fn cost(&self) -> u32 {
@@ -39,8 +44,18 @@ impl Held {
     }
 
     /// Whether it is of no use any more: because it is over, or the clock has gone back.
-    pub(super) fn is_over(&self, now: Timestamp) -> bool {
-        now < self.received || now >= self.end
+    pub(super) fn is_gone(&self, now: Timestamp) -> bool {
+        now < self.received || now >= self.last
+    }
+
+    /// Somebody asks for this again, so others need not.
+    pub(super) fn lend(&mut self, policy: &Policy, cost: u32) {
+        self.is_lent |= self.says(policy, cost);
+    }
+
+    /// Nobody asks again any more.
+    pub(super) fn take_back(&mut self) {
+        self.is_lent = false;
     }
 
     pub(super) fn is_of(&self, policy: &Policy, cost: u32) -> bool {
@@ -53,8 +68,14 @@ impl Held {
 
     /// Whether it says what a hit of this cost is answered now.
     pub(super) fn answers(&self, policy: &Policy, cost: u32, now: Timestamp) -> bool {
+        let is_over = now >= self.end && !self.is_lent;
+        !is_over && !self.is_gone(now) && self.says(policy, cost)
+    }
+
+    /// Whether it says what a hit of this cost is answered, while it is true.
+    fn says(&self, policy: &Policy, cost: u32) -> bool {
         let says = |limits: &[Limit]| cost == self.cost() || limits.iter().all(|limit| says_all(limit, cost));
-        cost >= self.cost() && !self.is_over(now) && self.policy == *policy && says(policy.limits())
+        cost >= self.cost() && self.policy == *policy && says(policy.limits())
     }
 
     /// What it says, if it does.

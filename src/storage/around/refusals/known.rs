@@ -75,6 +75,7 @@ impl Known {
         }
         self.sweep(&mut bucket, now);
         let of_key = bucket.find_or_insert(OfKey::default);
+        of_key.held.iter_mut().for_each(|held| held.lend(ask.policy, ask.cost));
         (of_key.under_way, of_key.dearest) = (of_key.under_way + 1, of_key.dearest.max(ask.cost));
         let changes = of_key.changes;
         self.tally.asked(ask.policy);
@@ -108,7 +109,7 @@ impl Known {
 
     fn sweep(&self, bucket: &mut Bucket<'_, OfKey>, now: Timestamp) {
         bucket.retain(|of_key| {
-            self.keep_only(of_key, |held| !held.is_over(now));
+            self.keep_only(of_key, |held| !held.is_gone(now));
             !of_key.is_idle()
         });
     }
@@ -200,6 +201,7 @@ impl Drop for UnderWay {
             of_key.changes += u64::from(of_key.dearest > self.cost);
             self.known.keep_only(of_key, |held| held.cost() <= self.cost);
         }
+        of_key.held.iter_mut().for_each(Held::take_back);
         if of_key.under_way == 0 {
             of_key.dearest = 0;
         }

@@ -20,8 +20,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// hammered by a client that is being refused does not hammer its Redis in turn.
 ///
 /// While a client is refused, the storage is asked once for as long as its refusal says, or once a [`life`](Self::life) (a second
-/// unless it is said) if that is shorter: once by each process, for each key and each cost. Nobody waits for another's answer, so
-/// that is by one and by all who come before it is there.
+/// unless it is said) if that is shorter: once by each process, for each key and each cost. Who comes while it is being asked
+/// again after a life is answered as before, for another life at most; who comes before the first refusal is there asks, too.
 ///
 /// # What is answered here
 ///
@@ -43,7 +43,7 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// A [`clear`](Storage::clear) or [`refund`](Storage::refund) by a handle on this cache drops what is known of its key, and so does
 /// an admitted hit, as less remains than was known; a refusal that was decided before and arrives after is not kept. What other
-/// processes clear and give back, and what the storage loses, shows when the life is over.
+/// processes clear and give back, and what the storage loses, shows when the life is over and the storage has been asked.
 ///
 /// # Bounds
 ///
