@@ -707,6 +707,19 @@ async fn the_number_of_leases_is_bounded_and_nothing_is_lost() {
 }
 
 #[tokio::test]
+async fn who_waits_does_not_make_room() {
+    let (leases, watched, _) = leased(10);
+    let (leases, policy) = (leases.max_keys(1), policy("fixed-window 1000/day"));
+    watched.open(false);
+    let hit = |key: &str| Box::pin(leases.decide(Ask::new(&policy, &Key::from(key), Op::Hit, 1)));
+    let (mut first, mut second) = (hit("a"), hit("b"));
+    assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+    watched.open(true);
+    assert!(first.await.unwrap().is_admitted() && second.await.unwrap().is_admitted());
+    assert_eq!((remains(&watched, &policy).await, leases.held()), (990, 1), "only the first is leased");
+}
+
+#[tokio::test]
 async fn only_one_fixed_window_is_leased() {
     let leases = || Leases::new(MemoryStorage::new(), 10);
     for text in

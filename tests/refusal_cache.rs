@@ -445,6 +445,16 @@ async fn a_caller_that_leaves_leaves_nothing_behind() {
     watched.open(true);
     drop(same);
     assert!(format!("{cache:?}").contains("held: "), "{cache:?}");
+    assert!(hit(&cache, &policy, "a", 4).await.is_refused());
+    assert_eq!(cache.held(), 1);
+    // By a larger quota of the same name it may have spent what was told to come back sooner.
+    drop(cache.decide(Ask::new(
+        &support::policy("fixed-window 9/hour").with_name(policy.identity()),
+        &key,
+        Op::Hit,
+        4,
+    )));
+    assert_eq!(cache.held(), 0);
 }
 
 #[tokio::test]

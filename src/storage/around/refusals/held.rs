@@ -39,6 +39,10 @@ impl Held {
         holds.then_some(Self { policy, decision, received, end, last, is_lent: false })
     }
 
+    pub(super) fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
     pub(super) fn cost(&self) -> u32 {
         self.decision.cost()
     }

@@ -196,10 +196,10 @@ impl Drop for UnderWay {
         let mut bucket = self.known.table.lock(self.place);
         let Some(of_key) = bucket.find() else { return };
         of_key.under_way -= 1;
-        // Nobody knows whether it has spent anything. What was refused for costing no more than this did not change by it.
+        // Nobody knows whether it has spent anything. What its own quota refused for costing no more than this did not change by it.
         if self.in_doubt {
             of_key.changes += u64::from(of_key.dearest > self.cost);
-            self.known.keep_only(of_key, |held| held.cost() <= self.cost);
+            self.known.keep_only(of_key, |held| held.cost() <= self.cost && *held.policy() == self.policy);
         }
         of_key.held.iter_mut().for_each(Held::take_back);
         if of_key.under_way == 0 {
