@@ -14,8 +14,35 @@
 //! together. A refusal by an elastic window changes its state, so it is a hit there. Servers that forget (an eviction, a restart, a failover)
 //! forget what was spent.
 //!
-//! What is put around any of them, or around one of your own, is a storage too: a [`Deadline`], and a [`Breaker`] that leaves alone
-//! what keeps failing while another storage stands in for it.
+//! # Around a storage
+//!
+//! What is put around any of them, or around one of your own, is a storage too. From the inside out:
+//!
+//! | around | so that |
+//! |---|---|
+//! | [`Deadline`] | nobody waits for longer; those on servers have one of their own |
+//! | [`Breaker`] | what keeps failing is left alone, and another storage stands in for it with a share of each quota |
+//! | [`RefusalCache`] | who is refused is refused here until it is over, and an attack does not reach the server |
+//! | [`Leases`] | a window that is hit more often than a server can be asked is spent by the slice |
+//!
+//! ```
+//! use std::time::Duration;
+//! use tower_ratelimit::storage::{Breaker, Deadline, Leases, RefusalCache};
+//! use tower_ratelimit::{MemoryStorage, OnError, PeerIp, Policy, RateLimitLayer};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let redis = MemoryStorage::new();
+//! // Three replicas share what is in `redis`.
+//! let storage = Breaker::new(Deadline::new(redis, Duration::from_millis(50))).fallback(MemoryStorage::new(), 3);
+//! let storage = Leases::new(RefusalCache::new(storage), 100);
+//! let policy: Policy = "fixed-window 100000/minute".parse()?;
+//! let layer = RateLimitLayer::new(policy, PeerIp::new()).storage(storage, OnError::Admit);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What becomes of requests, limits and memory in these modes while a Redis dies, hangs and comes back is tried by `scripts/soak`; the
+//! docs of [`Breaker`] say what holds.
 
 mod any;
 mod around;

@@ -188,7 +188,7 @@ impl Circuit {
             self.leave_alone_for(about(past.wait));
             self.0.epoch.store(permit.epoch + 1, Ordering::Release);
             drop(past);
-            told::opened(failures, error);
+            told::opened(failures, &**error);
         }
     }
 

@@ -1,17 +1,14 @@
 //! What an operator is told: events for the log (feature `tracing`), counters (feature `metrics`).
 
-use super::circuit::Shared;
+use std::error::Error;
 
 /// Counts decisions by which storage made them.
 #[cfg(feature = "metrics")]
 pub(crate) const PATHS: &str = "ratelimit_path_total";
 
-pub(super) fn opened(failures: u32, error: &Shared) {
+pub(super) fn opened(failures: u32, error: &(dyn Error + 'static)) {
     #[cfg(feature = "tracing")]
-    {
-        let error: &(dyn std::error::Error + 'static) = &**error;
-        tracing::warn!(failures, error, "the rate limit storage keeps failing and is left alone for now");
-    }
+    tracing::warn!(failures, error, "the rate limit storage keeps failing and is left alone for now");
     let _ = (failures, error);
 }
 
