@@ -3,7 +3,7 @@
 mod stores;
 mod support;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -49,6 +49,8 @@ enum Wrong {
     RefundsWhatIsForgotten,
     KeepsFourLimits,
     RoundsInstants,
+    /// Replies are for whoever comes next, though the one who asked has left.
+    AnswersWhoComesNext,
 }
 
 type Name = (String, String, u32);
@@ -61,6 +63,7 @@ struct Broken {
     states: Arc<Mutex<HashMap<Name, (State, Instant)>>>,
     /// Held while it decides.
     step: Arc<Mutex<()>>,
+    replies: Arc<Mutex<VecDeque<Decision>>>,
 }
 
 impl Broken {
@@ -168,6 +171,12 @@ impl Storage for Broken {
                 Wrong::LosesUpdates | Wrong::ChecksThenWrites | Wrong::FailsWhenOutrun => {
                     storage.hit_in_steps(&policy, &key, op, cost).await
                 }
+                Wrong::AnswersWhoComesNext => {
+                    let decision = storage.hit(&policy, &key, op, cost);
+                    storage.replies.lock().unwrap().push_back(decision);
+                    yield_now().await;
+                    Ok(storage.replies.lock().unwrap().pop_front().unwrap())
+                }
                 _ => Ok(storage.hit(&policy, &key, op, cost)),
             }
         })
@@ -204,7 +213,11 @@ impl Storage for Broken {
 
 /// What the suite says of it.
 fn check(wrong: Wrong) {
-    StorageLaws::new(|clock| Broken { wrong, clock, states: Arc::default(), step: Arc::default() }).check();
+    let empty = |clock| {
+        let (states, step, replies) = Default::default();
+        Broken { wrong, clock, states, step, replies }
+    };
+    StorageLaws::new(empty).check();
 }
 
 #[test]
@@ -238,6 +251,7 @@ fn each_breaks_its_law() {
         (Wrong::RefundsWhatIsForgotten, "law of refunds: "),
         (Wrong::KeepsFourLimits, "law 8: "),
         (Wrong::RoundsInstants, "law "),
+        (Wrong::AnswersWhoComesNext, "law of leaving: "),
     ] {
         breaks(law, &format!("{wrong:?}"), || check(wrong));
     }

@@ -1,7 +1,11 @@
 //! Law 9: many at once.
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+
 use tokio::runtime::Runtime;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 
 use super::desk::{failed, runtime, runtime_of_threads};
 use crate::storage::Ask;
@@ -77,6 +81,45 @@ pub(super) fn refunds_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy,
     });
     let kept = TASKS * KEPT;
     assert!(missing == kept, "law 9: {kept} hits of {policy} were not given back, and {missing} units are missing");
+}
+
+/// Law of leaving: each of those who stay has a key to itself, and is told of that and of nothing else, whoever else has left before
+/// the answer was there.
+pub(super) fn leaving_disturbs_nobody<St: Storage>(runtime: &Runtime, policy: &Policy, storage: &St) {
+    const HITS: u32 = 30;
+    runtime.block_on(async {
+        let mut all = JoinSet::new();
+        for task in 0..TASKS {
+            let (storage, policy, key) = (storage.clone(), policy.clone(), Key::from(format!("stays {task}")));
+            all.spawn(async move {
+                let room = answer(&storage, &policy, &key, Op::Peek).await.remaining();
+                for hits in 1..=HITS {
+                    leave(storage.decide(Ask::new(&policy, &Key::from("leaves"), Op::Hit, room))).await;
+                    let hit = answer(&storage, &policy, &key, Op::Hit).await;
+                    let expected = (room.saturating_sub(hits), 1, true);
+                    let told = (hit.remaining(), hit.cost(), hit.is_admitted());
+                    assert!(
+                        told == expected,
+                        "law of leaving: {policy} has {expected:?} for a key, which is told {told:?}"
+                    );
+                }
+            });
+        }
+        while let Some(ended) = all.join_next().await {
+            ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+        }
+    });
+}
+
+/// Asks, and does not wait for the answer.
+async fn leave(mut decided: impl Future + Unpin) {
+    poll_fn(|cx| {
+        let _ = Pin::new(&mut decided).poll(cx);
+        Poll::Ready(())
+    })
+    .await;
+    drop(decided);
+    yield_now().await;
 }
 
 /// How many hits are admitted, if it goes on until one is refused.

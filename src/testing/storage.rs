@@ -2,7 +2,7 @@ use std::fmt;
 
 use tokio::runtime::Runtime;
 
-use super::at_once::{hits_are_exact, refunds_are_exact};
+use super::at_once::{hits_are_exact, leaving_disturbs_nobody, refunds_are_exact};
 use super::desk::{runtime, runtime_of_threads};
 use super::like_the_model::{decides_like_the_model, policies_of_one_name_share_only_what_is_the_same};
 use super::one_by_one::{Trial, parsed};
@@ -57,6 +57,7 @@ type Elsewhere<St> = dyn Fn(&St) -> St;
 /// | 9 | many at once are admitted exactly as often as there is room, and get back exactly what is refunded |
 /// | 10 | keys and policies do not mix, nor do limits of one name that differ in place, strategy or period |
 /// | 11 | nothing is forgotten early, by whatever clock it is thrown away; what has expired is as if it had never been |
+/// | of leaving | who leaves before the answer is there disturbs nobody else's |
 /// | of clearing | the key is forgotten, in this policy and no other |
 /// | of refunds | what the hit took is given back, once, and only where it was spent |
 ///
@@ -132,6 +133,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
             }
             for policy in self.that_can_be_kept(["fixed-window 1000/day", "moving-window 1000/day"].map(parsed)) {
                 refunds_are_exact(&runtime, &policy, &self.empty(&runtime));
+                leaving_disturbs_nobody(&runtime, &policy, &self.empty(&runtime));
             }
         }
     }
