@@ -664,9 +664,9 @@ async fn a_fallback_that_fails_too_is_an_error() {
     let spent = hit(&limiter).await;
     other.set(Mood::Fails);
     let kept = limiter.refund(&Key::everybody(), &spent).await.unwrap_err();
-    assert_eq!(kept.to_string(), "the storage failed, and so did its fallback: it fails");
+    assert_eq!(kept.to_string(), "the storage did not decide, and its fallback failed: it fails");
     let error = limiter.hit(&Key::everybody()).await.unwrap_err();
-    assert_eq!(error.to_string(), "the storage failed, and so did its fallback: it fails");
+    assert_eq!(error.to_string(), "the storage did not decide, and its fallback failed: it fails");
     assert_eq!(circuit(&limiter).state().by_none, 1);
 }
 

@@ -51,8 +51,8 @@ impl fmt::Display for BreakerError {
         f.write_str(match self.kind {
             Kind::Primary => "the storage failed",
             Kind::LeftAlone => "the storage is left alone for now, since it kept failing",
-            Kind::Fallback => "the storage failed, and so did its fallback",
-            Kind::Share => "the storage failed, and its fallback cannot keep a share of the policy",
+            Kind::Fallback => "the storage did not decide, and its fallback failed",
+            Kind::Share => "the fallback cannot keep a share of the policy",
         })?;
         self.source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))
     }
