@@ -74,7 +74,7 @@ async fn an_observer_is_told_which_way_a_failing_storage_went() {
     }
 }
 
-/// Keeps counters by their names and labels.
+/// Keeps counters by their names and labels, and gauges as the bits of their numbers.
 #[derive(Default)]
 struct Counters(Mutex<BTreeMap<String, Arc<AtomicU64>>>);
 
@@ -89,8 +89,9 @@ impl Recorder for Counters {
         Counter::from_arc(Arc::clone(self.0.lock().unwrap().entry(name).or_default()))
     }
 
-    fn register_gauge(&self, _: &metrics::Key, _: &Metadata<'_>) -> Gauge {
-        panic!("no gauges")
+    fn register_gauge(&self, key: &metrics::Key, _: &Metadata<'_>) -> Gauge {
+        assert_eq!(key.labels().len(), 0);
+        Gauge::from_arc(Arc::clone(self.0.lock().unwrap().entry(key.name().to_owned()).or_default()))
     }
 
     fn register_histogram(&self, _: &metrics::Key, _: &Metadata<'_>) -> Histogram {
@@ -161,6 +162,40 @@ fn metrics_count_by_policy_and_outcome_and_never_by_key() {
 }
 
 #[test]
+fn a_gauge_tells_how_many_breakers_are_open() {
+    let counters = Counters::default();
+    metrics::with_local_recorder(&counters, || {
+        let open = || {
+            let gauge = counters.0.lock().unwrap().get("ratelimit_breakers_open").cloned();
+            f64::from_bits(gauge.map_or(0, |gauge| gauge.load(Ordering::SeqCst))).to_string()
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let key = Key::everybody();
+            let moody = Moody::new(Mood::Fails).0;
+            let limiters = [moody.clone(), moody.clone()]
+                .map(|moody| RateLimiter::with_storage(policy("1/day"), Breaker::new(moody).failures(1)));
+            for (number, limiter) in limiters.iter().enumerate() {
+                assert_eq!(open(), number.to_string());
+                for _ in 0..3 {
+                    assert!(limiter.hit(&key).await.is_err());
+                }
+            }
+            assert_eq!(open(), "2");
+            let [back, away] = limiters;
+            moody.set(Mood::Works);
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            assert!(back.hit(&key).await.is_ok());
+            assert_eq!(open(), "1");
+            drop(away);
+            assert_eq!(open(), "0");
+            drop(back);
+        });
+        assert_eq!(open(), "0");
+    });
+}
+
+#[test]
 fn metrics_count_which_of_two_storages_decided() {
     let counters = Counters::default();
     metrics::with_local_recorder(&counters, || {
@@ -183,7 +218,8 @@ fn metrics_count_which_of_two_storages_decided() {
         });
     });
     let counts = counters.0.into_inner().unwrap();
-    let counts: Vec<_> = counts.iter().map(|(name, count)| (name.as_str(), count.load(Ordering::SeqCst))).collect();
+    let counts = counts.iter().filter(|(name, _)| name.contains("path"));
+    let counts: Vec<_> = counts.map(|(name, count)| (name.as_str(), count.load(Ordering::SeqCst))).collect();
     let expected = [("path=fallback", 7), ("path=none", 8), ("path=primary", 2)];
     let expected = expected.map(|(label, count)| (format!("ratelimit_path_total{{{label}}}"), count));
     assert_eq!(counts, expected.each_ref().map(|(name, count)| (name.as_str(), *count)));

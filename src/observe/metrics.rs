@@ -11,7 +11,11 @@ use crate::storage::PATHS;
 /// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) answered (`here`), and trips to the `storage` |
 /// | `ratelimit_path_total` | `path` | decisions that a [`Breaker`](crate::storage::Breaker) has passed on, by who made them: `primary`, `fallback` or `none` |
 ///
-/// The last three are counted by the storages, whether or not there is an observer, without HTTP too.
+/// | gauge | is |
+/// |---|---|
+/// | `ratelimit_breakers_open` | how many [`Breaker`](crate::storage::Breaker)s of this process leave their primary alone |
+///
+/// The last three counters and the gauge are the storages', whether or not there is an observer, without HTTP too.
 ///
 /// `policy` is [`Policy::identity`](crate::Policy::identity), `mode` is `enforced` or `shadow`. Nothing is labelled by key: there
 /// are as many of them as clients.

@@ -59,6 +59,14 @@ pub(super) struct Permit {
     changes: bool,
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !is_closed(*self.epoch.get_mut()) {
+            told::ended();
+        }
+    }
+}
+
 impl Circuit {
     pub(super) fn new(patience: Patience) -> Self {
         Self(Arc::new(Inner {

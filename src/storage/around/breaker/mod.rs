@@ -78,7 +78,7 @@ use crate::{ConfigError, Decision, Key, Policy, Way};
 /// # Watching it
 ///
 /// [`Circuit::state`] says how things stand, and a decision [whether a fallback made it](Decision::is_from_fallback). With the
-/// feature `tracing`, opening is logged as a warning and closing as information; with `metrics`, decisions are counted by `path`:
+/// feature `tracing`, opening is logged as a warning and closing as information; with `metrics`, decisions are counted by `path`, and breakers that are open:
 /// see `MetricsObserver`.
 #[derive(Clone, Debug)]
 pub struct Breaker<P, F = NoFallback>(Arc<Parts<P, F>>);
