@@ -98,8 +98,8 @@ impl<St: Storage> RefusalCache<St> {
         Self { known: Arc::new(Known::new(max_keys, life, clock)), ..self }
     }
 
-    /// For how long a refusal is kept at most, a second unless it is said: after that, what others have cleared, given back or
-    /// changed shows. Say it before the cache is used: what it knows is gone.
+    /// For how long a refusal is answered without asking, a second unless it is said: after that the storage is asked again, and what
+    /// others have cleared, given back or changed shows. Say it before the cache is used: what it knows is gone.
     ///
     /// # Panics
     ///
