@@ -114,8 +114,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///
     /// # Panics
     ///
-    /// When the storage cannot keep the policy, as it may remember more than there is room for: a long log on a store whose values
-    /// are bounded. [`try_storage`](Self::try_storage) returns an error instead. A policy that is chosen
+    /// When the storage cannot keep the policy, as it may remember more than there is room for, a long log on a store whose values
+    /// are bounded, or as it is no fixed window and the storage has [leases](crate::storage::Leases). [`try_storage`](Self::try_storage) returns an error instead. A policy that is chosen
     /// [for each request](crate::policy_by) meets the storage then: that it cannot be kept is a failure of the storage.
     #[track_caller]
     pub fn storage<T: Storage>(self, storage: T, on_error: OnError) -> RateLimitLayer<T, R> {

@@ -178,7 +178,6 @@
 //! - `metrics`: `MetricsObserver` counts decisions by policy and outcome.
 //! - `redis`: [`storage::RedisStorage`](storage) keeps the counters on a Redis or Valkey server; `redis-cluster`, `redis-sentinel` and
 //!   `redis-rustls` (TLS) are for URLs that need them.
-//! - `redis`, `redis-cluster`, `redis-sentinel`, `redis-rustls`: `storage::RedisStorage`, for counters that processes share.
 //! - `memcached`: `storage::MemcachedStorage`, for the same on memcached servers.
 //! - `etcd`, `etcd-rustls` (TLS): `storage::EtcdStorage`, for counters that processes share and that have to survive a server.
 //! - `testing`: the laws as suites of tests, for strategies and [storages](storage::Cas) of your own.

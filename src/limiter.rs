@@ -76,7 +76,7 @@ impl<St: Storage> RateLimiter<St> {
     /// # Panics
     ///
     /// When the storage cannot keep the policy, as it may remember more than there is room for: a long log. The memory storage and
-    /// Redis can keep all; [`try_with_storage`](Self::try_with_storage) returns an error instead.
+    /// Redis can keep all, and [leases](crate::storage::Leases) are of fixed windows alone; [`try_with_storage`](Self::try_with_storage) returns an error instead.
     #[track_caller]
     pub fn with_storage(policy: impl Into<Policy>, storage: St) -> Self {
         or_panic(Self::try_with_storage(policy, storage))

@@ -161,6 +161,30 @@ fn metrics_count_by_policy_and_outcome_and_never_by_key() {
     );
 }
 
+/// Of an outage the log has the failures that opened the breaker, that it opened, and nothing for each request after that.
+#[test]
+fn an_outage_does_not_flood_the_log() {
+    let log = Log::default();
+    let lines = Arc::clone(&log.0);
+    tracing::subscriber::with_default(log, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let hour = std::time::Duration::from_secs(3_600);
+            let storage = RefusalCache::new(Breaker::new(Failing).failures(2).probe_after(hour, hour));
+            let layer = RateLimitLayer::new(policy("1/day"), Header::new("x-client"));
+            let service = layer.storage(storage, OnError::Refuse).layer(Inner::default());
+            for _ in 0..20 {
+                assert_eq!(status(&service, with("x-client", "a")).await, 503);
+            }
+        });
+    });
+    let lines = lines.lock().unwrap();
+    let of =
+        |level: &str, what: &str| lines.iter().filter(|line| line.starts_with(level) && line.contains(what)).count();
+    assert_eq!((of("WARN", "the rate limit storage failed"), of("WARN", "left alone for now")), (2, 1), "{lines:?}");
+    assert_eq!((of("DEBUG", "was not asked"), of("WARN", "")), (18, 3), "{lines:?}");
+}
+
 #[test]
 fn a_gauge_tells_how_many_breakers_are_open() {
     let counters = Counters::default();

@@ -57,7 +57,7 @@ fn layer<St: Storage>(
 ) -> Result<RateLimitLayer<St, Box<dyn Rejection<Body>>>, String> {
     let mut layer = RateLimitLayer::new(policy.clone(), options.key()?)
         .try_storage(storage.clone(), options.on_error)
-        .map_err(|error| error.to_string())?
+        .map_err(|error| format!("--storage and --lease have to be able to keep each --policy and --route: {error}"))?
         .headers(options.headers)
         .rejection(options.rejection.rejection());
     if let Some(header) = options.cost_header.clone() {

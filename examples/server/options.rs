@@ -22,7 +22,8 @@ pub(crate) const USAGE: &str = "\
 --fallback memory        decides while that storage is away, by a share of each quota; it needs --replicas
 --replicas N             how many servers share the storage: one of them may have so much of each quota
 --deny-cache             answer who is refused without asking the storage again, for a second at most
---lease UNITS            take so many units of a fixed window from the storage at once, and spend them without asking
+--lease UNITS            take so many units of a fixed window from the storage at once, and spend them without asking;
+                         each --policy and --route has to be one fixed window
 --key KEY                who is asking: peer-ip (the default), global, path, method or header:NAME; join several by +
 --trust CIDR             peer-ip is the client behind the proxies of this network; repeat it for more networks
 --client-ip-header NAME  where those proxies say who the client is: x-forwarded-for (the default), forwarded, or another

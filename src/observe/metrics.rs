@@ -7,8 +7,8 @@ use crate::storage::PATHS;
 /// |---|---|---|
 /// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | what became of requests: see [`Event::outcome`] |
 /// | `ratelimit_refunds_total` | `policy`, `outcome`, `mode` | hits, decided before, that were given back, or could not be |
-/// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and those it asked the `storage` about |
-/// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) answered (`here`), and trips to the `storage` |
+/// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and those it asked the `storage` inside about, whatever that is |
+/// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) answered (`here`), and questions to the `storage` inside |
 /// | `ratelimit_path_total` | `path` | decisions that a [`Breaker`](crate::storage::Breaker) has passed on, by who made them: `primary`, `fallback` or `none` |
 ///
 /// | gauge | is |

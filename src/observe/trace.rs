@@ -1,9 +1,11 @@
 //! Events for the log. None names a key unless that was asked for.
 
 use std::error::Error;
+use std::iter::successors;
 
 use super::{Event, What};
 use crate::lint::Lint;
+use crate::storage::BreakerError;
 
 #[inline]
 pub(super) fn event(event: &Event<'_>, with_key: bool) {
@@ -23,6 +25,10 @@ fn out_of_the_ordinary(event: &Event<'_>, with_key: bool) {
             let retry_after = decision.retry_after().map(tracing::field::debug);
             tracing::debug!(policy, outcome, shadow, cost = decision.cost(), retry_after, key, "a request was refused");
         }
+        What::Failed { error, .. } if is_known(&**error) => {
+            let error: &(dyn Error + 'static) = &**error;
+            tracing::debug!(policy, outcome, shadow, error, key, "the rate limit storage was not asked");
+        }
         What::Failed { error, .. } => {
             let error: &(dyn Error + 'static) = &**error;
             tracing::warn!(policy, outcome, shadow, error, key, "the rate limit storage failed");
@@ -39,6 +45,12 @@ fn out_of_the_ordinary(event: &Event<'_>, with_key: bool) {
         }
         What::Refunded(_) => tracing::trace!(policy, outcome, shadow, key, "a hit was given back"),
     }
+}
+
+/// Whether it was told when a breaker opened: a line for each request would be told by an outage.
+fn is_known(error: &(dyn Error + 'static)) -> bool {
+    let mut sources = successors(Some(error), |error: &&(dyn Error + 'static)| Error::source(*error));
+    sources.any(|error| error.downcast_ref().is_some_and(BreakerError::is_left_alone))
 }
 
 pub(super) fn lint(lint: Lint) {

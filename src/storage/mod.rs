@@ -26,17 +26,17 @@
 //! | [`Leases`] | a window that is hit more often than a server can be asked is spent by the slice |
 //!
 //! ```
-//! use std::time::Duration;
-//! use tower_ratelimit::storage::{Breaker, Deadline, Leases, RefusalCache};
-//! use tower_ratelimit::{MemoryStorage, OnError, PeerIp, Policy, RateLimitLayer};
+//! use tower_ratelimit::storage::{Breaker, Leases, RefusalCache};
+//! use tower_ratelimit::{Global, MemoryStorage, OnError, Policy, RateLimitLayer};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let redis = MemoryStorage::new();
 //! // Three replicas share what is in `redis`.
-//! let storage = Breaker::new(Deadline::new(redis, Duration::from_millis(50))).fallback(MemoryStorage::new(), 3);
+//! let storage = Breaker::new(redis).fallback(MemoryStorage::new(), 3);
+//! // One key, which all requests hit: worth a lease. With a fallback in memory there are no errors left to admit or to refuse.
 //! let storage = Leases::new(RefusalCache::new(storage), 100);
 //! let policy: Policy = "fixed-window 100000/minute".parse()?;
-//! let layer = RateLimitLayer::new(policy, PeerIp::new()).storage(storage, OnError::Admit);
+//! let layer = RateLimitLayer::new(policy, Global).storage(storage, OnError::Admit);
 //! # Ok(())
 //! # }
 //! ```
@@ -211,7 +211,8 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Gives back what a hit took, as far as [`Policy::refund`] says. `decision` is what that hit was answered.
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done;
 
-    /// Refuses a policy that this storage cannot keep: one that may remember more than there is room for. It is asked when policy
+    /// Refuses a policy that this storage cannot keep: one that may remember more than there is room for, or of which there are no
+    /// [leases](Leases). It is asked when policy
     /// and storage meet; where policies are chosen for each request, that is when it has to decide.
     ///
     /// # Errors

@@ -134,7 +134,7 @@ async fn connect(address: Address) -> Result<Open, MemcachedStorageError> {
         }
     };
     let connected: Result<Result<Open, BoxError>, _> = timeout(CONNECT_WITHIN, connected).await;
-    let late = |_| Err(format!("no answer within {CONNECT_WITHIN:?}").into());
+    let late = |_| Err(format!("connecting took longer than {CONNECT_WITHIN:?}").into());
     connected.unwrap_or_else(late).map_err(|why| MemcachedStorageError::unreached(&address.to_string(), why))
 }
 

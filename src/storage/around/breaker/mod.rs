@@ -67,7 +67,7 @@ use crate::{ConfigError, Decision, Key, Policy, Way};
 /// | the primary alone, `OnError::Refuse` | waits for the deadline, then is refused with 503 | never |
 /// | `Breaker`, `OnError::Admit` | passes at once, but for a probe | without bound |
 /// | `Breaker`, `OnError::Refuse` | is refused with 503 at once, but for a probe | never |
-/// | `Breaker` with a fallback | is decided at once, but for a probe | by at most the limit once more, in a period in which both have decided; by the shares rounded up to 1, when there are more replicas than units |
+/// | `Breaker` with a fallback | is decided at once, but for a probe and for the failures that open it, which wait for the deadline | by at most the limit once more, in a period in which both have decided; by the shares rounded up to 1, when there are more replicas than units |
 ///
 /// Each replica that was not counted among those that share adds another share. Of a leaky bucket each serves one at once, beside the
 /// places in its queue, and so each adds one.
@@ -75,8 +75,14 @@ use crate::{ConfigError, Decision, Key, Policy, Way};
 /// Without a fallback, what the primary does not answer is an error, and while it is left alone that comes at once: so
 /// [`OnError`](crate::OnError) decides without anybody having waited.
 ///
+/// # How many
+///
+/// One for a server: what is told of it holds for all layers with a clone of it. A route that is rather refused than decided by a
+/// fallback needs one of its own, without, which finds out by itself; the log tells one from another by its error.
+///
 /// # Watching it
 ///
+/// It learns from hits, refunds and clears alone: without any it says what it last knew, also long after a server has died or come back.
 /// [`Circuit::state`] says how things stand, and a decision [whether a fallback made it](Decision::is_from_fallback). With the
 /// feature `tracing`, opening is logged as a warning and closing as information; with `metrics`, decisions are counted by `path`, and breakers that are open:
 /// see `MetricsObserver`.

@@ -196,7 +196,7 @@ fn check(policy: &Policy) -> Result<(), ConfigError> {
         return Ok(());
     }
     Err(ConfigError::new(format!(
-        "leases are slices of one fixed window, and \"{policy}\" is something else: write for example \
+        "leases are slices of one fixed window, and {policy} is something else: write for example \
          \"fixed-window 10000/minute\", or leave the leases out"
     )))
 }

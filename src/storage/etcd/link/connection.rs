@@ -60,7 +60,7 @@ impl Connection {
             connection.log_in(access).await.map_err(EtcdStorageError::while_connecting)?;
             Ok(connection)
         };
-        let late = || EtcdStorageError::unreached(&member, format!("no answer within {CONNECT_WITHIN:?}"));
+        let late = || EtcdStorageError::unreached(&member, format!("connecting took longer than {CONNECT_WITHIN:?}"));
         timeout(CONNECT_WITHIN, connected).await.unwrap_or_else(|_| Err(late()))
     }
 

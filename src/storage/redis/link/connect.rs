@@ -47,7 +47,7 @@ impl Connection {
                 Ok(answer) => Ok((connection, answer)),
             }
         };
-        let late = || RedisStorageError::unreached(&server, format!("no answer within {CONNECT_WITHIN:?}"));
+        let late = || RedisStorageError::unreached(&server, format!("connecting took longer than {CONNECT_WITHIN:?}"));
         timeout(CONNECT_WITHIN, connected).await.unwrap_or_else(|_| Err(late()))
     }
 
