@@ -312,7 +312,7 @@ fn bad_flags_are_one_clear_line() {
         (&["--storage", "redis://"], "redis://"),
         (&["--storage", "memcached://"], "memcached://"),
         (&["--storage", "etcd://"], "etcd://"),
-        (&["--storage", "redis://h:1", "--deadline", "soon"], "\"soon\""),
+        (&["--storage", "redis://h:1", "--deadline", "soon"], "--deadline: cannot read the URL"),
         (&["--on-error", "panic"], "admit or refuse"),
         (&["--fallback", "memory", "--replicas", "3"], "--storage redis://localhost"),
         (&["--storage", "redis://h:1", "--fallback", "memory"], "--replicas 3"),

@@ -345,15 +345,16 @@ fn family(text: &str) -> Result<Headers, String> {
 }
 
 fn any_storage(url: &str, deadline: Option<&str>) -> Result<AnyStorage, String> {
-    let url = match deadline {
+    let parse = |flag, url: &str| url.parse().map_err(|error: ConfigError| format!("{flag}: {error}"));
+    let storage = parse("--storage", url)?;
+    match deadline {
         // Memory needs none.
         Some(deadline) if !url.starts_with("memory:") => {
             let separator = if url.contains('?') { '&' } else { '?' };
-            format!("{url}{separator}deadline={deadline}")
+            parse("--deadline", &format!("{url}{separator}deadline={deadline}"))
         }
-        _ => url.to_owned(),
-    };
-    url.parse().map_err(|error: ConfigError| format!("--storage: {error}"))
+        _ => Ok(storage),
+    }
 }
 
 fn header_name(name: &str) -> Result<HeaderName, String> {
