@@ -164,9 +164,7 @@ fn metrics_count_by_policy_and_outcome_and_never_by_key() {
 /// Of an outage the log has the failures that opened the breaker, that it opened, and nothing for each request after that.
 #[test]
 fn an_outage_does_not_flood_the_log() {
-    let log = Log::default();
-    let lines = Arc::clone(&log.0);
-    tracing::subscriber::with_default(log, || {
+    let lines = log_of(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let hour = std::time::Duration::from_secs(3_600);
@@ -178,7 +176,6 @@ fn an_outage_does_not_flood_the_log() {
             }
         });
     });
-    let lines = lines.lock().unwrap();
     let of =
         |level: &str, what: &str| lines.iter().filter(|line| line.starts_with(level) && line.contains(what)).count();
     assert_eq!((of("WARN", "the rate limit storage failed"), of("WARN", "left alone for now")), (2, 1), "{lines:?}");
@@ -253,6 +250,15 @@ fn metrics_count_which_of_two_storages_decided() {
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
+/// The lines that are logged meanwhile. Where there is one subscriber, an event that is met first on a thread without it is taken for one
+/// that nobody wants; so there are two.
+fn log_of(work: impl FnOnce()) -> Vec<String> {
+    let (log, _another) = (Log::default(), tracing::Dispatch::new(Log::default()));
+    tracing::subscriber::with_default(log.clone(), work);
+    let lines = log.0.lock().unwrap();
+    lines.clone()
+}
+
 impl tracing::Subscriber for Log {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
         metadata.target().starts_with("tower_ratelimit")
@@ -288,15 +294,13 @@ where
     St: tower_ratelimit::Storage,
     R: tower_ratelimit::Rejection<String>,
 {
-    let log = Log::default();
-    tracing::subscriber::with_default(log.clone(), || {
+    log_of(|| {
         let service = layer.layer(Inner::default());
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         for request in requests {
             runtime.block_on(ask(&service, request));
         }
-    });
-    log.0.lock().unwrap().clone()
+    })
 }
 
 #[test]
@@ -328,8 +332,7 @@ fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
 
 #[test]
 fn the_log_says_when_a_storage_is_left_alone_and_when_it_is_back() {
-    let log = Log::default();
-    tracing::subscriber::with_default(log.clone(), || {
+    let lines = log_of(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let (moody, _) = Moody::new(Mood::Fails);
@@ -343,7 +346,6 @@ fn the_log_says_when_a_storage_is_left_alone_and_when_it_is_back() {
             let _ = limiter.hit(&tower_ratelimit::Key::everybody()).await.unwrap();
         });
     });
-    let lines = log.0.lock().unwrap().clone();
     let [left_alone, back] = &lines[..] else { panic!("once each: {lines:?}") };
     for part in ["WARN", "left alone", "failures=5", "it fails"] {
         assert!(left_alone.contains(part), "{part}: {lines:?}");
