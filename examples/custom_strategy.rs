@@ -86,16 +86,19 @@ async fn main() -> Result<(), BoxError> {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(feature = "testing")]
     use tower_ratelimit::testing::{Laws, decides_like_the_model};
 
     use super::*;
 
+    #[cfg(feature = "testing")]
     #[test]
     fn it_keeps_the_laws() {
         // Up to all of it just before the last hit is a period old, and all of it again.
         Laws::new(PenaltyBox).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
     }
 
+    #[cfg(feature = "testing")]
     #[test]
     fn it_runs_on_storages() {
         let policies = [Policy::new(PenaltyBox, Quota::per_second(3)), "5/minute".parse().unwrap()];

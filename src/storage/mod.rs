@@ -59,9 +59,6 @@ mod memory;
 mod names;
 #[cfg(feature = "redis")]
 mod redis;
-#[cfg(all(test, any(feature = "redis", feature = "memcached")))]
-#[path = "../../tests/servers/mod.rs"]
-mod servers;
 mod text;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod tls;

@@ -1,258 +1,158 @@
-//! etcd, or whatever `TOWER_RATELIMIT_ETCD_SERVER` names: one member, or three that agree.
+//! Decisions on a real etcd: the laws, exact totals, what stands there.
 
-use std::fs;
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD as BASE64;
-use serde_json::{Value, json};
+use common::servers::Etcd;
+use common::{EVERY_STRATEGY, Foreign, policy};
+use tokio::runtime::Runtime;
+use tower_ratelimit::storage::{AnyStorage, Ask, EtcdStorage, ManualClock};
+use tower_ratelimit::testing::{StorageLaws, decides_like_the_model};
+use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
 
-use super::process::Process;
-use super::{STARTS_WITHIN, free_port, wait_until};
+const LONG: Duration = Duration::from_secs(5);
 
-/// Another program to start instead of `etcd`.
-const PROGRAM: &str = "TOWER_RATELIMIT_ETCD_SERVER";
+/// Connections live as long as the runtime they were made on.
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
-/// What installs it.
-const PACKAGES: &str = "etcd-server";
-
-/// A cluster of members, at least one.
-#[derive(Debug)]
-pub(crate) struct Etcd {
-    pub(crate) members: Vec<Member>,
+/// A storage of its own, with a clock that stands.
+fn on(storage: &EtcdStorage, clock: ManualClock) -> EtcdStorage {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
+    storage.clone().prefix(&prefix).clock(clock)
 }
 
-/// One member that is running, unless it was killed or stopped.
-#[derive(Debug)]
-pub(crate) struct Member {
-    /// None between `kill` and `restart`.
-    process: Option<Process>,
-    folder: PathBuf,
-    name: String,
-    clients: u16,
-    peers: u16,
-    health: u16,
-    cluster: String,
-    options: Vec<String>,
+fn storage(etcd: &Etcd) -> EtcdStorage {
+    let storage = EtcdStorage::new(&etcd.url()).unwrap().deadline(LONG);
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
+    storage
 }
 
-impl Etcd {
-    pub(crate) fn start(members: usize) -> Self {
-        Self::start_with(members, &[])
-    }
-
-    /// Three that take their time before they think that their leader is gone: for tests in which nobody dies, on a machine with much
-    /// else to do.
-    pub(crate) fn calm() -> Self {
-        Self::start_with(3, &["--heartbeat-interval", "50", "--election-timeout", "500"])
-    }
-
-    /// With these options after those that every member here has.
-    pub(crate) fn start_with(members: usize, options: &[&str]) -> Self {
-        loop {
-            let mut members: Vec<Member> = (0..members).map(|number| Member::new(number, options)).collect();
-            let names: Vec<String> =
-                members.iter().map(|member| format!("{}={}", member.name, member.peers())).collect();
-            for member in &mut members {
-                member.cluster = names.join(",");
-                member.begin();
-            }
-            let mut etcd = Self { members };
-            // Somebody else may have taken a port.
-            if etcd.members.iter_mut().all(Member::becomes_healthy) {
-                return etcd;
-            }
-        }
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("etcd://{}", self.hosts())
-    }
-
-    pub(crate) fn hosts(&self) -> String {
-        let hosts: Vec<String> = self.members.iter().map(|member| format!("127.0.0.1:{}", member.clients)).collect();
-        hosts.join(",")
-    }
-
-    /// Which of the members that are running leads them.
-    pub(crate) fn leader(&self) -> usize {
-        let mut leader = None;
-        wait_until("the members have a leader", || {
-            let running = self.members.iter().enumerate().filter(|(_, member)| member.process.is_some());
-            leader = running.map(|(at, member)| (at, member.status())).find_map(|(at, status)| {
-                let status = status.ok()?;
-                (status["leader"] == status["header"]["member_id"]).then_some(at)
-            });
-            leader.is_some()
-        });
-        leader.unwrap()
-    }
-
-    /// What is called with a body that is JSON, by any member: `kv/range`.
-    pub(crate) fn ask(&self, path: &str, body: &Value) -> Value {
-        let running = self.members.iter().find(|member| member.process.is_some()).unwrap();
-        running.ask(path, body, None).unwrap_or_else(|error| panic!("{path} {body}: {error}"))
-    }
-
-    /// All keys that are there, and what stands under them.
-    pub(crate) fn all(&self) -> Vec<(String, String)> {
-        let answer = self.ask("kv/range", &json!({ "key": "AA==", "range_end": "AA==" }));
-        let text = |value: &Value| String::from_utf8(BASE64.decode(value.as_str().unwrap()).unwrap()).unwrap();
-        let found = answer["kvs"].as_array().cloned().unwrap_or_default();
-        found.iter().map(|found| (text(&found["key"]), text(&found["value"]))).collect()
-    }
-
-    pub(crate) fn put(&self, key: &str, value: &[u8]) {
-        self.ask("kv/put", &json!({ "key": BASE64.encode(key), "value": BASE64.encode(value) }));
-    }
-
-    /// The numbers of all leases.
-    pub(crate) fn leases(&self) -> Vec<String> {
-        let answer = self.ask("lease/leases", &json!({}));
-        let leases = answer["leases"].as_array().cloned().unwrap_or_default();
-        leases.iter().map(|lease| lease["ID"].as_str().unwrap().to_owned()).collect()
-    }
+#[test]
+fn it_keeps_the_laws_of_storages() {
+    let etcd = Etcd::start(1);
+    let storage = storage(&etcd);
+    StorageLaws::new(|clock| on(&storage, clock))
+        // What is told a deadline anew decides for itself, as another process does.
+        .elsewhere(|storage| storage.clone().deadline(LONG))
+        .and_policies([
+            Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
+            Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
+        ])
+        .check();
 }
 
-impl Member {
-    fn new(number: usize, options: &[&str]) -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let (own, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let folder = std::env::temp_dir().join(format!("tower-ratelimit-etcd-{own}-{count}"));
-        fs::create_dir_all(&folder).unwrap();
-        let options = options.iter().map(|&option| option.to_owned()).collect();
-        let [clients, peers, health] = [(); 3].map(|()| free_port());
-        let (name, cluster) = (format!("m{number}"), String::new());
-        Self { process: None, folder, name, clients, peers, health, cluster, options }
-    }
-
-    fn begin(&mut self) {
-        let secure = self.options.iter().any(|option| option == "--cert-file");
-        let clients = format!("{}://127.0.0.1:{}", if secure { "https" } else { "http" }, self.clients);
-        let (peers, health) = (self.peers(), format!("http://127.0.0.1:{}", self.health));
-        let mut command = Command::new(program());
-        command.arg("--data-dir").arg(self.folder.join("data")).args(["--name", &self.name]);
-        command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
-        command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
-        command.args(["--initial-cluster", &self.cluster, "--listen-metrics-urls", &health]);
-        command.args(["--heartbeat-interval", "10", "--election-timeout", "100", "--bcrypt-cost", "4"]);
-        if is_faster_on_request() {
-            command.arg("--unsafe-no-fsync");
-        }
-        command.args(&self.options);
-        self.process = Some(Process::start(&mut command, PACKAGES));
-    }
-
-    /// Whether it does before it ends.
-    fn becomes_healthy(&mut self) -> bool {
-        let started = Instant::now();
-        loop {
-            let healthy = http(self.health, "GET /health", "", None).is_ok_and(|answer| answer.contains("true"));
-            if self.process.as_mut().unwrap().has_ended() {
-                return false;
-            }
-            if healthy {
-                return true;
-            }
-            assert!(started.elapsed() < STARTS_WITHIN, "etcd does not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    fn peers(&self) -> String {
-        format!("http://127.0.0.1:{}", self.peers)
-    }
-
-    /// As `restart`, without waiting for the others that it needs.
-    pub(crate) fn begin_again(&mut self) {
-        self.kill();
-        self.begin();
-    }
-
-    pub(crate) fn port(&self) -> u16 {
-        self.clients
-    }
-
-    /// Where files of its own can be.
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    /// As `kill -9`.
-    pub(crate) fn kill(&mut self) {
-        self.process = None;
-    }
-
-    /// On the same ports, with all that was in it.
-    pub(crate) fn restart(&mut self) {
-        let started = Instant::now();
-        loop {
-            self.begin_again();
-            if self.becomes_healthy() {
-                return;
-            }
-            assert!(started.elapsed() < STARTS_WITHIN, "the ports are not free again");
-        }
-    }
-
-    /// It hangs: whatever it is sent waits, and so do new connections.
-    pub(crate) fn stop(&self) {
-        self.process.as_ref().unwrap().stop();
-    }
-
-    /// It goes on.
-    pub(crate) fn go_on(&self) {
-        self.process.as_ref().unwrap().go_on();
-    }
-
-    fn status(&self) -> io::Result<Value> {
-        self.ask("maintenance/status", &json!({}), None)
-    }
-
-    /// With the token of a login, where one is needed.
-    pub(crate) fn ask(&self, path: &str, body: &Value, token: Option<&str>) -> io::Result<Value> {
-        let answer = http(self.clients, &format!("POST /v3/{path}"), &body.to_string(), token)?;
-        let value: Value = serde_json::from_str(&answer)?;
-        if value.get("error").is_some() { Err(io::Error::other(answer)) } else { Ok(value) }
-    }
+#[test]
+fn every_strategy_decides_like_the_model_on_three_members() {
+    let etcd = Etcd::calm();
+    let storage = storage(&etcd);
+    let mut policies: Vec<Policy> = EVERY_STRATEGY.iter().step_by(3).map(|text| policy(text)).collect();
+    policies.push(policy("fixed-window 3/second; moving-window 9/minute; token-bucket 10/hour"));
+    decides_like_the_model(&policies, |clock| on(&storage, clock));
 }
 
-impl Drop for Member {
-    fn drop(&mut self) {
-        self.process = None;
-        let _ = fs::remove_dir_all(&self.folder);
-    }
+#[test]
+fn every_vector_agrees() {
+    let etcd = Etcd::start(1);
+    common::vectors::assert_all_agree(&etcd.url());
 }
 
-fn program() -> String {
-    std::env::var(PROGRAM).unwrap_or_else(|_| "etcd".to_owned())
-}
-
-/// Whether it can be told not to wait for the disk, as it can from 3.5 on.
-fn is_faster_on_request() -> bool {
-    static FASTER: LazyLock<bool> = LazyLock::new(|| {
-        let help = Command::new(program()).arg("--help").output();
-        help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--unsafe-no-fsync"))
+/// Field defects: check, then increment; GET then SET in a "shared" store. Servers with connections of their own.
+#[test]
+fn several_servers_admit_exactly_what_the_limit_says() {
+    let store = Etcd::calm();
+    let policy = "fixed-window 40/day; moving-window 60/day";
+    let flags = ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--deadline", "10s"];
+    let servers: Vec<common::example_process::Server> = (0..4).map(|_| common::example_process::Server::start(&flags)).collect();
+    let ask = |server: &common::example_process::Server| (0..20).filter(|_| server.status("/", "") == 200).count();
+    let admitted: usize = std::thread::scope(|scope| {
+        let asking: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();
+        asking.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
-    *FASTER
+    assert!(admitted <= 40, "{admitted}");
+    // Who was told to come back comes back.
+    let more = (0..40).filter(|_| servers[0].status("/", "") == 200).count();
+    assert_eq!(admitted + more, 40);
 }
 
-/// The body of the answer.
-fn http(port: u16, what: &str, body: &str, token: Option<&str>) -> io::Result<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-    let token = token.map_or_else(String::new, |token| format!("authorization: {token}\r\n"));
-    let length = body.len();
-    // By HTTP/1.0 it is not sent in chunks.
-    write!(stream, "{what} HTTP/1.0\r\nhost: localhost\r\ncontent-length: {length}\r\n{token}\r\n{body}")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (_, body) = answer.split_once("\r\n\r\n").ok_or_else(|| io::Error::other(answer.clone()))?;
-    Ok(body.to_owned())
+#[test]
+fn what_stands_in_etcd_is_as_documented() {
+    let etcd = Etcd::start(1);
+    let clock = ManualClock::new(Timestamp::from_micros(1_728_000_000_000_000));
+    let storage = storage(&etcd).clock(clock);
+    let [free, other] = ["fixed-window 3/minute", "fixed-window 3/minute; moving-window 3/hour"];
+    RUNTIME.block_on(async {
+        let alice = Key::from("alice");
+        let limiter = RateLimiter::with_storage(policy(free).with_name("free"), storage.clone());
+        let _ = limiter.hit(&alice).await.unwrap();
+        // The window has begun now, which its low 32 bits say.
+        let first = "[1.fixed-window/60000000 1728000060000000,1,1512833024]";
+        assert_eq!(etcd.all(), [("rl:free|t:alice".to_owned(), first.to_owned())]);
+        let both = RateLimiter::with_storage(policy(other).with_name("free"), storage.prefix("shop"));
+        let _ = both.hit(&alice).await.unwrap();
+        let log = "[2.moving-window/3600000000 1728003600000000,1728000000000000*1]";
+        assert_eq!(etcd.all()[1], ("shop:free|t:alice".to_owned(), format!("{first}{log}")));
+        both.clear(&alice).await.unwrap();
+        assert_eq!(etcd.all().len(), 1);
+        limiter.clear(&alice).await.unwrap();
+        assert_eq!(etcd.all(), []);
+    });
+}
+
+#[test]
+fn what_cannot_be_read_is_a_fresh_start() {
+    let etcd = Etcd::start(1);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage(&etcd));
+    for spoil in [&b"garbage"[..], b"\xff\xfe", b"[1.fixed-window/86400000000 99999999999999999999,1,1]", b""] {
+        etcd.put("rl:p|t:k", spoil);
+        RUNTIME.block_on(async {
+            for expected in [true, true, false] {
+                assert_eq!(limiter.hit(&Key::from("k")).await.unwrap().is_admitted(), expected, "{spoil:?}");
+            }
+        });
+    }
+}
+
+/// A log that cannot fit is told when policy and storage meet, and one that just fits is kept.
+#[test]
+fn a_policy_that_does_not_fit_is_refused_and_one_that_does_is_kept() {
+    let etcd = Etcd::start(1);
+    let storage = storage(&etcd);
+    let large = policy("moving-window 1000000/day");
+    let error = storage.validate(&large).unwrap_err().to_string();
+    assert!(error.contains("sliding-window-counter"), "{error}");
+    let error = RUNTIME.block_on(storage.decide(Ask::new(&large, &Key::from("k"), Op::Hit, 1))).unwrap_err();
+    assert!(!error.may_have_counted(), "{error}");
+    // What stands there is as long as it can be.
+    let longest = "x".repeat(1_499_900);
+    etcd.put("rl:p|t:k", longest.as_bytes());
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage);
+    assert!(RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap().is_admitted());
+}
+
+#[test]
+fn urls_say_what_to_write_and_never_a_password() {
+    let wrong = [
+        ("etcd://", "no host"),
+        ("etcd://host/path", "leave it out"),
+        ("etcd://:secret@host", "write user:password@"),
+        ("etcd://secret@host", "no password"),
+        ("etcd://host:0", "no host"),
+        ("etcd://a:secret@host?port=1", "no option \"port\""),
+        ("etcd://a:secret@host?deadline=0s", "no deadline"),
+        ("etcd+unix:///etcd.sock", "write etcd://"),
+        ("etcds://a:secret@host?ca=/nowhere.pem", "cannot read certificates"),
+        ("http://a:secret@host", "write etcd://"),
+    ];
+    for (url, part) in wrong {
+        let error = EtcdStorage::new(url).unwrap_err().to_string();
+        assert!(error.contains(part) && !error.contains("secret"), "{url}: {error}");
+    }
+    let right = "etcd://a:secret@host,[::1]:1,127.0.0.1/?prefix=p&deadline=1s";
+    let told = format!("{:?}", EtcdStorage::new(right).unwrap());
+    assert!(["host:2379", "[::1]:1", "127.0.0.1:2379", "\"p\""].iter().all(|part| told.contains(part)), "{told}");
+    assert!(!told.contains("secret"), "{told}");
+    assert!(right.parse::<AnyStorage>().is_ok());
 }

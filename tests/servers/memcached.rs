@@ -1,142 +1,242 @@
-//! memcached, or whatever `TOWER_RATELIMIT_MEMCACHED_SERVER` names.
+//! Decisions on real memcached servers: the laws, the golden vectors, exact totals, and what the server is left with.
 
-use std::env;
-use std::io::{self, BufRead, BufReader, Write};
-use std::net::TcpStream;
-#[cfg(unix)]
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::process::Command;
-use std::thread;
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use super::process::Process;
-use super::{STARTS_WITHIN, free_port, wait_until};
+use common::servers::Memcached;
+use common::{EVERY_STRATEGY, Foreign, policy};
+use tokio::runtime::Runtime;
+use tower_ratelimit::storage::{ManualClock, MemcachedStorage};
+use tower_ratelimit::testing::{StorageLaws, decides_like_the_model};
+use tower_ratelimit::{ElasticWindow, Global, Key, MovingWindow, OnError, Policy, Quota, RateLimitLayer, RateLimiter};
 
-/// Another program to start instead of `memcached`.
-const PROGRAM: &str = "TOWER_RATELIMIT_MEMCACHED_SERVER";
+/// Connections live as long as the runtime they were made on.
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
-const PACKAGES: &str = "memcached";
+const LONG: Duration = Duration::from_secs(5);
 
-/// A server that is running, unless it was killed or stopped.
-#[derive(Debug)]
-pub(crate) struct Memcached {
-    /// None between `kill` and `restart`.
-    process: Option<Process>,
-    port: u16,
-    options: Vec<String>,
+/// The URL of all of them.
+fn url(servers: &[Memcached]) -> String {
+    let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    format!("memcached://{}", hosts.join(","))
 }
 
-impl Memcached {
-    /// With these options after those that every server here has: `-I`, `512k`.
-    pub(crate) fn start(options: &[&str]) -> Self {
-        let started = Instant::now();
-        loop {
-            let options = options.iter().map(|&option| option.to_owned()).collect();
-            let mut server = Self { process: None, port: free_port(), options };
-            if server.begin() {
-                return server;
-            }
-            // Somebody else took the port, or it does not like its options.
-            assert!(started.elapsed() < STARTS_WITHIN, "the server does not start: {server:?}");
-        }
-    }
+fn many(count: usize) -> Vec<Memcached> {
+    (0..count).map(|_| Memcached::start(&[])).collect()
+}
 
-    /// On a unix socket, where nobody but a client finds it.
-    #[cfg(unix)]
-    pub(crate) fn on(socket: &Path) -> Self {
-        let mut command = program();
-        command.arg("-s").arg(socket);
-        let process = Process::start(&mut command, PACKAGES);
-        wait_until("the socket is there", || UnixStream::connect(socket).is_ok());
-        Self { process: Some(process), port: 0, options: Vec::new() }
-    }
+/// A storage of its own on the servers, with a clock that stands.
+fn on(servers: &[Memcached], clock: ManualClock) -> MemcachedStorage {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
+    let _guard = RUNTIME.enter();
+    MemcachedStorage::new(&url(servers)).unwrap().prefix(&prefix).deadline(LONG).clock(clock)
+}
 
-    /// Whether it answers and is our child.
-    fn begin(&mut self) -> bool {
-        let mut command = program();
-        command.args(["-l", "127.0.0.1", "-U", "0", "-p", &self.port.to_string()]).args(&self.options);
-        let process = self.process.insert(Process::start(&mut command, PACKAGES));
-        let (started, id) = (Instant::now(), format!("STAT pid {}", process.id()));
-        loop {
-            if process.has_ended() {
-                return false;
-            }
-            match ask(self.port, "stats") {
-                Ok(stats) if stats.contains(&id) => return true,
-                Ok(stats) if stats.iter().any(|line| line.starts_with("STAT pid ")) => return false,
-                other => assert!(started.elapsed() < STARTS_WITHIN, "the server does not start: {other:?}"),
-            }
-            thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    pub(crate) fn port(&self) -> u16 {
-        self.port
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("memcached://127.0.0.1:{}", self.port)
-    }
-
-    /// All lines of its reply, on a connection of its own.
-    pub(crate) fn ask(&self, command: &str) -> Vec<String> {
-        ask(self.port, command).unwrap()
-    }
-
-    /// What it counts under this name.
-    pub(crate) fn stat(&self, name: &str) -> u64 {
-        let stats = self.ask("stats");
-        let value = stats.iter().find_map(|line| line.strip_prefix(&format!("STAT {name} ")));
-        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name}: {stats:?}"))
-    }
-
-    /// As `kill -9`.
-    pub(crate) fn kill(&mut self) {
-        self.process = None;
-    }
-
-    /// On the same port, with nothing in it.
-    pub(crate) fn restart(&mut self) {
-        let started = Instant::now();
-        self.kill();
-        while !self.begin() {
-            assert!(started.elapsed() < STARTS_WITHIN, "port {} is not free again", self.port);
-        }
-    }
-
-    /// It hangs: whatever it is sent waits, and so do new connections.
-    pub(crate) fn stop(&self) {
-        self.process.as_ref().unwrap().stop();
-    }
-
-    /// It goes on.
-    pub(crate) fn go_on(&self) {
-        self.process.as_ref().unwrap().go_on();
+#[test]
+fn every_strategy_and_mixed_policies_decide_like_the_model() {
+    let mut policies: Vec<Policy> = EVERY_STRATEGY.iter().map(|text| policy(text)).collect();
+    policies.extend([
+        policy("fixed-window 3/second; elastic-window 4 per 3 seconds; moving-window 9/minute; token-bucket 10/hour"),
+        policy("moving-window 7 per 20 seconds; moving-window 9/minute; leaky-bucket 11/day; 12/day"),
+        Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
+        Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
+    ]);
+    for count in [1, 3] {
+        let servers = many(count);
+        decides_like_the_model(&policies, |clock| on(&servers, clock));
+        assert!(servers.iter().all(|server| server.stat("cmd_set") > 100), "all of them had their share");
     }
 }
 
-fn program() -> Command {
-    let mut command = Command::new(env::var(PROGRAM).unwrap_or_else(|_| "memcached".to_owned()));
-    // Root has to say that it means it.
-    command.args(["-u", "root"]);
-    command
+/// The laws of storages, as for anybody's.
+#[test]
+fn it_keeps_the_laws() {
+    let servers = many(2);
+    let all = url(&servers);
+    let _guard = RUNTIME.enter();
+    let shared = MemcachedStorage::new(&all).unwrap().deadline(LONG);
+    RUNTIME.block_on(shared.ready(LONG)).unwrap();
+    let number = AtomicU32::new(0);
+    let empty = move |clock| shared.clone().prefix(&format!("l{}", number.fetch_add(1, Ordering::SeqCst))).clock(clock);
+    StorageLaws::new(empty).check();
 }
 
-fn ask(port: u16, command: &str) -> io::Result<Vec<String>> {
-    let stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-    let mut stream = BufReader::new(stream);
-    stream.get_mut().write_all(format!("{command}\r\nmn\r\n").as_bytes())?;
-    let mut lines = Vec::new();
-    loop {
-        let mut line = String::new();
-        if stream.read_line(&mut line)? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        match line.trim_end() {
-            "MN" => return Ok(lines),
-            line => lines.push(line.to_owned()),
-        }
+#[test]
+fn every_vector_agrees() {
+    for count in [1, 3] {
+        common::vectors::assert_all_agree(&url(&many(count)));
     }
+}
+
+/// Field defect: check, then increment; GET then SET in a "shared" store. Eight servers, each a process with connections of its own;
+/// who is told that others were faster comes back.
+#[test]
+fn eight_example_servers_admit_exactly_what_the_limit_says() {
+    let store = Memcached::start(&[]);
+    for policy in ["fixed-window 100/day", "token-bucket 100/day", "moving-window 100/day; 200/day"] {
+        let servers: Vec<common::example_process::Server> = (0..8)
+            .map(|_| {
+                let flags = ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--deadline", "5s"];
+                common::example_process::Server::start(&flags)
+            })
+            .collect();
+        // No answer without numbers is taken for a refusal, and one with units left is a contended one.
+        let ask = |server: &common::example_process::Server| {
+            let mut admitted = 0;
+            for _ in 0..25 {
+                loop {
+                    let (status, head) = server.get("/", "");
+                    admitted += usize::from(status == 200);
+                    assert!(matches!(status, 200 | 429), "{head}");
+                    if status == 200 || head.contains("x-ratelimit-remaining: 0\r\n") {
+                        break;
+                    }
+                }
+            }
+            admitted
+        };
+        let admitted: usize = std::thread::scope(|scope| {
+            let asking: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();
+            asking.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(admitted, 100, "{policy}");
+    }
+}
+
+/// Field defect: memcached expiry beyond 30 days is never enforced.
+#[test]
+fn long_periods_are_enforced() {
+    let server = Memcached::start(&[]);
+    let _guard = RUNTIME.enter();
+    let storage = MemcachedStorage::new(&server.url()).unwrap().deadline(LONG);
+    let texts = [
+        "1/month",
+        "fixed-window 1/month",
+        "moving-window 1/month",
+        "token-bucket 1/month",
+        "fixed-window 1 per 30 days",
+        "fixed-window 1 per 2591999 seconds",
+        "1/year",
+        "fixed-window 1 per 50 years",
+    ];
+    for (number, text) in texts.into_iter().enumerate() {
+        let limiter = RateLimiter::with_storage(policy(text).with_name(number.to_string()), storage.clone());
+        assert!(RUNTIME.block_on(limiter.hit(&Key::everybody())).unwrap().is_admitted(), "{text}");
+        assert!(RUNTIME.block_on(limiter.hit(&Key::everybody())).unwrap().is_refused(), "{text}");
+    }
+}
+
+/// Field defects: TTL as milliseconds given to seconds; keys that never expire.
+#[test]
+fn all_keys_are_gone_when_they_matter_no_longer() {
+    let server = Memcached::start(&[]);
+    let _guard = RUNTIME.enter();
+    let storage = MemcachedStorage::new(&server.url()).unwrap().deadline(LONG);
+    let names = || (0..EVERY_STRATEGY.len()).flat_map(|policy| (0..5_u64).map(move |client| (policy, client)));
+    for (number, client) in names() {
+        let short = policy(&EVERY_STRATEGY[number].replace("7 seconds", "200ms")).with_name(format!("p{number}"));
+        let limiter = RateLimiter::with_storage(short, storage.clone());
+        let _ = RUNTIME.block_on(limiter.hit(&Key::from(client))).unwrap();
+    }
+    let asks: Vec<String> = names().map(|(number, client)| format!("mg rl:p{number}|n:{client}")).collect();
+    let asks = asks.join("\r\n");
+    assert!(server.ask(&asks).iter().all(|line| line == "HD"));
+    common::servers::wait_until("all keys have expired", || server.ask(&asks).iter().all(|line| line == "EN"));
+    assert_eq!(server.stat("curr_items"), 0);
+}
+
+#[test]
+fn what_a_full_server_has_dropped_begins_anew() {
+    let server = Memcached::start(&["-m", "2", "-o", "no_modern"]);
+    let _guard = RUNTIME.enter();
+    let storage = MemcachedStorage::new(&server.url()).unwrap().deadline(LONG);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage);
+    let hit = || RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap();
+    assert_eq!([hit(), hit(), hit()].map(|decision| decision.is_admitted()), [true, true, false]);
+    // Of the same size, so that it has to make room where our key is.
+    let stands = server.ask("mg rl:p|t:k v").swap_remove(1);
+    let started = Instant::now();
+    let mut number = 0;
+    // To look as others do would be to use it.
+    while server.ask("me rl:p|t:k") != ["EN"] {
+        let set = |junk| format!("ms {junk:08} {} T0 q\r\n{stands}", stands.len());
+        server.ask(&(number..number + 2_000).map(set).collect::<Vec<_>>().join("\r\n"));
+        number += 2_000;
+        assert!(started.elapsed() < LONG, "nothing is dropped");
+    }
+    assert!(server.stat("evictions") > 0);
+    assert_eq!([hit(), hit(), hit()].map(|decision| decision.is_admitted()), [true, true, false]);
+}
+
+#[test]
+fn what_stands_there_and_cannot_be_read_is_a_fresh_start() {
+    let servers = many(1);
+    let storage = on(&servers, ManualClock::default()).prefix("odd");
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day; moving-window 2/day").with_name("p"), storage);
+    RUNTIME.block_on(async {
+        for spoil in ["garbage", "[", "[1.fixed-window/86400000000 99999999999999999999,1,1]", "\u{1}\u{2}", ""] {
+            servers[0].ask(&format!("ms odd:p|t:k {}\r\n{spoil}", spoil.len()));
+            for expected in [true, true, false] {
+                let decision = limiter.hit(&Key::from("k")).await.unwrap();
+                assert_eq!((decision.is_admitted(), decision.is_contended()), (expected, false), "{spoil:?}");
+            }
+        }
+    });
+}
+
+/// Field defect: composite keys joined by a separator run together.
+#[test]
+fn names_that_differ_are_keys_that_differ() {
+    let servers = many(3);
+    let storage = on(&servers, ManualClock::default());
+    let long = "k".repeat(300);
+    RUNTIME.block_on(async {
+        for name in ["a {b} | c", "a {b}", "a", &"n".repeat(200)] {
+            let limiter = RateLimiter::with_storage(
+                policy("moving-window 1/day; fixed-window 9/day").with_name(name),
+                storage.clone(),
+            );
+            for key in [
+                Key::from("a|b"),
+                Key::from("a%7Cb"),
+                Key::from("1.2.3.4"),
+                Key::from(std::net::Ipv4Addr::new(1, 2, 3, 4)),
+                Key::everybody(),
+                Key::from("*"),
+                Key::from("a b\r\nflush_all\r\n"),
+                Key::from("caf\u{e9}"),
+                Key::from(&long),
+                Key::from(&format!("{long}k")),
+            ] {
+                assert!(limiter.hit(&key).await.unwrap().is_admitted(), "{name} {key}");
+                assert!(limiter.hit(&key).await.unwrap().is_refused(), "{name} {key}");
+            }
+        }
+    });
+    let items: u64 = servers.iter().map(|server| server.stat("curr_items")).sum();
+    assert_eq!(items, 40);
+}
+
+#[test]
+fn a_log_that_does_not_fit_is_an_error_where_policy_and_storage_meet() {
+    let storage = MemcachedStorage::new("memcached://localhost").unwrap();
+    let large = policy("moving-window 100000/day");
+    let error = RateLimiter::try_with_storage(large.clone(), storage.clone()).unwrap_err().to_string();
+    assert!(error.contains("moving-window 100000/day") && error.contains("sliding-window-counter"), "{error}");
+    assert!(RateLimitLayer::new(large, Global).try_storage(storage.clone(), OnError::Admit).is_err());
+    assert!(RateLimiter::try_with_storage(policy("moving-window 50000/day"), storage).is_ok());
+}
+
+#[test]
+fn a_server_that_names_no_writings_is_an_error_that_says_what_to_do() {
+    let servers = [Memcached::start(&["-C"])];
+    let limiter = RateLimiter::with_storage(policy("fixed-window 3/day"), on(&servers, ManualClock::default()));
+    RUNTIME.block_on(async {
+        assert!(limiter.hit(&Key::from("k")).await.unwrap().is_admitted());
+        let error = limiter.hit(&Key::from("k")).await.unwrap_err();
+        assert!(error.to_string().contains("without -C"), "{error}");
+    });
 }

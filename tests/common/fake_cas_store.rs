@@ -1,0 +1,242 @@
+//! Stores that compare and swap, in this process: one as it should be, and the same with something wrong.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::task::yield_now;
+use tower_ratelimit::storage::{CasStorage, Loaded, Swapped};
+use tower_ratelimit::{BoxError, Timestamp};
+
+/// What may be wrong with a store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fault {
+    #[default]
+    None,
+    DoesNotCompare,
+    /// Field defect: GET then SET.
+    ComparesThenPuts,
+    Trims,
+    IgnoresCase,
+    CutsKeys,
+    ReusesVersions,
+    TellsWhatItWasTold,
+    RemovesWhenStale,
+    /// Field defect: seconds given as milliseconds.
+    SecondsAreMillis,
+    /// Field defect: more than 30 days is taken for an instant long past.
+    MonthsArePast,
+    /// Field defect: when it ends is said only when a key is made.
+    EndsAsFirstSaid,
+    EndsAfterASecond,
+    SaysMillis,
+}
+
+/// Texts with the number of their writing, which answer not at once.
+#[derive(Clone, Debug, Default)]
+pub struct Texts(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    fault: Fault,
+    says_time: bool,
+    longest: Option<usize>,
+    texts: Mutex<HashMap<String, Written>>,
+    /// Held while it compares and puts.
+    step: Mutex<()>,
+    writings: AtomicU64,
+    loads: AtomicU64,
+    swaps: AtomicU64,
+    /// Swaps that shall be lost before one is not.
+    losing: AtomicU64,
+    hangs: AtomicBool,
+    /// From which swap on they are not answered; 0 when all are.
+    swaps_hang_from: AtomicU64,
+    keep: Mutex<Duration>,
+    fails: AtomicBool,
+    /// Of how many milliseconds each answer is.
+    millis: AtomicU64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Written {
+    text: String,
+    version: u64,
+    gone_at: Option<Instant>,
+}
+
+impl Texts {
+    pub fn with(fault: Fault) -> Self {
+        let says_time = fault == Fault::SaysMillis;
+        Self(Arc::new(Inner { fault, says_time, ..Inner::default() }))
+    }
+
+    pub fn that_says_the_time() -> Self {
+        Self(Arc::new(Inner { says_time: true, ..Inner::default() }))
+    }
+
+    pub fn of_at_most(longest: usize) -> Self {
+        Self(Arc::new(Inner { longest: Some(longest), ..Inner::default() }))
+    }
+
+    /// How many loads and swaps there were since this was last asked.
+    pub fn trips(&self) -> (u64, u64) {
+        (self.0.loads.swap(0, Ordering::SeqCst), self.0.swaps.swap(0, Ordering::SeqCst))
+    }
+
+    pub fn lose(&self, swaps: u64) {
+        self.0.losing.store(swaps, Ordering::SeqCst);
+    }
+
+    pub fn hang(&self, hangs: bool) {
+        self.0.hangs.store(hangs, Ordering::SeqCst);
+    }
+
+    /// Does not answer this swap nor those after it, until 0 is said.
+    pub fn hang_from_swap(&self, number: u64) {
+        self.0.swaps_hang_from.store(number, Ordering::SeqCst);
+    }
+
+    /// For how long the last text was to be kept.
+    pub fn keep(&self) -> Duration {
+        *self.0.keep.lock().unwrap()
+    }
+
+    pub fn fail(&self, fails: bool) {
+        self.0.fails.store(fails, Ordering::SeqCst);
+    }
+
+    pub fn answer_after(&self, millis: u64) {
+        self.0.millis.store(millis, Ordering::SeqCst);
+    }
+
+    pub fn text(&self, key: &str) -> String {
+        self.0.texts.lock().unwrap().get(key).cloned().unwrap_or_default().text
+    }
+
+    /// As another process might.
+    pub fn put(&self, key: &str, text: &str) {
+        let version = self.0.writings.fetch_add(1, Ordering::SeqCst) + 1;
+        let text = Written { text: text.to_owned(), version, gone_at: None };
+        self.0.texts.lock().unwrap().insert(key.to_owned(), text);
+    }
+
+    async fn answer(&self) -> Result<(), BoxError> {
+        let (hangs, millis) = (self.0.hangs.load(Ordering::SeqCst), self.0.millis.load(Ordering::SeqCst));
+        yield_now().await;
+        if millis > 0 {
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+        }
+        if hangs {
+            std::future::pending::<()>().await;
+        }
+        if self.0.fails.load(Ordering::SeqCst) { Err("the disk is full".into()) } else { Ok(()) }
+    }
+
+    fn called(&self, key: &str) -> String {
+        match self.0.fault {
+            Fault::IgnoresCase => key.to_ascii_lowercase(),
+            Fault::CutsKeys => key.chars().take(250).collect(),
+            _ => key.to_owned(),
+        }
+    }
+
+    fn look(&self, key: &str) -> Written {
+        let stands = self.0.texts.lock().unwrap().get(&self.called(key)).cloned().unwrap_or_default();
+        let is_there = stands.gone_at.is_none_or(|gone_at| Instant::now() < gone_at);
+        if is_there { stands } else { Written { text: String::new(), ..stands } }
+    }
+
+    fn loaded(&self, Written { text, version, .. }: Written) -> Loaded<u64> {
+        let now = Timestamp::wall_clock();
+        let now = if self.0.fault == Fault::SaysMillis { Timestamp::from_micros(now.as_micros() / 1_000) } else { now };
+        Loaded { text, version, now: self.0.says_time.then_some(now) }
+    }
+
+    fn gone_at(&self, keep: Duration) -> Option<Instant> {
+        let keep = match self.0.fault {
+            Fault::SecondsAreMillis => keep / 1_000,
+            Fault::MonthsArePast if keep > Duration::from_secs(30 * 86_400) => Duration::ZERO,
+            Fault::EndsAfterASecond => keep.min(Duration::from_secs(1)),
+            _ => keep,
+        };
+        Instant::now().checked_add(keep)
+    }
+
+    fn swap_in_one_step(&self, key: &str, version: u64, text: &str, keep: Duration) -> Swapped<u64> {
+        let _alone = self.0.step.lock().unwrap();
+        let (fault, stands) = (self.0.fault, self.look(key));
+        let is_stale = stands.version != version;
+        if is_stale && fault == Fault::TellsWhatItWasTold {
+            return Swapped::Lost(Some(Loaded { text: text.to_owned(), version, now: None }));
+        }
+        let removes = fault == Fault::RemovesWhenStale && text.is_empty();
+        if is_stale && !removes && fault != Fault::DoesNotCompare {
+            // Every other time what stands there is told, too.
+            let tells = self.0.swaps.load(Ordering::SeqCst).is_multiple_of(2);
+            return Swapped::Lost(tells.then(|| self.loaded(stands)));
+        }
+        self.write(key, text, keep);
+        Swapped::Stored
+    }
+
+    fn write(&self, key: &str, text: &str, keep: Duration) {
+        *self.0.keep.lock().unwrap() = keep;
+        let text = if self.0.fault == Fault::Trims { text.trim() } else { text };
+        let mut texts = self.0.texts.lock().unwrap();
+        let stands = texts.entry(self.called(key)).or_default();
+        let writing = self.0.writings.fetch_add(1, Ordering::SeqCst) + 1;
+        let version = match (self.0.fault, text) {
+            (Fault::ReusesVersions, "") => 0,
+            (Fault::ReusesVersions, _) => stands.version + 1,
+            _ => writing,
+        };
+        let gone_at = match stands.gone_at {
+            Some(gone_at) if self.0.fault == Fault::EndsAsFirstSaid => Some(gone_at),
+            _ => self.gone_at(keep),
+        };
+        *stands = Written { text: text.to_owned(), version, gone_at };
+    }
+}
+
+impl CasStorage for Texts {
+    type Error = BoxError;
+    type Version = u64;
+
+    async fn load(&self, key: &str) -> Result<Loaded<u64>, BoxError> {
+        self.0.loads.fetch_add(1, Ordering::SeqCst);
+        self.answer().await?;
+        let loaded = self.loaded(self.look(key));
+        yield_now().await;
+        Ok(loaded)
+    }
+
+    async fn swap(&self, key: &str, version: &u64, text: &str, keep: Duration) -> Result<Swapped<u64>, BoxError> {
+        let number = self.0.swaps.fetch_add(1, Ordering::SeqCst) + 1;
+        while (1..=number).contains(&self.0.swaps_hang_from.load(Ordering::SeqCst)) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        self.answer().await?;
+        let fault = self.0.fault;
+        let losing = |losing: u64| losing.checked_sub(1);
+        if self.0.losing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, losing).is_ok() {
+            return Ok(Swapped::Lost(None));
+        }
+        if fault == Fault::ComparesThenPuts {
+            if self.look(key).version != *version {
+                return Ok(Swapped::Lost(None));
+            }
+            yield_now().await;
+            self.write(key, text, keep);
+            return Ok(Swapped::Stored);
+        }
+        let swapped = self.swap_in_one_step(key, *version, text, keep);
+        yield_now().await;
+        Ok(swapped)
+    }
+
+    fn longest(&self) -> Option<usize> {
+        self.0.longest
+    }
+}

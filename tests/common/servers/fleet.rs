@@ -1,0 +1,104 @@
+//! Servers that know each other.
+
+use super::{Server, wait_until};
+
+/// Three primaries that share the slots. A node that is away takes only its own slots with it.
+#[derive(Debug)]
+pub struct Cluster {
+    pub nodes: Vec<Server>,
+}
+
+/// The slots of the n-th node end before `ENDS[n]`.
+const ENDS: [u16; 3] = [5_461, 10_923, 16_384];
+
+impl Cluster {
+    pub fn start() -> Self {
+        let options = "--cluster-enabled yes --cluster-node-timeout 1000 --cluster-require-full-coverage no";
+        let options: Vec<&str> = options.split(' ').collect();
+        let nodes: Vec<Server> = ENDS.iter().map(|_| Server::start(&options)).collect();
+        let mut first = 0;
+        for (epoch, (node, end)) in nodes.iter().zip(ENDS).enumerate() {
+            let slots: Vec<String> = (first..end).map(|slot| slot.to_string()).collect();
+            let adding: Vec<&str> =
+                ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
+            ok(node, &adding);
+            ok(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(epoch + 1).to_string()]);
+            ok(node, &["CLUSTER", "MEET", "127.0.0.1", &nodes[0].port().to_string()]);
+            first = end;
+        }
+        let cluster = Self { nodes };
+        cluster.wait_until_whole();
+        cluster
+    }
+
+    pub fn url(&self) -> String {
+        let hosts: Vec<String> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+        format!("redis+cluster://{}", hosts.join(","))
+    }
+
+    pub fn wait_until_whole(&self) {
+        for node in &self.nodes {
+            wait_until("the cluster is whole", || {
+                let info = node.ask(&["CLUSTER", "INFO"]).to_string();
+                let whole = ["cluster_state:ok", "cluster_slots_ok:16384", "cluster_known_nodes:3", "cluster_size:3"];
+                whole.iter().all(|part| info.contains(part))
+            });
+        }
+    }
+
+    /// Which node has this slot at first.
+    pub fn home(slot: u16) -> usize {
+        ENDS.iter().position(|end| slot < *end).unwrap()
+    }
+
+    pub fn id(&self, node: usize) -> String {
+        self.nodes[node].ask(&["CLUSTER", "MYID"]).to_string()
+    }
+}
+
+/// A primary, a replica of it, and three sentinels who call them `mymaster`.
+#[derive(Debug)]
+pub struct Sentinels {
+    pub servers: Vec<Server>,
+    pub sentinels: Vec<Server>,
+}
+
+impl Sentinels {
+    pub fn start() -> Self {
+        let primary = Server::start(&["--repl-diskless-sync-delay", "0"]);
+        let port = primary.port().to_string();
+        let replica = Server::start(&["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"]);
+        let sentinels = (0..3).map(|_| sentinel(&port)).collect();
+        let all = Self { servers: vec![primary, replica], sentinels };
+        for sentinel in &all.sentinels {
+            wait_until("the sentinels know each other", || {
+                let known = sentinel.ask(&["SENTINEL", "MASTER", "mymaster"]).to_string();
+                known.contains(" num-slaves 1 ") && known.contains(" num-other-sentinels 2 ")
+            });
+        }
+        wait_until("the replica follows", || {
+            all.servers[1].ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")
+        });
+        all
+    }
+
+    pub fn url(&self) -> String {
+        let hosts: Vec<String> =
+            self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
+        format!("redis+sentinel://{}/mymaster", hosts.join(","))
+    }
+}
+
+fn sentinel(primary: &str) -> Server {
+    let lines = [
+        format!("sentinel monitor mymaster 127.0.0.1 {primary} 2"),
+        "sentinel down-after-milliseconds mymaster 500".to_owned(),
+        "sentinel failover-timeout mymaster 2000".to_owned(),
+    ];
+    Server::configured(&lines.join("\n"), &["--sentinel"])
+}
+
+fn ok(server: &Server, command: &[&str]) {
+    let reply = server.ask(command).to_string();
+    assert_eq!(reply, "OK", "{:?}", &command[..2]);
+}

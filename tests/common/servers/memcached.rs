@@ -1,0 +1,142 @@
+//! memcached, or whatever `TOWER_RATELIMIT_MEMCACHED_SERVER` names.
+
+use std::env;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::TcpStream;
+#[cfg(unix)]
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::process::Process;
+use super::{STARTS_WITHIN, free_port, wait_until};
+
+/// Another program to start instead of `memcached`.
+const PROGRAM: &str = "TOWER_RATELIMIT_MEMCACHED_SERVER";
+
+const PACKAGES: &str = "memcached";
+
+/// A server that is running, unless it was killed or stopped.
+#[derive(Debug)]
+pub struct Memcached {
+    /// None between `kill` and `restart`.
+    process: Option<Process>,
+    port: u16,
+    options: Vec<String>,
+}
+
+impl Memcached {
+    /// With these options after those that every server here has: `-I`, `512k`.
+    pub fn start(options: &[&str]) -> Self {
+        let started = Instant::now();
+        loop {
+            let options = options.iter().map(|&option| option.to_owned()).collect();
+            let mut server = Self { process: None, port: free_port(), options };
+            if server.begin() {
+                return server;
+            }
+            // Somebody else took the port, or it does not like its options.
+            assert!(started.elapsed() < STARTS_WITHIN, "the server does not start: {server:?}");
+        }
+    }
+
+    /// On a unix socket, where nobody but a client finds it.
+    #[cfg(unix)]
+    pub fn on(socket: &Path) -> Self {
+        let mut command = program();
+        command.arg("-s").arg(socket);
+        let process = Process::start(&mut command, PACKAGES);
+        wait_until("the socket is there", || UnixStream::connect(socket).is_ok());
+        Self { process: Some(process), port: 0, options: Vec::new() }
+    }
+
+    /// Whether it answers and is our child.
+    fn begin(&mut self) -> bool {
+        let mut command = program();
+        command.args(["-l", "127.0.0.1", "-U", "0", "-p", &self.port.to_string()]).args(&self.options);
+        let process = self.process.insert(Process::start(&mut command, PACKAGES));
+        let (started, id) = (Instant::now(), format!("STAT pid {}", process.id()));
+        loop {
+            if process.has_ended() {
+                return false;
+            }
+            match ask(self.port, "stats") {
+                Ok(stats) if stats.contains(&id) => return true,
+                Ok(stats) if stats.iter().any(|line| line.starts_with("STAT pid ")) => return false,
+                other => assert!(started.elapsed() < STARTS_WITHIN, "the server does not start: {other:?}"),
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn url(&self) -> String {
+        format!("memcached://127.0.0.1:{}", self.port)
+    }
+
+    /// All lines of its reply, on a connection of its own.
+    pub fn ask(&self, command: &str) -> Vec<String> {
+        ask(self.port, command).unwrap()
+    }
+
+    /// What it counts under this name.
+    pub fn stat(&self, name: &str) -> u64 {
+        let stats = self.ask("stats");
+        let value = stats.iter().find_map(|line| line.strip_prefix(&format!("STAT {name} ")));
+        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name}: {stats:?}"))
+    }
+
+    /// As `kill -9`.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// On the same port, with nothing in it.
+    pub fn restart(&mut self) {
+        let started = Instant::now();
+        self.kill();
+        while !self.begin() {
+            assert!(started.elapsed() < STARTS_WITHIN, "port {} is not free again", self.port);
+        }
+    }
+
+    /// It hangs: whatever it is sent waits, and so do new connections.
+    pub fn stop(&self) {
+        self.process.as_ref().unwrap().stop();
+    }
+
+    /// It goes on.
+    pub fn go_on(&self) {
+        self.process.as_ref().unwrap().go_on();
+    }
+}
+
+fn program() -> Command {
+    let mut command = Command::new(env::var(PROGRAM).unwrap_or_else(|_| "memcached".to_owned()));
+    // Root has to say that it means it.
+    command.args(["-u", "root"]);
+    command
+}
+
+fn ask(port: u16, command: &str) -> io::Result<Vec<String>> {
+    let stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let mut stream = BufReader::new(stream);
+    stream.get_mut().write_all(format!("{command}\r\nmn\r\n").as_bytes())?;
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        if stream.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        match line.trim_end() {
+            "MN" => return Ok(lines),
+            line => lines.push(line.to_owned()),
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! The golden vectors, and how a storage replays them.
+
+use std::fmt::{self, Display};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::runtime::{Builder, Runtime};
+#[cfg(feature = "servers")]
+use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, RedisStorage};
+use tower_ratelimit::storage::{AnyStorage, ManualClock};
+use tower_ratelimit::{
+    Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MemoryStorage, MovingWindow, Policy, Quota,
+    RateLimiter, SlidingWindowCounter, Storage, Timestamp, TokenBucket,
+};
+
+pub type Error = tower_ratelimit::BoxError;
+
+/// The number of steps in all files together.
+pub const STEPS: usize = 37_350 + 139;
+
+/// The files that hold the vectors.
+pub fn files() -> Vec<PathBuf> {
+    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/vectors")).unwrap();
+    let files = folder.map(|entry| entry.unwrap().path());
+    files.filter(|file| file.extension().is_some_and(|ending| ending == "json")).collect()
+}
+
+/// The text of each file.
+pub fn documents() -> impl Iterator<Item = String> {
+    files().into_iter().map(|file| std::fs::read_to_string(file).unwrap())
+}
+
+/// Replays every file on the storage that the URL names, and panics at the first mismatch.
+///
+/// Each file has a thread, a runtime and a connection of its own: on a server most of the time is waiting.
+pub fn assert_all_agree(url: &str) {
+    let steps: usize = std::thread::scope(|scope| {
+        let replayed = documents().map(|document| {
+            scope.spawn(move || {
+                let (steps, mismatches) = Place::at(url).unwrap().replay(&document).unwrap();
+                assert_eq!(mismatches, Vec::<String>::new());
+                steps
+            })
+        });
+        let replayed: Vec<_> = replayed.collect();
+        replayed.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(steps, STEPS, "every step was replayed");
+}
+
+/// The storage that a URL names, made anew for each scenario.
+#[derive(Debug)]
+pub struct Place {
+    kind: Kind,
+    runtime: Runtime,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Memory,
+    #[cfg(feature = "servers")]
+    Redis(RedisStorage),
+    #[cfg(feature = "servers")]
+    Memcached(MemcachedStorage),
+    #[cfg(feature = "servers")]
+    Etcd(EtcdStorage),
+}
+
+/// The longest wait for a server's answer.
+#[cfg(feature = "servers")]
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Place {
+    /// # Errors
+    ///
+    /// When the URL names no storage, or one that was not compiled in.
+    pub fn at(url: &str) -> Result<Self, Error> {
+        let kind = match url {
+            "memory://" => Kind::Memory,
+            #[cfg(feature = "servers")]
+            _ if url.starts_with("etcd") => Kind::Etcd(EtcdStorage::new(url)?.deadline(TIMEOUT)),
+            #[cfg(feature = "servers")]
+            _ if url.starts_with("memcached") => Kind::Memcached(MemcachedStorage::new(url)?.deadline(TIMEOUT)),
+            #[cfg(feature = "servers")]
+            _ => Kind::Redis(RedisStorage::new(url)?.deadline(TIMEOUT)),
+            #[cfg(not(feature = "servers"))]
+            _ => return Err(format!("cannot replay on {url:?}: add --features servers, or use memory://").into()),
+        };
+        Ok(Self { kind, runtime: Builder::new_current_thread().enable_all().build()? })
+    }
+
+    /// Replays one document.
+    ///
+    /// # Errors
+    ///
+    /// When the document cannot be read or the storage fails.
+    pub fn replay(&self, document: &str) -> Result<(usize, Vec<String>), Error> {
+        replay(document, &self.runtime, |scenario, clock| self.storage(scenario, clock))
+    }
+
+    /// An empty storage with this clock. On a server it has a key prefix of its own.
+    fn storage(&self, scenario: &str, clock: ManualClock) -> Result<AnyStorage, Error> {
+        #[cfg(feature = "servers")]
+        let prefix = prefix(scenario);
+        #[cfg(not(feature = "servers"))]
+        let _ = scenario;
+        Ok(match &self.kind {
+            Kind::Memory => MemoryStorage::builder().clock(clock).build()?.into(),
+            #[cfg(feature = "servers")]
+            Kind::Redis(server) => server.clone().try_prefix(&prefix)?.clock(clock).into(),
+            #[cfg(feature = "servers")]
+            Kind::Memcached(servers) => servers.clone().try_prefix(&prefix)?.clock(clock).into(),
+            #[cfg(feature = "servers")]
+            Kind::Etcd(members) => members.clone().try_prefix(&prefix)?.clock(clock).into(),
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct Document {
+    meta: Meta,
+    #[serde(default)]
+    scenarios: Vec<Scenario>,
+    #[serde(default)]
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Meta {
+    #[serde(default)]
+    t0_unix_us: u64,
+}
+
+#[derive(Deserialize)]
+struct Scenario {
+    name: String,
+    #[serde(flatten)]
+    alone: Option<LimitSpec>,
+    #[serde(default)]
+    policy: Vec<LimitSpec>,
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Deserialize)]
+struct LimitSpec {
+    strategy: String,
+    limit: u32,
+    period_us: u64,
+    burst: Option<u32>,
+    queue: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct Step {
+    t_us: u64,
+    op: Op,
+    key: String,
+    cost: u32,
+    #[serde(flatten)]
+    expected: Answer,
+    #[serde(default)]
+    each: Option<Vec<Answer>>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Op {
+    Hit,
+    Peek,
+    Clear,
+}
+
+#[derive(Deserialize, PartialEq)]
+struct Answer {
+    allowed: Option<bool>,
+    remaining: u32,
+    reset_after_us: u64,
+    retry_after_us: Option<u64>,
+    #[serde(default)]
+    delay_us: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    input: String,
+    ok: bool,
+    #[serde(default)]
+    limits: Vec<QuotaSpec>,
+}
+
+#[derive(Deserialize, PartialEq)]
+struct QuotaSpec {
+    limit: u32,
+    period_us: u64,
+}
+
+/// The key prefix of a scenario of this process.
+#[cfg(feature = "servers")]
+fn prefix(scenario: &str) -> String {
+    let digest = scenario.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    format!("replay-{}-{digest:x}", std::process::id())
+}
+
+/// Replays one document, each scenario on the storage that `make` returns for it.
+///
+/// Returns the number of steps and a line for each mismatch.
+///
+/// # Errors
+///
+/// When the document cannot be read or the storage fails.
+pub fn replay<St: Storage>(
+    text: &str,
+    runtime: &Runtime,
+    make: impl Fn(&str, ManualClock) -> Result<St, Error>,
+) -> Result<(usize, Vec<String>), Error> {
+    let document: Document = serde_json::from_str(text)?;
+    let mut steps = 0;
+    let mut mismatches = Vec::new();
+    for scenario in &document.scenarios {
+        let clock = ManualClock::new(Timestamp::from_micros(document.meta.t0_unix_us));
+        let storage = make(&scenario.name, clock.clone())?;
+        let limiter = RateLimiter::with_storage(scenario.policy()?, storage);
+        let mut now = 0;
+        for (number, step) in scenario.steps.iter().enumerate() {
+            clock.advance(Duration::from_micros(step.t_us - now));
+            now = step.t_us;
+            steps += 1;
+            let (got, each) = runtime.block_on(step.run(&limiter))?;
+            let name = &scenario.name;
+            if got != step.expected {
+                mismatches.push(format!("{name}, step {number}: expected {}, got {got}", step.expected));
+            } else if step.each.as_ref().is_some_and(|expected| *expected != each) {
+                let expected = list(step.each.as_deref().unwrap_or_default());
+                mismatches.push(format!("{name}, step {number}: expected of each {expected}, got {}", list(&each)));
+            }
+        }
+    }
+    for (number, case) in document.cases.iter().enumerate() {
+        steps += 1;
+        let parsed = case.input.parse::<Policy>();
+        let got =
+            parsed.as_ref().map_or_else(|_| Vec::new(), |policy| policy.limits().iter().map(quota_spec).collect());
+        if parsed.is_ok() != case.ok || got != case.limits {
+            let outcome = parsed.map_or_else(|error| error.to_string(), |policy| policy.to_string());
+            let expected = if case.ok { list(&case.limits) } else { "an error".to_owned() };
+            mismatches.push(format!("{:?}, step {number}: expected {expected}, got {outcome}", case.input));
+        }
+    }
+    Ok((steps, mismatches))
+}
+
+impl Scenario {
+    fn policy(&self) -> Result<Policy, Error> {
+        let specs = self.alone.iter().chain(&self.policy);
+        let mut limits = specs.map(LimitSpec::limit);
+        let first = limits.next().ok_or_else(|| format!("{}: neither a limit nor a policy", self.name))??;
+        limits.try_fold(Policy::from(first), |policy, limit| Ok(policy.with(limit?)))
+    }
+}
+
+impl LimitSpec {
+    fn limit(&self) -> Result<Limit, Error> {
+        let mut quota = Quota::try_per(self.limit, Duration::from_micros(self.period_us))?;
+        if let Some(burst) = self.burst {
+            quota = quota.try_burst(burst)?;
+        }
+        let limit = match (&*self.strategy, self.queue) {
+            ("fixed-window" | "interval-token-bucket", None) => Limit::try_new(FixedWindow::new(), quota),
+            ("fixed-window-aligned", None) => Limit::try_new(FixedWindow::aligned(), quota),
+            ("elastic-window", None) => Limit::try_new(ElasticWindow::new(), quota),
+            ("moving-window", None) => Limit::try_new(MovingWindow::new(), quota),
+            ("sliding-window-counter", None) => Limit::try_new(SlidingWindowCounter::new(), quota),
+            ("sliding-window-counter-aligned", None) => Limit::try_new(SlidingWindowCounter::aligned(), quota),
+            ("token-bucket", None) => Limit::try_new(TokenBucket::new(), quota),
+            ("leaky-bucket-queue", Some(queue)) => Limit::try_new(LeakyBucket::new().queue(queue), quota),
+            (other, queue) => return Err(format!("unknown strategy {other:?} with queue {queue:?}").into()),
+        };
+        Ok(limit?)
+    }
+}
+
+impl Step {
+    async fn run<St: Storage>(&self, limiter: &RateLimiter<St>) -> Result<(Answer, Vec<Answer>), Error> {
+        let key = Key::from(&self.key);
+        let decision = match self.op {
+            Op::Hit => limiter.hit_with_cost(&key, self.cost).await.map_err(Into::into)?,
+            Op::Peek => limiter.peek_with_cost(&key, self.cost).await.map_err(Into::into)?,
+            Op::Clear => {
+                limiter.clear(&key).await.map_err(Into::into)?;
+                let after = Answer::new(&limiter.peek(&key).await.map_err(Into::into)?);
+                return Ok((Answer { allowed: None, delay_us: None, ..after }, Vec::new()));
+            }
+        };
+        let delays = self.expected.delay_us.is_some();
+        let mut answer = Answer::new(&decision);
+        answer.delay_us = answer.delay_us.filter(|delay| delays || *delay > 0);
+        let each = decision.limits().iter().map(|status| Answer {
+            allowed: Some(status.is_admitted()),
+            remaining: status.remaining(),
+            reset_after_us: micros(status.reset_after()),
+            retry_after_us: status.retry_after().map(micros),
+            delay_us: None,
+        });
+        Ok((answer, each.collect()))
+    }
+}
+
+impl Answer {
+    fn new(decision: &Decision) -> Self {
+        Self {
+            allowed: Some(decision.is_admitted()),
+            remaining: decision.remaining(),
+            reset_after_us: micros(decision.reset_after()),
+            retry_after_us: decision.retry_after().map(micros),
+            delay_us: decision.is_admitted().then(|| micros(decision.delay())),
+        }
+    }
+}
+
+impl Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = match self.allowed {
+            Some(true) => "admitted",
+            Some(false) => "refused",
+            None => "cleared",
+        };
+        write!(f, "{verdict} remaining {} reset {} ", self.remaining, self.reset_after_us)?;
+        match self.retry_after_us {
+            Some(wait) => write!(f, "retry {wait}")?,
+            None => write!(f, "retry -")?,
+        }
+        self.delay_us.map_or(Ok(()), |delay| write!(f, " delay {delay}"))
+    }
+}
+
+impl Display for QuotaSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} per {} us", self.limit, self.period_us)
+    }
+}
+
+fn quota_spec(limit: &Limit) -> QuotaSpec {
+    QuotaSpec { limit: limit.quota().amount(), period_us: limit.quota().period_micros() }
+}
+
+fn list(items: &[impl Display]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn micros(span: Duration) -> u64 {
+    span.as_micros().try_into().unwrap_or(u64::MAX)
+}

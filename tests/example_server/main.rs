@@ -1,0 +1,371 @@
+//! The example server from outside: its flags, its output, its answers.
+
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Output, Stdio};
+
+use common::example_process::{Server, server};
+
+/// The value of a field of a head in lower case.
+fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+}
+
+/// What a server says that does not start, or only explains itself.
+fn refused(flags: &[&str]) -> Output {
+    let (out, error) = (Stdio::piped(), Stdio::piped());
+    let mut child = Command::new(server()).args(flags).stdout(out).stderr(error).spawn().unwrap();
+    let mut said = String::new();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    // Ends with the process, at the latest.
+    out.read_line(&mut said).unwrap();
+    if said.starts_with("listening") {
+        child.kill().unwrap();
+        panic!("{flags:?}: {said}");
+    }
+    out.read_to_string(&mut said).unwrap();
+    let output = child.wait_with_output().unwrap();
+    Output { stdout: said.into_bytes(), ..output }
+}
+
+#[test]
+fn serves_and_refuses_by_default() {
+    let server = Server::start(&[]);
+    for left in (0..10).rev() {
+        let (status, head) = server.get("/any/path", "");
+        assert_eq!(status, 200);
+        assert!(head.contains("x-ratelimit-limit: 10\r\n"), "{head}");
+        assert!(head.contains(&format!("x-ratelimit-remaining: {left}\r\n")), "{head}");
+        assert!(head.contains("x-ratelimit-reset: "), "{head}");
+    }
+    let (status, head) = server.get("/", "");
+    assert_eq!(status, 429);
+    assert!(head.contains("x-ratelimit-remaining: 0\r\n") && head.contains("retry-after: "), "{head}");
+}
+
+#[test]
+fn several_policies_are_limits_of_one() {
+    let server = Server::start(&["--policy", "fixed-window 3/hour", "--policy", "5/hour, 7/day"]);
+    let (_, head) = server.get("/", "");
+    assert!(head.contains("x-ratelimit-limit: 3\r\n") && head.contains("x-ratelimit-remaining: 2\r\n"), "{head}");
+}
+
+#[test]
+fn routes_are_stacked_inside() {
+    let server =
+        Server::start(&["--policy", "9/hour", "--route", "/login=fixed-window 1/hour", "--route", "/b=2/hour"]);
+    assert_eq!(server.status("/login", ""), 200);
+    let (status, head) = server.get("/login", "");
+    assert_eq!(status, 429);
+    assert!(head.contains("x-ratelimit-limit: 1\r\n"), "{head}");
+    let (_, head) = server.get("/b", "");
+    assert!(head.contains("x-ratelimit-limit: 2\r\n"), "{head}");
+    let (_, head) = server.get("/", "");
+    assert!(head.contains("x-ratelimit-remaining: 5\r\n"), "{head}");
+
+    let server = Server::start(&["--headers", "ietf", "--route", "/a=1/hour", "--route", "/b=\"login\": 1/hour"]);
+    for (path, name) in [("/a", "\"/a\";q=1"), ("/b", "\"login\";q=1")] {
+        let (_, head) = server.get(path, "");
+        assert!(field(&head, "ratelimit-policy").unwrap().contains(name), "{head}");
+    }
+}
+
+#[test]
+fn keys_are_what_the_flag_says() {
+    for (key, asks) in [
+        ("global", [("/", "", 200), ("/b", "a: 1\r\n", 429)]),
+        ("path", [("/", "", 200), ("/b", "", 200)]),
+        ("method", [("/", "", 200), ("/b", "", 429)]),
+        ("header:a", [("/", "a: 1\r\n", 200), ("/", "a: 2\r\n", 200)]),
+        ("header:a+path", [("/", "a: 1\r\n", 200), ("/", "", 400)]),
+        ("peer-ip+header:a", [("/", "a: 1\r\n", 200), ("/", "a: 1\r\n", 429)]),
+    ] {
+        let server = Server::start(&["--policy", "1/hour", "--key", key]);
+        for (path, headers, expected) in asks {
+            assert_eq!(server.status(path, headers), expected, "{key}: {path} {headers}");
+        }
+    }
+}
+
+#[test]
+fn requests_cost_what_the_header_says() {
+    let server = Server::start(&["--policy", "10/hour", "--cost-header", "x-cost", "--storage", "memory://"]);
+    let remaining = |cost: &str| {
+        let (_, head) = server.get("/", cost);
+        head.split("x-ratelimit-remaining: ").nth(1).map(|rest| rest.split('\r').next().unwrap().to_owned())
+    };
+    assert_eq!(remaining("x-cost: 4\r\n").as_deref(), Some("6"));
+    assert_eq!(remaining("").as_deref(), Some("5"));
+    assert_eq!(remaining("x-cost: 0\r\n").as_deref(), Some("5"));
+    for unreadable in ["x-cost: -1\r\n", "x-cost: two\r\n", "x-cost: 4294967296\r\n", "x-cost:\r\n"] {
+        assert_eq!(server.status("/", unreadable), 400, "{unreadable}");
+    }
+    assert_eq!(server.status("/", "x-cost: 6\r\n"), 429);
+    let (status, head) = server.get("/", "x-cost: 11\r\n");
+    assert!(status == 429 && !head.contains("retry-after"), "what can never fit is not told to come back: {head}");
+}
+
+#[test]
+fn behind_trusted_proxies_peer_ip_is_the_client() {
+    // The peer of these tests is 127.0.0.1.
+    for (flags, asks) in [
+        (
+            &["--trust", "10.0.0.0/8", "--trust", "127.0.0.1"][..],
+            &[
+                ("x-forwarded-for: 1.1.1.1\r\n", 200),
+                ("x-forwarded-for: 9.9.9.9, 1.1.1.1, 10.0.0.7\r\n", 429),
+                ("x-forwarded-for: 2.2.2.2\r\n", 200),
+                ("forwarded: for=3.3.3.3\r\n", 200),
+                ("", 429),
+            ][..],
+        ),
+        (&["--trust", "10.0.0.0/8"], &[("x-forwarded-for: 1.1.1.1\r\n", 200), ("x-forwarded-for: 2.2.2.2\r\n", 429)]),
+        (
+            &["--trust", "127.0.0.0/8", "--client-ip-header", "Forwarded"],
+            &[
+                ("forwarded: for=\"[2001:db8::1]:80\"\r\n", 200),
+                ("forwarded: for=unknown, for=\"[2001:db8::2]\"\r\n", 429),
+                ("x-forwarded-for: 1.1.1.1\r\n", 200),
+                ("x-forwarded-for: 2.2.2.2\r\n", 429),
+            ],
+        ),
+        (
+            &["--trust", "127.0.0.0/8", "--client-ip-header", "cf-connecting-ip", "--key", "peer-ip+path"],
+            &[
+                ("cf-connecting-ip: 1.1.1.1\r\n", 200),
+                ("cf-connecting-ip: 2.2.2.2\r\nx-forwarded-for: 1.1.1.1\r\n", 200),
+            ],
+        ),
+        (&["--allow", "127.0.0.0/8"], &[("", 200), ("", 200), ("", 200)]),
+        (
+            &["--allow", "5.0.0.0/8", "--trust", "127.0.0.1"],
+            &[("x-forwarded-for: 5.1.1.1\r\n", 200), ("x-forwarded-for: 5.1.1.1\r\n", 200), ("", 200), ("", 429)],
+        ),
+    ] {
+        let server = Server::start(&[&["--policy", "1/hour"], flags].concat());
+        for (headers, expected) in asks {
+            assert_eq!(server.status("/", headers), *expected, "{flags:?}: {headers}");
+        }
+    }
+}
+
+#[test]
+fn clients_are_told_in_the_fields_of_the_flag() {
+    let policy = ["--policy", "fixed-window 2/hour"];
+    let names = [
+        "x-ratelimit-remaining",
+        "x-ratelimit-reset",
+        "ratelimit",
+        "ratelimit-policy",
+        "ratelimit-remaining",
+        "ratelimit-reset",
+    ];
+    for (flags, expected) in [
+        (&["--headers", "none"][..], [false, false, false, false, false, false]),
+        (&["--headers", "x"], [true, true, false, false, false, false]),
+        (&["--headers", "ietf"], [false, false, true, true, false, false]),
+        (&["--headers", "draft6"], [false, false, false, false, true, true]),
+        (&["--headers", "ietf", "--headers", "x", "--headers", "draft6"], [true; 6]),
+    ] {
+        let server = Server::start(&[&policy[..], flags].concat());
+        for _ in 0..3 {
+            let (_, head) = server.get("/", "");
+            assert_eq!(names.map(|name| field(&head, name).is_some()), expected, "{flags:?}: {head}");
+        }
+        assert_eq!(field(&server.get("/", "").1, "cache-control"), Some("no-store"));
+    }
+    let server = Server::start(&[&policy[..], &["--headers", "ietf"]].concat());
+    let (_, head) = server.get("/", "");
+    assert_eq!(field(&head, "ratelimit"), Some("\"fixed-window 2/hour\";r=1;t=3600"));
+}
+
+#[test]
+fn refusals_are_what_the_flag_says() {
+    for (kind, status, content_type) in [
+        ("text", 429, Some("text/plain; charset=utf-8")),
+        ("json", 429, Some("application/problem+json")),
+        ("empty", 429, None),
+        ("grpc", 200, Some("application/grpc")),
+    ] {
+        let server = Server::start(&["--policy", "1/hour", "--rejection", kind]);
+        server.get("/", "");
+        let (answered, head) = server.get("/", "");
+        assert_eq!((answered, field(&head, "content-type")), (status, content_type), "{kind}");
+        assert_eq!(field(&head, "grpc-status"), (kind == "grpc").then_some("8"));
+        assert!(field(&head, "retry-after").is_some(), "{kind}");
+    }
+}
+
+#[test]
+fn in_shadow_nobody_is_refused_and_the_log_says_who_would_be() {
+    let mut server = Server::start_with(&["--policy", "1/hour", "--shadow"], Stdio::piped());
+    for _ in 0..3 {
+        let (status, head) = server.get("/", "");
+        assert_eq!((status, field(&head, "x-ratelimit-limit")), (200, None));
+    }
+    let log = BufReader::new(server.child.stderr.take().unwrap());
+    let line = log.lines().map(Result::unwrap).find(|line| line.contains("refused")).unwrap();
+    assert!(line.contains("shadow=true") && !line.contains("127.0.0.1"), "{line}");
+}
+
+#[test]
+fn only_the_statuses_of_the_flag_are_charged() {
+    for (flags, asks) in [
+        (
+            &["--charge-status", "401"][..],
+            [("/", 200), ("/status/401", 401), ("/status/404", 404), ("/status/401", 401)],
+        ),
+        (
+            &["--charge-status", "4XX, 499"],
+            [("/", 200), ("/status/401", 401), ("/status/503", 503), ("/status/404", 404)],
+        ),
+        (
+            &["--charge-status", "5xx,401", "--charge-status", "403"],
+            [("/status/404", 404), ("/status/401", 401), ("/", 200), ("/status/403", 403)],
+        ),
+    ] {
+        let server = Server::start(&[&["--policy", "2/hour"], flags].concat());
+        for (path, expected) in asks {
+            assert_eq!(server.status(path, ""), expected, "{flags:?}: {path}");
+        }
+        assert_eq!(server.status("/", ""), 429, "{flags:?}: two are charged");
+    }
+}
+
+#[test]
+fn what_is_probably_not_meant_so_is_told_on_the_error_output() {
+    let mut server = Server::start_with(&["--trust", "0.0.0.0/0"], Stdio::piped());
+    server.get("/", "");
+    let log = BufReader::new(server.child.stderr.take().unwrap());
+    let line = log.lines().map(Result::unwrap).next().unwrap();
+    assert!(line.contains("WARN") && line.contains("RL002"), "{line}");
+}
+
+/// The lines of the README that start this server with flags.
+#[test]
+fn the_lines_of_the_readme_run() {
+    let readme = include_str!("../../README.md");
+    let lines = readme.split("cargo run --example server -- ").skip(1);
+    let lines: Vec<&str> = lines.map(|line| line.split(['`', '\n']).next().unwrap()).collect();
+    assert!(lines.len() >= 10, "{lines:?}");
+    for line in lines {
+        // Only double quotes, and no escapes: every second part is in quotes.
+        let parts = line.split('"').enumerate();
+        let flags = parts.flat_map(|(at, part)| match at % 2 {
+            0 => part.split_whitespace().collect::<Vec<_>>(),
+            _ => vec![part],
+        });
+        let server = Server::start(&flags.collect::<Vec<_>>());
+        assert_eq!(server.status("/", ""), 200, "{line}");
+    }
+}
+
+#[test]
+fn a_fallback_decides_by_its_share_while_the_storage_is_away() {
+    // Nobody listens there.
+    let away = ["--storage", "redis://127.0.0.1:1", "--fallback", "memory", "--replicas", "3", "--on-error", "refuse"];
+    let server = Server::start_with(&[&away[..], &["--policy", "fixed-window 9/hour"]].concat(), Stdio::null());
+    for left in (0..3).rev() {
+        let (status, head) = server.get("/", "");
+        assert_eq!(status, 200, "{head}");
+        assert!(head.contains("x-ratelimit-limit: 3\r\n"), "{head}");
+        assert!(head.contains(&format!("x-ratelimit-remaining: {left}\r\n")), "{head}");
+    }
+    assert_eq!(server.status("/", ""), 429);
+}
+
+#[test]
+fn help_names_every_flag() {
+    let output = refused(&["--help"]);
+    let help = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success());
+    for flag in [
+        "--listen",
+        "--policy",
+        "--storage",
+        "--on-error",
+        "--deadline",
+        "--fallback",
+        "--replicas",
+        "--key",
+        "--cost-header",
+        "--route",
+        "--trust",
+        "--client-ip-header",
+        "--allow",
+        "--headers",
+        "--rejection",
+        "--shadow",
+        "--charge-status",
+    ] {
+        assert!(help.contains(flag), "{flag}: {help}");
+    }
+}
+
+#[test]
+fn bad_flags_are_one_clear_line() {
+    for (flags, part) in [
+        (&["--policy", "10/fortnight"][..], "\"fortnight\""),
+        (&["--policy"], "--policy"),
+        (&["--wat", "1"], "--wat"),
+        (&["--storage", "redis://"], "redis://"),
+        (&["--storage", "memcached://"], "memcached://"),
+        (&["--storage", "etcd://"], "etcd://"),
+        (&["--storage", "redis://h:1", "--deadline", "soon"], "--deadline: cannot read the URL"),
+        (&["--on-error", "panic"], "admit or refuse"),
+        (&["--fallback", "memory", "--replicas", "3"], "--storage redis://localhost"),
+        (&["--storage", "redis://h:1", "--fallback", "memory"], "--replicas 3"),
+        (&["--storage", "redis://h:1", "--fallback", "disk", "--replicas", "3"], "--fallback memory"),
+        (&["--storage", "redis://h:1", "--replicas", "3"], "--fallback memory"),
+        (&["--storage", "redis://h:1", "--fallback", "memory", "--replicas", "0"], "for example 3"),
+        (&["--storage", "redis://h:1", "--fallback", "memory", "--replicas", "few"], "\"few\""),
+        (&["--storage", "disk://"], "memory://"),
+        (&["--key", "cookie"], "\"cookie\""),
+        (&["--key", "header:a b"], "\"a b\""),
+        (&["--key", ""], "peer-ip"),
+        (&["--cost-header", "a b"], "\"a b\""),
+        (&["--route", "login=1/s"], "/login=5/minute"),
+        (&["--route", "/login"], "/login=5/minute"),
+        (&["--route", "/a=1/s", "--route", "/a=2/s"], "/a has one already"),
+        (&["--route", "/login=1/x"], "\"x\""),
+        (&["--route", "/a/{b}=1/s"], "without parameters"),
+        (&["--policy", "\"a\" 1/s; \"a\" 2/s"], "another limit has it"),
+        (&["--trust", "10.0.0.0/40"], "10.0.0.0/40"),
+        (&["--trust", "proxy"], "10.0.0.0/8"),
+        (&["--client-ip-header", "x-real-ip"], "--trust 10.0.0.0/8"),
+        (&["--trust", "10.0.0.0/8", "--client-ip-header", "a b"], "\"a b\""),
+        (&["--allow", "x"], "10.0.0.0/8"),
+        (&["--headers", "y"], "x, ietf, draft6 or none"),
+        (&["--rejection", "xml"], "text, json, empty or grpc"),
+        (&["--charge-status", "6xx"], "\"6xx\""),
+        (&["--charge-status", "401,"], "a status like 401"),
+        (&["--policy", "shadow 1/day"], "first limit"),
+        (&["--listen", "here"], "127.0.0.1:3000"),
+        (&["extra"], "extra"),
+    ] {
+        let output = refused(flags);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {error}");
+        assert!(error.contains(part) && error.trim_end().lines().count() == 1, "{flags:?}: {error}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+/// What spares a server trips needs a server, and leases a window to take slices of.
+#[test]
+fn caches_and_leases_say_where_they_make_sense() {
+    for (flags, said) in [
+        (&["--deny-cache"][..], "--deny-cache: memory is asked faster"),
+        (
+            &["--lease", "100", "--policy", "fixed-window 9/minute"],
+            "name a server, for example --storage redis://localhost",
+        ),
+        (&["--lease", "0", "--storage", "redis://localhost"], "a slice must be at least 1, for example 100"),
+        (&["--lease", "many"], "--lease: cannot read \"many\": write how many units, for example 100"),
+        (&["--lease", "100", "--storage", "redis://localhost"], "write for example \"fixed-window 10000/minute\""),
+    ] {
+        let output = refused(flags);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && told.contains(said), "{flags:?}: {told}");
+    }
+}

@@ -1,0 +1,113 @@
+//! Which clients are not limited, by address.
+
+
+use std::net::{IpAddr, SocketAddr};
+
+use http::Request;
+use common::{get, with};
+use tower_ratelimit::extract::{AddressSource, AllowList, Head, Missing};
+use tower_ratelimit::{ClientIp, PeerIp};
+
+fn from(peer: &str, mut request: Request<()>) -> Request<()> {
+    request.extensions_mut().insert(SocketAddr::new(peer.parse().unwrap(), 443));
+    request
+}
+
+fn allows(list: &AllowList, request: &Request<()>) -> bool {
+    list.allows(&Head::of(request))
+}
+
+fn check(list: &AllowList, cases: &[(&str, bool)]) {
+    for (peer, expected) in cases {
+        assert_eq!(allows(list, &from(peer, get("/"))), *expected, "{peer}: {list:?}");
+    }
+}
+
+#[test]
+fn the_first_rule_that_has_the_address_decides() {
+    let by = || AllowList::by(PeerIp::new());
+    check(
+        &by().limit("10.1.0.0/16").allow("10.0.0.0/8").limit("10.2.0.0/16").allow("2001:db8::/32"),
+        &[
+            ("10.1.0.1", false),
+            ("10.0.0.1", true),
+            ("10.2.0.1", true),
+            ("::ffff:10.2.0.1", true),
+            ("::ffff:10.1.0.1", false),
+            ("2001:db8:9::1", true),
+            ("2001:db9::1", false),
+            ("1.2.3.4", false),
+        ],
+    );
+    check(&by().allow("10.0.0.0/8").limit("10.1.0.0/16"), &[("10.1.0.1", true)]);
+    check(
+        &by().allow("192.0.2.7").allow("::1"),
+        &[("192.0.2.7", true), ("192.0.2.8", false), ("::1", true), ("::2", false)],
+    );
+    check(
+        &by().allow("::ffff:10.0.0.0/104").allow("10.20.30.40/0"),
+        &[("10.0.0.1", true), ("9.9.9.9", true), ("::", false)],
+    );
+    check(&by(), &[("127.0.0.1", false), ("::1", false)]);
+    check(&by().limit("0.0.0.0/0"), &[("127.0.0.1", false)]);
+}
+
+#[test]
+fn who_has_no_address_is_never_allowed() {
+    let all = AllowList::by(PeerIp::new()).allow("0.0.0.0/0").allow("::/0");
+    assert!(!allows(&all, &get("/")));
+    assert!(allows(&all, &from("1.2.3.4", get("/"))));
+}
+
+/// Field defect: leftmost `X-Forwarded-For` trusted.
+#[test]
+fn behind_proxies_it_is_the_clients_address_and_not_what_the_client_says() {
+    let list = AllowList::by(ClientIp::behind(["10.0.0.0/8"]).unwrap()).allow("192.0.2.0/24");
+    for (peer, forwarded_for, expected) in [
+        ("10.0.0.1", "192.0.2.1", true),
+        ("10.0.0.1", "192.0.2.1, 1.2.3.4", false),
+        ("10.0.0.1", "1.2.3.4, 192.0.2.1, 10.0.0.2", true),
+        ("10.0.0.1", "192.0.2.1, unknown", false),
+        ("1.2.3.4", "192.0.2.1", false),
+        ("192.0.2.1", "1.2.3.4", true),
+    ] {
+        let request = from(peer, with("x-forwarded-for", forwarded_for));
+        assert_eq!(allows(&list, &request), expected, "{peer} {forwarded_for}");
+    }
+}
+
+/// An address that the server's operator keeps somewhere else.
+struct Attached;
+
+impl AddressSource for Attached {
+    fn address(&self, head: &Head<'_>) -> Result<IpAddr, Missing> {
+        head.extensions.get().copied().ok_or_else(|| Missing::server("no address is attached"))
+    }
+}
+
+#[test]
+fn the_address_may_come_from_anywhere() {
+    let list = AllowList::by(Attached).allow("10.0.0.0/8");
+    let mut request = from("1.2.3.4", get("/"));
+    assert!(!allows(&list, &request));
+    request.extensions_mut().insert("::ffff:10.0.0.1".parse::<IpAddr>().unwrap());
+    assert!(allows(&list, &request), "decided by bits, also for a source that does not");
+}
+
+#[test]
+fn a_network_that_cannot_be_read_is_quoted_with_one_that_can() {
+    let list = AllowList::by(PeerIp::new());
+    for error in
+        [list.clone().try_allow("10.0.0.0/40").unwrap_err(), list.clone().try_limit("10.0.0.0/40").unwrap_err()]
+    {
+        let message = error.to_string();
+        assert!(message.contains("\"10.0.0.0/40\"") && message.contains("\"10.0.0.0/32\""), "{message}");
+    }
+    assert!(list.try_allow("everybody").unwrap_err().to_string().contains("\"everybody\""));
+}
+
+#[test]
+#[should_panic = "cannot read the network \"10\""]
+fn allowing_what_is_no_network_panics() {
+    let _ = AllowList::by(PeerIp::new()).allow("10");
+}

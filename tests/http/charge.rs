@@ -1,0 +1,249 @@
+//! Charging by the response: what is reserved before, and given back after.
+
+
+use std::convert::Infallible;
+use std::future::{Ready, pending, ready};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response, StatusCode};
+use common::{Slow, ask, get, numbers, policy, poll, remaining, retry_after, standing, status};
+use tower::{Layer, Service, service_fn};
+use tower_ratelimit::storage::ManualClock;
+use tower_ratelimit::{
+    Event, Global, Headers, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, ResponseHead, Storage,
+};
+
+/// Answers with the status that the path says.
+#[derive(Clone, Debug)]
+struct Says;
+
+impl Service<Request<()>> for Says {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<String>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<()>) -> Self::Future {
+        let mut response = Response::new(String::new());
+        *response.status_mut() = request.uri().path()[1..].parse().unwrap();
+        ready(Ok(response))
+    }
+}
+
+fn failures(response: &ResponseHead<'_>) -> bool {
+    response.status.is_client_error()
+}
+
+/// Charges failures only.
+fn layer<St: Storage>(text: &str, storage: St) -> RateLimitLayer<St> {
+    RateLimitLayer::new(policy(text).with_name("logins"), Global)
+        .storage(storage, OnError::Refuse)
+        .charge_when(failures)
+}
+
+async fn left(text: &str, storage: &MemoryStorage) -> u32 {
+    let limiter = RateLimiter::with_storage(policy(text).with_name("logins"), storage.clone());
+    limiter.peek(&Key::everybody()).await.unwrap().remaining()
+}
+
+#[tokio::test]
+async fn only_what_the_response_says_is_charged() {
+    for text in
+        ["fixed-window 3/hour", "moving-window 3/hour", "3/hour", "token-bucket 3/hour", "elastic-window 3/hour"]
+    {
+        let (storage, clock) = standing();
+        let service = layer(text, storage.clone()).layer(Says);
+        for _ in 0..20 {
+            let response = ask(&service, get("/200")).await;
+            assert_eq!((response.status().as_u16(), remaining(&response)), (200, Some(3)), "{text}");
+            clock.advance(Duration::from_micros(1));
+        }
+        for expected in [2, 1, 0] {
+            assert_eq!(remaining(&ask(&service, get("/401")).await), Some(expected), "{text}");
+        }
+        let refused = ask(&service, get("/200")).await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS, "{text}: nothing is left to reserve");
+        assert_eq!(left(text, &storage).await, 0, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn the_fields_of_a_response_that_is_not_charged_show_what_there_is() {
+    let (storage, clock) = standing();
+    let headers = Headers::x_rate_limit().and(Headers::ietf()).and(Headers::draft6());
+    let service = layer("fixed-window 3/minute", storage).headers(headers).layer(Says);
+    ask(&service, get("/401")).await;
+    clock.advance(Duration::from_secs(20));
+    for (path, expected) in [("/200", "2"), ("/401", "1")] {
+        let response = ask(&service, get(path)).await;
+        let field = |name: &str| response.headers()[name].to_str().unwrap().to_owned();
+        assert_eq!(field("x-ratelimit-remaining"), expected);
+        assert_eq!(field("ratelimit-remaining"), expected);
+        assert_eq!(field("ratelimit"), format!("\"logins\";r={expected};t=40"));
+        assert_eq!(field("ratelimit-policy"), "\"logins\";q=3;w=60");
+    }
+}
+
+/// Field defect: a refund lands in the next window and drives it negative.
+#[tokio::test]
+async fn a_response_after_the_window_has_turned_gives_nothing_back() {
+    for text in ["fixed-window 2/minute", "fixed-window-aligned 2/minute", "elastic-window 2/minute"] {
+        let (storage, clock) = standing();
+        let inner = {
+            let clock = clock.clone();
+            service_fn(move |_: Request<()>| {
+                clock.advance(Duration::from_secs(60));
+                ready(Ok::<_, Infallible>(Response::new(String::new())))
+            })
+        };
+        let service = layer(text, storage.clone()).layer(inner);
+        let late = ask(&service, get("/")).await;
+        assert_eq!(remaining(&late), Some(2), "{text}");
+        let failing = layer(text, storage.clone()).layer(Says);
+        for expected in [1, 0] {
+            assert_eq!(remaining(&ask(&failing, get("/401")).await), Some(expected), "{text}");
+        }
+        assert_eq!(status(&failing, get("/401")).await, 429, "{text}: no more than two, whatever was given back");
+    }
+}
+
+/// No more can be under way at once than may turn out to count.
+#[tokio::test]
+async fn requests_under_way_are_reserved() {
+    let (storage, _clock) = standing();
+    let inner = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
+    let mut service = layer("fixed-window 2/minute", storage.clone()).layer(inner);
+    let mut under_way = [Box::pin(service.call(get("/"))), Box::pin(service.call(get("/")))];
+    assert!(under_way.iter_mut().all(|response| poll(response).is_pending()));
+    let third = service.call(get("/")).await.unwrap();
+    assert_eq!((third.status().as_u16(), retry_after(&third)), (429, Some(60)));
+}
+
+#[tokio::test]
+async fn a_request_that_is_dropped_half_way_stays_charged() {
+    let (storage, _clock) = standing();
+    let inner = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
+    let mut service = layer("fixed-window 2/minute", storage.clone()).layer(inner);
+    let mut dropped = Box::pin(service.call(get("/")));
+    assert!(poll(&mut dropped).is_pending());
+    drop(dropped);
+    drop(service.call(get("/")));
+    assert_eq!(left("fixed-window 2/minute", &storage).await, 0);
+}
+
+#[tokio::test]
+async fn a_request_that_fails_stays_charged() {
+    let (storage, _clock) = standing();
+    let inner = service_fn(|_: Request<()>| ready(Err::<Response<String>, _>("broken")));
+    let mut service = layer("fixed-window 2/minute", storage.clone()).layer(inner);
+    assert_eq!(service.call(get("/")).await.unwrap_err(), "broken");
+    assert_eq!(left("fixed-window 2/minute", &storage).await, 1);
+}
+
+#[tokio::test]
+async fn a_storage_that_makes_one_wait_is_not_waited_for() {
+    let (memory, _clock) = standing();
+    let service = layer("fixed-window 2/minute", Slow(memory.clone())).layer(Says);
+    let response = ask(&service, get("/200")).await;
+    assert_eq!((response.status().as_u16(), remaining(&response)), (200, Some(1)), "the charge is shown");
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(left("fixed-window 2/minute", &memory).await, 2, "and given back in a task");
+    ask(&service, get("/401")).await;
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(left("fixed-window 2/minute", &memory).await, 1);
+}
+
+#[tokio::test]
+async fn all_units_of_a_request_are_given_back_and_of_all_limits() {
+    let (storage, _clock) = standing();
+    let text = "fixed-window 9/minute; moving-window 8/hour; token-bucket 7/hour; 6/day";
+    let service = layer(text, storage.clone()).cost(|_: &tower_ratelimit::extract::Head<'_>| 5).layer(Says);
+    assert_eq!(remaining(&ask(&service, get("/200")).await), Some(6));
+    assert_eq!(remaining(&ask(&service, get("/404")).await), Some(1));
+    let limiter = RateLimiter::with_storage(policy(text).with_name("logins"), storage);
+    let remaining: Vec<u32> = limiter
+        .peek(&Key::everybody())
+        .await
+        .unwrap()
+        .limits()
+        .iter()
+        .map(tower_ratelimit::strategy::Status::remaining)
+        .collect();
+    assert_eq!(remaining, [4, 3, 2, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_delay_the_last_place_is_given_back() {
+    let storage = MemoryStorage::builder().clock(tower_ratelimit::storage::TokioClock::new()).build().unwrap();
+    let text = "leaky-bucket 1/second queue 2";
+    let service = layer(text, storage.clone()).layer(Says);
+    let first = ask(&service, get("/401")).await;
+    assert_eq!(remaining(&first), Some(2));
+    let waited = ask(&service, get("/200")).await;
+    assert_eq!((waited.status().as_u16(), remaining(&waited)), (200, Some(3)), "its place came, and is free again");
+}
+
+#[tokio::test]
+async fn the_refusal_of_an_inner_layer_is_a_response_like_others() {
+    let (storage, _clock) = standing();
+    let inner = RateLimitLayer::new(policy("fixed-window 1/minute"), Global).storage(storage.clone(), OnError::Refuse);
+    let service = layer("fixed-window 9/minute", storage.clone())
+        .charge_when(|response: &ResponseHead<'_>| response.status != 429)
+        .layer(inner.layer(Says));
+    assert_eq!(status(&service, get("/200")).await, 200);
+    for _ in 0..5 {
+        let refused = ask(&service, get("/200")).await;
+        assert_eq!((refused.status().as_u16(), numbers(&refused).map(|[limit, ..]| limit)), (429, Some(1)));
+    }
+    assert_eq!(left("fixed-window 9/minute", &storage).await, 8);
+}
+
+#[tokio::test]
+async fn a_free_request_and_one_that_is_not_limited_give_nothing_back() {
+    let (storage, _clock) = standing();
+    let service = layer("fixed-window 3/minute", storage.clone())
+        .cost(|head: &tower_ratelimit::extract::Head<'_>| u32::from(head.uri.path() == "/401"))
+        .layer(Says);
+    ask(&service, get("/401")).await;
+    for _ in 0..5 {
+        assert_eq!(remaining(&ask(&service, get("/200")).await), Some(2));
+    }
+    let skipping =
+        layer("fixed-window 3/minute", storage.clone()).skip(|_: &tower_ratelimit::extract::Head<'_>| true).layer(Says);
+    for _ in 0..5 {
+        assert_eq!(numbers(&ask(&skipping, get("/200")).await), None);
+    }
+    assert_eq!(left("fixed-window 3/minute", &storage).await, 2);
+}
+
+#[tokio::test]
+async fn a_free_request_passes_also_when_the_storage_fails() {
+    for (cost, expected) in [(0, 200), (1, 503)] {
+        let layer = RateLimitLayer::new(policy("1/day"), Global).storage(common::Failing, OnError::Refuse);
+        let service = layer.cost(move |_: &tower_ratelimit::extract::Head<'_>| cost).layer(Says);
+        assert_eq!(status(&service, get("/200")).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn an_observer_is_told_what_was_given_back() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&told);
+    let (storage, _clock): (_, ManualClock) = standing();
+    let service = layer("fixed-window 1/minute", storage)
+        .observer(move |event: &Event<'_>| events.lock().unwrap().push(event.outcome()))
+        .layer(Says);
+    for (path, expected) in [("/200", 200), ("/401", 401), ("/200", 429)] {
+        assert_eq!(status(&service, get(path)).await, expected);
+    }
+    assert_eq!(*told.lock().unwrap(), ["admitted", "refunded", "admitted", "refused"]);
+}

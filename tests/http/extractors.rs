@@ -1,0 +1,338 @@
+//! Who is asking: from a request to a key, and from a missing one to an answer.
+
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::routing::get as on_get;
+use http::{HeaderValue, Request};
+use common::{Inner, ask, get, numbers, policy, remaining, retry_after, status, with};
+use tower::{Layer, service_fn};
+use tower_ratelimit::extract::{Head, MatchedPath, Method, Missing, Path};
+use tower_ratelimit::{ClientIp, Global, Header, Key, KeyExtractor, PeerIp, RateLimit, RateLimitLayer};
+
+/// A key that is there.
+fn key(extractor: &impl KeyExtractor, request: &Request<()>) -> Key {
+    extractor.extract(&Head::of(request)).unwrap().unwrap()
+}
+
+/// A request from an address, as a server without axum would say it.
+fn from(peer: &str) -> Request<()> {
+    let mut request = get("/");
+    request.extensions_mut().insert(peer.parse::<SocketAddr>().unwrap());
+    request
+}
+
+fn once(extractor: impl KeyExtractor) -> RateLimit<Inner> {
+    RateLimitLayer::new(policy("1/day"), extractor).layer(Inner::default())
+}
+
+fn missing_by_client(_: &Head<'_>) -> Result<Key, Missing> {
+    Err(Missing::client("the secret field"))
+}
+
+fn missing_by_server(_: &Head<'_>) -> Result<Key, Missing> {
+    Err(Missing::server("the secret table"))
+}
+
+fn not_limited(_: &Head<'_>) -> Option<Key> {
+    None
+}
+
+fn alice(_: &Head<'_>) -> Key {
+    Key::from("alice")
+}
+
+#[tokio::test]
+async fn a_peer_is_known_by_its_address_and_not_by_its_port() {
+    let service = once(PeerIp::new());
+    for (peer, expected) in
+        [("1.2.3.4:1", 200), ("1.2.3.4:2", 429), ("1.2.3.5:1", 200), ("[2001:db8::1]:1", 200), ("[2001:db8::1]:2", 429)]
+    {
+        assert_eq!(status(&service, from(peer)).await, expected, "{peer}");
+    }
+}
+
+#[test]
+fn axums_connect_info_and_a_plain_address_are_the_same_key() {
+    let peer: SocketAddr = "1.2.3.4:5".parse().unwrap();
+    let by_axum = Request::get("/").extension(ConnectInfo(peer)).body(()).unwrap();
+    assert_eq!(key(&PeerIp::new(), &by_axum), key(&PeerIp::new(), &from("1.2.3.4:5")));
+}
+
+/// Field defect: 200 addresses of one /64 all pass.
+#[tokio::test]
+async fn two_hundred_addresses_of_one_64_are_one_client() {
+    let service = once(PeerIp::new());
+    let mut admitted = 0;
+    for host in 1..=200 {
+        admitted += u32::from(status(&service, from(&format!("[2001:db8:1:2:{host:x}::{host:x}]:443"))).await == 200);
+    }
+    assert_eq!(admitted, 1);
+    assert_eq!(status(&service, from("[2001:db8:1:3::1]:443")).await, 200, "the next /64 is another client");
+}
+
+#[test]
+fn the_key_of_an_address_is_the_one_that_a_request_from_it_has() {
+    for address in ["1.2.3.4", "::ffff:1.2.3.4", "2001:db8:1:2:3:4:5:6", "::1"] {
+        let socket = SocketAddr::new(address.parse().unwrap(), 1).to_string();
+        for bits in [0, 48, 64, 128] {
+            let peer = PeerIp::new().ipv6_prefix(bits);
+            let client = ClientIp::behind(["10.0.0.0/8"]).unwrap().ipv6_prefix(bits);
+            let expected = key(&peer, &from(&socket));
+            assert_eq!(peer.key(address.parse().unwrap()), expected, "{address}/{bits}");
+            assert_eq!(
+                (client.key(address.parse().unwrap()), key(&client, &from(&socket))),
+                (expected.clone(), expected)
+            );
+        }
+    }
+}
+
+#[test]
+fn the_prefix_of_ipv6_may_be_chosen() {
+    let same = |bits: u8, other: &str| {
+        let peer = PeerIp::new().ipv6_prefix(bits);
+        key(&peer, &from("[2001:db8:1:200::1]:1")) == key(&peer, &from(&format!("[{other}]:1")))
+    };
+    assert!(same(128, "2001:db8:1:200::1") && !same(128, "2001:db8:1:200::2"));
+    assert!(same(127, "2001:db8:1:200::") && !same(127, "2001:db8:1:200::2"));
+    assert!(same(56, "2001:db8:1:2ff::9") && !same(56, "2001:db8:1:300::1"));
+    assert!(same(48, "2001:db8:1:ffff::9") && !same(48, "2001:db8:2:200::1"));
+    assert!(same(0, "fe80::1"));
+    assert!(PeerIp::new().try_ipv6_prefix(129).is_err());
+    let sites = PeerIp::new().ipv6_prefix(0);
+    assert_ne!(key(&sites, &from("1.2.3.4:1")), key(&sites, &from("1.2.3.5:1")), "IPv4 has no such prefix");
+}
+
+/// Field defect: IPv4-mapped IPv6 put every IPv4 client into one bucket (CVE-2026-30827).
+#[tokio::test]
+async fn ipv4_mapped_clients_are_clients_of_their_own() {
+    let service = once(PeerIp::new());
+    for (peer, expected) in [
+        ("[::ffff:1.2.3.4]:1", 200),
+        ("[::ffff:1.2.3.5]:1", 200),
+        ("[::ffff:1.2.3.4]:2", 429),
+        ("1.2.3.4:3", 429),
+        ("1.2.3.5:3", 429),
+    ] {
+        assert_eq!(status(&service, from(peer)).await, expected, "{peer}");
+    }
+}
+
+/// Field defect: deciding by notation let the client choose.
+#[test]
+fn what_is_mapped_is_decided_by_the_bits() {
+    let peer = PeerIp::new();
+    let [mapped, hex, plain] =
+        ["[::ffff:1.2.3.4]:1", "[::ffff:102:304]:1", "1.2.3.4:1"].map(|text| key(&peer, &from(text)));
+    assert!(mapped == plain && hex == plain);
+    let [dotted, sibling] = ["[2001:db8::1.2.3.4]:1", "[2001:db8::9]:1"].map(|text| key(&peer, &from(text)));
+    assert!(dotted == sibling && dotted != plain, "an IPv6 address that is written with dots stays one");
+    assert_ne!(key(&peer, &from("[::1.2.3.4]:1")), plain, "compatible is not mapped");
+    assert_ne!(key(&peer, &from("[64:ff9b::1.2.3.4]:1")), plain, "translated is not mapped");
+}
+
+/// Field defect: leftmost `X-Forwarded-For` trusted: rotating it passed 1,000 of 1,000 requests.
+#[tokio::test]
+async fn what_a_client_says_about_its_address_changes_nothing() {
+    let service = once(PeerIp::new());
+    let mut admitted = 0;
+    for spoofed in 0..1_000_u32 {
+        let mut request = from("1.2.3.4:1");
+        for name in ["x-forwarded-for", "x-real-ip", "forwarded", "cf-connecting-ip"] {
+            let value = format!("10.0.{}.{}", spoofed / 250, spoofed % 250);
+            request.headers_mut().insert(name, HeaderValue::from_str(&value).unwrap());
+        }
+        admitted += u32::from(status(&service, request).await == 200);
+    }
+    assert_eq!(admitted, 1);
+}
+
+#[tokio::test]
+async fn what_is_missing_is_answered_400_or_500_without_the_reason() {
+    async fn check(extractor: impl KeyExtractor, expected: u16, reason: &str) {
+        let service = once(extractor);
+        let response = ask(&service, get("/")).await;
+        assert_eq!(response.status(), expected);
+        assert_eq!((numbers(&response), retry_after(&response)), (None, None));
+        assert!(!format!("{:?} {}", response.headers(), response.body()).contains(reason), "{}", response.body());
+        assert_eq!(service.get_ref().calls(), 0);
+    }
+    check(PeerIp::new(), 500, "connect_info").await;
+    check(Header::new("x-api-key"), 400, "x-api-key").await;
+    check(missing_by_client, 400, "secret").await;
+    check(missing_by_server, 500, "secret").await;
+}
+
+#[test]
+fn without_an_address_the_log_says_which_feature_first_and_then_how_to_serve() {
+    let missing = PeerIp::new().extract(&Head::of(&get("/"))).unwrap_err();
+    let feature = missing.reason().find("feature").expect("names the feature");
+    let serve = missing.reason().find("into_make_service_with_connect_info").expect("says how to serve");
+    assert!(feature < serve && !missing.is_clients_fault());
+}
+
+/// Field defect: a header reader that splits on `:` refuses every IPv6 value.
+#[test]
+fn the_value_of_a_header_is_taken_as_it_is() {
+    let header = Header::new("X-Client");
+    let all = ["a", "A", "2001:db8::1", "2001:db8::2", "a,b", "a, b", "1.2.3.4:80"];
+    let keys = HashSet::from(all.map(|value| key(&header, &with("x-client", value))));
+    assert_eq!(keys.len(), all.len());
+
+    let mut bytes = get("/");
+    bytes.headers_mut().append("x-client", HeaderValue::from_bytes(b"\xff\xfe").unwrap());
+    bytes.headers_mut().append("x-client", HeaderValue::from_static("a"));
+    assert_ne!(key(&header, &bytes), key(&header, &with("x-client", "a")), "the first field counts, whatever is in it");
+    assert_eq!(key(&header, &with("x-client", "2001:db8::1")), Key::from("2001:db8::1"));
+}
+
+#[test]
+fn global_path_and_method_are_what_they_say() {
+    let post = Request::post("/a?x=1").body(()).unwrap();
+    assert_eq!(key(&Global, &post), key(&Global, &get("/b")));
+    assert_eq!(key(&Path, &post), key(&Path, &get("/a?x=2")), "the query is no part of the path");
+    assert_ne!(key(&Path, &get("/users/7")), key(&Path, &get("/users/8")));
+    assert_ne!(key(&Method, &post), key(&Method, &get("/a")));
+    assert_eq!(key(&Method, &get("/a")), key(&Method, &get("/b")));
+}
+
+#[tokio::test]
+async fn a_route_is_one_key_and_requests_without_one_share_another() {
+    let app = Router::new()
+        .route("/", on_get(|| async { "home" }))
+        .route("/users/{id}", on_get(|| async { "user" }))
+        .nest("/api", Router::new().route("/users/{id}", on_get(|| async { "api" })))
+        .fallback(|| async { "nothing here" })
+        .layer(RateLimitLayer::new(policy("2/day"), MatchedPath));
+    for (path, expected) in [
+        ("/users/7", Some(1)),
+        ("/users/8", Some(0)),
+        ("/api/users/7", Some(1)),
+        ("/", Some(1)),
+        ("/nowhere", Some(1)),
+        ("/else", Some(0)),
+        ("/", Some(0)),
+    ] {
+        let response = ask(&app, Request::get(path).body(Body::empty()).unwrap()).await;
+        assert_eq!((response.status().as_u16(), remaining(&response)), (200, expected), "{path}");
+    }
+    for path in ["/users/9", "/third", "/"] {
+        assert_eq!(status(&app, Request::get(path).body(Body::empty()).unwrap()).await, 429, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn closures_answer_a_key_or_none_or_a_result_of_either() {
+    let maybe = |head: &Head<'_>| head.headers.get("x-key").map(|value| Key::from(value.as_bytes()));
+    let or_free = |head: &Head<'_>| match head.uri.path() {
+        "/free" => Ok(None),
+        "/missing" => Err(Missing::client("path")),
+        path => Ok(Some(Key::from(path))),
+    };
+    let service = once(alice);
+    assert_eq!([status(&service, get("/a")).await, status(&service, get("/b")).await], [200, 429]);
+
+    let service = once(maybe);
+    assert_eq!([status(&service, with("x-key", "a")).await, status(&service, with("x-key", "a")).await], [200, 429]);
+    for _ in 0..3 {
+        let response = ask(&service, get("/")).await;
+        assert_eq!((response.status().as_u16(), response.headers().len()), (200, 0), "not limited, no fields");
+    }
+
+    let service = once(or_free);
+    for (path, expected) in [("/a", 200), ("/a", 429), ("/b", 200), ("/free", 200), ("/free", 200), ("/missing", 400)] {
+        assert_eq!(status(&service, get(path)).await, expected, "{path}");
+    }
+}
+
+#[test]
+fn or_asks_the_second_only_when_the_first_is_missing() {
+    let never = |_: &Head<'_>| -> Option<Key> { panic!("asked without need") };
+    let request = get("/");
+    let head = Head::of(&request);
+    assert_eq!(alice.or(never).extract(&head), Ok(Some(Key::from("alice"))));
+    assert_eq!(not_limited.or(never).extract(&head), Ok(None), "not limited is an answer");
+    assert_eq!(missing_by_client.or(alice).extract(&head), Ok(Some(Key::from("alice"))));
+    assert_eq!(missing_by_server.or(not_limited).extract(&head), Ok(None));
+    assert_eq!(missing_by_client.or(missing_by_server).or(alice).extract(&head), Ok(Some(Key::from("alice"))));
+    assert!(missing_by_client.or(missing_by_server).extract(&head).is_err());
+}
+
+#[test]
+fn of_two_keys_together_a_missing_one_decides_then_one_that_is_not_limited() {
+    let request = get("/");
+    let head = Head::of(&request);
+    let client = Err(Missing::client("the secret field"));
+    assert_eq!(missing_by_client.and(alice).extract(&head), client);
+    assert_eq!(alice.and(missing_by_client).extract(&head), client);
+    assert_eq!(missing_by_client.and(not_limited).extract(&head), client);
+    assert_eq!(not_limited.and(missing_by_client).extract(&head), client, "missing goes before not limited");
+    assert_eq!(not_limited.and(alice).extract(&head), Ok(None));
+    assert_eq!(alice.and(not_limited).extract(&head), Ok(None));
+    assert!(alice.and(alice).extract(&head).unwrap().is_some());
+}
+
+/// Field defect: composite keys joined by a separator run together.
+#[test]
+fn the_parts_of_a_composite_key_do_not_run_together() {
+    let [a, b, c] = ["x-a", "x-b", "x-c"].map(Header::new);
+    let pair = a.clone().and(b.clone());
+    let left = pair.clone().and(c.clone());
+    let right = a.and(b.and(c));
+    // Separators, lengths, and what a joined key itself may look like.
+    let texts = ["a|bca|bca|bc", "1:a1:b1:a1:b", "\t\t\t\t\t\t\t\t", "aaaaaaaa"];
+    for text in texts {
+        let mut lefts = HashSet::new();
+        let mut rights = HashSet::new();
+        let mut pairs = HashSet::new();
+        let mut splits = 0;
+        for i in 0..=text.len() {
+            pairs.insert(key(&pair, &parts([&text[..i], &text[i..], ""])));
+            for j in i..=text.len() {
+                let request = parts([&text[..i], &text[i..j], &text[j..]]);
+                lefts.insert(key(&left, &request));
+                rights.insert(key(&right, &request));
+                splits += 1;
+            }
+        }
+        assert_eq!((pairs.len(), lefts.len(), rights.len()), (text.len() + 1, splits, splits), "{text}");
+    }
+}
+
+fn parts([a, b, c]: [&str; 3]) -> Request<()> {
+    Request::get("/").header("x-a", a).header("x-b", b).header("x-c", c).body(()).unwrap()
+}
+
+#[tokio::test]
+async fn a_composite_key_counts_each_pair_for_itself() {
+    let service = once(Header::new("x-client").and(Path));
+    let request = |client: &str, path: &str| Request::get(path).header("x-client", client).body(()).unwrap();
+    for (client, path, expected) in
+        [("a", "/b", 200), ("a", "/c", 200), ("b", "/b", 200), ("a", "/b", 429), ("/b", "/a", 200), ("/a", "/b", 200)]
+    {
+        assert_eq!(status(&service, request(client, path)).await, expected, "{client} {path}");
+    }
+    assert_ne!(
+        key(&Header::new("x-client").and(Path), &request("/a", "/b")),
+        key(&Path.and(Header::new("x-client")), &request("/a", "/b"))
+    );
+}
+
+#[tokio::test]
+async fn an_extractor_may_be_chosen_while_running() {
+    for (boxed, expected) in [(Box::new(Global) as Box<dyn KeyExtractor>, 429), (Box::new(Path), 200)] {
+        let service = once(boxed);
+        assert_eq!([status(&service, get("/a")).await, status(&service, get("/b")).await], [200, expected]);
+    }
+    let shared: Arc<dyn KeyExtractor> = Arc::new(Path);
+    let inner =
+        service_fn(|_: Request<()>| async { Ok::<_, std::convert::Infallible>(http::Response::new(String::new())) });
+    let service = RateLimitLayer::new(policy("1/day"), shared).layer(inner);
+    assert_eq!([status(&service, get("/a")).await, status(&service, get("/a")).await], [200, 429]);
+}

@@ -1,0 +1,30 @@
+//! What the fuzzers assert, on the inputs they start from: so that they go on compiling, and their seeds are tests.
+
+#[path = "../../fuzz/src/lib.rs"]
+#[allow(unreachable_pub, reason = "a library of its own elsewhere")]
+mod fuzz;
+
+use std::fs;
+use std::path::Path;
+
+use fuzz::Reader;
+
+fn replay(target: &str, reader: &Reader) {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
+    let mut inputs = 0;
+    for input in fs::read_dir(corpus).unwrap() {
+        reader.check(&fs::read(input.unwrap().path()).unwrap());
+        inputs += 1;
+    }
+    assert!(inputs >= 10, "the seeds were found");
+}
+
+#[test]
+fn x_forwarded_for() {
+    replay("x_forwarded_for", &Reader::x_forwarded_for());
+}
+
+#[test]
+fn forwarded() {
+    replay("forwarded", &Reader::forwarded());
+}

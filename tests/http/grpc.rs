@@ -1,0 +1,111 @@
+//! With tonic: a real server and a real client, over a socket.
+
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use http::Request;
+use common::{Failing, Slow, policy, standing};
+use tokio::net::TcpListener;
+use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Code, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::{
+    Global, GrpcRejection, Key, KeyExtractor, OnError, PeerIp, Quota, RateLimitLayer, RateLimiter, Storage,
+};
+
+/// A client of tonic's health service behind this layer.
+async fn client<St: Storage>(layer: RateLimitLayer<St, GrpcRejection>) -> HealthClient<Channel> {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (_, health) = tonic_health::server::health_reporter();
+    let server = Server::builder().layer(layer).add_service(health);
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+    HealthClient::new(Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap())
+}
+
+fn question() -> HealthCheckRequest {
+    HealthCheckRequest::default()
+}
+
+/// A number in a status's metadata.
+fn number(status: &Status, name: &str) -> Option<u64> {
+    status.metadata().get(name).map(|value| value.to_str().unwrap().parse().unwrap())
+}
+
+#[tokio::test]
+async fn calls_are_answered_until_the_limit_and_then_exhausted_until_retry_after() {
+    async fn check<St: Storage>(storage: St, advance: impl Fn(Duration)) {
+        let layer = RateLimitLayer::new(policy("fixed-window 2 per 10 seconds"), Global)
+            .storage(storage, OnError::Refuse)
+            .rejection(GrpcRejection);
+        let mut health = client(layer).await;
+        for left in ["1", "0"] {
+            let answer = health.check(question()).await.unwrap();
+            assert_eq!(answer.metadata().get("x-ratelimit-remaining").unwrap(), left);
+        }
+        let refused = health.check(question()).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::ResourceExhausted, "too many requests, retry in 10 s"));
+        assert_eq!((number(&refused, "retry-after"), number(&refused, "x-ratelimit-limit")), (Some(10), Some(2)));
+        assert_eq!(health.watch(question()).await.unwrap_err().code(), Code::ResourceExhausted, "a stream too");
+        advance(Duration::from_secs(10));
+        assert!(health.check(question()).await.is_ok(), "on the same connection");
+    }
+    let (storage, clock) = standing();
+    check(storage, |wait| clock.advance(wait)).await;
+    let (storage, clock) = standing();
+    check(Slow(storage), |wait| clock.advance(wait)).await;
+}
+
+#[tokio::test]
+async fn when_the_storage_fails_closed_calls_are_unavailable() {
+    let layer = RateLimitLayer::new(Quota::per_hour(1), Global).rejection(GrpcRejection);
+    let refused = client(layer.clone().storage(Failing, OnError::Refuse)).await.check(question()).await.unwrap_err();
+    assert_eq!((refused.code(), number(&refused, "retry-after")), (Code::Unavailable, Some(1)));
+    assert!(!format!("{refused:?}").contains("secret-host"), "{refused:?}");
+    assert!(client(layer.storage(Failing, OnError::Admit)).await.check(question()).await.is_ok());
+}
+
+#[tokio::test]
+async fn what_is_missing_is_an_invalid_argument_or_internal_without_the_reason() {
+    for (missing, expected) in [
+        (Missing::client("the secret field"), Code::InvalidArgument),
+        (Missing::server("the secret table"), Code::Internal),
+    ] {
+        let key = move |_: &Head<'_>| -> Result<Key, _> { Err(missing.clone()) };
+        let layer = RateLimitLayer::new(Quota::per_hour(1), key).rejection(GrpcRejection);
+        let refused = client(layer).await.check(question()).await.unwrap_err();
+        assert_eq!(refused.code(), expected);
+        assert!(!format!("{refused:?}").contains("secret"), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_caller_is_known_by_the_address_that_tonic_attaches() {
+    let limiter = RateLimiter::new(Quota::per_hour(5));
+    let mut health = client(RateLimitLayer::from_limiter(&limiter, PeerIp::new()).rejection(GrpcRejection)).await;
+    for left in [4, 3] {
+        health.check(question()).await.unwrap();
+        assert_eq!(limiter.peek(&Key::from(Ipv4Addr::LOCALHOST)).await.unwrap().remaining(), left);
+    }
+}
+
+#[test]
+fn tonics_connect_info_goes_before_a_plain_address_when_it_has_one() {
+    let [by_tonic, plain] = ["1.2.3.4:5", "5.6.7.8:9"].map(|text| text.parse::<SocketAddr>().unwrap());
+    let key = |remote_addr: Option<SocketAddr>, plain: Option<SocketAddr>| {
+        let info = TcpConnectInfo { local_addr: Some("9.9.9.9:9".parse().unwrap()), remote_addr };
+        let mut request = Request::get("/").extension(info).body(()).unwrap();
+        if let Some(plain) = plain {
+            request.extensions_mut().insert(plain);
+        }
+        PeerIp::new().extract(&Head::of(&request))
+    };
+    assert_eq!(key(Some(by_tonic), Some(plain)), Ok(Some(by_tonic.ip().into())));
+    assert_eq!(key(None, Some(plain)), Ok(Some(plain.ip().into())));
+    let missing = key(None, None).unwrap_err();
+    assert!(!missing.is_clients_fault() && missing.reason().contains("the feature \"tonic\""), "{missing}");
+}

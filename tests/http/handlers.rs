@@ -1,0 +1,158 @@
+//! What stands around a layer: handlers that see the decision, CORS outside, and the limiter inside.
+
+
+use std::convert::Infallible;
+use std::future::ready;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::routing::get as on_get;
+use http::{Method, Request, Response};
+use common::{Failing, Inner, Slow, ask, get, numbers, policy, standing, status, with};
+use tower::{Layer, service_fn};
+use tower_http::cors::{Any, CorsLayer};
+use tower_ratelimit::extract::{Head, NoDecision};
+use tower_ratelimit::{Decision, Global, Header, Key, OnError, RateLimitLayer, Storage};
+
+fn layer(text: &str) -> RateLimitLayer {
+    RateLimitLayer::new(policy(text), Global).storage(standing().0, OnError::Refuse)
+}
+
+async fn body(app: &Router, path: &str) -> (u16, String) {
+    let response = ask(app, Request::get(path).body(Body::empty()).unwrap()).await;
+    let status = response.status().as_u16();
+    (status, String::from_utf8(to_bytes(response.into_body(), 1_000).await.unwrap().to_vec()).unwrap())
+}
+
+#[tokio::test]
+async fn a_handler_sees_the_decision_that_is_shared_with_it() {
+    let app = || {
+        Router::new()
+            .route("/must", on_get(|decision: Decision| async move { decision.remaining().to_string() }))
+            .route(
+                "/may",
+                on_get(|decision: Option<Decision>| async move {
+                    decision.map_or_else(|| "none".to_owned(), |decision| decision.capacity().to_string())
+                }),
+            )
+    };
+    let shared = app().layer(layer("fixed-window 5/minute").share_decision());
+    assert_eq!(body(&shared, "/must").await, (200, "4".to_owned()));
+    assert_eq!(body(&shared, "/may").await, (200, "5".to_owned()));
+
+    let unshared = app().layer(layer("fixed-window 5/minute"));
+    assert_eq!(body(&unshared, "/may").await, (200, "none".to_owned()));
+    let (status, text) = body(&unshared, "/must").await;
+    assert!(status == 500 && !text.contains("share_decision"), "{text}");
+    assert!(NoDecision::default().to_string().contains("share_decision()"));
+
+    // Not limited, and not decided.
+    let skipped = app().layer(layer("fixed-window 5/minute").share_decision().skip(|_: &Head<'_>| true));
+    assert_eq!(body(&skipped, "/may").await, (200, "none".to_owned()));
+    let failing = app().layer(layer("fixed-window 5/minute").share_decision().storage(Failing, OnError::Admit));
+    assert_eq!(body(&failing, "/may").await, (200, "none".to_owned()));
+    let shadow = app().layer(layer("fixed-window 5/minute").share_decision().shadow());
+    assert_eq!(body(&shadow, "/must").await, (200, "4".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_is_shared_whichever_way_it_took() {
+    async fn check<St: Storage>(storage: St) {
+        let seen = service_fn(|request: Request<()>| {
+            let decision = request.extensions().get::<Decision>().expect("is there");
+            ready(Ok::<_, Infallible>(Response::new(format!("{:?}", decision.delay()))))
+        });
+        let layer = RateLimitLayer::new(policy("leaky-bucket 1/second queue 1"), Global);
+        let service = layer.storage(storage, OnError::Refuse).share_decision().layer(seen);
+        assert_eq!(ask(&service, get("/")).await.into_body(), "0ns");
+        assert_eq!(ask(&service, get("/")).await.into_body(), "1s");
+    }
+    check(standing().0).await;
+    check(Slow(standing().0)).await;
+}
+
+#[tokio::test]
+async fn of_stacked_layers_the_innermost_decision_is_there() {
+    let seen = service_fn(|request: Request<()>| {
+        let capacity = request.extensions().get::<Decision>().map(Decision::capacity);
+        ready(Ok::<_, Infallible>(Response::new(format!("{capacity:?}"))))
+    });
+    let [outer, inner] = ["fixed-window 5/minute", "fixed-window 9/minute"].map(|text| layer(text).share_decision());
+    assert_eq!(ask(&outer.layer(inner.layer(seen)), get("/")).await.into_body(), "Some(9)");
+    assert_eq!(ask(&outer.layer(layer("7/minute").layer(seen)), get("/")).await.into_body(), "Some(5)");
+}
+
+fn cors() -> CorsLayer {
+    CorsLayer::new().allow_origin(Any).allow_methods([Method::GET]).expose_headers(Any)
+}
+
+fn browser(method: Method) -> Request<Body> {
+    let request = Request::builder().method(method).header("origin", "https://shop.example");
+    request.header("access-control-request-method", "GET").body(Body::empty()).unwrap()
+}
+
+/// Field defect: preflight `OPTIONS` counted; 429 without CORS headers reads as an opaque error.
+#[tokio::test]
+async fn inside_a_cors_layer_preflights_are_not_counted_and_refusals_are_readable() {
+    let app = Router::new().route("/", on_get(|| async { "in" })).layer(layer("fixed-window 1/minute")).layer(cors());
+    for _ in 0..5 {
+        let preflight = ask(&app, browser(Method::OPTIONS)).await;
+        assert_eq!((preflight.status().as_u16(), numbers(&preflight)), (200, None));
+    }
+    for expected in [200, 429] {
+        let response = ask(&app, browser(Method::GET)).await;
+        assert_eq!(response.status(), expected);
+        assert_eq!(numbers(&response).map(|[limit, left, _]| [limit, left]), Some([1, 0]));
+        assert_eq!(response.headers()["access-control-allow-origin"], "*");
+        assert_eq!(response.headers()["access-control-expose-headers"], "*");
+    }
+}
+
+/// Field defect: preflight `OPTIONS` counted.
+#[tokio::test]
+async fn around_a_cors_layer_preflights_are_skipped() {
+    let preflight =
+        |head: &Head<'_>| head.method == Method::OPTIONS && head.headers.contains_key("access-control-request-method");
+    let app = Router::new()
+        .route("/", on_get(|| async { "in" }))
+        .layer(cors())
+        .layer(layer("fixed-window 1/minute").skip(preflight));
+    for _ in 0..5 {
+        let answer = ask(&app, browser(Method::OPTIONS)).await;
+        assert_eq!((answer.status().as_u16(), numbers(&answer)), (200, None));
+        assert_eq!(answer.headers()["access-control-allow-origin"], "*");
+    }
+    for expected in [200, 429] {
+        assert_eq!(status(&app, browser(Method::GET)).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn what_is_skipped_is_not_looked_at_by_anything_else() {
+    let never = |_: &Head<'_>| -> Key { panic!("asked for a key") };
+    let layer = RateLimitLayer::new(policy("1/day"), never).storage(Failing, OnError::Refuse);
+    let layer = layer.cost(|_: &Head<'_>| -> u32 { panic!("asked for a cost") });
+    let service = layer
+        .skip(|head: &Head<'_>| head.uri.path() == "/health")
+        .skip(|head: &Head<'_>| head.uri.path() == "/ready")
+        .layer(Inner::default());
+    for path in ["/health", "/ready", "/health"] {
+        let response = ask(&service, get(path)).await;
+        assert_eq!((response.status().as_u16(), response.headers().len()), (200, 0));
+    }
+    assert_eq!(service.get_ref().calls(), 3);
+}
+
+#[tokio::test]
+async fn the_limiter_inside_peeks_at_and_clears_what_the_layer_counts() {
+    let layer = RateLimitLayer::new(policy("fixed-window 2/hour"), Header::new("x-client"));
+    let limiter = layer.limiter().unwrap();
+    let service = layer.layer(Inner::default());
+    let alice = Key::from("alice");
+    for (expected, left) in [(200, 1), (200, 0), (429, 0)] {
+        assert_eq!(status(&service, with("x-client", "alice")).await, expected);
+        assert_eq!(limiter.peek(&alice).await.unwrap().remaining(), left);
+    }
+    limiter.clear(&alice).await.unwrap();
+    assert_eq!(status(&service, with("x-client", "alice")).await, 200);
+}

@@ -1,0 +1,18 @@
+//! The middleware: what it passes on, what it answers, and whom it takes a client to be.
+
+mod allow_list;
+mod charge;
+mod client_ip;
+mod extractors;
+mod fuzz_corpus;
+#[cfg(feature = "grpc")]
+mod grpc;
+mod handlers;
+mod headers;
+mod middleware;
+#[cfg(feature = "metrics")]
+mod observe;
+mod rejections;
+mod shadow;
+mod stacking;
+mod waiting;

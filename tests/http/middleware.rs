@@ -1,0 +1,455 @@
+//! What a client is told: header fields, refusals and their bodies.
+
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::task::Poll;
+use std::time::Duration;
+
+use http::{Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use common::{
+    EVERY_STRATEGY, Inner, T0, admitted_at_once, ask, get, numbers, policy, remaining, retry_after, standing, status,
+    with,
+};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::extract::Head;
+use tower_ratelimit::storage::ManualClock;
+use tower_ratelimit::{
+    Decision, EmptyRejection, Global, Header, Headers, MemoryStorage, OnError, Quota, RateLimit, RateLimitLayer,
+    Refused, Rejection,
+};
+use tower_test::mock;
+
+fn limited(text: &str) -> (RateLimit<Inner>, ManualClock) {
+    let (storage, clock) = standing();
+    let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse);
+    (layer.layer(Inner::default()), clock)
+}
+
+#[tokio::test]
+async fn an_admitted_response_shows_limit_remaining_and_reset() {
+    let (service, clock) = limited("fixed-window 3 per 10 seconds");
+    let first = ask(&service, get("/")).await;
+    assert_eq!(first.status(), 200);
+    assert_eq!(numbers(&first), Some([3, 2, T0 + 10]));
+    assert_eq!(retry_after(&first), None);
+    assert_eq!(first.into_body(), "in");
+
+    clock.advance(Duration::from_secs(4));
+    assert_eq!(numbers(&ask(&service, get("/")).await), Some([3, 1, T0 + 10]));
+    clock.advance(Duration::from_secs(6));
+    assert_eq!(numbers(&ask(&service, get("/")).await), Some([3, 2, T0 + 20]));
+}
+
+#[tokio::test]
+async fn reset_is_rounded_up_to_the_next_second_of_the_epoch() {
+    let (service, clock) = limited("fixed-window 3 per 10 seconds");
+    clock.advance(Duration::from_micros(1));
+    assert_eq!(numbers(&ask(&service, get("/")).await), Some([3, 2, T0 + 11]));
+}
+
+#[tokio::test]
+async fn reset_in_seconds_counts_from_now_and_is_rounded_up() {
+    let (storage, clock) = standing();
+    let layer = RateLimitLayer::new(policy("fixed-window 2 per 10 seconds"), Global)
+        .storage(storage, OnError::Refuse)
+        .headers(Headers::x_rate_limit().reset_in_seconds());
+    let service = layer.layer(Inner::default());
+    clock.advance(Duration::from_millis(900));
+    assert_eq!(numbers(&ask(&service, get("/")).await), Some([2, 1, 10]));
+    clock.advance(Duration::from_micros(1));
+    assert_eq!(numbers(&ask(&service, get("/")).await), Some([2, 0, 10]));
+    clock.advance(Duration::from_micros(9_999_998));
+    let refused = ask(&service, get("/")).await;
+    assert_eq!((numbers(&refused), retry_after(&refused)), (Some([2, 0, 1]), Some(1)));
+}
+
+#[tokio::test]
+async fn the_limit_shown_of_a_bucket_is_its_burst() {
+    let (storage, _clock) = standing();
+    let layer = RateLimitLayer::new(Quota::per_second(10).burst(20), Global)
+        .storage(storage, OnError::Refuse)
+        .layer(Inner::default());
+    assert_eq!(numbers(&ask(&layer, get("/")).await), Some([20, 19, T0 + 1]));
+}
+
+#[tokio::test]
+async fn a_refusal_is_429_with_the_same_fields_and_retry_after() {
+    let (service, clock) = limited("fixed-window 1 per 10 seconds");
+    ask(&service, get("/")).await;
+    clock.advance(Duration::from_millis(500));
+    let refused = ask(&service, get("/")).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(numbers(&refused), Some([1, 0, T0 + 10]));
+    assert_eq!(retry_after(&refused), Some(10));
+    assert!(refused.extensions().get::<Decision>().is_some_and(Decision::is_refused));
+}
+
+/// Field defect: `Retry-After: 0` on a refusal; floored seconds; the whole window instead of the time left.
+#[tokio::test]
+async fn retry_after_is_at_least_one_second_and_never_early_nor_a_second_late() {
+    for text in EVERY_STRATEGY {
+        for start in [0, 1, 333_333, 999_999, 1_500_000] {
+            let (service, clock) = limited(text);
+            clock.advance(Duration::from_micros(start));
+            let wait = loop {
+                let response = ask(&service, get("/")).await;
+                if response.status() == 429 {
+                    break retry_after(&response).unwrap();
+                }
+                assert_eq!(retry_after(&response), None);
+                clock.advance(Duration::from_micros(123_457));
+            };
+            assert!((1..=7).contains(&wait), "{text}: {wait}");
+            if text.starts_with("elastic-window") {
+                assert_eq!(wait, 7, "asking has pushed the end ahead");
+                clock.advance(Duration::from_secs(wait));
+            } else {
+                clock.advance(Duration::from_secs(wait - 1));
+                assert_eq!(status(&service, get("/")).await, 429, "{text} from {start}: {wait} s is too much");
+                clock.advance(Duration::from_secs(1));
+            }
+            assert_eq!(status(&service, get("/")).await, 200, "{text} from {start}: {wait} s is too little");
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_microsecond_before_the_end_retry_after_is_one() {
+    let (service, clock) = limited("fixed-window 1 per 10 seconds");
+    ask(&service, get("/")).await;
+    clock.advance(Duration::from_micros(9_999_999));
+    assert_eq!(retry_after(&ask(&service, get("/")).await), Some(1));
+}
+
+/// Field defect: cost ignored by the check; unsigned underflow when the cost exceeds what remains.
+#[tokio::test]
+async fn a_cost_that_can_never_fit_is_refused_without_retry_after_and_takes_nothing() {
+    for text in EVERY_STRATEGY {
+        let (storage, _clock) = standing();
+        let cost = |head: &Head<'_>| if head.uri.path() == "/huge" { u32::MAX } else { 1 };
+        let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).cost(cost);
+        let service = layer.layer(Inner::default());
+        let huge = ask(&service, get("/huge")).await;
+        assert_eq!((huge.status().as_u16(), retry_after(&huge)), (429, None), "{text}");
+        let [limit, before, _] = numbers(&huge).unwrap();
+        assert_eq!((before, remaining(&ask(&service, get("/")).await)), (limit, Some(limit - 1)), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn without_fields_a_refusal_still_says_when_to_come_back() {
+    let (storage, _clock) = standing();
+    let layer = RateLimitLayer::new(policy("fixed-window 1/minute"), Global)
+        .storage(storage, OnError::Refuse)
+        .headers(Headers::none());
+    let service = layer.layer(Inner::default());
+    assert!(ask(&service, get("/")).await.headers().is_empty());
+    let refused = ask(&service, get("/")).await;
+    assert_eq!((refused.status().as_u16(), numbers(&refused), retry_after(&refused)), (429, None, Some(60)));
+}
+
+/// Field defect: `remaining` counting upward, or past the limit.
+#[tokio::test]
+async fn remaining_falls_by_one_with_each_hit_and_never_exceeds_the_limit() {
+    for text in EVERY_STRATEGY {
+        let (service, clock) = limited(text);
+        let [limit, mut left, _] = numbers(&ask(&service, get("/")).await).unwrap();
+        assert_eq!(left, limit - 1, "{text}");
+        while left > 0 {
+            left -= 1;
+            assert_eq!(remaining(&ask(&service, get("/")).await), Some(left), "{text}");
+        }
+        for step in 0..200_u64 {
+            clock.advance(Duration::from_micros(step * step * 997));
+            let [limit_now, left, _] = numbers(&ask(&service, get("/")).await).unwrap();
+            assert!(limit_now == limit && left < limit, "{text}: {left} of {limit_now}");
+        }
+    }
+}
+
+/// Field defect: negative after the limit was lowered.
+#[tokio::test]
+async fn a_lowered_limit_keeps_what_was_spent_and_shows_nothing_left() {
+    let (storage, clock) = standing();
+    let with_amount = |amount: u32| {
+        let policy = policy(&format!("fixed-window {amount}/minute")).with_name("api");
+        RateLimitLayer::new(policy, Global).storage(storage.clone(), OnError::Refuse).layer(Inner::default())
+    };
+    let (wide, narrow, wider) = (with_amount(10), with_amount(3), with_amount(20));
+    for _ in 0..8 {
+        ask(&wide, get("/")).await;
+    }
+    let refused = ask(&narrow, get("/")).await;
+    assert_eq!((refused.status().as_u16(), numbers(&refused)), (429, Some([3, 0, T0 + 60])));
+    assert_eq!(numbers(&ask(&wider, get("/")).await), Some([20, 11, T0 + 60]));
+    clock.advance(Duration::from_secs(60));
+    assert_eq!(numbers(&ask(&narrow, get("/")).await), Some([3, 2, T0 + 120]));
+}
+
+/// Field defect: burst + 1 after an idle spell.
+#[tokio::test]
+async fn a_fresh_client_and_one_that_was_idle_get_the_same() {
+    for text in EVERY_STRATEGY {
+        let (service, clock) = limited(text);
+        let fresh = admitted_at_once(&service).await;
+        for idle in [Duration::from_secs(21), Duration::from_secs(86_400), Duration::from_secs(400 * 86_400)] {
+            clock.advance(idle);
+            assert_eq!(admitted_at_once(&service).await, fresh, "{text} after {idle:?}");
+        }
+    }
+}
+
+/// Field defect: limit 1 rounding.
+#[tokio::test]
+async fn a_limit_of_one_admits_one() {
+    for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter", "token-bucket"] {
+        let (service, clock) = limited(&format!("{strategy} 1/second"));
+        for _ in 0..5 {
+            assert_eq!(admitted_at_once(&service).await, 1, "{strategy}");
+            clock.advance(Duration::from_secs(2));
+        }
+    }
+}
+
+/// Field defect: check, then increment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn concurrent_requests_are_admitted_exactly_as_often_as_the_limit_says() {
+    for strategy in ["fixed-window", "moving-window", "sliding-window-counter", "token-bucket"] {
+        let (service, _clock) = limited(&format!("{strategy} 100/minute"));
+        let tasks: Vec<_> = (0..8)
+            .map(|_| {
+                let service = service.clone();
+                tokio::spawn(async move {
+                    let mut admitted = 0;
+                    for _ in 0..50 {
+                        admitted += u32::from(status(&service, get("/")).await == 200);
+                    }
+                    admitted
+                })
+            })
+            .collect();
+        let mut admitted = 0;
+        for task in tasks {
+            admitted += task.await.unwrap();
+        }
+        assert_eq!((admitted, service.get_ref().calls()), (100, 100), "{strategy}");
+    }
+}
+
+#[tokio::test]
+async fn the_default_refusal_is_a_short_text() {
+    let (service, _clock) = limited("fixed-window 1/minute");
+    ask(&service, get("/")).await;
+    let refused = ask(&service, get("/")).await;
+    assert!(refused.headers()["content-type"].to_str().unwrap().starts_with("text/plain"));
+    let text = refused.into_body();
+    assert!(text.contains("too many requests") && text.contains("60"), "{text}");
+}
+
+#[tokio::test]
+async fn a_closure_makes_the_refusal_and_its_own_fields_stay() {
+    let (storage, _clock) = standing();
+    let rejection = |refused: Refused<'_>, head: &Head<'_>| {
+        let Refused::Limit(decision) = refused else { panic!("{refused:?}") };
+        let text = format!("{} {} {}", refused.status(), head.uri.path(), decision.capacity());
+        Response::builder().status(418).header("x-mine", "yes").body(text).unwrap()
+    };
+    let layer = RateLimitLayer::new(policy("fixed-window 1/minute"), Global)
+        .storage(storage, OnError::Refuse)
+        .rejection(rejection);
+    let service = layer.layer(Inner::default());
+    let admitted = ask(&service, get("/tea")).await;
+    assert_eq!((admitted.status().as_u16(), admitted.body().as_str()), (200, "in"));
+    let refused = ask(&service, get("/tea")).await;
+    assert_eq!((refused.status().as_u16(), &refused.headers()["x-mine"]), (418, &"yes".parse().unwrap()));
+    assert_eq!((numbers(&refused), retry_after(&refused)), (Some([1, 0, T0 + 60]), Some(60)));
+    assert_eq!(refused.into_body(), "429 Too Many Requests /tea 1");
+}
+
+/// Field defect: the inner service called before the verdict.
+#[tokio::test]
+async fn a_refused_request_never_reaches_the_inner_service() {
+    let layer = RateLimitLayer::new(Quota::per_hour(1), Global);
+    let (mut service, mut handle) = mock::spawn_layer::<Request<()>, Response<String>, _>(layer);
+    handle.allow(1);
+    assert!(service.poll_ready::<Request<()>>().is_ready());
+    let first = service.call(get("/first"));
+    let (request, answer) = handle.next_request().await.unwrap();
+    assert_eq!(request.uri(), "/first");
+    answer.send_response(Response::new("in".to_owned()));
+    assert_eq!(first.await.unwrap().status(), 200);
+
+    handle.allow(1);
+    for _ in 0..3 {
+        assert!(service.poll_ready::<Request<()>>().is_ready(), "a refusal uses up no readiness");
+        assert_eq!(service.call(get("/refused")).await.unwrap().status(), 429);
+    }
+    assert!(handle.poll_request().is_pending());
+}
+
+/// The statuses and bodies of an admitted and a refused request, of a service with the body `B`.
+async fn both<B, R>(layer: RateLimitLayer<MemoryStorage, R>, body: fn() -> B) -> [Response<B>; 2]
+where
+    R: Rejection<B>,
+{
+    let inner = service_fn(move |_: Request<()>| ready(Ok::<_, Infallible>(Response::new(body()))));
+    let service = layer.layer(inner);
+    [ask(&service, get("/")).await, ask(&service, get("/")).await]
+}
+
+fn once() -> RateLimitLayer {
+    RateLimitLayer::new(Quota::per_hour(1), Global)
+}
+
+/// Field defect: only axum's body accepted.
+#[tokio::test]
+async fn the_body_is_the_inner_services_own() {
+    struct Odd(String);
+    impl From<String> for Odd {
+        fn from(text: String) -> Self {
+            Self(text)
+        }
+    }
+    let [admitted, refused] = both(once(), || Odd("in".to_owned())).await;
+    assert_eq!((admitted.status().as_u16(), admitted.into_body().0.as_str()), (200, "in"));
+    assert_eq!(refused.status(), 429);
+    assert!(refused.into_body().0.contains("too many requests"));
+
+    let [admitted, refused] = both(once(), || Full::new(Bytes::from("in"))).await;
+    assert_eq!(admitted.into_body().collect().await.unwrap().to_bytes(), "in");
+    assert!(refused.into_body().collect().await.unwrap().to_bytes().starts_with(b"too many requests"));
+}
+
+/// Field defect: only axum's body accepted.
+#[tokio::test]
+async fn a_boxed_body_that_is_made_from_no_text_is_refused_empty_or_by_a_closure() {
+    type Boxed = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+    fn boxed() -> Boxed {
+        Full::from("in").map_err(|never| match never {}).boxed_unsync()
+    }
+    let [admitted, refused] = both(once().rejection(EmptyRejection), boxed).await;
+    assert_eq!(admitted.into_body().collect().await.unwrap().to_bytes(), "in");
+    assert_eq!(
+        (refused.status().as_u16(), numbers(&refused).map(|[limit, left, _]| (limit, left))),
+        (429, Some((1, 0)))
+    );
+    assert!(retry_after(&refused).is_some());
+    assert!(refused.into_body().collect().await.unwrap().to_bytes().is_empty());
+
+    let grpc = |_: Refused<'_>, _: &Head<'_>| Response::builder().header("grpc-status", "8").body(boxed()).unwrap();
+    let [_, refused] = both(once().rejection(grpc), boxed).await;
+    assert_eq!((refused.status().as_u16(), &refused.headers()["grpc-status"]), (200, &"8".parse().unwrap()));
+    assert!(retry_after(&refused).is_some(), "whatever the status");
+}
+
+/// Field defect: inner error type erased to a box.
+#[tokio::test]
+async fn the_error_is_the_inner_services_own() {
+    struct Broken(u8);
+    #[derive(Clone)]
+    struct Breaks;
+    impl Service<Request<()>> for Breaks {
+        type Response = Response<String>;
+        type Error = Broken;
+        type Future = Ready<Result<Response<String>, Broken>>;
+
+        fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Broken>> {
+            std::task::Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Request<()>) -> Self::Future {
+            ready(Err(Broken(7)))
+        }
+    }
+    let layer = once();
+    let first: Result<Response<String>, Broken> = layer.layer(Breaks).oneshot(get("/")).await;
+    assert!(matches!(first, Err(Broken(7))));
+    let second: Result<Response<String>, Broken> = layer.layer(Breaks).oneshot(get("/")).await;
+    assert!(matches!(second, Ok(response) if response.status() == 429), "a failed request was charged");
+}
+
+#[tokio::test]
+async fn the_fields_say_the_same_to_each_client_of_its_own() {
+    let (storage, _clock) = standing();
+    let layer =
+        RateLimitLayer::new(policy("fixed-window 1/minute"), Header::new("x-client")).storage(storage, OnError::Refuse);
+    let service = layer.layer(Inner::default());
+    for client in ["alice", "bob"] {
+        assert_eq!(numbers(&ask(&service, with("x-client", client)).await), Some([1, 0, T0 + 60]), "{client}");
+        assert_eq!(status(&service, with("x-client", client)).await, 429, "{client}");
+    }
+    assert_eq!(service.get_ref().calls(), 2);
+}
+
+/// Field defect: a map at its cap that admits every new client untracked.
+#[tokio::test]
+async fn a_newcomer_without_room_is_told_when_there_may_be_some() {
+    let clock = ManualClock::default();
+    let storage = MemoryStorage::builder().max_keys(1).clock(clock.clone()).build().unwrap();
+    let layer = RateLimitLayer::new(policy("fixed-window 1/minute"), Header::new("x-client"));
+    let service = layer.storage(storage, OnError::Refuse).layer(Inner::default());
+    assert_eq!(status(&service, with("x-client", "alice")).await, 200);
+    clock.advance(Duration::from_millis(10_500));
+    let crowded = ask(&service, with("x-client", "bob")).await;
+    assert_eq!((crowded.status().as_u16(), retry_after(&crowded)), (429, Some(50)));
+    assert_eq!(numbers(&crowded), Some([1, 0, T0 + 60]));
+    assert_eq!(status(&service, with("x-client", "alice")).await, 429, "stays refused");
+    clock.advance(Duration::from_secs(50));
+    assert_eq!(status(&service, with("x-client", "bob")).await, 200);
+}
+
+/// Field defect: floored seconds, in words too.
+#[tokio::test]
+async fn the_text_of_a_refusal_rounds_the_wait_up() {
+    let (service, _) = limited("fixed-window 1/1500ms");
+    assert_eq!(status(&service, get("/")).await, 200);
+    let refused = ask(&service, get("/")).await;
+    assert_eq!((retry_after(&refused), refused.body().as_str()), (Some(2), "too many requests, retry in 2 s\n"));
+}
+
+/// Two for the map of header fields, and none for what is in it; without fields none at all.
+#[test]
+fn a_layer_allocates_for_the_map_of_header_fields_only() {
+    let service = service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(String::new()))));
+    for (headers, expected) in [(Headers::none(), 0), (Headers::x_rate_limit(), 2)] {
+        // Its limit and its reset are too large to have their texts ready.
+        let layer = RateLimitLayer::new(policy("fixed-window 2000/hour"), Global).headers(headers);
+        let mut limited = layer.layer(service);
+        let mut call = || {
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            let mut answer = std::pin::pin!(limited.call(Request::new(())));
+            let Poll::Ready(Ok(response)) = answer.as_mut().poll(&mut context) else { panic!("nothing here waits") };
+            assert_eq!(response.status(), 200);
+        };
+        // What remains is small from here on.
+        (0..1_500).for_each(|_| call());
+        let allocated = allocation_counter::measure(|| (0..100).for_each(|_| call())).count_total;
+        assert_eq!(allocated, 100 * expected, "{headers:?}");
+    }
+}
+
+/// The memory of the request's extensions may be used again, but nothing that was in it.
+#[tokio::test]
+async fn a_refusal_carries_its_decision_and_nothing_of_the_request() {
+    let (service, _) = limited("fixed-window 1/hour");
+    for expected in [200, 429] {
+        let mut request = get("/");
+        request.extensions_mut().insert("a secret of the server's");
+        let answer = ask(&service, request).await;
+        assert_eq!(answer.status(), expected);
+        assert!(answer.extensions().get::<&'static str>().is_none());
+        assert_eq!(answer.extensions().len(), usize::from(expected == 429));
+    }
+}
+
+#[tokio::test]
+async fn large_numbers_are_written_as_they_are() {
+    for limit in (1_020..1_030).chain((2_000..200_000).step_by(64).take(200)) {
+        let (service, _) = limited(&format!("fixed-window {limit}/hour"));
+        assert_eq!(numbers(&ask(&service, get("/")).await), Some([limit, limit - 1, T0 + 3_600]));
+    }
+}

@@ -1,0 +1,561 @@
+//! Something to look at: observers, metrics, the log, and the warnings at start-up.
+
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use http::Request;
+use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
+use common::flaky_storage::{Mood, Moody};
+use common::{Failing, Inner, ask, get, policy, poll, standing, status, with};
+use tower::Layer;
+use tower_ratelimit::extract::{AllowList, Head, Missing};
+use tower_ratelimit::storage::{Ask, Breaker, Leases, RefusalCache};
+use tower_ratelimit::{
+    ClientIp, Decision, Event, Global, Header, Key, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer,
+    OnError, PeerIp, Policy, RateLimitLayer, RateLimiter, ResponseHead, Skip, Storage, What,
+};
+use tracing::field::{Field, Visit};
+use tracing::span;
+
+fn layer(text: &str) -> RateLimitLayer {
+    RateLimitLayer::new(policy(text).with_name("api"), Header::new("x-client")).storage(standing().0, OnError::Refuse)
+}
+
+#[tokio::test]
+async fn an_observer_is_told_of_each_decision_whose_it_is_and_by_which_policy() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&told);
+    let observer = move |event: &Event<'_>| {
+        let numbers = match event.what {
+            What::Decided(decision) => decision.remaining().to_string(),
+            _ => "-".to_owned(),
+        };
+        let key = event.key.map(|key| format!("{key:?}"));
+        events.lock().unwrap().push((event.policy.identity().to_owned(), event.outcome(), key, numbers));
+    };
+    let layer = RateLimitLayer::new(policy("leaky-bucket 1/hour queue 0").with_name("api"), Header::new("x-client"));
+    let layer = layer.storage(MemoryStorage::builder().max_keys(1).build().unwrap(), OnError::Refuse);
+    let service = layer.observer(observer).layer(Inner::default());
+    for (request, expected) in
+        [(with("x-client", "a"), 200), (with("x-client", "a"), 429), (with("x-client", "b"), 429), (get("/"), 400)]
+    {
+        assert_eq!(status(&service, request).await, expected);
+    }
+    let key = |name: char| Some(format!("Key(\"t{name}\")"));
+    let api = "api".to_owned();
+    let expected = [
+        (api.clone(), "admitted", key('a'), "0".to_owned()),
+        (api.clone(), "refused", key('a'), "0".to_owned()),
+        (api.clone(), "crowded", key('b'), "0".to_owned()),
+        (api, "missing", None, "-".to_owned()),
+    ];
+    assert_eq!(*told.lock().unwrap(), expected);
+}
+
+#[tokio::test]
+async fn an_observer_is_told_which_way_a_failing_storage_went() {
+    for (on_error, expected) in [(OnError::Admit, "failed_open"), (OnError::Refuse, "failed_closed")] {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let events = Arc::clone(&told);
+        let observer = move |event: &Event<'_>| {
+            let What::Failed { error, .. } = event.what else { panic!("{event:?}") };
+            events.lock().unwrap().push((event.outcome(), error.to_string()));
+        };
+        let service = layer("1/day").storage(Failing, on_error).observer(observer).layer(Inner::default());
+        status(&service, with("x-client", "a")).await;
+        assert_eq!(*told.lock().unwrap(), [(expected, "secret-host:6379 is down".to_owned())]);
+    }
+}
+
+/// Keeps counters by their names and labels, and gauges as the bits of their numbers.
+#[derive(Default)]
+struct Counters(Mutex<BTreeMap<String, Arc<AtomicU64>>>);
+
+impl Recorder for Counters {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &metrics::Key, _: &Metadata<'_>) -> Counter {
+        let labels: Vec<String> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        let name = format!("{}{{{}}}", key.name(), labels.join(","));
+        Counter::from_arc(Arc::clone(self.0.lock().unwrap().entry(name).or_default()))
+    }
+
+    fn register_gauge(&self, key: &metrics::Key, _: &Metadata<'_>) -> Gauge {
+        assert_eq!(key.labels().len(), 0);
+        Gauge::from_arc(Arc::clone(self.0.lock().unwrap().entry(key.name().to_owned()).or_default()))
+    }
+
+    fn register_histogram(&self, _: &metrics::Key, _: &Metadata<'_>) -> Histogram {
+        panic!("no histograms")
+    }
+}
+
+impl Counters {
+    fn counts(self) -> Vec<String> {
+        let counters = self.0.into_inner().unwrap();
+        counters.into_iter().map(|(name, count)| format!("{name} {}", count.load(Ordering::SeqCst))).collect()
+    }
+}
+
+#[test]
+fn metrics_count_what_is_answered_in_front_of_a_storage() {
+    let counters = Counters::default();
+    metrics::with_local_recorder(&counters, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let policy = common::policy("fixed-window 100/day").with_name("api");
+            let storage = Leases::new(RefusalCache::new(MemoryStorage::new()), 5);
+            let limiter = RateLimiter::with_storage(policy, storage);
+            for _ in 0..110 {
+                let _ = limiter.hit(&Key::from("alice")).await.unwrap();
+            }
+            let (leases, cache) = (limiter.storage(), limiter.storage().inner());
+            assert_eq!((leases.answered() + leases.asked() - cache.answered(), cache.held()), (101, 1));
+        });
+    });
+    let counts = counters.counts();
+    assert_eq!(counts.len(), 4, "{counts:?}");
+    for counted in ["refusal_cache_total{policy=api,by=here} 9", "leases_total{policy=api,by=here} "] {
+        assert!(counts.iter().any(|count| count.starts_with(&format!("ratelimit_{counted}"))), "{counts:?}");
+    }
+}
+
+#[test]
+fn metrics_count_by_policy_and_outcome_and_never_by_key() {
+    let counters = Counters::default();
+    metrics::with_local_recorder(&counters, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let layer = layer("2/day; shadow 1/day").observer(MetricsObserver::new());
+            let charging = layer.clone().charge_when(|response: &ResponseHead<'_>| response.status != 200);
+            let service = layer.layer(Inner::default());
+            for client in ["alice", "alice", "alice", "bob"] {
+                ask(&service, with("x-client", client)).await;
+            }
+            ask(&service, get("/")).await;
+            ask(&charging.layer(Inner::default()), with("x-client", "carol")).await;
+        });
+    });
+    let counts = counters.counts();
+    let shadow = "api\u{b7}shadow-1";
+    assert_eq!(
+        counts,
+        [
+            "ratelimit_decisions_total{policy=api,outcome=admitted,mode=enforced} 4".to_owned(),
+            "ratelimit_decisions_total{policy=api,outcome=missing,mode=enforced} 1".to_owned(),
+            "ratelimit_decisions_total{policy=api,outcome=refused,mode=enforced} 1".to_owned(),
+            format!("ratelimit_decisions_total{{policy={shadow},outcome=admitted,mode=shadow}} 3"),
+            format!("ratelimit_decisions_total{{policy={shadow},outcome=refused,mode=shadow}} 1"),
+            "ratelimit_refunds_total{policy=api,outcome=refunded,mode=enforced} 1".to_owned(),
+            format!("ratelimit_refunds_total{{policy={shadow},outcome=refunded,mode=shadow}} 1"),
+        ]
+    );
+}
+
+/// Of an outage the log has the failures that opened the breaker, that it opened, and nothing for each request after that.
+#[test]
+fn an_outage_does_not_flood_the_log() {
+    let lines = log_of(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let hour = std::time::Duration::from_secs(3_600);
+            let storage = RefusalCache::new(Breaker::new(Failing).failures(2).probe_after(hour, hour));
+            let layer = RateLimitLayer::new(policy("1/day"), Header::new("x-client"));
+            let service = layer.storage(storage, OnError::Refuse).layer(Inner::default());
+            for _ in 0..20 {
+                assert_eq!(status(&service, with("x-client", "a")).await, 503);
+            }
+        });
+    });
+    let of =
+        |level: &str, what: &str| lines.iter().filter(|line| line.starts_with(level) && line.contains(what)).count();
+    assert_eq!((of("WARN", "the rate limit storage failed"), of("WARN", "left alone for now")), (2, 1), "{lines:?}");
+    assert_eq!((of("DEBUG", "was not asked"), of("WARN", "")), (18, 3), "{lines:?}");
+}
+
+#[test]
+fn a_gauge_tells_how_many_breakers_are_open() {
+    let counters = Counters::default();
+    metrics::with_local_recorder(&counters, || {
+        let open = || {
+            let gauge = counters.0.lock().unwrap().get("ratelimit_breakers_open").cloned();
+            f64::from_bits(gauge.map_or(0, |gauge| gauge.load(Ordering::SeqCst))).to_string()
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let key = Key::everybody();
+            let moody = Moody::new(Mood::Fails).0;
+            let limiters = [moody.clone(), moody.clone()]
+                .map(|moody| RateLimiter::with_storage(policy("1/day"), Breaker::new(moody).failures(1)));
+            for (number, limiter) in limiters.iter().enumerate() {
+                assert_eq!(open(), number.to_string());
+                for _ in 0..3 {
+                    assert!(limiter.hit(&key).await.is_err());
+                }
+            }
+            assert_eq!(open(), "2");
+            let [back, away] = limiters;
+            moody.set(Mood::Works);
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            assert!(back.hit(&key).await.is_ok());
+            assert_eq!(open(), "1");
+            drop(away);
+            assert_eq!(open(), "0");
+            drop(back);
+        });
+        assert_eq!(open(), "0");
+    });
+}
+
+#[test]
+fn metrics_count_which_of_two_storages_decided() {
+    let counters = Counters::default();
+    metrics::with_local_recorder(&counters, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let key = tower_ratelimit::Key::everybody();
+            let good = RateLimiter::with_storage(policy("1/day"), Breaker::new(standing().0));
+            let fallen = Breaker::new(Failing).fallback(standing().0, 2);
+            let fallen = RateLimiter::with_storage(policy("1/day"), fallen);
+            let bad = RateLimiter::with_storage(policy("1/day"), Breaker::new(Failing));
+            for _ in 0..2 {
+                let _ = good.hit(&key).await.unwrap();
+            }
+            for _ in 0..7 {
+                let _ = fallen.hit(&key).await.unwrap();
+            }
+            for _ in 0..8 {
+                assert!(bad.hit(&key).await.is_err());
+            }
+        });
+    });
+    let counts = counters.0.into_inner().unwrap();
+    let counts = counts.iter().filter(|(name, _)| name.contains("path"));
+    let counts: Vec<_> = counts.map(|(name, count)| (name.as_str(), count.load(Ordering::SeqCst))).collect();
+    let expected = [("path=fallback", 7), ("path=none", 8), ("path=primary", 2)];
+    let expected = expected.map(|(label, count)| (format!("ratelimit_path_total{{{label}}}"), count));
+    assert_eq!(counts, expected.each_ref().map(|(name, count)| (name.as_str(), *count)));
+}
+
+/// Keeps the events of this crate as lines.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+/// The lines that are logged meanwhile. Where there is one subscriber, an event that is met first on a thread without it is taken for one
+/// that nobody wants; so there are two.
+fn log_of(work: impl FnOnce()) -> Vec<String> {
+    let (log, _another) = (Log::default(), tracing::Dispatch::new(Log::default()));
+    tracing::subscriber::with_default(log.clone(), work);
+    let lines = log.0.lock().unwrap();
+    lines.clone()
+}
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("tower_ratelimit")
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = event.metadata().level().to_string();
+        event.record(&mut Fields(&mut line));
+        self.0.lock().unwrap().push(line);
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        panic!("no spans")
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+struct Fields<'a>(&'a mut String);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        write!(self.0, " {field}={value:?}").unwrap();
+    }
+}
+
+/// What is logged while requests go through a layer.
+fn logged<R, St>(layer: &RateLimitLayer<St, R>, requests: Vec<Request<()>>) -> Vec<String>
+where
+    St: tower_ratelimit::Storage,
+    R: tower_ratelimit::Rejection<String>,
+{
+    log_of(|| {
+        let service = layer.layer(Inner::default());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for request in requests {
+            runtime.block_on(ask(&service, request));
+        }
+    })
+}
+
+#[test]
+fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
+    let alice = || with("x-client", "alice@example.org");
+    let layer = layer("fixed-window 1/minute");
+    let lines = logged(&layer, vec![alice(), alice(), get("/")]);
+    assert_eq!(lines.len(), 2, "nothing about what is admitted: {lines:?}");
+    for part in ["DEBUG", "refused", "policy=\"api\"", "60s"] {
+        assert!(lines[0].contains(part), "{part}: {lines:?}");
+    }
+    assert!(lines[1].contains("DEBUG") && lines[1].contains("x-client"), "{lines:?}");
+    assert!(!lines.concat().contains("alice"), "{lines:?}");
+
+    let lines = logged(&layer.clone().log_keys(), vec![alice()]);
+    assert!(lines[0].contains("alice@example.org"), "asked for: {lines:?}");
+    let forged = || with("x-client", "a shadow=true outcome=admitted \"");
+    let lines = logged(&layer.clone().log_keys(), vec![forged(), forged()]);
+    assert!(lines[0].contains("key=\"ta shadow=true outcome=admitted"), "in quotes: {lines:?}");
+
+    let lines = logged(&layer.storage(Failing, OnError::Admit), vec![alice()]);
+    assert!(lines[0].contains("WARN") && lines[0].contains("secret-host:6379 is down"), "{lines:?}");
+    assert!(!lines.concat().contains("alice"), "{lines:?}");
+
+    let broken = |_: &Head<'_>| -> Result<tower_ratelimit::Key, Missing> { Err(Missing::server("no table")) };
+    let lines = logged(&RateLimitLayer::new(policy("1/day"), broken), vec![get("/")]);
+    assert!(lines[0].contains("ERROR") && lines[0].contains("no table"), "{lines:?}");
+}
+
+#[test]
+fn the_log_says_when_a_storage_is_left_alone_and_when_it_is_back() {
+    let lines = log_of(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let (moody, _) = Moody::new(Mood::Fails);
+            let breaker = Breaker::new(moody.clone()).fallback(standing().0, 2);
+            let limiter = RateLimiter::with_storage(policy("100/day"), breaker);
+            for _ in 0..50 {
+                let _ = limiter.hit(&tower_ratelimit::Key::everybody()).await.unwrap();
+            }
+            moody.set(Mood::Works);
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            let _ = limiter.hit(&tower_ratelimit::Key::everybody()).await.unwrap();
+        });
+    });
+    let [left_alone, back] = &lines[..] else { panic!("once each: {lines:?}") };
+    for part in ["WARN", "left alone", "failures=5", "it fails"] {
+        assert!(left_alone.contains(part), "{part}: {lines:?}");
+    }
+    assert!(back.contains("INFO") && back.contains("back"), "{lines:?}");
+}
+
+/// Keeps the lints it is told.
+#[derive(Clone, Default)]
+struct Linted(Arc<Mutex<Vec<Lint>>>);
+
+impl Observer for Linted {
+    fn observe(&self, _: &Event<'_>) {}
+
+    fn warn(&self, lint: Lint) {
+        self.0.lock().unwrap().push(lint);
+    }
+}
+
+impl Linted {
+    fn layer(&self, key: impl KeyExtractor) -> RateLimitLayer {
+        RateLimitLayer::new(Policy::from(tower_ratelimit::Quota::per_day(5)), key).observer(self.clone())
+    }
+
+    fn told(&self) -> Vec<Lint> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+fn forwarded(name: &str) -> Request<()> {
+    let mut request = with(name, "203.0.113.7");
+    request.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
+    request
+}
+
+#[tokio::test]
+async fn ipv6_keyed_by_more_than_a_64_is_told_once_when_the_layer_starts() {
+    let linted = Linted::default();
+    for (prefix, expected) in
+        [(48, vec![]), (64, vec![]), (65, vec![Lint::Ipv6PerAddress]), (128, vec![Lint::Ipv6PerAddress])]
+    {
+        let layer = linted.layer(Header::new("x-client").or(Global.and(PeerIp::new().ipv6_prefix(prefix))));
+        for _ in 0..3 {
+            let _ = layer.clone().layer(Inner::default());
+        }
+        assert_eq!(linted.told(), expected, "/{prefix}");
+    }
+}
+
+#[tokio::test]
+async fn trust_that_covers_every_address_is_told_once_when_the_layer_starts() {
+    for (trusted, expected) in [
+        (&["10.0.0.0/8"][..], vec![]),
+        (&["0.0.0.0/0"], vec![Lint::TrustsEveryAddress]),
+        (&["10.0.0.0/8", "::/0"], vec![Lint::TrustsEveryAddress]),
+        (&["0.0.0.0/1", "128.0.0.0/1"], vec![Lint::TrustsEveryAddress]),
+    ] {
+        let linted = Linted::default();
+        let layer = linted.layer(ClientIp::behind(trusted).unwrap().and(Global));
+        for _ in 0..3 {
+            ask(&layer.layer(Inner::default()), forwarded("x-forwarded-for")).await;
+        }
+        assert_eq!(linted.told(), expected, "{trusted:?}");
+    }
+    let linted = Linted::default();
+    let _ = linted.layer(ClientIp::behind_hops(1).ipv6_prefix(128)).layer(Inner::default());
+    assert_eq!(linted.told(), [Lint::Ipv6PerAddress]);
+}
+
+#[tokio::test]
+async fn a_forwarding_header_where_only_the_peer_counts_is_told_once() {
+    for name in ["x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip"] {
+        let linted = Linted::default();
+        let service = linted.layer(PeerIp::new()).layer(Inner::default());
+        let mut direct = get("/");
+        direct.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
+        ask(&service, direct).await;
+        assert_eq!(linted.told(), []);
+        for _ in 0..3 {
+            ask(&service, forwarded(name)).await;
+        }
+        assert_eq!(linted.told(), [Lint::ForwardedPeer], "{name}");
+        let other = linted.layer(Header::new(name)).layer(Inner::default());
+        ask(&other, forwarded(name)).await;
+        assert_eq!(linted.told(), [], "{name} is the key");
+    }
+}
+
+#[tokio::test]
+async fn the_same_layer_twice_is_told_once() {
+    let linted = Linted::default();
+    let layer = linted.layer(Global);
+    let twice = layer.layer(layer.clone().layer(Inner::default()));
+    for _ in 0..2 {
+        ask(&twice, get("/")).await;
+    }
+    assert_eq!(linted.told(), [Lint::SameLayerTwice]);
+
+    let [outer, inner] = [linted.layer(Global), linted.layer(Global)];
+    let stacked = outer.layer(inner.layer(Inner::default()));
+    for _ in 0..2 {
+        ask(&stacked, get("/")).await;
+    }
+    assert_eq!(linted.told(), [], "two layers are two layers");
+}
+
+#[tokio::test]
+async fn lints_are_told_once_and_only_of_what_is_so() {
+    let linted = Linted::default();
+    let all = ClientIp::behind(["0.0.0.0/0"]).unwrap().ipv6_prefix(128);
+    let _ = linted.layer(all.clone().or(PeerIp::new().ipv6_prefix(128))).layer(Inner::default());
+    assert_eq!(linted.told(), [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress], "each once");
+
+    let _ = linted.layer(Global).skip(AllowList::by(all).allow("10.0.0.0/8")).layer(Inner::default());
+    assert_eq!(linted.told(), [Lint::TrustsEveryAddress], "who may say where it is from may say it is allowed");
+
+    for key in [
+        Box::new(ClientIp::behind(["10.0.0.0/8"]).unwrap().or(PeerIp::new())) as Box<dyn KeyExtractor>,
+        Box::new(Header::new("x-forwarded-for").or(PeerIp::new())),
+    ] {
+        ask(&linted.layer(key).layer(Inner::default()), forwarded("x-forwarded-for")).await;
+        assert_eq!(linted.told(), [], "the header is read");
+    }
+    ask(&linted.layer(Header::new("x-api-key").or(PeerIp::new())).layer(Inner::default()), forwarded("forwarded"))
+        .await;
+    assert_eq!(linted.told(), [Lint::ForwardedPeer], "for those without a key");
+
+    let skipping = linted.layer(PeerIp::new()).skip(|_: &Head<'_>| true);
+    let twice = skipping.layer(skipping.layer(Inner::default()));
+    ask(&twice, forwarded("forwarded")).await;
+    assert_eq!(linted.told(), [], "what is not limited is charged to nobody");
+}
+
+/// Keeps its own log of what it is asked, and cannot give back.
+#[derive(Clone, Debug)]
+struct Grudging(MemoryStorage, bool);
+
+impl Storage for Grudging {
+    type Error = &'static str;
+    type Decided = std::future::Ready<Result<Decision, &'static str>>;
+    type Done = Pin<Box<dyn Future<Output = Result<(), &'static str>> + Send>>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        std::future::ready(Ok(self.0.decide(ask).into_inner().unwrap()))
+    }
+
+    fn clear(&self, _: &Policy, _: &tower_ratelimit::Key) -> Self::Done {
+        Box::pin(async { Err("no") })
+    }
+
+    fn refund(&self, _: &Policy, _: &tower_ratelimit::Key, _: &Decision) -> Self::Done {
+        let later = self.1;
+        Box::pin(async move {
+            if later {
+                std::future::pending::<()>().await;
+            }
+            Err("what is spent is spent")
+        })
+    }
+}
+
+#[test]
+fn what_could_not_be_given_back_is_no_decision_and_no_refund() {
+    for later in [false, true] {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let events = Arc::clone(&told);
+        let layer = layer("fixed-window 5/minute").storage(Grudging(standing().0, later), OnError::Refuse);
+        let service = layer
+            .charge_when(|_: &ResponseHead<'_>| false)
+            .observer(move |event: &Event<'_>| events.lock().unwrap().push(event.outcome()))
+            .layer(Inner::default());
+        // Outside of a runtime nobody can wait for what does not come at once.
+        let mut response = Box::pin(ask(&service, with("x-client", "a")));
+        assert!(poll(&mut response).is_ready());
+        assert_eq!(*told.lock().unwrap(), ["admitted", "not_refunded"], "later: {later}");
+    }
+}
+
+#[tokio::test]
+async fn what_costs_nothing_is_not_given_back() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&told);
+    let service = layer("5/minute; shadow 4/minute")
+        .cost(|_: &Head<'_>| 0)
+        .charge_when(|_: &ResponseHead<'_>| false)
+        .observer(move |event: &Event<'_>| events.lock().unwrap().push(event.outcome()))
+        .layer(Inner::default());
+    assert_eq!(status(&service, with("x-client", "a")).await, 200);
+    assert_eq!(*told.lock().unwrap(), ["admitted"]);
+}
+
+#[tokio::test]
+async fn one_observer_may_watch_several_layers() {
+    let linted: Arc<dyn Observer> = Arc::new(Linted::default());
+    let skip: Arc<dyn Skip> = Arc::new(|_: &Head<'_>| false);
+    let [one, two] = ["1/day", "2/day"].map(|text| layer(text).observer(Arc::clone(&linted)).skip(Arc::clone(&skip)));
+    let service = one.layer(two.layer(Inner::default()));
+    assert_eq!(status(&service, with("x-client", "a")).await, 200);
+}
+
+#[test]
+fn a_lint_is_a_warning_with_a_code_and_where_it_is_explained() {
+    let key = PeerIp::new().ipv6_prefix(128);
+    let lines = logged(&RateLimitLayer::new(policy("1/day"), key), vec![forwarded("x-forwarded-for")]);
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    for (line, code, anchor) in
+        [(&lines[0], "RL001", "variant.Ipv6PerAddress"), (&lines[1], "RL003", "variant.ForwardedPeer")]
+    {
+        assert!(line.contains("WARN") && line.contains(code) && line.contains(anchor), "{line}");
+    }
+    let lints = [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress, Lint::ForwardedPeer, Lint::SameLayerTwice];
+    for lint in lints {
+        assert!(lint.docs().ends_with(&format!("#variant.{lint:?}")), "{lint:?}");
+    }
+}

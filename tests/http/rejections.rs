@@ -1,0 +1,283 @@
+//! What refusals are made of: each rejection's status, header fields and body, to the byte.
+
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+
+use http::{Request, Response};
+use serde_json::{Value, json};
+use common::{Failing, Inner, Slow, ask, get, policy, standing, with};
+use tower::{Layer, service_fn};
+use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::storage::{Ask, ManualClock};
+use tower_ratelimit::{
+    Decision, EmptyRejection, FixedWindow, Global, GrpcRejection, Header, Headers, Key, Limit, MemoryStorage,
+    MovingWindow, OnError, Policy, ProblemRejection, Quota, RateLimitLayer, Refused, Rejection, Storage, TextRejection,
+    Timestamp, policy_by,
+};
+
+/// A status, the header fields in the order of their names, and a body.
+type Golden = (u16, Vec<String>, String);
+
+fn golden(response: Response<String>) -> Golden {
+    let field = |(name, value): (&http::HeaderName, &http::HeaderValue)| format!("{name}: {}", value.to_str().unwrap());
+    let mut fields: Vec<_> = response.headers().iter().map(field).collect();
+    fields.sort();
+    (response.status().as_u16(), fields, response.into_body())
+}
+
+/// What the layer itself tells in each of the refusals below.
+const TOLD: [&[&str]; 7] = [
+    &limit("retry-after: 10", "x-ratelimit-limit: 1", "x-ratelimit-reset: 1728000010"),
+    &limit("retry-after: 3600", "x-ratelimit-limit: 1", "x-ratelimit-reset: 1728003600"),
+    &limit("retry-after: 60", "x-ratelimit-limit: 1", "x-ratelimit-reset: 1728000060"),
+    &["cache-control: no-store", "x-ratelimit-limit: 2", "x-ratelimit-remaining: 2", "x-ratelimit-reset: 1728000000"],
+    &["retry-after: 1"],
+    &[],
+    &[],
+];
+
+const fn limit(retry: &'static str, limit: &'static str, reset: &'static str) -> [&'static str; 5] {
+    ["cache-control: no-store", retry, limit, "x-ratelimit-remaining: 0", reset]
+}
+
+/// One limit; two of three; a newcomer without room; a cost that never fits; a storage that fails; what is missing, by the
+/// client's fault and by the server's.
+async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
+    async fn last<St, R>(layer: RateLimitLayer<St, R>, requests: impl IntoIterator<Item = Request<()>>) -> Golden
+    where
+        St: Storage,
+        R: Rejection<String>,
+    {
+        let service = layer.layer(Inner::default());
+        let mut last = None;
+        for request in requests {
+            last = Some(ask(&service, request).await);
+        }
+        golden(last.unwrap())
+    }
+    let kept = |policy: Policy| RateLimitLayer::with_storage(policy, Global, standing().0).rejection(rejection);
+    let two_of_three = Policy::named("free")
+        .limit(FixedWindow::new(), Quota::per_second(1))
+        .limit(FixedWindow::new(), Quota::per_hour(10))
+        .with(Limit::new(MovingWindow::new(), Quota::per_hour(1)).named(r#"say "when" \"#));
+    let full = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();
+    let by_client = RateLimitLayer::with_storage(policy("fixed-window 1/minute"), Header::new("x-client"), full);
+    let client = |_: &Head<'_>| -> Result<Key, _> { Err(Missing::client("the secret field")) };
+    let server = |_: &Head<'_>| -> Result<Key, _> { Err(Missing::server("the secret table")) };
+    let failing = RateLimitLayer::new(Quota::per_hour(1), Global).storage(Failing, OnError::Refuse);
+    [
+        last(kept(policy("fixed-window 1 per 10 seconds").with_name("free")), [get("/"), get("/")]).await,
+        last(kept(two_of_three), [get("/"), get("/")]).await,
+        last(by_client.rejection(rejection), ["alice", "bob"].map(|name| with("x-client", name))).await,
+        last(kept(policy("fixed-window 2/minute")).cost(|_: &Head<'_>| 3), [get("/")]).await,
+        last(failing.rejection(rejection), [get("/")]).await,
+        last(RateLimitLayer::new(Quota::per_hour(1), client).rejection(rejection), [get("/")]).await,
+        last(RateLimitLayer::new(Quota::per_hour(1), server).rejection(rejection), [get("/")]).await,
+    ]
+}
+
+/// What is expected of each refusal: the status, the rejection's own fields, the body.
+async fn check<R: Rejection<String> + Copy>(rejection: R, expected: &[(u16, &[&str], &str); 7]) {
+    for ((is, &(status, own, body)), told) in refusals(rejection).await.into_iter().zip(expected).zip(TOLD) {
+        let mut fields: Vec<_> = own.iter().chain(told).map(ToString::to_string).collect();
+        fields.sort();
+        assert_eq!(is, (status, fields, body.to_owned()));
+    }
+}
+
+#[tokio::test]
+async fn a_text_says_when_to_come_back() {
+    let plain: &[&str] = &["content-type: text/plain; charset=utf-8"];
+    let expected = [
+        (429, plain, "too many requests, retry in 10 s\n"),
+        (429, plain, "too many requests, retry in 3600 s\n"),
+        (429, plain, "too many requests, retry in 60 s\n"),
+        (429, plain, "too many requests: this one is larger than the limit\n"),
+        (503, plain, "temporarily unavailable, retry in 1 s\n"),
+        (400, plain, "bad request\n"),
+        (500, plain, "internal server error\n"),
+    ];
+    check(TextRejection, &expected).await;
+}
+
+#[tokio::test]
+async fn an_empty_refusal_is_a_status() {
+    check(EmptyRejection, &[429, 429, 429, 429, 503, 400, 500].map(|status| (status, &[] as &[&str], ""))).await;
+}
+
+#[tokio::test]
+async fn a_problem_names_the_limits_that_refuse() {
+    let exceeded = |detail: &str, names: &str| {
+        format!(
+            "{}{}{detail}\",\"violated-policies\":[{names}]}}",
+            r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
+            r#""title":"Quota exceeded","status":429,"detail":""#
+        )
+    };
+    let limits = [
+        exceeded("too many requests, retry in 10 s", r#""free""#),
+        exceeded("too many requests, retry in 3600 s", r#""free-1","say \"when\" \\""#),
+        exceeded("too many requests, retry in 60 s", r#""fixed-window 1/minute""#),
+        exceeded("too many requests: this one is larger than the limit", r#""fixed-window 2/minute""#),
+    ];
+    let fields: &[&str] = &["content-type: application/problem+json"];
+    let unavailable = concat!(
+        r#"{"type":"about:blank","title":"Service Unavailable","status":503,"#,
+        r#""detail":"temporarily unavailable, retry in 1 s"}"#,
+    );
+    let expected = [
+        (429, fields, &*limits[0]),
+        (429, fields, &*limits[1]),
+        (429, fields, &*limits[2]),
+        (429, fields, &*limits[3]),
+        (503, fields, unavailable),
+        (400, fields, r#"{"type":"about:blank","title":"Bad Request","status":400}"#),
+        (500, fields, r#"{"type":"about:blank","title":"Internal Server Error","status":500}"#),
+    ];
+    check(ProblemRejection, &expected).await;
+}
+
+#[tokio::test]
+async fn a_grpc_refusal_is_200_and_trailers_only() {
+    const GRPC: &str = "content-type: application/grpc";
+    let expected: [(u16, &[&str], &str); 7] = [
+        (200, &[GRPC, "grpc-status: 8", "grpc-message: too many requests, retry in 10 s"], ""),
+        (200, &[GRPC, "grpc-status: 8", "grpc-message: too many requests, retry in 3600 s"], ""),
+        (200, &[GRPC, "grpc-status: 8", "grpc-message: too many requests, retry in 60 s"], ""),
+        (200, &[GRPC, "grpc-status: 8", "grpc-message: too many requests: this one is larger than the limit"], ""),
+        (200, &[GRPC, "grpc-status: 14", "grpc-message: temporarily unavailable, retry in 1 s"], ""),
+        (200, &[GRPC, "grpc-status: 3", "grpc-message: bad request"], ""),
+        (200, &[GRPC, "grpc-status: 13", "grpc-message: internal server error"], ""),
+    ];
+    check(GrpcRejection, &expected).await;
+}
+
+#[tokio::test]
+async fn a_problem_is_json_whatever_limits_are_called() {
+    for (policy, expected) in [
+        (
+            policy("1/minute; 1/hour").with_name(r#"","status":200"#),
+            json!([r#"","status":200-1"#, r#"","status":200-2"#]),
+        ),
+        (policy("1/minute").with_name((' '..='~').collect::<String>()), json!([(' '..='~').collect::<String>()])),
+    ] {
+        let service = RateLimitLayer::new(policy, Global).rejection(ProblemRejection).layer(Inner::default());
+        ask(&service, get("/")).await;
+        let problem: Value = serde_json::from_str(ask(&service, get("/")).await.body()).unwrap();
+        assert_eq!((&problem["status"], &problem["violated-policies"]), (&json!(429), &expected));
+        assert_eq!(problem.as_object().unwrap().len(), 5, "{problem}");
+    }
+}
+
+/// Names of the limits that refuse, the policy and the decision, as a closure sees them.
+fn seen(refused: Refused<'_>, _: &Head<'_>) -> Response<String> {
+    let Refused::Limit(refusal) = refused else { panic!("{refused:?}") };
+    assert_eq!((&*refusal, refusal.retry_after()), (refusal.decision(), refusal.decision().retry_after()));
+    let names: Vec<_> = refusal.violated().collect();
+    Response::new(format!("{} of {}", names.join(","), refusal.policy().identity()))
+}
+
+#[tokio::test]
+async fn a_closure_is_told_whose_limits_refuse() {
+    async fn check<St: Storage>(storage: St) {
+        let [free, paid] = [("free", 2), ("paid", 1)].map(|(name, per_minute)| {
+            let hourly = Limit::new(FixedWindow::new(), Quota::per_hour(1)).named(format!("{name}, hourly"));
+            Policy::named(name).limit(FixedWindow::new(), Quota::per_minute(per_minute)).with(hourly)
+        });
+        let tier = move |head: &Head<'_>| if head.uri.path() == "/paid" { paid.clone() } else { free.clone() };
+        let layer = RateLimitLayer::new(policy_by(tier), Global).storage(storage, OnError::Refuse).rejection(seen);
+        let service = layer.layer(Inner::default());
+        for (path, expected) in [
+            ("/free", "in"),
+            ("/paid", "in"),
+            ("/free", "free, hourly of free"),
+            ("/paid", "paid-1,paid, hourly of paid"),
+        ] {
+            assert_eq!(ask(&service, get(path)).await.body(), expected);
+        }
+    }
+    check(standing().0).await;
+    check(Slow(standing().0)).await;
+}
+
+/// A stranger's storage, which answers for so many limits, whatever it is asked, and would have one come back at once.
+#[derive(Clone, Copy, Debug)]
+struct Foreign(&'static str);
+
+impl Storage for Foreign {
+    type Error = Infallible;
+    type Decided = Ready<Result<Decision, Infallible>>;
+    type Done = Ready<Result<(), Infallible>>;
+
+    fn decide(&self, _: Ask<'_>) -> Self::Decided {
+        ready(Ok(policy(self.0).refuse(Timestamp::EPOCH, 1, 0).contended()))
+    }
+
+    fn clear(&self, _: &Policy, _: &Key) -> Self::Done {
+        ready(Ok(()))
+    }
+
+    fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::Done {
+        ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn a_storage_that_answers_for_other_limits_is_believed_as_far_as_there_are_any() {
+    for (answers, expected) in [("1/second", "free-1"), ("1/second; 1/minute; 1/hour", "free-1,free-2")] {
+        let free = policy("1/minute; 1/hour").with_name("free");
+        let layer = RateLimitLayer::with_storage(free, Global, Foreign(answers)).rejection(seen);
+        assert_eq!(ask(&layer.layer(Inner::default()), get("/")).await.body(), &format!("{expected} of free"));
+    }
+}
+
+/// Field defect: `Retry-After: 0` on a refusal, in words too.
+#[tokio::test]
+async fn nobody_is_told_to_come_back_in_no_time() {
+    let layer = RateLimitLayer::with_storage(policy("1/second"), Global, Foreign("1/second"));
+    let refused = ask(&layer.layer(Inner::default()), get("/")).await;
+    assert_eq!(common::retry_after(&refused), Some(1));
+    assert_eq!(refused.body(), "too many requests, retry in 1 s\n");
+}
+
+#[tokio::test]
+async fn what_a_rejection_says_about_caching_stays_and_an_admitted_response_is_not_touched() {
+    async fn check<R: Rejection<String>>(rejection: R, expected: &str) {
+        let layer = RateLimitLayer::new(policy("1/hour"), Global).rejection(rejection).headers(Headers::none());
+        let service = layer.layer(Inner::default());
+        assert!(ask(&service, get("/")).await.headers().is_empty());
+        let refused = ask(&service, get("/")).await;
+        assert_eq!(refused.headers().get_all("cache-control").iter().collect::<Vec<_>>(), [expected]);
+    }
+    let private = |_: Refused<'_>, _: &Head<'_>| {
+        Response::builder().header("cache-control", "private").body(String::new()).unwrap()
+    };
+    let silent = |_: Refused<'_>, _: &Head<'_>| Response::new(String::new());
+    check(private, "private").await;
+    check(silent, "no-store").await;
+    check(GrpcRejection, "no-store").await;
+}
+
+/// Field defect: only axum's body accepted.
+#[tokio::test]
+async fn each_rejection_asks_one_thing_of_a_body() {
+    #[derive(Default)]
+    struct Nothing;
+    struct Letters(Vec<char>);
+    impl From<String> for Letters {
+        fn from(text: String) -> Self {
+            Self(text.chars().collect())
+        }
+    }
+    async fn refused<B, R: Rejection<B>>(rejection: R, body: fn() -> B) -> Response<B> {
+        let inner = service_fn(move |_: Request<()>| ready(Ok::<_, Infallible>(Response::new(body()))));
+        let service = RateLimitLayer::new(policy("1/hour"), Global).rejection(rejection).layer(inner);
+        ask(&service, get("/")).await;
+        ask(&service, get("/")).await
+    }
+    assert_eq!(refused(EmptyRejection, || Nothing).await.status(), 429);
+    assert_eq!(refused(GrpcRejection, || Nothing).await.headers()["grpc-status"], "8");
+    assert_eq!(refused(TextRejection, || Letters(Vec::new())).await.into_body().0[..3], ['t', 'o', 'o']);
+    assert_eq!(refused(ProblemRejection, || Letters(Vec::new())).await.into_body().0[..2], ['{', '"']);
+}

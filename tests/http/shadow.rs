@@ -1,0 +1,308 @@
+//! What is only tried out: whole layers, and single limits.
+
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use http::{Request, Response, StatusCode};
+use common::{Failing, Inner, Slow, ask, get, numbers, policy, poll, standing, status, with};
+use tower::{Layer, Service, service_fn};
+use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::storage::ManualClock;
+use tower_ratelimit::{
+    Decision, Event, Global, Header, Headers, Key, MemoryStorage, OnError, Policy, RateLimitLayer, RateLimiter,
+    ResponseHead, Storage,
+};
+
+type Told = Arc<Mutex<Vec<String>>>;
+
+/// A layer whose observer keeps what it was told: the outcome, and a `?` after what was only tried out.
+fn watched<St: Storage>(policy: Policy, storage: St) -> (RateLimitLayer<St>, Told) {
+    let told = Told::default();
+    let events = Arc::clone(&told);
+    let layer =
+        RateLimitLayer::new(policy, Global).storage(storage, OnError::Refuse).observer(move |event: &Event<'_>| {
+            let mark = if event.shadow { "?" } else { "" };
+            events.lock().unwrap().push(format!("{}{mark}", event.outcome()));
+        });
+    (layer, told)
+}
+
+fn take(told: &Told) -> Vec<String> {
+    std::mem::take(&mut told.lock().unwrap())
+}
+
+async fn yields() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_layer_in_shadow_counts_and_tells_and_never_refuses() {
+    let (storage, _clock) = standing();
+    let (layer, told) = watched(policy("fixed-window 2/minute"), storage);
+    let layer = layer.shadow().headers(Headers::x_rate_limit().and(Headers::ietf()));
+    let service = layer.layer(Inner::default());
+    for _ in 0..4 {
+        let response = ask(&service, get("/")).await;
+        assert_eq!((response.status().as_u16(), response.headers().len()), (200, 0));
+        assert!(response.extensions().is_empty());
+    }
+    assert_eq!(service.get_ref().calls(), 4);
+    assert_eq!(take(&told), ["admitted?", "admitted?", "refused?", "refused?"]);
+    let left = layer.limiter().unwrap().peek(&Key::everybody()).await.unwrap();
+    assert_eq!(left.remaining(), 0);
+}
+
+#[tokio::test]
+async fn a_layer_in_shadow_changes_no_field_of_others() {
+    let (storage, _clock) = standing();
+    let shadow = RateLimitLayer::new(policy("fixed-window 1/minute"), Global).storage(storage.clone(), OnError::Refuse);
+    let outer = RateLimitLayer::new(policy("fixed-window 9/minute"), Global).storage(storage, OnError::Refuse);
+    let service = outer.layer(shadow.shadow().layer(Inner::default()));
+    for left in [8, 7, 6] {
+        assert_eq!(numbers(&ask(&service, get("/")).await).map(|[limit, left, _]| [limit, left]), Some([9, left]));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_in_shadow_makes_nobody_wait_for_a_turn() {
+    let (storage, _clock) = standing();
+    let (layer, told) = watched(policy("leaky-bucket 1/hour queue 1"), storage);
+    let mut service = layer.shadow().layer(Inner::default());
+    for _ in 0..3 {
+        assert!(poll(&mut Box::pin(service.call(get("/")))).is_ready());
+    }
+    assert_eq!(take(&told), ["admitted?", "delayed?", "refused?"]);
+}
+
+#[tokio::test]
+async fn in_shadow_a_missing_key_and_a_failing_storage_pass() {
+    let (layer, told) = watched(policy("fixed-window 1/minute"), Failing);
+    let service = layer.shadow().layer(Inner::default());
+    assert_eq!(status(&service, get("/")).await, 200);
+    assert_eq!(take(&told), ["failed_open?"]);
+
+    let key = |_: &Head<'_>| -> Result<Key, Missing> { Err(Missing::client("no key")) };
+    let service = RateLimitLayer::new(policy("fixed-window 1/minute"), key).shadow().layer(Inner::default());
+    assert_eq!(status(&service, get("/")).await, 200);
+    let cost = |_: &Head<'_>| -> Result<u32, Missing> { Err(Missing::server("no cost")) };
+    let (layer, told) = watched(policy("fixed-window 1/minute"), standing().0);
+    let service = layer.cost(cost).shadow().layer(Inner::default());
+    assert_eq!(status(&service, get("/")).await, 200);
+    assert_eq!(take(&told), ["missing?"]);
+}
+
+#[tokio::test]
+async fn nobody_waits_for_the_storage_of_a_shadow() {
+    let (memory, _clock) = standing();
+    let (layer, told) = watched(policy("fixed-window 1/minute"), Slow(memory.clone()));
+    let mut service = layer.shadow().layer(Inner::default());
+    for _ in 0..2 {
+        // In one poll, where the storage needs three.
+        assert!(
+            matches!(poll(&mut Box::pin(service.call(get("/")))), Poll::Ready(Ok(response)) if response.status() == 200)
+        );
+    }
+    yields().await;
+    assert_eq!(take(&told), ["admitted?", "refused?"]);
+    // What is tried out for a request that is dropped is decided, too.
+    drop(service.call(get("/")));
+    yields().await;
+    assert_eq!(take(&told), ["refused?"]);
+}
+
+#[tokio::test]
+async fn a_layer_in_shadow_charges_by_the_response() {
+    async fn check<St: Storage>(storage: St) -> Vec<String> {
+        let (layer, told) = watched(policy("fixed-window 2/minute"), storage);
+        let answers = service_fn(|request: Request<()>| {
+            let mut response = Response::new(String::new());
+            *response.status_mut() = request.uri().path()[1..].parse::<StatusCode>().unwrap();
+            ready(Ok::<_, Infallible>(response))
+        });
+        let service = layer.shadow().charge_when(|response: &ResponseHead<'_>| response.status == 401).layer(answers);
+        for path in ["/200", "/200", "/200", "/401", "/401", "/200"] {
+            assert_eq!(status(&service, get(path)).await, path[1..].parse::<u16>().unwrap());
+            yields().await;
+        }
+        take(&told)
+    }
+    let expected = [
+        "admitted?",
+        "refunded?",
+        "admitted?",
+        "refunded?",
+        "admitted?",
+        "refunded?",
+        "admitted?",
+        "admitted?",
+        "refused?",
+    ];
+    assert_eq!(check(standing().0).await, expected);
+    assert_eq!(check(Slow(standing().0)).await, expected);
+}
+
+#[tokio::test]
+async fn a_shadow_limit_is_decided_after_the_enforced_ones_and_only_for_what_they_admit() {
+    for slow in [false, true] {
+        let (memory, _clock) = standing();
+        let text = "fixed-window 3/minute; shadow fixed-window 1/minute";
+        let expected = ["admitted", "admitted?", "admitted", "refused?", "admitted", "refused?", "refused"];
+        let statuses = [200, 200, 200, 429];
+        let told = if slow {
+            let (layer, told) = watched(policy(text), Slow(memory));
+            let service = layer.layer(Inner::default());
+            for expected in statuses {
+                assert_eq!(status(&service, get("/")).await, expected);
+                yields().await;
+            }
+            told
+        } else {
+            let (layer, told) = watched(policy(text), memory);
+            let service = layer.layer(Inner::default());
+            for (expected, left) in statuses.into_iter().zip([2, 1, 0, 0]) {
+                let response = ask(&service, get("/")).await;
+                assert_eq!(response.status(), expected);
+                assert_eq!(numbers(&response).map(|[limit, left, _]| [limit, left]), Some([3, left]));
+            }
+            told
+        };
+        assert_eq!(take(&told), expected, "slow: {slow}");
+    }
+}
+
+#[tokio::test]
+async fn a_shadow_limit_shows_in_no_field() {
+    let (storage, _clock) = standing();
+    let policy = policy("\"a\": fixed-window 9/minute; shadow \"b\" fixed-window 1/minute");
+    let layer = RateLimitLayer::new(policy, Global).storage(storage, OnError::Refuse);
+    let service = layer.headers(Headers::ietf()).layer(Inner::default());
+    let response = ask(&service, get("/")).await;
+    assert_eq!(response.headers()["ratelimit"], "\"a\";r=8;t=60");
+    assert_eq!(response.headers()["ratelimit-policy"], "\"a\";q=9;w=60");
+}
+
+#[tokio::test]
+async fn a_shadow_limit_is_given_back_with_the_others() {
+    let (storage, _clock) = standing();
+    let text = policy("fixed-window 9/minute; shadow fixed-window 5/minute");
+    let layer = RateLimitLayer::new(text.clone(), Global).storage(storage.clone(), OnError::Refuse);
+    let service = layer.charge_when(|_: &ResponseHead<'_>| false).layer(Inner::default());
+    for _ in 0..7 {
+        assert_eq!(status(&service, get("/")).await, 200);
+    }
+    let shadow = RateLimiter::with_storage(text.shadows()[0].clone(), storage);
+    assert_eq!(shadow.peek(&Key::everybody()).await.unwrap().remaining(), 5);
+}
+
+#[tokio::test]
+async fn each_shadow_limit_is_tried_out_for_itself() {
+    let (storage, _clock) = standing();
+    let told = Told::default();
+    let events = Arc::clone(&told);
+    let text = policy("fixed-window 9/minute; shadow fixed-window 1/minute; shadow \"three\" fixed-window 3/minute");
+    let layer = RateLimitLayer::new(text.with_name("p"), Global).storage(storage, OnError::Refuse);
+    let layer = layer.observer(move |event: &Event<'_>| {
+        events.lock().unwrap().push(format!("{} {}", event.policy.identity(), event.outcome()));
+    });
+    let service = layer.layer(Inner::default());
+    for _ in 0..4 {
+        assert_eq!(status(&service, get("/")).await, 200);
+    }
+    let told = take(&told);
+    let of = |policy: &str| told.iter().filter_map(|line| line.strip_prefix(policy)).collect::<Vec<_>>();
+    assert_eq!(of("p "), ["admitted"; 4]);
+    assert_eq!(of("p\u{b7}shadow-1 "), ["admitted", "refused", "refused", "refused"]);
+    assert_eq!(of("p\u{b7}shadow-2 "), ["admitted", "admitted", "admitted", "refused"]);
+}
+
+/// What is tried out refuses nobody, not even by the room that it takes.
+#[tokio::test]
+async fn at_the_cap_a_shadow_limit_crowds_out_nobody() {
+    for shadow in ["", "; shadow fixed-window 1/day", "; shadow moving-window 2/day; shadow 5/hour"] {
+        let clock = ManualClock::default();
+        let storage = MemoryStorage::builder().max_keys(64).clock(clock.clone()).build().unwrap();
+        let layer = RateLimitLayer::new(policy(&format!("fixed-window 100/second{shadow}")), Header::new("x-client"));
+        let service = layer.storage(storage, OnError::Refuse).layer(Inner::default());
+        for client in 0..500 {
+            assert_eq!(status(&service, with("x-client", &client.to_string())).await, 200, "client {client}{shadow}");
+            clock.advance(Duration::from_secs(5));
+        }
+    }
+}
+
+#[tokio::test]
+async fn at_the_cap_a_shadow_limit_makes_nobody_be_forgotten() {
+    let (clock, mut admitted) = (ManualClock::default(), 0);
+    let storage = MemoryStorage::builder().max_keys(100).clock(clock).build().unwrap();
+    let layer =
+        RateLimitLayer::new(policy("fixed-window 10/day; shadow fixed-window 1000/day"), Header::new("x-client"));
+    let service = layer.storage(storage, OnError::Refuse).layer(Inner::default());
+    for _ in 0..30 {
+        for client in 0..80 {
+            admitted += u32::from(status(&service, with("x-client", &client.to_string())).await == 200);
+        }
+    }
+    assert_eq!(admitted, 800);
+}
+
+#[tokio::test]
+async fn at_the_cap_a_refund_shows_what_there_is() {
+    let storage = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();
+    let layer = RateLimitLayer::new(policy("fixed-window 5/day; shadow fixed-window 1/day"), Global);
+    let layer = layer.storage(storage, OnError::Refuse).charge_when(|_: &ResponseHead<'_>| false);
+    let service = layer.layer(Inner::default());
+    for _ in 0..3 {
+        assert_eq!(numbers(&ask(&service, get("/")).await).map(|[limit, left, _]| [limit, left]), Some([5, 5]));
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_wants_a_decision_has_one_in_shadow_too() {
+    let seen = service_fn(|request: Request<()>| {
+        let left = request.extensions().get::<Decision>().map(Decision::remaining);
+        ready(Ok::<_, Infallible>(Response::new(format!("{left:?}"))))
+    });
+    let layer = RateLimitLayer::new(policy("fixed-window 2/minute"), Global).share_decision().shadow();
+    assert_eq!(ask(&layer.layer(seen), get("/")).await.into_body(), "Some(1)");
+}
+
+#[test]
+fn a_shadow_limit_is_no_part_of_the_identity_and_reads_back() {
+    let plain = policy("fixed-window 9/minute");
+    let with = policy("fixed-window 9/minute; shadow \"try\" moving-window 5/minute; shadow 1/day");
+    assert_eq!((plain.identity(), plain.digest()), (with.identity(), with.digest()), "adding one forgets nothing");
+    assert_ne!(plain, with);
+    assert_eq!(with.shadows().len(), 2);
+    let shadow = &with.shadows()[0];
+    assert_eq!((shadow.limits().len(), shadow.limits()[0].name()), (1, Some("try")));
+    assert_ne!(shadow, &policy(&shadow.to_string()), "enforced, it would be another one");
+    assert_eq!(with.shadows()[1].limit_name(0), "fixed-window 9/minute shadow-2", "as ASCII as any name");
+    for text in [
+        with.clone(),
+        with.clone().with_name("free"),
+        with.with_name("free").limit(tower_ratelimit::FixedWindow::new(), tower_ratelimit::Quota::per_day(1)),
+    ] {
+        let again = policy(&text.to_string());
+        assert_eq!(again, text, "{text}");
+        assert_eq!(again.shadows(), text.shadows());
+    }
+    let [free, paid] = ["free", "paid"].map(|name| policy("1/day; shadow 1/hour").with_name(name));
+    assert_ne!(free.shadows(), paid.shadows());
+}
+
+#[test]
+fn the_first_limit_is_no_shadow() {
+    for text in ["shadow 1/day", "shadow 1/day; 2/hour", "\"a\": shadow 1/day"] {
+        let error = text.parse::<Policy>().unwrap_err().to_string();
+        assert!(error.contains("first limit") && error.contains("shadow"), "{error}");
+    }
+    assert!("1/day; shadow".parse::<Policy>().is_err());
+    assert!("1/day; shadow shadow 1/day".parse::<Policy>().is_err());
+    assert!("1/day; shadowfixed-window 1/day".parse::<Policy>().is_err());
+}

@@ -1,0 +1,373 @@
+//! What happens between a request and its answer: readiness, storages that make one wait or fail, delays, and futures
+//! that are dropped.
+
+
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::future::{Ready, pending, ready};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response};
+use common::{Failing, Inner, Slow, ask, get, numbers, policy, poll, retry_after, standing};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::storage::TokioClock;
+use tower_ratelimit::{Global, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, Refused, Storage};
+
+/// Panics when it is called without having been polled ready, which a clone never has been. Answers which clone it is.
+struct Probe {
+    id: usize,
+    ready: bool,
+    clones: Arc<AtomicUsize>,
+    calls: Arc<AtomicUsize>,
+}
+
+impl Probe {
+    fn new() -> Self {
+        Self { id: 0, ready: false, clones: Arc::default(), calls: Arc::default() }
+    }
+}
+
+impl Clone for Probe {
+    fn clone(&self) -> Self {
+        let id = self.clones.fetch_add(1, Ordering::SeqCst) + 1;
+        Self { id, ready: false, clones: Arc::clone(&self.clones), calls: Arc::clone(&self.calls) }
+    }
+}
+
+impl Service<Request<()>> for Probe {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<String>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.ready = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        assert!(std::mem::take(&mut self.ready), "called without having been polled ready");
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        ready(Ok(Response::new(self.id.to_string())))
+    }
+}
+
+fn layer<St: Storage>(text: &str, storage: St) -> RateLimitLayer<St> {
+    RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse)
+}
+
+async fn units_left<St: Storage<Error = Infallible>>(limiter: &RateLimiter<St>) -> u32 {
+    limiter.peek(&Key::everybody()).await.unwrap().remaining()
+}
+
+/// Field defect: an unready clone of the inner service called.
+#[tokio::test]
+async fn the_service_that_was_polled_ready_is_called_on_the_spot_without_a_clone() {
+    let mut service = layer("fixed-window 2/minute", standing().0).layer(Probe::new());
+    for expected in [200, 200, 429, 429] {
+        let response = service.ready().await.unwrap().call(get("/")).await.unwrap();
+        assert_eq!(response.status(), expected);
+    }
+    assert_eq!(service.get_ref().clones.load(Ordering::SeqCst), 0);
+    assert_eq!(service.get_ref().calls.load(Ordering::SeqCst), 2);
+}
+
+/// Field defect: an unready clone of the inner service called.
+#[tokio::test]
+async fn while_the_storage_thinks_the_ready_service_is_taken_along_and_the_clone_left_behind() {
+    let mut service = layer("fixed-window 3/minute", Slow(standing().0)).layer(Probe::new());
+    let first = service.ready().await.unwrap().call(get("/"));
+    let second = service.ready().await.unwrap().call(get("/"));
+    let third = service.ready().await.unwrap().call(get("/"));
+    assert_eq!(second.await.unwrap().into_body(), "1");
+    assert_eq!(first.await.unwrap().into_body(), "0");
+    assert_eq!(third.await.unwrap().into_body(), "2");
+}
+
+/// Field defect: the inner service called before the verdict.
+#[tokio::test]
+async fn the_inner_service_is_not_called_before_the_verdict() {
+    let inner = Inner::default();
+    let mut service = layer("fixed-window 1/minute", Slow(standing().0)).layer(inner.clone());
+    for (expected, calls) in [(200, 1), (429, 1)] {
+        let before = inner.calls();
+        let mut response = Box::pin(service.ready().await.unwrap().call(get("/")));
+        assert_eq!(inner.calls(), before);
+        let mut polls = 0;
+        let response = loop {
+            polls += 1;
+            match poll(&mut response) {
+                Poll::Ready(response) => break response.unwrap(),
+                Poll::Pending => assert_eq!(inner.calls(), before),
+            }
+        };
+        assert_eq!(polls, 2, "the storage answers after `call` and one poll");
+        assert_eq!((response.status().as_u16(), inner.calls()), (expected, calls));
+    }
+}
+
+#[tokio::test]
+async fn readiness_is_the_inner_services() {
+    let (mut service, mut handle) = tower_test::mock::spawn_layer::<Request<()>, Response<String>, _>(layer(
+        "fixed-window 1/minute",
+        Slow(standing().0),
+    ));
+    handle.allow(0);
+    assert!(service.poll_ready::<Request<()>>().is_pending());
+    handle.allow(1);
+    assert!(service.is_woken());
+    assert!(matches!(service.poll_ready::<Request<()>>(), Poll::Ready(Ok(()))));
+
+    let (mut service, mut handle) =
+        tower_test::mock::spawn_layer::<Request<()>, Response<String>, _>(layer("fixed-window 1/minute", standing().0));
+    handle.send_error("closed for today");
+    let Poll::Ready(Err(error)) = service.poll_ready::<Request<()>>() else { panic!("no error") };
+    assert_eq!(error.to_string(), "closed for today");
+}
+
+#[tokio::test]
+async fn a_storage_that_makes_one_wait_gives_the_same_answers() {
+    async fn answers<St: Storage>(
+        storage: impl FnOnce(MemoryStorage) -> St,
+    ) -> Vec<(u16, Option<[u64; 3]>, Option<u64>)> {
+        let (memory, clock) = standing();
+        let key = |head: &Head<'_>| match head.uri.path() {
+            "/missing" => Err(Missing::client("no key")),
+            "/broken" => Err(Missing::server("no key")),
+            "/free" => Ok(None),
+            _ => Ok(Some(Key::from("a"))),
+        };
+        let text = "fixed-window 4/minute; token-bucket 2/second";
+        let layer = RateLimitLayer::new(policy(text), key).storage(storage(memory), OnError::Refuse);
+        let layer = layer.cost(|head: &Head<'_>| head.uri.query().map_or(1, |cost| cost.parse().unwrap()));
+        let service = layer.layer(Probe::new());
+        let mut answers = Vec::new();
+        for path in ["/", "/", "/", "/?0", "/?2", "/missing", "/?1", "/broken", "/free", "/?9", "/", "/"] {
+            let response = ask(&service, get(path)).await;
+            answers.push((response.status().as_u16(), numbers(&response), retry_after(&response)));
+            clock.advance(Duration::from_millis(170));
+        }
+        answers
+    }
+    let at_once = answers(|memory| memory).await;
+    assert_eq!(at_once, answers(Slow).await);
+    for expected in [200, 429, 400, 500] {
+        assert!(at_once.iter().any(|(status, ..)| *status == expected), "the script shows no {expected}");
+    }
+}
+
+#[tokio::test]
+async fn when_the_storage_fails_open_requests_pass_without_fields() {
+    async fn check<St: Storage>(storage: St) {
+        let service =
+            RateLimitLayer::new(policy("1/minute"), Global).storage(storage, OnError::Admit).layer(Probe::new());
+        for _ in 0..3 {
+            let response = ask(&service, get("/")).await;
+            assert_eq!(response.status(), 200);
+            assert!(response.headers().is_empty(), "{:?}", response.headers());
+        }
+    }
+    check(Failing).await;
+    check(Slow(Failing)).await;
+}
+
+#[tokio::test]
+async fn when_the_storage_fails_closed_the_answer_is_503_retry_after_one() {
+    async fn check<St: Storage>(storage: St) {
+        let inner = Inner::default();
+        let limited = layer("1/minute", storage);
+        let response = ask(&limited.layer(inner.clone()), get("/")).await;
+        assert_eq!((response.status().as_u16(), retry_after(&response), numbers(&response)), (503, Some(1), None));
+        assert!(!response.body().contains("secret-host"), "{}", response.body());
+
+        let own = |refused: Refused<'_>, _: &Head<'_>| {
+            assert!(matches!(refused, Refused::Storage), "{refused:?}");
+            Response::builder().status(500).body("mine".to_owned()).unwrap()
+        };
+        let response = ask(&limited.rejection(own).layer(inner.clone()), get("/")).await;
+        assert_eq!((response.status().as_u16(), retry_after(&response), numbers(&response)), (500, Some(1), None));
+        assert_eq!((response.body().as_str(), inner.calls()), ("mine", 0));
+    }
+    check(Failing).await;
+    check(Slow(Failing)).await;
+}
+
+#[tokio::test]
+async fn a_request_is_charged_inside_call_and_stays_charged_when_its_future_is_dropped() {
+    async fn check<St: Storage<Error = Infallible>>(storage: St) {
+        let layer = layer("fixed-window 5/minute", storage);
+        let limiter = layer.limiter().unwrap();
+        let mut service = layer.layer(Probe::new());
+        drop(service.ready().await.unwrap().call(get("/")));
+        assert_eq!(units_left(&limiter).await, 4, "never polled");
+        let mut response = Box::pin(service.ready().await.unwrap().call(get("/")));
+        let _ = poll(&mut response);
+        drop(response);
+        tokio::task::yield_now().await;
+        assert_eq!(units_left(&limiter).await, 3, "polled once");
+    }
+    check(standing().0).await;
+    check(Slow(standing().0)).await;
+}
+
+/// One place each 10 s; two may wait.
+const QUEUE: &str = "leaky-bucket 1 per 10 seconds queue 2";
+
+#[tokio::test(start_paused = true)]
+async fn the_inner_service_is_called_when_the_delay_is_over() {
+    async fn check<St: Storage>(storage: impl FnOnce(MemoryStorage) -> St, left: [u64; 3]) {
+        let storage = storage(MemoryStorage::builder().clock(TokioClock::new()).build().unwrap());
+        let begin = tokio::time::Instant::now();
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&calls);
+        let inner = service_fn(move |_: Request<()>| {
+            seen.lock().unwrap().push(begin.elapsed().as_millis());
+            ready(Ok::<_, Infallible>(Response::new(String::new())))
+        });
+        let mut service = layer(QUEUE, storage).layer(inner);
+        let mut answers = Vec::new();
+        for _ in 0..4 {
+            answers.push(tokio::spawn(service.ready().await.unwrap().call(get("/"))));
+            tokio::task::yield_now().await;
+        }
+        let mut shown = Vec::new();
+        for answer in answers {
+            let response = answer.await.unwrap().unwrap();
+            shown.push((response.status().as_u16(), numbers(&response).map(|[limit, left, _]| (limit, left))));
+        }
+        let [first, second, third] = left.map(|left| (200, Some((3, left))));
+        assert_eq!(shown, [first, second, third, (429, Some((3, 0)))]);
+        let calls = calls.lock().unwrap().clone();
+        assert_eq!(calls.len(), 3);
+        // A timer of tokio's may be a millisecond late; early it is never.
+        for (call, due) in calls.into_iter().zip([0, 10_000, 20_000]) {
+            assert!((due..=due + 2).contains(&call), "due after {due} ms, called after {call}");
+        }
+    }
+    // Told as it is when the turn has come, if the storage says so at once; else as it was when the place was taken.
+    check(|memory| memory, [2, 1, 2]).await;
+    check(Slow, [2, 1, 0]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_delay_the_service_that_was_polled_ready_is_called() {
+    let mut service = layer(QUEUE, standing().0).layer(Probe::new());
+    let first = service.ready().await.unwrap().call(get("/"));
+    let waiting = service.ready().await.unwrap().call(get("/"));
+    let last = service.ready().await.unwrap().call(get("/"));
+    assert_eq!(first.await.unwrap().into_body(), "0");
+    assert_eq!(waiting.await.unwrap().into_body(), "0", "the first took no clone");
+    assert_eq!(last.await.unwrap().into_body(), "1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_the_last_one_who_waits_gives_its_place_back() {
+    for polled in [false, true] {
+        let layer = layer(QUEUE, standing().0);
+        let limiter = layer.limiter().unwrap();
+        let mut service = layer.layer(Inner::default());
+        let mut places = Vec::new();
+        for left in [2, 1, 0] {
+            places.push(Box::pin(service.ready().await.unwrap().call(get("/"))));
+            assert_eq!(units_left(&limiter).await, left);
+        }
+        let mut last = places.pop().unwrap();
+        if polled {
+            assert!(poll(&mut last).is_pending());
+        }
+        drop(last);
+        assert_eq!(units_left(&limiter).await, 1, "at once, polled: {polled}");
+        assert_eq!(limiter.hit(&Key::everybody()).await.unwrap().delay(), Duration::from_secs(20));
+        assert_eq!(service.get_ref().calls(), 1, "only the first was served");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_an_earlier_one_who_waits_moves_nobody_up() {
+    let layer = layer(QUEUE, standing().0);
+    let limiter = layer.limiter().unwrap();
+    let mut service = layer.layer(Inner::default());
+    let _first = service.ready().await.unwrap().call(get("/"));
+    let second = service.ready().await.unwrap().call(get("/"));
+    let _third = service.ready().await.unwrap().call(get("/"));
+    drop(second);
+    assert_eq!(units_left(&limiter).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_a_remote_storage_the_place_is_given_back_soon_after() {
+    let (memory, _clock) = standing();
+    let layer = layer(QUEUE, Slow(memory));
+    let limiter = layer.limiter().unwrap();
+    let mut service = layer.layer(Probe::new());
+    service.ready().await.unwrap().call(get("/")).await.unwrap();
+    let mut waiting = Box::pin(service.ready().await.unwrap().call(get("/")));
+    for _ in 0..3 {
+        assert!(poll(&mut waiting).is_pending());
+    }
+    assert_eq!(units_left(&limiter).await, 1);
+    drop(waiting);
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(units_left(&limiter).await, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_one_that_is_being_served_gives_nothing_back() {
+    let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
+    let layer = layer(QUEUE, storage);
+    let limiter = layer.limiter().unwrap();
+    let mut service = layer.layer(service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>()));
+
+    let mut at_once = Box::pin(service.ready().await.unwrap().call(get("/")));
+    assert!(poll(&mut at_once).is_pending());
+    drop(at_once);
+    assert_eq!(units_left(&limiter).await, 2, "did not have to wait");
+
+    let waited = service.ready().await.unwrap().call(get("/"));
+    assert_eq!(units_left(&limiter).await, 1);
+    assert!(tokio::time::timeout(Duration::from_millis(10_005), waited).await.is_err());
+    assert_eq!(units_left(&limiter).await, 2, "its own place is taken until 20 s");
+}
+
+#[test]
+fn one_who_waits_may_be_dropped_after_the_runtime_has_ended() {
+    fn check<St: Storage>(storage: St) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let mut service = layer(QUEUE, storage).layer(Inner::default());
+        let mut waiting = None;
+        runtime.block_on(async {
+            ask(&service, get("/")).await;
+            let response = waiting.insert(Box::pin(service.ready().await.unwrap().call(get("/"))));
+            for _ in 0..3 {
+                assert!(poll(response).is_pending());
+            }
+        });
+        drop(runtime);
+        drop(waiting);
+    }
+    check(standing().0);
+    check(Slow(standing().0));
+}
+
+#[tokio::test]
+async fn the_inner_service_may_be_bound_to_its_thread_and_to_a_borrow() {
+    let calls = Cell::new(0);
+    let inner = service_fn(|request: Request<Rc<str>>| {
+        calls.set(calls.get() + 1);
+        let body = request.into_body();
+        async move {
+            tokio::task::yield_now().await;
+            Ok::<_, Infallible>(Response::new(body.to_string()))
+        }
+    });
+    let service = layer("fixed-window 1/minute", Slow(standing().0)).layer(inner);
+    assert_eq!(ask(&service, Request::new(Rc::from("local"))).await.into_body(), "local");
+    assert_eq!(ask(&service, Request::new(Rc::from("local"))).await.status(), 429);
+    assert_eq!(calls.get(), 1);
+}

@@ -1,0 +1,294 @@
+//! Storages with something wrong: the suite finds each out, and says which law it breaks.
+
+
+use std::collections::{HashMap, VecDeque};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::fake_cas_store::{Fault, Texts};
+use common::breaks;
+use tokio::task::yield_now;
+use tower_ratelimit::storage::{Ask, Cas, Clock, ManualClock};
+use tower_ratelimit::strategy::State;
+use tower_ratelimit::testing::{StorageLaws, SwapLaws};
+use tower_ratelimit::{BoxError, Decision, Key, Op, Policy, Storage, Timestamp};
+
+/// What may be wrong with a storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    Nothing,
+    /// Loads, and stores what it makes of it, whoever has stored meanwhile.
+    LosesUpdates,
+    /// Looks whether there is room, and takes it afterwards.
+    ChecksThenWrites,
+    /// Says so when it was outrun, as if it had failed.
+    FailsWhenOutrun,
+    TakesOneForAll,
+    ChargesForFreeHits,
+    SpendsInPeeks,
+    /// Takes from the first limits although the last refuses.
+    TakesBeforeItRefuses,
+    ForgetsALittleEarly,
+    ForgetsByAnotherClock,
+    /// Its time is in milliseconds.
+    CountsMillis,
+    ReadsTheMachinesClock,
+    /// What is ahead of its clock is taken for garbage.
+    DistrustsTheFuture,
+    SharesKeys,
+    IgnoresCase,
+    SharesPolicies,
+    TellsNoStrategiesApart,
+    ClearsNothing,
+    ClearsEverybody,
+    RefundsNothing,
+    RefundsAll,
+    RefundsWhatIsForgotten,
+    KeepsFourLimits,
+    RoundsInstants,
+    /// Replies are for whoever comes next, though the one who asked has left.
+    AnswersWhoComesNext,
+}
+
+type Name = (String, String, u32);
+
+/// A map and the pure function, and something wrong.
+#[derive(Clone, Debug)]
+struct Broken {
+    wrong: Wrong,
+    clock: ManualClock,
+    states: Arc<Mutex<HashMap<Name, (State, Instant)>>>,
+    /// Held while it decides.
+    step: Arc<Mutex<()>>,
+    replies: Arc<Mutex<VecDeque<Decision>>>,
+}
+
+impl Broken {
+    fn now(&self) -> Timestamp {
+        match self.wrong {
+            Wrong::CountsMillis => Timestamp::from_micros(self.clock.now().as_micros() / 1_000),
+            Wrong::ReadsTheMachinesClock => Timestamp::wall_clock(),
+            _ => self.clock.now(),
+        }
+    }
+
+    fn names(&self, policy: &Policy, key: &Key) -> Vec<Name> {
+        let key = match self.wrong {
+            Wrong::SharesKeys => String::new(),
+            Wrong::IgnoresCase => key.to_string().to_lowercase(),
+            _ => key.to_string(),
+        };
+        let name = if self.wrong == Wrong::SharesPolicies { String::new() } else { policy.identity().to_owned() };
+        let digest = |(position, digest): (usize, &u32)| match self.wrong {
+            Wrong::TellsNoStrategiesApart => u32::try_from(position).unwrap(),
+            _ => *digest,
+        };
+        policy.limit_digests().iter().enumerate().map(|each| (name.clone(), key.clone(), digest(each))).collect()
+    }
+
+    fn load(&self, policy: &Policy, key: &Key) -> Vec<State> {
+        let (states, now) = (self.states.lock().unwrap(), self.now());
+        let stands = |name: &Name| {
+            let (state, written) = states.get(name).cloned().unwrap_or((State::Fresh, Instant::now()));
+            let left = state.until().since(now);
+            let period = policy.limits()[0].quota().period_micros();
+            match self.wrong {
+                Wrong::ForgetsALittleEarly if left < period / 8 => State::Fresh,
+                Wrong::ForgetsByAnotherClock if written.elapsed() > Duration::from_millis(50) => State::Fresh,
+                Wrong::DistrustsTheFuture if left > 2 * period => State::Fresh,
+                _ => state,
+            }
+        };
+        self.names(policy, key).iter().map(stands).collect()
+    }
+
+    fn save(&self, policy: &Policy, key: &Key, states: Vec<State>) {
+        let names = self.names(policy, key).into_iter().zip(states).enumerate();
+        let kept = names.filter(|(position, _)| self.wrong != Wrong::KeepsFourLimits || *position < 4);
+        let rounded = kept.map(|(_, (name, state))| match state {
+            State::Counts { until, amounts } if self.wrong == Wrong::RoundsInstants => {
+                let until = Timestamp::from_micros(until.as_micros().next_multiple_of(1_000));
+                (name, (State::Counts { until, amounts }, Instant::now()))
+            }
+            state => (name, (state, Instant::now())),
+        });
+        self.states.lock().unwrap().extend(rounded);
+    }
+
+    /// All of a decision in one step.
+    fn hit(&self, policy: &Policy, key: &Key, op: Op, cost: u32) -> Decision {
+        let _alone = self.step.lock().unwrap();
+        let mut states = self.load(policy, key);
+        let decision = policy.decide(&mut states, self.now(), op, cost);
+        if decision.is_refused() && op == Op::Hit && self.wrong == Wrong::TakesBeforeItRefuses {
+            for (limit, state) in policy.limits().iter().zip(&mut states) {
+                let _ = limit.strategy().hit(limit.quota(), state, self.now(), cost);
+            }
+        }
+        if op == Op::Hit {
+            self.save(policy, key, states);
+        }
+        decision
+    }
+
+    /// In two steps, with others in between.
+    async fn hit_in_steps(&self, policy: &Policy, key: &Key, op: Op, cost: u32) -> Result<Decision, BoxError> {
+        let before = self.load(policy, key);
+        let mut states = before.clone();
+        let decision = policy.decide(&mut states, self.now(), op, cost);
+        yield_now().await;
+        match self.wrong {
+            Wrong::FailsWhenOutrun if self.load(policy, key) != before => return Err("others were faster".into()),
+            // There was room when it looked.
+            Wrong::ChecksThenWrites if decision.is_admitted() => {
+                let _ = self.hit(policy, key, op, cost);
+            }
+            _ if op == Op::Hit => self.save(policy, key, states),
+            _ => {}
+        }
+        Ok(decision)
+    }
+}
+
+impl Storage for Broken {
+    type Error = BoxError;
+    type Decided = Pin<Box<dyn Future<Output = Result<Decision, BoxError>> + Send>>;
+    type Done = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        let (storage, policy, key, op, cost) = (self.clone(), ask.policy.clone(), ask.key.clone(), ask.op, ask.cost);
+        let cost = match self.wrong {
+            Wrong::TakesOneForAll => cost.min(1),
+            Wrong::ChargesForFreeHits => cost.max(1),
+            _ => cost,
+        };
+        let op = if self.wrong == Wrong::SpendsInPeeks { Op::Hit } else { op };
+        Box::pin(async move {
+            match storage.wrong {
+                Wrong::LosesUpdates | Wrong::ChecksThenWrites | Wrong::FailsWhenOutrun => {
+                    storage.hit_in_steps(&policy, &key, op, cost).await
+                }
+                Wrong::AnswersWhoComesNext => {
+                    let decision = storage.hit(&policy, &key, op, cost);
+                    storage.replies.lock().unwrap().push_back(decision);
+                    yield_now().await;
+                    Ok(storage.replies.lock().unwrap().pop_front().unwrap())
+                }
+                _ => Ok(storage.hit(&policy, &key, op, cost)),
+            }
+        })
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+        match self.wrong {
+            Wrong::ClearsNothing => {}
+            Wrong::ClearsEverybody => self.states.lock().unwrap().clear(),
+            _ => self.save(policy, key, vec![State::Fresh; policy.limits().len()]),
+        }
+        Box::pin(async { Ok(()) })
+    }
+
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+        let _alone = self.step.lock().unwrap();
+        let mut states = self.load(policy, key);
+        match self.wrong {
+            Wrong::RefundsNothing => {}
+            Wrong::RefundsAll => states.fill(State::Fresh),
+            Wrong::RefundsWhatIsForgotten => {
+                for state in &mut states {
+                    if let State::Counts { amounts: [first, _], .. } = state {
+                        *first = first.saturating_sub(if decision.is_admitted() { decision.cost() } else { 0 });
+                    }
+                }
+            }
+            _ => policy.refund(&mut states, self.now(), decision),
+        }
+        self.save(policy, key, states);
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// What the suite says of it.
+fn check(wrong: Wrong) {
+    let empty = |clock| {
+        let (states, step, replies) = Default::default();
+        Broken { wrong, clock, states, step, replies }
+    };
+    StorageLaws::new(empty).check();
+}
+
+#[test]
+fn with_nothing_wrong_it_keeps_all_laws() {
+    check(Wrong::Nothing);
+}
+
+#[test]
+fn each_breaks_its_law() {
+    for (wrong, law) in [
+        (Wrong::LosesUpdates, "law 9: "),
+        (Wrong::ChecksThenWrites, "law 9: "),
+        (Wrong::FailsWhenOutrun, "law 9: the storage failed: others were faster"),
+        (Wrong::TakesOneForAll, "law 5: "),
+        (Wrong::ChargesForFreeHits, "law 5: "),
+        (Wrong::SpendsInPeeks, "law 5: "),
+        (Wrong::TakesBeforeItRefuses, "law 1: "),
+        (Wrong::ForgetsALittleEarly, "law 11: nothing is forgotten early"),
+        (Wrong::ForgetsByAnotherClock, "law 11: nothing is forgotten early, also when time really passes"),
+        (Wrong::CountsMillis, "law 3: "),
+        (Wrong::ReadsTheMachinesClock, "law 3: "),
+        (Wrong::DistrustsTheFuture, "law 6: "),
+        (Wrong::SharesKeys, "law 10: keys and policies do not mix"),
+        (Wrong::IgnoresCase, "law 10: keys and policies do not mix"),
+        (Wrong::SharesPolicies, "law 10: keys and policies do not mix"),
+        (Wrong::TellsNoStrategiesApart, "law 10: policies of one name"),
+        (Wrong::ClearsNothing, "law of clearing: "),
+        (Wrong::ClearsEverybody, "law of clearing: "),
+        (Wrong::RefundsNothing, "law of refunds: "),
+        (Wrong::RefundsAll, "law of refunds: "),
+        (Wrong::RefundsWhatIsForgotten, "law of refunds: "),
+        (Wrong::KeepsFourLimits, "law 8: "),
+        (Wrong::RoundsInstants, "law "),
+        (Wrong::AnswersWhoComesNext, "law of leaving: "),
+    ] {
+        breaks(law, &format!("{wrong:?}"), || check(wrong));
+    }
+}
+
+#[test]
+fn each_store_that_compares_and_swaps_wrongly_breaks_its_law() {
+    for (fault, law) in [
+        (Fault::DoesNotCompare, "law of comparing: "),
+        (Fault::RemovesWhenStale, "law of comparing: a stale removal"),
+        (Fault::ComparesThenPuts, "law 9: "),
+        (Fault::Trims, "law of keeping: "),
+        (Fault::IgnoresCase, "law of keys: "),
+        (Fault::CutsKeys, "law of keys: "),
+        (Fault::ReusesVersions, "law of versions: "),
+        (Fault::TellsWhatItWasTold, "law of telling: "),
+        (Fault::SecondsAreMillis, "law of staying: what is to stay for seconds"),
+        (Fault::MonthsArePast, "law of staying: what is to stay for months"),
+        (Fault::EndsAsFirstSaid, "law of staying: what is to stay for a second, and then longer"),
+        (Fault::EndsAfterASecond, "law of staying: what is to stay for seconds"),
+        (Fault::SaysMillis, "law of time: "),
+    ] {
+        breaks(law, &format!("{fault:?}"), || SwapLaws::new(|| Texts::with(fault)).check());
+    }
+}
+
+/// What is wrong with a store is wrong with the storage over it, too.
+#[test]
+fn a_storage_over_a_broken_store_breaks_its_laws() {
+    for (fault, law) in [
+        (Fault::DoesNotCompare, "law 9: "),
+        (Fault::ComparesThenPuts, "law 9: "),
+        (Fault::IgnoresCase, "law 10: "),
+        (Fault::SecondsAreMillis, "law 11: "),
+    ] {
+        let over = |store| Cas::new(store).deadline(Duration::from_secs(20));
+        let laws = StorageLaws::new(|clock| over(Texts::with(fault)).clock(clock));
+        // Its clock has moved on nowhere.
+        let laws = laws.elsewhere(move |storage| over(storage.store().clone()).clock(ManualClock::default()));
+        breaks(law, &format!("{fault:?}"), || laws.check());
+    }
+}

@@ -1,0 +1,135 @@
+//! The laws, for every strategy and for the memory storage.
+
+use std::time::Duration;
+
+use tower_ratelimit::storage::ManualClock;
+use tower_ratelimit::testing::{Laws, StorageLaws, concurrent_hits_are_exact, decides_like_the_model};
+use tower_ratelimit::{
+    ElasticWindow, FixedWindow, LeakyBucket, MemoryStorage, MovingWindow, Policy, RateLimiter, SlidingWindowCounter,
+    TokenBucket,
+};
+
+/// Among them the field defects: WRONGTYPE between strategies on one key; counts of one period in another; keys that run together.
+#[test]
+fn memory_keeps_the_laws() {
+    StorageLaws::new(|clock| MemoryStorage::builder().clock(clock).build().unwrap()).check();
+}
+
+#[test]
+fn fixed_window() {
+    Laws::new(FixedWindow::new()).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
+}
+
+#[test]
+fn fixed_window_aligned() {
+    Laws::new(FixedWindow::aligned()).promise(|quota| 2 * u64::from(quota.amount())).check();
+}
+
+#[test]
+fn elastic_window() {
+    Laws::new(ElasticWindow::new()).promise(|quota| quota.amount().into()).check();
+}
+
+#[test]
+fn moving_window() {
+    Laws::new(MovingWindow::new()).promise(|quota| quota.amount().into()).check();
+}
+
+#[test]
+fn sliding_window_counter() {
+    // Rounding the previous bucket's share down can let one more through than 2N - 1: at N = 1 the share is always 0.
+    Laws::new(SlidingWindowCounter::new()).promise(|quota| 2 * u64::from(quota.amount())).check();
+}
+
+#[test]
+fn sliding_window_counter_aligned() {
+    Laws::new(SlidingWindowCounter::aligned()).promise(|quota| 2 * u64::from(quota.amount())).check();
+}
+
+#[test]
+fn token_bucket() {
+    Laws::new(TokenBucket::new())
+        .with_bursts()
+        .promise(|quota| u64::from(quota.burst_size().unwrap_or(quota.amount())) + u64::from(quota.amount()))
+        .check();
+}
+
+#[test]
+fn leaky_bucket() {
+    for places in [0, 3] {
+        let promise = move |quota: &tower_ratelimit::Quota| u64::from(places) + 1 + u64::from(quota.amount());
+        Laws::new(LeakyBucket::new().queue(places)).promise(promise).check();
+    }
+    Laws::new(LeakyBucket::new()).promise(|quota| 2 * u64::from(quota.amount()) + 1).check();
+}
+
+#[test]
+fn memory_decides_like_the_model() {
+    let policies = policies([
+        "3/second",
+        "fixed-window 3/second",
+        "elastic-window 3/second",
+        "moving-window 3/second",
+        "token-bucket 7/second burst 4",
+        "leaky-bucket 3/second queue 2",
+        "elastic-window 2/second; moving-window 5/20 seconds",
+        "token-bucket 7/second burst 4; sliding-window-counter-aligned 9/minute; leaky-bucket 3/second queue 2",
+        "moving-window 4/second; moving-window 6/second; 20/minute; fixed-window-aligned 5/second; 30/hour",
+    ]);
+    decides_like_the_model(&policies, |clock| MemoryStorage::builder().clock(clock).build().unwrap());
+}
+
+/// Field defect: check, then increment, in two steps.
+#[test]
+fn memory_is_exact_under_threads() {
+    for policy in policies([
+        "5000/day",
+        "fixed-window 5000/day",
+        "elastic-window 5000/day",
+        "moving-window 5000/day",
+        "token-bucket 5000/year",
+        "leaky-bucket 1/day queue 4999",
+        "moving-window 7000/day; fixed-window 5000/day; token-bucket 6000/year",
+    ]) {
+        concurrent_hits_are_exact(&policy, &MemoryStorage::new());
+    }
+}
+
+fn policies<const N: usize>(texts: [&str; N]) -> [Policy; N] {
+    texts.map(|text| text.parse().unwrap())
+}
+
+/// The table on the crate's page: a client that hits once, then as often as it can around the turn of the minute.
+#[test]
+fn the_burst_at_a_turn_is_what_the_docs_say() {
+    for (policy, in_two_seconds) in [
+        ("fixed-window 100/minute", 199),
+        ("fixed-window-aligned 100/minute", 199),
+        ("elastic-window 100/minute", 99),
+        ("sliding-window-counter 100/minute", 101),
+        ("moving-window 100/minute", 100),
+        ("token-bucket 100/minute", 103),
+        ("token-bucket 100/minute burst 10", 13),
+    ] {
+        let clock = ManualClock::default();
+        let storage = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
+        let limiter = RateLimiter::with_storage(policy.parse::<Policy>().unwrap(), storage);
+        let hit = || limiter.hit(&"greedy".into()).into_inner().unwrap().is_admitted();
+        assert!(hit());
+        clock.advance(Duration::from_secs(59));
+        let mut admitted = 0;
+        for _ in 0..200 {
+            while hit() {
+                admitted += 1;
+            }
+            clock.advance(Duration::from_millis(10));
+        }
+        assert_eq!(admitted, in_two_seconds, "{policy}");
+    }
+}
+
+#[test]
+fn model_is_send_sync_and_debug() {
+    fn check<T: Send + Sync + std::fmt::Debug>() {}
+    check::<tower_ratelimit::testing::Model>();
+}

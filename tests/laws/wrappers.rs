@@ -1,0 +1,195 @@
+//! The laws of storages, on storages around a storage.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use common::flaky_storage::{Mood, Moody};
+use common::gated_storage::{Hasty, Watched};
+use common::random::Numbers;
+use common::{EVERY_STRATEGY, policy, standing};
+use tower_ratelimit::storage::{Ask, Breaker, BreakerError, Clock, Deadline, Leases, ManualClock, RefusalCache, Shown};
+use tower_ratelimit::testing::{Model, StorageLaws, decides_like_the_model};
+use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, Storage, Way};
+
+fn memory(clock: ManualClock) -> MemoryStorage {
+    MemoryStorage::builder().clock(clock).build().unwrap()
+}
+
+/// A refusal cache around a memory storage, both with the same clock.
+fn cached_memory() -> (RefusalCache<Watched<MemoryStorage>>, ManualClock) {
+    let (memory, clock) = standing();
+    (RefusalCache::new(Watched::new(memory)).clock(clock.clone()), clock)
+}
+
+#[test]
+fn timeout_keeps_the_laws() {
+    let make = |clock: ManualClock| Deadline::new(memory(clock), Duration::from_secs(1));
+    StorageLaws::new(make).check();
+}
+
+#[test]
+fn breaker_keeps_the_laws() {
+    StorageLaws::new(|clock| Breaker::new(memory(clock))).check();
+    StorageLaws::new(|clock| Breaker::new(Breaker::new(memory(clock))).fallback(memory(ManualClock::default()), 3))
+        .check();
+}
+
+/// Decisions of a fallback as if nothing had failed. That the primary could not be cleared is no news.
+#[derive(Clone, Debug)]
+struct Unmarked(Breaker<Moody, MemoryStorage>);
+
+impl Storage for Unmarked {
+    type Error = BreakerError;
+    type Decided = Pin<Box<dyn Future<Output = Result<Decision, BreakerError>> + Send>>;
+    type Done = Pin<Box<dyn Future<Output = Result<(), BreakerError>> + Send>>;
+
+    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        let deciding = self.0.decide(ask);
+        Box::pin(async {
+            let (way, decision) = deciding.await?.back();
+            assert_eq!(way, Way::Fallback);
+            Ok(decision)
+        })
+    }
+
+    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
+        self.0.hit_at_once(ask, shown)
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+        let clearing = self.0.clear(policy, key);
+        Box::pin(async {
+            assert!(clearing.await.is_err(), "the primary is away");
+            Ok(())
+        })
+    }
+
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+        Box::pin(self.0.refund(policy, key, &decision.clone().via(Way::Fallback)))
+    }
+}
+
+#[test]
+fn fallback_keeps_the_laws_while_the_primary_fails() {
+    // The circuit opens in the middle of each script, or does not.
+    let make =
+        |clock: ManualClock| Unmarked(Breaker::new(Moody::new(Mood::Fails).0).failures(10).fallback(memory(clock), 1));
+    let together = "elastic-window 2/second; moving-window 5/20 seconds; leaky-bucket 3/second queue 2";
+    let policies = EVERY_STRATEGY.into_iter().chain([together]).map(policy);
+    decides_like_the_model(&policies.collect::<Vec<_>>(), make);
+}
+
+#[test]
+fn refusal_cache_keeps_the_laws() {
+    StorageLaws::new(|clock: ManualClock| {
+        let storage = memory(clock.clone());
+        RefusalCache::new(storage).clock(Hasty(clock))
+    })
+    .check();
+}
+
+/// Law 8, at any later instant: refusals and when to come back are the model's to the microsecond. So are the numbers, until
+/// something has come back that nobody was told of.
+#[tokio::test]
+async fn refusals_and_waits_are_those_of_the_model_at_every_instant() {
+    let more =
+        ["elastic-window 2/second; moving-window 5/20 seconds", "fixed-window 2/second; fixed-window-aligned 9/minute"];
+    let more = more.into_iter().chain(["token-bucket 2/second; moving-window 4 per 3 seconds; 9/minute"]);
+    let policies: Vec<Policy> = EVERY_STRATEGY.into_iter().chain(more).map(policy).collect();
+    let mut numbers = Numbers(20_261_120);
+    for life in [1, 700, 5_000, 3_600_000] {
+        let mut answered = 0;
+        for script in 0..400 {
+            let (cache, clock) = cached_memory();
+            let cache = cache.life(Duration::from_millis(life));
+            let (mut model, mut last) = (Model::default(), None);
+            for _ in 0..60 {
+                let wait = match numbers.below(4) {
+                    0 | 1 => 0,
+                    2 => numbers.below(400_000),
+                    // On the instant, now and then.
+                    _ => numbers.below(60) * 50_000,
+                };
+                clock.advance(Duration::from_micros(wait));
+                let policy = &policies[(script + usize::from(numbers.below(4) == 0)) % policies.len()];
+                let (key, now) = (Key::from(numbers.below(2)), clock.now());
+                let (op, cost) =
+                    (numbers.one_of(&[Op::Hit, Op::Hit, Op::Hit, Op::Peek]), numbers.one_of(&[1, 1, 2, 3, 4, 5]));
+                match numbers.below(16) {
+                    0 => {
+                        cache.clear(policy, &key).await.unwrap();
+                        model.clear(policy, &key);
+                    }
+                    1 => {
+                        if let Some((policy, key, decision)) = last.take() {
+                            cache.refund(policy, &key, &decision).await.unwrap();
+                            model.refund(policy, &key, &decision, now);
+                        }
+                    }
+                    _ => {
+                        let got = cache.decide(Ask::new(policy, &key, op, cost)).await.unwrap();
+                        let expected = model.decide(policy, &key, op, cost, now);
+                        let answer =
+                            |it: &Decision| (it.at(), it.cost(), it.is_admitted(), it.delay(), it.retry_after());
+                        assert_eq!(answer(&got), answer(&expected), "{policy}: {got:?}, {expected:?}");
+                        assert_eq!(got.capacity(), expected.capacity());
+                        assert!(got.remaining() <= expected.remaining(), "{policy}: {got:?}, {expected:?}");
+                        if got.remaining() == expected.remaining() {
+                            let resets = (got.reset_after(), expected.reset_after());
+                            assert!(
+                                resets.0 == resets.1 || resets.0 <= Duration::from_micros(1),
+                                "{policy}: {resets:?}"
+                            );
+                        }
+                        if got.limits() != expected.limits() {
+                            assert!(got.is_refused(), "{policy}: {got:?}, {expected:?}");
+                        }
+                        for status in got.limits() {
+                            assert_ne!(status.retry_after(), Some(Duration::ZERO), "{policy}: {got:?}");
+                            let is_full = status.remaining() == status.capacity();
+                            assert_eq!(status.reset_after().is_zero(), is_full, "{policy}: {got:?}");
+                            assert_eq!(status.is_admitted(), cost <= status.remaining() || got.is_admitted());
+                        }
+                        last = Some((policy, key, got));
+                    }
+                }
+            }
+            answered += cache.answered();
+        }
+        assert!(answered > 300, "{answered}");
+    }
+}
+
+/// One node alone decides as if there were no leases, in every number, with refunds, clears and quotas of one name.
+#[test]
+fn leases_keep_the_laws() {
+    for slice in [1, 2, 7, 1_000] {
+        StorageLaws::new(|clock: ManualClock| {
+            let storage = memory(clock.clone());
+            Leases::new(storage, slice).clock(clock)
+        })
+        .check();
+    }
+}
+
+#[test]
+fn leases_with_few_keys_and_large_quotas_decide_like_the_model() {
+    let texts =
+        ["fixed-window 40/minute", "fixed-window-aligned 50/minute", "fixed-window 2/second", "fixed-window 1/second"];
+    for (slice, max_keys) in [(4, 1), (9, 2), (50, 1_000)] {
+        decides_like_the_model(&texts.map(policy), |clock: ManualClock| {
+            let storage = memory(clock.clone());
+            Leases::new(storage, slice).max_keys(max_keys).clock(clock)
+        });
+    }
+}
+
+#[test]
+fn all_wrappers_together_keep_the_laws() {
+    StorageLaws::new(|clock: ManualClock| {
+        let memory = || memory(clock.clone());
+        let breaker = Breaker::new(Deadline::new(memory(), Duration::from_secs(1))).fallback(memory(), 2);
+        Leases::new(RefusalCache::new(breaker).clock(Hasty(clock.clone())), 5).clock(clock)
+    })
+    .check();
+}

@@ -1,0 +1,472 @@
+//! A storage over a store that compares and swaps: what it decides, what it asks of the store, and when it says so.
+
+
+use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
+
+use common::fake_cas_store::Texts;
+use common::{Foreign, foreign, policy};
+use tokio::task::JoinSet;
+use tower_ratelimit::storage::{Ask, Cas, CasError, ManualClock};
+use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
+use tower_ratelimit::testing::{StorageLaws, SwapLaws};
+use tower_ratelimit::{
+    Decision, ElasticWindow, Global, Key, MovingWindow, OnError, Op, Policy, Quota, RateLimitLayer, RateLimiter,
+    Storage, Timestamp,
+};
+
+/// Nobody waits that long in a test that goes well.
+const LONG: Duration = Duration::from_secs(20);
+
+/// How much later than at its deadline an answer may come on a machine with more to do.
+const MARGIN: Duration = Duration::from_millis(300);
+
+fn over(store: &Texts) -> Cas<Texts> {
+    Cas::new(store.clone()).deadline(LONG)
+}
+
+fn limiter(store: &Texts, policy: impl Into<Policy>) -> RateLimiter<Cas<Texts>> {
+    RateLimiter::with_storage(policy, over(store))
+}
+
+/// Takes longer to decide than its callers wait.
+#[derive(Debug)]
+struct Ponders;
+
+impl Strategy for Ponders {
+    fn name(&self) -> &'static str {
+        "ponders"
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        std::thread::sleep(Duration::from_millis(60));
+        Foreign.check(quota, state, now, cost)
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
+        Foreign.spend(quota, state, now, cost)
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        Foreign.refund(quota, state, now, hit);
+    }
+}
+
+fn key() -> Key {
+    Key::from("k")
+}
+
+/// Waits until no key is busy any more, which it soon is.
+async fn quiet<S: Storage>(storage: &S) {
+    let started = Instant::now();
+    while !format!("{storage:?}").contains("busy: 0") {
+        assert!(started.elapsed() < LONG, "{storage:?}");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Several processes, each with hits of its own that wait for one another; who is told that others were faster comes back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_handles_on_one_store_admit_exactly_what_the_limit_says() {
+    const LIMIT: u32 = 400;
+    for text in ["fixed-window 400/day", "moving-window 400/day; 500/day", "token-bucket 400/year"] {
+        let store = Texts::default();
+        let mut all = JoinSet::new();
+        for _ in 0..8 {
+            let limiter = limiter(&store, policy(text));
+            for _ in 0..2 {
+                let limiter = limiter.clone();
+                all.spawn(async move {
+                    let (mut admitted, mut contended) = (0, 0);
+                    loop {
+                        let decision = limiter.hit(&key()).await.unwrap();
+                        match (decision.is_admitted(), decision.is_contended()) {
+                            (true, _) => admitted += 1,
+                            (false, true) => contended += 1,
+                            (false, false) => return (admitted, contended),
+                        }
+                    }
+                });
+            }
+        }
+        let (admitted, contended) =
+            all.join_all().await.into_iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        eprintln!("{text}: {contended} told to come back, {:?} loads and swaps", store.trips());
+        assert_eq!(admitted, LIMIT, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn hits_that_wait_for_one_key_are_loaded_and_stored_once() {
+    let store = Texts::default();
+    let limiter = limiter(&store, policy("fixed-window 60/day"));
+    let mut all = JoinSet::new();
+    for _ in 0..100 {
+        let limiter = limiter.clone();
+        all.spawn(async move { limiter.hit(&key()).await.unwrap() });
+    }
+    let decisions = all.join_all().await;
+    let mut left: Vec<u32> = decisions.iter().filter(|one| one.is_admitted()).map(Decision::remaining).collect();
+    left.sort_unstable();
+    assert!(left.iter().copied().eq(0..60), "one after another: {left:?}");
+    let (loads, swaps) = store.trips();
+    assert!((loads, swaps) <= (2, 2), "{loads} loads and {swaps} swaps of 100 hits");
+    quiet(limiter.storage()).await;
+}
+
+#[tokio::test]
+async fn what_changes_nothing_is_not_swapped() {
+    let store = Texts::default();
+    let window = limiter(&store, policy("fixed-window 1/day"));
+    assert!(window.peek(&key()).await.unwrap().is_admitted());
+    assert!(window.hit_with_cost(&key(), 0).await.unwrap().is_admitted());
+    assert_eq!(store.trips(), (2, 0));
+    assert!(window.hit(&key()).await.unwrap().is_admitted());
+    assert_eq!(store.trips(), (1, 1));
+    assert!(window.hit(&key()).await.unwrap().is_refused());
+    let refused = window.hit(&key()).await.unwrap();
+    window.refund(&key(), &refused).await.unwrap();
+    window.refund(&key(), &window.hit_with_cost(&key(), 0).await.unwrap()).await.unwrap();
+    assert_eq!(store.trips(), (3, 0));
+    let elastic = limiter(&store, policy("elastic-window 1/day"));
+    assert!(elastic.hit(&key()).await.unwrap().is_admitted());
+    assert!(elastic.hit(&key()).await.unwrap().is_refused());
+    assert_eq!(store.trips(), (2, 2), "a refusal that counts is stored");
+    elastic.clear(&Key::from("never seen")).await.unwrap();
+    assert_eq!(store.trips(), (1, 0));
+}
+
+/// Field defect: compare-and-swap out of attempts reported as a store error, which fail-open admits.
+#[tokio::test]
+async fn losing_every_attempt_is_a_refusal_to_come_back_soon() {
+    let store = Texts::default();
+    let limiter = limiter(&store, policy("fixed-window 5/day; elastic-window 9/day"));
+    store.lose(1_000);
+    let decision = limiter.hit(&key()).await.unwrap();
+    assert!(decision.is_refused() && decision.is_contended(), "{decision:?}");
+    assert!(decision.retry_after().is_some_and(|wait| wait <= Duration::from_millis(100)), "{decision:?}");
+    let (_, swaps) = store.trips();
+    assert!((2..=50).contains(&swaps), "{swaps} attempts");
+    store.lose(0);
+    let other = Key::from("other");
+    let admitted = limiter.hit(&other).await.unwrap();
+    store.lose(1_000);
+    let error = limiter.refund(&other, &admitted).await.unwrap_err();
+    assert!(error.to_string().starts_with("others changed the key all the time"), "{error}");
+    assert!(!error.is_timeout() && !error.may_have_counted());
+    store.lose(3);
+    let decision = limiter.hit(&key()).await.unwrap();
+    assert!(decision.is_admitted(), "it goes on after losing a few times: {decision:?}");
+    assert_eq!(limiter.peek(&key()).await.unwrap().remaining(), 4, "and counts once");
+}
+
+/// The same where the deadline comes before the last attempt.
+#[tokio::test]
+async fn losing_until_the_deadline_is_a_refusal_too() {
+    let store = Texts::default();
+    let storage = Cas::new(store.clone()).deadline(Duration::from_millis(100));
+    let limiter = RateLimiter::with_storage(policy("fixed-window 5/day"), storage);
+    store.answer_after(10);
+    store.lose(1_000);
+    let started = Instant::now();
+    let decision = limiter.hit(&key()).await.unwrap();
+    assert!(decision.is_contended(), "{decision:?}");
+    assert!(started.elapsed() < Duration::from_millis(100) + MARGIN);
+    // Who waits for others that do waits for them, and not for the store.
+    store.answer_after(40);
+    store.lose(0);
+    let mut all = JoinSet::new();
+    for _ in 0..20 {
+        let limiter = limiter.clone();
+        all.spawn(async move {
+            tokio::task::yield_now().await;
+            limiter.hit(&key()).await
+        });
+    }
+    assert!(all.join_all().await.iter().all(Result::is_ok), "none is an error");
+}
+
+/// Its last attempt was under way when its time was over, and is stored after all.
+#[tokio::test]
+async fn what_is_stored_for_who_was_refused_is_given_back() {
+    let store = Texts::default();
+    let patient = over(&store);
+    let hasty = patient.clone().deadline(Duration::from_millis(50));
+    let [patient, hasty] =
+        [patient, hasty].map(|storage| RateLimiter::with_storage(policy("fixed-window 9/day"), storage));
+    store.lose(1);
+    store.hang_from_swap(2);
+    let key = key();
+    let refused = async {
+        let refused = hasty.hit(&key).await.unwrap();
+        store.hang_from_swap(0);
+        refused
+    };
+    let (admitted, refused) = tokio::join!(patient.hit(&key), refused);
+    assert!(admitted.unwrap().is_admitted() && refused.is_contended());
+    quiet(patient.storage()).await;
+    assert_eq!(patient.peek(&key).await.unwrap().remaining(), 8, "one hit was admitted, and one is counted");
+}
+
+#[tokio::test]
+async fn states_are_kept_a_little_longer_than_they_matter() {
+    let store = Texts::default();
+    let limiter = limiter(&store, policy("fixed-window 9/day; fixed-window 9/hour"));
+    assert!(limiter.hit(&key()).await.unwrap().is_admitted());
+    let (day, keep) = (Duration::from_secs(86_400), store.keep());
+    assert!(keep > day && keep < day + Duration::from_secs(2), "{keep:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_hangs_holds_nobody_up_and_is_no_contention() {
+    let store = Texts::default();
+    let storage = Cas::new(store.clone()).deadline(Duration::from_millis(50));
+    let limiter = RateLimiter::with_storage(policy("fixed-window 5/day"), storage.clone());
+    let late = |error: CasError| (error.is_timeout(), error.may_have_counted());
+    store.hang(true);
+    let started = Instant::now();
+    assert_eq!(late(limiter.hit(&key()).await.unwrap_err()), (true, false));
+    assert_eq!(late(limiter.peek(&key()).await.unwrap_err()), (true, false));
+    assert_eq!(late(limiter.clear(&key()).await.unwrap_err()), (true, false));
+    assert!(started.elapsed() < Duration::from_millis(150) + MARGIN);
+    store.hang(false);
+    assert!(limiter.hit(&key()).await.unwrap().is_admitted());
+    // The load is answered, and the swap is not: nobody knows.
+    store.hang_from_swap(1);
+    assert_eq!(late(limiter.hit(&key()).await.unwrap_err()), (true, true));
+    store.hang_from_swap(0);
+    assert!(limiter.hit(&key()).await.is_ok());
+    quiet(&storage).await;
+}
+
+#[tokio::test]
+async fn what_the_store_says_is_told_to_all_who_wait() {
+    let store = Texts::default();
+    let limiter = limiter(&store, policy("fixed-window 5/day"));
+    store.fail(true);
+    let mut all = JoinSet::new();
+    for _ in 0..5 {
+        let limiter = limiter.clone();
+        all.spawn(async move { limiter.hit(&key()).await.unwrap_err() });
+    }
+    for error in all.join_all().await {
+        assert_eq!(error.to_string(), "the disk is full");
+        assert!(std::error::Error::source(&error).is_some() && !error.may_have_counted());
+    }
+    store.fail(false);
+    assert_eq!(limiter.hit(&key()).await.unwrap().remaining(), 4, "and nothing was counted");
+    assert!(limiter.peek(&key()).await.is_ok());
+}
+
+/// Callers are dropped at random, in whatever state: those that were asked are counted, once, and nobody else is disturbed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_may_be_dropped_at_any_time() {
+    const HITS: u32 = 600;
+    let store = Texts::default();
+    let limiter = limiter(&store, policy("fixed-window 100000/day"));
+    store.answer_after(1);
+    let mut all = JoinSet::new();
+    for number in 0..HITS {
+        let limiter = limiter.clone();
+        all.spawn(async move {
+            let mut hit = limiter.hit(&key());
+            let patience = Duration::from_micros(u64::from(number % 7) * 700);
+            // Polled at least once: from then on it counts.
+            if number.is_multiple_of(3) {
+                return hit.await.map(|decision| decision.is_admitted());
+            }
+            Ok(tokio::time::timeout(patience, &mut hit).await.is_ok_and(|hit| hit.unwrap().is_admitted()))
+        });
+    }
+    let completed = all.join_all().await.into_iter().map(Result::unwrap).filter(|admitted| *admitted).count();
+    assert!(completed >= HITS as usize / 3, "{completed}");
+    quiet(limiter.storage()).await;
+    let used = 100_000 - limiter.peek(&key()).await.unwrap().remaining();
+    assert_eq!(used, HITS, "each is counted once");
+}
+
+#[tokio::test]
+async fn a_future_that_is_never_polled_does_nothing() {
+    let store = Texts::default();
+    let limiter = limiter(&store, policy("fixed-window 5/day"));
+    drop((limiter.hit(&key()), limiter.clear(&key()), limiter.peek(&key())));
+    assert_eq!(store.trips(), (0, 0));
+    quiet(limiter.storage()).await;
+}
+
+/// Field defect: one slow key stalls another.
+#[tokio::test]
+async fn one_slow_key_does_not_stall_another() {
+    let store = Texts::default();
+    let limiter = limiter(&store, policy("fixed-window 5/day"));
+    store.hang(true);
+    let slow = limiter.clone();
+    let slow = tokio::spawn(async move { slow.hit(&Key::from("slow")).await });
+    while store.trips().0 == 0 {
+        tokio::task::yield_now().await;
+    }
+    // Hangs for those who have asked, and for nobody else.
+    store.hang(false);
+    for _ in 0..5 {
+        assert!(limiter.hit(&Key::from("quick")).await.unwrap().is_admitted());
+    }
+    assert!(!slow.is_finished());
+    slow.abort();
+}
+
+/// A task of another runtime may not be running: whoever waits in this one does not wait for it.
+#[test]
+fn a_runtime_that_stands_still_or_ends_holds_up_no_other() {
+    let store = Texts::default();
+    let limiter = limiter(&store, policy("fixed-window 5/day"));
+    let [first, second] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap());
+    store.hang(true);
+    first.block_on(async {
+        let mut hit = Box::pin(limiter.hit(&key()));
+        assert!(common::poll(&mut hit).is_pending());
+        tokio::task::yield_now().await;
+    });
+    store.hang(false);
+    assert!(second.block_on(limiter.hit(&key())).unwrap().is_admitted());
+    drop(first);
+    assert!(second.block_on(limiter.hit(&key())).unwrap().is_admitted());
+    second.block_on(quiet(limiter.storage()));
+    let outside = common::poll(&mut Box::pin(limiter.hit(&key())));
+    assert!(matches!(outside, std::task::Poll::Ready(Err(error)) if error.to_string().contains("no runtime")));
+}
+
+/// What is decided on too late is not counted in secret.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hit_that_took_too_long_to_decide_is_not_counted_or_is_said_to_be() {
+    let policy = Policy::new(Ponders, Quota::per_day(100));
+    let storage = Cas::new(Texts::default()).deadline(Duration::from_millis(30));
+    let error = storage.decide(Ask::new(&policy, &key(), Op::Hit, 1)).await.unwrap_err();
+    quiet(&storage).await;
+    let left = storage.decide(Ask::new(&policy, &key(), Op::Peek, 1)).await.unwrap().remaining();
+    assert!(error.may_have_counted() || left == 100, "{error}: {left}");
+}
+
+#[test]
+fn what_a_runtime_ended_before_it_began_is_forgotten() {
+    let storage = Cas::new(Texts::default());
+    let policy = policy("fixed-window 3/day");
+    for _ in 0..3 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut decided = storage.decide(Ask::new(&policy, &key(), Op::Hit, 1));
+        runtime.block_on(async { assert!(common::poll(&mut decided).is_pending()) });
+    }
+    assert!(format!("{storage:?}").contains("busy: 0"), "{storage:?}");
+}
+
+#[tokio::test]
+async fn policies_of_one_name_stand_side_by_side_and_a_clear_forgets_one_of_them() {
+    let store = Texts::default();
+    let [hourly, daily] = ["fixed-window 5/hour", "fixed-window 5/day"].map(|text| policy(text).with_name("tier"));
+    let (hourly, daily) = (limiter(&store, hourly), limiter(&store, daily));
+    assert_eq!(hourly.hit_with_cost(&key(), 2).await.unwrap().remaining(), 3);
+    assert_eq!(daily.hit_with_cost(&key(), 4).await.unwrap().remaining(), 1);
+    let text = store.text("tier|t:k");
+    assert!(text.starts_with("[1.fixed-window/86400000000 ") && text.contains("[1.fixed-window/3600000000 "), "{text}");
+    hourly.clear(&key()).await.unwrap();
+    assert_eq!(hourly.peek(&key()).await.unwrap().remaining(), 5);
+    assert_eq!(daily.peek(&key()).await.unwrap().remaining(), 1);
+    daily.clear(&key()).await.unwrap();
+    assert_eq!(store.text("tier|t:k"), "");
+    // In one round.
+    let daily = RateLimiter::with_storage(daily.policy().clone(), hourly.storage().clone());
+    let key = key();
+    store.trips();
+    let all = tokio::join!(
+        hourly.hit_with_cost(&key, 2),
+        daily.hit(&key),
+        hourly.clear(&key),
+        hourly.hit(&key),
+        daily.hit(&key)
+    );
+    let left = [all.0, all.1, all.3, all.4].map(|hit| hit.unwrap().remaining());
+    assert_eq!((left, store.trips()), ([3, 4, 4, 3], (1, 1)));
+}
+
+#[tokio::test]
+async fn what_stands_there_and_cannot_be_read_is_a_fresh_start() {
+    for spoilt in [
+        "garbage",
+        "[",
+        "[1.foreign%3A%7B1%7D/86400000000 x,y,z]",
+        "[1.foreign%3A%7B1%7D/86400000000 9999999999999999999,9,9]",
+    ] {
+        let store = Texts::default();
+        let limiter = limiter(&store, foreign(2).with_name("p"));
+        store.put("p|t:k", spoilt);
+        for expected in [true, true, false] {
+            assert_eq!(limiter.hit(&key()).await.unwrap().is_admitted(), expected, "{spoilt}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_time_is_the_stores_unless_another_clock_is_chosen() {
+    let store = Texts::that_says_the_time();
+    let here = Timestamp::wall_clock();
+    let at = limiter(&store, Quota::per_minute(5)).hit(&key()).await.unwrap().at();
+    assert!(at.since(here) < 60_000_000 && here.since(at) < 60_000_000, "{at:?}");
+    let clock = ManualClock::new(Timestamp::from_micros(77));
+    let chosen = RateLimiter::with_storage(Quota::per_minute(5), over(&store).clock(clock));
+    assert_eq!(chosen.hit(&Key::from("other")).await.unwrap().at(), Timestamp::from_micros(77));
+}
+
+/// A log that cannot fit the store is an error when policy and storage meet.
+#[tokio::test]
+async fn a_policy_that_may_need_more_than_the_store_can_keep_is_refused_when_they_meet() {
+    let store = Texts::of_at_most(10_000);
+    let (fits, too_long) = (policy("moving-window 500/day"), policy("moving-window 600/day; 5/day"));
+    let error = RateLimiter::try_with_storage(too_long.clone(), over(&store)).unwrap_err().to_string();
+    assert!(error.contains("keeps at most 10000: use an amount of at most 5"), "{error}");
+    assert!(error.contains("\"sliding-window-counter 600/day\""), "{error}");
+    let layer = || RateLimitLayer::new(too_long.clone(), Global);
+    assert!(layer().try_storage(over(&store), OnError::Admit).is_err());
+    let shadow = policy("5/day; shadow moving-window 600/day");
+    assert!(RateLimitLayer::new(shadow, Global).try_storage(over(&store), OnError::Admit).is_err());
+    let panics = std::panic::catch_unwind(AssertUnwindSafe(|| layer().storage(over(&store), OnError::Admit))).is_err();
+    assert!(panics, "as constructors do");
+    // Chosen for a request, they meet then.
+    let error =
+        over(&store).decide(tower_ratelimit::storage::Ask::new(&too_long, &key(), tower_ratelimit::Op::Hit, 1)).await;
+    assert!(!error.unwrap_err().may_have_counted());
+    let fit = |longest: &usize| over(&Texts::of_at_most(*longest)).validate(&fits).is_ok();
+    let least = (1..10_000).find(fit).expect("some room is enough");
+    let store = Texts::of_at_most(least);
+    let limiter = RateLimiter::with_storage(fits, over(&store));
+    for _ in 0..500 {
+        assert!(limiter.hit(&key()).await.unwrap().is_admitted(), "what is let in fits to the last");
+    }
+    assert!(limiter.hit(&key()).await.unwrap().is_refused());
+    let longest = store.text("moving-window 500/day|t:k").len();
+    assert!((least - 200..=least).contains(&longest), "{longest} bytes, and {least} were asked for");
+}
+
+/// What others of the name need, nobody could have known.
+#[tokio::test]
+async fn a_text_that_has_grown_too_long_is_not_sent() {
+    let store = Texts::of_at_most(150);
+    let [first, second] =
+        ["fixed-window 3/hour", "fixed-window 3/day"].map(|text| policy(text).with_name("n".repeat(90)));
+    let (first, second) = (limiter(&store, first), limiter(&store, second));
+    assert!(first.hit(&key()).await.unwrap().is_admitted());
+    let third = limiter(&store, policy("elastic-window 3/day").with_name("n".repeat(90)));
+    let _ = (second.hit(&key()).await.unwrap(), store.trips());
+    let error = third.hit(&key()).await.unwrap_err();
+    assert!(error.to_string().contains("keeps at most 150") && !error.may_have_counted(), "{error}");
+    assert_eq!(store.trips().1, 0);
+}
+
+#[test]
+fn deadlines_are_checked() {
+    let cas = || Cas::new(Texts::default());
+    for deadline in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
+        let error = cas().try_deadline(deadline).unwrap_err().to_string();
+        assert!(error.contains("for example Duration::from_millis(100)"), "{error}");
+    }
+    assert!(cas().try_deadline(Duration::from_millis(1)).is_ok());
+    assert!(format!("{:?}", cas()).contains("deadline: 100ms"));
+}

@@ -1,0 +1,9 @@
+//! The limiter without HTTP: the memory storage, compare-and-swap storages, refunds, changed quotas.
+
+mod cas;
+mod divided_quotas;
+mod memory;
+mod quota_changes;
+mod refund;
+mod values;
+mod vectors;

@@ -1,0 +1,138 @@
+//! A policy that changes under what is remembered.
+
+
+use std::time::Duration;
+
+use common::{policy, standing};
+use tower_ratelimit::storage::ManualClock;
+use tower_ratelimit::{Key, MemoryStorage, RateLimiter};
+
+struct Account(MemoryStorage, ManualClock);
+
+impl Account {
+    fn new() -> Self {
+        let (storage, clock) = standing();
+        Self(storage, clock)
+    }
+
+    fn under(&self, text: &str) -> RateLimiter {
+        RateLimiter::with_storage(policy(text).with_name("api"), self.0.clone())
+    }
+
+    async fn spend(&self, text: &str, units: u32) {
+        assert!(self.under(text).hit_with_cost(&Key::from("a"), units).await.unwrap().is_admitted(), "{text}");
+    }
+
+    async fn left(&self, text: &str) -> u32 {
+        self.under(text).peek(&Key::from("a")).await.unwrap().remaining()
+    }
+}
+
+/// Field defect: a limit lowered or raised keeps or wipes what was spent.
+#[tokio::test]
+async fn windows_keep_the_units_that_were_spent() {
+    for strategy in [
+        "fixed-window",
+        "fixed-window-aligned",
+        "elastic-window",
+        "moving-window",
+        "sliding-window-counter",
+        "sliding-window-counter-aligned",
+    ] {
+        let account = Account::new();
+        account.spend(&format!("{strategy} 10/minute"), 8).await;
+        for (amount, left) in
+            [(10_u32, 2_u32), (20, 12), (9, 1), (8, 0), (5, 0), (1, 0), (2_000_000_000, 1_999_999_992), (10, 2)]
+        {
+            assert_eq!(account.left(&format!("{strategy} {amount}/minute")).await, left, "{strategy} {amount}");
+        }
+        account.spend(&format!("{strategy} 20/minute"), 5).await;
+        assert_eq!(account.left(&format!("{strategy} 14/minute")).await, 1, "{strategy}");
+        account.1.advance(Duration::from_secs(120));
+        assert_eq!(account.left(&format!("{strategy} 5/minute")).await, 5, "{strategy}");
+    }
+}
+
+#[tokio::test]
+async fn buckets_keep_the_proportion() {
+    for (strategy, extra) in [("token-bucket", 0), ("gcra", 0)] {
+        let account = Account::new();
+        account.spend(&format!("{strategy} 10/minute"), 6).await;
+        for (amount, left) in [(20, 8), (10, 4), (5, 2), (100, 40), (1, 0)] {
+            assert_eq!(account.left(&format!("{strategy} {amount}/minute")).await, left + extra, "{strategy} {amount}");
+        }
+        account.1.advance(Duration::from_secs(18));
+        // Six tenths of a minute were owed, and three have passed.
+        for (amount, left) in [(20, 14), (10, 7), (100, 70)] {
+            assert_eq!(account.left(&format!("{strategy} {amount}/minute")).await, left, "{strategy} {amount}");
+        }
+    }
+    let account = Account::new();
+    account.spend("token-bucket 10/minute burst 20", 15).await;
+    for (text, left) in [
+        ("token-bucket 20/minute burst 40", 10),
+        ("token-bucket 2/minute burst 4", 1),
+        // The burst alone: what was spent stays.
+        ("token-bucket 10/minute burst 30", 15),
+        ("token-bucket 10/minute burst 15", 0),
+        // The amount alone: so does the time until it is full, a minute and a half.
+        ("token-bucket 5/minute burst 20", 12),
+        ("token-bucket 20/minute burst 20", 0),
+    ] {
+        assert_eq!(account.left(text).await, left, "{text}");
+    }
+    let account = Account::new();
+    account.spend("leaky-bucket 10/minute queue 9", 5).await;
+    assert_eq!(account.left("leaky-bucket 20/minute queue 19").await, 10);
+    assert_eq!(account.left("leaky-bucket 10/minute queue 3").await, 0);
+}
+
+#[tokio::test]
+async fn a_changed_period_strategy_or_place_starts_fresh() {
+    for strategy in
+        ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter", "token-bucket", "leaky-bucket"]
+    {
+        let account = Account::new();
+        let text = format!("{strategy} 10/minute");
+        account.spend(&text, 10).await;
+        let left = account.left(&text).await;
+        assert!(left <= 1);
+        let fresh = account.under(&text).policy().limits()[0].capacity();
+        for changed in
+            [format!("{strategy} 10/second"), format!("{strategy} 10/hour"), format!("{strategy} 10/59 seconds")]
+        {
+            assert_eq!(account.left(&changed).await, fresh, "{changed}");
+        }
+        assert_eq!(account.left(&format!("{strategy} 10/60 seconds")).await, left, "the same period in other words");
+        let other = if strategy == "fixed-window" { "moving-window" } else { "fixed-window" };
+        assert_eq!(account.left(&format!("{other} 10/minute")).await, 10);
+        let moved = account.under(&format!("1000/day; {text}"));
+        assert_eq!(moved.peek(&Key::from("a")).await.unwrap().limits()[1].remaining(), fresh, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn another_name_or_none_is_another_account() {
+    let account = Account::new();
+    account.spend("10/minute", 8).await;
+    let key = Key::from("a");
+    for other in [policy("10/minute"), policy("10/minute").with_name("Api"), policy("10/minute").with_name("api-1")] {
+        let limiter = RateLimiter::with_storage(other, account.0.clone());
+        assert_eq!(limiter.peek(&key).await.unwrap().remaining(), 10);
+    }
+    for (text, left) in [("20/minute", 20), ("10/minute", 10)] {
+        let unnamed = RateLimiter::with_storage(policy(text), account.0.clone());
+        assert_eq!(unnamed.peek(&key).await.unwrap().remaining(), left);
+        let _ = unnamed.hit(&key).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn limits_that_stay_keep_what_was_spent_when_another_one_changes() {
+    let account = Account::new();
+    account.spend("fixed-window 10/minute; moving-window 100/day", 7).await;
+    let limits = account.under("fixed-window 10/second; moving-window 200/day");
+    let decision = limits.peek(&Key::from("a")).await.unwrap();
+    let left: Vec<u32> = decision.limits().iter().map(tower_ratelimit::strategy::Status::remaining).collect();
+    assert_eq!(left, [10, 193]);
+}

@@ -1,0 +1,235 @@
+//! Quotas, policies and keys: what they say, what they refuse, how they read back.
+
+
+use std::fmt::Debug;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::panic::catch_unwind;
+use std::time::Duration;
+
+use tower_ratelimit::{
+    ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MovingWindow, Policy, Quota, SlidingWindowCounter, TokenBucket,
+};
+
+#[test]
+fn a_quota_alone_slides_and_one_with_a_burst_is_a_bucket() {
+    assert_eq!(Policy::from(Quota::per_minute(60)).to_string(), "sliding-window-counter 60/minute");
+    assert_eq!(Policy::from(Quota::per_second(10).burst(20)).to_string(), "token-bucket 10/second burst 20");
+    assert_eq!("60/minute".parse(), Ok(Policy::from(Quota::per_minute(60))));
+    assert_eq!("10/second burst 20".parse(), Ok(Policy::from(Quota::per_second(10).burst(20))));
+}
+
+#[test]
+fn policies_read_back_as_themselves() {
+    let second = Quota::per_second(10);
+    let policies = [
+        Policy::new(FixedWindow::new(), second),
+        Policy::new(FixedWindow::aligned(), Quota::per_hour(3)),
+        Policy::new(ElasticWindow::new(), Quota::per(1, Duration::from_millis(1_500))),
+        Policy::new(MovingWindow::new(), Quota::per(u32::MAX, Duration::from_secs(3 * 604_800))),
+        Policy::new(SlidingWindowCounter::aligned(), Quota::per_day(1)),
+        Policy::new(TokenBucket::new(), second.burst(20)).limit(TokenBucket::new(), Quota::per_day(1_000)),
+        Policy::new(LeakyBucket::new().queue(0), second).limit(LeakyBucket::new(), second),
+        Policy::named("free tier: \"a\\b\"; 1/s").limit(SlidingWindowCounter::new(), second),
+        Policy::named("p")
+            .with(Limit::new(FixedWindow::new(), second).named("short, \"one\""))
+            .with(Limit::from(second).named("q")),
+        Policy::from(Limit::from(second).named("only")),
+    ];
+    for policy in policies {
+        let text = policy.to_string();
+        let read = text.parse::<Policy>().unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(read, policy);
+        assert_eq!(read.to_string(), text);
+        assert_eq!((read.identity(), read.digest()), (policy.identity(), policy.digest()));
+        assert_eq!(read.name(), policy.name());
+    }
+}
+
+#[test]
+fn quotas_read_back_as_themselves() {
+    let periods =
+        [1, 7, 1_000, 1_001, 60_000, 90_000, 3_600_000, 86_400_000, 604_800_000, 2_592_000_000, 31_536_000_000];
+    for millis in periods {
+        for amount in [1, 2, u32::MAX] {
+            let quota = Quota::per(amount, Duration::from_millis(millis));
+            assert_eq!(quota.to_string().parse(), Ok(quota), "{quota}");
+        }
+    }
+    assert_eq!(Quota::per(3, Duration::from_secs(7_200)).to_string(), "3/2 hours");
+    assert_eq!(Quota::per(3, Duration::from_micros(1_500)).to_string(), "3/1500us", "which no string can say");
+}
+
+#[test]
+fn second_names_are_read() {
+    for (second, first) in [
+        ("gcra 5/second burst 9", "token-bucket 5/second burst 9"),
+        ("GCRA 5/s", "token-bucket 5/second"),
+        ("interval-token-bucket 5/second", "fixed-window 5/second"),
+        ("leaky-bucket-queue 5/second queue 3", "leaky-bucket 5/second queue 3"),
+        ("Leaky-Bucket 5/second QUEUE 3", "leaky-bucket 5/second queue 3"),
+        (
+            "moving-window 5per2minutes,7/h | gcra 1/d",
+            "moving-window 5/2 minutes; sliding-window-counter 7/hour; token-bucket 1/day",
+        ),
+    ] {
+        assert_eq!(second.parse::<Policy>().unwrap().to_string(), first);
+    }
+}
+
+/// Every error quotes what could not be read and shows a right example.
+#[test]
+fn errors_say_what_was_wrong_and_what_to_write() {
+    for (text, quoted, hint) in [
+        ("10/fortnight", "\"fortnight\"", "expected s, min, h"),
+        ("0/minute", "\"0\"", "at least 1"),
+        ("10/0 minute", "\"0\"", "at least 1"),
+        ("4294967296/second", "\"4294967296\"", "at most 4294967295"),
+        ("10 minute", "\"minute\"", "\"/\" or \"per\""),
+        ("10/", "the end", "a unit"),
+        ("", "the end", "an amount and a period"),
+        ("1.5/second", "\".5/second\"", "\"/\" or \"per\""),
+        ("1/second 2/minute", "\"2/minute\"", "\";\" between limits"),
+        ("1/second;", "the end", "an amount"),
+        ("sliding-log 5/second", "\"sliding-log\"", "moving-window"),
+        ("token-bucket 5/second burst", "the end", "after \"burst\""),
+        ("token-bucket 5/second burst 0", "\"0\"", "at least 1"),
+        ("fixed-window 5/second burst 9", "\"5/second burst 9\"", "token-bucket 5/second burst 9"),
+        ("leaky-bucket 5/second burst 9", "\"5/second burst 9\"", "\"queue 9\""),
+        ("leaky-bucket 5/second queue", "the end", "after \"queue\""),
+        ("leaky-bucket 5/second queue 4294967295", "queue", "at most 4294967294"),
+        ("fixed-window 5/second queue 9", "\"queue\"", "\"leaky-bucket\""),
+        ("5/second queue 9", "\"queue\"", "\"leaky-bucket\""),
+        ("\"free: 5/second", "\"\\\"free: 5/second\"", "closing quote"),
+        ("\"\": 5/second", "\"\"", "cannot stand in a header"),
+        ("\"fr\u{e9}e\": 5/second", "\"fr\u{e9}e\"", "cannot stand in a header"),
+        ("1/4294967295 years", "period", "at most 2^52"),
+        ("token-bucket 1/year burst 1000", "1/year", "use at most 142"),
+    ] {
+        let error = text.parse::<Policy>().expect_err(text).to_string();
+        assert!(error.contains(quoted) && error.contains(hint), "{text:?}: {error}");
+        let example = error.contains("for example") || error.contains("use at most") || error.contains("write");
+        assert!(example, "{text:?} shows no example: {error}");
+    }
+}
+
+/// Field defect: a policy's name injected into a structured field.
+#[test]
+fn names_that_cannot_stand_in_a_header_are_refused_when_the_policy_is_built() {
+    for name in ["", "a\nb", "a\u{0}", "caf\u{e9}", "\u{7f}"] {
+        assert!(Policy::try_named(name).is_err(), "{name:?}");
+        assert!(Policy::from(Quota::per_second(1)).try_with_name(name).is_err());
+        assert!(Limit::from(Quota::per_second(1)).try_named(name).is_err());
+    }
+    assert!(Policy::try_named("/login \"quoted\" \\ {x}").is_ok());
+}
+
+#[test]
+fn what_cannot_be_panics_in_constructors_and_is_an_error_in_their_try_forms() {
+    let messages = [
+        panic_message(|| Quota::per_second(0)),
+        panic_message(|| Quota::per_minute(0)),
+        panic_message(|| Quota::per(1, Duration::ZERO)),
+        panic_message(|| Quota::per(1, Duration::MAX)),
+        panic_message(|| Quota::per_second(1).burst(0)),
+        panic_message(|| Quota::per_day(1).burst(u32::MAX)),
+        panic_message(|| Policy::new(FixedWindow::new(), Quota::per_second(1).burst(2))),
+        panic_message(|| Policy::named("\n")),
+    ];
+    for message in messages {
+        assert!(message.contains("must") || message.contains("cannot"), "{message}");
+    }
+    assert!(Quota::try_per_second(0).is_err() && Quota::try_per_minute(0).is_err());
+    assert!(Quota::try_per_hour(0).is_err() && Quota::try_per_day(0).is_err());
+    assert!(Quota::try_per(1, Duration::ZERO).is_err() && Quota::try_per(1, Duration::MAX).is_err());
+    assert!(Quota::per_second(1).try_burst(0).is_err() && Quota::per_day(1).try_burst(u32::MAX).is_err());
+    assert!(Policy::try_new(ElasticWindow::new(), Quota::per_second(1).burst(2)).is_err());
+    assert!(Limit::try_new(LeakyBucket::new().queue(u32::MAX), Quota::per_second(1)).is_err());
+}
+
+fn panic_message<T: Debug>(make: impl FnOnce() -> T + std::panic::UnwindSafe) -> String {
+    let panic = catch_unwind(make).expect_err("it can be made");
+    panic.downcast_ref::<&str>().map_or_else(|| panic.downcast_ref::<String>().unwrap().clone(), ToString::to_string)
+}
+
+#[test]
+fn limits_are_called_by_the_policys_name_and_their_number() {
+    let one: Policy = "5/second".parse().unwrap();
+    assert_eq!(one.limit_name(0), "sliding-window-counter 5/second");
+    assert_eq!(one.clone().with_name("free").limit_name(0), "free");
+    let two = one.with(Limit::from(Quota::per_day(9)).named("daily")).with_name("free");
+    assert_eq!((two.limit_name(0), two.limit_name(1)), ("free-1".into(), "daily".into()));
+}
+
+/// Field defect: composite keys joined by a separator run together.
+#[test]
+fn keys_of_different_things_differ() {
+    let (a, ab, bc, c) = (Key::from("a"), Key::from("ab"), Key::from("bc"), Key::from("c"));
+    let long = Key::from("x".repeat(300));
+    let keys = [
+        Key::everybody(),
+        Key::from(""),
+        Key::from("*"),
+        Key::from("1.2.3.4"),
+        Key::from(IpAddr::V4(Ipv4Addr::new(1, 2, 3, 4))),
+        Key::from(Ipv4Addr::new(1, 2, 3, 4).to_ipv6_mapped()),
+        Key::from(Ipv6Addr::LOCALHOST),
+        Key::from(16_909_060_u64),
+        Key::from(&[1, 2, 3, 4][..]),
+        Key::join([]),
+        Key::join([&a]),
+        Key::join([&a, &bc]),
+        Key::join([&ab, &c]),
+        Key::join([&Key::join([&a, &bc])]),
+        Key::join([&a, &bc, &c]),
+        Key::join([&long, &a]),
+        Key::join([&a, &long]),
+        a,
+        long,
+    ];
+    for (i, first) in keys.iter().enumerate() {
+        for (j, second) in keys.iter().enumerate() {
+            assert_eq!(first == second, i == j, "{first:?} and {second:?}");
+        }
+    }
+    let text = "y".repeat(45);
+    assert_eq!(Key::from(&*text), Key::from(text.clone()), "however it was made");
+    assert_eq!(Key::from(text.clone() + "y"), Key::from((text + "y").as_bytes()));
+}
+
+#[test]
+fn public_types_are_send_sync_and_debug() {
+    use tower_ratelimit::*;
+    type Inner = tower::util::BoxCloneSyncService<http::Request<()>, http::Response<String>, std::convert::Infallible>;
+    fn check<T: Send + Sync + Debug>() {}
+    fn check_future<T: Send + Debug>() {}
+    type Store = common::fake_cas_store::Texts;
+
+    check::<Quota>();
+    check::<Policy>();
+    check::<PolicyBuilder>();
+    check::<Limit>();
+    check::<Key>();
+    check::<Timestamp>();
+    check::<Decision>();
+    check::<ConfigError>();
+    check::<Headers>();
+    check::<OnError>();
+    check::<Policies>();
+    check::<RateLimiter>();
+    check::<RateLimitLayer>();
+    check::<RateLimitLayer<MemoryStorage, EmptyRejection>>();
+    check::<RateLimit<()>>();
+    check::<(Refused<'_>, Refusal<'_>)>();
+    check::<(TextRejection, EmptyRejection, ProblemRejection, GrpcRejection)>();
+    check::<MemoryStorage>();
+    check::<storage::MemoryStorageBuilder>();
+    check::<storage::Ask<'_>>();
+    check::<(storage::SystemClock, storage::ManualClock, storage::TokioClock)>();
+    check::<(strategy::State, strategy::Status, strategy::Hit, strategy::Log)>();
+    check::<(FixedWindow, ElasticWindow, MovingWindow, SlidingWindowCounter, TokenBucket, LeakyBucket)>();
+    check::<(extract::Head<'_>, extract::Missing, Header, Global, PeerIp, extract::Path, extract::Method)>();
+    check::<(ClientIp, extract::AllowList)>();
+    check::<(extract::MatchedPath, extract::Or<Header, PeerIp>, extract::And<Header, PeerIp>)>();
+    check::<(storage::Cas<Store>, storage::CasError, storage::Loaded<u64>, storage::Swapped<u64>)>();
+    check_future::<ResponseFuture<Inner, (), MemoryStorage, TextRejection>>();
+}

@@ -1,0 +1,122 @@
+//! Eight processes on one key, each with connections of its own: together they are admitted exactly as often as the limit says, on
+//! every store that they can share.
+//!
+//! Without a harness, as each of the eight is this program again.
+
+
+use std::env;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use common::servers::{Cluster, Etcd, Memcached, Server};
+use common::foreign;
+use tokio::task::JoinSet;
+use tower_ratelimit::storage::AnyStorage;
+use tower_ratelimit::{Key, RateLimiter};
+
+/// The URL and the policy, for a process that is one of many.
+const URL: &str = "TOWER_RATELIMIT_PROCESS_URL";
+const POLICY: &str = "TOWER_RATELIMIT_PROCESS_POLICY";
+
+const PROCESSES: usize = 8;
+const TASKS: usize = 4;
+const LIMIT: u32 = 500;
+
+/// Stands for a strategy that the server does not know: it is compared and swapped.
+const FOREIGN: &str = "foreign";
+
+fn main() {
+    if let (Ok(url), Ok(policy)) = (env::var(URL), env::var(POLICY)) {
+        return one_of_many(&url, &policy);
+    }
+    let (server, cluster) = (Server::start(&[]), Cluster::start());
+    let (memcached, another) = (Memcached::start(&[]), Memcached::start(&[]));
+    let (etcd, etcds) = (Etcd::start(1), Etcd::calm());
+    let two = format!("{},127.0.0.1:{}", memcached.url(), another.port());
+    for (place, url) in [
+        ("one server", server.url()),
+        ("a cluster", cluster.url()),
+        ("memcached", memcached.url()),
+        ("two memcacheds", format!("{two}?prefix=two")),
+        ("etcd", etcd.url()),
+        ("three members of etcd", etcds.url()),
+    ] {
+        let swaps = !url.starts_with("redis");
+        for strategy in ["fixed-window", "token-bucket", "moving-window", FOREIGN] {
+            let many: Vec<Process> = (0..PROCESSES).map(|_| Process::start(&url, strategy)).collect();
+            let admitted: Vec<u32> = together(many);
+            println!("{strategy} on {place}: {admitted:?} admitted");
+            assert_eq!(admitted.iter().sum::<u32>(), LIMIT, "{strategy} on {place}");
+            // Whoever has just swapped is the first to try again, and may go on to the last.
+            let several = admitted.iter().filter(|admitted| **admitted > 0).count() > 1;
+            assert!(several || swaps || strategy == FOREIGN, "they were there at once");
+        }
+    }
+}
+
+/// One of the eight.
+struct Process {
+    child: Child,
+    says: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(url: &str, policy: &str) -> Self {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.env(URL, url).env(POLICY, policy).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let says = BufReader::new(child.stdout.take().unwrap());
+        Self { child, says }
+    }
+}
+
+/// Lets them go at once when all are connected; how often each was admitted.
+fn together(mut many: Vec<Process>) -> Vec<u32> {
+    for process in &mut many {
+        let mut line = String::new();
+        process.says.read_line(&mut line).unwrap();
+        assert_eq!(line, "connected\n");
+    }
+    for process in &mut many {
+        process.child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+    }
+    let ended = many.into_iter().map(|mut process| {
+        let mut admitted = String::new();
+        process.says.read_to_string(&mut admitted).unwrap();
+        assert!(process.child.wait().unwrap().success());
+        admitted.trim().parse().unwrap()
+    });
+    ended.collect()
+}
+
+/// Asks until it is refused, in several tasks on one connection.
+#[tokio::main(flavor = "current_thread")]
+async fn one_of_many(url: &str, policy: &str) {
+    let policy = match policy {
+        FOREIGN => foreign(LIMIT),
+        strategy => format!("{strategy} {LIMIT}/day").parse().unwrap(),
+    };
+    let and = if url.contains('?') { '&' } else { '?' };
+    let storage: AnyStorage = format!("{url}{and}deadline=10s").parse().unwrap();
+    let limiter = RateLimiter::with_storage(policy, storage);
+    assert!(limiter.peek(&Key::everybody()).await.unwrap().is_admitted());
+    println!("connected");
+    let mut line = String::new();
+    io::stdin().read_line(&mut line).unwrap();
+    assert_eq!(line, "go\n");
+    let mut tasks = JoinSet::new();
+    for _ in 0..TASKS {
+        let limiter = limiter.clone();
+        tasks.spawn(async move {
+            let mut admitted = 0;
+            loop {
+                let decision = limiter.hit(&Key::everybody()).await.unwrap();
+                if decision.is_refused() && !decision.is_contended() {
+                    return admitted;
+                }
+                admitted += u32::from(decision.is_admitted());
+            }
+        });
+    }
+    println!("{}", tasks.join_all().await.into_iter().sum::<u32>());
+}

@@ -1,0 +1,356 @@
+//! Decisions on a real server: the laws, the golden vectors, exact totals.
+
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use common::servers::storage::{RUNTIME, on};
+use common::servers::{Reply, Server};
+use common::random::{Numbers, random_limit};
+use common::{EVERY_STRATEGY, Foreign, policy};
+use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage};
+use tower_ratelimit::strategy::State;
+use tower_ratelimit::testing::{StorageLaws, concurrent_hits_are_exact, decides_like_the_model};
+use tower_ratelimit::{ElasticWindow, Key, Limit, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
+
+#[test]
+fn every_strategy_and_mixed_policies_decide_like_the_model() {
+    let server = Server::start(&[]);
+    let mut policies: Vec<Policy> = EVERY_STRATEGY.iter().map(|text| policy(text)).collect();
+    policies.extend([
+        policy("fixed-window 3/second; elastic-window 4 per 3 seconds; moving-window 9/minute; token-bucket 10/hour"),
+        policy("moving-window 7 per 20 seconds; moving-window 9/minute; leaky-bucket 11/day; 12/day"),
+        Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
+        Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
+    ]);
+    // As many as are written out in the script, and more.
+    for limits in [5, 12, 13, 17] {
+        policies.push(policy(&EVERY_STRATEGY.iter().cycle().take(limits).copied().collect::<Vec<_>>().join("; ")));
+    }
+    decides_like_the_model(&policies, |clock| on(&server, clock));
+}
+
+#[test]
+fn it_keeps_the_laws_of_storages() {
+    let server = Server::start(&[]);
+    StorageLaws::new(|clock| on(&server, clock)).check();
+}
+
+#[test]
+fn concurrent_hits_are_admitted_exactly_as_often_as_the_limit_says() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default());
+    for text in ["fixed-window 200/day", "moving-window 200/day; 300/day", "200/day", "token-bucket 200/day"] {
+        concurrent_hits_are_exact(&policy(text), &storage);
+    }
+}
+
+/// What the server is to have stored, with logs as `instant*units`.
+fn stored(policy: &Policy, states: &[State], now: Timestamp) -> Vec<String> {
+    let texts = policy.limits().iter().enumerate().zip(states).map(|((position, limit), state)| {
+        let tag = format!("{}.{}/{}", position + 1, limit.strategy().name(), limit.quota().period_micros());
+        let until = state.until().as_micros();
+        match state {
+            State::Counts { amounts: [first, second], .. } => format!("{tag} {until},{first},{second}"),
+            State::Log(log) => {
+                let live = log.entries().filter(|(at, _)| now.since(*at) < limit.quota().period_micros());
+                let entries: Vec<String> = live.map(|(at, units)| format!("{}*{units}", at.as_micros())).collect();
+                format!("{tag} {until},{}", entries.join(","))
+            }
+            State::Fresh => String::new(),
+        }
+    });
+    texts.zip(states).filter(|(_, state)| state.until() > now).map(|(text, _)| text).collect()
+}
+
+/// What the server has stored, with logs decoded by its own means.
+fn found(server: &Server, states: &str) -> Vec<String> {
+    let Reply::Text(text) = server.ask(&["GET", states]) else { return Vec::new() };
+    let decoded = text.split('[').skip(1).map(|entry| {
+        let entry = entry.strip_suffix(']').unwrap();
+        let (tag, numbers) = entry.split_once(' ').unwrap();
+        if tag.contains("moving-window") { decoded_log(server, states, tag, numbers) } else { entry.to_owned() }
+    });
+    decoded.collect()
+}
+
+fn decoded_log(server: &Server, states: &str, tag: &str, numbers: &str) -> String {
+    let script = "local first, length, room, answer = ARGV[1], ARGV[2], ARGV[3], {}
+        local width = redis.call('STRLEN', KEYS[1]) / room
+        for index = 0, length - 1 do
+            local place = (first + index) % room * width
+            local entry = redis.call('GETRANGE', KEYS[1], place, place + width - 1)
+            local instant, total = struct.unpack('>I' .. width - 4 .. 'I4', entry)
+            answer[#answer + 1] = string.format('%.0f %.0f %.0f', instant, 256 ^ (width - 4), total)
+        end
+        return answer";
+    let small: Vec<u64> = numbers.split(',').map(|number| number.parse().unwrap()).collect();
+    let &[until, units, oldest, first, length, total, room] = &small[..] else { panic!("{numbers}") };
+    let [first, length, room] = [first, length, room].map(|number| number.to_string());
+    let log = format!("{states}:{tag}");
+    let Reply::List(entries) = server.ask(&["EVAL", script, "1", &log, &first, &length, &room]) else {
+        panic!("{log}")
+    };
+    let mut before = total.wrapping_sub(units);
+    let mut texts = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let Reply::Text(text) = entry else { panic!("{entry:?}") };
+        let parts: Vec<u64> = text.split(' ').map(|number| number.parse().unwrap()).collect();
+        let &[instant, modulus, sum] = &parts[..] else { panic!("{text}") };
+        // What its bytes say of the instant, in the span that ends with the log.
+        let at = until - (until % modulus + modulus - instant) % modulus;
+        assert!(index > 0 || at == oldest, "{at} {oldest}");
+        let units = (sum.wrapping_sub(before)) & 0xffff_ffff;
+        before = sum;
+        if units > 0 {
+            texts.push(format!("{at}*{units}"));
+        }
+    }
+    assert_eq!(before & 0xffff_ffff, total);
+    format!("{tag} {until},{}", texts.join(","))
+}
+
+/// Decisions and stored text are those of the pure functions.
+#[test]
+fn fifty_thousand_random_asks_over_random_policies_are_answered_and_stored_as_the_functions_say() {
+    let server = Server::start(&[]);
+    let mut numbers = Numbers(0x1234_5678_9abc_def1);
+    let (mut asks, mut texts, mut round) = (0, 0, 0);
+    while asks < 50_000 {
+        round += 1;
+        let clock = ManualClock::default();
+        let prefix = format!("r{round}");
+        let storage = on(&server, clock.clone()).prefix(&prefix);
+        let others = (0..numbers.below(3)).map(|_| random_limit(&mut numbers)).collect::<Vec<_>>();
+        let policy = others.into_iter().fold(Policy::named("p").with(random_limit(&mut numbers)), Policy::with);
+        let mut states = vec![State::Fresh; policy.limits().len()];
+        let key = Key::from("k");
+        let longest = policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap();
+        let capacity = u64::from(policy.limits().iter().map(Limit::capacity).min().unwrap());
+        let mut hits = Vec::new();
+        RUNTIME.block_on(async {
+            for step in 0..75 {
+                let wait = match numbers.below(6) {
+                    0 => numbers.below(1_000),
+                    1 => numbers.below(longest / capacity + 2),
+                    2 => numbers.below(longest / 8 + 1),
+                    3 => 1,
+                    4 if numbers.below(4) == 0 => numbers.below(2 * longest),
+                    _ => 0,
+                };
+                // Beyond that instants are no longer exact in a double.
+                let most = (1_u64 << 52).saturating_sub(clock.now().as_micros());
+                clock.advance(Duration::from_micros(wait.min(most)));
+                let now = clock.now();
+                if numbers.below(5) == 0 && !hits.is_empty() {
+                    let hit = hits.swap_remove(usize::try_from(numbers.below(hits.len() as u64)).unwrap());
+                    storage.refund(&policy, &key, &hit).await.unwrap();
+                    policy.refund(&mut states, now, &hit);
+                    continue;
+                }
+                let most = match numbers.below(5) {
+                    0..3 => 1,
+                    3 => capacity / 3 + 1,
+                    _ => capacity + 1,
+                };
+                let cost = u32::try_from(1 + numbers.below(most)).unwrap_or(u32::MAX);
+                let op = if numbers.below(5) == 0 { Op::Peek } else { Op::Hit };
+                let answer = storage.decide(Ask::new(&policy, &key, op, cost)).await.unwrap();
+                assert_eq!(answer, policy.decide(&mut states, now, op, cost), "{policy}, round {round}, step {step}");
+                asks += 1;
+                if op == Op::Hit && answer.is_admitted() {
+                    hits.push(answer);
+                    if step % 8 == 0 {
+                        let expected = stored(&policy, &states, now);
+                        assert_eq!(found(&server, &format!("{prefix}:{{p|t:k}}")), expected, "{policy}, {states:?}");
+                        texts += expected.len();
+                    }
+                }
+            }
+        });
+    }
+    assert!(texts > 1_000);
+}
+
+#[test]
+fn names_that_differ_are_keys_that_differ_and_share_a_slot() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default()).prefix("names");
+    RUNTIME.block_on(async {
+        let keys = [
+            Key::from("a|b"),
+            Key::from("a}b"),
+            Key::from("1.2.3.4"),
+            Key::from(std::net::Ipv4Addr::new(1, 2, 3, 4)),
+            Key::everybody(),
+            Key::from("*"),
+            Key::from(7),
+        ];
+        for key in &keys {
+            let two = policy("moving-window 1/day; fixed-window 9/day").with_name("a {b} | c");
+            assert!(RateLimiter::with_storage(two, storage.clone()).hit(key).await.unwrap().is_admitted());
+        }
+        let Reply::List(found) = server.ask(&["KEYS", "names:*"]) else { panic!("no list") };
+        let mut names: Vec<String> = found.iter().map(|name| format!("{name:?}")).collect();
+        names.sort();
+        assert_eq!(names.len(), 2 * keys.len(), "{names:?}");
+        let mut tags = HashMap::new();
+        for name in &names {
+            let tag = name.split('{').nth(1).unwrap().split('}').next().unwrap().to_owned();
+            *tags.entry(tag).or_insert(0) += 1;
+        }
+        assert!(tags.len() == keys.len() && tags.values().all(|count| *count == 2), "{tags:?}");
+    });
+}
+
+/// Field defects: keys that never expire; an index set that grows forever.
+#[test]
+fn all_keys_are_gone_when_they_matter_no_longer() {
+    let server = Server::start(&[]);
+    let _guard = RUNTIME.enter();
+    let storage = RedisStorage::new(&server.url()).unwrap().deadline(Duration::from_secs(5));
+    for text in EVERY_STRATEGY {
+        let short = policy(&text.replace("7 seconds", "200ms"));
+        let limiter = RateLimiter::with_storage(short, storage.clone());
+        for client in 0..20_u64 {
+            for _ in 0..4 {
+                let _ = RUNTIME.block_on(limiter.hit(&Key::from(client))).unwrap();
+            }
+        }
+    }
+    assert_ne!(server.ask(&["DBSIZE"]), Reply::Text("0".to_owned()));
+    common::servers::wait_until("all keys have expired", || server.ask(&["DBSIZE"]) == Reply::Text("0".to_owned()));
+}
+
+/// Field defect: WRONGTYPE between strategies on one key.
+#[test]
+fn what_stands_where_states_belong_and_cannot_be_read_is_a_fresh_start() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default()).prefix("odd");
+    let policy = policy("fixed-window 2/day; moving-window 2/day").with_name("p");
+    let limiter = RateLimiter::with_storage(policy, storage);
+    let (key, name) = (Key::from("k"), "odd:{p|t:k}");
+    let log = format!("{name}:2.moving-window/86400000000");
+    for spoil in [
+        &["SET", name, "garbage"][..],
+        &["SET", name, "[1.fixed-window/86400000000 99999999999999999999,1,1][x"],
+        &["SET", name, "[1.fixed-window/86400000000 9000000000000000,1,4294967296]"],
+        &["SET", name, "[1.fixed-window/86400000000 [1.fixed-window/86400000000 9000000000000000,1,1]"],
+        &["SET", name, "[2.moving-window/86400000000 9000000000000000,1,1,4,4,1,4][2.moving-window/86400000000 ]"],
+        &["SET", name, "[[[[]]]] [ ]"],
+        &["RPUSH", name, "a"],
+        &["HSET", &log, "a", "b"],
+        &["SET", &log, "short"],
+    ] {
+        server.ask(&["FLUSHALL"]);
+        RUNTIME.block_on(async {
+            assert!(limiter.hit(&key).await.unwrap().is_admitted());
+            server.ask(&["DEL", spoil[1]]);
+            server.ask(spoil);
+            assert!(limiter.hit(&key).await.unwrap().is_admitted(), "{spoil:?}");
+            assert!(limiter.peek(&key).await.unwrap().remaining() <= 1);
+            let _ = limiter.hit(&key).await.unwrap();
+            assert!(limiter.hit(&key).await.unwrap().is_refused(), "{spoil:?}: healed");
+        });
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_swapped_for_a_fresh_start_too() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default()).prefix("odd");
+    let policy = common::foreign(2).with_name("p");
+    let limiter = RateLimiter::with_storage(policy, storage);
+    RUNTIME.block_on(async {
+        for spoil in [
+            &["SET", "odd:{p|t:k}:all", "garbage"][..],
+            &["SETBIT", "odd:{p|t:k}:all", "0", "1"],
+            &["RPUSH", "odd:{p|t:k}:all", "a"],
+        ] {
+            server.ask(&["FLUSHALL"]);
+            server.ask(spoil);
+            for expected in [true, true, false] {
+                let decision = limiter.hit(&Key::from("k")).await.unwrap();
+                assert_eq!((decision.is_admitted(), decision.is_contended()), (expected, false), "{spoil:?}");
+            }
+        }
+    });
+}
+
+/// Field defect: no reload after `SCRIPT FLUSH`.
+#[test]
+fn scripts_that_the_server_has_forgotten_are_brought_again() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default());
+    let limiter = RateLimiter::with_storage(policy("fixed-window 3/day"), storage);
+    RUNTIME.block_on(async {
+        for left in [2, 1, 0] {
+            server.ask(&["SCRIPT", "FLUSH"]);
+            assert_eq!(limiter.hit(&Key::from("a")).await.unwrap().remaining(), left);
+        }
+        assert!(limiter.hit(&Key::from("a")).await.unwrap().is_refused());
+    });
+}
+
+#[test]
+fn every_vector_agrees() {
+    let server = Server::start(&[]);
+    common::vectors::assert_all_agree(&server.url());
+}
+
+/// Field defects: check, then increment; GET then SET in a "shared" store. Eight servers, each a process with a connection of its
+/// own.
+#[test]
+fn eight_processes_admit_exactly_what_the_limit_says() {
+    let store = Server::start(&[]);
+    for policy in ["fixed-window 100/day", "token-bucket 100/day", "moving-window 100/day; 200/day"] {
+        let servers: Vec<common::example_process::Server> = (0..8)
+            .map(|_| {
+                let flags = ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--deadline", "5s"];
+                common::example_process::Server::start(&flags)
+            })
+            .collect();
+        let ask = |server: &common::example_process::Server| (0..25).filter(|_| server.status("/", "") == 200).count();
+        let admitted: usize = std::thread::scope(|scope| {
+            let asking: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();
+            asking.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(admitted, 100, "{policy}");
+    }
+}
+
+#[test]
+fn a_prefix_is_forgotten_with_all_its_keys_and_no_others() {
+    let server = Server::start(&[]);
+    let [ours, theirs] = ["ours", "ours2"].map(|prefix| on(&server, ManualClock::default()).prefix(prefix));
+    RUNTIME.block_on(async {
+        for client in 0..3_000_u64 {
+            for storage in [&ours, &theirs] {
+                let limiter = RateLimiter::with_storage(policy("moving-window 3/day"), storage.clone());
+                assert!(limiter.hit(&Key::from(client)).await.unwrap().is_admitted());
+            }
+        }
+        assert_eq!(ours.reset().await.unwrap(), 6_000);
+        assert_eq!(server.ask(&["DBSIZE"]), Reply::Text("6000".to_owned()));
+        assert_eq!(ours.reset().await.unwrap(), 0);
+    });
+}
+
+/// The same with leases and a cache in each, also where that is not needed.
+#[test]
+fn processes_with_leases_and_caches_admit_exactly_what_the_limit_says() {
+    let store = Server::start(&[]);
+    let flags =
+        ["--policy", "fixed-window 100/day", "--storage", &store.url(), "--on-error", "refuse", "--deadline", "5s"];
+    for more in [&["--lease", "10"][..], &["--deny-cache"], &["--deny-cache", "--lease", "3"]] {
+        store.ask(&["FLUSHALL"]);
+        let servers: Vec<common::example_process::Server> =
+            (0..3).map(|_| common::example_process::Server::start(&[&flags[..], more].concat())).collect();
+        let ask = |server: &common::example_process::Server| (0..120).filter(|_| server.status("/", "") == 200).count();
+        let admitted: usize = std::thread::scope(|scope| {
+            let asking: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();
+            asking.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(admitted, 100, "{more:?}");
+    }
+}

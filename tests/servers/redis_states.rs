@@ -1,0 +1,243 @@
+//! What stands on the server is not always what was left there: logs are lost, others write, clocks are put back, and releases of a
+//! program differ.
+
+
+use std::time::Duration;
+
+use common::servers::storage::{RUNTIME, on};
+use common::servers::{Reply, Server};
+use common::policy;
+use common::random::{Numbers, random_amount};
+use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage};
+use tower_ratelimit::strategy::State;
+use tower_ratelimit::testing::Model;
+use tower_ratelimit::{
+    Decision, FixedWindow, Key, Limit, MovingWindow, Op, Policy, Quota, RateLimiter, SlidingWindowCounter, Storage,
+};
+
+const DAY: u64 = 86_400_000_000;
+const LOG: &str = "1.moving-window/86400000000";
+
+fn hit(storage: &RedisStorage, policy: &Policy) -> Decision {
+    RUNTIME.block_on(storage.decide(Ask::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap()
+}
+
+#[test]
+fn a_log_that_is_lost_admits_no_more_than_the_limit() {
+    let server = Server::start(&[]);
+    for amount in [5, 8, 10, 20] {
+        let clock = ManualClock::default();
+        let storage = on(&server, clock.clone()).prefix("lost");
+        let [before, after] = [10, amount].map(|amount| policy(&format!("moving-window {amount}/day")).with_name("p"));
+        server.ask(&["FLUSHALL"]);
+        for _ in 0..8 {
+            assert!(hit(&storage, &before).is_admitted());
+            clock.advance(Duration::from_secs(1));
+        }
+        server.ask(&["DEL", &format!("lost:{{p|t:k}}:{LOG}")]);
+        let admitted = (0..100).filter(|_| hit(&storage, &after).is_admitted()).count();
+        assert!(admitted <= amount, "{admitted} of {amount}");
+        clock.advance(Duration::from_micros(DAY));
+        assert_eq!((0..100).filter(|_| hit(&storage, &after).is_admitted()).count(), amount, "a period later");
+    }
+}
+
+#[test]
+fn whatever_stands_in_the_place_of_a_log_is_answered_and_heals() {
+    let server = Server::start(&[]);
+    let mut numbers = Numbers(0x1357_9bdf_2468_ace1);
+    let policy = policy("moving-window 5/day").with_name("p");
+    for round in 0..1_000 {
+        let clock = ManualClock::default();
+        let now = clock.now().as_micros();
+        let storage = on(&server, clock.clone()).prefix("odd");
+        let small: Vec<String> = (0..7)
+            .map(|place| match (numbers.below(8), place) {
+                (0, _) => "9".repeat(400),
+                (1, _) => "4294967295".to_owned(),
+                (2, _) | (_, 0) => (now + numbers.below(DAY)).to_string(),
+                (3, _) | (_, 2) => (now - numbers.below(DAY)).to_string(),
+                _ => numbers.below(9).to_string(),
+            })
+            .collect();
+        let text = format!("[{LOG} {}]", small.join(","));
+        server.ask(&["SET", "odd:{p|t:k}", &text]);
+        let log = format!("odd:{{p|t:k}}:{LOG}");
+        server.ask(&["DEL", &log]);
+        match numbers.below(4) {
+            0 => {}
+            1 => drop(server.ask(&["RPUSH", &log, "a"])),
+            kind => {
+                let byte = if kind == 2 { "x" } else { "\0" };
+                let length = usize::try_from(9 * numbers.below(9) + numbers.below(2)).unwrap();
+                server.ask(&["SET", &log, &byte.repeat(length)]);
+            }
+        }
+        let mut last = None;
+        for step in 0..14 {
+            let op = if step % 4 == 3 { Op::Peek } else { Op::Hit };
+            let decided = RUNTIME.block_on(storage.decide(Ask::new(&policy, &Key::from("k"), op, 1 + step % 2)));
+            let decision = decided.unwrap_or_else(|error| panic!("{text}, round {round}, step {step}: {error}"));
+            if op == Op::Hit && decision.is_admitted() {
+                last = Some(decision);
+            }
+            if let Some(hit) = last.as_ref().filter(|_| step == 6) {
+                RUNTIME.block_on(storage.refund(&policy, &Key::from("k"), hit)).unwrap();
+            }
+        }
+        clock.advance(Duration::from_micros(3 * DAY));
+        let admitted = (0..7).filter(|_| hit(&storage, &policy).is_admitted()).count();
+        assert_eq!(admitted, 5, "{text}: healed");
+    }
+}
+
+/// What a rolling deploy does.
+#[test]
+fn releases_that_differ_decide_like_the_model() {
+    let server = Server::start(&[]);
+    let mut numbers = Numbers(0x1234_5678_9abc_def1);
+    for round in 0..150 {
+        let (clock, mut model, key) = (ManualClock::default(), Model::default(), Key::from("k"));
+        let storage = on(&server, clock.clone());
+        let periods = [1, 7, 50_000, 1 << 31, 1 << 39, DAY, 1 << 46];
+        let random = |numbers: &mut Numbers| (numbers.below(8), numbers.one_of(&periods));
+        let places: Vec<_> = (0..=numbers.below(3)).map(|_| random(&mut numbers)).collect();
+        let longest = places.iter().map(|(_, period)| *period).max().unwrap();
+        let releases: Vec<Policy> = (0..3)
+            .map(|release| {
+                let limits: Vec<Limit> = places
+                    .iter()
+                    .map(|&place| {
+                        let (kind, period) =
+                            if release == 2 && numbers.below(3) == 0 { random(&mut numbers) } else { place };
+                        random_amount(&mut numbers, kind, period)
+                    })
+                    .collect();
+                limits[1..].iter().cloned().fold(Policy::from(limits[0].clone()), Policy::with).with_name("p")
+            })
+            .collect();
+        let mut hits: Vec<Decision> = Vec::new();
+        RUNTIME.block_on(async {
+            for step in 0..60 {
+                let policy = &releases[usize::try_from(numbers.below(3)).unwrap()];
+                let capacity = u64::from(policy.limits().iter().map(Limit::capacity).min().unwrap());
+                let wait =
+                    [0, numbers.below(1_000), numbers.below(longest / capacity + 2), numbers.below(longest / 8 + 1)];
+                clock.advance(Duration::from_micros(numbers.one_of(&wait)));
+                let now = clock.now();
+                match numbers.below(20) {
+                    0..3 if !hits.is_empty() => {
+                        let hit = hits.swap_remove(usize::try_from(numbers.below(hits.len() as u64)).unwrap());
+                        storage.refund(policy, &key, &hit).await.unwrap();
+                        model.refund(policy, &key, &hit, now);
+                    }
+                    3 => {
+                        storage.clear(policy, &key).await.unwrap();
+                        model.clear(policy, &key);
+                    }
+                    choice => {
+                        let op = if choice < 8 { Op::Peek } else { Op::Hit };
+                        let most = numbers.one_of(&[1, 1, capacity / 3 + 1, capacity + 1]);
+                        let cost = u32::try_from(1 + numbers.below(most)).unwrap_or(u32::MAX);
+                        let answer = storage.decide(Ask::new(policy, &key, op, cost)).await.unwrap();
+                        let expected = model.decide(policy, &key, op, cost, now);
+                        assert_eq!(answer, expected, "round {round}, step {step}: {policy}, of {releases:?}");
+                        hits.extend((op == Op::Hit && answer.is_admitted()).then_some(answer));
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_clock_that_is_ahead_and_then_right_changes_nothing() {
+    let server = Server::start(&[]);
+    for (policy, back) in [
+        (policy("moving-window 10/second"), 10 * DAY),
+        (Policy::new(MovingWindow::new(), Quota::per(5, Duration::from_micros(1 << 46))), 1),
+    ] {
+        let clock = ManualClock::default();
+        let start = clock.now();
+        clock.set(start.plus(back));
+        let (storage, mut states, key) = (on(&server, clock.clone()), vec![State::Fresh], Key::from("k"));
+        let mut first = None;
+        for step in 0..40 {
+            let decision = hit(&storage, &policy);
+            assert_eq!(decision, policy.decide(&mut states, clock.now(), Op::Hit, 1), "{policy}, step {step}");
+            if step == 0 {
+                clock.set(start);
+                first = Some(decision);
+            } else if let Some(first) = first.take() {
+                RUNTIME.block_on(storage.refund(&policy, &key, &first)).unwrap();
+                policy.refund(&mut states, clock.now(), &first);
+            }
+            clock.advance(Duration::from_millis(200));
+        }
+    }
+}
+
+#[test]
+fn periods_that_a_script_cannot_count_are_refused_when_policy_and_storage_meet() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default());
+    let longest = Quota::per(2, Duration::from_micros(1 << 52));
+    let counter = Policy::from(longest);
+    let error = RateLimiter::try_with_storage(counter.clone(), storage.clone()).unwrap_err();
+    assert!(error.to_string().contains("use a period of at most 71 years"), "{error}");
+    let key = Key::from("k");
+    let decided = RUNTIME.block_on(storage.decide(Ask::new(&counter, &key, Op::Hit, 1)));
+    assert!(decided.unwrap_err().to_string().contains("71 years"), "where policies are chosen for each request");
+    let half = Policy::new(SlidingWindowCounter::aligned(), Quota::per(2, Duration::from_micros(1 << 51)));
+    for policy in [half, Policy::new(FixedWindow::new(), longest), Policy::new(MovingWindow::new(), longest)] {
+        RateLimiter::try_with_storage(policy.clone(), storage.clone()).unwrap();
+        assert_eq!((0..9).filter(|_| hit(&storage, &policy).is_admitted()).count(), 2, "{policy}");
+    }
+}
+
+/// What keys live longer than they have to, in microseconds, and what passes between two looks at the server's clock.
+const MARGIN: i64 = 500_000 + 100_000;
+
+/// By the server's own time: no key outlives what it holds by much, nor dies before it.
+#[test]
+fn keys_live_as_long_as_what_they_hold_matters() {
+    let server = Server::start(&[]);
+    let mut numbers = Numbers(0x0abc_def1_2345);
+    let _guard = RUNTIME.enter();
+    let storage = RedisStorage::new(&server.url()).unwrap().prefix("live").deadline(Duration::from_secs(5));
+    let script = "local time, answer = redis.call('TIME'), {}
+        answer[1] = string.format('%d%06d', time[1], time[2])
+        for _, key in ipairs(redis.call('KEYS', 'live:*')) do
+            local packed = key:sub(-1) == '}'
+            answer[#answer + 1] = tostring(redis.call('PTTL', key))
+            answer[#answer + 1] = packed and redis.call('GET', key) or key
+        end
+        return answer";
+    for round in 0..20 {
+        server.ask(&["FLUSHALL"]);
+        let limits: Vec<Limit> = (0..3)
+            .map(|_| {
+                let kind = numbers.below(8);
+                random_amount(&mut numbers, kind, 100_000 + round * 50_000)
+            })
+            .collect();
+        let policy = limits[1..].iter().cloned().fold(Policy::from(limits[0].clone()), Policy::with);
+        for _ in 0..30 {
+            let _ = hit(&storage, &policy);
+            let Reply::List(all) = server.ask(&["EVAL", script, "0"]) else { panic!("no list") };
+            let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+            let now: i64 = all[0].parse().unwrap();
+            for pair in all[1..].chunks(2) {
+                let lives: i64 = pair[0].parse::<i64>().unwrap() * 1_000;
+                let end = |entry: &str| entry.split([' ', ',']).nth(1).unwrap().parse::<i64>().unwrap() - now;
+                if pair[1].starts_with('[') {
+                    let matters = pair[1].split('[').skip(1).map(end).max().unwrap();
+                    assert!((matters..matters + MARGIN).contains(&lives), "{lives} instead of {matters}: {policy}");
+                } else {
+                    let period: i64 = pair[1].rsplit('/').next().unwrap().parse().unwrap();
+                    assert!((0..period * 9 / 8 + MARGIN).contains(&lives), "{lives}: {policy}");
+                }
+            }
+        }
+    }
+}

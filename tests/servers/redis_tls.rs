@@ -1,0 +1,38 @@
+//! TLS: whom a storage trusts.
+
+
+use std::time::Duration;
+
+use tower_ratelimit::storage::RedisStorage;
+
+use common::certificates::Certificates;
+use common::servers::Server;
+
+const LONG: Duration = Duration::from_secs(10);
+const SHORT: Duration = Duration::from_millis(200);
+
+#[tokio::test]
+async fn certificates_are_trusted_that_the_url_names_and_no_others() {
+    let files = Certificates::new();
+    let (key, ca, other) = (files.path("key.pem"), files.path("ca.pem"), files.path("other.pem"));
+    // Its own port is for the harness, this one is for us.
+    let port = common::servers::free_port();
+    let listens = ["--tls-port", &port.to_string(), "--tls-auth-clients", "no", "--requirepass", "secret"];
+    let pair = ["--tls-cert-file", &ca, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
+    let _server = Server::start(&[&listens[..], &pair].concat());
+
+    let storage = |host: &str, ca: &str| RedisStorage::new(&format!("rediss://:secret@{host}:{port}?ca={ca}"));
+    for host in ["localhost", "127.0.0.1"] {
+        storage(host, &ca).unwrap().ready(LONG).await.unwrap();
+    }
+    let error = storage("127.0.0.1", &other).unwrap().ready(SHORT).await.unwrap_err().to_string();
+    assert!(error.contains("certificate"), "{error}");
+    let error =
+        RedisStorage::new(&format!("redis://:secret@127.0.0.1:{port}")).unwrap().ready(SHORT).await.unwrap_err();
+    assert!(!error.may_have_counted(), "{error}");
+
+    for (ca, part) in [(files.path("none.pem"), "none.pem"), (key, "no certificate")] {
+        let error = storage("localhost", &ca).unwrap_err().to_string();
+        assert!(error.contains(part) && error.contains("write") && !error.contains("secret"), "{error}");
+    }
+}

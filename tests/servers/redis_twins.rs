@@ -1,0 +1,142 @@
+//! Scripts of strategies that are not ours: whatever they are called and hold, they disturb no others.
+
+
+use common::servers::Server;
+use common::servers::storage::{RUNTIME, on};
+use common::policy;
+use tower_ratelimit::storage::{Ask, ManualClock, RedisStorage};
+use tower_ratelimit::strategy::{Hit, Script, State, Status, Strategy};
+use tower_ratelimit::{FixedWindow, Key, Limit, MovingWindow, Op, Policy, Quota, Storage, Timestamp, TokenBucket};
+
+/// What another strategy does, under a name of its own and with another script.
+#[derive(Debug)]
+struct Renamed<S> {
+    name: &'static str,
+    strategy: S,
+    script: Option<Script>,
+}
+
+impl<S: Strategy> Strategy for Renamed<S> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        self.strategy.check(quota, state, now, cost)
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
+        self.strategy.spend(quota, state, now, cost)
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        self.strategy.refund(quota, state, now, hit);
+    }
+
+    fn log_entries(&self, quota: &Quota) -> u32 {
+        self.strategy.log_entries(quota)
+    }
+
+    fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
+        let ours = self.strategy.script(quota, cost)?;
+        Some(self.script.clone().map_or(ours.clone(), |script| Script { arguments: ours.arguments, ..script }))
+    }
+}
+
+/// A fixed window's twin whose functions have this name.
+macro_rules! twin {
+    ($name:literal) => {
+        concat!(
+            "function ",
+            $name,
+            "_hit(now, cost, till, count, anchor, at)
+               if count == 0 or till <= now then
+                 till, count, anchor = now + ARGV[at + 1], 0, now % 4294967296
+               end
+               if count + cost <= tonumber(ARGV[at]) then
+                 return till, count + cost, anchor, 0
+               end
+             end
+             function ",
+            $name,
+            "_refund(now, cost, till, count, anchor, at, hit)
+               if till == hit.till and anchor == hit.anchor then
+                 return till, count - cost, anchor
+               end
+             end\n"
+        )
+    };
+}
+
+fn limit(name: &'static str, sources: &'static [&'static str], delays: bool) -> Limit {
+    let script = Some(Script { name, sources, arguments: Vec::new(), delays });
+    Limit::new(Renamed { name, strategy: FixedWindow::new(), script }, Quota::per_day(3))
+}
+
+/// How many of five hits are admitted, the first of which is given back.
+fn admitted(storage: &RedisStorage, policy: &Policy) -> usize {
+    let hit = || RUNTIME.block_on(storage.decide(Ask::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap();
+    let first = hit();
+    RUNTIME.block_on(storage.refund(policy, &Key::from("k"), &first)).unwrap();
+    (0..5).filter(|_| hit().is_admitted()).count()
+}
+
+#[test]
+fn comments_stand_where_their_author_likes() {
+    let server = Server::start(&[]);
+    let sources: [&'static [&'static str]; 3] = [
+        &[concat!("-- Mine.\n-- each hit counts once\n", twin!("mine"))],
+        &[concat!("--[[ Mine.\n-- done\n]]\n", twin!("mine"))],
+        &["-- $ and AT$\n", twin!("mine")],
+    ];
+    for sources in sources {
+        let storage = on(&server, ManualClock::default());
+        assert_eq!(admitted(&storage, &limit("mine", sources, false).into()), 3, "{sources:?}");
+    }
+}
+
+#[test]
+fn names_of_ours_are_free_to_take() {
+    let server = Server::start(&[]);
+    let bucket = || limit("bucket", &[twin!("bucket")], false);
+    let token = || Limit::new(TokenBucket::new(), Quota::per_day(9));
+    for policy in [Policy::from(bucket()).with(token()), Policy::from(token()).with(bucket())] {
+        assert_eq!(admitted(&on(&server, ManualClock::default()), &policy), 3, "{policy}");
+    }
+}
+
+#[test]
+fn one_name_with_two_scripts_is_two_scripts() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default());
+    let sources: &'static [&'static str] = &[twin!("mine")];
+    for (name, delays) in [("a", false), ("b", true), ("c", false)] {
+        assert_eq!(admitted(&storage, &Policy::from(limit("mine", sources, delays)).with_name(name)), 3);
+    }
+    let moving = Renamed { name: "logged", strategy: MovingWindow::new(), script: None };
+    for policy in [Policy::new(moving, Quota::per_day(3)), policy("moving-window 3/day")] {
+        assert_eq!(admitted(&storage, &policy), 3, "{policy}");
+    }
+}
+
+#[test]
+fn what_no_function_can_be_called_goes_another_way() {
+    let server = Server::start(&[]);
+    for name in ["1st", "a.b", "a_b", "a b"] {
+        let storage = on(&server, ManualClock::default());
+        assert_eq!(admitted(&storage, &limit(name, &["not even Lua"], false).into()), 3, "{name}");
+    }
+}
+
+#[test]
+fn a_policy_of_many_strategies_is_one_script() {
+    let server = Server::start(&[]);
+    macro_rules! limits {
+        ($($name:literal)*) => { [$(limit($name, &[concat!("local own = 1\n", twin!($name))], false)),*] };
+    }
+    let limits = limits!("a" "b" "c" "d" "e" "f" "g" "h" "i" "j" "k" "l" "m" "n" "o" "p");
+    for count in 1..=limits.len() {
+        let policy = limits[1..count].iter().cloned().fold(Policy::from(limits[0].clone()), Policy::with);
+        assert_eq!(admitted(&on(&server, ManualClock::default()), &policy), 3, "{count}");
+    }
+}

@@ -1,0 +1,97 @@
+//! How often a decision goes to the server and back: the table in the docs of `storage`, cell by cell.
+
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use common::servers::storage::RUNTIME;
+use common::servers::{Etcd, Memcached, Reply, Server};
+use common::{EVERY_STRATEGY, foreign, policy};
+use tower_ratelimit::storage::{Ask, EtcdStorage, MemcachedStorage, RedisStorage};
+use tower_ratelimit::{Key, Op, Policy, Storage};
+
+/// Trips of a hit that is admitted, of one that is refused, and of a peek.
+type Trips = [u64; 3];
+
+/// Makes a hit, asks until one is refused, and looks, by a client that nobody has seen; `count` says how often the server was asked.
+fn trips<S: Storage>(storage: &S, policy: &Policy, count: impl Fn() -> u64) -> Trips
+where
+    S::Error: std::fmt::Debug,
+{
+    let key = Key::from("k");
+    let ask = |op| {
+        let before = count();
+        let decision = RUNTIME.block_on(storage.decide(Ask::new(policy, &key, op, 1))).unwrap();
+        (decision.is_admitted(), count() - before)
+    };
+    let (admitted, hit) = ask(Op::Hit);
+    assert!(admitted, "{policy}");
+    let refused = (0..10).map(|_| ask(Op::Hit)).find(|(admitted, _)| !admitted).unwrap().1;
+    [hit, refused, ask(Op::Peek).1]
+}
+
+/// Every strategy, and three limits at once.
+fn policies() -> impl Iterator<Item = Policy> {
+    let several = "fixed-window 3/day; moving-window 5/day; token-bucket 9/day";
+    EVERY_STRATEGY
+        .into_iter()
+        .map(|text| text.replace("7 seconds", "7 days"))
+        .chain([several.to_owned()])
+        .map(|text| policy(&text))
+}
+
+fn counts_refusals(policy: &Policy) -> bool {
+    policy.limits().iter().any(|limit| limit.strategy().counts_refusals())
+}
+
+#[test]
+fn one_to_redis_and_two_for_a_strategy_without_a_script() {
+    let server = Server::start(&[]);
+    let storage = RedisStorage::new(&server.url()).unwrap();
+    let count = || {
+        let Reply::Text(stats) = server.ask(&["INFO", "commandstats"]) else { panic!("no statistics") };
+        let calls = |name: &str| {
+            let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")))?;
+            line.split(',').next()?.parse::<u64>().ok()
+        };
+        calls("evalsha").unwrap_or(0) + calls("eval").unwrap_or(0)
+    };
+    for policy in policies() {
+        // The first time each script is brought along.
+        trips(&storage, &policy.clone().with_name("first"), count);
+        assert_eq!(trips(&storage, &policy, count), [1, 1, 1], "{policy}");
+    }
+    assert_eq!(trips(&storage, &foreign(3), count), [2, 1, 1]);
+}
+
+#[test]
+fn two_to_memcached_and_one_if_nothing_changes() {
+    let server = Memcached::start(&[]);
+    let storage = MemcachedStorage::new(&server.url()).unwrap();
+    let count = || server.stat("cmd_get") + server.stat("cmd_set");
+    for policy in policies().chain([foreign(3)]) {
+        let refused = if counts_refusals(&policy) { 2 } else { 1 };
+        assert_eq!(trips(&storage, &policy, count), [2, refused, 1], "{policy}");
+    }
+}
+
+#[test]
+fn two_to_etcd_and_one_if_nothing_changes() {
+    let etcd = Etcd::start(1);
+    let storage = EtcdStorage::new(&format!("{}?deadline=10s", etcd.url())).unwrap();
+    let count = || {
+        let mut stream = TcpStream::connect(etcd.hosts()).unwrap();
+        write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let started =
+            text.lines().filter(|line| line.starts_with("grpc_server_started_total{") && line.contains(".KV\""));
+        let counts: Vec<u64> = started.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+        assert!(!counts.is_empty(), "{text}");
+        counts.into_iter().sum()
+    };
+    for policy in policies().chain([foreign(3)]) {
+        let refused = if counts_refusals(&policy) { 2 } else { 1 };
+        assert_eq!(trips(&storage, &policy, count), [2, refused, 1], "{policy}");
+    }
+}

@@ -1,0 +1,80 @@
+//! Refusal caches and leases around a real Redis.
+
+use std::time::Duration;
+
+use common::policy;
+use common::servers::storage::{RUNTIME, on};
+use common::servers::{Reply, Server};
+use tokio::task::JoinSet;
+use tower_ratelimit::storage::{Ask, Leases, ManualClock, RefusalCache};
+use tower_ratelimit::{Key, Op, RateLimiter, Storage};
+
+/// On a real server, inside of which nothing knows of leases: hits of several nodes, each with a cache of refusals below.
+#[test]
+fn nodes_on_redis_share_one_window_exactly() {
+    let server = Server::start(&[]);
+    let redis = on(&server, ManualClock::default());
+    let policy = policy("fixed-window 500/day");
+    let nodes: Vec<_> = (0..3).map(|_| Leases::new(RefusalCache::new(redis.clone()), 20)).collect();
+    let admitted = RUNTIME.block_on(async {
+        let mut all = JoinSet::new();
+        for task in 0..24 {
+            let (node, policy) = (nodes[task % 3].clone(), policy.clone());
+            all.spawn(async move {
+                let mut admitted = 0;
+                for _ in 0..200 {
+                    admitted += u32::from(node.decide(Ask::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap().is_admitted());
+                }
+                admitted
+            });
+        }
+        all.join_all().await.into_iter().sum::<u32>()
+    });
+    assert_eq!(admitted, 500);
+    let trips: u64 = nodes.iter().map(|node| node.inner().asked()).sum();
+    assert!(trips < 400, "{trips} commands for 4800 hits");
+}
+
+fn calls(server: &Server) -> u64 {
+    let Reply::Text(info) = server.ask(&["INFO", "commandstats"]) else { panic!("no text") };
+    let of = |line: &str| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok();
+    info.lines().filter(|line| line.starts_with("cmdstat_evalsha:")).filter_map(of).sum()
+}
+
+/// On a real server: of thousands of refused hits by many at once, one command a key and a life.
+#[test]
+fn an_attack_sends_redis_one_command_a_key_and_a_life() {
+    let server = Server::start(&[]);
+    let clock = ManualClock::default();
+    let cache = RefusalCache::new(on(&server, clock.clone())).clock(clock.clone());
+    RUNTIME.block_on(async {
+        let limiter = RateLimiter::with_storage(policy("fixed-window 1/hour"), cache.clone());
+        for key in 0..20_u64 {
+            assert!(limiter.hit(&key.into()).await.unwrap().is_admitted());
+        }
+        let before = calls(&server);
+        // A first one for each key, as nobody can know of what nobody was told; after each life the crowd comes at once.
+        for key in 0..20_u64 {
+            assert!(limiter.hit(&key.into()).await.unwrap().is_refused());
+        }
+        for _ in 0..5 {
+            let mut all = JoinSet::new();
+            for task in 0..8_u64 {
+                let limiter = limiter.clone();
+                all.spawn(async move {
+                    for hit in 0..500_u64 {
+                        assert!(limiter.hit(&((hit + task) % 20).into()).await.unwrap().is_refused());
+                    }
+                });
+            }
+            while let Some(done) = all.join_next().await {
+                done.unwrap();
+            }
+            clock.advance(Duration::from_secs(1));
+        }
+        assert_eq!(calls(&server) - before, 5 * 20);
+        assert_eq!(cache.answered(), 20 + 5 * 8 * 500 - 5 * 20);
+        limiter.clear(&3_u64.into()).await.unwrap();
+        assert!(limiter.hit(&3_u64.into()).await.unwrap().is_admitted());
+    });
+}

@@ -1,0 +1,66 @@
+//! What happens to a server.
+
+use std::thread;
+use std::time::Duration;
+
+use common::servers::Server;
+use common::random::Numbers;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// It is gone at once, and for a while.
+    Killed,
+    /// It is asked to end, and is gone for a while.
+    Stopped,
+    /// It hangs for a while.
+    Paused,
+    /// It is gone, and back as soon as it can.
+    Restarted,
+}
+
+pub(crate) const KINDS: [Kind; 4] = [Kind::Killed, Kind::Stopped, Kind::Paused, Kind::Restarted];
+
+pub(crate) struct Faults {
+    server: Server,
+    numbers: Numbers,
+    /// How often, by kind.
+    pub(crate) happened: [u32; KINDS.len()],
+}
+
+impl Faults {
+    pub(crate) fn new(server: Server, numbers: Numbers) -> Self {
+        Self { server, numbers, happened: [0; KINDS.len()] }
+    }
+
+    /// A while without one, and then one of those that have happened least.
+    pub(crate) fn next(&mut self) {
+        self.wait(500, 2_000);
+        let least = self.happened.iter().copied().min().unwrap_or(0);
+        let rare: Vec<usize> = (0..KINDS.len()).filter(|&kind| self.happened[kind] <= least + 1).collect();
+        let kind = self.numbers.one_of(&rare);
+        self.happened[kind] += 1;
+        match KINDS[kind] {
+            Kind::Killed => {
+                self.server.kill();
+                self.wait(300, 2_000);
+                self.server.restart();
+            }
+            Kind::Stopped => {
+                self.server.end();
+                self.wait(300, 2_000);
+                self.server.restart();
+            }
+            Kind::Paused => {
+                self.server.stop();
+                // Longer than anybody who waits for it may take.
+                self.wait(1_200, 2_500);
+                self.server.go_on();
+            }
+            Kind::Restarted => self.server.restart(),
+        }
+    }
+
+    fn wait(&mut self, least: u64, most: u64) {
+        thread::sleep(Duration::from_millis(least + self.numbers.below(most - least)));
+    }
+}

@@ -1,0 +1,184 @@
+//! What keeps the house a house: imports go downward only, and files stay small.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The root of the repository.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// The files and folders of `src`, lowest first. Each names only what is lower, or inside its own folder; `lib.rs`
+/// names them all.
+const ROOMS: [&[&str]; 20] = [
+    &["error", "time", "key"],
+    &["text"],
+    &["quota"],
+    &["strategy"],
+    &["decision"],
+    &["policy"],
+    &["storage", "extract"],
+    &["limiter"],
+    &["rejection"],
+    &["headers"],
+    &["per_request"],
+    &["lint"],
+    &["observe"],
+    &["rules"],
+    &["aftermath"],
+    &["admission"],
+    &["future"],
+    &["service"],
+    &["layer"],
+    &["testing"],
+];
+
+/// Crates that decide nothing about limits stay out of what does.
+const PURE: [&str; 8] = ["error", "time", "key", "text", "quota", "strategy", "decision", "policy"];
+const NOT_PURE: [&str; 8] = ["http", "tokio", "tower_layer", "tower_service", "axum", "tonic", "quanta", "tracing"];
+/// What servers attach to a request is read where keys are taken, and nowhere else. tonic is a client too: of a storage.
+const SERVERS: [(&str, &[&str]); 2] = [("axum", &["extract"]), ("tonic", &["extract", "storage"])];
+
+#[test]
+fn imports_go_downward() {
+    let items = reexports();
+    for (room, file, code) in sources() {
+        for used in named_rooms(&code, &items) {
+            assert!(used == room || floor(&used) < floor(&room), "{} reaches up to {used}", file.display());
+        }
+    }
+}
+
+#[test]
+fn what_decides_knows_no_http_and_no_runtime() {
+    for (room, file, code) in sources() {
+        for name in NOT_PURE.iter().filter(|_| PURE.contains(&&*room)) {
+            assert!(!mentions(&code, name), "{} names {name}", file.display());
+        }
+        for (name, _) in SERVERS.iter().filter(|(_, rooms)| !rooms.contains(&&*room)) {
+            assert!(!mentions(&code, name), "{} names {name}", file.display());
+        }
+    }
+}
+
+#[test]
+fn files_are_one_idea_long() {
+    for (_, file, code) in sources() {
+        let lines = code.lines().filter(|line| !line.trim().is_empty()).count();
+        assert!(lines <= 250, "{} has {lines} lines of code: two ideas?", file.display());
+    }
+}
+
+#[test]
+fn the_examples_that_the_readme_names_are_there() {
+    let root = Path::new(ROOT);
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let names: Vec<&str> =
+        readme.split("cargo run --example ").skip(1).map(|rest| rest.split([' ', '`', '\n']).next().unwrap()).collect();
+    let links: Vec<&str> = readme.split("](examples/").skip(1).map(|rest| rest.split(')').next().unwrap()).collect();
+    assert!(names.len() > 10 && links.len() > 5);
+    for name in names {
+        let (file, folder) = (root.join(format!("examples/{name}.rs")), root.join(format!("examples/{name}/main.rs")));
+        assert!(file.exists() || folder.exists(), "{name}");
+    }
+    for link in links {
+        assert!(root.join("examples").join(link).exists(), "{link}");
+    }
+}
+
+fn floor(room: &str) -> usize {
+    ROOMS.iter().position(|rooms| rooms.contains(&room)).unwrap_or_else(|| panic!("{room} has no room in this list"))
+}
+
+/// Each source file but `lib.rs`, with its room and its code without comments.
+fn sources() -> Vec<(String, PathBuf, String)> {
+    let src = Path::new(ROOT).join("src");
+    let mut files = Vec::new();
+    collect(&src, &mut files);
+    let room = |file: &Path| {
+        let inside = file.strip_prefix(&src).unwrap();
+        inside.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
+    };
+    let sources: Vec<_> = files.into_iter().map(|file| (room(&file), without_comments(&file), file)).collect();
+    assert!(sources.len() > 20, "the sources were found");
+    sources.into_iter().filter(|(room, ..)| room != "lib").map(|(room, code, file)| (room, file, code)).collect()
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            files.push(path);
+        }
+    }
+}
+
+fn without_comments(file: &Path) -> String {
+    let text = fs::read_to_string(file).unwrap();
+    text.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+/// Which room each public item of `lib.rs` lives in.
+fn reexports() -> BTreeMap<String, String> {
+    let text = without_comments(&Path::new(ROOT).join("src/lib.rs"));
+    let mut items = BTreeMap::new();
+    for statement in text.split(';').filter_map(|part| part.split("pub use self::").nth(1)) {
+        let (room, names) = statement.split_once("::").unwrap();
+        for name in words(names) {
+            items.insert(name.to_owned(), room.to_owned());
+        }
+    }
+    assert_eq!(items["Quota"], "quota");
+    items
+}
+
+/// The rooms that paths in this code lead to, from the crate's root or from the folder above.
+fn named_rooms(code: &str, items: &BTreeMap<String, String>) -> Vec<String> {
+    let mut rooms = Vec::new();
+    for path in code.split("crate::").skip(1).chain(code.split("super::").skip(1)) {
+        for name in first_names(path) {
+            let room = items.get(name).map_or(name, String::as_str);
+            let known = ROOMS.iter().any(|rooms| rooms.contains(&room));
+            rooms.extend(known.then(|| room.to_owned()));
+        }
+    }
+    rooms
+}
+
+/// The first name of a path, or of each path in a list: `a`, `b` and `d` of `{a, b::{c}, d}`.
+fn first_names(path: &str) -> Vec<&str> {
+    let Some(list) = path.strip_prefix('{') else { return words(path).take(1).collect() };
+    let (mut names, mut depth, mut start) = (Vec::new(), 0, 0);
+    for (at, c) in list.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            ',' | '}' if depth == 0 => {
+                names.extend(words(&list[start..at]).next());
+                start = at + 1;
+                if c == '}' {
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+#[test]
+fn lists_of_paths_are_read_to_their_end() {
+    assert_eq!(first_names("{a, b::{c, x::{y}}, d}; use crate::e;"), ["a", "b", "d"]);
+    assert_eq!(first_names("layer as _;"), ["layer"]);
+}
+
+fn mentions(code: &str, name: &str) -> bool {
+    let path = format!("{name}::");
+    code.match_indices(&path)
+        .any(|(at, _)| !code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_'))
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}

@@ -1,0 +1,104 @@
+//! A deadline around a storage of any kind.
+
+
+use std::error::Error;
+use std::time::Duration;
+
+use common::flaky_storage::{Mood, Moody, counted};
+use common::{ask, get, policy, standing};
+use tokio::time::Instant;
+use tower::Layer;
+use tower_ratelimit::storage::{Ask, Deadline, ManualClock, Shown};
+use tower_ratelimit::testing::StorageLaws;
+use tower_ratelimit::{Global, Key, MemoryStorage, OnError, Op, RateLimitLayer, RateLimiter, Storage};
+
+const WITHIN: Duration = Duration::from_millis(70);
+
+fn limiter(mood: Mood) -> (RateLimiter<Deadline<Moody>>, Moody) {
+    let (moody, _) = Moody::new(mood);
+    (RateLimiter::with_storage(policy("fixed-window 9/day"), Deadline::new(moody.clone(), WITHIN)), moody)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_hangs_is_an_error_at_the_deadline() {
+    let (limiter, _) = limiter(Mood::Hangs);
+    let (key, started) = (Key::everybody(), Instant::now());
+    let late = limiter.hit(&key).await.unwrap_err();
+    assert_eq!(started.elapsed(), WITHIN);
+    assert!(late.is_timeout() && late.may_have_counted() && late.source().is_none(), "{late:?}");
+    assert_eq!(late.to_string(), "the storage did not answer within 70ms");
+    for harmless in [limiter.peek(&key).await.unwrap_err(), limiter.hit_with_cost(&key, 0).await.unwrap_err()] {
+        assert!(harmless.is_timeout() && !harmless.may_have_counted());
+    }
+    assert!(limiter.clear(&key).await.unwrap_err().may_have_counted());
+    assert_eq!(started.elapsed(), 4 * WITHIN);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_in_time_is_the_answer_and_what_comes_late_has_counted() {
+    let (limiter, moody) = limiter(Mood::WorksAfter(Duration::from_millis(69)));
+    let hit = limiter.hit(&Key::everybody()).await.unwrap();
+    assert_eq!((hit.is_admitted(), hit.remaining()), (true, 8));
+    limiter.refund(&Key::everybody(), &hit).await.unwrap();
+    assert_eq!(counted(&moody.memory, limiter.policy()), 0);
+    moody.set(Mood::WorksAfter(Duration::from_millis(71)));
+    assert!(limiter.hit(&Key::everybody()).await.unwrap_err().is_timeout());
+    let late = limiter.refund(&Key::everybody(), &hit).await.unwrap_err();
+    assert!(late.is_timeout() && late.may_have_counted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_begins_when_the_answer_is_first_waited_for() {
+    let (limiter, _) = limiter(Mood::WorksAfter(WITHIN / 2));
+    let hit = limiter.hit(&Key::everybody());
+    tokio::time::sleep(WITHIN * 3).await;
+    assert!(hit.await.unwrap().is_admitted());
+}
+
+#[tokio::test]
+async fn an_error_of_the_storage_is_passed_on() {
+    let (limiter, _) = limiter(Mood::Fails);
+    let error = limiter.hit(&Key::everybody()).await.unwrap_err();
+    assert!(!error.is_timeout() && !error.may_have_counted());
+    assert_eq!(
+        (error.to_string(), error.source().unwrap().to_string()),
+        ("it fails".to_owned(), "it fails".to_owned())
+    );
+}
+
+#[test]
+fn only_what_waits_needs_a_runtime() {
+    let storage = Deadline::new(standing().0, WITHIN);
+    let (policy, key) = (policy("fixed-window 2/day"), Key::everybody());
+    let mut shown = Shown::default();
+    assert!(storage.hit_at_once(Ask::new(&policy, &key, Op::Hit, 1), Some(&mut shown)));
+    assert_eq!(shown.limit.remaining(), 1);
+    let mut hit = Box::pin(storage.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    assert!(common::poll(&mut hit).is_ready());
+
+    let (limiter, _) = limiter(Mood::Hangs);
+    let mut hit = Box::pin(limiter.hit(&key));
+    let std::task::Poll::Ready(Err(error)) = common::poll(&mut hit) else { panic!("it waits without a clock") };
+    assert_eq!(error.to_string(), "a storage with a deadline needs a runtime of tokio's");
+    assert!(error.may_have_counted() && !error.is_timeout(), "it was asked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_does_what_on_error_says_at_the_deadline() {
+    for (on_error, status) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {
+        let (moody, _) = Moody::new(Mood::Hangs);
+        let layer = RateLimitLayer::new(policy("9/day"), Global).storage(Deadline::new(moody, WITHIN), on_error);
+        let started = Instant::now();
+        assert_eq!(ask(&layer.layer(common::Inner::default()), get("/")).await.status(), status);
+        assert_eq!(started.elapsed(), WITHIN);
+    }
+}
+
+#[test]
+fn deadlines_that_cannot_be_say_what_can() {
+    for wrong in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
+        let error = Deadline::try_new(MemoryStorage::new(), wrong).unwrap_err().to_string();
+        assert!(error.contains("for example Duration::from_millis(100)"), "{error}");
+    }
+    assert!(std::panic::catch_unwind(|| Deadline::new(MemoryStorage::new(), Duration::ZERO)).is_err());
+}
