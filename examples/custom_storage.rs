@@ -108,7 +108,6 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use tower_ratelimit::storage::ManualClock;
-    #[cfg(feature = "testing")]
     use tower_ratelimit::testing::{StorageLaws, SwapLaws};
 
     use super::*;

@@ -154,6 +154,7 @@ mod tests {
         assert_eq!(ask(&api, "GET", "/").await.0, 200);
     }
 
+    #[cfg(feature = "redis")]
     #[tokio::test]
     async fn operators_see_that_the_storage_is_away() {
         let limiter = limiter("redis://127.0.0.1:1").unwrap();

@@ -26,12 +26,7 @@ pub const AGAIN: Duration = Duration::from_millis(5);
 
 pub type Service = BoxCloneSyncService<Request<()>, Response<String>, Infallible>;
 
-pub fn limited(
-    policy: &Policy,
-    key: impl KeyExtractor,
-    storage: &impl Storage,
-    on_error: OnError,
-) -> (Service, Inner) {
+pub fn limited(policy: &Policy, key: impl KeyExtractor, storage: &impl Storage, on_error: OnError) -> (Service, Inner) {
     let inner = Inner::default();
     let layer = RateLimitLayer::new(policy.clone(), key).storage(storage.clone(), on_error);
     (BoxCloneSyncService::new(layer.layer(inner.clone())), inner)

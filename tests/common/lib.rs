@@ -1,6 +1,13 @@
 //! What the integration tests share: services, requests, storages that wait or fail, real servers, and the golden vectors.
 
-#![allow(missing_docs, missing_debug_implementations, clippy::missing_panics_doc, clippy::missing_errors_doc, clippy::must_use_candidate, reason = "only the tests of this package use it")]
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    clippy::missing_panics_doc,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    reason = "only the tests of this package use it"
+)]
 
 pub mod certificates;
 pub mod example_process;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use tokio::runtime::{Builder, Runtime};
+use tower_ratelimit::storage::{AnyStorage, ManualClock};
 #[cfg(feature = "servers")]
 use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, RedisStorage};
-use tower_ratelimit::storage::{AnyStorage, ManualClock};
 use tower_ratelimit::{
     Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MemoryStorage, MovingWindow, Policy, Quota,
     RateLimiter, SlidingWindowCounter, Storage, Timestamp, TokenBucket,

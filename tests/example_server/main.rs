@@ -1,6 +1,5 @@
 //! The example server from outside: its flags, its output, its answers.
 
-
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};
 

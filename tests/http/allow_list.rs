@@ -1,10 +1,9 @@
 //! Which clients are not limited, by address.
 
-
 use std::net::{IpAddr, SocketAddr};
 
-use http::Request;
 use common::{get, with};
+use http::Request;
 use tower_ratelimit::extract::{AddressSource, AllowList, Head, Missing};
 use tower_ratelimit::{ClientIp, PeerIp};
 

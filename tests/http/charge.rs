@@ -1,14 +1,13 @@
 //! Charging by the response: what is reserved before, and given back after.
 
-
 use std::convert::Infallible;
 use std::future::{Ready, pending, ready};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{Request, Response, StatusCode};
 use common::{Slow, ask, get, numbers, policy, poll, remaining, retry_after, standing, status};
+use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{

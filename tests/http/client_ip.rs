@@ -1,16 +1,15 @@
 //! Who the client is behind proxies, and what it cannot do about that.
 
-
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use axum::extract::ConnectInfo;
+use common::{Inner, get, policy, status};
 use http::{HeaderValue, Request};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::{Just, Strategy, any};
 use proptest::sample::select;
 use proptest::{prop_assert, prop_assert_eq, prop_oneof, proptest};
-use common::{Inner, get, policy, status};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::{ClientIp, Key, KeyExtractor, PeerIp, RateLimit, RateLimitLayer};

@@ -1,6 +1,5 @@
 //! Who is asking: from a request to a key, and from a missing one to an answer.
 
-
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,8 +8,8 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::routing::get as on_get;
-use http::{HeaderValue, Request};
 use common::{Inner, ask, get, numbers, policy, remaining, retry_after, status, with};
+use http::{HeaderValue, Request};
 use tower::{Layer, service_fn};
 use tower_ratelimit::extract::{Head, MatchedPath, Method, Missing, Path};
 use tower_ratelimit::{ClientIp, Global, Header, Key, KeyExtractor, PeerIp, RateLimit, RateLimitLayer};

@@ -1,11 +1,10 @@
 //! With tonic: a real server and a real client, over a socket.
 
-
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use http::Request;
 use common::{Failing, Slow, policy, standing};
+use http::Request;
 use tokio::net::TcpListener;
 use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
 use tonic::transport::{Channel, Endpoint, Server};

@@ -1,14 +1,13 @@
 //! What stands around a layer: handlers that see the decision, CORS outside, and the limiter inside.
 
-
 use std::convert::Infallible;
 use std::future::ready;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::routing::get as on_get;
-use http::{Method, Request, Response};
 use common::{Failing, Inner, Slow, ask, get, numbers, policy, standing, status, with};
+use http::{Method, Request, Response};
 use tower::{Layer, service_fn};
 use tower_http::cors::{Any, CorsLayer};
 use tower_ratelimit::extract::{Head, NoDecision};

@@ -1,12 +1,11 @@
 //! The header fields, byte by byte, and read back as a client would.
 
-
 use std::time::Duration;
 
+use common::{Inner, T0, ask, get, numbers, policy, retry_after, standing, status, with};
 use http::{HeaderMap, Response};
 use proptest::prelude::*;
 use sfv::{BareItem, List, ListEntry, Parser};
-use common::{Inner, T0, ask, get, numbers, policy, retry_after, standing, status, with};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{ManualClock, TokioClock};

@@ -1,19 +1,18 @@
 //! What a client is told: header fields, refusals and their bodies.
 
-
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::task::Poll;
 use std::time::Duration;
 
-use http::{Request, Response, StatusCode};
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
 use common::{
     EVERY_STRATEGY, Inner, T0, admitted_at_once, ask, get, numbers, policy, remaining, retry_after, standing, status,
     with,
 };
+use http::{Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::ManualClock;

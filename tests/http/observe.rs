@@ -1,6 +1,5 @@
 //! Something to look at: observers, metrics, the log, and the warnings at start-up.
 
-
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::net::SocketAddr;
@@ -8,10 +7,10 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use http::Request;
-use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
 use common::flaky_storage::{Mood, Moody};
 use common::{Failing, Inner, ask, get, policy, poll, standing, status, with};
+use http::Request;
+use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
 use tower::Layer;
 use tower_ratelimit::extract::{AllowList, Head, Missing};
 use tower_ratelimit::storage::{Ask, Breaker, Leases, RefusalCache};

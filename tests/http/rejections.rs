@@ -1,12 +1,11 @@
 //! What refusals are made of: each rejection's status, header fields and body, to the byte.
 
-
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 
+use common::{Failing, Inner, Slow, ask, get, policy, standing, with};
 use http::{Request, Response};
 use serde_json::{Value, json};
-use common::{Failing, Inner, Slow, ask, get, policy, standing, with};
 use tower::{Layer, service_fn};
 use tower_ratelimit::extract::{Head, Missing};
 use tower_ratelimit::storage::{Ask, ManualClock};

@@ -1,14 +1,13 @@
 //! What is only tried out: whole layers, and single limits.
 
-
 use std::convert::Infallible;
 use std::future::ready;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use http::{Request, Response, StatusCode};
 use common::{Failing, Inner, Slow, ask, get, numbers, policy, poll, standing, status, with};
+use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::extract::{Head, Missing};
 use tower_ratelimit::storage::ManualClock;

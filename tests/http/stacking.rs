@@ -1,15 +1,14 @@
 //! Several limits on one request: in one policy, in layers around each other, on shared storages; and policies and
 //! costs chosen for each request.
 
-
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::routing::{get as on_get, post};
-use http::{Method, Request, StatusCode};
 use common::{Inner, T0, admitted_at_once, ask, get, numbers, policy, remaining, retry_after, standing, status, with};
+use http::{Method, Request, StatusCode};
 use tower::Layer;
 use tower_ratelimit::extract::{Head, Missing};
 use tower_ratelimit::storage::ManualClock;

@@ -1,7 +1,6 @@
 //! What happens between a request and its answer: readiness, storages that make one wait or fail, delays, and futures
 //! that are dropped.
 
-
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::future::{Ready, pending, ready};
@@ -11,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{Request, Response};
 use common::{Failing, Inner, Slow, ask, get, numbers, policy, poll, retry_after, standing};
+use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::extract::{Head, Missing};
 use tower_ratelimit::storage::TokioClock;

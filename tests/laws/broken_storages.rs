@@ -1,13 +1,12 @@
 //! Storages with something wrong: the suite finds each out, and says which law it breaks.
 
-
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::fake_cas_store::{Fault, Texts};
 use common::breaks;
+use common::fake_cas_store::{Fault, Texts};
 use tokio::task::yield_now;
 use tower_ratelimit::storage::{Ask, Cas, Clock, ManualClock};
 use tower_ratelimit::strategy::State;

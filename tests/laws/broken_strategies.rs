@@ -1,6 +1,5 @@
 //! Strategies with something wrong: the laws find each out, and say which of them it breaks.
 
-
 use common::breaks;
 use tower_ratelimit::strategy::{Hit, Outcome, State, Status, Strategy};
 use tower_ratelimit::testing::Laws;

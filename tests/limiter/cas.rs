@@ -1,6 +1,5 @@
 //! A storage over a store that compares and swaps: what it decides, what it asks of the store, and when it says so.
 
-
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -9,10 +8,8 @@ use common::{Foreign, foreign, policy};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{Ask, Cas, CasError, ManualClock};
 use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
-use tower_ratelimit::testing::{StorageLaws, SwapLaws};
 use tower_ratelimit::{
-    Decision, ElasticWindow, Global, Key, MovingWindow, OnError, Op, Policy, Quota, RateLimitLayer, RateLimiter,
-    Storage, Timestamp,
+    Decision, Global, Key, OnError, Op, Policy, Quota, RateLimitLayer, RateLimiter, Storage, Timestamp,
 };
 
 /// Nobody waits that long in a test that goes well.

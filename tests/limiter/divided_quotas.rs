@@ -1,11 +1,10 @@
 //! What one of several replicas has of a policy that they divide.
 
-
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use proptest::prelude::{Just, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use common::{EVERY_STRATEGY, policy};
+use proptest::prelude::{Just, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use tower_ratelimit::strategy::{Share, Strategy};
 use tower_ratelimit::{FixedWindow, LeakyBucket, Limit, Policy, Quota, TokenBucket};
 

@@ -1,6 +1,5 @@
 //! A policy that changes under what is remembered.
 
-
 use std::time::Duration;
 
 use common::{policy, standing};

@@ -1,6 +1,5 @@
 //! Quotas, policies and keys: what they say, what they refuse, how they read back.
 
-
 use std::fmt::Debug;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::panic::catch_unwind;

@@ -3,13 +3,12 @@
 //!
 //! Without a harness, as each of the eight is this program again.
 
-
 use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use common::servers::{Cluster, Etcd, Memcached, Server};
 use common::foreign;
+use common::servers::{Cluster, Etcd, Memcached, Server};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::AnyStorage;
 use tower_ratelimit::{Key, RateLimiter};

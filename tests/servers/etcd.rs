@@ -1,6 +1,5 @@
 //! Decisions on a real etcd: the laws, exact totals, what stands there.
 
-
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -65,7 +64,8 @@ fn several_servers_admit_exactly_what_the_limit_says() {
     let store = Etcd::calm();
     let policy = "fixed-window 40/day; moving-window 60/day";
     let flags = ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--deadline", "10s"];
-    let servers: Vec<common::example_process::Server> = (0..4).map(|_| common::example_process::Server::start(&flags)).collect();
+    let servers: Vec<common::example_process::Server> =
+        (0..4).map(|_| common::example_process::Server::start(&flags)).collect();
     let ask = |server: &common::example_process::Server| (0..20).filter(|_| server.status("/", "") == 200).count();
     let admitted: usize = std::thread::scope(|scope| {
         let asking: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();

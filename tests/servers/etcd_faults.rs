@@ -1,17 +1,16 @@
 //! Decisions while etcd fails: each answer comes in time, what a failure means is what `OnError` says, nothing is counted twice, and
 //! decisions come back without anything being built anew.
 
-
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-use common::servers::{Etcd, Mode, Proxy, wait_until};
+use common::harness::{AGAIN, Answer, DEADLINE, Ways, timely, used};
 use common::policy;
+use common::servers::{Etcd, Mode, Proxy, wait_until};
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::storage::EtcdStorage;
 use tower_ratelimit::{Global, Key, Policy, RateLimiter};
-use common::harness::{AGAIN, Answer, DEADLINE, Ways, timely, used};
 
 const LONG: Duration = Duration::from_secs(20);
 

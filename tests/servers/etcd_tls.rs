@@ -1,6 +1,5 @@
 //! TLS: whom a storage trusts.
 
-
 use std::time::Duration;
 
 use common::certificates::Certificates;

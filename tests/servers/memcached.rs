@@ -1,6 +1,5 @@
 //! Decisions on real memcached servers: the laws, the golden vectors, exact totals, and what the server is left with.
 
-
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};

@@ -1,16 +1,15 @@
 //! Decisions while memcached servers fail: each answer comes in time, what a failure means is what `OnError` says, nothing is
 //! counted twice, and decisions come back without anything being built anew.
 
-
 use std::time::{Duration, Instant};
 
+use common::harness::{AGAIN, Answer, DEADLINE, SECOND, Ways, limited, timely, used};
 use common::servers::{Memcached, Mode, Proxy};
 use common::{ask, get, policy, with};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::storage::MemcachedStorage;
 use tower_ratelimit::{Global, Header, Key, OnError, Policy, RateLimiter};
-use common::harness::{AGAIN, Answer, DEADLINE, SECOND, Ways, limited, timely, used};
 
 const LONG: Duration = Duration::from_secs(20);
 

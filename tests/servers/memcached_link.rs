@@ -1,6 +1,5 @@
 //! `MemcachedStorage` and its servers: what a URL may say, and when it is ready.
 
-
 use std::time::{Duration, Instant};
 
 use tower_ratelimit::storage::{AnyStorage, MemcachedStorage, MemcachedStorageError};

@@ -1,12 +1,11 @@
 //! Decisions on a real server: the laws, the golden vectors, exact totals.
 
-
 use std::collections::HashMap;
 use std::time::Duration;
 
+use common::random::{Numbers, random_limit};
 use common::servers::storage::{RUNTIME, on};
 use common::servers::{Reply, Server};
-use common::random::{Numbers, random_limit};
 use common::{EVERY_STRATEGY, Foreign, policy};
 use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage};
 use tower_ratelimit::strategy::State;

@@ -1,18 +1,17 @@
 //! Decisions while real servers fail: each answer comes in time, what a failure means is what `OnError` says, nothing is counted
 //! twice, and decisions come back without anything being built anew.
 
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use common::harness::{AGAIN, Answer, DEADLINE, SECOND, Ways, limited, timely, used};
 use common::servers::{Cluster, Mode, Proxy, Reply, Sentinels, Server, wait_until};
 use common::{ask, foreign, get, policy, with};
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep};
 use tower_ratelimit::storage::{Breaker, RedisStorage};
 use tower_ratelimit::{Global, Header, Key, MemoryStorage, OnError, Policy, RateLimiter};
-use common::harness::{AGAIN, Answer, DEADLINE, SECOND, Ways, limited, timely, used};
 
 const LONG: Duration = Duration::from_secs(20);
 

@@ -1,13 +1,12 @@
 //! What stands on the server is not always what was left there: logs are lost, others write, clocks are put back, and releases of a
 //! program differ.
 
-
 use std::time::Duration;
 
-use common::servers::storage::{RUNTIME, on};
-use common::servers::{Reply, Server};
 use common::policy;
 use common::random::{Numbers, random_amount};
+use common::servers::storage::{RUNTIME, on};
+use common::servers::{Reply, Server};
 use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::testing::Model;

@@ -1,9 +1,8 @@
 //! Scripts of strategies that are not ours: whatever they are called and hold, they disturb no others.
 
-
+use common::policy;
 use common::servers::Server;
 use common::servers::storage::{RUNTIME, on};
-use common::policy;
 use tower_ratelimit::storage::{Ask, ManualClock, RedisStorage};
 use tower_ratelimit::strategy::{Hit, Script, State, Status, Strategy};
 use tower_ratelimit::{FixedWindow, Key, Limit, MovingWindow, Op, Policy, Quota, Storage, Timestamp, TokenBucket};

@@ -1,6 +1,5 @@
 //! How often a decision goes to the server and back: the table in the docs of `storage`, cell by cell.
 
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 

@@ -23,7 +23,9 @@ fn nodes_on_redis_share_one_window_exactly() {
             all.spawn(async move {
                 let mut admitted = 0;
                 for _ in 0..200 {
-                    admitted += u32::from(node.decide(Ask::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap().is_admitted());
+                    admitted += u32::from(
+                        node.decide(Ask::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap().is_admitted(),
+                    );
                 }
                 admitted
             });

@@ -1,11 +1,9 @@
 //! What keeps failing is left alone, and another storage stands in for it.
 
-
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::error::Error;
 use std::num::NonZeroU32;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,13 +15,12 @@ use tokio::time::{Instant, advance, sleep};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{
-    Ask, Breaker, BreakerError, Cas, CasStorage, Circuit, Deadline, Loaded, ManualClock, Phase, Shown, Swapped,
+    Ask, Breaker, Cas, CasStorage, Circuit, Deadline, Loaded, Phase, Shown, Swapped,
 };
 use tower_ratelimit::strategy::{Share, Strategy};
-use tower_ratelimit::testing::{StorageLaws, decides_like_the_model};
 use tower_ratelimit::{
     ConfigError, Decision, FixedWindow, Global, Headers, Key, LeakyBucket, MemoryStorage, OnError, Op, Policy, Quota,
-    RateLimitLayer, RateLimiter, Storage, Timestamp, Way, policy_by,
+    RateLimitLayer, RateLimiter, Storage, Timestamp, policy_by,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -65,10 +62,6 @@ async fn until_closed<F: Storage>(limiter: &RateLimiter<Breaker<Moody, F>>) {
         sleep(MS).await;
         let _ = limiter.hit(&Key::from("somebody else")).await;
     }
-}
-
-fn memory(clock: ManualClock) -> MemoryStorage {
-    MemoryStorage::builder().clock(clock).build().unwrap()
 }
 
 #[tokio::test(start_paused = true)]

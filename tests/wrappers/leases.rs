@@ -1,20 +1,16 @@
 //! Slices of a window that are spent without asking: never more than there is.
 
-
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
-use common::servers::Server;
-use common::servers::storage::{RUNTIME, on};
 use common::gated_storage::Watched;
 use common::random::Numbers;
 use common::{policy, poll, standing};
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::{Ask, Breaker, Clock, Leases, ManualClock, RefusalCache, Shown};
-use tower_ratelimit::testing::{StorageLaws, decides_like_the_model};
+use tower_ratelimit::storage::{Ask, Breaker, Clock, Leases, ManualClock, Shown};
 use tower_ratelimit::{
     BoxError, Decision, FixedWindow, Key, Limit, MemoryStorage, OnError, Op, PeerIp, Policy, Quota, RateLimitLayer,
     RateLimiter, Storage, TokenBucket,
@@ -727,4 +723,3 @@ async fn only_one_fixed_window_is_leased() {
     assert!(hit(&leases, &two, 1).await.is_refused());
     assert_eq!((watched.asked(), leases.held()), (3, 0));
 }
-

@@ -1,16 +1,11 @@
 //! Refusals that are answered without asking the storage again.
 
-
 use std::time::Duration;
 
-use common::servers::storage::{RUNTIME, on};
-use common::servers::{Reply, Server};
-use common::gated_storage::{Hasty, Watched};
-use common::random::Numbers;
-use common::{EVERY_STRATEGY, policy, poll, standing};
+use common::gated_storage::Watched;
+use common::{policy, poll, standing};
 use tower_ratelimit::storage::{Ask, Clock, ManualClock, RefusalCache};
-use tower_ratelimit::testing::{Model, StorageLaws};
-use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, RateLimiter, Storage, Timestamp};
+use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, Storage, Timestamp};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -365,12 +360,7 @@ async fn a_caller_that_leaves_leaves_nothing_behind() {
     assert!(hit(&cache, &policy, "a", 4).await.is_refused());
     assert_eq!(cache.held(), 1);
     // By a larger quota of the same name it may have spent what was told to come back sooner.
-    drop(cache.decide(Ask::new(
-        &common::policy("fixed-window 9/hour").with_name(policy.identity()),
-        &key,
-        Op::Hit,
-        4,
-    )));
+    drop(cache.decide(Ask::new(&common::policy("fixed-window 9/hour").with_name(policy.identity()), &key, Op::Hit, 4)));
     assert_eq!(cache.held(), 0);
 }
 

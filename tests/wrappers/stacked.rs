@@ -1,15 +1,12 @@
 //! Storages around storages around a storage: what one knows must not be taken for what another one says.
 
-
 use std::time::Duration;
 
 use common::flaky_storage::{Mood, Moody, counted};
-use common::gated_storage::Hasty;
 use common::policy;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
-use tower_ratelimit::storage::{Breaker, Deadline, Leases, ManualClock, RefusalCache};
-use tower_ratelimit::testing::StorageLaws;
+use tower_ratelimit::storage::{Breaker, Leases, ManualClock, RefusalCache};
 use tower_ratelimit::{BoxError, Decision, Key, MemoryStorage, RateLimiter, Storage};
 
 const MS: Duration = Duration::from_millis(1);

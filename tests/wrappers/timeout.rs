@@ -1,6 +1,5 @@
 //! A deadline around a storage of any kind.
 
-
 use std::error::Error;
 use std::time::Duration;
 
@@ -8,8 +7,7 @@ use common::flaky_storage::{Mood, Moody, counted};
 use common::{ask, get, policy, standing};
 use tokio::time::Instant;
 use tower::Layer;
-use tower_ratelimit::storage::{Ask, Deadline, ManualClock, Shown};
-use tower_ratelimit::testing::StorageLaws;
+use tower_ratelimit::storage::{Ask, Deadline, Shown};
 use tower_ratelimit::{Global, Key, MemoryStorage, OnError, Op, RateLimitLayer, RateLimiter, Storage};
 
 const WITHIN: Duration = Duration::from_millis(70);

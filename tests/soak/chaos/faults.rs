@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::Duration;
 
-use common::servers::Server;
 use common::random::Numbers;
+use common::servers::Server;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
