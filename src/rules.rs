@@ -9,7 +9,7 @@ use crate::per_request::{ChargeFn, CostFn, Policies, Skip};
 
 /// What to do with a request when the storage has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // open or closed
+#[expect(clippy::exhaustive_enums, reason = "a failure either admits or refuses")]
 pub enum OnError {
     /// Pass it on, without rate-limit header fields: the service stays up, unprotected.
     Admit,

@@ -12,29 +12,33 @@ use tower_ratelimit::{
 };
 
 pub(crate) const USAGE: &str = "\
---listen ADDRESS         where to listen (127.0.0.1:3000; port 0 takes a free one)
+An axum server with rate limits. /status/CODE answers with that status, every other path with 200.
+
+--listen ADDRESS         address to listen on (default 127.0.0.1:3000; port 0 picks a free port)
 --policy POLICY          limits for every request, for example \"10/minute\" (the default) or
-                         \"token-bucket 10/second burst 20; 1000/day\"; repeat it for more limits of the same policy
---route PATH=POLICY      a further layer on one route, inside the other; repeat it for more routes
---storage URL            where to keep them: memory:// (the default), redis://HOST, memcached://HOST, etcd://HOST and others
---on-error ACTION        when the storage fails: admit (the default) or refuse
---deadline TIME          for how long the storage may take: 100ms (the default)
---fallback memory        decides while that storage is away, by a share of each quota; it needs --replicas
---replicas N             how many servers share the storage: one of them may have so much of each quota
---deny-cache             answer who is refused without asking the storage again, for a second at most
---lease UNITS            take so many units of a fixed window from the storage at once, and spend them without asking;
-                         each --policy and --route has to be one fixed window
---key KEY                who is asking: peer-ip (the default), global, path, method or header:NAME; join several by +
---trust CIDR             peer-ip is the client behind the proxies of this network; repeat it for more networks
---client-ip-header NAME  where those proxies say who the client is: x-forwarded-for (the default), forwarded, or another
---allow CIDR             not limited; repeat it for more networks
---cost-header NAME       how many units a request takes: a missing header counts 1, an unreadable one is a 400.
-                         For trying things out: never let a client say what its own request costs
---charge-status STATUS   charge only what is answered so: 401, 4xx, several by commas; repeat it for more
---headers FIELDS         what clients are told: x (the default), ietf, draft6 or none; repeat it for several
---rejection KIND         how refusals are answered: text (the default), json, empty or grpc
---shadow                 refuse nobody, and log what would have been refused
-/status/CODE is answered with that status, every other path with 200.
+                         \"token-bucket 10/second burst 20; 1000/day\"; repeat it to add limits to the policy
+--route PATH=POLICY      adds a layer with a policy of its own to one route; repeat it for more routes
+--storage URL            where states are kept: memory:// (the default), redis://HOST, memcached://HOST or etcd://HOST;
+                         all but memory need a feature of cargo run: --features redis, memcached or etcd
+--on-error ACTION        what happens to a request when the storage fails: admit (the default) or refuse
+--deadline TIME          timeout of the storage (default 100ms)
+--fallback memory        memory decides by a share of each quota while the storage fails; needs --replicas
+--replicas N             number of servers that share the storage; the fallback admits 1/N of each quota
+--deny-cache             caches refusals locally for up to one second
+--lease UNITS            takes UNITS of a fixed window from the storage at once and spends them locally;
+                         each --policy and --route must be one fixed window
+--key KEY                the client's identity: peer-ip (the default), global, path, method or header:NAME;
+                         join several by +
+--trust CIDR             trusts the proxies of this network to name the client; repeat it for more networks
+--client-ip-header NAME  header field in which those proxies name the client: x-forwarded-for (the default), forwarded,
+                         or another
+--allow CIDR             does not limit clients of this network; repeat it for more networks
+--cost-header NAME       reads the cost of a request from this header field: 1 if it is missing, 400 if it is no number.
+                         For experiments only: a client must not choose the cost of its own request
+--charge-status STATUS   charges only responses with this status: 401, 4xx, or several joined by commas; may be repeated
+--headers FIELDS         header fields of responses: x (the default), ietf, draft6 or none; repeat it for several
+--rejection KIND         body of a refusal: text (the default), json, empty or grpc
+--shadow                 refuses nothing and logs what would be refused
 ";
 
 /// What the flags say.
@@ -344,7 +348,29 @@ fn family(text: &str) -> Result<Headers, String> {
     })
 }
 
+/// The storages that a feature adds: schemes, name, feature, and whether this server was built with it.
+const STORAGES: [(&[&str], &str, &str, bool); 5] = [
+    (&["redis", "valkey"], "Redis", "redis", cfg!(feature = "redis")),
+    (&["rediss", "valkeys"], "Redis over TLS", "redis-rustls", cfg!(feature = "redis-rustls")),
+    (&["memcached"], "memcached", "memcached", cfg!(feature = "memcached")),
+    (&["etcd"], "etcd", "etcd", cfg!(feature = "etcd")),
+    (&["etcds"], "etcd over TLS", "etcd-rustls", cfg!(feature = "etcd-rustls")),
+];
+
+/// Fails for a storage that needs a feature which this server was built without.
+fn check_features(url: &str) -> Result<(), String> {
+    let scheme = url.split(':').next().unwrap_or(url);
+    let family = scheme.split('+').next().unwrap_or(scheme).to_ascii_lowercase();
+    match STORAGES.iter().find(|(schemes, ..)| schemes.contains(&&*family)) {
+        Some((_, name, feature, false)) => Err(format!(
+            "this server was built without {name}; run: cargo run --example server --features {feature} -- --storage {scheme}://..."
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn any_storage(url: &str, deadline: Option<&str>) -> Result<AnyStorage, String> {
+    check_features(url)?;
     let parse = |flag, url: &str| url.parse().map_err(|error: ConfigError| format!("{flag}: {error}"));
     let storage = parse("--storage", url)?;
     match deadline {

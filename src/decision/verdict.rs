@@ -2,7 +2,7 @@ use std::fmt;
 
 /// Which of two storages has answered, where one stands in for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // two
+#[expect(clippy::exhaustive_enums, reason = "a decision either admits or refuses")]
 pub enum Way {
     /// The one that counts.
     Primary,

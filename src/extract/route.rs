@@ -3,6 +3,7 @@ use crate::Key;
 
 /// One key for everybody, [`Key::everybody`]: bounds the whole service.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Global;
 
 impl KeyExtractor for Global {
@@ -15,6 +16,7 @@ impl KeyExtractor for Global {
 ///
 /// A client that may ask for any path gets a new quota with each; combine it, or put it on routes without parameters.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Path;
 
 impl KeyExtractor for Path {
@@ -25,6 +27,7 @@ impl KeyExtractor for Path {
 
 /// The method: GET and POST are two keys.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Method;
 
 impl KeyExtractor for Method {
@@ -39,6 +42,7 @@ impl KeyExtractor for Method {
 /// routes): around it nothing has been matched yet.
 #[cfg(feature = "axum")]
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct MatchedPath;
 
 #[cfg(feature = "axum")]

@@ -74,7 +74,7 @@ struct Inner {
 
 /// Whether a decision spends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // there is no third way to ask
+#[expect(clippy::exhaustive_enums, reason = "an operation either spends or does not")]
 pub enum Op {
     /// Spends when admitted.
     Hit,

@@ -72,6 +72,7 @@ pub trait Rejection<B>: Send + Sync + 'static {
 
 /// A status without a body.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct EmptyRejection;
 
 impl<B: Default> Rejection<B> for EmptyRejection {

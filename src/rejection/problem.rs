@@ -39,6 +39,7 @@ use crate::extract::Head;
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct ProblemRejection;
 
 impl<B: From<String>> Rejection<B> for ProblemRejection {

@@ -7,6 +7,7 @@ use crate::time::seconds_up;
 
 /// A short text in English: what a layer answers unless told otherwise.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct TextRejection;
 
 #[diagnostic::do_not_recommend]

@@ -110,7 +110,7 @@ impl<'a> Ask<'a> {
 
 /// What a client is told of a hit that was admitted at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs)] // a storage fills in all there is
+#[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
 pub struct Shown {
     /// When the storage decided, by its own clock.
     pub at: Timestamp,

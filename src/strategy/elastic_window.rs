@@ -33,6 +33,7 @@ use crate::{Quota, Timestamp};
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct ElasticWindow;
 
 /// A live window: when it ends, what was spent in it, and a number that tells it from a later window.

@@ -1,6 +1,6 @@
 /// What a hit has done to a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // storages tell these apart
+#[expect(clippy::exhaustive_enums, reason = "storages match on every outcome")]
 pub enum Outcome {
     /// It has taken nothing.
     Refused,

@@ -6,7 +6,7 @@ use crate::Timestamp;
 /// Every state carries the instant from which it can be forgotten: from then on it decides like no state at all, so a
 /// storage may drop it at any time after without anybody noticing. What the amounts mean is the strategy's business.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // every storage must be able to write all there is
+#[expect(clippy::exhaustive_enums, reason = "every storage writes every kind of state")]
 pub enum State {
     /// Nothing: a key that was never seen, or has been forgotten.
     #[default]

@@ -33,6 +33,7 @@ use crate::{ConfigError, Quota, Timestamp};
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct TokenBucket;
 
 impl TokenBucket {

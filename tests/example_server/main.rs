@@ -240,25 +240,66 @@ fn what_is_probably_not_meant_so_is_told_on_the_error_output() {
     assert!(line.contains("WARN") && line.contains("RL002"), "{line}");
 }
 
-/// The lines of the README that start this server with flags.
-#[test]
-fn the_lines_of_the_readme_run() {
+/// A command line of the README that starts this server: the features that it is built with, and its flags.
+struct Line {
+    features: Option<&'static str>,
+    flags: Vec<&'static str>,
+}
+
+fn readme_lines() -> Vec<Line> {
     let readme = include_str!("../../README.md");
-    let lines = readme.split("cargo run --example server -- ").skip(1);
-    let lines: Vec<&str> = lines.map(|line| line.split(['`', '\n']).next().unwrap()).collect();
-    assert!(lines.len() >= 10, "{lines:?}");
-    for line in lines {
-        // Only double quotes, and no escapes: every second part is in quotes.
-        let parts = line.split('"').enumerate();
-        let flags = parts.flat_map(|(at, part)| match at % 2 {
-            0 => part.split_whitespace().collect::<Vec<_>>(),
-            _ => vec![part],
-        });
-        let server = Server::start(&flags.collect::<Vec<_>>());
-        assert_eq!(server.status("/", ""), 200, "{line}");
+    let lines = readme.split("cargo run --example server ").skip(1);
+    let lines: Vec<Line> = lines
+        .map(|line| {
+            let line = line.split(['`', '\n']).next().unwrap();
+            let (cargo, server) = line.split_once("-- ").unwrap();
+            // Only double quotes, and no escapes: every second part is in quotes.
+            let parts = server.split('"').enumerate();
+            let flags = parts.flat_map(|(at, part)| match at % 2 {
+                0 => part.split_whitespace().collect::<Vec<_>>(),
+                _ => vec![part],
+            });
+            Line { features: cargo.strip_prefix("--features ").map(str::trim), flags: flags.collect() }
+        })
+        .collect();
+    assert!(lines.len() >= 10, "the lines were found");
+    lines
+}
+
+/// Whether this server was built with a feature of the examples.
+fn built_with(feature: &str) -> bool {
+    match feature {
+        "redis" => cfg!(feature = "redis"),
+        "memcached" => cfg!(feature = "memcached"),
+        "etcd" => cfg!(feature = "etcd"),
+        _ => panic!("unknown feature {feature}"),
     }
 }
 
+#[test]
+fn command_lines_of_the_readme_run() {
+    for Line { features, flags } in readme_lines() {
+        if features.is_none_or(built_with) {
+            let server = Server::start(&flags);
+            assert_eq!(server.status("/", ""), 200, "{flags:?}");
+        }
+    }
+}
+
+/// Without a feature, the error names the features that the README's command line has.
+#[test]
+fn storage_without_its_feature_is_refused_with_the_command_that_adds_it() {
+    for Line { features, flags } in readme_lines() {
+        let Some(feature) = features.filter(|feature| !built_with(feature)) else { continue };
+        let output = refused(&flags);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{flags:?}");
+        let command = format!("run: cargo run --example server --features {feature} -- --storage {feature}://...");
+        assert!(error.contains(&command), "{flags:?}: {error}");
+    }
+}
+
+#[cfg(feature = "redis")]
 #[test]
 fn a_fallback_decides_by_its_share_while_the_storage_is_away() {
     // Nobody listens there.
@@ -301,23 +342,25 @@ fn help_names_every_flag() {
     }
 }
 
+/// The server refuses these flags with one line, which contains the part beside them.
+fn assert_refused_with_one_line(cases: &[(&[&str], &str)]) {
+    for (flags, part) in cases {
+        let output = refused(flags);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {error}");
+        assert!(error.contains(part) && error.trim_end().lines().count() == 1, "{flags:?}: {error}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
 #[test]
-fn bad_flags_are_one_clear_line() {
-    for (flags, part) in [
-        (&["--policy", "10/fortnight"][..], "\"fortnight\""),
+fn bad_flags_are_refused_with_one_clear_line() {
+    assert_refused_with_one_line(&[
+        (&["--policy", "10/fortnight"], "\"fortnight\""),
         (&["--policy"], "--policy"),
         (&["--wat", "1"], "--wat"),
-        (&["--storage", "redis://"], "redis://"),
-        (&["--storage", "memcached://"], "memcached://"),
-        (&["--storage", "etcd://"], "etcd://"),
-        (&["--storage", "redis://h:1", "--deadline", "soon"], "--deadline: cannot read the URL"),
         (&["--on-error", "panic"], "admit or refuse"),
         (&["--fallback", "memory", "--replicas", "3"], "--storage redis://localhost"),
-        (&["--storage", "redis://h:1", "--fallback", "memory"], "--replicas 3"),
-        (&["--storage", "redis://h:1", "--fallback", "disk", "--replicas", "3"], "--fallback memory"),
-        (&["--storage", "redis://h:1", "--replicas", "3"], "--fallback memory"),
-        (&["--storage", "redis://h:1", "--fallback", "memory", "--replicas", "0"], "for example 3"),
-        (&["--storage", "redis://h:1", "--fallback", "memory", "--replicas", "few"], "\"few\""),
         (&["--storage", "disk://"], "memory://"),
         (&["--key", "cookie"], "\"cookie\""),
         (&["--key", "header:a b"], "\"a b\""),
@@ -341,16 +384,27 @@ fn bad_flags_are_one_clear_line() {
         (&["--policy", "shadow 1/day"], "first limit"),
         (&["--listen", "here"], "127.0.0.1:3000"),
         (&["extra"], "extra"),
-    ] {
-        let output = refused(flags);
-        let error = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{flags:?}: {error}");
-        assert!(error.contains(part) && error.trim_end().lines().count() == 1, "{flags:?}: {error}");
-        assert!(output.stdout.is_empty());
-    }
+    ]);
 }
 
-/// What spares a server trips needs a server, and leases a window to take slices of.
+#[cfg(feature = "servers")]
+#[test]
+fn bad_flags_of_shared_storages_are_refused_with_one_clear_line() {
+    assert_refused_with_one_line(&[
+        (&["--storage", "redis://"], "redis://"),
+        (&["--storage", "memcached://"], "memcached://"),
+        (&["--storage", "etcd://"], "etcd://"),
+        (&["--storage", "redis://h:1", "--deadline", "soon"], "--deadline: cannot read the URL"),
+        (&["--storage", "redis://h:1", "--fallback", "memory"], "--replicas 3"),
+        (&["--storage", "redis://h:1", "--fallback", "disk", "--replicas", "3"], "--fallback memory"),
+        (&["--storage", "redis://h:1", "--replicas", "3"], "--fallback memory"),
+        (&["--storage", "redis://h:1", "--fallback", "memory", "--replicas", "0"], "for example 3"),
+        (&["--storage", "redis://h:1", "--fallback", "memory", "--replicas", "few"], "\"few\""),
+    ]);
+}
+
+/// A cache and leases need a server, and leases need a fixed window.
+#[cfg(feature = "redis")]
 #[test]
 fn caches_and_leases_say_where_they_make_sense() {
     for (flags, said) in [

@@ -103,7 +103,7 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
 
 /// What stands under a key.
 #[derive(Clone, Debug)]
-#[allow(clippy::exhaustive_structs)] // a storage fills in all there is
+#[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
 pub struct Loaded<V> {
     /// Empty when there is nothing.
     pub text: String,
@@ -115,7 +115,7 @@ pub struct Loaded<V> {
 
 /// What became of an attempt to swap.
 #[derive(Clone, Debug)]
-#[allow(clippy::exhaustive_enums)] // there is no third way
+#[expect(clippy::exhaustive_enums, reason = "a swap is either stored or lost")]
 pub enum Swapped<V> {
     /// The text stands there.
     Stored,

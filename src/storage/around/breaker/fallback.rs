@@ -90,7 +90,7 @@ impl<F: fmt::Debug> fmt::Debug for Fallback<F> {
 
 /// What stands in where nothing does: there is none of it.
 #[derive(Clone, Copy, Debug)]
-#[allow(clippy::exhaustive_enums)] // nothing will ever be one
+#[expect(clippy::exhaustive_enums, reason = "it has no value")]
 pub enum NoFallback {}
 
 impl Storage for NoFallback {

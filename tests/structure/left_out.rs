@@ -1,0 +1,19 @@
+//! The line that says which tests this run leaves out.
+
+#[cfg(not(all(feature = "grpc", feature = "laws", feature = "metrics", feature = "servers")))]
+#[test]
+fn left_out_tests_are_announced() {
+    use std::io::Write;
+
+    let left_out = [
+        (cfg!(feature = "servers"), "Redis, Valkey, memcached and etcd"),
+        (cfg!(feature = "grpc"), "gRPC"),
+        (cfg!(feature = "metrics"), "metrics"),
+        (cfg!(feature = "laws"), "the law suites"),
+    ];
+    let left_out: Vec<&str> = left_out.into_iter().filter(|(enabled, _)| !enabled).map(|(_, tests)| tests).collect();
+    // Not by a macro, whose output the test harness captures.
+    writeln!(std::io::stderr(), "left out: the tests of {}. To run all tests: scripts/test", left_out.join(", ")).unwrap();
+    let all = std::fs::read_to_string(std::path::Path::new(crate::ROOT).join("scripts/test")).unwrap();
+    assert!(all.contains("--all-features"), "scripts/test runs all tests");
+}
