@@ -1,0 +1,6 @@
+//! Locks and atomics: those of std, or those of loom while `scripts/loom` checks its models.
+
+#[cfg(tower_ratelimit_loom)]
+pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
+#[cfg(not(tower_ratelimit_loom))]
+pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
