@@ -203,6 +203,7 @@ mod rules;
 mod service;
 pub mod storage;
 pub mod strategy;
+mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod text;

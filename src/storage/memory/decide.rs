@@ -1,11 +1,11 @@
 use std::mem;
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
 use super::shard::{KeyHash, Shard};
 use crate::storage::{Ask, Shown};
 use crate::strategy::State;
+use crate::sync::MutexGuard;
 use crate::{Decision, Op, Policy, Timestamp};
 
 /// Where a key's states are, and when it was asked for.

@@ -1,5 +1,7 @@
 mod decide;
 mod few;
+#[cfg(all(test, tower_ratelimit_loom))]
+mod loom;
 mod newcomer;
 mod notice;
 mod one;
@@ -16,7 +18,7 @@ use std::future::{Ready, ready};
 use std::hash::{BuildHasher, Hasher};
 use std::hint;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError, TryLockError};
 
 use foldhash::quality::RandomState;
 
@@ -25,6 +27,7 @@ use self::padded::Padded;
 use self::shard::{KeyHash, Shard};
 use self::time::Time;
 use super::{Ask, Clock, Shown, Storage, SystemClock};
+use crate::sync::MutexGuard;
 use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
 
 /// Keeps states in this process: sharded, bounded, exact, with no task in the background. The default.

@@ -1,15 +1,25 @@
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-
 use super::shard::KeyHash;
 use crate::Timestamp;
 use crate::strategy::State;
+use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The last key of a shard that was refused, and its state: readable without the lock, so that a key which is hammered while
-/// it is refused holds up nobody, and two threads that refuse it write nothing that the other reads.
+/// The state of the last key that a shard refused. It can be read without the shard's lock.
 ///
-/// It is a sequence lock: an odd version is being written, and what was read between two equal even ones belongs together.
-/// Only who holds the shard's lock writes. A key's notice is [taken down](Self::take_down) before its state changes in any
-/// other way than by time.
+/// A client that keeps sending requests while it is refused takes no lock, and threads that refuse it
+/// at the same time write no shared cache line.
+///
+/// This is a sequence lock:
+///
+/// - A thread writes only while it holds the shard's lock. It makes the version odd, writes the
+///   fields, and makes the version even again.
+/// - A reader uses the fields only if the version was even and the same before and after it read them.
+/// - The writer's release fence pairs with the reader's acquire fence: a reader that has seen any field
+///   of a write also sees that the version has changed.
+///
+/// [Take the notice down](Self::take_down) before you change the key's state. Only the passage of time
+/// may change what the state means while the notice is up.
+///
+/// `scripts/loom` checks this protocol.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Notice {
@@ -21,7 +31,7 @@ pub(super) struct Notice {
 }
 
 impl Notice {
-    /// The state of this key, if it is the one that was refused.
+    /// Returns the state of this key if the notice is about it and no write is in progress.
     #[inline]
     pub(super) fn read(&self, key: KeyHash, digest: u32) -> Option<State> {
         let version = self.version.load(Ordering::Acquire);
@@ -39,7 +49,7 @@ impl Notice {
         Some(State::Counts { until: Timestamp::from_micros(until), amounts })
     }
 
-    /// Says that this key is refused. The caller holds the shard's lock.
+    /// Publishes the state of a key that is refused. The caller holds the shard's lock.
     pub(super) fn put_up(&self, key: KeyHash, digest: u32, state: &State) {
         if let State::Counts { until, amounts: [first, second] } = *state {
             let amounts = u64::from(first) << 32 | u64::from(second);
@@ -47,9 +57,9 @@ impl Notice {
         }
     }
 
-    /// Says nothing more. The caller holds the shard's lock.
+    /// Removes what was published. The caller holds the shard's lock.
     pub(super) fn take_down(&self) {
-        // What has been forgotten since the epoch is refused nothing.
+        // A key whose hash is 0 may match, but a state that expired at the epoch refuses nothing.
         self.write(0, 0, Timestamp::EPOCH, 0);
     }
 
@@ -65,7 +75,7 @@ impl Notice {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(tower_ratelimit_loom)))]
 mod tests {
     use std::thread;
 

@@ -1,35 +1,40 @@
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::notice::Notice;
 use super::shard::{KeyHash, Shard};
 use crate::strategy::State;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// A shard on cache lines of its own, so that neighbours do not slow each other down. What every hit needs stands on the
-/// first one.
+/// A shard with its lock and its notice, on cache lines that no other shard uses.
+///
+/// The first line holds everything that a hit needs, unless its key has just been refused.
 #[derive(Default)]
 #[repr(C, align(128))]
 pub(super) struct Padded {
-    /// The hash that the notice is about: nearly always another one's.
+    /// The hash of the key that the notice is about, or 0. For most hits it is the hash of another key, and
+    /// they need not read the notice, which is on another cache line.
+    ///
+    /// It is only a hint for readers, so relaxed loads and stores are enough: the notice has the hash too. It
+    /// changes only under the lock and together with the notice, so a writer can rely on it.
     noticed: AtomicU64,
     pub(super) shard: Mutex<Shard>,
     notice: Notice,
 }
 
 impl Padded {
-    /// The state of this key, if it was refused a moment ago: without the lock.
+    /// Returns the published state of this key, if there is one. Takes no lock.
     #[inline(always)]
     pub(super) fn noticed(&self, key: KeyHash, digest: u32) -> Option<State> {
         if self.noticed.load(Ordering::Relaxed) == key.hash { self.notice.read(key, digest) } else { None }
     }
 
-    /// Says that this key is refused. The caller holds the lock.
+    /// Publishes the state of a key that is refused. The caller holds the lock.
     pub(super) fn put_up(&self, key: KeyHash, digest: u32, state: &State) {
         self.notice.put_up(key, digest, state);
         self.noticed.store(key.hash, Ordering::Relaxed);
     }
 
-    /// Says nothing more of keys with this hash, whose state is about to change. The caller holds the lock.
+    /// Removes the published state of keys with this hash. The caller holds the lock and is about to change
+    /// the state of such a key.
     #[inline(always)]
     pub(super) fn take_down(&self, hash: u64) {
         if self.noticed.load(Ordering::Relaxed) == hash {

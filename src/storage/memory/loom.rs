@@ -1,0 +1,175 @@
+//! Models of the notice that `scripts/loom` runs in all their interleavings.
+//!
+//! loom knows release and acquire fences and stale relaxed loads. It does not model a load that
+//! returns a value before another thread has stored it, which C11 allows in theory.
+//!
+//! No model fails if [`Padded::take_down`] resets only its hint, or only the notice: either is enough for
+//! readers, and both are reset so that neither costs them time.
+
+use std::sync::Arc;
+
+use loom::sync::atomic::AtomicBool;
+use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::notice::Notice;
+use super::padded::Padded;
+use super::shard::KeyHash;
+use super::{MemoryStorage, Time};
+use crate::storage::{Ask, ManualClock, Storage};
+use crate::strategy::State;
+use crate::sync::race::model;
+use crate::{Key, Op, Policy, Quota, Timestamp};
+
+fn key(hash: u64) -> KeyHash {
+    KeyHash { hash, rest: 0 }
+}
+
+/// All fields hold the same number, so a mix of two writes shows.
+fn state(number: u32) -> State {
+    State::Counts { until: Timestamp::from_micros(number.into()), amounts: [number, number] }
+}
+
+#[test]
+fn reader_never_sees_a_write_in_progress() {
+    model(|race| {
+        let notice = Arc::new(Notice::default());
+        let write = |notice: &Notice| notice.put_up(key(1), 0, &state(1));
+        let ((), read) = race.run(&notice, write, |notice| notice.read(key(1), 0));
+        assert!(read.is_none() || read == Some(state(1)), "{read:?}");
+        assert_eq!(notice.read(key(1), 0), Some(state(1)));
+    });
+}
+
+#[test]
+fn reader_never_mixes_two_states_of_one_key() {
+    model(|race| {
+        let notice = Arc::new(Notice::default());
+        let write = |notice: &Notice| {
+            notice.put_up(key(1), 0, &state(1));
+            notice.put_up(key(1), 0, &state(2));
+        };
+        let ((), read) = race.run(&notice, write, |notice| notice.read(key(1), 0));
+        assert!(read.is_none() || read == Some(state(1)) || read == Some(state(2)), "{read:?}");
+        assert_eq!(notice.read(key(1), 0), Some(state(2)));
+    });
+}
+
+#[test]
+fn reader_never_mixes_the_states_of_two_keys() {
+    for read_key in [1, 2] {
+        model(move |race| {
+            let notice = Arc::new(Notice::default());
+            notice.put_up(key(1), 0, &state(1));
+            let write = |notice: &Notice| notice.put_up(key(2), 0, &state(2));
+            let ((), read) = race.run(&notice, write, move |notice| notice.read(key(read_key.into()), 0));
+            assert!(read.is_none() || read == Some(state(read_key)), "{read:?}");
+            assert_eq!((notice.read(key(1), 0), notice.read(key(2), 0)), (None, Some(state(2))));
+        });
+    }
+}
+
+#[test]
+fn reader_never_mixes_a_state_with_its_removal() {
+    model(|race| {
+        let notice = Arc::new(Notice::default());
+        notice.put_up(key(1), 0, &state(1));
+        let ((), read) = race.run(&notice, Notice::take_down, |notice| notice.read(key(1), 0));
+        assert!(read.is_none() || read == Some(state(1)), "{read:?}");
+        assert_eq!(notice.read(key(1), 0), None);
+    });
+}
+
+/// The writer's own loads are relaxed: the lock orders them.
+#[test]
+fn notice_of_two_writers_is_one_of_theirs() {
+    model(|race| {
+        let padded = Arc::new(Padded::default());
+        let write = |number: u32| {
+            move |padded: &Padded| {
+                let shard = padded.shard.lock().unwrap();
+                padded.put_up(key(number.into()), 0, &state(number));
+                drop(shard);
+                padded.noticed(key(2), 0)
+            }
+        };
+        let reads = race.run(&padded, write(1), write(2));
+        for read in <[_; 2]>::from(reads) {
+            assert!(read.is_none() || read == Some(state(2)), "{read:?}");
+        }
+        let read = (padded.noticed(key(1), 0), padded.noticed(key(2), 0));
+        assert!([(Some(state(1)), None), (None, Some(state(2)))].contains(&read), "{read:?}");
+    });
+}
+
+/// The flag stands for the state that the lock guards.
+#[test]
+fn removed_refusal_is_not_seen_after_the_lock() {
+    for refuses_another in [false, true] {
+        model(move |race| {
+            let padded = Arc::new((Padded::default(), AtomicBool::new(false)));
+            padded.0.put_up(key(1), 0, &state(1));
+            let change = move |(padded, flag): &(Padded, AtomicBool)| {
+                let shard = padded.shard.lock().unwrap();
+                padded.take_down(1);
+                flag.store(true, Relaxed);
+                if refuses_another {
+                    padded.put_up(key(2), 0, &state(2));
+                }
+                drop(shard);
+            };
+            let read = |(padded, flag): &(Padded, AtomicBool)| {
+                let shard = padded.shard.lock().unwrap();
+                let has_changed = flag.load(Relaxed);
+                drop(shard);
+                (has_changed, padded.noticed(key(1), 0))
+            };
+            let ((), (has_changed, read)) = race.run(&padded, change, read);
+            assert!(read.is_none() || !has_changed && read == Some(state(1)), "{read:?}");
+        });
+    }
+}
+
+#[test]
+fn removed_refusal_is_not_seen_by_a_thread_that_knows_of_the_change() {
+    model(|race| {
+        let padded = Arc::new((Padded::default(), AtomicBool::new(false)));
+        padded.0.put_up(key(1), 0, &state(1));
+        let change = |(padded, flag): &(Padded, AtomicBool)| {
+            let shard = padded.shard.lock().unwrap();
+            padded.take_down(1);
+            drop(shard);
+            flag.store(true, Release);
+        };
+        let read = |(padded, flag): &(Padded, AtomicBool)| (flag.load(Acquire), padded.noticed(key(1), 0));
+        let ((), (has_changed, read)) = race.run(&padded, change, read);
+        assert!(read.is_none() || !has_changed && read == Some(state(1)), "{read:?}");
+    });
+}
+
+/// The same with the storage itself. Peeks do not sweep, so each run does the same.
+#[test]
+fn cleared_key_is_admitted_by_a_thread_that_knows_of_it() {
+    fn policy() -> Policy {
+        Policy::from(Quota::per_hour(1))
+    }
+    fn is_admitted(storage: &MemoryStorage, op: Op) -> bool {
+        storage.0.decide(&Ask::new(&policy(), &Key::from("alice"), op, 1)).is_admitted()
+    }
+    model(|race| {
+        let storage = MemoryStorage::with(1, Time::Other(Box::new(ManualClock::default())));
+        assert!(is_admitted(&storage, Op::Hit));
+        assert!(!is_admitted(&storage, Op::Hit));
+        let shared = Arc::new((storage, AtomicBool::new(false)));
+        let clear = |(storage, flag): &(MemoryStorage, AtomicBool)| {
+            let _ = storage.clear(&policy(), &Key::from("alice"));
+            flag.store(true, Release);
+        };
+        let peek = |(storage, flag): &(MemoryStorage, AtomicBool)| {
+            let is_cleared = flag.load(Acquire);
+            (is_cleared, is_admitted(storage, Op::Peek))
+        };
+        let ((), (is_cleared, admitted)) = race.run(&shared, clear, peek);
+        assert!(admitted || !is_cleared);
+        assert!(is_admitted(&shared.0, Op::Peek));
+    });
+}
