@@ -173,9 +173,13 @@
 //! # Features
 //!
 //! - `tracing` (default): events for what an operator must know: refusals at debug, storage trouble and [lints](Lint) at warn.
+//! - `quanta` (default): [`storage::SystemClock`] reads the processor's tick counter, which is
+//!   faster than the system's clock.
 //! - `axum`: [`PeerIp`] reads `ConnectInfo`, `extract::MatchedPath` is there, and [`Decision`] is an extractor.
 //! - `tonic`: [`PeerIp`] reads the connect info of tonic's server. [`GrpcRejection`] is there without it.
 //! - `metrics`: `MetricsObserver` counts decisions by policy and outcome.
+//! - `partition-key`: `Headers::partition_key` adds the parameter `pk`, a keyed hash of the key, to
+//!   the IETF's fields.
 //! - `redis`: [`storage::RedisStorage`](storage) keeps the counters on a Redis or Valkey server; `redis-cluster`, `redis-sentinel` and
 //!   `redis-rustls` (TLS) are for URLs that need them.
 //! - `memcached`: `storage::MemcachedStorage`, for the same on memcached servers.

@@ -3,13 +3,10 @@
 //! has them.
 
 use std::fmt::Write;
-use std::hash::Hasher;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use siphasher::sip128::{Hasher128, SipHasher24};
 
+use super::partition::Secret;
 use super::set;
 use crate::time::seconds_up;
 use crate::{Decision, Key, Limit, Policy};
@@ -24,9 +21,9 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// What there is to say of each limit. `partition` is the secret to tell the client's key with.
-    pub(super) fn of(decision: &Decision, policy: &Policy, key: &Key, partition: Option<[u8; 16]>) -> Self {
-        let partition = partition.map_or_else(String::new, |secret| format!(";pk=:{}:", hash(key, secret)));
+    /// Writes a member for each limit. Members have the parameter `pk` if there is a secret for it.
+    pub(super) fn of(decision: &Decision, policy: &Policy, key: &Key, partition: Option<Secret>) -> Self {
+        let partition = partition.map_or_else(String::new, |secret| secret.parameter(key));
         let (mut policies, mut limits) = (String::new(), String::new());
         for (position, (limit, status)) in policy.limits().iter().zip(decision.limits()).enumerate() {
             if position > 0 {
@@ -81,11 +78,4 @@ fn is_list(line: &[u8]) -> bool {
         }
     }
     line.trim_ascii_start().starts_with(b"\"") && !inside && !line.trim_ascii_end().ends_with(b",")
-}
-
-/// A pseudo-random function of the key: without the secret it says nothing about the key, with it the same on every machine.
-fn hash(key: &Key, secret: [u8; 16]) -> String {
-    let mut hasher = SipHasher24::new_with_key(&secret);
-    hasher.write(key.as_bytes());
-    STANDARD.encode(hasher.finish128().as_bytes())
 }

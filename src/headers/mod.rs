@@ -1,6 +1,7 @@
 //! From a decision to header fields.
 
 mod lists;
+mod partition;
 mod text;
 mod triple;
 
@@ -10,6 +11,7 @@ use http::header::{CACHE_CONTROL, HeaderMap, HeaderValue, IntoHeaderName, RETRY_
 use http::{Extensions, Response};
 
 use self::lists::Lists;
+use self::partition::Secret;
 use self::text::{Frequent, frequent};
 pub(crate) use self::triple::Numbers;
 use self::triple::{DRAFT_6, Names, X};
@@ -44,7 +46,7 @@ pub struct Headers {
     from_now: bool,
     draft_6: bool,
     ietf: bool,
-    partition: Option<[u8; 16]>,
+    partition: Option<Secret>,
 }
 
 impl Headers {
@@ -104,12 +106,16 @@ impl Headers {
         Self { from_now: true, ..self }
     }
 
-    /// The same with the parameter `pk` in the [IETF's fields](Self::ietf), if they are written: by it a client tells whose
-    /// quota it is told about, when it has several. It is a hash of the key (SipHash-2-4, 128 bits) under `secret`, never
-    /// the key itself. Give the same secret to all processes, and to nobody else: who knows it can try out keys.
+    /// Adds the parameter `pk` to the [IETF's fields](Self::ietf), if they are written. A client
+    /// that has several quotas recognizes by it which of them a response reports.
+    ///
+    /// The value is a hash of the key (SipHash-2-4, 128 bits) under `secret`, never the key itself.
+    /// Use the same secret in all processes, and keep it confidential: with it, an attacker can test
+    /// guesses of keys.
+    #[cfg(feature = "partition-key")]
     #[must_use]
     pub const fn partition_key(self, secret: [u8; 16]) -> Self {
-        Self { partition: Some(secret), ..self }
+        Self { partition: Some(Secret(secret)), ..self }
     }
 
     /// Whether the numbers of the limit that is shown are told.

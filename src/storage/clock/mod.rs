@@ -1,8 +1,17 @@
+#[cfg(feature = "quanta")]
+mod counter;
+#[cfg(not(feature = "quanta"))]
+mod instant;
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+#[cfg(feature = "quanta")]
+use self::counter::Ticks;
+#[cfg(not(feature = "quanta"))]
+use self::instant::Ticks;
 use crate::Timestamp;
 use crate::time::micros;
 
@@ -21,48 +30,43 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 /// How often the wall clock is looked at, and how far ahead it must be: a second, in microseconds.
 const SECOND: u64 = 1_000_000;
 
-/// Monotonic time, counted from the wall clock's time at the start.
+/// Monotonic time that starts at the wall clock's time. The clock of a [`MemoryStorage`].
 ///
-/// A wall clock that is set back is not followed; one that is more than a second ahead (the machine
-/// was asleep) is. It reads the processor's tick counter, which costs half of asking the system, and corrects that by the
-/// system's monotonic clock once a second; time does not go back for that, except that two threads that read it at the
-/// very moment may disagree by what a second of ticks was off.
+/// With the feature `quanta` (default) it reads the processor's tick counter, which is faster than
+/// the system's clock, and corrects the result by the system's monotonic clock once a second.
+/// Without the feature it reads the system's monotonic clock ([`std::time::Instant`]).
+///
+/// If the wall clock is set back, the time does not follow. If the wall clock is more than a second
+/// ahead, for example after the machine was asleep, the next correction follows it. That check too
+/// is made once a second.
+///
+/// The time does not go back, with one exception: two threads that read the clock while it is being
+/// corrected may differ by the error that is corrected.
+///
+/// [`MemoryStorage`]: crate::MemoryStorage
 #[derive(Debug)]
 pub struct SystemClock {
-    ticks: quanta::Clock,
-    first_tick: u64,
-    /// Microseconds of a tick, in 2^-64.
-    micros_per_tick: u64,
-    start: Instant,
-    /// The wall clock's time at `start`, and what it has been ahead since.
+    ticks: Ticks,
+    /// The wall clock's time at the start, plus the jumps ahead that were followed since.
     epoch: AtomicU64,
-    /// What to add to the time counted in ticks.
+    /// The difference between the time and the ticks.
     offset: AtomicU64,
-    /// A correction does not make time earlier than this.
+    /// The earliest time that the clock may return, so that a correction does not set it back.
     floor: AtomicU64,
-    /// Time counted in ticks when it was last corrected.
+    /// The ticks at the last correction.
     corrected: AtomicU64,
 }
 
 impl SystemClock {
-    /// A clock that stands at the wall clock's time.
+    /// Creates a clock that starts at the wall clock's time.
     pub fn new() -> Self {
-        let ticks = quanta::Clock::new();
-        let (first_tick, start) = (ticks.raw(), Instant::now());
+        let ticks = Ticks::start();
         let epoch = Timestamp::wall_clock().as_micros();
-        Self {
-            micros_per_tick: micros_per_tick(&ticks),
-            ticks,
-            first_tick,
-            start,
-            epoch: epoch.into(),
-            offset: epoch.into(),
-            floor: epoch.into(),
-            corrected: 0.into(),
-        }
+        Self { ticks, epoch: epoch.into(), offset: epoch.into(), floor: epoch.into(), corrected: 0.into() }
     }
 
-    /// Sets the offset right: `ticked` and `monotonic` are the time since the start, counted in ticks and by the system.
+    /// Corrects the offset. `ticked` and `monotonic` are the time since the start, counted in ticks
+    /// and by the system's monotonic clock.
     #[cold]
     fn correct(&self, ticked: u64, monotonic: u64, wall: Timestamp) {
         self.corrected.store(ticked, Ordering::Relaxed);
@@ -85,24 +89,14 @@ impl SystemClock {
 impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Timestamp {
-        let ticks = self.ticks.raw().saturating_sub(self.first_tick);
-        #[allow(clippy::cast_possible_truncation)] // the upper half
-        let ticked = ((u128::from(ticks) * u128::from(self.micros_per_tick)) >> 64) as u64;
-        // Wrapping, so that ticks that have started again are corrected too.
+        let ticked = self.ticks.elapsed();
+        // A counter that restarted is below the last correction. The subtraction wraps around then,
+        // and so the clock is corrected too.
         if ticked.wrapping_sub(self.corrected.load(Ordering::Relaxed)) >= SECOND {
-            self.correct(ticked, micros(self.start.elapsed()), Timestamp::wall_clock());
+            self.correct(ticked, self.ticks.monotonic(ticked), Timestamp::wall_clock());
         }
         self.at(ticked)
     }
-}
-
-/// How long a tick takes, in 2^-64 microseconds: what many ticks take, divided. A second of ticks is off by less than a
-/// nanosecond for that.
-fn micros_per_tick(ticks: &quanta::Clock) -> u64 {
-    const MANY: u32 = 40;
-    // Nanoseconds of 2^40 ticks, which are 2^24 / 1000 times the microseconds of 2^64 ticks.
-    let nanos = u128::from(ticks.delta_as_nanos(0, 1 << MANY));
-    u64::try_from((nanos << (u64::BITS - MANY)) / 1_000).unwrap_or(u64::MAX)
 }
 
 impl Default for SystemClock {
@@ -223,23 +217,21 @@ mod tests {
         while clock.now() == first {}
         assert!(clock.now() > first);
     }
-
     #[test]
-    fn a_second_of_ticks_is_a_second() {
+    fn ticks_that_restart_do_not_move_time() {
         let clock = SystemClock::new();
-        for ticks in [1_000_000, 3_000_000_000, 1 << 40] {
-            let nanos = clock.ticks.delta_as_nanos(0, ticks);
-            #[allow(clippy::cast_possible_truncation)]
-            let micros = ((u128::from(ticks) * u128::from(clock.micros_per_tick)) >> 64) as u64;
-            assert!(micros.abs_diff(nanos / 1_000) <= 1, "{ticks} ticks are {nanos} ns, not {micros} us");
-        }
+        let start = Timestamp::from_micros(clock.epoch.load(Ordering::Relaxed));
+        clock.correct(5 * SECOND, 5 * SECOND, start);
+        clock.correct(0, 5 * SECOND + 100, start);
+        assert_eq!(clock.at(0).since(start), 5 * SECOND + 100);
+        assert_eq!(clock.at(50).since(start), 5 * SECOND + 150);
     }
 
     #[test]
-    fn ticks_that_start_again_do_not_move_time() {
-        let mut clock = SystemClock::new();
-        let before = clock.now();
-        clock.first_tick += 1_000_000_000_000_000;
-        assert!(clock.now().since(before) < SECOND);
+    fn ticks_below_the_last_correction_are_corrected() {
+        let clock = SystemClock::new();
+        clock.corrected.store(60 * SECOND, Ordering::Relaxed);
+        clock.now();
+        assert!(clock.corrected.load(Ordering::Relaxed) < 60 * SECOND);
     }
 }

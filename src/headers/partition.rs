@@ -1,0 +1,35 @@
+//! The parameter `pk` of the IETF's fields.
+
+use crate::Key;
+
+/// The secret of `Headers::partition_key`.
+#[cfg(feature = "partition-key")]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Secret(pub(super) [u8; 16]);
+
+/// Without the feature there is no way to set a secret, so this type has no value.
+#[cfg(not(feature = "partition-key"))]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Secret {}
+
+impl Secret {
+    /// Returns the parameter for `key`, with the semicolon in front. Its value is a pseudo-random
+    /// function of the key: it is the same on every machine, and useless without the secret.
+    #[cfg(feature = "partition-key")]
+    pub(super) fn parameter(self, key: &Key) -> String {
+        use std::hash::Hasher;
+
+        use base64::Engine;
+        use base64::engine::general_purpose::STANDARD;
+        use siphasher::sip128::{Hasher128, SipHasher24};
+
+        let mut hasher = SipHasher24::new_with_key(&self.0);
+        hasher.write(key.as_bytes());
+        format!(";pk=:{}:", STANDARD.encode(hasher.finish128().as_bytes()))
+    }
+
+    #[cfg(not(feature = "partition-key"))]
+    pub(super) fn parameter(self, _key: &Key) -> String {
+        match self {}
+    }
+}
