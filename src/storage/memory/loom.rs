@@ -161,7 +161,7 @@ fn cleared_key_is_admitted_by_a_thread_that_knows_of_it() {
         assert!(!is_admitted(&storage, Op::Hit));
         let shared = Arc::new((storage, AtomicBool::new(false)));
         let clear = |(storage, flag): &(MemoryStorage, AtomicBool)| {
-            let _ = storage.clear(&policy(), &Key::from("alice"));
+            let Ok(()) = storage.clear(&policy(), &Key::from("alice")).into_inner();
             flag.store(true, Release);
         };
         let peek = |(storage, flag): &(MemoryStorage, AtomicBool)| {
