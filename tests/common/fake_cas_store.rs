@@ -1,4 +1,4 @@
-//! Stores that compare and swap, in this process: one as it should be, and the same with something wrong.
+//! A store that compares and swaps, in this process. It is correct, or has one fault.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use tokio::task::yield_now;
 use tower_ratelimit::storage::{CasStorage, Loaded, Swapped};
 use tower_ratelimit::{BoxError, Timestamp};
 
-/// What may be wrong with a store.
+/// The fault of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     #[default]
@@ -33,9 +33,9 @@ pub enum Fault {
     SaysMillis,
 }
 
-/// Texts with the number of their writing, which answer not at once.
+/// A store in this process that answers only after it has yielded. Each text has the number of its write as its version.
 #[derive(Clone, Debug, Default)]
-pub struct Texts(Arc<Inner>);
+pub struct FakeCasStore(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -66,7 +66,7 @@ struct Written {
     gone_at: Option<Instant>,
 }
 
-impl Texts {
+impl FakeCasStore {
     pub fn with(fault: Fault) -> Self {
         let says_time = fault == Fault::SaysMillis;
         Self(Arc::new(Inner { fault, says_time, ..Inner::default() }))
@@ -200,7 +200,7 @@ impl Texts {
     }
 }
 
-impl CasStorage for Texts {
+impl CasStorage for FakeCasStore {
     type Error = BoxError;
     type Version = u64;
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use common::{Slow, ask, get, numbers, policy, poll, remaining, retry_after, standing, status};
+use common::{ask, get, memory_with_manual_clock, numbers, policy, poll, remaining, retry_after, slow, status};
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::storage::ManualClock;
@@ -55,7 +55,7 @@ async fn only_what_the_response_says_is_charged() {
     for text in
         ["fixed-window 3/hour", "moving-window 3/hour", "3/hour", "token-bucket 3/hour", "elastic-window 3/hour"]
     {
-        let (storage, clock) = standing();
+        let (storage, clock) = memory_with_manual_clock();
         let service = layer(text, storage.clone()).layer(Says);
         for _ in 0..20 {
             let response = ask(&service, get("/200")).await;
@@ -73,7 +73,7 @@ async fn only_what_the_response_says_is_charged() {
 
 #[tokio::test]
 async fn the_fields_of_a_response_that_is_not_charged_show_what_there_is() {
-    let (storage, clock) = standing();
+    let (storage, clock) = memory_with_manual_clock();
     let headers = Headers::x_rate_limit().and(Headers::ietf()).and(Headers::draft6());
     let service = layer("fixed-window 3/minute", storage).headers(headers).layer(Says);
     ask(&service, get("/401")).await;
@@ -92,7 +92,7 @@ async fn the_fields_of_a_response_that_is_not_charged_show_what_there_is() {
 #[tokio::test]
 async fn a_response_after_the_window_has_turned_gives_nothing_back() {
     for text in ["fixed-window 2/minute", "fixed-window-aligned 2/minute", "elastic-window 2/minute"] {
-        let (storage, clock) = standing();
+        let (storage, clock) = memory_with_manual_clock();
         let inner = {
             let clock = clock.clone();
             service_fn(move |_: Request<()>| {
@@ -114,7 +114,7 @@ async fn a_response_after_the_window_has_turned_gives_nothing_back() {
 /// No more can be under way at once than may turn out to count.
 #[tokio::test]
 async fn requests_under_way_are_reserved() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let inner = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
     let mut service = layer("fixed-window 2/minute", storage.clone()).layer(inner);
     let mut under_way = [Box::pin(service.call(get("/"))), Box::pin(service.call(get("/")))];
@@ -125,7 +125,7 @@ async fn requests_under_way_are_reserved() {
 
 #[tokio::test]
 async fn a_request_that_is_dropped_half_way_stays_charged() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let inner = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
     let mut service = layer("fixed-window 2/minute", storage.clone()).layer(inner);
     let mut dropped = Box::pin(service.call(get("/")));
@@ -137,7 +137,7 @@ async fn a_request_that_is_dropped_half_way_stays_charged() {
 
 #[tokio::test]
 async fn a_request_that_fails_stays_charged() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let inner = service_fn(|_: Request<()>| ready(Err::<Response<String>, _>("broken")));
     let mut service = layer("fixed-window 2/minute", storage.clone()).layer(inner);
     assert_eq!(service.call(get("/")).await.unwrap_err(), "broken");
@@ -146,8 +146,8 @@ async fn a_request_that_fails_stays_charged() {
 
 #[tokio::test]
 async fn a_storage_that_makes_one_wait_is_not_waited_for() {
-    let (memory, _clock) = standing();
-    let service = layer("fixed-window 2/minute", Slow(memory.clone())).layer(Says);
+    let (memory, _clock) = memory_with_manual_clock();
+    let service = layer("fixed-window 2/minute", slow(memory.clone())).layer(Says);
     let response = ask(&service, get("/200")).await;
     assert_eq!((response.status().as_u16(), remaining(&response)), (200, Some(1)), "the charge is shown");
     for _ in 0..10 {
@@ -163,7 +163,7 @@ async fn a_storage_that_makes_one_wait_is_not_waited_for() {
 
 #[tokio::test]
 async fn all_units_of_a_request_are_given_back_and_of_all_limits() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let text = "fixed-window 9/minute; moving-window 8/hour; token-bucket 7/hour; 6/day";
     let service = layer(text, storage.clone()).cost(|_: &tower_ratelimit::extract::Head<'_>| 5).layer(Says);
     assert_eq!(remaining(&ask(&service, get("/200")).await), Some(6));
@@ -193,7 +193,7 @@ async fn after_a_delay_the_last_place_is_given_back() {
 
 #[tokio::test]
 async fn the_refusal_of_an_inner_layer_is_a_response_like_others() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let inner = RateLimitLayer::new(policy("fixed-window 1/minute"), Global).storage(storage.clone(), OnError::Refuse);
     let service = layer("fixed-window 9/minute", storage.clone())
         .charge_when(|response: &ResponseHead<'_>| response.status != 429)
@@ -208,7 +208,7 @@ async fn the_refusal_of_an_inner_layer_is_a_response_like_others() {
 
 #[tokio::test]
 async fn a_free_request_and_one_that_is_not_limited_give_nothing_back() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let service = layer("fixed-window 3/minute", storage.clone())
         .cost(|head: &tower_ratelimit::extract::Head<'_>| u32::from(head.uri.path() == "/401"))
         .layer(Says);
@@ -227,7 +227,7 @@ async fn a_free_request_and_one_that_is_not_limited_give_nothing_back() {
 #[tokio::test]
 async fn a_free_request_passes_also_when_the_storage_fails() {
     for (cost, expected) in [(0, 200), (1, 503)] {
-        let layer = RateLimitLayer::new(policy("1/day"), Global).storage(common::Failing, OnError::Refuse);
+        let layer = RateLimitLayer::new(policy("1/day"), Global).storage(common::failing(), OnError::Refuse);
         let service = layer.cost(move |_: &tower_ratelimit::extract::Head<'_>| cost).layer(Says);
         assert_eq!(status(&service, get("/200")).await, expected);
     }
@@ -237,7 +237,7 @@ async fn a_free_request_passes_also_when_the_storage_fails() {
 async fn an_observer_is_told_what_was_given_back() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&told);
-    let (storage, _clock): (_, ManualClock) = standing();
+    let (storage, _clock): (_, ManualClock) = memory_with_manual_clock();
     let service = layer("fixed-window 1/minute", storage)
         .observer(move |event: &Event<'_>| events.lock().unwrap().push(event.outcome()))
         .layer(Says);

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use common::{Failing, Slow, policy, standing};
+use common::{failing, memory_with_manual_clock, policy, slow};
 use http::Request;
 use tokio::net::TcpListener;
 use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
@@ -53,19 +53,19 @@ async fn calls_are_answered_until_the_limit_and_then_exhausted_until_retry_after
         advance(Duration::from_secs(10));
         assert!(health.check(question()).await.is_ok(), "on the same connection");
     }
-    let (storage, clock) = standing();
+    let (storage, clock) = memory_with_manual_clock();
     check(storage, |wait| clock.advance(wait)).await;
-    let (storage, clock) = standing();
-    check(Slow(storage), |wait| clock.advance(wait)).await;
+    let (storage, clock) = memory_with_manual_clock();
+    check(slow(storage), |wait| clock.advance(wait)).await;
 }
 
 #[tokio::test]
 async fn when_the_storage_fails_closed_calls_are_unavailable() {
     let layer = RateLimitLayer::new(Quota::per_hour(1), Global).rejection(GrpcRejection);
-    let refused = client(layer.clone().storage(Failing, OnError::Refuse)).await.check(question()).await.unwrap_err();
+    let refused = client(layer.clone().storage(failing(), OnError::Refuse)).await.check(question()).await.unwrap_err();
     assert_eq!((refused.code(), number(&refused, "retry-after")), (Code::Unavailable, Some(1)));
     assert!(!format!("{refused:?}").contains("secret-host"), "{refused:?}");
-    assert!(client(layer.storage(Failing, OnError::Admit)).await.check(question()).await.is_ok());
+    assert!(client(layer.storage(failing(), OnError::Admit)).await.check(question()).await.is_ok());
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use common::{Inner, T0, ask, get, numbers, policy, retry_after, standing, status, with};
+use common::{Inner, T0, ask, get, memory_with_manual_clock, numbers, policy, retry_after, status, with};
 use http::{HeaderMap, Response};
 use proptest::prelude::*;
 use sfv::{BareItem, List, ListEntry, Parser};
@@ -20,7 +20,7 @@ fn layer(policy: Policy, storage: &MemoryStorage, headers: Headers) -> RateLimit
 }
 
 fn limited(policy: Policy, headers: Headers) -> (RateLimit<Inner>, ManualClock) {
-    let (storage, clock) = standing();
+    let (storage, clock) = memory_with_manual_clock();
     (layer(policy, &storage, headers).layer(Inner::default()), clock)
 }
 
@@ -78,7 +78,7 @@ async fn a_window_in_the_ietfs_fields_is_the_time_in_which_the_capacity_comes_ba
 
 #[tokio::test]
 async fn nothing_to_wait_for_is_a_reset_of_zero() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let layer = layer(free(), &storage, Headers::ietf().and(Headers::draft6())).cost(|_: &Head<'_>| 0);
     assert_eq!(
         fields(&ask(&layer.layer(Inner::default()), get("/")).await),
@@ -164,7 +164,7 @@ async fn families_combine_in_any_way() {
 
 #[tokio::test]
 async fn stacked_layers_make_one_list_that_names_every_limit() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let headers = Headers::ietf().and(Headers::x_rate_limit());
     let inner = layer(free_and_daily(), &storage, headers).layer(Inner::default());
     let all = Policy::named("all").limit(FixedWindow::new(), Quota::per_minute(1_000));
@@ -207,7 +207,7 @@ async fn what_an_inner_service_wrote_is_continued_if_it_is_such_a_list_and_else_
             }
             std::future::ready(Ok::<_, std::convert::Infallible>(response))
         });
-        let (storage, _clock) = standing();
+        let (storage, _clock) = memory_with_manual_clock();
         let response = ask(&layer(free(), &storage, Headers::ietf()).layer(service), get("/")).await;
         assert_eq!(response.headers()["ratelimit"], expected, "{inner:?}");
         members(response.headers(), "ratelimit");
@@ -222,7 +222,7 @@ async fn a_response_that_carries_an_admitted_decision_is_told_the_numbers() {
         response.extensions_mut().insert(decision);
         std::future::ready(Ok::<_, std::convert::Infallible>(response))
     });
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let service = layer(free(), &storage, Headers::x_rate_limit()).share_decision().layer(service);
     assert_eq!(numbers(&ask(&service, get("/")).await), Some([10, 9, T0 + 1]));
 }
@@ -240,7 +240,7 @@ async fn a_response_full_of_fields_stays_as_it_is() {
         }
         std::future::ready(Ok::<_, std::convert::Infallible>(response))
     });
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let all = Headers::x_rate_limit().and(Headers::ietf()).and(Headers::draft6());
     let response = ask(&layer(free(), &storage, all).layer(service), get("/")).await;
     assert_eq!(numbers(&response), None);
@@ -262,7 +262,7 @@ async fn who_had_to_wait_is_told_how_things_stand_then() {
 #[tokio::test]
 async fn stacked_layers_show_the_tighter_one_in_draft_6_too() {
     for (outer, inner) in [(5, 7), (7, 5)] {
-        let (storage, _clock) = standing();
+        let (storage, _clock) = memory_with_manual_clock();
         let layer = |amount| layer(policy(&format!("fixed-window {amount}/minute")), &storage, Headers::draft6());
         let service = layer(outer).layer(layer(inner).layer(Inner::default()));
         let response = ask(&service, get("/")).await;
@@ -274,7 +274,7 @@ async fn stacked_layers_show_the_tighter_one_in_draft_6_too() {
 #[tokio::test]
 async fn a_partition_key_tells_clients_apart_and_says_nothing_about_them() {
     async fn partition(secret: [u8; 16], client: &str) -> [Vec<u8>; 2] {
-        let (storage, _clock) = standing();
+        let (storage, _clock) = memory_with_manual_clock();
         let service = RateLimitLayer::new(free_and_daily(), Header::new("x-client"))
             .storage(storage, OnError::Refuse)
             .headers(Headers::ietf().partition_key(secret))
@@ -369,7 +369,7 @@ proptest! {
         });
         let first = limits.next().unwrap().named(&limit_name);
         let policy = limits.fold(Policy::named(&name).with(first), Policy::with);
-        let (storage, _clock) = standing();
+        let (storage, _clock) = memory_with_manual_clock();
         let service = layer(policy.clone(), &storage, Headers::ietf().and(Headers::x_rate_limit()))
             .share_decision()
             .cost(move |_: &Head<'_>| cost)

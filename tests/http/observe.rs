@@ -3,26 +3,27 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::flaky_storage::{Mood, Moody};
-use common::{Failing, Inner, ask, get, policy, poll, standing, status, with};
+use common::{
+    Behavior, FAILURE, FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, policy, poll, status, with,
+};
 use http::Request;
 use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
 use tower::Layer;
 use tower_ratelimit::extract::{AllowList, Head, Missing};
-use tower_ratelimit::storage::{Ask, Breaker, Leases, RefusalCache};
+use tower_ratelimit::storage::{Breaker, Leases, RefusalCache};
 use tower_ratelimit::{
-    ClientIp, Decision, Event, Global, Header, Key, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer,
-    OnError, PeerIp, Policy, RateLimitLayer, RateLimiter, ResponseHead, Skip, Storage, What,
+    ClientIp, Event, Global, Header, Key, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer, OnError,
+    PeerIp, Policy, RateLimitLayer, RateLimiter, ResponseHead, Skip, What,
 };
 use tracing::field::{Field, Visit};
 use tracing::span;
 
 fn layer(text: &str) -> RateLimitLayer {
-    RateLimitLayer::new(policy(text).with_name("api"), Header::new("x-client")).storage(standing().0, OnError::Refuse)
+    RateLimitLayer::new(policy(text).with_name("api"), Header::new("x-client"))
+        .storage(memory_with_manual_clock().0, OnError::Refuse)
 }
 
 #[tokio::test]
@@ -65,9 +66,9 @@ async fn an_observer_is_told_which_way_a_failing_storage_went() {
             let What::Failed { error, .. } = event.what else { panic!("{event:?}") };
             events.lock().unwrap().push((event.outcome(), error.to_string()));
         };
-        let service = layer("1/day").storage(Failing, on_error).observer(observer).layer(Inner::default());
+        let service = layer("1/day").storage(failing(), on_error).observer(observer).layer(Inner::default());
         status(&service, with("x-client", "a")).await;
-        assert_eq!(*told.lock().unwrap(), [(expected, "secret-host:6379 is down".to_owned())]);
+        assert_eq!(*told.lock().unwrap(), [(expected, FAILURE.to_owned())]);
     }
 }
 
@@ -165,7 +166,7 @@ fn an_outage_does_not_flood_the_log() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let hour = std::time::Duration::from_secs(3_600);
-            let storage = RefusalCache::new(Breaker::new(Failing).failures(2).probe_after(hour, hour));
+            let storage = RefusalCache::new(Breaker::new(failing()).failures(2).probe_after(hour, hour));
             let layer = RateLimitLayer::new(policy("1/day"), Header::new("x-client"));
             let service = layer.storage(storage, OnError::Refuse).layer(Inner::default());
             for _ in 0..20 {
@@ -190,9 +191,9 @@ fn a_gauge_tells_how_many_breakers_are_open() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let key = Key::everybody();
-            let moody = Moody::new(Mood::Fails).0;
-            let limiters = [moody.clone(), moody.clone()]
-                .map(|moody| RateLimiter::with_storage(policy("1/day"), Breaker::new(moody).failures(1)));
+            let primary = failing();
+            let limiters = [primary.clone(), primary.clone()]
+                .map(|primary| RateLimiter::with_storage(policy("1/day"), Breaker::new(primary).failures(1)));
             for (number, limiter) in limiters.iter().enumerate() {
                 assert_eq!(open(), number.to_string());
                 for _ in 0..3 {
@@ -201,7 +202,7 @@ fn a_gauge_tells_how_many_breakers_are_open() {
             }
             assert_eq!(open(), "2");
             let [back, away] = limiters;
-            moody.set(Mood::Works);
+            primary.set(Behavior::Works);
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
             assert!(back.hit(&key).await.is_ok());
             assert_eq!(open(), "1");
@@ -220,10 +221,10 @@ fn metrics_count_which_of_two_storages_decided() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let key = tower_ratelimit::Key::everybody();
-            let good = RateLimiter::with_storage(policy("1/day"), Breaker::new(standing().0));
-            let fallen = Breaker::new(Failing).fallback(standing().0, 2);
+            let good = RateLimiter::with_storage(policy("1/day"), Breaker::new(memory_with_manual_clock().0));
+            let fallen = Breaker::new(failing()).fallback(memory_with_manual_clock().0, 2);
             let fallen = RateLimiter::with_storage(policy("1/day"), fallen);
-            let bad = RateLimiter::with_storage(policy("1/day"), Breaker::new(Failing));
+            let bad = RateLimiter::with_storage(policy("1/day"), Breaker::new(failing()));
             for _ in 0..2 {
                 let _ = good.hit(&key).await.unwrap();
             }
@@ -318,8 +319,8 @@ fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
     let lines = logged(&layer.clone().log_keys(), vec![forged(), forged()]);
     assert!(lines[0].contains("key=\"ta shadow=true outcome=admitted"), "in quotes: {lines:?}");
 
-    let lines = logged(&layer.storage(Failing, OnError::Admit), vec![alice()]);
-    assert!(lines[0].contains("WARN") && lines[0].contains("secret-host:6379 is down"), "{lines:?}");
+    let lines = logged(&layer.storage(failing(), OnError::Admit), vec![alice()]);
+    assert!(lines[0].contains("WARN") && lines[0].contains(FAILURE), "{lines:?}");
     assert!(!lines.concat().contains("alice"), "{lines:?}");
 
     let broken = |_: &Head<'_>| -> Result<tower_ratelimit::Key, Missing> { Err(Missing::server("no table")) };
@@ -332,19 +333,19 @@ fn the_log_says_when_a_storage_is_left_alone_and_when_it_is_back() {
     let lines = log_of(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let (moody, _) = Moody::new(Mood::Fails);
-            let breaker = Breaker::new(moody.clone()).fallback(standing().0, 2);
+            let (primary, _) = FakeStorage::in_memory(Behavior::Fails);
+            let breaker = Breaker::new(primary.clone()).fallback(memory_with_manual_clock().0, 2);
             let limiter = RateLimiter::with_storage(policy("100/day"), breaker);
             for _ in 0..50 {
                 let _ = limiter.hit(&tower_ratelimit::Key::everybody()).await.unwrap();
             }
-            moody.set(Mood::Works);
+            primary.set(Behavior::Works);
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
             let _ = limiter.hit(&tower_ratelimit::Key::everybody()).await.unwrap();
         });
     });
     let [left_alone, back] = &lines[..] else { panic!("once each: {lines:?}") };
-    for part in ["WARN", "left alone", "failures=5", "it fails"] {
+    for part in ["WARN", "left alone", "failures=5", FAILURE] {
         assert!(left_alone.contains(part), "{part}: {lines:?}");
     }
     assert!(back.contains("INFO") && back.contains("back"), "{lines:?}");
@@ -476,40 +477,14 @@ async fn lints_are_told_once_and_only_of_what_is_so() {
     assert_eq!(linted.told(), [], "what is not limited is charged to nobody");
 }
 
-/// Keeps its own log of what it is asked, and cannot give back.
-#[derive(Clone, Debug)]
-struct Grudging(MemoryStorage, bool);
-
-impl Storage for Grudging {
-    type Error = &'static str;
-    type Decided = std::future::Ready<Result<Decision, &'static str>>;
-    type Done = Pin<Box<dyn Future<Output = Result<(), &'static str>> + Send>>;
-
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
-        std::future::ready(Ok(self.0.decide(ask).into_inner().unwrap()))
-    }
-
-    fn clear(&self, _: &Policy, _: &tower_ratelimit::Key) -> Self::Done {
-        Box::pin(async { Err("no") })
-    }
-
-    fn refund(&self, _: &Policy, _: &tower_ratelimit::Key, _: &Decision) -> Self::Done {
-        let later = self.1;
-        Box::pin(async move {
-            if later {
-                std::future::pending::<()>().await;
-            }
-            Err("what is spent is spent")
-        })
-    }
-}
-
 #[test]
 fn what_could_not_be_given_back_is_no_decision_and_no_refund() {
     for later in [false, true] {
         let told = Arc::new(Mutex::new(Vec::new()));
         let events = Arc::clone(&told);
-        let layer = layer("fixed-window 5/minute").storage(Grudging(standing().0, later), OnError::Refuse);
+        let (storage, _) = FakeStorage::in_memory(Behavior::Works);
+        storage.set_changes(if later { Behavior::Hangs } else { Behavior::Fails });
+        let layer = layer("fixed-window 5/minute").storage(storage, OnError::Refuse);
         let service = layer
             .charge_when(|_: &ResponseHead<'_>| false)
             .observer(move |event: &Event<'_>| events.lock().unwrap().push(event.outcome()))

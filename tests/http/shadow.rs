@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use common::{Failing, Inner, Slow, ask, get, numbers, policy, poll, standing, status, with};
+use common::{Inner, ask, failing, get, memory_with_manual_clock, numbers, policy, poll, slow, status, with};
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::extract::{Head, Missing};
@@ -42,7 +42,7 @@ async fn yields() {
 
 #[tokio::test]
 async fn a_layer_in_shadow_counts_and_tells_and_never_refuses() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let (layer, told) = watched(policy("fixed-window 2/minute"), storage);
     let layer = layer.shadow().headers(Headers::x_rate_limit().and(Headers::ietf()));
     let service = layer.layer(Inner::default());
@@ -59,7 +59,7 @@ async fn a_layer_in_shadow_counts_and_tells_and_never_refuses() {
 
 #[tokio::test]
 async fn a_layer_in_shadow_changes_no_field_of_others() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let shadow = RateLimitLayer::new(policy("fixed-window 1/minute"), Global).storage(storage.clone(), OnError::Refuse);
     let outer = RateLimitLayer::new(policy("fixed-window 9/minute"), Global).storage(storage, OnError::Refuse);
     let service = outer.layer(shadow.shadow().layer(Inner::default()));
@@ -70,7 +70,7 @@ async fn a_layer_in_shadow_changes_no_field_of_others() {
 
 #[tokio::test(start_paused = true)]
 async fn a_layer_in_shadow_makes_nobody_wait_for_a_turn() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let (layer, told) = watched(policy("leaky-bucket 1/hour queue 1"), storage);
     let mut service = layer.shadow().layer(Inner::default());
     for _ in 0..3 {
@@ -81,7 +81,7 @@ async fn a_layer_in_shadow_makes_nobody_wait_for_a_turn() {
 
 #[tokio::test]
 async fn in_shadow_a_missing_key_and_a_failing_storage_pass() {
-    let (layer, told) = watched(policy("fixed-window 1/minute"), Failing);
+    let (layer, told) = watched(policy("fixed-window 1/minute"), failing());
     let service = layer.shadow().layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
     assert_eq!(take(&told), ["failed_open?"]);
@@ -90,7 +90,7 @@ async fn in_shadow_a_missing_key_and_a_failing_storage_pass() {
     let service = RateLimitLayer::new(policy("fixed-window 1/minute"), key).shadow().layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
     let cost = |_: &Head<'_>| -> Result<u32, Missing> { Err(Missing::server("no cost")) };
-    let (layer, told) = watched(policy("fixed-window 1/minute"), standing().0);
+    let (layer, told) = watched(policy("fixed-window 1/minute"), memory_with_manual_clock().0);
     let service = layer.cost(cost).shadow().layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
     assert_eq!(take(&told), ["missing?"]);
@@ -98,8 +98,8 @@ async fn in_shadow_a_missing_key_and_a_failing_storage_pass() {
 
 #[tokio::test]
 async fn nobody_waits_for_the_storage_of_a_shadow() {
-    let (memory, _clock) = standing();
-    let (layer, told) = watched(policy("fixed-window 1/minute"), Slow(memory.clone()));
+    let (memory, _clock) = memory_with_manual_clock();
+    let (layer, told) = watched(policy("fixed-window 1/minute"), slow(memory.clone()));
     let mut service = layer.shadow().layer(Inner::default());
     for _ in 0..2 {
         // In one poll, where the storage needs three.
@@ -142,19 +142,19 @@ async fn a_layer_in_shadow_charges_by_the_response() {
         "admitted?",
         "refused?",
     ];
-    assert_eq!(check(standing().0).await, expected);
-    assert_eq!(check(Slow(standing().0)).await, expected);
+    assert_eq!(check(memory_with_manual_clock().0).await, expected);
+    assert_eq!(check(slow(memory_with_manual_clock().0)).await, expected);
 }
 
 #[tokio::test]
 async fn a_shadow_limit_is_decided_after_the_enforced_ones_and_only_for_what_they_admit() {
-    for slow in [false, true] {
-        let (memory, _clock) = standing();
+    for is_slow in [false, true] {
+        let (memory, _clock) = memory_with_manual_clock();
         let text = "fixed-window 3/minute; shadow fixed-window 1/minute";
         let expected = ["admitted", "admitted?", "admitted", "refused?", "admitted", "refused?", "refused"];
         let statuses = [200, 200, 200, 429];
-        let told = if slow {
-            let (layer, told) = watched(policy(text), Slow(memory));
+        let told = if is_slow {
+            let (layer, told) = watched(policy(text), slow(memory));
             let service = layer.layer(Inner::default());
             for expected in statuses {
                 assert_eq!(status(&service, get("/")).await, expected);
@@ -171,13 +171,13 @@ async fn a_shadow_limit_is_decided_after_the_enforced_ones_and_only_for_what_the
             }
             told
         };
-        assert_eq!(take(&told), expected, "slow: {slow}");
+        assert_eq!(take(&told), expected, "slow: {is_slow}");
     }
 }
 
 #[tokio::test]
 async fn a_shadow_limit_shows_in_no_field() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let policy = policy("\"a\": fixed-window 9/minute; shadow \"b\" fixed-window 1/minute");
     let layer = RateLimitLayer::new(policy, Global).storage(storage, OnError::Refuse);
     let service = layer.headers(Headers::ietf()).layer(Inner::default());
@@ -188,7 +188,7 @@ async fn a_shadow_limit_shows_in_no_field() {
 
 #[tokio::test]
 async fn a_shadow_limit_is_given_back_with_the_others() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let text = policy("fixed-window 9/minute; shadow fixed-window 5/minute");
     let layer = RateLimitLayer::new(text.clone(), Global).storage(storage.clone(), OnError::Refuse);
     let service = layer.charge_when(|_: &ResponseHead<'_>| false).layer(Inner::default());
@@ -201,7 +201,7 @@ async fn a_shadow_limit_is_given_back_with_the_others() {
 
 #[tokio::test]
 async fn each_shadow_limit_is_tried_out_for_itself() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let told = Told::default();
     let events = Arc::clone(&told);
     let text = policy("fixed-window 9/minute; shadow fixed-window 1/minute; shadow \"three\" fixed-window 3/minute");

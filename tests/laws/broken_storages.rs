@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::breaks;
-use common::fake_cas_store::{Fault, Texts};
+use common::assert_each_breaks;
+use common::fake_cas_store::{FakeCasStore, Fault};
 use tokio::task::yield_now;
 use tower_ratelimit::storage::{Ask, Cas, Clock, ManualClock};
 use tower_ratelimit::strategy::State;
@@ -224,7 +224,7 @@ fn with_nothing_wrong_it_keeps_all_laws() {
 
 #[test]
 fn each_breaks_its_law() {
-    for (wrong, law) in [
+    let faults = [
         (Wrong::LosesUpdates, "law 9: "),
         (Wrong::ChecksThenWrites, "law 9: "),
         (Wrong::FailsWhenOutrun, "law 9: the storage failed: others were faster"),
@@ -249,14 +249,13 @@ fn each_breaks_its_law() {
         (Wrong::KeepsFourLimits, "law 8: "),
         (Wrong::RoundsInstants, "law "),
         (Wrong::AnswersWhoComesNext, "law of leaving: "),
-    ] {
-        breaks(law, &format!("{wrong:?}"), || check(wrong));
-    }
+    ];
+    assert_each_breaks(faults, check);
 }
 
 #[test]
 fn each_store_that_compares_and_swaps_wrongly_breaks_its_law() {
-    for (fault, law) in [
+    let faults = [
         (Fault::DoesNotCompare, "law of comparing: "),
         (Fault::RemovesWhenStale, "law of comparing: a stale removal"),
         (Fault::ComparesThenPuts, "law 9: "),
@@ -270,24 +269,22 @@ fn each_store_that_compares_and_swaps_wrongly_breaks_its_law() {
         (Fault::EndsAsFirstSaid, "law of staying: what is to stay for a second, and then longer"),
         (Fault::EndsAfterASecond, "law of staying: what is to stay for seconds"),
         (Fault::SaysMillis, "law of time: "),
-    ] {
-        breaks(law, &format!("{fault:?}"), || SwapLaws::new(|| Texts::with(fault)).check());
-    }
+    ];
+    assert_each_breaks(faults, |fault| SwapLaws::new(|| FakeCasStore::with(fault)).check());
 }
 
-/// What is wrong with a store is wrong with the storage over it, too.
 #[test]
-fn a_storage_over_a_broken_store_breaks_its_laws() {
-    for (fault, law) in [
+fn storage_over_a_broken_store_breaks_its_laws() {
+    let faults = [
         (Fault::DoesNotCompare, "law 9: "),
         (Fault::ComparesThenPuts, "law 9: "),
         (Fault::IgnoresCase, "law 10: "),
         (Fault::SecondsAreMillis, "law 11: "),
-    ] {
-        let over = |store| Cas::new(store).deadline(Duration::from_secs(20));
-        let laws = StorageLaws::new(|clock| over(Texts::with(fault)).clock(clock));
-        // Its clock has moved on nowhere.
-        let laws = laws.elsewhere(move |storage| over(storage.store().clone()).clock(ManualClock::default()));
-        breaks(law, &format!("{fault:?}"), || laws.check());
-    }
+    ];
+    let over = |store| Cas::new(store).deadline(Duration::from_secs(20));
+    assert_each_breaks(faults, |fault| {
+        let laws = StorageLaws::new(|clock| over(FakeCasStore::with(fault)).clock(clock));
+        // The second handle's clock has not advanced.
+        laws.elsewhere(move |storage| over(storage.store().clone()).clock(ManualClock::default())).check();
+    });
 }

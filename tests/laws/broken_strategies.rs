@@ -1,6 +1,6 @@
 //! Strategies with something wrong: the laws find each out, and say which of them it breaks.
 
-use common::breaks;
+use common::{assert_breaks, assert_each_breaks, decides_like};
 use tower_ratelimit::strategy::{Hit, Outcome, State, Status, Strategy};
 use tower_ratelimit::testing::Laws;
 use tower_ratelimit::{FixedWindow, MovingWindow, Quota, Timestamp};
@@ -135,7 +135,7 @@ fn with_nothing_wrong_it_keeps_all_laws() {
 
 #[test]
 fn each_breaks_its_law() {
-    for (wrong, law) in [
+    let faults = [
         (Wrong::RefusalsTake, "law 1: "),
         (Wrong::EndsTooLate, "law 2: "),
         (Wrong::RoundsWaitsDown, "law 3: "),
@@ -149,9 +149,8 @@ fn each_breaks_its_law() {
         (Wrong::Underflows, "law 7: "),
         (Wrong::RefundsNothing, "law of refunds: "),
         (Wrong::RefundsTwice, "law of refunds: "),
-    ] {
-        breaks(law, &format!("{wrong:?}"), || check(wrong));
-    }
+    ];
+    assert_each_breaks(faults, check);
 }
 
 /// Keeps a log and does not say so.
@@ -163,20 +162,10 @@ impl Strategy for Unsaid {
         "unsaid"
     }
 
-    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        self.0.check(quota, state, now, cost)
-    }
-
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
-        self.0.spend(quota, state, now, cost)
-    }
-
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        self.0.refund(quota, state, now, hit);
-    }
+    decides_like!(|unsaid: &Self| unsaid.0);
 }
 
 #[test]
 fn a_log_that_is_longer_than_it_says_breaks_a_law() {
-    breaks("law 11: a log is as long as it says", "Unsaid", || Laws::new(Unsaid(MovingWindow::new())).check());
+    assert_breaks("law 11: a log is as long as it says", "Unsaid", || Laws::new(Unsaid(MovingWindow::new())).check());
 }

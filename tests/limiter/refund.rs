@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use common::{memory_with_manual_clock, now, policy};
 use tower_ratelimit::storage::ManualClock;
-use tower_ratelimit::{Decision, Key, MemoryStorage, Policy, RateLimiter};
+use tower_ratelimit::{Decision, Key, MemoryStorage, RateLimiter};
 
 struct Limiter {
     inside: RateLimiter,
@@ -12,27 +13,26 @@ struct Limiter {
 }
 
 impl Limiter {
-    fn new(policy: &str) -> Self {
-        let clock = ManualClock::default();
-        let storage = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
-        let inside = RateLimiter::with_storage(policy.parse::<Policy>().unwrap(), storage);
+    fn new(text: &str) -> Self {
+        let (storage, clock) = memory_with_manual_clock();
+        let inside = RateLimiter::with_storage(policy(text), storage);
         Self { inside, clock, key: Key::from("alice") }
     }
 
     fn hit(&self, cost: u32) -> Decision {
-        self.inside.hit_with_cost(&self.key, cost).into_inner().unwrap()
+        now(self.inside.hit_with_cost(&self.key, cost))
     }
 
     fn refund(&self, decision: &Decision) {
-        self.inside.refund(&self.key, decision).into_inner().unwrap();
+        now(self.inside.refund(&self.key, decision));
     }
 
     fn clear(&self) {
-        self.inside.clear(&self.key).into_inner().unwrap();
+        now(self.inside.clear(&self.key));
     }
 
     fn remaining(&self) -> u32 {
-        self.inside.peek(&self.key).into_inner().unwrap().remaining()
+        now(self.inside.peek(&self.key)).remaining()
     }
 
     fn wait(&self, millis: u64) {
@@ -169,11 +169,11 @@ fn a_leaky_bucket_gives_back_only_the_last_place() {
 fn a_key_that_got_something_back_is_not_taken_for_refused() {
     let clock = ManualClock::default();
     let storage = MemoryStorage::builder().max_keys(1).clock(clock).build().unwrap();
-    let limiter = RateLimiter::with_storage("fixed-window 2/minute".parse::<Policy>().unwrap(), storage);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/minute"), storage);
     let (alice, bob) = (Key::from("alice"), Key::from("bob"));
-    let taken = limiter.hit(&alice).into_inner().unwrap();
-    let _ = limiter.hit(&alice).into_inner().unwrap();
-    assert!(limiter.hit(&bob).into_inner().unwrap().is_crowded());
-    limiter.refund(&alice, &taken).into_inner().unwrap();
-    assert!(limiter.hit(&bob).into_inner().unwrap().is_admitted());
+    let taken = now(limiter.hit(&alice));
+    let _ = now(limiter.hit(&alice));
+    assert!(now(limiter.hit(&bob)).is_crowded());
+    now(limiter.refund(&alice, &taken));
+    assert!(now(limiter.hit(&bob)).is_admitted());
 }

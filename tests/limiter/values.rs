@@ -201,7 +201,7 @@ fn public_types_are_send_sync_and_debug() {
     type Inner = tower::util::BoxCloneSyncService<http::Request<()>, http::Response<String>, std::convert::Infallible>;
     fn check<T: Send + Sync + Debug>() {}
     fn check_future<T: Send + Debug>() {}
-    type Store = common::fake_cas_store::Texts;
+    type Store = common::fake_cas_store::FakeCasStore;
 
     check::<Quota>();
     check::<Policy>();
