@@ -35,6 +35,26 @@ impl Service<Request<()>> for Inner {
     }
 }
 
+/// An inner service that answers with the status in the path: 401 to `/401`.
+#[derive(Clone, Copy, Debug)]
+pub struct AnswersWithStatus;
+
+impl Service<Request<()>> for AnswersWithStatus {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<String>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<()>) -> Self::Future {
+        let mut response = Response::new(String::new());
+        *response.status_mut() = request.uri().path()[1..].parse().unwrap();
+        ready(Ok(response))
+    }
+}
+
 pub fn get(path: &str) -> Request<()> {
     Request::get(path).body(()).unwrap()
 }

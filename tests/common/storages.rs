@@ -1,5 +1,7 @@
 //! Memory storages on manual clocks, and short ways to ask a storage.
 
+use std::pin::Pin;
+
 use tower_ratelimit::storage::{Ask, ManualClock};
 use tower_ratelimit::{BoxError, Decision, Key, MemoryStorage, Op, Policy, RateLimiter, Storage};
 
@@ -26,6 +28,11 @@ pub async fn decide<St: Storage>(storage: &St, policy: &Policy, key: &str, op: O
 /// Hits a storage that must not fail.
 pub async fn hit<St: Storage>(storage: &St, policy: &Policy, key: &str, cost: u32) -> Decision {
     decide(storage, policy, key, Op::Hit, cost).await
+}
+
+/// A hit that the test polls by hand.
+pub fn start_hit<St: Storage>(storage: &St, policy: &Policy, key: &Key, cost: u32) -> Pin<Box<St::Decided>> {
+    Box::pin(storage.decide(Ask::new(policy, key, Op::Hit, cost)))
 }
 
 /// Hits a limiter with the key of everybody; its storage must not fail.

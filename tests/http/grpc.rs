@@ -69,7 +69,7 @@ async fn when_the_storage_fails_closed_calls_are_unavailable() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_an_invalid_argument_or_internal_without_the_reason() {
+async fn missing_keys_are_invalid_argument_or_internal_without_the_reason() {
     for (missing, expected) in [
         (Missing::client("the secret field"), Code::InvalidArgument),
         (Missing::server("the secret table"), Code::Internal),
@@ -83,7 +83,7 @@ async fn what_is_missing_is_an_invalid_argument_or_internal_without_the_reason()
 }
 
 #[tokio::test]
-async fn a_caller_is_known_by_the_address_that_tonic_attaches() {
+async fn peer_ip_reads_the_address_that_tonic_attaches() {
     let limiter = RateLimiter::new(Quota::per_hour(5));
     let mut health = client(RateLimitLayer::from_limiter(&limiter, PeerIp::new()).rejection(GrpcRejection)).await;
     for left in [4, 3] {
@@ -93,7 +93,7 @@ async fn a_caller_is_known_by_the_address_that_tonic_attaches() {
 }
 
 #[test]
-fn tonics_connect_info_goes_before_a_plain_address_when_it_has_one() {
+fn tonics_connect_info_takes_precedence_over_a_plain_address() {
     let [by_tonic, plain] = ["1.2.3.4:5", "5.6.7.8:9"].map(|text| text.parse::<SocketAddr>().unwrap());
     let key = |remote_addr: Option<SocketAddr>, plain: Option<SocketAddr>| {
         let info = TcpConnectInfo { local_addr: Some("9.9.9.9:9".parse().unwrap()), remote_addr };

@@ -55,7 +55,7 @@ async fn a_handler_sees_the_decision_that_is_shared_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_decision_is_shared_whichever_way_it_took() {
+async fn fast_and_slow_storages_share_the_decision() {
     async fn check<St: Storage>(storage: St) {
         let seen = service_fn(|request: Request<()>| {
             let decision = request.extensions().get::<Decision>().expect("is there");
@@ -71,7 +71,7 @@ async fn a_decision_is_shared_whichever_way_it_took() {
 }
 
 #[tokio::test]
-async fn of_stacked_layers_the_innermost_decision_is_there() {
+async fn stacked_layers_share_the_innermost_decision() {
     let seen = service_fn(|request: Request<()>| {
         let capacity = request.extensions().get::<Decision>().map(Decision::capacity);
         ready(Ok::<_, Infallible>(Response::new(format!("{capacity:?}"))))
@@ -127,7 +127,7 @@ async fn around_a_cors_layer_preflights_are_skipped() {
 }
 
 #[tokio::test]
-async fn what_is_skipped_is_not_looked_at_by_anything_else() {
+async fn skipped_requests_are_not_passed_to_key_or_cost() {
     let never = |_: &Head<'_>| -> Key { panic!("asked for a key") };
     let layer = RateLimitLayer::new(policy("1/day"), never).storage(failing(), OnError::Refuse);
     let layer = layer.cost(|_: &Head<'_>| -> u32 { panic!("asked for a cost") });

@@ -77,7 +77,7 @@ async fn a_window_in_the_ietfs_fields_is_the_time_in_which_the_capacity_comes_ba
 }
 
 #[tokio::test]
-async fn nothing_to_wait_for_is_a_reset_of_zero() {
+async fn reset_is_zero_for_a_full_quota() {
     let (storage, _clock) = memory_with_manual_clock();
     let layer = layer(free(), &storage, Headers::ietf().and(Headers::draft6())).cost(|_: &Head<'_>| 0);
     assert_eq!(
@@ -100,7 +100,7 @@ async fn an_unnamed_policy_is_called_by_its_text() {
 }
 
 #[tokio::test]
-async fn a_refusal_tells_of_every_limit_too_and_is_not_to_be_stored() {
+async fn refusal_lists_every_limit_and_forbids_caching() {
     let (service, clock) = limited(free_and_daily(), Headers::ietf());
     for _ in 0..2 {
         for _ in 0..6 {
@@ -133,7 +133,7 @@ async fn draft_6_has_the_three_numbers_with_a_reset_from_now() {
 }
 
 #[tokio::test]
-async fn families_combine_in_any_way() {
+async fn header_families_combine_in_any_order() {
     let x = "x-ratelimit-limit: 10\nx-ratelimit-remaining: 9\nx-ratelimit-reset: 1728000001\n";
     let x_from_now = "x-ratelimit-limit: 10\nx-ratelimit-remaining: 9\nx-ratelimit-reset: 1\n";
     let draft6 = "ratelimit-limit: 10\nratelimit-remaining: 9\nratelimit-reset: 1\n";
@@ -190,7 +190,7 @@ async fn stacked_layers_make_one_list_that_names_every_limit() {
 }
 
 #[tokio::test]
-async fn what_an_inner_service_wrote_is_continued_if_it_is_such_a_list_and_else_left_out() {
+async fn valid_lists_of_an_inner_service_are_continued_and_others_dropped() {
     for (inner, expected) in [
         (&["\"up\";r=1;t=2"][..], "\"up\";r=1;t=2, \"free\";r=9;t=1"),
         (&["\"a\";r=1", "\"b, \\\"\";r=2"], "\"a\";r=1, \"b, \\\"\";r=2, \"free\";r=9;t=1"),
@@ -229,7 +229,7 @@ async fn a_response_that_carries_an_admitted_decision_is_told_the_numbers() {
 
 /// What no map of fields can hold is not told.
 #[tokio::test]
-async fn a_response_full_of_fields_stays_as_it_is() {
+async fn response_with_too_many_fields_is_unchanged() {
     let service = tower::service_fn(|_: http::Request<()>| {
         let mut response = Response::new(String::new());
         let names = (0..).map(|number| http::HeaderName::try_from(format!("x-{number}")).unwrap());
@@ -247,7 +247,7 @@ async fn a_response_full_of_fields_stays_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_had_to_wait_is_told_how_things_stand_then() {
+async fn delayed_response_reports_the_state_after_the_delay() {
     let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
     let queue = policy("leaky-bucket 1/minute queue 2").with_name("q");
     let headers = Headers::x_rate_limit().and(Headers::ietf());
@@ -272,7 +272,7 @@ async fn stacked_layers_show_the_tighter_one_in_draft_6_too() {
 }
 
 #[tokio::test]
-async fn a_partition_key_tells_clients_apart_and_says_nothing_about_them() {
+async fn partition_key_differs_per_client_and_reveals_nothing() {
     async fn partition(secret: [u8; 16], client: &str) -> [Vec<u8>; 2] {
         let (storage, _clock) = memory_with_manual_clock();
         let service = RateLimitLayer::new(free_and_daily(), Header::new("x-client"))
@@ -313,7 +313,7 @@ async fn a_partition_key_tells_clients_apart_and_says_nothing_about_them() {
 
 /// Field defect: policy name injected into a structured field.
 #[test]
-fn a_name_that_cannot_stand_in_a_field_is_refused_when_the_policy_is_built() {
+fn invalid_header_name_of_a_policy_is_a_build_error() {
     for name in ["", "a\nb", "a\r\nx: y", "caf\u{e9}", "\u{7f}", "a\tb"] {
         assert!(Policy::try_named(name).is_err(), "{name:?}");
         assert!(Policy::from(Quota::per_minute(1)).try_with_name(name).is_err(), "{name:?}");
@@ -335,7 +335,7 @@ impl Strategy for Rude {
 
 /// Field defect: policy name injected into a structured field.
 #[test]
-fn a_strategy_that_calls_itself_what_cannot_stand_in_a_field_is_refused_when_the_policy_is_built() {
+fn invalid_header_name_of_a_strategy_is_a_build_error() {
     let error = Policy::try_new(Rude, Quota::per_minute(1)).unwrap_err().to_string();
     assert!(error.contains("rude") && error.contains("header"), "{error}");
 }

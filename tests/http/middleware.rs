@@ -140,7 +140,7 @@ async fn a_cost_that_can_never_fit_is_refused_without_retry_after_and_takes_noth
 }
 
 #[tokio::test]
-async fn without_fields_a_refusal_still_says_when_to_come_back() {
+async fn refusal_without_header_fields_keeps_retry_after() {
     let (storage, _clock) = memory_with_manual_clock();
     let layer = RateLimitLayer::new(policy("fixed-window 1/minute"), Global)
         .storage(storage, OnError::Refuse)
@@ -191,7 +191,7 @@ async fn a_lowered_limit_keeps_what_was_spent_and_shows_nothing_left() {
 
 /// Field defect: burst + 1 after an idle spell.
 #[tokio::test]
-async fn a_fresh_client_and_one_that_was_idle_get_the_same() {
+async fn fresh_and_idle_clients_are_treated_equally() {
     for text in EVERY_STRATEGY {
         let (service, clock) = limited(text);
         let fresh = admitted_at_once(&service).await;
@@ -372,7 +372,7 @@ async fn the_error_is_the_inner_services_own() {
 }
 
 #[tokio::test]
-async fn the_fields_say_the_same_to_each_client_of_its_own() {
+async fn clients_have_separate_numbers() {
     let (storage, _clock) = memory_with_manual_clock();
     let layer =
         RateLimitLayer::new(policy("fixed-window 1/minute"), Header::new("x-client")).storage(storage, OnError::Refuse);
@@ -386,7 +386,7 @@ async fn the_fields_say_the_same_to_each_client_of_its_own() {
 
 /// Field defect: a map at its cap that admits every new client untracked.
 #[tokio::test]
-async fn a_newcomer_without_room_is_told_when_there_may_be_some() {
+async fn refusal_by_a_full_storage_has_retry_after() {
     let clock = ManualClock::default();
     let storage = MemoryStorage::builder().max_keys(1).clock(clock.clone()).build().unwrap();
     let layer = RateLimitLayer::new(policy("fixed-window 1/minute"), Header::new("x-client"));
@@ -433,7 +433,7 @@ fn a_layer_allocates_for_the_map_of_header_fields_only() {
 
 /// The memory of the request's extensions may be used again, but nothing that was in it.
 #[tokio::test]
-async fn a_refusal_carries_its_decision_and_nothing_of_the_request() {
+async fn refusal_carries_its_decision_without_request_data() {
     let (service, _) = limited("fixed-window 1/hour");
     for expected in [200, 429] {
         let mut request = get("/");

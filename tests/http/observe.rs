@@ -27,7 +27,7 @@ fn layer(text: &str) -> RateLimitLayer {
 }
 
 #[tokio::test]
-async fn an_observer_is_told_of_each_decision_whose_it_is_and_by_which_policy() {
+async fn observer_gets_key_and_policy_of_each_decision() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&told);
     let observer = move |event: &Event<'_>| {
@@ -58,7 +58,7 @@ async fn an_observer_is_told_of_each_decision_whose_it_is_and_by_which_policy() 
 }
 
 #[tokio::test]
-async fn an_observer_is_told_which_way_a_failing_storage_went() {
+async fn observer_gets_failures_with_their_outcome() {
     for (on_error, expected) in [(OnError::Admit, "failed_open"), (OnError::Refuse, "failed_closed")] {
         let told = Arc::new(Mutex::new(Vec::new()));
         let events = Arc::clone(&told);
@@ -104,21 +104,26 @@ impl Counters {
     }
 }
 
-#[test]
-fn metrics_count_what_is_answered_in_front_of_a_storage() {
+/// Runs `work` on a runtime of its own and returns what it counted.
+fn counters_of(work: impl Future<Output = ()>) -> Counters {
     let counters = Counters::default();
     metrics::with_local_recorder(&counters, || {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(async {
-            let policy = common::policy("fixed-window 100/day").with_name("api");
-            let storage = Leases::new(RefusalCache::new(MemoryStorage::new()), 5);
-            let limiter = RateLimiter::with_storage(policy, storage);
-            for _ in 0..110 {
-                let _ = limiter.hit(&Key::from("alice")).await.unwrap();
-            }
-            let (leases, cache) = (limiter.storage(), limiter.storage().inner());
-            assert_eq!((leases.answered() + leases.asked() - cache.answered(), cache.held()), (101, 1));
-        });
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work);
+    });
+    counters
+}
+
+#[test]
+fn metrics_count_cache_hits_and_leases() {
+    let counters = counters_of(async {
+        let policy = common::policy("fixed-window 100/day").with_name("api");
+        let storage = Leases::new(RefusalCache::new(MemoryStorage::new()), 5);
+        let limiter = RateLimiter::with_storage(policy, storage);
+        for _ in 0..110 {
+            let _ = limiter.hit(&Key::from("alice")).await.unwrap();
+        }
+        let (leases, cache) = (limiter.storage(), limiter.storage().inner());
+        assert_eq!((leases.answered() + leases.asked() - cache.answered(), cache.held()), (101, 1));
     });
     let counts = counters.counts();
     assert_eq!(counts.len(), 4, "{counts:?}");
@@ -129,19 +134,15 @@ fn metrics_count_what_is_answered_in_front_of_a_storage() {
 
 #[test]
 fn metrics_count_by_policy_and_outcome_and_never_by_key() {
-    let counters = Counters::default();
-    metrics::with_local_recorder(&counters, || {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(async {
-            let layer = layer("2/day; shadow 1/day").observer(MetricsObserver::new());
-            let charging = layer.clone().charge_when(|response: &ResponseHead<'_>| response.status != 200);
-            let service = layer.layer(Inner::default());
-            for client in ["alice", "alice", "alice", "bob"] {
-                ask(&service, with("x-client", client)).await;
-            }
-            ask(&service, get("/")).await;
-            ask(&charging.layer(Inner::default()), with("x-client", "carol")).await;
-        });
+    let counters = counters_of(async {
+        let layer = layer("2/day; shadow 1/day").observer(MetricsObserver::new());
+        let charging = layer.clone().charge_when(|response: &ResponseHead<'_>| response.status != 200);
+        let service = layer.layer(Inner::default());
+        for client in ["alice", "alice", "alice", "bob"] {
+            ask(&service, with("x-client", client)).await;
+        }
+        ask(&service, get("/")).await;
+        ask(&charging.layer(Inner::default()), with("x-client", "carol")).await;
     });
     let counts = counters.counts();
     let shadow = "api\u{b7}shadow-1";
@@ -181,7 +182,7 @@ fn an_outage_does_not_flood_the_log() {
 }
 
 #[test]
-fn a_gauge_tells_how_many_breakers_are_open() {
+fn gauge_counts_open_breakers() {
     let counters = Counters::default();
     metrics::with_local_recorder(&counters, || {
         let open = || {
@@ -216,25 +217,21 @@ fn a_gauge_tells_how_many_breakers_are_open() {
 
 #[test]
 fn metrics_count_which_of_two_storages_decided() {
-    let counters = Counters::default();
-    metrics::with_local_recorder(&counters, || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(async {
-            let key = tower_ratelimit::Key::everybody();
-            let good = RateLimiter::with_storage(policy("1/day"), Breaker::new(memory_with_manual_clock().0));
-            let fallen = Breaker::new(failing()).fallback(memory_with_manual_clock().0, 2);
-            let fallen = RateLimiter::with_storage(policy("1/day"), fallen);
-            let bad = RateLimiter::with_storage(policy("1/day"), Breaker::new(failing()));
-            for _ in 0..2 {
-                let _ = good.hit(&key).await.unwrap();
-            }
-            for _ in 0..7 {
-                let _ = fallen.hit(&key).await.unwrap();
-            }
-            for _ in 0..8 {
-                assert!(bad.hit(&key).await.is_err());
-            }
-        });
+    let counters = counters_of(async {
+        let key = tower_ratelimit::Key::everybody();
+        let good = RateLimiter::with_storage(policy("1/day"), Breaker::new(memory_with_manual_clock().0));
+        let fallen = Breaker::new(failing()).fallback(memory_with_manual_clock().0, 2);
+        let fallen = RateLimiter::with_storage(policy("1/day"), fallen);
+        let bad = RateLimiter::with_storage(policy("1/day"), Breaker::new(failing()));
+        for _ in 0..2 {
+            let _ = good.hit(&key).await.unwrap();
+        }
+        for _ in 0..7 {
+            let _ = fallen.hit(&key).await.unwrap();
+        }
+        for _ in 0..8 {
+            assert!(bad.hit(&key).await.is_err());
+        }
     });
     let counts = counters.0.into_inner().unwrap();
     let counts = counts.iter().filter(|(name, _)| name.contains("path"));
@@ -329,7 +326,7 @@ fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
 }
 
 #[test]
-fn the_log_says_when_a_storage_is_left_alone_and_when_it_is_back() {
+fn breaker_logs_when_it_opens_and_closes() {
     let lines = log_of(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
@@ -380,7 +377,7 @@ fn forwarded(name: &str) -> Request<()> {
 }
 
 #[tokio::test]
-async fn ipv6_keyed_by_more_than_a_64_is_told_once_when_the_layer_starts() {
+async fn ipv6_prefix_lint_is_reported_once() {
     let linted = Linted::default();
     for (prefix, expected) in
         [(48, vec![]), (64, vec![]), (65, vec![Lint::Ipv6PerAddress]), (128, vec![Lint::Ipv6PerAddress])]
@@ -394,7 +391,7 @@ async fn ipv6_keyed_by_more_than_a_64_is_told_once_when_the_layer_starts() {
 }
 
 #[tokio::test]
-async fn trust_that_covers_every_address_is_told_once_when_the_layer_starts() {
+async fn trusts_every_address_lint_is_reported_once() {
     for (trusted, expected) in [
         (&["10.0.0.0/8"][..], vec![]),
         (&["0.0.0.0/0"], vec![Lint::TrustsEveryAddress]),
@@ -414,7 +411,7 @@ async fn trust_that_covers_every_address_is_told_once_when_the_layer_starts() {
 }
 
 #[tokio::test]
-async fn a_forwarding_header_where_only_the_peer_counts_is_told_once() {
+async fn forwarded_peer_lint_is_reported_once() {
     for name in ["x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip"] {
         let linted = Linted::default();
         let service = linted.layer(PeerIp::new()).layer(Inner::default());
@@ -433,7 +430,7 @@ async fn a_forwarding_header_where_only_the_peer_counts_is_told_once() {
 }
 
 #[tokio::test]
-async fn the_same_layer_twice_is_told_once() {
+async fn same_layer_twice_lint_is_reported_once() {
     let linted = Linted::default();
     let layer = linted.layer(Global);
     let twice = layer.layer(layer.clone().layer(Inner::default()));
@@ -451,7 +448,7 @@ async fn the_same_layer_twice_is_told_once() {
 }
 
 #[tokio::test]
-async fn lints_are_told_once_and_only_of_what_is_so() {
+async fn lints_are_reported_once_and_only_if_they_apply() {
     let linted = Linted::default();
     let all = ClientIp::behind(["0.0.0.0/0"]).unwrap().ipv6_prefix(128);
     let _ = linted.layer(all.clone().or(PeerIp::new().ipv6_prefix(128))).layer(Inner::default());
@@ -478,7 +475,7 @@ async fn lints_are_told_once_and_only_of_what_is_so() {
 }
 
 #[test]
-fn what_could_not_be_given_back_is_no_decision_and_no_refund() {
+fn failed_refund_is_reported_as_not_refunded() {
     for later in [false, true] {
         let told = Arc::new(Mutex::new(Vec::new()));
         let events = Arc::clone(&told);
@@ -497,7 +494,7 @@ fn what_could_not_be_given_back_is_no_decision_and_no_refund() {
 }
 
 #[tokio::test]
-async fn what_costs_nothing_is_not_given_back() {
+async fn free_requests_are_not_refunded() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&told);
     let service = layer("5/minute; shadow 4/minute")
@@ -519,7 +516,7 @@ async fn one_observer_may_watch_several_layers() {
 }
 
 #[test]
-fn a_lint_is_a_warning_with_a_code_and_where_it_is_explained() {
+fn lint_is_logged_as_a_warning_with_code_and_link() {
     let key = PeerIp::new().ipv6_prefix(128);
     let lines = logged(&RateLimitLayer::new(policy("1/day"), key), vec![forwarded("x-forwarded-for")]);
     assert_eq!(lines.len(), 2, "{lines:?}");

@@ -88,7 +88,7 @@ async fn check<R: Rejection<String> + Copy>(rejection: R, expected: &[(u16, &[&s
 }
 
 #[tokio::test]
-async fn a_text_says_when_to_come_back() {
+async fn text_rejection_contains_the_wait() {
     let plain: &[&str] = &["content-type: text/plain; charset=utf-8"];
     let expected = [
         (429, plain, "too many requests, retry in 10 s\n"),
@@ -155,7 +155,7 @@ async fn a_grpc_refusal_is_200_and_trailers_only() {
 }
 
 #[tokio::test]
-async fn a_problem_is_json_whatever_limits_are_called() {
+async fn problem_rejection_escapes_limit_names() {
     for (policy, expected) in [
         (
             policy("1/minute; 1/hour").with_name(r#"","status":200"#),
@@ -180,7 +180,7 @@ fn seen(refused: Refused<'_>, _: &Head<'_>) -> Response<String> {
 }
 
 #[tokio::test]
-async fn a_closure_is_told_whose_limits_refuse() {
+async fn rejection_closure_gets_the_refusing_limits() {
     async fn check<St: Storage>(storage: St) {
         let [free, paid] = [("free", 2), ("paid", 1)].map(|(name, per_minute)| {
             let hourly = Limit::new(FixedWindow::new(), Quota::per_hour(1)).named(format!("{name}, hourly"));
@@ -208,7 +208,7 @@ fn refuses_for(text: &'static str) -> FakeStorage {
 }
 
 #[tokio::test]
-async fn a_storage_that_answers_for_other_limits_is_believed_as_far_as_there_are_any() {
+async fn decisions_for_other_limits_name_existing_limits_only() {
     for (answers, expected) in [("1/second", "free-1"), ("1/second; 1/minute; 1/hour", "free-1,free-2")] {
         let free = policy("1/minute; 1/hour").with_name("free");
         let layer = RateLimitLayer::new(free, Global).storage(refuses_for(answers), OnError::Refuse).rejection(seen);
@@ -218,7 +218,7 @@ async fn a_storage_that_answers_for_other_limits_is_believed_as_far_as_there_are
 
 /// Field defect: `Retry-After: 0` on a refusal, in words too.
 #[tokio::test]
-async fn nobody_is_told_to_come_back_in_no_time() {
+async fn retry_after_is_at_least_one_second() {
     let layer = RateLimitLayer::new(policy("1/second"), Global).storage(refuses_for("1/second"), OnError::Refuse);
     let refused = ask(&layer.layer(Inner::default()), get("/")).await;
     assert_eq!(common::retry_after(&refused), Some(1));
@@ -226,7 +226,7 @@ async fn nobody_is_told_to_come_back_in_no_time() {
 }
 
 #[tokio::test]
-async fn what_a_rejection_says_about_caching_stays_and_an_admitted_response_is_not_touched() {
+async fn cache_control_of_a_rejection_is_kept_and_admitted_responses_get_none() {
     async fn check<R: Rejection<String>>(rejection: R, expected: &str) {
         let layer = RateLimitLayer::new(policy("1/hour"), Global).rejection(rejection).headers(Headers::none());
         let service = layer.layer(Inner::default());
@@ -245,7 +245,7 @@ async fn what_a_rejection_says_about_caching_stays_and_an_admitted_response_is_n
 
 /// Field defect: only axum's body accepted.
 #[tokio::test]
-async fn each_rejection_asks_one_thing_of_a_body() {
+async fn each_rejection_needs_one_body_bound() {
     #[derive(Default)]
     struct Nothing;
     struct Letters(Vec<char>);

@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use common::{Inner, ask, failing, get, memory_with_manual_clock, numbers, policy, poll, slow, status, with};
-use http::{Request, Response, StatusCode};
+use common::{
+    AnswersWithStatus, Inner, ask, failing, get, memory_with_manual_clock, numbers, policy, poll, slow, status, with,
+};
+use http::{Request, Response};
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::extract::{Head, Missing};
 use tower_ratelimit::storage::ManualClock;
@@ -41,7 +43,7 @@ async fn yields() {
 }
 
 #[tokio::test]
-async fn a_layer_in_shadow_counts_and_tells_and_never_refuses() {
+async fn shadow_layer_counts_and_reports_and_never_refuses() {
     let (storage, _clock) = memory_with_manual_clock();
     let (layer, told) = watched(policy("fixed-window 2/minute"), storage);
     let layer = layer.shadow().headers(Headers::x_rate_limit().and(Headers::ietf()));
@@ -69,7 +71,7 @@ async fn a_layer_in_shadow_changes_no_field_of_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_in_shadow_makes_nobody_wait_for_a_turn() {
+async fn shadow_layer_never_delays() {
     let (storage, _clock) = memory_with_manual_clock();
     let (layer, told) = watched(policy("leaky-bucket 1/hour queue 1"), storage);
     let mut service = layer.shadow().layer(Inner::default());
@@ -97,7 +99,7 @@ async fn in_shadow_a_missing_key_and_a_failing_storage_pass() {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_the_storage_of_a_shadow() {
+async fn shadow_layer_does_not_wait_for_its_storage() {
     let (memory, _clock) = memory_with_manual_clock();
     let (layer, told) = watched(policy("fixed-window 1/minute"), slow(memory.clone()));
     let mut service = layer.shadow().layer(Inner::default());
@@ -119,12 +121,8 @@ async fn nobody_waits_for_the_storage_of_a_shadow() {
 async fn a_layer_in_shadow_charges_by_the_response() {
     async fn check<St: Storage>(storage: St) -> Vec<String> {
         let (layer, told) = watched(policy("fixed-window 2/minute"), storage);
-        let answers = service_fn(|request: Request<()>| {
-            let mut response = Response::new(String::new());
-            *response.status_mut() = request.uri().path()[1..].parse::<StatusCode>().unwrap();
-            ready(Ok::<_, Infallible>(response))
-        });
-        let service = layer.shadow().charge_when(|response: &ResponseHead<'_>| response.status == 401).layer(answers);
+        let service =
+            layer.shadow().charge_when(|response: &ResponseHead<'_>| response.status == 401).layer(AnswersWithStatus);
         for path in ["/200", "/200", "/200", "/401", "/401", "/200"] {
             assert_eq!(status(&service, get(path)).await, path[1..].parse::<u16>().unwrap());
             yields().await;
@@ -187,7 +185,7 @@ async fn a_shadow_limit_shows_in_no_field() {
 }
 
 #[tokio::test]
-async fn a_shadow_limit_is_given_back_with_the_others() {
+async fn shadow_limit_is_refunded_with_the_others() {
     let (storage, _clock) = memory_with_manual_clock();
     let text = policy("fixed-window 9/minute; shadow fixed-window 5/minute");
     let layer = RateLimitLayer::new(text.clone(), Global).storage(storage.clone(), OnError::Refuse);
@@ -200,7 +198,7 @@ async fn a_shadow_limit_is_given_back_with_the_others() {
 }
 
 #[tokio::test]
-async fn each_shadow_limit_is_tried_out_for_itself() {
+async fn shadow_limits_are_checked_independently() {
     let (storage, _clock) = memory_with_manual_clock();
     let told = Told::default();
     let events = Arc::clone(&told);
@@ -222,7 +220,7 @@ async fn each_shadow_limit_is_tried_out_for_itself() {
 
 /// What is tried out refuses nobody, not even by the room that it takes.
 #[tokio::test]
-async fn at_the_cap_a_shadow_limit_crowds_out_nobody() {
+async fn full_storage_does_not_refuse_because_of_a_shadow_limit() {
     for shadow in ["", "; shadow fixed-window 1/day", "; shadow moving-window 2/day; shadow 5/hour"] {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().max_keys(64).clock(clock.clone()).build().unwrap();
@@ -236,7 +234,7 @@ async fn at_the_cap_a_shadow_limit_crowds_out_nobody() {
 }
 
 #[tokio::test]
-async fn at_the_cap_a_shadow_limit_makes_nobody_be_forgotten() {
+async fn shadow_limit_evicts_no_key() {
     let (clock, mut admitted) = (ManualClock::default(), 0);
     let storage = MemoryStorage::builder().max_keys(100).clock(clock).build().unwrap();
     let layer =
@@ -251,7 +249,7 @@ async fn at_the_cap_a_shadow_limit_makes_nobody_be_forgotten() {
 }
 
 #[tokio::test]
-async fn at_the_cap_a_refund_shows_what_there_is() {
+async fn refund_in_a_full_storage_reports_the_remaining_units() {
     let storage = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();
     let layer = RateLimitLayer::new(policy("fixed-window 5/day; shadow fixed-window 1/day"), Global);
     let layer = layer.storage(storage, OnError::Refuse).charge_when(|_: &ResponseHead<'_>| false);
@@ -262,7 +260,7 @@ async fn at_the_cap_a_refund_shows_what_there_is() {
 }
 
 #[tokio::test]
-async fn a_handler_that_wants_a_decision_has_one_in_shadow_too() {
+async fn shadow_layer_shares_its_decision_with_handlers() {
     let seen = service_fn(|request: Request<()>| {
         let left = request.extensions().get::<Decision>().map(Decision::remaining);
         ready(Ok::<_, Infallible>(Response::new(format!("{left:?}"))))

@@ -171,7 +171,7 @@ async fn an_outer_refusal_neither_asks_nor_charges_the_inner_layer() {
 }
 
 #[tokio::test]
-async fn what_the_outer_layer_has_charged_stays_charged_when_the_inner_one_refuses() {
+async fn outer_charge_stays_when_the_inner_layer_refuses() {
     let (service, clock) = stacked("fixed-window 4/minute", "fixed-window 1/second");
     for expected in [200, 429, 429, 429] {
         assert_eq!(status(&service, get("/")).await, expected);
@@ -201,7 +201,7 @@ async fn an_admitted_response_carries_no_decision_and_a_refused_one_the_refusing
 }
 
 #[tokio::test]
-async fn services_of_one_layer_and_of_its_clones_share_what_is_remembered() {
+async fn services_of_one_layer_and_its_clones_share_states() {
     let layer = RateLimitLayer::new(policy("3/hour"), Global);
     let services =
         [layer.layer(Inner::default()), layer.layer(Inner::default()), layer.clone().layer(Inner::default())];
@@ -228,7 +228,7 @@ async fn separate_layers_share_nothing_unless_given_one_storage() {
 }
 
 #[tokio::test]
-async fn a_limiter_and_its_middleware_share_what_is_remembered() {
+async fn limiter_and_its_middleware_share_states() {
     let limiter = RateLimiter::new(policy("3/hour"));
     let layer = RateLimitLayer::from_limiter(&limiter, Header::new("x-client"));
     let service = layer.layer(Inner::default());
@@ -303,7 +303,7 @@ async fn a_cost_that_is_missing_is_answered_400_or_500_and_takes_nothing() {
 }
 
 #[tokio::test]
-async fn in_a_router_a_tight_route_stands_inside_a_bound_for_everybody() {
+async fn route_limit_works_inside_a_router_limit() {
     let (storage, _clock) = memory_with_manual_clock();
     let login =
         RateLimitLayer::new(policy("fixed-window 2/minute"), PeerIp::new()).storage(storage.clone(), OnError::Refuse);

@@ -66,7 +66,7 @@ async fn units_left<St: Storage<Error: Debug>>(limiter: &RateLimiter<St>) -> u32
 
 /// Field defect: an unready clone of the inner service called.
 #[tokio::test]
-async fn the_service_that_was_polled_ready_is_called_on_the_spot_without_a_clone() {
+async fn ready_service_is_called_without_a_clone() {
     let mut service = layer("fixed-window 2/minute", memory_with_manual_clock().0).layer(Probe::new());
     for expected in [200, 200, 429, 429] {
         let response = service.ready().await.unwrap().call(get("/")).await.unwrap();
@@ -78,7 +78,7 @@ async fn the_service_that_was_polled_ready_is_called_on_the_spot_without_a_clone
 
 /// Field defect: an unready clone of the inner service called.
 #[tokio::test]
-async fn while_the_storage_thinks_the_ready_service_is_taken_along_and_the_clone_left_behind() {
+async fn ready_service_moves_into_the_future_while_the_storage_is_pending() {
     let mut service = layer("fixed-window 3/minute", slow(memory_with_manual_clock().0)).layer(Probe::new());
     let first = service.ready().await.unwrap().call(get("/"));
     let second = service.ready().await.unwrap().call(get("/"));
@@ -132,7 +132,7 @@ async fn readiness_is_the_inner_services() {
 }
 
 #[tokio::test]
-async fn a_storage_that_makes_one_wait_gives_the_same_answers() {
+async fn slow_storage_gives_the_same_answers() {
     async fn answers<St: Storage>(
         storage: impl FnOnce(MemoryStorage) -> St,
     ) -> Vec<(u16, Option<[u64; 3]>, Option<u64>)> {
@@ -267,7 +267,7 @@ async fn after_a_delay_the_service_that_was_polled_ready_is_called() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_the_last_one_who_waits_gives_its_place_back() {
+async fn dropping_the_last_delayed_request_refunds_its_place() {
     for polled in [false, true] {
         let layer = layer(QUEUE, memory_with_manual_clock().0);
         let limiter = layer.limiter().unwrap();
@@ -289,7 +289,7 @@ async fn dropping_the_last_one_who_waits_gives_its_place_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_an_earlier_one_who_waits_moves_nobody_up() {
+async fn dropping_an_earlier_delayed_request_refunds_nothing() {
     let layer = layer(QUEUE, memory_with_manual_clock().0);
     let limiter = layer.limiter().unwrap();
     let mut service = layer.layer(Inner::default());
@@ -301,7 +301,7 @@ async fn dropping_an_earlier_one_who_waits_moves_nobody_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_a_remote_storage_the_place_is_given_back_soon_after() {
+async fn remote_storage_refunds_the_place_in_the_background() {
     let (memory, _clock) = memory_with_manual_clock();
     let layer = layer(QUEUE, slow(memory));
     let limiter = layer.limiter().unwrap();
@@ -320,7 +320,7 @@ async fn on_a_remote_storage_the_place_is_given_back_soon_after() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_one_that_is_being_served_gives_nothing_back() {
+async fn dropping_a_request_in_service_refunds_nothing() {
     let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
     let layer = layer(QUEUE, storage);
     let limiter = layer.limiter().unwrap();
@@ -338,7 +338,7 @@ async fn dropping_one_that_is_being_served_gives_nothing_back() {
 }
 
 #[test]
-fn one_who_waits_may_be_dropped_after_the_runtime_has_ended() {
+fn delayed_request_may_be_dropped_after_its_runtime() {
     fn check<St: Storage>(storage: St) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let mut service = layer(QUEUE, storage).layer(Inner::default());

@@ -218,12 +218,12 @@ fn check(wrong: Wrong) {
 }
 
 #[test]
-fn with_nothing_wrong_it_keeps_all_laws() {
+fn without_a_fault_all_laws_are_kept() {
     check(Wrong::Nothing);
 }
 
 #[test]
-fn each_breaks_its_law() {
+fn each_fault_breaks_its_law() {
     let faults = [
         (Wrong::LosesUpdates, "law 9: "),
         (Wrong::ChecksThenWrites, "law 9: "),
@@ -254,7 +254,7 @@ fn each_breaks_its_law() {
 }
 
 #[test]
-fn each_store_that_compares_and_swaps_wrongly_breaks_its_law() {
+fn each_fault_of_a_cas_store_breaks_its_law() {
     let faults = [
         (Fault::DoesNotCompare, "law of comparing: "),
         (Fault::RemovesWhenStale, "law of comparing: a stale removal"),

@@ -129,12 +129,12 @@ fn check(wrong: Wrong) {
 }
 
 #[test]
-fn with_nothing_wrong_it_keeps_all_laws() {
+fn without_a_fault_all_laws_are_kept() {
     check(Wrong::Nothing);
 }
 
 #[test]
-fn each_breaks_its_law() {
+fn each_fault_breaks_its_law() {
     let faults = [
         (Wrong::RefusalsTake, "law 1: "),
         (Wrong::EndsTooLate, "law 2: "),
@@ -166,6 +166,6 @@ impl Strategy for Unsaid {
 }
 
 #[test]
-fn a_log_that_is_longer_than_it_says_breaks_a_law() {
+fn log_without_a_declared_length_breaks_a_law() {
     assert_breaks("law 11: a log is as long as it says", "Unsaid", || Laws::new(Unsaid(MovingWindow::new())).check());
 }

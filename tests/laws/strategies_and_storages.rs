@@ -97,7 +97,7 @@ fn memory_is_exact_under_threads() {
 
 /// The table on the crate's page: a client that hits once, then as often as it can around the turn of the minute.
 #[test]
-fn the_burst_at_a_turn_is_what_the_docs_say() {
+fn bursts_at_a_window_boundary_match_the_docs() {
     for (text, in_two_seconds) in [
         ("fixed-window 100/minute", 199),
         ("fixed-window-aligned 100/minute", 199),

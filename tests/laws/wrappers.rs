@@ -96,7 +96,7 @@ fn refusal_cache_keeps_the_laws() {
 /// Law 8, at any later instant: refusals and when to come back are the model's to the microsecond. So are the numbers, until
 /// something has come back that nobody was told of.
 #[tokio::test]
-async fn refusals_and_waits_are_those_of_the_model_at_every_instant() {
+async fn cached_refusals_and_waits_equal_the_models() {
     let more =
         ["elastic-window 2/second; moving-window 5/20 seconds", "fixed-window 2/second; fixed-window-aligned 9/minute"];
     let more = more.into_iter().chain(["token-bucket 2/second; moving-window 4 per 3 seconds; 9/minute"]);

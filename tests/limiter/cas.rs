@@ -94,7 +94,7 @@ async fn many_handles_on_one_store_admit_exactly_what_the_limit_says() {
 }
 
 #[tokio::test]
-async fn hits_that_wait_for_one_key_are_loaded_and_stored_once() {
+async fn waiting_hits_of_one_key_share_one_load_and_swap() {
     let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 60/day"));
     let mut all = JoinSet::new();
@@ -112,7 +112,7 @@ async fn hits_that_wait_for_one_key_are_loaded_and_stored_once() {
 }
 
 #[tokio::test]
-async fn what_changes_nothing_is_not_swapped() {
+async fn unchanged_states_are_not_swapped() {
     let store = FakeCasStore::default();
     let window = limiter(&store, policy("fixed-window 1/day"));
     assert!(window.peek(&key()).await.unwrap().is_admitted());
@@ -135,7 +135,7 @@ async fn what_changes_nothing_is_not_swapped() {
 
 /// Field defect: compare-and-swap out of attempts reported as a store error, which fail-open admits.
 #[tokio::test]
-async fn losing_every_attempt_is_a_refusal_to_come_back_soon() {
+async fn losing_every_swap_is_a_contended_refusal() {
     let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 5/day; elastic-window 9/day"));
     store.lose(1_000);
@@ -159,7 +159,7 @@ async fn losing_every_attempt_is_a_refusal_to_come_back_soon() {
 
 /// The same where the deadline comes before the last attempt.
 #[tokio::test]
-async fn losing_until_the_deadline_is_a_refusal_too() {
+async fn losing_swaps_until_the_deadline_is_a_contended_refusal() {
     let store = FakeCasStore::default();
     let storage = Cas::new(store.clone()).deadline(Duration::from_millis(100));
     let limiter = RateLimiter::with_storage(policy("fixed-window 5/day"), storage);
@@ -185,7 +185,7 @@ async fn losing_until_the_deadline_is_a_refusal_too() {
 
 /// Its last attempt was under way when its time was over, and is stored after all.
 #[tokio::test]
-async fn what_is_stored_for_who_was_refused_is_given_back() {
+async fn late_swap_of_a_refused_hit_is_refunded() {
     let store = FakeCasStore::default();
     let patient = over(&store);
     let hasty = patient.clone().deadline(Duration::from_millis(50));
@@ -206,7 +206,7 @@ async fn what_is_stored_for_who_was_refused_is_given_back() {
 }
 
 #[tokio::test]
-async fn states_are_kept_a_little_longer_than_they_matter() {
+async fn states_are_kept_slightly_longer_than_needed() {
     let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 9/day; fixed-window 9/hour"));
     assert!(limiter.hit(&key()).await.unwrap().is_admitted());
@@ -215,7 +215,7 @@ async fn states_are_kept_a_little_longer_than_they_matter() {
 }
 
 #[tokio::test]
-async fn a_store_that_hangs_holds_nobody_up_and_is_no_contention() {
+async fn hanging_store_is_a_timeout_and_not_contention() {
     let store = FakeCasStore::default();
     let storage = Cas::new(store.clone()).deadline(Duration::from_millis(50));
     let limiter = RateLimiter::with_storage(policy("fixed-window 5/day"), storage.clone());
@@ -237,7 +237,7 @@ async fn a_store_that_hangs_holds_nobody_up_and_is_no_contention() {
 }
 
 #[tokio::test]
-async fn what_the_store_says_is_told_to_all_who_wait() {
+async fn store_error_reaches_all_waiting_callers() {
     let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 5/day"));
     store.fail(true);
@@ -313,7 +313,7 @@ async fn one_slow_key_does_not_stall_another() {
 
 /// A task of another runtime may not be running: whoever waits in this one does not wait for it.
 #[test]
-fn a_runtime_that_stands_still_or_ends_holds_up_no_other() {
+fn stopped_runtime_does_not_block_another() {
     let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 5/day"));
     let [first, second] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap());
@@ -334,7 +334,7 @@ fn a_runtime_that_stands_still_or_ends_holds_up_no_other() {
 
 /// What is decided on too late is not counted in secret.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hit_that_took_too_long_to_decide_is_not_counted_or_is_said_to_be() {
+async fn timed_out_hit_is_not_counted_or_reports_that_it_may_be() {
     let policy = Policy::new(Ponders, Quota::per_day(100));
     let storage = Cas::new(FakeCasStore::default()).deadline(Duration::from_millis(30));
     let error = storage.decide(Ask::new(&policy, &key(), Op::Hit, 1)).await.unwrap_err();
@@ -344,7 +344,7 @@ async fn a_hit_that_took_too_long_to_decide_is_not_counted_or_is_said_to_be() {
 }
 
 #[test]
-fn what_a_runtime_ended_before_it_began_is_forgotten() {
+fn calls_that_a_runtime_ended_before_their_start_are_dropped() {
     let storage = Cas::new(FakeCasStore::default());
     let policy = policy("fixed-window 3/day");
     for _ in 0..3 {
@@ -356,7 +356,7 @@ fn what_a_runtime_ended_before_it_began_is_forgotten() {
 }
 
 #[tokio::test]
-async fn policies_of_one_name_stand_side_by_side_and_a_clear_forgets_one_of_them() {
+async fn policies_of_one_name_have_separate_states_and_clears() {
     let store = FakeCasStore::default();
     let [hourly, daily] = ["fixed-window 5/hour", "fixed-window 5/day"].map(|text| policy(text).with_name("tier"));
     let (hourly, daily) = (limiter(&store, hourly), limiter(&store, daily));
@@ -385,7 +385,7 @@ async fn policies_of_one_name_stand_side_by_side_and_a_clear_forgets_one_of_them
 }
 
 #[tokio::test]
-async fn what_stands_there_and_cannot_be_read_is_a_fresh_start() {
+async fn unreadable_state_is_fresh() {
     for spoilt in [
         "garbage",
         "[",
@@ -402,7 +402,7 @@ async fn what_stands_there_and_cannot_be_read_is_a_fresh_start() {
 }
 
 #[tokio::test]
-async fn the_time_is_the_stores_unless_another_clock_is_chosen() {
+async fn store_time_is_used_unless_a_clock_is_set() {
     let store = FakeCasStore::that_says_the_time();
     let here = Timestamp::wall_clock();
     let at = limiter(&store, Quota::per_minute(5)).hit(&key()).await.unwrap().at();
@@ -414,7 +414,7 @@ async fn the_time_is_the_stores_unless_another_clock_is_chosen() {
 
 /// A log that cannot fit the store is an error when policy and storage meet.
 #[tokio::test]
-async fn a_policy_that_may_need_more_than_the_store_can_keep_is_refused_when_they_meet() {
+async fn policy_too_large_for_the_store_is_rejected_when_built() {
     let store = FakeCasStore::of_at_most(10_000);
     let (fits, too_long) = (policy("moving-window 500/day"), policy("moving-window 600/day; 5/day"));
     let error = RateLimiter::try_with_storage(too_long.clone(), over(&store)).unwrap_err().to_string();
@@ -444,7 +444,7 @@ async fn a_policy_that_may_need_more_than_the_store_can_keep_is_refused_when_the
 
 /// What others of the name need, nobody could have known.
 #[tokio::test]
-async fn a_text_that_has_grown_too_long_is_not_sent() {
+async fn too_long_text_is_not_sent() {
     let store = FakeCasStore::of_at_most(150);
     let [first, second] =
         ["fixed-window 3/hour", "fixed-window 3/day"].map(|text| policy(text).with_name("n".repeat(90)));

@@ -18,7 +18,7 @@ fn hit(limiter: &RateLimiter, key: impl Into<Key>) -> Decision {
 
 /// Field defect: unbounded maps; a map at its cap that admits every new client untracked.
 #[test]
-fn a_flood_of_new_keys_stays_within_the_cap_and_frees_nobody_who_is_refused() {
+fn flood_of_keys_stays_within_the_cap_and_evicts_no_refused_key() {
     for (policy, max_keys) in [("2/minute", 1), ("2/minute", 7), ("fixed-window 2/minute", 1_000), ("2/minute", 5_000)]
     {
         let (limiter, _) = limiter(policy, max_keys);
@@ -37,7 +37,7 @@ fn a_flood_of_new_keys_stays_within_the_cap_and_frees_nobody_who_is_refused() {
 }
 
 #[test]
-fn a_newcomer_among_keys_that_are_all_refused_is_refused_and_told_when_to_come_back() {
+fn new_key_is_refused_with_a_wait_if_all_others_are_refused() {
     let (limiter, clock) = limiter("fixed-window 1/minute; fixed-window 2/hour", 3);
     for key in 0..3_u64 {
         assert!(hit(&limiter, key).is_admitted());
@@ -59,7 +59,7 @@ fn a_newcomer_among_keys_that_are_all_refused_is_refused_and_told_when_to_come_b
 }
 
 #[test]
-fn of_those_who_would_be_admitted_the_one_nearest_to_fresh_goes_first() {
+fn admitted_key_nearest_to_fresh_is_evicted_first() {
     let (limiter, clock) = limiter("fixed-window 2/minute", 3);
     for key in 0..3_u64 {
         assert!(hit(&limiter, key).is_admitted());
@@ -72,7 +72,7 @@ fn of_those_who_would_be_admitted_the_one_nearest_to_fresh_goes_first() {
 
 /// A key of several limits is forgotten with the last of them.
 #[test]
-fn a_key_is_as_near_to_fresh_as_its_longest_limit() {
+fn eviction_considers_the_longest_limit() {
     let (first, clock) = limiter("fixed-window 5/second; fixed-window 9/hour", 2);
     let second = policy("fixed-window 5/minute");
     let second = RateLimiter::with_storage(second, first.storage().clone());
@@ -85,7 +85,7 @@ fn a_key_is_as_near_to_fresh_as_its_longest_limit() {
 }
 
 #[test]
-fn an_expired_key_goes_before_one_who_would_be_admitted() {
+fn expired_keys_are_evicted_first() {
     let (limiter, clock) = limiter("fixed-window 2/minute", 2);
     assert!(hit(&limiter, 0_u64).is_admitted());
     clock.advance(Duration::from_secs(60));
@@ -96,7 +96,7 @@ fn an_expired_key_goes_before_one_who_would_be_admitted() {
 
 /// Field defect: garbage collection that stops after the first request; a sweeper left to the user.
 #[test]
-fn once_all_has_expired_hits_on_one_key_leave_only_that_key() {
+fn hits_on_one_key_sweep_all_expired_keys() {
     for policy in ["5/second", "moving-window 5/second", "token-bucket 5/second; elastic-window 3/second; 9/second"] {
         let (limiter, clock) = limiter(policy, 100_000);
         for key in 0..20_000_u64 {
@@ -121,7 +121,7 @@ fn once_all_has_expired_hits_on_one_key_leave_only_that_key() {
 }
 
 #[test]
-fn what_spends_nothing_is_not_kept() {
+fn calls_that_spend_nothing_store_nothing() {
     let (limiter, _) = limiter("2/minute", 10);
     for key in 0..5_u64 {
         let _ = now(limiter.peek(&key.into()));
@@ -136,7 +136,7 @@ fn what_spends_nothing_is_not_kept() {
 }
 
 #[test]
-fn long_logs_weigh_more_and_make_room_like_keys() {
+fn long_logs_weigh_more_and_are_evicted_like_keys() {
     let (limiter, clock) = limiter("moving-window 1000/minute", 300);
     let tick = |key: u64| {
         clock.advance(Duration::from_micros(1));
@@ -177,7 +177,7 @@ fn a_storage_for_no_keys_is_an_error() {
 }
 
 #[test]
-fn equal_names_share_and_others_never_do() {
+fn policies_share_states_only_under_equal_names() {
     let storage = memory_with_manual_clock().0;
     let on = |policy: Policy| RateLimiter::with_storage(policy, storage.clone());
     let _ = hit(&on(policy("fixed-window 5/minute; 9/hour").with_name("free")), "alice");
@@ -292,7 +292,7 @@ fn cost_0_is_admitted_at_once_also_when_the_storage_is_full() {
 }
 
 #[test]
-fn a_newcomer_who_is_refused_anyway_throws_nobody_out() {
+fn refused_new_key_evicts_nothing() {
     let (limiter, _) = limiter("fixed-window 5/minute", 1);
     assert!(hit(&limiter, "resident").is_admitted());
     let refused = now(limiter.hit_with_cost(&"newcomer".into(), 6));
@@ -391,7 +391,7 @@ fn a_fresh_and_an_idle_key_admit_the_same() {
 
 /// Field defect: several limits, the earlier ones spent although a later one refused.
 #[test]
-fn a_refusal_by_the_second_limit_leaves_the_first_as_it_was() {
+fn refusal_takes_nothing_from_any_limit() {
     let (limiter, _) = limiter("10/minute; fixed-window 1/minute", 10);
     let _ = hit(&limiter, "k");
     for _ in 0..5 {
@@ -410,7 +410,7 @@ fn clones_are_handles_on_the_same_states() {
 }
 
 #[test]
-fn admitting_is_hitting_without_the_numbers() {
+fn admit_equals_hit() {
     for policy in
         ["3/minute", "fixed-window 3/minute; 5/hour", "moving-window 3/minute", "leaky-bucket 1/minute queue 3"]
     {
@@ -429,7 +429,7 @@ fn admitting_is_hitting_without_the_numbers() {
 }
 
 #[test]
-fn a_key_that_is_hammered_while_it_is_refused_comes_back_when_it_may() {
+fn repeatedly_refused_key_is_admitted_after_its_wait() {
     for strategy in ["fixed-window", "sliding-window-counter", "token-bucket", "moving-window", "elastic-window"] {
         let (limiter, clock) = limiter(&format!("{strategy} 2/minute"), 10);
         let hammer = || (0..50).fold(hit(&limiter, "k"), |_, _| hit(&limiter, "k"));
@@ -461,7 +461,7 @@ fn a_cost_above_the_capacity_is_refused() {
 }
 
 #[test]
-fn what_was_known_of_a_refused_key_is_forgotten_with_it() {
+fn evicting_a_refused_key_drops_its_refusal_hint() {
     for max_keys in [1, 64] {
         let (limiter, clock) = limiter("token-bucket 10/second", max_keys);
         let key = Key::from("k");
@@ -476,7 +476,7 @@ fn what_was_known_of_a_refused_key_is_forgotten_with_it() {
 }
 
 #[test]
-fn a_key_that_a_lowered_limit_refuses_is_not_thrown_out() {
+fn key_refused_by_a_lowered_limit_is_not_evicted() {
     let (storage, limiter) = {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().max_keys(2).clock(clock).build().unwrap();
@@ -527,7 +527,7 @@ fn a_peek_is_never_a_hit_at_once() {
 
 /// However it is hit meanwhile: by its own policy, or by one of the same name with more limits.
 #[test]
-fn a_refused_key_is_told_what_it_has_left_since() {
+fn repeated_refusal_reports_units_refilled_since() {
     let one = r#""u": token-bucket 10/second"#;
     for other in [one, r#""u": token-bucket 10/second; fixed-window 100/hour"#] {
         let (limiter, clock) = limiter(one, 10);
@@ -543,7 +543,7 @@ fn a_refused_key_is_told_what_it_has_left_since() {
 }
 
 #[test]
-fn refusals_that_count_count_however_many_come_at_one_instant() {
+fn every_counted_refusal_counts_even_at_one_instant() {
     let (limiter, clock) = limiter("elastic-window 1/minute", 10);
     assert!(hit(&limiter, "k").is_admitted());
     assert!((0..5).all(|_| hit(&limiter, "k").is_refused()));
@@ -554,14 +554,14 @@ fn refusals_that_count_count_however_many_come_at_one_instant() {
 }
 
 #[test]
-fn keys_that_differ_in_a_zero_at_the_end_are_two() {
+fn keys_with_and_without_a_trailing_zero_byte_differ() {
     let (limiter, _) = limiter("1/day", 10);
     assert!(limiter.admit(&"a".into()) && limiter.admit(&"a\0".into()) && !limiter.admit(&"a".into()));
 }
 
 /// Wherever it is looked for first: on one limit, on several.
 #[test]
-fn a_no_that_is_asked_again_counts_once() {
+fn refusal_found_by_hit_at_once_counts_once() {
     use tower_ratelimit::storage::{Ask, Storage};
     use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
     use tower_ratelimit::{Op, Timestamp};

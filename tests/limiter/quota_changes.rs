@@ -46,7 +46,7 @@ async fn windows_keep_the_units_that_were_spent() {
 }
 
 #[tokio::test]
-async fn buckets_keep_the_proportion() {
+async fn buckets_keep_the_spent_proportion() {
     for (strategy, extra) in [("token-bucket", 0), ("gcra", 0)] {
         let account = Account::new();
         account.spend(&format!("{strategy} 10/minute"), 6).await;
@@ -102,7 +102,7 @@ async fn a_changed_period_strategy_or_place_starts_fresh() {
 }
 
 #[tokio::test]
-async fn another_name_or_none_is_another_account() {
+async fn policies_with_other_names_do_not_share_states() {
     let account = Account::new();
     account.spend("10/minute", 8).await;
     let key = Key::from("a");
@@ -118,7 +118,7 @@ async fn another_name_or_none_is_another_account() {
 }
 
 #[tokio::test]
-async fn limits_that_stay_keep_what_was_spent_when_another_one_changes() {
+async fn unchanged_limits_keep_their_state() {
     let account = Account::new();
     account.spend("fixed-window 10/minute; moving-window 100/day", 7).await;
     let limits = account.under("fixed-window 10/second; moving-window 200/day");

@@ -60,7 +60,7 @@ async fn until_closed<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_five_failures_nobody_asks_and_nobody_notices() {
+async fn circuit_opens_after_five_failures() {
     let (limiter, primary, _) = limiter("fixed-window 1000/day", Behavior::Fails, 2);
     for asked in 1..=5 {
         let decision = spend(&limiter, 1).await;
@@ -80,7 +80,7 @@ async fn after_five_failures_nobody_asks_and_nobody_notices() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_hundred_hits_at_once_one_is_the_probe() {
+async fn only_one_of_a_hundred_concurrent_hits_probes() {
     let (limiter, primary, _) = limiter("fixed-window 1000/day", Behavior::Fails, 2);
     open(&limiter).await;
     primary.set(Behavior::FailsAfter(50 * MS));
@@ -109,7 +109,7 @@ async fn of_a_hundred_hits_at_once_one_is_the_probe() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn probes_come_ever_later_up_to_a_second() {
+async fn probe_delay_doubles_up_to_one_second() {
     let (limiter, primary, _) = limiter("fixed-window 100000/day", Behavior::Fails, 2);
     open(&limiter).await;
     let (mut last, mut asked, mut gaps) = (Instant::now(), primary.decisions(), Vec::new());
@@ -131,7 +131,7 @@ async fn probes_come_ever_later_up_to_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_good_probe_and_all_is_as_before() {
+async fn successful_probe_closes_the_circuit() {
     let (limiter, primary, fallback) = limiter("fixed-window 100/day", Behavior::Works, 2);
     assert!(!spend(&limiter, 1).await.is_from_fallback());
     primary.set(Behavior::Fails);
@@ -157,7 +157,7 @@ async fn one_good_probe_and_all_is_as_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_counted_in_a_row() {
+async fn only_consecutive_failures_of_writes_count() {
     let (limiter, primary, _) = limiter("fixed-window 100/day", Behavior::Works, 2);
     for behavior in [[Behavior::Fails; 4].as_slice(), &[Behavior::Works], &[Behavior::Fails; 4]].concat() {
         primary.set(behavior);
@@ -181,7 +181,7 @@ async fn failures_are_counted_in_a_row() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hit_that_is_refused_or_outrun_is_no_failure() {
+async fn refused_and_contended_hits_are_not_failures() {
     let (outrun, _) =
         FakeStorage::scripted(|ask| Some(Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 7).contended())));
     let breaker = Breaker::new(outrun).failures(1).fallback(memory_with_manual_clock().0, 2);
@@ -201,7 +201,7 @@ async fn a_hit_that_is_refused_or_outrun_is_no_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_refused_by_what_is_only_read_keeps_nobody_waiting() {
+async fn refusals_that_only_read_do_not_reset_failures() {
     let store = FakeCasStore::of_at_most(1_000);
     let breaker = Breaker::new(Cas::new(store.clone())).fallback(memory_with_manual_clock().0, 2);
     let limiter = RateLimiter::with_storage(policy("fixed-window 1/day"), breaker.clone());
@@ -223,7 +223,7 @@ async fn who_is_refused_by_what_is_only_read_keeps_nobody_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_primary_can_never_keep_says_nothing_of_how_it_is() {
+async fn policies_too_large_for_the_primary_do_not_affect_the_circuit() {
     let store = FakeCasStore::of_at_most(1_000);
     let breaker = Breaker::new(Cas::new(store.clone())).fallback(memory_with_manual_clock().0, 2);
     let (kept, too_long) = (policy("fixed-window 1000/day"), policy("moving-window 100000/day"));
@@ -253,7 +253,7 @@ async fn what_the_primary_can_never_keep_says_nothing_of_how_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_asked_before_says_nothing_afterwards() {
+async fn late_answers_from_before_a_transition_are_ignored() {
     let (limiter, primary, _) = limiter("fixed-window 1000/day", Behavior::FailsAfter(300 * MS), 2);
     let mut late = JoinSet::new();
     for _ in 0..50 {
@@ -283,7 +283,7 @@ async fn what_was_asked_before_says_nothing_afterwards() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_probe_that_is_dropped_leaves_room_for_another() {
+async fn dropped_probe_allows_another() {
     for polled in [true, false] {
         let (limiter, primary, _) = limiter("fixed-window 1000/day", Behavior::Fails, 2);
         open(&limiter).await;
@@ -303,7 +303,7 @@ async fn a_probe_that_is_dropped_leaves_room_for_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_probe_that_is_never_heard_of_is_not_waited_for() {
+async fn probe_without_an_answer_expires_after_a_second() {
     let (limiter, primary, _) = limiter("fixed-window 1000/day", Behavior::Fails, 2);
     open(&limiter).await;
     sleep(SHORTEST).await;
@@ -328,7 +328,7 @@ async fn a_probe_that_is_never_heard_of_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_not_waited_for_any_more_says_nothing_when_it_fails_or_is_dropped() {
+async fn expired_probe_that_fails_or_is_dropped_is_ignored() {
     for (behavior, left) in [(Behavior::FailsAfter(LONGEST + 10 * MS), false), (Behavior::Hangs, true)] {
         let (limiter, primary, _) = limiter("fixed-window 1000/day", Behavior::Fails, 2);
         open(&limiter).await;
@@ -356,14 +356,14 @@ async fn one_that_is_not_waited_for_any_more_says_nothing_when_it_fails_or_is_dr
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_only_the_whole_has_room_for_may_come_back_soon_while_the_primary_is_asked() {
+async fn cost_above_the_share_may_retry_soon_while_the_circuit_is_closed() {
     let (limiter, ..) = limiter("fixed-window 100/day", Behavior::Fails, 2);
     let large = limiter.hit_with_cost(&Key::everybody(), 60).await.unwrap();
     assert_eq!((circuit(&limiter).state().phase, large.retry_after()), (Phase::Closed, Some(SHORTEST)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_may_have_counted_is_counted_once_on_the_primary() {
+async fn hit_that_failed_after_counting_is_refunded_on_the_fallback_only() {
     let whole = policy("fixed-window 100/day");
     let (limiter, primary, fallback) = limiter("fixed-window 100/day", Behavior::FailsAfterCounting, 2);
     let mut last = None;
@@ -379,7 +379,7 @@ async fn what_may_have_counted_is_counted_once_on_the_primary() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refunds_find_their_way_back_and_clears_go_both_ways() {
+async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     let whole = policy("fixed-window 100/day");
     let (limiter, primary, fallback) = limiter("fixed-window 100/day", Behavior::Works, 2);
     let (key, now) = (Key::everybody(), || (counted(primary.inner(), &whole), counted(&fallback, &whole)));
@@ -419,7 +419,7 @@ async fn refunds_find_their_way_back_and_clears_go_both_ways() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refund_may_be_the_probe_and_its_failure_counts() {
+async fn refund_may_probe_and_its_failure_counts() {
     let (limiter, primary, _) = limiter("fixed-window 100/day", Behavior::Works, 2);
     let spent = spend(&limiter, 1).await;
     primary.set(Behavior::Fails);
@@ -494,7 +494,7 @@ async fn three_replicas_together_admit_what_one_limit_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fallback_counts_refusals_where_that_is_the_rule_and_makes_wait_where_that_is() {
+async fn fallback_keeps_the_rules_of_elastic_windows_and_queues() {
     let ((primary, _), (fallback, clock)) = (FakeStorage::in_memory(Behavior::Fails), memory_with_manual_clock());
     let breaker = Breaker::new(primary).fallback(fallback, 2);
     let elastic = RateLimiter::with_storage(policy("elastic-window 2 per 10 seconds"), breaker.clone());
@@ -512,7 +512,7 @@ async fn a_fallback_counts_refusals_where_that_is_the_rule_and_makes_wait_where_
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_fallback_nobody_waits_for_the_next_failure() {
+async fn open_circuit_without_a_fallback_fails_at_once() {
     let (primary, _) = FakeStorage::in_memory(Behavior::Hangs);
     let within = 70 * MS;
     let breaker = Breaker::new(Deadline::new(primary.clone(), within));
@@ -560,7 +560,7 @@ async fn a_fallback_that_fails_too_is_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn breakers_may_stand_in_breakers() {
+async fn breakers_nest() {
     let ((far, _), (near, _), (memory, _)) =
         (FakeStorage::in_memory(Behavior::Fails), FakeStorage::in_memory(Behavior::Works), memory_with_manual_clock());
     let inner = Breaker::new(far.clone()).fallback(near.clone(), 1);
@@ -585,7 +585,7 @@ async fn breakers_may_stand_in_breakers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_known_at_once_is_told_at_once() {
+async fn memory_and_fallback_admit_at_once() {
     let (policy, key) = (policy("fixed-window 8/day"), Key::everybody());
     let ask = Ask::new(&policy, &key, Op::Hit, 1);
     let breaker = Breaker::new(memory_with_manual_clock().0);
@@ -631,7 +631,7 @@ impl Strategy for Divided {
 }
 
 #[tokio::test(start_paused = true)]
-async fn policies_are_divided_once_and_told_apart_by_more_than_their_names() {
+async fn each_policy_is_divided_once_even_if_names_are_equal() {
     let divided = Divided(Arc::default());
     let breaker = Breaker::new(failing()).fallback(memory_with_manual_clock().0, 2);
     let tier = |amount| Policy::named("tier").limit(divided.clone(), Quota::per_minute(amount));
@@ -648,7 +648,7 @@ async fn policies_are_divided_once_and_told_apart_by_more_than_their_names() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_either_storage_cannot_keep_is_refused_when_they_meet() {
+async fn policies_that_primary_or_fallback_reject_are_rejected_when_built() {
     let small = |most| failing().holding_at_most(most);
     let error = |breaker: Result<_, ConfigError>| breaker.err().map(|error| error.to_string());
     let breaker = Breaker::new(small(100)).fallback(small(10), 4);
@@ -674,7 +674,7 @@ async fn what_either_storage_cannot_keep_is_refused_when_they_meet() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_shows_the_share_and_gives_back_where_it_took() {
+async fn layer_reports_the_share_and_refunds_the_deciding_storage() {
     let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(Behavior::Works), memory_with_manual_clock());
     let breaker = Breaker::new(primary.clone()).fallback(fallback.clone(), 3);
     let tiers = |head: &Head<'_>| {
@@ -711,7 +711,7 @@ async fn a_layer_shows_the_share_and_gives_back_where_it_took() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_does_not_tell_a_share_the_time_of_the_whole() {
+async fn ratelimit_policy_of_a_share_has_its_own_window() {
     for (text, own, of_share) in [
         ("token-bucket 1/minute burst 100", "q=100;w=6000", "q=1"),
         ("leaky-bucket 100/minute queue 59", "q=60;w=36", "q=2"),
@@ -733,7 +733,7 @@ async fn a_layer_does_not_tell_a_share_the_time_of_the_whole() {
 }
 
 #[test]
-fn options_that_cannot_be_say_what_can() {
+fn invalid_options_suggest_valid_ones() {
     let breaker = || Breaker::new(MemoryStorage::new());
     let said = |error: Option<ConfigError>| error.unwrap().to_string();
     assert!(said(breaker().try_fallback(MemoryStorage::new(), 0).err()).contains("at least 1"));
@@ -746,7 +746,7 @@ fn options_that_cannot_be_say_what_can() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn options_hold_in_any_order() {
+async fn options_work_in_any_order() {
     let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(Behavior::Fails), memory_with_manual_clock());
     let (soon, late) = (10 * MS, 15 * MS);
     let first = Breaker::new(primary.clone()).failures(2).probe_after(soon, late).fallback(fallback.clone(), 2);

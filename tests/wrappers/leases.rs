@@ -1,13 +1,14 @@
 //! Slices of a window that are spent without asking: never more than there is.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
 use common::random::Numbers;
-use common::{Behavior, FAILURE, FakeStorage, decide, hit, memory_with_manual_clock, policy, poll};
+use common::{Behavior, FAILURE, FakeStorage, decide, hit, memory_with_manual_clock, policy, poll, start_hit};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{Ask, Breaker, Clock, Leases, ManualClock, Shown};
 use tower_ratelimit::strategy::Status;
@@ -25,13 +26,20 @@ fn leased(slice: u32) -> (Leased, FakeStorage<MemoryStorage>, ManualClock) {
     (Leases::new(storage.clone(), slice).clock(clock.clone()), storage, clock)
 }
 
-/// What the storage inside would say to who looks.
+/// This many hits of one unit, which all wait for the storage.
+fn waiting_hits<St: Storage>(storage: &St, policy: &Policy, key: &Key, count: usize) -> Vec<Pin<Box<St::Decided>>> {
+    let mut hits: Vec<_> = (0..count).map(|_| start_hit(storage, policy, key, 1)).collect();
+    assert!(hits.iter_mut().all(|hit| poll(hit).is_pending()));
+    hits
+}
+
+/// The units that the storage reports to a peek.
 async fn remains<St: Storage>(storage: &St, policy: &Policy) -> u32 {
     decide(storage, policy, "a", Op::Peek, 1).await.remaining()
 }
 
 #[tokio::test]
-async fn a_slice_is_one_trip() {
+async fn slice_costs_one_round_trip() {
     let (leases, storage, _) = leased(10);
     let policy = policy("fixed-window 1000/minute");
     for spent in 1..=10 {
@@ -49,7 +57,7 @@ async fn a_slice_is_one_trip() {
 
 /// The slice shrinks as the quota does, and the last units are taken one by one: the limit is reached exactly.
 #[tokio::test]
-async fn the_last_units_are_not_taken_by_the_slice() {
+async fn last_units_are_not_leased_in_slices() {
     let (leases, storage, clock) = leased(1_000);
     let (other, policy) = (Leases::new(storage.clone(), 1_000).clock(clock), policy("fixed-window 100/minute"));
     assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
@@ -65,7 +73,7 @@ async fn the_last_units_are_not_taken_by_the_slice() {
 
 /// What is refused says the truth about all that is left: here and in the storage.
 #[tokio::test]
-async fn a_cost_is_made_up_of_what_is_here_and_what_is_there() {
+async fn cost_is_paid_from_the_lease_and_the_storage() {
     let (leases, storage, _) = leased(4);
     let policy = policy("fixed-window 20/minute");
     for (cost, left) in [(3, 17), (3, 14), (9, 5), (3, 2)] {
@@ -122,7 +130,7 @@ async fn several_nodes_never_exceed_the_limit() {
 
 /// Eight tasks on each of several nodes over one storage, on one thread and on several.
 #[test]
-fn tasks_on_several_nodes_admit_no_more_than_the_limit_and_strand_no_more_than_a_slice_a_node() {
+fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
     let runtimes = [
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
         tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap(),
@@ -166,15 +174,12 @@ fn tasks_on_several_nodes_admit_no_more_than_the_limit_and_strand_no_more_than_a
 
 /// However many callers wait, one question is under way, and it asks for what they all need.
 #[tokio::test]
-async fn callers_of_one_key_wait_for_one_trip() {
+async fn callers_of_one_key_share_one_round_trip() {
     let (leases, storage, _) = leased(10);
     let policy = policy("fixed-window 1000/minute");
     storage.close();
     let key = Key::from("a");
-    let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)))).collect();
-    for caller in &mut waiting {
-        assert!(poll(caller).is_pending());
-    }
+    let waiting = waiting_hits(&leases, &policy, &key, 100);
     assert_eq!(storage.take_decisions(), 1);
     storage.open();
     for caller in waiting {
@@ -183,7 +188,7 @@ async fn callers_of_one_key_wait_for_one_trip() {
     assert!(storage.take_decisions() <= 2, "one for the first, one for all who came meanwhile");
     // Another key does not wait.
     storage.close();
-    let mut first = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 50)));
+    let mut first = start_hit(&leases, &policy, &key, 50);
     let _ = poll(&mut first);
     let mut other = Box::pin(leases.decide(Ask::new(&policy, &Key::from("b"), Op::Hit, 1)));
     assert!(poll(&mut other).is_pending());
@@ -192,7 +197,7 @@ async fn callers_of_one_key_wait_for_one_trip() {
 
 /// A lease ends with its window, however long its answer was under way, and whatever the clocks say.
 #[tokio::test]
-async fn no_unit_is_spent_after_its_window() {
+async fn no_leased_unit_is_spent_after_its_window() {
     for (decides_late, trip) in [(false, 0), (false, 300), (false, 999), (false, 1_500), (true, 300), (true, 1_500)] {
         // The storage's clock is an hour off, and they go on together.
         let (memory, theirs) = memory_with_manual_clock();
@@ -207,7 +212,7 @@ async fn no_unit_is_spent_after_its_window() {
         let (policy, key) = (policy("fixed-window 1000/second"), Key::from("a"));
         storage.work_when_open(decides_late);
         storage.close();
-        let mut first = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+        let mut first = start_hit(&leases, &policy, &key, 1);
         assert!(poll(&mut first).is_pending());
         let start = theirs.now();
         pass(trip);
@@ -239,7 +244,7 @@ async fn no_unit_is_spent_after_its_window() {
 
 /// The numbers go by the storage's time, and are never earlier than true.
 #[tokio::test]
-async fn a_hit_here_tells_the_storages_time() {
+async fn local_hit_reports_the_storages_time() {
     let (leases, storage, clock) = leased(10);
     let policy = policy("fixed-window-aligned 1000/minute");
     clock.advance(Duration::from_secs(15));
@@ -252,7 +257,7 @@ async fn a_hit_here_tells_the_storages_time() {
 }
 
 #[tokio::test]
-async fn refunds_go_where_the_units_came_from() {
+async fn refunds_return_to_the_lease_or_the_storage() {
     let (leases, storage, clock) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     let (first, second) = (hit(&leases, &policy, "a", 3).await, hit(&leases, &policy, "a", 4).await);
@@ -282,7 +287,7 @@ async fn refunds_go_where_the_units_came_from() {
 }
 
 #[tokio::test]
-async fn a_clear_drops_the_slice_and_what_arrives_after_it() {
+async fn clear_drops_the_lease_and_a_slice_in_flight() {
     let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
@@ -290,7 +295,7 @@ async fn a_clear_drops_the_slice_and_what_arrives_after_it() {
     assert_eq!((leases.held(), remains(&storage, &policy).await), (0, 1000));
     // While a slice is under way.
     storage.close();
-    let mut late = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let mut late = start_hit(&leases, &policy, &key, 1);
     assert!(poll(&mut late).is_pending());
     let mut clear = Box::pin(leases.clear(&policy, &key));
     assert!(poll(&mut clear).is_pending());
@@ -302,11 +307,11 @@ async fn a_clear_drops_the_slice_and_what_arrives_after_it() {
 
 /// Who stood in front of it takes a slice when it has been asked for and not been done: that one is dropped, too.
 #[tokio::test]
-async fn a_clear_drops_what_was_leased_while_it_waited() {
+async fn clear_drops_a_lease_taken_while_it_waited() {
     let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     storage.close();
-    let begin = || Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let begin = || start_hit(&leases, &policy, &key, 1);
     let (mut asking, mut behind, mut clear) = (begin(), begin(), Box::pin(leases.clear(&policy, &key)));
     assert!(poll(&mut asking).is_pending() && poll(&mut behind).is_pending() && poll(&mut clear).is_pending());
     storage.open();
@@ -322,13 +327,13 @@ async fn a_clear_drops_what_was_leased_while_it_waited() {
 
 /// One in another runtime does not wait for who asks, so nobody knows when it happens: what is leased when it is over is dropped.
 #[test]
-fn a_clear_beside_who_asks_drops_what_is_leased_when_it_is_over() {
+fn clear_in_another_runtime_drops_the_lease_when_it_ends() {
     for is_given_up in [false, true] {
         let (leases, storage, _) = leased(10);
         let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
         let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
         storage.close();
-        let begin = || Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+        let begin = || start_hit(&leases, &policy, &key, 1);
         let inside = one.enter();
         let (mut asking, mut behind) = (begin(), begin());
         assert!(poll(&mut asking).is_pending() && poll(&mut behind).is_pending());
@@ -354,13 +359,13 @@ fn a_clear_beside_who_asks_drops_what_is_leased_when_it_is_over() {
 
 /// And what arrives after it is over: it was decided before.
 #[test]
-fn a_slice_that_arrives_after_a_clear_beside_it_is_not_kept() {
+fn slice_that_arrives_after_a_clear_in_another_runtime_is_dropped() {
     let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
     storage.close();
     let inside = one.enter();
-    let mut asking = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let mut asking = start_hit(&leases, &policy, &key, 1);
     assert!(poll(&mut asking).is_pending());
     drop(inside);
     storage.open();
@@ -371,7 +376,7 @@ fn a_slice_that_arrives_after_a_clear_beside_it_is_not_kept() {
 
 /// What was hit in another runtime, beside who asks, is more than was taken for the lease: it goes back to the storage.
 #[test]
-fn what_was_taken_beside_a_lease_is_not_put_back_into_it() {
+fn refund_of_a_hit_in_another_runtime_goes_to_the_storage() {
     let (leases, storage, _) = leased(6);
     let (policy, key) = (policy("fixed-window 100/minute"), Key::from("a"));
     let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
@@ -395,7 +400,7 @@ fn what_was_taken_beside_a_lease_is_not_put_back_into_it() {
 }
 
 #[tokio::test]
-async fn whoever_is_always_outrun_asks_for_what_is_needed() {
+async fn refused_slices_fall_back_to_the_needed_cost() {
     // The storage says that five units remain, and admits only one at a time: other nodes are always faster.
     let (storage, _) = FakeStorage::scripted(|ask| {
         let status = Status::refused(1_000, 5, 9_000_000, Some(9_000_000));
@@ -404,10 +409,7 @@ async fn whoever_is_always_outrun_asks_for_what_is_needed() {
     let leases = Leases::new(storage.clone(), 100).clock(ManualClock::default());
     let (policy, key) = (policy("fixed-window 1000/day"), Key::from("a"));
     storage.close();
-    let mut waiting: Vec<_> = (0..6).map(|_| Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)))).collect();
-    for caller in &mut waiting {
-        assert!(poll(caller).is_pending());
-    }
+    let waiting = waiting_hits(&leases, &policy, &key, 6);
     storage.open();
     for caller in waiting {
         assert!(caller.await.unwrap().is_admitted());
@@ -429,7 +431,7 @@ fn absurd(fails: bool) -> FakeStorage {
 
 /// Nobody asks for ever, whatever a storage says, and with a fallback that answers now and then.
 #[tokio::test]
-async fn what_makes_no_sense_is_told_as_it_is() {
+async fn contradictory_decisions_are_returned_unchanged() {
     let policy = policy("fixed-window 1000/day");
     let refused = hit(&Leases::new(absurd(false), 10), &policy, "a", 2).await;
     assert_eq!((refused.is_refused(), refused.cost(), refused.remaining()), (true, 2, 1_000));
@@ -440,7 +442,7 @@ async fn what_makes_no_sense_is_told_as_it_is() {
 
 /// Nobody serves others for ever whose own hit has been decided.
 #[tokio::test]
-async fn whoever_asks_for_others_gets_its_own_answer() {
+async fn caller_that_serves_others_returns_once_it_is_decided() {
     // Whenever the storage is asked, another caller asks the leases, so that there is always more to do.
     let (cell, asked) = (Arc::new(OnceLock::<Leases<FakeStorage>>::new()), Arc::new(AtomicU32::new(0)));
     let (others, count) = (Arc::clone(&cell), Arc::clone(&asked));
@@ -453,7 +455,7 @@ async fn whoever_asks_for_others_gets_its_own_answer() {
     let leases = Leases::new(storage, 10).clock(clock);
     cell.set(leases.clone()).unwrap();
     let (policy, key) = (policy("fixed-window 1/day"), Key::from("a"));
-    let mut first = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let mut first = start_hit(&leases, &policy, &key, 1);
     assert!(matches!(poll(&mut first), Poll::Ready(Ok(decision)) if decision.is_admitted()));
     assert!(asked.load(Ordering::SeqCst) < 100);
     // The others have theirs, too.
@@ -464,7 +466,7 @@ async fn whoever_asks_for_others_gets_its_own_answer() {
 }
 
 #[tokio::test]
-async fn what_could_not_be_looked_at_is_told_as_it_is() {
+async fn contended_peek_is_returned_unchanged() {
     let (storage, _) = FakeStorage::scripted(|ask| {
         (ask.op == Op::Peek).then(|| Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 9).contended()))
     });
@@ -477,10 +479,10 @@ async fn what_could_not_be_looked_at_is_told_as_it_is() {
 
 /// Callers that leave, before or after they were given something, take nothing along.
 #[tokio::test]
-async fn callers_that_leave_take_nothing_along() {
+async fn dropped_callers_spend_nothing() {
     let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
-    let begin = || Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 3)));
+    let begin = || start_hit(&leases, &policy, &key, 3);
     for left_after in ["never polled", "asking", "answered"] {
         storage.close();
         let (mut one, mut two) = (begin(), begin());
@@ -505,7 +507,7 @@ async fn callers_that_leave_take_nothing_along() {
 
 /// At random points.
 #[tokio::test]
-async fn whoever_leaves_at_whatever_point_every_unit_is_spent_once_or_there() {
+async fn units_of_callers_dropped_at_random_points_are_not_lost() {
     let mut numbers = Numbers(7);
     for _ in 0..100 {
         let (leases, storage, _) = leased(numbers.one_of(&[1, 3, 20]));
@@ -553,15 +555,12 @@ async fn whoever_leaves_at_whatever_point_every_unit_is_spent_once_or_there() {
 }
 
 #[tokio::test]
-async fn a_storage_that_fails_fails_all_who_wait_and_is_asked_again() {
+async fn storage_failure_reaches_all_waiting_callers_and_is_not_kept() {
     let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 100/minute"), Key::from("a"));
     storage.set(Behavior::FailsAfterCounting);
     storage.close();
-    let mut waiting: Vec<_> = (0..5).map(|_| Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)))).collect();
-    for caller in &mut waiting {
-        assert!(poll(caller).is_pending());
-    }
+    let waiting = waiting_hits(&leases, &policy, &key, 5);
     storage.open();
     for caller in waiting {
         assert_eq!(caller.await.unwrap_err().to_string(), FAILURE);
@@ -575,16 +574,16 @@ async fn a_storage_that_fails_fails_all_who_wait_and_is_asked_again() {
 
 /// Without a runtime nobody can wait, and nobody hangs; who asks in another runtime than the one that stands still does not either.
 #[test]
-fn nobody_waits_for_a_runtime_that_stands_still() {
+fn stopped_runtime_does_not_block_callers() {
     let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     storage.close();
-    let mut alone = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let mut alone = start_hit(&leases, &policy, &key, 1);
     let Poll::Ready(Err(error)) = poll(&mut alone) else { panic!("it waits for nobody") };
     assert!(error.to_string().contains("need a runtime of tokio's"), "{error}");
     let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
     let inside = one.enter();
-    let mut standing = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let mut standing = start_hit(&leases, &policy, &key, 1);
     assert!(poll(&mut standing).is_pending());
     drop(inside);
     storage.open();
@@ -602,7 +601,7 @@ fn nobody_waits_for_a_runtime_that_stands_still() {
 
 /// When there is no room, the one that nobody has asked for the longest gives back what it has left.
 #[tokio::test]
-async fn the_number_of_leases_is_bounded_and_nothing_is_lost() {
+async fn evicted_leases_return_their_units() {
     let (leases, storage, clock) = leased(10);
     let (leases, policy) = (leases.max_keys(2), policy("fixed-window 1000/day"));
     for key in ["a", "b", "a", "c", "d"] {
@@ -621,7 +620,7 @@ async fn the_number_of_leases_is_bounded_and_nothing_is_lost() {
 }
 
 #[tokio::test]
-async fn who_waits_does_not_make_room() {
+async fn busy_entries_are_not_evicted() {
     let (leases, storage, _) = leased(10);
     let (leases, policy) = (leases.max_keys(1), policy("fixed-window 1000/day"));
     storage.close();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use common::{Behavior, FAILURE, FakeStorage, hit, memory_with_manual_clock, policy, poll};
+use common::{Behavior, FAILURE, FakeStorage, hit, memory_with_manual_clock, policy, poll, start_hit};
 use tower_ratelimit::storage::{Ask, Clock, ManualClock, RefusalCache};
 use tower_ratelimit::{Key, MemoryStorage, Op, Storage, Timestamp};
 
@@ -19,7 +19,7 @@ fn cached() -> (Cached, FakeStorage<MemoryStorage>, ManualClock) {
 
 /// Under attack the storage is asked once a key, for as long as the refusal says or for a life, whichever is shorter.
 #[tokio::test]
-async fn an_attack_reaches_the_storage_once_a_life_or_once_a_wait() {
+async fn repeated_refusals_reach_the_storage_once_per_ttl_or_wait() {
     for (text, life, seconds, most) in [
         ("fixed-window 1/hour", 1_000, 10, 10),
         ("1/hour", 1_000, 10, 10),
@@ -47,7 +47,7 @@ async fn an_attack_reaches_the_storage_once_a_life_or_once_a_wait() {
 }
 
 #[tokio::test]
-async fn what_is_answered_here_says_what_is_left_of_the_wait() {
+async fn cached_refusal_reports_the_remaining_wait() {
     let (cache, storage, clock) = cached();
     let cache = cache.life(Duration::from_secs(3_600));
     let policy = policy("fixed-window 2/minute; moving-window 5/second");
@@ -66,7 +66,7 @@ async fn what_is_answered_here_says_what_is_left_of_the_wait() {
 
 /// A limit that refuses no longer, while another one does, does not say so.
 #[tokio::test]
-async fn each_limit_refuses_for_as_long_as_it_says() {
+async fn each_limit_of_a_cached_refusal_expires_on_its_own() {
     let (cache, storage, clock) = cached();
     let cache = cache.life(Duration::from_secs(3_600));
     let policy = policy("fixed-window 2/minute; fixed-window 2/second");
@@ -82,7 +82,7 @@ async fn each_limit_refuses_for_as_long_as_it_says() {
 
 /// Of a window all is known by one refusal; elsewhere a larger cost may have to wait for longer, and is asked for once.
 #[tokio::test]
-async fn larger_costs_are_refused_too_and_smaller_ones_are_asked_for() {
+async fn larger_costs_are_cache_hits_and_smaller_ones_misses() {
     // A larger one that was refused before is not forgotten for a smaller one.
     let (cache, storage, _) = cached();
     for (cost, admitted) in [(6, true), (8, false), (4, false), (8, false)] {
@@ -116,7 +116,7 @@ async fn larger_costs_are_refused_too_and_smaller_ones_are_asked_for() {
 }
 
 #[tokio::test]
-async fn what_counts_refusals_or_does_not_stay_true_is_always_asked_for() {
+async fn refusals_that_may_change_are_not_cached() {
     for text in ["elastic-window 1/minute", "leaky-bucket 1/minute", "fixed-window 1/day; elastic-window 9/day"] {
         let (cache, storage, _) = cached();
         let policy = policy(text);
@@ -148,7 +148,7 @@ async fn what_counts_refusals_or_does_not_stay_true_is_always_asked_for() {
 }
 
 #[tokio::test]
-async fn who_is_told_to_come_back_soon_because_others_are_faster_is_asked_for_again() {
+async fn contended_refusals_are_not_cached() {
     let (contended, _) =
         FakeStorage::scripted(|ask| Some(Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 1_000_000).contended())));
     let cache = RefusalCache::new(contended);
@@ -159,7 +159,7 @@ async fn who_is_told_to_come_back_soon_because_others_are_faster_is_asked_for_ag
 }
 
 #[tokio::test]
-async fn clearing_and_giving_back_show_at_once_here_and_after_a_life_elsewhere() {
+async fn clear_and_refund_invalidate_at_once_here_and_after_the_ttl_elsewhere() {
     let (cache, storage, clock) = cached();
     let elsewhere = RefusalCache::new(storage.clone()).clock(clock.clone());
     let policy = policy("moving-window 2/hour");
@@ -191,13 +191,13 @@ async fn clearing_and_giving_back_show_at_once_here_and_after_a_life_elsewhere()
 
 /// A refusal that was decided before a key was cleared, or given something, and arrives after, is not kept.
 #[tokio::test]
-async fn a_refusal_that_arrives_after_a_change_is_not_kept() {
+async fn refusal_from_before_a_change_is_not_cached() {
     for change in ["clear", "refund", "dropped clear", "admitted"] {
         let (cache, storage, _) = cached();
         let (policy, key) = (policy("fixed-window 3/hour"), Key::from("a"));
         let first = hit(&cache, &policy, "a", 2).await;
         storage.close();
-        let mut late = Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, 2)));
+        let mut late = start_hit(&cache, &policy, &key, 2);
         assert!(poll(&mut late).is_pending(), "it is decided, and has not arrived");
         match change {
             "clear" | "dropped clear" => {
@@ -231,7 +231,7 @@ async fn a_refusal_that_arrives_after_a_change_is_not_kept() {
 
 /// Between the first poll of a clear and its end another refusal may come and go.
 #[tokio::test]
-async fn what_is_learnt_while_a_change_is_under_way_goes_when_it_is_done() {
+async fn finished_change_invalidates_refusals_cached_meanwhile() {
     let (cache, storage, _) = cached();
     let (policy, key) = (policy("fixed-window 1/hour"), Key::from("a"));
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
@@ -239,7 +239,7 @@ async fn what_is_learnt_while_a_change_is_under_way_goes_when_it_is_done() {
     storage.close();
     let mut clear = Box::pin(cache.clear(&policy, &key));
     assert!(poll(&mut clear).is_pending(), "not done yet");
-    let mut refused = Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let mut refused = start_hit(&cache, &policy, &key, 1);
     assert!(poll(&mut refused).is_pending());
     storage.open();
     assert!(refused.await.unwrap().is_refused());
@@ -251,7 +251,7 @@ async fn what_is_learnt_while_a_change_is_under_way_goes_when_it_is_done() {
 
 /// Memory does what it is told when it is told, whether or not somebody awaits it.
 #[tokio::test]
-async fn what_is_done_at_once_shows_at_once() {
+async fn immediate_changes_invalidate_without_being_awaited() {
     let cache = RefusalCache::new(memory_with_manual_clock().0);
     let (policy, key) = (policy("fixed-window 1/hour"), Key::from("a"));
     let first = hit(&cache, &policy, "a", 1).await;
@@ -267,7 +267,7 @@ async fn what_is_done_at_once_shows_at_once() {
 
 /// However long the answer is under way, nobody is refused for longer than is true, and nobody is told to come back too early.
 #[tokio::test]
-async fn a_slow_answer_is_not_kept_for_longer_than_it_is_true() {
+async fn slow_refusal_is_not_cached_beyond_its_wait() {
     for (decides_late, arrives) in [(false, 0), (false, 400), (false, 1_200), (true, 0), (true, 400), (true, 1_200)] {
         let (cache, storage, clock) = cached();
         let cache = cache.life(Duration::from_secs(60));
@@ -278,7 +278,7 @@ async fn a_slow_answer_is_not_kept_for_longer_than_it_is_true() {
         }
         storage.work_when_open(decides_late);
         storage.close();
-        let mut slow = Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+        let mut slow = start_hit(&cache, &policy, &key, 1);
         assert!(poll(&mut slow).is_pending());
         clock.advance(Duration::from_millis(arrives));
         storage.open();
@@ -307,7 +307,7 @@ async fn a_slow_answer_is_not_kept_for_longer_than_it_is_true() {
 
 /// Callers that leave, at whatever point, leave nothing behind, and one that may have spent something is reckoned with.
 #[tokio::test]
-async fn a_caller_that_leaves_leaves_nothing_behind() {
+async fn dropped_hit_that_may_have_counted_invalidates() {
     let (cache, storage, _) = cached();
     let (policy, key) = (policy("fixed-window 5/hour"), Key::from("a"));
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
@@ -316,8 +316,8 @@ async fn a_caller_that_leaves_leaves_nothing_behind() {
     storage.close();
     drop(cache.decide(Ask::new(&policy, &key, Op::Hit, 1)));
     assert_eq!(cache.held(), 0, "it may have been admitted");
-    let mut spends = Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, 1)));
-    let mut refused = Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, 4)));
+    let mut spends = start_hit(&cache, &policy, &key, 1);
+    let mut refused = start_hit(&cache, &policy, &key, 4);
     assert!(poll(&mut refused).is_pending() && poll(&mut spends).is_pending());
     drop(spends);
     storage.open();
@@ -326,7 +326,7 @@ async fn a_caller_that_leaves_leaves_nothing_behind() {
     // Those who ask for as much as was refused spend nothing when they leave.
     assert_eq!(cache.held(), 1);
     storage.close();
-    let mut same = Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, 3)));
+    let mut same = start_hit(&cache, &policy, &key, 3);
     assert!(poll(&mut same).is_pending());
     storage.open();
     drop(same);
@@ -339,7 +339,7 @@ async fn a_caller_that_leaves_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_storage_that_fails_is_asked_again() {
+async fn failures_are_not_cached() {
     let (cache, storage, _) = cached();
     let policy = policy("fixed-window 1/hour");
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
@@ -354,7 +354,7 @@ async fn a_storage_that_fails_is_asked_again() {
 
 /// Field defects: unbounded maps; a flood of keys frees those who are refused.
 #[tokio::test]
-async fn a_flood_of_keys_stays_within_the_bound_and_admits_nobody() {
+async fn flood_of_keys_stays_within_max_keys() {
     for max_keys in [1, 3, 16, 100, 1_000] {
         let (cache, storage, clock) = cached();
         let (cache, policy) = (cache.max_keys(max_keys), policy("fixed-window 1/hour"));
@@ -377,7 +377,7 @@ async fn a_flood_of_keys_stays_within_the_bound_and_admits_nobody() {
 }
 
 #[tokio::test]
-async fn the_refusal_that_ends_first_makes_room() {
+async fn refusal_that_expires_first_is_evicted() {
     let (cache, storage, clock) = cached();
     let (cache, short, long) = (cache.max_keys(2), policy("fixed-window 1 per 300ms"), policy("fixed-window 1/hour"));
     for (policy, key) in [(&long, "a"), (&short, "b"), (&long, "c")] {
@@ -394,7 +394,7 @@ async fn the_refusal_that_ends_first_makes_room() {
 
 /// A quota that has changed under its name is another entry, and a clear of either drops both: they share what is spent.
 #[tokio::test]
-async fn quotas_of_one_name_are_told_apart_and_cleared_together() {
+async fn quotas_of_one_name_are_separate_and_cleared_together() {
     let (cache, storage, _) = cached();
     let [free, paid] = ["fixed-window 2/hour", "fixed-window 5/hour"].map(|text| policy(text).with_name("tier"));
     assert!(hit(&cache, &free, "a", 2).await.is_admitted());
@@ -414,7 +414,7 @@ async fn quotas_of_one_name_are_told_apart_and_cleared_together() {
 
 /// Shadow limits have the digest of their policy, and states of their own.
 #[tokio::test]
-async fn what_is_only_tried_out_is_told_apart() {
+async fn shadow_limits_have_separate_entries() {
     let (cache, _, _) = cached();
     let policy = policy("fixed-window 5/hour; shadow fixed-window 1/hour");
     let shadow = &policy.shadows()[0];
@@ -426,7 +426,7 @@ async fn what_is_only_tried_out_is_told_apart() {
 }
 
 #[test]
-fn what_cannot_be_says_what_to_write() {
+fn invalid_options_suggest_valid_values() {
     let cache = || RefusalCache::new(MemoryStorage::new());
     let life = cache().try_life(Duration::ZERO).unwrap_err().to_string();
     assert!(life.contains("0ns") && life.contains("Duration::from_secs(1)"), "{life}");
@@ -447,13 +447,13 @@ fn what_cannot_be_says_what_to_write() {
 
 /// When a life is over, one asks for all who come at once.
 #[tokio::test]
-async fn of_many_who_come_when_a_life_is_over_one_asks() {
+async fn expired_entry_is_refreshed_by_one_caller() {
     let (cache, storage, clock) = cached();
     let policy = policy("fixed-window 2/minute");
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
     let key = Key::from("a");
-    let ask = |cost| Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, cost)));
+    let ask = |cost| start_hit(&cache, &policy, &key, cost);
     storage.take_decisions();
     for round in 1..=3 {
         clock.advance(SECOND);

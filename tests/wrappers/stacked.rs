@@ -32,7 +32,7 @@ async fn until_it_is_back<St: Storage>(limiter: &RateLimiter<St>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_of_a_fallback_is_not_kept() {
+async fn refusals_of_a_fallback_are_not_cached() {
     let (breaker, primary, clock) = breaker(1);
     let cache = RefusalCache::new(breaker).clock(clock);
     let limiter = RateLimiter::with_storage(policy("1/day"), cache.clone());
@@ -50,7 +50,7 @@ async fn a_refusal_of_a_fallback_is_not_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_known_to_be_refused_stays_refused_while_the_server_is_away() {
+async fn cached_refusals_stay_during_an_outage() {
     let (breaker, primary, clock) = breaker(1);
     let limiter = RateLimiter::with_storage(policy("1/day"), RefusalCache::new(breaker).clock(clock.clone()));
     assert!(spend(&limiter, 1).await.is_admitted());
@@ -65,7 +65,7 @@ async fn who_is_known_to_be_refused_stays_refused_while_the_server_is_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_leased_is_spent_while_the_server_is_away_and_no_slices_are_taken_of_the_fallback() {
+async fn leases_are_spent_during_an_outage_and_none_are_taken_from_the_fallback() {
     for text in ["fixed-window 1000/day", "fixed-window-aligned 1000/day"] {
         let (breaker, primary, clock) = breaker(4);
         let leases = Leases::new(breaker, 10).clock(clock);
@@ -108,7 +108,7 @@ async fn what_was_leased_is_spent_while_the_server_is_away_and_no_slices_are_tak
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_of_those_who_wait_is_told_what_the_fallback_says_of_it() {
+async fn waiting_callers_each_get_the_fallbacks_decision() {
     let (breaker, primary, clock) = breaker(4);
     let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), Leases::new(breaker, 10).clock(clock));
     primary.set(Behavior::FailsAfter(5 * MS));
@@ -133,7 +133,7 @@ async fn each_of_those_who_wait_is_told_what_the_fallback_says_of_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_a_second_answer_of_a_server_that_fails() {
+async fn waiting_callers_wait_for_one_failure_only() {
     let (breaker, primary, clock) = breaker(4);
     let breaker = breaker.failures(100);
     let limiter = RateLimiter::with_storage(policy("fixed-window 400/day"), Leases::new(breaker, 10).clock(clock));
@@ -152,7 +152,7 @@ async fn nobody_waits_for_a_second_answer_of_a_server_that_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_before_the_fallback_has_answered_takes_nothing_along() {
+async fn callers_dropped_before_the_fallback_answers_spend_nothing() {
     let (breaker, primary, clock) = breaker(4);
     let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), Leases::new(breaker, 10).clock(clock));
     primary.set(Behavior::FailsAfter(5 * MS));

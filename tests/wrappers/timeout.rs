@@ -17,7 +17,7 @@ fn limiter(behavior: Behavior) -> (RateLimiter<Deadline<FakeStorage>>, FakeStora
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_hangs_is_an_error_at_the_deadline() {
+async fn hanging_storage_fails_at_the_deadline() {
     let (limiter, _) = limiter(Behavior::Hangs);
     let (key, started) = (Key::everybody(), Instant::now());
     let late = limiter.hit(&key).await.unwrap_err();
@@ -32,7 +32,7 @@ async fn what_hangs_is_an_error_at_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_comes_in_time_is_the_answer_and_what_comes_late_has_counted() {
+async fn late_answer_is_a_timeout_that_may_have_counted() {
     let (limiter, storage) = limiter(Behavior::WorksAfter(Duration::from_millis(69)));
     let hit = limiter.hit(&Key::everybody()).await.unwrap();
     assert_eq!((hit.is_admitted(), hit.remaining()), (true, 8));
@@ -45,7 +45,7 @@ async fn what_comes_in_time_is_the_answer_and_what_comes_late_has_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_begins_when_the_answer_is_first_waited_for() {
+async fn deadline_starts_at_the_first_poll() {
     let (limiter, _) = limiter(Behavior::WorksAfter(WITHIN / 2));
     let hit = limiter.hit(&Key::everybody());
     tokio::time::sleep(WITHIN * 3).await;
@@ -61,7 +61,7 @@ async fn an_error_of_the_storage_is_passed_on() {
 }
 
 #[test]
-fn only_what_waits_needs_a_runtime() {
+fn only_waiting_needs_a_runtime() {
     let storage = Deadline::new(memory_with_manual_clock().0, WITHIN);
     let (policy, key) = (policy("fixed-window 2/day"), Key::everybody());
     let mut shown = Shown::default();
@@ -78,7 +78,7 @@ fn only_what_waits_needs_a_runtime() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_does_what_on_error_says_at_the_deadline() {
+async fn layer_obeys_on_error_at_the_deadline() {
     for (on_error, status) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {
         let (storage, _) = FakeStorage::in_memory(Behavior::Hangs);
         let layer = RateLimitLayer::new(policy("9/day"), Global).storage(Deadline::new(storage, WITHIN), on_error);
@@ -89,7 +89,7 @@ async fn a_layer_does_what_on_error_says_at_the_deadline() {
 }
 
 #[test]
-fn deadlines_that_cannot_be_say_what_can() {
+fn invalid_deadlines_suggest_a_valid_one() {
     for wrong in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
         let error = Deadline::try_new(MemoryStorage::new(), wrong).unwrap_err().to_string();
         assert!(error.contains("for example Duration::from_millis(100)"), "{error}");
