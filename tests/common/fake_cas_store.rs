@@ -33,7 +33,8 @@ pub enum Fault {
     SaysMillis,
 }
 
-/// A store in this process that answers only after it has yielded. Each text has the number of its write as its version.
+/// A store in this process that answers only after it has yielded. Each text has the number of its
+/// write as its version.
 #[derive(Clone, Debug, Default)]
 pub struct FakeCasStore(Arc<Inner>);
 

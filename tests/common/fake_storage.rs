@@ -22,7 +22,8 @@ pub const FAILURE: &str = "secret-host:6379 is down";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behavior {
     Works,
-    /// Answers after this many pending polls. It decides at the first poll; it clears and refunds after the last one.
+    /// Answers after this many pending polls. It decides at the first poll; it clears and refunds
+    /// after the last one.
     WorksAfterPolls(u32),
     /// Works, and answers, after this time.
     WorksAfter(Duration),
@@ -43,7 +44,8 @@ type Script = dyn Fn(Ask<'_>) -> Option<Result<Decision, BoxError>> + Send + Syn
 /// Nothing happens before its futures are polled. Clones share their settings, counts and gate.
 ///
 /// While its gate is closed, a storage that [`Works`](Behavior::Works) or
-/// [`FailsAfterCounting`](Behavior::FailsAfterCounting) does its work at the first poll and answers when the gate opens.
+/// [`FailsAfterCounting`](Behavior::FailsAfterCounting) does its work at the first poll and answers
+/// when the gate opens.
 #[derive(Clone)]
 pub struct FakeStorage<St = MemoryStorage> {
     inner: St,
@@ -67,7 +69,8 @@ enum Operation {
     Change,
 }
 
-/// A storage that answers at its third poll, so that neither `call` nor the first poll of a response gets an answer.
+/// A storage that answers at its third poll, so that neither `call` nor the first poll of a
+/// response gets an answer.
 pub fn slow<St: Storage>(inner: St) -> FakeStorage<St> {
     let storage = FakeStorage::around(inner);
     storage.set(Behavior::WorksAfterPolls(2));
@@ -88,7 +91,8 @@ impl FakeStorage {
         (storage, clock)
     }
 
-    /// A storage whose decisions come from `script`; those that it returns `None` for are the memory storage's.
+    /// A storage whose decisions come from `script`; those that it returns `None` for are the
+    /// memory storage's.
     pub fn scripted(
         script: impl Fn(Ask<'_>) -> Option<Result<Decision, BoxError>> + Send + Sync + 'static,
     ) -> (Self, ManualClock) {
@@ -140,7 +144,8 @@ impl<St: Storage> FakeStorage<St> {
         self.shared.is_open.send_replace(false);
     }
 
-    /// Whether calls from now on do their work only when the gate is open, instead of at their first poll.
+    /// Whether calls from now on do their work only when the gate is open, instead of at their
+    /// first poll.
     pub fn work_when_open(&self, when_open: bool) {
         self.shared.works_when_open.store(when_open, Ordering::SeqCst);
     }
@@ -226,7 +231,8 @@ impl Shared {
 
     async fn wait_until_open(&self) {
         let mut is_open = self.is_open.subscribe();
-        // Waiting may yield to other tasks even if the gate is open, which tests that poll by hand would see.
+        // Waiting may yield to other tasks even if the gate is open, which tests that poll by hand
+        // would see.
         let is_closed = !*is_open.borrow();
         if is_closed {
             is_open.wait_for(|open| *open).await.map(drop).expect("the sender lives as long as the storage");

@@ -1,4 +1,5 @@
-//! Helpers that the integration tests share: requests, storages, strategies, real servers and the golden vectors.
+//! Helpers that the integration tests share: requests, storages, strategies, real servers and the
+//! golden vectors.
 
 #![allow(
     missing_docs,

@@ -1,4 +1,4 @@
-//! Charging by the response: what is reserved before, and given back after.
+//! Charging by the response: units are reserved before it, and refunded after it.
 
 use std::convert::Infallible;
 use std::future::{pending, ready};

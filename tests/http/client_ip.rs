@@ -219,7 +219,8 @@ fn an_entry_that_cannot_be_read_ends_the_walk_at_the_hop_that_sent_it() {
     }
 }
 
-/// Field defect: leftmost `X-Forwarded-For` trusted: rotating it passed 1,000 of 1,000 requests and stored 1,000 keys.
+/// Field defect: leftmost `X-Forwarded-For` trusted: rotating it passed 1,000 of 1,000 requests and
+/// stored 1,000 keys.
 #[tokio::test]
 async fn a_thousand_spoofed_prefixes_are_one_client() {
     let list = |spoofed: u32| format!("{}, 1.2.3.4, 10.0.0.2", Ipv4Addr::from(0x0606_0000 + spoofed));
@@ -269,8 +270,8 @@ fn exactly_one_field_is_read() {
     }
 }
 
-/// Field defect: IPv4-mapped IPv6 put every IPv4 client into one bucket (CVE-2026-30827); deciding by notation let the
-/// client choose.
+/// Field defect: IPv4-mapped IPv6 put every IPv4 client into one bucket (CVE-2026-30827); deciding
+/// by notation let the client choose.
 #[test]
 fn ipv4_mapped_addresses_are_ipv4_by_their_bits() {
     check(
@@ -635,7 +636,8 @@ fn listed(address: IpAddr) -> impl Strategy<Value = Entry> {
     })
 }
 
-/// An element of `Forwarded` whose parameters are this `for`, or these, and others with text of the client's in it.
+/// An element of `Forwarded` whose parameters are this `for`, or these, and others with text of the
+/// client's in it.
 fn element(values: Vec<String>) -> impl Strategy<Value = Vec<u8>> {
     let fors = (vec(any::<bool>(), 48), any::<bool>(), select(vec!["for", "For", "FOR"])).prop_map(
         move |(escapes, always, name)| {

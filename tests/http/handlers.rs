@@ -1,4 +1,5 @@
-//! What stands around a layer: handlers that see the decision, CORS outside, and the limiter inside.
+//! What stands around a layer: handlers that see the decision, CORS outside, and the limiter
+//! inside.
 
 use std::convert::Infallible;
 use std::future::ready;

@@ -87,7 +87,8 @@ async fn a_refusal_is_429_with_the_same_fields_and_retry_after() {
     assert!(refused.extensions().get::<Decision>().is_some_and(Decision::is_refused));
 }
 
-/// Field defect: `Retry-After: 0` on a refusal; floored seconds; the whole window instead of the time left.
+/// Field defect: `Retry-After: 0` on a refusal; floored seconds; the whole window instead of the
+/// time left.
 #[tokio::test]
 async fn retry_after_is_at_least_one_second_and_never_early_nor_a_second_late() {
     for text in EVERY_STRATEGY {

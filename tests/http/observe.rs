@@ -1,4 +1,4 @@
-//! Something to look at: observers, metrics, the log, and the warnings at start-up.
+//! Observers, metrics, the log and lints.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -160,7 +160,8 @@ fn metrics_count_by_policy_and_outcome_and_never_by_key() {
     );
 }
 
-/// Of an outage the log has the failures that opened the breaker, that it opened, and nothing for each request after that.
+/// The log of an outage has the failures that opened the breaker and its opening, but no line per
+/// request after that.
 #[test]
 fn an_outage_does_not_flood_the_log() {
     let lines = log_of(|| {
@@ -245,8 +246,8 @@ fn metrics_count_which_of_two_storages_decided() {
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
-/// The lines that are logged meanwhile. Where there is one subscriber, an event that is met first on a thread without it is taken for one
-/// that nobody wants; so there are two.
+/// The lines that are logged meanwhile. Where there is one subscriber, an event that is met first
+/// on a thread without it is taken for one that nobody wants; so there are two.
 fn log_of(work: impl FnOnce()) -> Vec<String> {
     let (log, _another) = (Log::default(), tracing::Dispatch::new(Log::default()));
     tracing::subscriber::with_default(log.clone(), work);

@@ -1,4 +1,4 @@
-//! What refusals are made of: each rejection's status, header fields and body, to the byte.
+//! The exact status, header fields and body of each rejection.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -40,8 +40,8 @@ const fn limit(retry: &'static str, limit: &'static str, reset: &'static str) ->
     ["cache-control: no-store", retry, limit, "x-ratelimit-remaining: 0", reset]
 }
 
-/// One limit; two of three; a newcomer without room; a cost that never fits; a storage that fails; what is missing, by the
-/// client's fault and by the server's.
+/// One limit; two of three; a newcomer without room; a cost that never fits; a storage that fails;
+/// what is missing, by the client's fault and by the server's.
 async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
     async fn last<St, R>(layer: RateLimitLayer<St, R>, requests: impl IntoIterator<Item = Request<()>>) -> Golden
     where

@@ -1,4 +1,4 @@
-//! What is only tried out: whole layers, and single limits.
+//! Shadow layers and shadow limits.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -20,7 +20,7 @@ use tower_ratelimit::{
 
 type Told = Arc<Mutex<Vec<String>>>;
 
-/// A layer whose observer keeps what it was told: the outcome, and a `?` after what was only tried out.
+/// A layer whose observer keeps the outcomes, with a `?` after those of a shadow.
 fn watched<St: Storage>(policy: Policy, storage: St) -> (RateLimitLayer<St>, Told) {
     let told = Told::default();
     let events = Arc::clone(&told);

@@ -1,5 +1,5 @@
-//! Several limits on one request: in one policy, in layers around each other, on shared storages; and policies and
-//! costs chosen for each request.
+//! Several limits on one request: in one policy, in layers around each other, on shared storages;
+//! and policies and costs chosen for each request.
 
 use std::time::Duration;
 
@@ -133,7 +133,8 @@ async fn an_inner_refusal_keeps_its_own_numbers() {
     assert_eq!((numbers(&refused), retry_after(&refused)), (Some([3, 0, T0 + 10]), Some(10)));
 }
 
-/// Field defect: stacked layers: a 429 that says other numbers than those of the layer that refused.
+/// Field defect: stacked layers: a 429 that says other numbers than those of the layer that
+/// refused.
 #[tokio::test]
 async fn an_inner_refusal_with_more_remaining_than_outside_keeps_its_own_numbers() {
     let (storage, _clock) = memory_with_manual_clock();

@@ -1,5 +1,4 @@
-//! What happens between a request and its answer: readiness, storages that make one wait or fail, delays, and futures
-//! that are dropped.
+//! Readiness, slow and failing storages, delays, and dropped futures.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -18,7 +17,8 @@ use tower_ratelimit::extract::{Head, Missing};
 use tower_ratelimit::storage::TokioClock;
 use tower_ratelimit::{Global, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, Refused, Storage};
 
-/// Panics when it is called without having been polled ready, which a clone never has been. Answers which clone it is.
+/// Panics when it is called without having been polled ready, which a clone never has been. Answers
+/// which clone it is.
 struct Probe {
     id: usize,
     ready: bool,
@@ -250,7 +250,8 @@ async fn the_inner_service_is_called_when_the_delay_is_over() {
             assert!((due..=due + 2).contains(&call), "due after {due} ms, called after {call}");
         }
     }
-    // Told as it is when the turn has come, if the storage says so at once; else as it was when the place was taken.
+    // Told as it is when the turn has come, if the storage says so at once; else as it was when the
+    // place was taken.
     check(|memory| memory, [2, 1, 2]).await;
     check(slow, [2, 1, 0]).await;
 }

@@ -1,4 +1,4 @@
-//! Storages with something wrong: the suite finds each out, and says which law it breaks.
+//! Storages with one fault each: the suite reports the law that each breaks.
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
@@ -13,15 +13,15 @@ use tower_ratelimit::strategy::State;
 use tower_ratelimit::testing::{StorageLaws, SwapLaws};
 use tower_ratelimit::{BoxError, Decision, Key, Op, Policy, Storage, Timestamp};
 
-/// What may be wrong with a storage.
+/// The fault of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
     Nothing,
-    /// Loads, and stores what it makes of it, whoever has stored meanwhile.
+    /// Overwrites what others have stored since it loaded.
     LosesUpdates,
-    /// Looks whether there is room, and takes it afterwards.
+    /// Checks and spends in two steps.
     ChecksThenWrites,
-    /// Says so when it was outrun, as if it had failed.
+    /// Fails when another process was faster.
     FailsWhenOutrun,
     TakesOneForAll,
     ChargesForFreeHits,
@@ -33,7 +33,7 @@ enum Wrong {
     /// Its time is in milliseconds.
     CountsMillis,
     ReadsTheMachinesClock,
-    /// What is ahead of its clock is taken for garbage.
+    /// Takes states that are ahead of its clock for garbage.
     DistrustsTheFuture,
     SharesKeys,
     IgnoresCase,
@@ -46,19 +46,19 @@ enum Wrong {
     RefundsWhatIsForgotten,
     KeepsFourLimits,
     RoundsInstants,
-    /// Replies are for whoever comes next, though the one who asked has left.
+    /// Gives the reply of a dropped caller to the next one.
     AnswersWhoComesNext,
 }
 
 type Name = (String, String, u32);
 
-/// A map and the pure function, and something wrong.
+/// A map, the pure function and one fault.
 #[derive(Clone, Debug)]
 struct Broken {
     wrong: Wrong,
     clock: ManualClock,
     states: Arc<Mutex<HashMap<Name, (State, Instant)>>>,
-    /// Held while it decides.
+    /// Held during a decision.
     step: Arc<Mutex<()>>,
     replies: Arc<Mutex<VecDeque<Decision>>>,
 }
@@ -115,7 +115,7 @@ impl Broken {
         self.states.lock().unwrap().extend(rounded);
     }
 
-    /// All of a decision in one step.
+    /// Decides in one step.
     fn hit(&self, policy: &Policy, key: &Key, op: Op, cost: u32) -> Decision {
         let _alone = self.step.lock().unwrap();
         let mut states = self.load(policy, key);
@@ -131,7 +131,7 @@ impl Broken {
         decision
     }
 
-    /// In two steps, with others in between.
+    /// Decides in two steps, between which others may decide.
     async fn hit_in_steps(&self, policy: &Policy, key: &Key, op: Op, cost: u32) -> Result<Decision, BoxError> {
         let before = self.load(policy, key);
         let mut states = before.clone();
@@ -139,7 +139,7 @@ impl Broken {
         yield_now().await;
         match self.wrong {
             Wrong::FailsWhenOutrun if self.load(policy, key) != before => return Err("others were faster".into()),
-            // There was room when it looked.
+            // There was room when it checked.
             Wrong::ChecksThenWrites if decision.is_admitted() => {
                 let _ = self.hit(policy, key, op, cost);
             }
@@ -208,7 +208,7 @@ impl Storage for Broken {
     }
 }
 
-/// What the suite says of it.
+/// Runs the suite on a storage with this fault.
 fn check(wrong: Wrong) {
     let empty = |clock| {
         let (states, step, replies) = Default::default();

@@ -1,11 +1,11 @@
-//! Strategies with something wrong: the laws find each out, and say which of them it breaks.
+//! Strategies with one fault each: the suite reports the law that each breaks.
 
 use common::{assert_breaks, assert_each_breaks, decides_like};
 use tower_ratelimit::strategy::{Hit, Outcome, State, Status, Strategy};
 use tower_ratelimit::testing::Laws;
 use tower_ratelimit::{FixedWindow, MovingWindow, Quota, Timestamp};
 
-/// What may be wrong with a fixed window.
+/// The fault of a fixed window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
     Nothing,
@@ -15,10 +15,10 @@ enum Wrong {
     RoundsWaitsDown,
     RoundsWaitsUp,
     AdmitsMore,
-    /// Lets the last hit have more than is left.
+    /// Admits a last hit that costs more than remains.
     Overdraws,
     ChargesALargeHitMore,
-    /// What it does in one go is not what it does in two.
+    /// A hit differs from a check and a spend.
     HitsOtherwise,
     DistrustsTheFuture,
     Underflows,
@@ -32,7 +32,7 @@ struct Broken(Wrong);
 const RIGHT: FixedWindow = FixedWindow::new();
 
 impl Broken {
-    /// What it takes the state for.
+    /// The state as this strategy reads it.
     fn seen(self, quota: &Quota, state: &State, now: Timestamp) -> State {
         match *state {
             State::Counts { until, amounts } if self.0 == Wrong::EndsTooLate => {
@@ -153,7 +153,7 @@ fn each_fault_breaks_its_law() {
     assert_each_breaks(faults, check);
 }
 
-/// Keeps a log and does not say so.
+/// Keeps a log and does not declare its length.
 #[derive(Clone, Copy, Debug)]
 struct Unsaid(MovingWindow);
 

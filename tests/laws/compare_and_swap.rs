@@ -1,4 +1,4 @@
-//! The laws, on a storage that compares and swaps.
+//! The laws of a compare-and-swap store and of the storage over it.
 
 use std::time::Duration;
 

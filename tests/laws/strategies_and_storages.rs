@@ -9,7 +9,8 @@ use tower_ratelimit::{
     TokenBucket,
 };
 
-/// Among them the field defects: WRONGTYPE between strategies on one key; counts of one period in another; keys that run together.
+/// Among them the field defects: WRONGTYPE between strategies on one key; counts of one period in
+/// another; keys that run together.
 #[test]
 fn memory_keeps_the_laws() {
     StorageLaws::new(memory).check();
@@ -37,7 +38,8 @@ fn moving_window() {
 
 #[test]
 fn sliding_window_counter() {
-    // Rounding the previous bucket's share down can let one more through than 2N - 1: at N = 1 the share is always 0.
+    // Rounding the previous bucket's share down can let one more through than 2N - 1: at N = 1 the
+    // share is always 0.
     Laws::new(SlidingWindowCounter::new()).promise(|quota| 2 * u64::from(quota.amount())).check();
 }
 
@@ -95,7 +97,8 @@ fn memory_is_exact_under_threads() {
     }
 }
 
-/// The table on the crate's page: a client that hits once, then as often as it can around the turn of the minute.
+/// The table on the crate's page: a client that hits once, then as often as it can around the turn
+/// of the minute.
 #[test]
 fn bursts_at_a_window_boundary_match_the_docs() {
     for (text, in_two_seconds) in [

@@ -9,8 +9,8 @@ use tower_ratelimit::storage::{Ask, Breaker, BreakerError, Clock, Deadline, Leas
 use tower_ratelimit::testing::{Model, StorageLaws, decides_like_the_model};
 use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, Storage, Timestamp, Way};
 
-/// Runs a million times as fast as the clock inside. What a cache knows expires a microsecond later, so that the cache
-/// returns the model's numbers.
+/// Runs a million times as fast as the clock inside. What a cache knows expires a microsecond
+/// later, so that the cache returns the model's numbers.
 #[derive(Debug)]
 struct FastClock(ManualClock);
 
@@ -40,7 +40,8 @@ fn breaker_keeps_the_laws() {
         .check();
 }
 
-/// Presents the decisions of a fallback as if they were the primary's. Asserts that the primary cannot be cleared.
+/// Presents the decisions of a fallback as if they were the primary's. Asserts that the primary
+/// cannot be cleared.
 #[derive(Clone, Debug)]
 struct FallbackOnly(Breaker<FakeStorage, MemoryStorage>);
 
@@ -93,8 +94,8 @@ fn refusal_cache_keeps_the_laws() {
     .check();
 }
 
-/// Law 8, at any later instant: refusals and when to come back are the model's to the microsecond. So are the numbers, until
-/// something has come back that nobody was told of.
+/// Law 8, at any later instant: refusals and when to come back are the model's to the microsecond.
+/// So are the numbers, until something has come back that nobody was told of.
 #[tokio::test]
 async fn cached_refusals_and_waits_equal_the_models() {
     let more =
@@ -112,7 +113,7 @@ async fn cached_refusals_and_waits_equal_the_models() {
                 let wait = match numbers.below(4) {
                     0 | 1 => 0,
                     2 => numbers.below(400_000),
-                    // On the instant, now and then.
+                    // Now and then exactly at the end of a wait.
                     _ => numbers.below(60) * 50_000,
                 };
                 clock.advance(Duration::from_micros(wait));
@@ -165,7 +166,7 @@ async fn cached_refusals_and_waits_equal_the_models() {
     }
 }
 
-/// One node alone decides as if there were no leases, in every number, with refunds, clears and quotas of one name.
+/// A single node decides exactly as without leases.
 #[test]
 fn leases_keep_the_laws() {
     for slice in [1, 2, 7, 1_000] {

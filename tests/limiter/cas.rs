@@ -1,4 +1,5 @@
-//! A storage over a store that compares and swaps: what it decides, what it asks of the store, and when it says so.
+//! A storage over a store that compares and swaps: what it decides, what it asks of the store, and
+//! when it says so.
 
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
@@ -62,7 +63,8 @@ async fn quiet<S: Storage>(storage: &S) {
     }
 }
 
-/// Several processes, each with hits of its own that wait for one another; who is told that others were faster comes back.
+/// Several processes, each with hits of its own that wait for one another; who is told that others
+/// were faster comes back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_handles_on_one_store_admit_exactly_what_the_limit_says() {
     const LIMIT: u32 = 400;
@@ -133,7 +135,8 @@ async fn unchanged_states_are_not_swapped() {
     assert_eq!(store.trips(), (1, 0));
 }
 
-/// Field defect: compare-and-swap out of attempts reported as a store error, which fail-open admits.
+/// Field defect: compare-and-swap out of attempts reported as a store error, which fail-open
+/// admits.
 #[tokio::test]
 async fn losing_every_swap_is_a_contended_refusal() {
     let store = FakeCasStore::default();
@@ -255,7 +258,8 @@ async fn store_error_reaches_all_waiting_callers() {
     assert!(limiter.peek(&key()).await.is_ok());
 }
 
-/// Callers are dropped at random, in whatever state: those that were asked are counted, once, and nobody else is disturbed.
+/// Callers are dropped at random, in whatever state: those that were asked are counted, once, and
+/// nobody else is disturbed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_may_be_dropped_at_any_time() {
     const HITS: u32 = 600;

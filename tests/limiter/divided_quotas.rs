@@ -1,4 +1,4 @@
-//! What one of several replicas has of a policy that they divide.
+//! The share that one of several replicas has of a policy.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn share_keeps_the_policys_names_and_identity() {
     assert_eq!(shadow.shadows()[0].limits()[0].capacity(), 3);
 }
 
-/// Takes only even amounts, and halves itself.
+/// Accepts even amounts only, and divides its extra units too.
 #[derive(Clone, Debug)]
 struct Even {
     extra: u32,
@@ -94,7 +94,8 @@ fn custom_strategy_divides_itself_and_may_reject() {
 }
 
 proptest! {
-    /// Whatever a limit of ours is, it has shares, which together are no more than it where there are units for all.
+    /// Whatever a limit of ours is, it has shares, which together are no more than it where there
+    /// are units for all.
     #[test]
     fn every_built_in_limit_can_be_divided(
         amount in prop_oneof![1..=20_u32, any::<u32>()],

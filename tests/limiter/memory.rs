@@ -1,4 +1,4 @@
-//! The memory storage at its bounds: the cap, the sweep, what it allocates.
+//! The memory storage at its bounds: the cap, the sweep and its allocations.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A policy that changes under what is remembered.
+//! Policies that change while their states live on.
 
 use std::time::Duration;
 

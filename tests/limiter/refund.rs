@@ -1,4 +1,4 @@
-//! What is given back, where, and until when.
+//! Refunds: how much they return, where, and for how long.
 
 use std::time::Duration;
 
@@ -137,7 +137,7 @@ fn elastic_window_refunds_until_the_hit_or_the_window_expires() {
     assert_eq!(limiter.remaining(), 4, "a second after the hit it is forgotten, though the window lives on");
 }
 
-/// What has been refilled is not given back once more: the oldest hit is paid back first.
+/// Units that were refilled are not refunded again. The oldest hit is refilled first.
 #[test]
 fn token_bucket_refunds_only_units_not_yet_refilled() {
     let limiter = Limiter::new("token-bucket 10/second");

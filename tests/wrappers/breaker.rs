@@ -1,4 +1,5 @@
-//! What keeps failing is left alone, and another storage stands in for it.
+//! The circuit breaker: it stops asking a storage that keeps failing, and a fallback decides
+//! instead.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -28,7 +29,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 type Fallen = Breaker<FakeStorage, MemoryStorage>;
 
-/// A limiter whose fallback is one of so many, with its storages.
+/// A limiter whose fallback is one of `replicas`, its primary and its fallback.
 fn limiter(text: &str, behavior: Behavior, replicas: u32) -> (RateLimiter<Fallen>, FakeStorage, MemoryStorage) {
     let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(behavior), memory_with_manual_clock());
     let breaker = Breaker::new(primary.clone()).fallback(fallback.clone(), replicas);
@@ -39,7 +40,7 @@ fn circuit<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>) -> &Circu
     limiter.storage().circuit()
 }
 
-/// Five hits that fail: now it is open.
+/// Opens the circuit by five hits that fail.
 async fn open<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>) {
     for failures in 1..=5 {
         assert_eq!(circuit(limiter).state().phase, Phase::Closed);
@@ -49,7 +50,7 @@ async fn open<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>) {
     assert_eq!(circuit(limiter).state().phase, Phase::Open);
 }
 
-/// Somebody hits until the primary decides.
+/// Hits with another key until the circuit is closed.
 async fn until_closed<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>) {
     let started = Instant::now();
     while circuit(limiter).state().phase != Phase::Closed {
@@ -150,7 +151,7 @@ async fn successful_probe_closes_the_circuit() {
     }
     assert_eq!(primary.decisions(), asked + 10);
     assert_eq!(counted(&fallback, &policy("fixed-window 100/day")), 1);
-    // The next outage begins anew.
+    // The next outage starts with the shortest delay again.
     primary.set(Behavior::Fails);
     open(&limiter).await;
     assert!(circuit(&limiter).state().probe_in.unwrap() <= SHORTEST);
@@ -164,14 +165,14 @@ async fn only_consecutive_failures_of_writes_count() {
         let _ = spend(&limiter, 1).await;
     }
     assert_eq!((circuit(&limiter).state().phase, circuit(&limiter).state().failures), (Phase::Closed, 4));
-    // That something can be read says nothing of what can be written.
+    // A successful read does not reset the failures of writes.
     primary.set(Behavior::OnlyReads);
     let peek = limiter.peek(&Key::everybody()).await.unwrap();
     assert!(!peek.is_from_fallback());
     assert_eq!(circuit(&limiter).state().failures, 4);
     assert!(spend(&limiter, 1).await.is_from_fallback());
     assert_eq!(circuit(&limiter).state().phase, Phase::Open);
-    // And no peek is a probe.
+    // A peek is not a probe.
     sleep(LONGEST).await;
     assert!(limiter.peek(&Key::everybody()).await.unwrap().is_from_fallback());
     assert!(limiter.hit_with_cost(&Key::everybody(), 0).await.unwrap().is_from_fallback());
@@ -216,7 +217,7 @@ async fn refusals_that_only_read_do_not_reset_failures() {
         assert_eq!(state().failures, failures);
     }
     assert_eq!(state().phase, Phase::Open);
-    // It is a sign of life all the same: of a window that is spent nothing else would come.
+    // A refusal may probe nevertheless, because a spent window has nothing but refusals.
     sleep(SHORTEST).await;
     assert!(!limiter.hit(&hot).await.unwrap().is_from_fallback());
     assert_eq!((state().phase, state().failures), (Phase::Closed, 0));
@@ -243,7 +244,7 @@ async fn policies_too_large_for_the_primary_do_not_affect_the_circuit() {
         assert!(hit(&kept).await.is_from_fallback());
     }
     store.hang_from_swap(0);
-    // Nor is it a probe that failed.
+    // It is not a failed probe either.
     sleep(SHORTEST).await;
     assert!(hit(&too_long).await.is_from_fallback());
     assert_eq!((state().phase, state().failures), (Phase::Open, 5));
@@ -269,7 +270,7 @@ async fn late_answers_from_before_a_transition_are_ignored() {
     late.join_all().await;
     assert_eq!((circuit(&limiter).state().phase, circuit(&limiter).state().failures), (Phase::Closed, 0));
 
-    // Nor does a success that is late end it.
+    // A late success does not close the circuit either.
     primary.set(Behavior::WorksAfter(20 * MS));
     let good = tokio::spawn({
         let limiter = limiter.clone();
@@ -322,7 +323,7 @@ async fn probe_without_an_answer_expires_after_a_second() {
     assert!(spend(&limiter, 1).await.is_from_fallback());
     assert_eq!(primary.decisions(), 7);
     assert_eq!(circuit(&limiter).state().failures, 6);
-    // When it is heard of at last, that is as good as any.
+    // Its late answer closes the circuit.
     assert!(!lost.await.unwrap().is_from_fallback());
     assert_eq!(circuit(&limiter).state().phase, Phase::Closed);
 }
@@ -371,7 +372,7 @@ async fn hit_that_failed_after_counting_is_refunded_on_the_fallback_only() {
         last = Some(spend(&limiter, 1).await);
         assert_eq!((counted(primary.inner(), &whole), counted(&fallback, &whole)), (hits, hits));
     }
-    // And what the fallback spent is given back to the fallback.
+    // A refund of what the fallback spent goes to the fallback.
     primary.set(Behavior::Works);
     limiter.refund(&Key::everybody(), &last.unwrap()).await.unwrap();
     assert_eq!((counted(primary.inner(), &whole), counted(&fallback, &whole)), (5, 4));
@@ -393,7 +394,7 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     let lost = limiter.refund(&key, &of_primary).await.unwrap_err();
     assert!(lost.is_left_alone() && primary.changes() == 0, "it is not asked: {lost}");
     assert_eq!(lost.source().unwrap().to_string(), FAILURE);
-    // A refusal and what was free have nothing to give back, and say nothing of the primary.
+    // Refusals and free hits have nothing to refund, so the primary is not asked.
     let free = limiter.hit_with_cost(&key, 0).await.unwrap().back().1;
     limiter.refund(&key, &free).await.unwrap();
     let refused = limiter.hit_with_cost(&key, 60).await.unwrap();
@@ -412,7 +413,7 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     assert!(limiter.clear(&key).await.unwrap_err().is_left_alone());
     assert_eq!(now(), (1, 0), "the fallback's is forgotten at once");
     primary.set(Behavior::Works);
-    // Clearing may be the probe.
+    // A clear may be the probe.
     sleep(SHORTEST).await;
     limiter.clear(&key).await.unwrap();
     assert_eq!((now(), circuit(&limiter).state().phase), ((0, 0), Phase::Closed));
@@ -460,7 +461,7 @@ async fn each_replica_admits_its_share_and_no_more() {
             };
             assert_eq!(admitted, most, "{text} by {replicas}");
             assert!(refused.retry_after().is_some());
-            // Costs for which the share has no room, and the whole has; and for which neither has.
+            // A cost that only the whole quota has room for, and one that exceeds both.
             let capacity = whole.limits().iter().map(tower_ratelimit::Limit::capacity).min().unwrap();
             let key = Key::from("a large one");
             let peek = limiter.peek_with_cost(&key, capacity).await.unwrap();
@@ -610,7 +611,7 @@ async fn memory_and_fallback_admit_at_once() {
     assert!(!spend(&limiter, 1).await.is_from_fallback());
 }
 
-/// A fixed window that counts how often it is divided.
+/// A fixed window that counts how often it is divided into shares.
 #[derive(Clone, Debug)]
 struct Divided(Arc<AtomicUsize>);
 
@@ -637,7 +638,7 @@ async fn each_policy_is_divided_once_even_if_names_are_equal() {
     let tier = |amount| Policy::named("tier").limit(divided.clone(), Quota::per_minute(amount));
     for _ in 0..10 {
         for amount in [20, 40] {
-            // Made anew for each request, too.
+            // Also if a new policy is made for each request.
             for policy in [tier(amount), tier(amount)] {
                 let hit = breaker.decide(Ask::new(&policy, &Key::everybody(), Op::Hit, 1)).await.unwrap();
                 assert_eq!(hit.capacity(), amount / 2);
@@ -664,7 +665,7 @@ async fn policies_that_primary_or_fallback_reject_are_rejected_when_built() {
         Some("at most 100".to_owned())
     );
 
-    // What cannot be divided either; where policies are chosen for each request, when it is needed.
+    // A policy that cannot be divided is rejected when built, or at a request if it is chosen then.
     let odd = Policy::new(Divided(Arc::default()), Quota::per_minute(13));
     let said = "fixed-window has no bursts";
     assert!(error(RateLimiter::try_with_storage(odd.clone(), breaker.clone())).unwrap().starts_with(said));
@@ -699,7 +700,7 @@ async fn layer_reports_the_share_and_refunds_the_deciding_storage() {
     assert!(retry_after(&refused).is_some());
     let policy_field = refused.headers()["ratelimit-policy"].to_str().unwrap().to_owned();
     assert_eq!(policy_field, "\"fixed-window 9/day\";q=3;w=86400");
-    // The shadow has a share as well, and its own states.
+    // The shadow limit is divided too, and has its own states.
     let shadow = tiers(&Head::of(&get("/"))).shadows()[0].clone();
     assert_eq!(
         (counted(&fallback, &shadow.share(NonZeroU32::new(3).unwrap()).unwrap()), shadow.limits().len()),

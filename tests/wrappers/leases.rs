@@ -1,4 +1,4 @@
-//! Slices of a window that are spent without asking: never more than there is.
+//! Leases: slices of a window are spent without the storage, and never exceed the limit.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use tower_ratelimit::{
 
 type Leased = Leases<FakeStorage<MemoryStorage>>;
 
-/// Leases on a storage that counts, both by a clock that stands.
+/// Leases on a storage that counts its calls, and the manual clock of both.
 fn leased(slice: u32) -> (Leased, FakeStorage<MemoryStorage>, ManualClock) {
     let (memory, clock) = memory_with_manual_clock();
     let storage = FakeStorage::around(memory);
@@ -55,7 +55,8 @@ async fn slice_costs_one_round_trip() {
     assert_eq!((storage.take_decisions(), shown.limit.remaining()), (1, 986));
 }
 
-/// The slice shrinks as the quota does, and the last units are taken one by one: the limit is reached exactly.
+/// Slices shrink with the units that remain, and the last units are taken one by one, so the limit
+/// is exact.
 #[tokio::test]
 async fn last_units_are_not_leased_in_slices() {
     let (leases, storage, clock) = leased(1_000);
@@ -71,7 +72,7 @@ async fn last_units_are_not_leased_in_slices() {
     assert!(hit(&other, &policy, "a", 1).await.is_refused());
 }
 
-/// What is refused says the truth about all that is left: here and in the storage.
+/// A refusal reports all remaining units: those leased here and those in the storage.
 #[tokio::test]
 async fn cost_is_paid_from_the_lease_and_the_storage() {
     let (leases, storage, _) = leased(4);
@@ -88,8 +89,8 @@ async fn cost_is_paid_from_the_lease_and_the_storage() {
     assert_eq!(remains(&storage, &policy).await, 0);
 }
 
-/// Nodes by turns, random costs, refunds and windows that turn: never more than the limit in a window, and what is left unused is
-/// on other nodes.
+/// Nodes by turns, random costs, refunds and windows that turn: never more than the limit in a
+/// window, and what is left unused is on other nodes.
 #[tokio::test]
 async fn several_nodes_never_exceed_the_limit() {
     let mut numbers = Numbers(42);
@@ -172,7 +173,7 @@ fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
     }
 }
 
-/// However many callers wait, one question is under way, and it asks for what they all need.
+/// However many callers wait, one call is in flight, and it asks for the units that they all need.
 #[tokio::test]
 async fn callers_of_one_key_share_one_round_trip() {
     let (leases, storage, _) = leased(10);
@@ -195,11 +196,12 @@ async fn callers_of_one_key_share_one_round_trip() {
     assert_eq!(storage.take_decisions(), 2);
 }
 
-/// A lease ends with its window, however long its answer was under way, and whatever the clocks say.
+/// A lease ends with its window, however long its answer took, and however far the clocks are
+/// apart.
 #[tokio::test]
 async fn no_leased_unit_is_spent_after_its_window() {
     for (decides_late, trip) in [(false, 0), (false, 300), (false, 999), (false, 1_500), (true, 300), (true, 1_500)] {
-        // The storage's clock is an hour off, and they go on together.
+        // The clocks are an hour apart and advance together.
         let (memory, theirs) = memory_with_manual_clock();
         let ours = ManualClock::new(theirs.now().plus(3_600_000_000));
         let storage = FakeStorage::around(memory);
@@ -235,14 +237,14 @@ async fn no_leased_unit_is_spent_after_its_window() {
         assert_eq!(storage.take_decisions(), 0);
         let spans = (1_000_u64.saturating_sub(trip)).div_ceil(100);
         assert_eq!(here, spans.min(9), "{decides_late} {trip}");
-        // And what the window had left is there, in the storage, for whoever comes next.
+        // The next window is complete.
         pass(1_000);
         let next = hit(&leases, &policy, "a", 1).await;
         assert_eq!((next.is_admitted(), next.remaining()), (true, 999));
     }
 }
 
-/// The numbers go by the storage's time, and are never earlier than true.
+/// The numbers follow the storage's time.
 #[tokio::test]
 async fn local_hit_reports_the_storages_time() {
     let (leases, storage, clock) = leased(10);
@@ -293,7 +295,7 @@ async fn clear_drops_the_lease_and_a_slice_in_flight() {
     assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
     leases.clear(&policy, &key).await.unwrap();
     assert_eq!((leases.held(), remains(&storage, &policy).await), (0, 1000));
-    // While a slice is under way.
+    // While a slice is in flight.
     storage.close();
     let mut late = start_hit(&leases, &policy, &key, 1);
     assert!(poll(&mut late).is_pending());
@@ -305,7 +307,7 @@ async fn clear_drops_the_lease_and_a_slice_in_flight() {
     assert_eq!((leases.held(), remains(&storage, &policy).await), (0, 1000));
 }
 
-/// Who stood in front of it takes a slice when it has been asked for and not been done: that one is dropped, too.
+/// A caller queued before the clear takes a slice while the clear waits. That slice is dropped too.
 #[tokio::test]
 async fn clear_drops_a_lease_taken_while_it_waited() {
     let (leases, storage, _) = leased(10);
@@ -325,7 +327,8 @@ async fn clear_drops_a_lease_taken_while_it_waited() {
     assert_eq!(admitted, 1000);
 }
 
-/// One in another runtime does not wait for who asks, so nobody knows when it happens: what is leased when it is over is dropped.
+/// A clear in another runtime does not queue behind the hits, so it drops the units that are leased
+/// when it ends.
 #[test]
 fn clear_in_another_runtime_drops_the_lease_when_it_ends() {
     for is_given_up in [false, true] {
@@ -357,7 +360,7 @@ fn clear_in_another_runtime_drops_the_lease_when_it_ends() {
     }
 }
 
-/// And what arrives after it is over: it was decided before.
+/// The slice was decided before the clear, and arrives after it.
 #[test]
 fn slice_that_arrives_after_a_clear_in_another_runtime_is_dropped() {
     let (leases, storage, _) = leased(10);
@@ -374,7 +377,7 @@ fn slice_that_arrives_after_a_clear_in_another_runtime_is_dropped() {
     assert_eq!((leases.held(), one.block_on(remains(&storage, &policy))), (0, 1000));
 }
 
-/// What was hit in another runtime, beside who asks, is more than was taken for the lease: it goes back to the storage.
+/// A hit in another runtime took its units beside the lease, so a refund goes to the storage.
 #[test]
 fn refund_of_a_hit_in_another_runtime_goes_to_the_storage() {
     let (leases, storage, _) = leased(6);
@@ -401,7 +404,8 @@ fn refund_of_a_hit_in_another_runtime_goes_to_the_storage() {
 
 #[tokio::test]
 async fn refused_slices_fall_back_to_the_needed_cost() {
-    // The storage says that five units remain, and admits only one at a time: other nodes are always faster.
+    // The storage says that five units remain, and admits only one at a time: other nodes are
+    // always faster.
     let (storage, _) = FakeStorage::scripted(|ask| {
         let status = Status::refused(1_000, 5, 9_000_000, Some(9_000_000));
         (ask.cost > 1).then(|| Ok(Decision::of(Timestamp::EPOCH, ask.cost, status)))
@@ -429,7 +433,7 @@ fn absurd(fails: bool) -> FakeStorage {
     storage
 }
 
-/// Nobody asks for ever, whatever a storage says, and with a fallback that answers now and then.
+/// Leases do not ask forever, whatever a storage answers, also if a fallback answers now and then.
 #[tokio::test]
 async fn contradictory_decisions_are_returned_unchanged() {
     let policy = policy("fixed-window 1000/day");
@@ -440,10 +444,11 @@ async fn contradictory_decisions_are_returned_unchanged() {
     assert_eq!((admitted.is_admitted(), admitted.cost(), admitted.is_from_fallback()), (true, 1, true));
 }
 
-/// Nobody serves others for ever whose own hit has been decided.
+/// A caller that asks for others returns as soon as its own hit is decided.
 #[tokio::test]
 async fn caller_that_serves_others_returns_once_it_is_decided() {
-    // Whenever the storage is asked, another caller asks the leases, so that there is always more to do.
+    // Whenever the storage is asked, another caller asks the leases, so that there is always more
+    // to do.
     let (cell, asked) = (Arc::new(OnceLock::<Leases<FakeStorage>>::new()), Arc::new(AtomicU32::new(0)));
     let (others, count) = (Arc::clone(&cell), Arc::clone(&asked));
     let (storage, clock) = FakeStorage::scripted(move |ask| {
@@ -458,7 +463,7 @@ async fn caller_that_serves_others_returns_once_it_is_decided() {
     let mut first = start_hit(&leases, &policy, &key, 1);
     assert!(matches!(poll(&mut first), Poll::Ready(Ok(decision)) if decision.is_admitted()));
     assert!(asked.load(Ordering::SeqCst) < 100);
-    // The others have theirs, too.
+    // The others get their decisions, too.
     while asked.load(Ordering::SeqCst) < 10_000 {
         tokio::task::yield_now().await;
     }
@@ -477,7 +482,7 @@ async fn contended_peek_is_returned_unchanged() {
     assert!(leases.held() == 1 && peek.is_refused() && peek.is_contended());
 }
 
-/// Callers that leave, before or after they were given something, take nothing along.
+/// Callers that are dropped before or after units were assigned to them spend nothing.
 #[tokio::test]
 async fn dropped_callers_spend_nothing() {
     let (leases, storage, _) = leased(10);
@@ -498,14 +503,13 @@ async fn dropped_callers_spend_nothing() {
         }
         drop((one, two));
         storage.open();
-        // The next one is served after them.
+        // The next caller is served after them.
         let third = hit(&leases, &policy, "a", 1).await;
         assert_eq!(third.remaining(), 999, "{left_after}");
         leases.clear(&policy, &key).await.unwrap();
     }
 }
 
-/// At random points.
 #[tokio::test]
 async fn units_of_callers_dropped_at_random_points_are_not_lost() {
     let mut numbers = Numbers(7);
@@ -545,7 +549,7 @@ async fn units_of_callers_dropped_at_random_points_are_not_lost() {
         }
         drop(waiting);
         storage.open();
-        // All that is asked before is done when this is.
+        // The peek is queued behind everything that is in flight.
         assert_eq!(remains(&leases, &policy).await, 200 - spent);
         while hit(&leases, &policy, "a", 1).await.is_admitted() {
             spent += 1;
@@ -572,7 +576,8 @@ async fn storage_failure_reaches_all_waiting_callers_and_is_not_kept() {
     assert!(hit(&leases, &policy, "a", 1).await.is_admitted(), "what is here is here");
 }
 
-/// Without a runtime nobody can wait, and nobody hangs; who asks in another runtime than the one that stands still does not either.
+/// Without a runtime a hit fails instead of hanging. A stopped runtime does not block callers in
+/// another one.
 #[test]
 fn stopped_runtime_does_not_block_callers() {
     let (leases, storage, _) = leased(10);
@@ -599,7 +604,7 @@ fn stopped_runtime_does_not_block_callers() {
     });
 }
 
-/// When there is no room, the one that nobody has asked for the longest gives back what it has left.
+/// In a full table the least recently used lease is evicted, and its units are refunded.
 #[tokio::test]
 async fn evicted_leases_return_their_units() {
     let (leases, storage, clock) = leased(10);
@@ -646,7 +651,7 @@ async fn only_one_fixed_window_is_leased() {
     for max_keys in [0, usize::MAX] {
         assert!(leases().try_max_keys(max_keys).unwrap_err().to_string().contains("10_000"));
     }
-    // One chosen for a request, or tried out beside one, is asked of the storage as it is.
+    // Policies chosen for a request and shadow limits go to the storage unchanged.
     let (leases, storage, _) = leased(10);
     let tried = policy("fixed-window 9/day").shadow(Limit::new(TokenBucket::new(), Quota::per_day(9)));
     let tried = tried.shadow(Limit::new(FixedWindow::new(), Quota::per_day(1_000)));

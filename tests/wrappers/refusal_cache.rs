@@ -1,4 +1,4 @@
-//! Refusals that are answered without asking the storage again.
+//! The refusal cache: it answers repeated refusals without the storage.
 
 use std::time::Duration;
 
@@ -10,14 +10,15 @@ const SECOND: Duration = Duration::from_secs(1);
 
 type Cached = RefusalCache<FakeStorage<MemoryStorage>>;
 
-/// A cache around a storage that counts, both by a clock that stands.
+/// A cache around a storage that counts its calls, and the manual clock of both.
 fn cached() -> (Cached, FakeStorage<MemoryStorage>, ManualClock) {
     let (memory, clock) = memory_with_manual_clock();
     let storage = FakeStorage::around(memory);
     (RefusalCache::new(storage.clone()).clock(clock.clone()), storage, clock)
 }
 
-/// Under attack the storage is asked once a key, for as long as the refusal says or for a life, whichever is shorter.
+/// The storage is asked once per key until the wait ends or the time to live expires, whichever
+/// comes first.
 #[tokio::test]
 async fn repeated_refusals_reach_the_storage_once_per_ttl_or_wait() {
     for (text, life, seconds, most) in [
@@ -25,7 +26,7 @@ async fn repeated_refusals_reach_the_storage_once_per_ttl_or_wait() {
         ("1/hour", 1_000, 10, 10),
         ("token-bucket 1/hour", 250, 10, 40),
         ("moving-window 1/hour; 1/day", 5_000, 10, 2),
-        // Each wait ends with one hit that is admitted, which has to be asked for too.
+        // Each wait ends with one admitted hit, which is a cache miss too.
         ("fixed-window 1 per 2 seconds", 60_000, 10, 2 * 5),
         ("token-bucket 1 per 2 seconds", 60_000, 10, 2 * 5),
     ] {
@@ -64,7 +65,7 @@ async fn cached_refusal_reports_the_remaining_wait() {
     assert_eq!(known, storage.inner().decide(Ask::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap());
 }
 
-/// A limit that refuses no longer, while another one does, does not say so.
+/// A limit whose wait has ended admits, also while another limit still refuses.
 #[tokio::test]
 async fn each_limit_of_a_cached_refusal_expires_on_its_own() {
     let (cache, storage, clock) = cached();
@@ -80,10 +81,11 @@ async fn each_limit_of_a_cached_refusal_expires_on_its_own() {
     assert_eq!(storage.take_decisions(), 2);
 }
 
-/// Of a window all is known by one refusal; elsewhere a larger cost may have to wait for longer, and is asked for once.
+/// One refusal of a window covers every larger cost. Elsewhere a larger cost may wait longer and is
+/// a miss once.
 #[tokio::test]
 async fn larger_costs_are_cache_hits_and_smaller_ones_misses() {
-    // A larger one that was refused before is not forgotten for a smaller one.
+    // The refusal of a smaller cost does not evict that of a larger one.
     let (cache, storage, _) = cached();
     for (cost, admitted) in [(6, true), (8, false), (4, false), (8, false)] {
         assert_eq!(hit(&cache, &policy("9/minute"), "a", cost).await.is_admitted(), admitted);
@@ -110,7 +112,7 @@ async fn larger_costs_are_cache_hits_and_smaller_ones_misses() {
         }
         assert_eq!(storage.take_decisions(), trips, "{text}");
         assert!(hit(&cache, &policy, "a", 3).await.is_admitted(), "{text}: what may fit is asked for");
-        // Now even less remains than was known.
+        // Now less remains than the cache knew.
         assert_eq!(hit(&cache, &policy, "a", 4).await.remaining(), 0, "{text}");
     }
 }
@@ -125,7 +127,7 @@ async fn refusals_that_may_change_are_not_cached() {
         }
         assert_eq!((storage.take_decisions(), cache.held()), (5, 0), "{text}");
     }
-    // Crowded: there is no room for a newcomer.
+    // A full storage refuses a new key.
     let memory = MemoryStorage::builder().max_keys(1).build().unwrap();
     let cache = RefusalCache::new(memory);
     let policy = policy("fixed-window 1/day");
@@ -134,7 +136,7 @@ async fn refusals_that_may_change_are_not_cached() {
         assert!(hit(&cache, &policy, "newcomer", 1).await.is_crowded());
     }
     assert_eq!((cache.answered(), cache.held()), (0, 0));
-    // What asks for nothing, and who only looks.
+    // Free hits and peeks.
     let (cache, storage, _) = cached();
     for _ in 0..3 {
         let _ = hit(&cache, &policy, "a", 1).await;
@@ -179,7 +181,7 @@ async fn clear_and_refund_invalidate_at_once_here_and_after_the_ttl_elsewhere() 
     assert!(hit(&elsewhere, &policy, "a", 1).await.is_refused());
     clock.advance(Duration::from_micros(1));
     assert!(hit(&elsewhere, &policy, "a", 1).await.is_admitted());
-    // Another key, and another policy, are not dropped with it.
+    // A clear keeps the entries of other keys and policies.
     let other = policy.clone().with_name("other");
     for (policy, key) in [(&policy, "b"), (&other, "a")] {
         assert!(hit(&cache, policy, key, 2).await.is_admitted());
@@ -189,7 +191,7 @@ async fn clear_and_refund_invalidate_at_once_here_and_after_the_ttl_elsewhere() 
     assert_eq!(cache.held(), 2);
 }
 
-/// A refusal that was decided before a key was cleared, or given something, and arrives after, is not kept.
+/// A refusal that was decided before a clear or a refund and arrives after it is not cached.
 #[tokio::test]
 async fn refusal_from_before_a_change_is_not_cached() {
     for change in ["clear", "refund", "dropped clear", "admitted"] {
@@ -229,7 +231,7 @@ async fn refusal_from_before_a_change_is_not_cached() {
     }
 }
 
-/// Between the first poll of a clear and its end another refusal may come and go.
+/// Another refusal may be cached between the first poll of a clear and its end.
 #[tokio::test]
 async fn finished_change_invalidates_refusals_cached_meanwhile() {
     let (cache, storage, _) = cached();
@@ -249,7 +251,7 @@ async fn finished_change_invalidates_refusals_cached_meanwhile() {
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
 }
 
-/// Memory does what it is told when it is told, whether or not somebody awaits it.
+/// Memory clears and refunds when it is called, whether or not the future is awaited.
 #[tokio::test]
 async fn immediate_changes_invalidate_without_being_awaited() {
     let cache = RefusalCache::new(memory_with_manual_clock().0);
@@ -265,7 +267,8 @@ async fn immediate_changes_invalidate_without_being_awaited() {
     drop((clear, refund));
 }
 
-/// However long the answer is under way, nobody is refused for longer than is true, and nobody is told to come back too early.
+/// However long the answer takes, the cache neither refuses after the wait has ended nor reports
+/// too short a wait.
 #[tokio::test]
 async fn slow_refusal_is_not_cached_beyond_its_wait() {
     for (decides_late, arrives) in [(false, 0), (false, 400), (false, 1_200), (true, 0), (true, 400), (true, 1_200)] {
@@ -274,7 +277,7 @@ async fn slow_refusal_is_not_cached_beyond_its_wait() {
         let (policy, key) = (policy("fixed-window 1/second"), Key::from("a"));
         assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
         if decides_late && arrives == 1_200 {
-            continue; // it is not even refused
+            continue; // The hit is admitted.
         }
         storage.work_when_open(decides_late);
         storage.close();
@@ -300,12 +303,12 @@ async fn slow_refusal_is_not_cached_beyond_its_wait() {
             assert_eq!(clock.now(), now);
             clock.advance(Duration::from_millis(1));
         }
-        // Kept until a trip before its end, then asked for once more.
+        // The entry expires one round trip before the wait ends, which is one more miss.
         assert!((1..=3).contains(&storage.take_decisions()));
     }
 }
 
-/// Callers that leave, at whatever point, leave nothing behind, and one that may have spent something is reckoned with.
+/// Dropped callers leave nothing behind. One that may have spent units invalidates the entry.
 #[tokio::test]
 async fn dropped_hit_that_may_have_counted_invalidates() {
     let (cache, storage, _) = cached();
@@ -323,7 +326,7 @@ async fn dropped_hit_that_may_have_counted_invalidates() {
     storage.open();
     assert_eq!(refused.await.unwrap().remaining(), 3);
     assert_eq!(hit(&cache, &policy, "a", 4).await.remaining(), 2, "what arrived is from before it was spent");
-    // Those who ask for as much as was refused spend nothing when they leave.
+    // A dropped hit of at least the refused cost has spent nothing.
     assert_eq!(cache.held(), 1);
     storage.close();
     let mut same = start_hit(&cache, &policy, &key, 3);
@@ -333,7 +336,7 @@ async fn dropped_hit_that_may_have_counted_invalidates() {
     assert!(format!("{cache:?}").contains("held: "), "{cache:?}");
     assert!(hit(&cache, &policy, "a", 4).await.is_refused());
     assert_eq!(cache.held(), 1);
-    // By a larger quota of the same name it may have spent what was told to come back sooner.
+    // Under a larger quota of the same name it may have been admitted.
     drop(cache.decide(Ask::new(&common::policy("fixed-window 9/hour").with_name(policy.identity()), &key, Op::Hit, 4)));
     assert_eq!(cache.held(), 0);
 }
@@ -352,7 +355,7 @@ async fn failures_are_not_cached() {
     assert!(hit(&cache, &policy, "a", 1).await.is_refused(), "what is known is known");
 }
 
-/// Field defects: unbounded maps; a flood of keys frees those who are refused.
+/// Field defects: unbounded maps; a flood of keys evicts refused keys.
 #[tokio::test]
 async fn flood_of_keys_stays_within_max_keys() {
     for max_keys in [1, 3, 16, 100, 1_000] {
@@ -366,7 +369,8 @@ async fn flood_of_keys_stays_within_max_keys() {
             }
         }
         assert!(cache.held() * 10 >= max_keys * 9, "{} of {max_keys}", cache.held());
-        // Those that come by when all is over, also for who would be served while it is asked again, sweep.
+        // Later hits sweep the entries that have expired and may no longer be served during a
+        // refresh.
         clock.advance(2 * SECOND);
         for key in 0..20_000_u32 {
             let _ = hit(&cache, &policy, &format!("new {key}"), 1).await;
@@ -392,7 +396,8 @@ async fn refusal_that_expires_first_is_evicted() {
     assert_eq!((storage.take_decisions(), cache.held()), (0, 2));
 }
 
-/// A quota that has changed under its name is another entry, and a clear of either drops both: they share what is spent.
+/// A changed quota under the same name is another entry. A clear of either drops both, because they
+/// share states.
 #[tokio::test]
 async fn quotas_of_one_name_are_separate_and_cleared_together() {
     let (cache, storage, _) = cached();
@@ -412,7 +417,7 @@ async fn quotas_of_one_name_are_separate_and_cleared_together() {
     assert!(hit(&cache, &paid, "a", 1).await.is_admitted());
 }
 
-/// Shadow limits have the digest of their policy, and states of their own.
+/// Shadow limits have the digest of their policy, but their own states.
 #[tokio::test]
 async fn shadow_limits_have_separate_entries() {
     let (cache, _, _) = cached();
@@ -445,7 +450,7 @@ fn invalid_options_suggest_valid_values() {
     }
 }
 
-/// When a life is over, one asks for all who come at once.
+/// When an entry has expired, one of the concurrent callers refreshes it for all.
 #[tokio::test]
 async fn expired_entry_is_refreshed_by_one_caller() {
     let (cache, storage, clock) = cached();
@@ -466,7 +471,7 @@ async fn expired_entry_is_refreshed_by_one_caller() {
         }
         assert_eq!(storage.take_decisions(), 1);
         match round {
-            // It says nothing, and the next one asks.
+            // It is dropped without an answer, and the next caller asks.
             1 => {
                 drop(first);
                 assert!(poll(&mut ask(1)).is_pending());
@@ -478,7 +483,7 @@ async fn expired_entry_is_refreshed_by_one_caller() {
                 storage.open();
                 assert!(first.await.unwrap().is_refused());
             }
-            // Nobody is refused for longer than for a second life by what is not asked for.
+            // An entry without an answer is served for one more time to live at most.
             _ => {
                 clock.advance(SECOND);
                 assert!(poll(&mut ask(1)).is_pending());
@@ -487,7 +492,7 @@ async fn expired_entry_is_refreshed_by_one_caller() {
         }
         storage.take_decisions();
     }
-    // Somebody else has cleared it: that shows to the first, and then to all.
+    // After a clear elsewhere, the caller that refreshes sees it first, and then all do.
     clock.advance(2 * SECOND);
     assert!(ask(1).await.unwrap().is_refused());
     storage.inner().clear(&policy, &key).await.unwrap();

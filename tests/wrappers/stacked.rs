@@ -1,4 +1,5 @@
-//! Storages around storages around a storage: what one knows must not be taken for what another one says.
+//! Stacked wrappers: one wrapper must not take the decisions of a fallback for those of the
+//! primary.
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ const MS: Duration = Duration::from_millis(1);
 
 type Fallen = Breaker<FakeStorage, MemoryStorage>;
 
-/// A breaker that opens at the first failure, whose fallback is one of so many, and what it stands before.
+/// A breaker that opens at the first failure and whose fallback is one of `replicas`, and its
+/// primary.
 fn breaker(replicas: u32) -> (Fallen, FakeStorage, ManualClock) {
     let (primary, clock) = FakeStorage::in_memory(Behavior::Works);
     let fallback = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
@@ -24,7 +26,7 @@ async fn hit_by<St: Storage>(limiter: &RateLimiter<St>, key: &Key, cost: u32) ->
     hit.unwrap_or_else(|error| panic!("{}", Into::<BoxError>::into(error)))
 }
 
-/// Somebody else hits until the primary decides.
+/// Hits with another key until the primary decides.
 async fn until_it_is_back<St: Storage>(limiter: &RateLimiter<St>) {
     while hit_by(limiter, &Key::from("somebody else"), 1).await.is_from_fallback() {
         sleep(MS).await;
@@ -58,7 +60,7 @@ async fn cached_refusals_stay_during_an_outage() {
     primary.set(Behavior::Fails);
     let refused = spend(&limiter, 1).await;
     assert!(refused.is_refused() && !refused.is_from_fallback());
-    // A life later nobody knows any more, and the fallback has a quota of its own.
+    // After the time to live the entry is gone, and the fallback has its own quota.
     clock.advance(Duration::from_secs(1));
     let admitted = spend(&limiter, 1).await;
     assert!(admitted.is_admitted() && admitted.is_from_fallback());
@@ -77,7 +79,7 @@ async fn leases_are_spent_during_an_outage_and_none_are_taken_from_the_fallback(
             assert!(!decision.is_from_fallback());
             assert_eq!(decision.remaining(), 1_000 - spent);
         }
-        // Three are left, and stay for who needs no more.
+        // Three leased units are left, and stay for smaller costs.
         let decision = spend(&limiter, 5).await;
         assert!(decision.is_admitted() && decision.is_from_fallback());
         assert_eq!((decision.capacity(), decision.remaining()), (250, 245));
@@ -146,7 +148,7 @@ async fn waiting_callers_wait_for_one_failure_only() {
     let mut remaining: Vec<_> = hits.join_all().await.iter().map(Decision::remaining).collect();
     assert!(started.elapsed() <= 51 * MS, "{:?}", started.elapsed());
     remaining.sort_unstable();
-    // Of a slice of 10 as the share of 100 tells; the two that nobody wanted are back.
+    // A slice of 10 was taken from the share of 100, and the two spare units were refunded.
     assert_eq!(remaining, [90, 91, 92, 93, 94, 95, 96, 97].map(|left| left + 2));
     assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 92);
 }

@@ -1,4 +1,4 @@
-//! A deadline around a storage of any kind.
+//! A timeout around any storage.
 
 use std::error::Error;
 use std::time::Duration;
