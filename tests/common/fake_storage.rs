@@ -41,7 +41,7 @@ type Script = dyn Fn(Ask<'_>) -> Option<Result<Decision, BoxError>> + Send + Syn
 
 /// A storage around another one, as far away as a server: it never admits at once.
 ///
-/// Nothing happens before its futures are polled. Clones share their settings, counts and gate.
+/// Its futures do nothing until they are polled. Clones share their settings, counts and gate.
 ///
 /// While its gate is closed, a storage that [`Works`](Behavior::Works) or
 /// [`FailsAfterCounting`](Behavior::FailsAfterCounting) does its work at the first poll and answers
@@ -144,8 +144,7 @@ impl<St: Storage> FakeStorage<St> {
         self.shared.is_open.send_replace(false);
     }
 
-    /// Whether calls from now on do their work only when the gate is open, instead of at their
-    /// first poll.
+    /// Chooses between work when the gate is open (`true`) and at the first poll (`false`).
     pub fn work_when_open(&self, when_open: bool) {
         self.shared.works_when_open.store(when_open, Ordering::SeqCst);
     }

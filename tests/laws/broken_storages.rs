@@ -263,14 +263,14 @@ fn each_fault_of_a_cas_store_breaks_its_law() {
         (Fault::IgnoresCase, "law of keys: "),
         (Fault::CutsKeys, "law of keys: "),
         (Fault::ReusesVersions, "law of versions: "),
-        (Fault::TellsWhatItWasTold, "law of telling: "),
+        (Fault::ReturnsTheGivenText, "law of telling: "),
         (Fault::SecondsAreMillis, "law of staying: what is to stay for seconds"),
         (Fault::MonthsArePast, "law of staying: what is to stay for months"),
-        (Fault::EndsAsFirstSaid, "law of staying: what is to stay for a second, and then longer"),
-        (Fault::EndsAfterASecond, "law of staying: what is to stay for seconds"),
-        (Fault::SaysMillis, "law of time: "),
+        (Fault::KeepsTheFirstExpiry, "law of staying: what is to stay for a second, and then longer"),
+        (Fault::ExpiresAfterASecond, "law of staying: what is to stay for seconds"),
+        (Fault::ReportsMillis, "law of time: "),
     ];
-    assert_each_breaks(faults, |fault| SwapLaws::new(|| FakeCasStore::with(fault)).check());
+    assert_each_breaks(faults, |fault| SwapLaws::new(|| FakeCasStore::with_fault(fault)).check());
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn storage_over_a_broken_store_breaks_its_laws() {
     ];
     let over = |store| Cas::new(store).deadline(Duration::from_secs(20));
     assert_each_breaks(faults, |fault| {
-        let laws = StorageLaws::new(|clock| over(FakeCasStore::with(fault)).clock(clock));
+        let laws = StorageLaws::new(|clock| over(FakeCasStore::with_fault(fault)).clock(clock));
         // The second handle's clock has not advanced.
         laws.elsewhere(move |storage| over(storage.store().clone()).clock(ManualClock::default())).check();
     });

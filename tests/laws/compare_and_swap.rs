@@ -15,7 +15,7 @@ fn over(store: &FakeCasStore) -> Cas<FakeCasStore> {
 #[test]
 fn fake_store_compares_and_swaps() {
     SwapLaws::new(FakeCasStore::default).check();
-    SwapLaws::new(FakeCasStore::that_says_the_time).check();
+    SwapLaws::new(FakeCasStore::with_clock).check();
 }
 
 #[test]

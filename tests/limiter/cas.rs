@@ -407,7 +407,7 @@ async fn unreadable_state_is_fresh() {
 
 #[tokio::test]
 async fn store_time_is_used_unless_a_clock_is_set() {
-    let store = FakeCasStore::that_says_the_time();
+    let store = FakeCasStore::with_clock();
     let here = Timestamp::wall_clock();
     let at = limiter(&store, Quota::per_minute(5)).hit(&key()).await.unwrap().at();
     assert!(at.since(here) < 60_000_000 && here.since(at) < 60_000_000, "{at:?}");
@@ -419,7 +419,7 @@ async fn store_time_is_used_unless_a_clock_is_set() {
 /// A log that cannot fit the store is an error when policy and storage meet.
 #[tokio::test]
 async fn policy_too_large_for_the_store_is_rejected_when_built() {
-    let store = FakeCasStore::of_at_most(10_000);
+    let store = FakeCasStore::with_max_len(10_000);
     let (fits, too_long) = (policy("moving-window 500/day"), policy("moving-window 600/day; 5/day"));
     let error = RateLimiter::try_with_storage(too_long.clone(), over(&store)).unwrap_err().to_string();
     assert!(error.contains("keeps at most 10000: use an amount of at most 5"), "{error}");
@@ -434,9 +434,9 @@ async fn policy_too_large_for_the_store_is_rejected_when_built() {
     let error =
         over(&store).decide(tower_ratelimit::storage::Ask::new(&too_long, &key(), tower_ratelimit::Op::Hit, 1)).await;
     assert!(!error.unwrap_err().may_have_counted());
-    let fit = |longest: &usize| over(&FakeCasStore::of_at_most(*longest)).validate(&fits).is_ok();
+    let fit = |longest: &usize| over(&FakeCasStore::with_max_len(*longest)).validate(&fits).is_ok();
     let least = (1..10_000).find(fit).expect("some room is enough");
-    let store = FakeCasStore::of_at_most(least);
+    let store = FakeCasStore::with_max_len(least);
     let limiter = RateLimiter::with_storage(fits, over(&store));
     for _ in 0..500 {
         assert!(limiter.hit(&key()).await.unwrap().is_admitted(), "what is let in fits to the last");
@@ -449,7 +449,7 @@ async fn policy_too_large_for_the_store_is_rejected_when_built() {
 /// What others of the name need, nobody could have known.
 #[tokio::test]
 async fn too_long_text_is_not_sent() {
-    let store = FakeCasStore::of_at_most(150);
+    let store = FakeCasStore::with_max_len(150);
     let [first, second] =
         ["fixed-window 3/hour", "fixed-window 3/day"].map(|text| policy(text).with_name("n".repeat(90)));
     let (first, second) = (limiter(&store, first), limiter(&store, second));

@@ -203,7 +203,7 @@ async fn refused_and_contended_hits_are_not_failures() {
 
 #[tokio::test(start_paused = true)]
 async fn refusals_that_only_read_do_not_reset_failures() {
-    let store = FakeCasStore::of_at_most(1_000);
+    let store = FakeCasStore::with_max_len(1_000);
     let breaker = Breaker::new(Cas::new(store.clone())).fallback(memory_with_manual_clock().0, 2);
     let limiter = RateLimiter::with_storage(policy("fixed-window 1/day"), breaker.clone());
     let (hot, state) = (Key::from("hot"), || breaker.circuit().state());
@@ -225,7 +225,7 @@ async fn refusals_that_only_read_do_not_reset_failures() {
 
 #[tokio::test(start_paused = true)]
 async fn policies_too_large_for_the_primary_do_not_affect_the_circuit() {
-    let store = FakeCasStore::of_at_most(1_000);
+    let store = FakeCasStore::with_max_len(1_000);
     let breaker = Breaker::new(Cas::new(store.clone())).fallback(memory_with_manual_clock().0, 2);
     let (kept, too_long) = (policy("fixed-window 1000/day"), policy("moving-window 100000/day"));
     let (key, state) = (Key::everybody(), || breaker.circuit().state());
