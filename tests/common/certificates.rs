@@ -32,6 +32,12 @@ impl Certificates {
     }
 }
 
+impl Default for Certificates {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Drop for Certificates {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 /// The example server, running.
+#[derive(Debug)]
 pub struct Server {
     pub child: Child,
     address: String,

@@ -1,4 +1,4 @@
-//! Stores that compare and swap, in this process: one as it should be, and the same with something wrong.
+//! A store that compares and swaps, in this process. It is correct, or has one fault.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use tokio::task::yield_now;
 use tower_ratelimit::storage::{CasStorage, Loaded, Swapped};
 use tower_ratelimit::{BoxError, Timestamp};
 
-/// What may be wrong with a store.
+/// The fault of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     #[default]
@@ -21,41 +21,42 @@ pub enum Fault {
     IgnoresCase,
     CutsKeys,
     ReusesVersions,
-    TellsWhatItWasTold,
+    ReturnsTheGivenText,
     RemovesWhenStale,
     /// Field defect: seconds given as milliseconds.
     SecondsAreMillis,
-    /// Field defect: more than 30 days is taken for an instant long past.
+    /// Field defect: more than 30 days is taken for an instant in the past.
     MonthsArePast,
-    /// Field defect: when it ends is said only when a key is made.
-    EndsAsFirstSaid,
-    EndsAfterASecond,
-    SaysMillis,
+    /// Field defect: the time to live is set only when a key is created.
+    KeepsTheFirstExpiry,
+    ExpiresAfterASecond,
+    ReportsMillis,
 }
 
-/// Texts with the number of their writing, which answer not at once.
+/// A store in this process that answers only after it has yielded. Each text has the number of its
+/// write as its version.
 #[derive(Clone, Debug, Default)]
-pub struct Texts(Arc<Inner>);
+pub struct FakeCasStore(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     fault: Fault,
-    says_time: bool,
+    reports_time: bool,
     longest: Option<usize>,
     texts: Mutex<HashMap<String, Written>>,
-    /// Held while it compares and puts.
+    /// Held during a compare-and-swap.
     step: Mutex<()>,
     writings: AtomicU64,
     loads: AtomicU64,
     swaps: AtomicU64,
-    /// Swaps that shall be lost before one is not.
+    /// The number of swaps to lose before one succeeds.
     losing: AtomicU64,
     hangs: AtomicBool,
-    /// From which swap on they are not answered; 0 when all are.
+    /// The number of the first swap without an answer; 0 if all are answered.
     swaps_hang_from: AtomicU64,
     keep: Mutex<Duration>,
     fails: AtomicBool,
-    /// Of how many milliseconds each answer is.
+    /// The delay of each answer in milliseconds.
     millis: AtomicU64,
 }
 
@@ -66,21 +67,21 @@ struct Written {
     gone_at: Option<Instant>,
 }
 
-impl Texts {
-    pub fn with(fault: Fault) -> Self {
-        let says_time = fault == Fault::SaysMillis;
-        Self(Arc::new(Inner { fault, says_time, ..Inner::default() }))
+impl FakeCasStore {
+    pub fn with_fault(fault: Fault) -> Self {
+        let reports_time = fault == Fault::ReportsMillis;
+        Self(Arc::new(Inner { fault, reports_time, ..Inner::default() }))
     }
 
-    pub fn that_says_the_time() -> Self {
-        Self(Arc::new(Inner { says_time: true, ..Inner::default() }))
+    pub fn with_clock() -> Self {
+        Self(Arc::new(Inner { reports_time: true, ..Inner::default() }))
     }
 
-    pub fn of_at_most(longest: usize) -> Self {
+    pub fn with_max_len(longest: usize) -> Self {
         Self(Arc::new(Inner { longest: Some(longest), ..Inner::default() }))
     }
 
-    /// How many loads and swaps there were since this was last asked.
+    /// The numbers of loads and swaps, counted anew from here.
     pub fn trips(&self) -> (u64, u64) {
         (self.0.loads.swap(0, Ordering::SeqCst), self.0.swaps.swap(0, Ordering::SeqCst))
     }
@@ -93,12 +94,12 @@ impl Texts {
         self.0.hangs.store(hangs, Ordering::SeqCst);
     }
 
-    /// Does not answer this swap nor those after it, until 0 is said.
+    /// Leaves this swap and all later ones without an answer, until it is called with 0.
     pub fn hang_from_swap(&self, number: u64) {
         self.0.swaps_hang_from.store(number, Ordering::SeqCst);
     }
 
-    /// For how long the last text was to be kept.
+    /// The time to live of the last text.
     pub fn keep(&self) -> Duration {
         *self.0.keep.lock().unwrap()
     }
@@ -115,7 +116,7 @@ impl Texts {
         self.0.texts.lock().unwrap().get(key).cloned().unwrap_or_default().text
     }
 
-    /// As another process might.
+    /// Writes a text as another process might.
     pub fn put(&self, key: &str, text: &str) {
         let version = self.0.writings.fetch_add(1, Ordering::SeqCst) + 1;
         let text = Written { text: text.to_owned(), version, gone_at: None };
@@ -150,15 +151,16 @@ impl Texts {
 
     fn loaded(&self, Written { text, version, .. }: Written) -> Loaded<u64> {
         let now = Timestamp::wall_clock();
-        let now = if self.0.fault == Fault::SaysMillis { Timestamp::from_micros(now.as_micros() / 1_000) } else { now };
-        Loaded { text, version, now: self.0.says_time.then_some(now) }
+        let now =
+            if self.0.fault == Fault::ReportsMillis { Timestamp::from_micros(now.as_micros() / 1_000) } else { now };
+        Loaded { text, version, now: self.0.reports_time.then_some(now) }
     }
 
     fn gone_at(&self, keep: Duration) -> Option<Instant> {
         let keep = match self.0.fault {
             Fault::SecondsAreMillis => keep / 1_000,
             Fault::MonthsArePast if keep > Duration::from_secs(30 * 86_400) => Duration::ZERO,
-            Fault::EndsAfterASecond => keep.min(Duration::from_secs(1)),
+            Fault::ExpiresAfterASecond => keep.min(Duration::from_secs(1)),
             _ => keep,
         };
         Instant::now().checked_add(keep)
@@ -168,12 +170,12 @@ impl Texts {
         let _alone = self.0.step.lock().unwrap();
         let (fault, stands) = (self.0.fault, self.look(key));
         let is_stale = stands.version != version;
-        if is_stale && fault == Fault::TellsWhatItWasTold {
+        if is_stale && fault == Fault::ReturnsTheGivenText {
             return Swapped::Lost(Some(Loaded { text: text.to_owned(), version, now: None }));
         }
         let removes = fault == Fault::RemovesWhenStale && text.is_empty();
         if is_stale && !removes && fault != Fault::DoesNotCompare {
-            // Every other time what stands there is told, too.
+            // Every other time the answer contains the current text, too.
             let tells = self.0.swaps.load(Ordering::SeqCst).is_multiple_of(2);
             return Swapped::Lost(tells.then(|| self.loaded(stands)));
         }
@@ -193,14 +195,14 @@ impl Texts {
             _ => writing,
         };
         let gone_at = match stands.gone_at {
-            Some(gone_at) if self.0.fault == Fault::EndsAsFirstSaid => Some(gone_at),
+            Some(gone_at) if self.0.fault == Fault::KeepsTheFirstExpiry => Some(gone_at),
             _ => self.gone_at(keep),
         };
         *stands = Written { text: text.to_owned(), version, gone_at };
     }
 }
 
-impl CasStorage for Texts {
+impl CasStorage for FakeCasStore {
     type Error = BoxError;
     type Version = u64;
 

@@ -7,6 +7,7 @@ use tower_ratelimit::{
 };
 
 /// Numbers that look random and are the same each time.
+#[derive(Debug)]
 pub struct Numbers(pub u64);
 
 impl Numbers {

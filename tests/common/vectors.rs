@@ -33,7 +33,8 @@ pub fn documents() -> impl Iterator<Item = String> {
 
 /// Replays every file on the storage that the URL names, and panics at the first mismatch.
 ///
-/// Each file has a thread, a runtime and a connection of its own: on a server most of the time is waiting.
+/// Each file has a thread, a runtime and a connection of its own: on a server most of the time is
+/// waiting.
 pub fn assert_all_agree(url: &str) {
     let steps: usize = std::thread::scope(|scope| {
         let replayed = documents().map(|document| {

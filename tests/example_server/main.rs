@@ -70,7 +70,7 @@ fn routes_are_stacked_inside() {
 }
 
 #[test]
-fn keys_are_what_the_flag_says() {
+fn key_flag_selects_the_key() {
     for (key, asks) in [
         ("global", [("/", "", 200), ("/b", "a: 1\r\n", 429)]),
         ("path", [("/", "", 200), ("/b", "", 200)]),
@@ -87,7 +87,7 @@ fn keys_are_what_the_flag_says() {
 }
 
 #[test]
-fn requests_cost_what_the_header_says() {
+fn cost_header_sets_the_cost() {
     let server = Server::start(&["--policy", "10/hour", "--cost-header", "x-cost", "--storage", "memory://"]);
     let remaining = |cost: &str| {
         let (_, head) = server.get("/", cost);
@@ -149,7 +149,7 @@ fn behind_trusted_proxies_peer_ip_is_the_client() {
 }
 
 #[test]
-fn clients_are_told_in_the_fields_of_the_flag() {
+fn headers_flag_selects_the_header_fields() {
     let policy = ["--policy", "fixed-window 2/hour"];
     let names = [
         "x-ratelimit-remaining",
@@ -179,7 +179,7 @@ fn clients_are_told_in_the_fields_of_the_flag() {
 }
 
 #[test]
-fn refusals_are_what_the_flag_says() {
+fn rejection_flag_selects_the_response() {
     for (kind, status, content_type) in [
         ("text", 429, Some("text/plain; charset=utf-8")),
         ("json", 429, Some("application/problem+json")),
@@ -196,7 +196,7 @@ fn refusals_are_what_the_flag_says() {
 }
 
 #[test]
-fn in_shadow_nobody_is_refused_and_the_log_says_who_would_be() {
+fn shadow_mode_refuses_nothing_and_logs_refusals() {
     let mut server = Server::start_with(&["--policy", "1/hour", "--shadow"], Stdio::piped());
     for _ in 0..3 {
         let (status, head) = server.get("/", "");
@@ -208,7 +208,7 @@ fn in_shadow_nobody_is_refused_and_the_log_says_who_would_be() {
 }
 
 #[test]
-fn only_the_statuses_of_the_flag_are_charged() {
+fn charge_status_flag_selects_the_statuses_that_are_charged() {
     for (flags, asks) in [
         (
             &["--charge-status", "401"][..],
@@ -232,7 +232,7 @@ fn only_the_statuses_of_the_flag_are_charged() {
 }
 
 #[test]
-fn what_is_probably_not_meant_so_is_told_on_the_error_output() {
+fn lints_are_printed_to_stderr() {
     let mut server = Server::start_with(&["--trust", "0.0.0.0/0"], Stdio::piped());
     server.get("/", "");
     let log = BufReader::new(server.child.stderr.take().unwrap());
@@ -301,7 +301,7 @@ fn storage_without_its_feature_is_refused_with_the_command_that_adds_it() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn a_fallback_decides_by_its_share_while_the_storage_is_away() {
+fn fallback_decides_with_its_share_during_an_outage() {
     // Nobody listens there.
     let away = ["--storage", "redis://127.0.0.1:1", "--fallback", "memory", "--replicas", "3", "--on-error", "refuse"];
     let server = Server::start_with(&[&away[..], &["--policy", "fixed-window 9/hour"]].concat(), Stdio::null());
@@ -406,7 +406,7 @@ fn bad_flags_of_shared_storages_are_refused_with_one_clear_line() {
 /// A cache and leases need a server, and leases need a fixed window.
 #[cfg(feature = "redis")]
 #[test]
-fn caches_and_leases_say_where_they_make_sense() {
+fn invalid_cache_and_lease_flags_suggest_valid_ones() {
     for (flags, said) in [
         (&["--deny-cache"][..], "--deny-cache: memory is asked faster"),
         (

@@ -52,7 +52,7 @@ fn the_first_rule_that_has_the_address_decides() {
 }
 
 #[test]
-fn who_has_no_address_is_never_allowed() {
+fn requests_without_an_address_are_never_allowed() {
     let all = AllowList::by(PeerIp::new()).allow("0.0.0.0/0").allow("::/0");
     assert!(!allows(&all, &get("/")));
     assert!(allows(&all, &from("1.2.3.4", get("/"))));
@@ -60,7 +60,7 @@ fn who_has_no_address_is_never_allowed() {
 
 /// Field defect: leftmost `X-Forwarded-For` trusted.
 #[test]
-fn behind_proxies_it_is_the_clients_address_and_not_what_the_client_says() {
+fn behind_proxies_the_resolved_client_address_is_checked() {
     let list = AllowList::by(ClientIp::behind(["10.0.0.0/8"]).unwrap()).allow("192.0.2.0/24");
     for (peer, forwarded_for, expected) in [
         ("10.0.0.1", "192.0.2.1", true),

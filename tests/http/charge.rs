@@ -1,38 +1,19 @@
-//! Charging by the response: what is reserved before, and given back after.
+//! Charging by the response: units are reserved before it, and refunded after it.
 
 use std::convert::Infallible;
-use std::future::{Ready, pending, ready};
+use std::future::{pending, ready};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use common::{Slow, ask, get, numbers, policy, poll, remaining, retry_after, standing, status};
+use common::{
+    AnswersWithStatus, ask, get, memory_with_manual_clock, numbers, policy, poll, remaining, retry_after, slow, status,
+};
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
     Event, Global, Headers, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, ResponseHead, Storage,
 };
-
-/// Answers with the status that the path says.
-#[derive(Clone, Debug)]
-struct Says;
-
-impl Service<Request<()>> for Says {
-    type Response = Response<String>;
-    type Error = Infallible;
-    type Future = Ready<Result<Response<String>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<()>) -> Self::Future {
-        let mut response = Response::new(String::new());
-        *response.status_mut() = request.uri().path()[1..].parse().unwrap();
-        ready(Ok(response))
-    }
-}
 
 fn failures(response: &ResponseHead<'_>) -> bool {
     response.status.is_client_error()
@@ -51,12 +32,12 @@ async fn left(text: &str, storage: &MemoryStorage) -> u32 {
 }
 
 #[tokio::test]
-async fn only_what_the_response_says_is_charged() {
+async fn only_selected_responses_are_charged() {
     for text in
         ["fixed-window 3/hour", "moving-window 3/hour", "3/hour", "token-bucket 3/hour", "elastic-window 3/hour"]
     {
-        let (storage, clock) = standing();
-        let service = layer(text, storage.clone()).layer(Says);
+        let (storage, clock) = memory_with_manual_clock();
+        let service = layer(text, storage.clone()).layer(AnswersWithStatus);
         for _ in 0..20 {
             let response = ask(&service, get("/200")).await;
             assert_eq!((response.status().as_u16(), remaining(&response)), (200, Some(3)), "{text}");
@@ -72,10 +53,10 @@ async fn only_what_the_response_says_is_charged() {
 }
 
 #[tokio::test]
-async fn the_fields_of_a_response_that_is_not_charged_show_what_there_is() {
-    let (storage, clock) = standing();
+async fn header_fields_of_an_uncharged_response_include_the_refund() {
+    let (storage, clock) = memory_with_manual_clock();
     let headers = Headers::x_rate_limit().and(Headers::ietf()).and(Headers::draft6());
-    let service = layer("fixed-window 3/minute", storage).headers(headers).layer(Says);
+    let service = layer("fixed-window 3/minute", storage).headers(headers).layer(AnswersWithStatus);
     ask(&service, get("/401")).await;
     clock.advance(Duration::from_secs(20));
     for (path, expected) in [("/200", "2"), ("/401", "1")] {
@@ -90,9 +71,9 @@ async fn the_fields_of_a_response_that_is_not_charged_show_what_there_is() {
 
 /// Field defect: a refund lands in the next window and drives it negative.
 #[tokio::test]
-async fn a_response_after_the_window_has_turned_gives_nothing_back() {
+async fn response_after_the_window_ended_refunds_nothing() {
     for text in ["fixed-window 2/minute", "fixed-window-aligned 2/minute", "elastic-window 2/minute"] {
-        let (storage, clock) = standing();
+        let (storage, clock) = memory_with_manual_clock();
         let inner = {
             let clock = clock.clone();
             service_fn(move |_: Request<()>| {
@@ -103,7 +84,7 @@ async fn a_response_after_the_window_has_turned_gives_nothing_back() {
         let service = layer(text, storage.clone()).layer(inner);
         let late = ask(&service, get("/")).await;
         assert_eq!(remaining(&late), Some(2), "{text}");
-        let failing = layer(text, storage.clone()).layer(Says);
+        let failing = layer(text, storage.clone()).layer(AnswersWithStatus);
         for expected in [1, 0] {
             assert_eq!(remaining(&ask(&failing, get("/401")).await), Some(expected), "{text}");
         }
@@ -113,8 +94,8 @@ async fn a_response_after_the_window_has_turned_gives_nothing_back() {
 
 /// No more can be under way at once than may turn out to count.
 #[tokio::test]
-async fn requests_under_way_are_reserved() {
-    let (storage, _clock) = standing();
+async fn requests_in_flight_are_reserved() {
+    let (storage, _clock) = memory_with_manual_clock();
     let inner = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
     let mut service = layer("fixed-window 2/minute", storage.clone()).layer(inner);
     let mut under_way = [Box::pin(service.call(get("/"))), Box::pin(service.call(get("/")))];
@@ -125,7 +106,7 @@ async fn requests_under_way_are_reserved() {
 
 #[tokio::test]
 async fn a_request_that_is_dropped_half_way_stays_charged() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let inner = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
     let mut service = layer("fixed-window 2/minute", storage.clone()).layer(inner);
     let mut dropped = Box::pin(service.call(get("/")));
@@ -137,7 +118,7 @@ async fn a_request_that_is_dropped_half_way_stays_charged() {
 
 #[tokio::test]
 async fn a_request_that_fails_stays_charged() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let inner = service_fn(|_: Request<()>| ready(Err::<Response<String>, _>("broken")));
     let mut service = layer("fixed-window 2/minute", storage.clone()).layer(inner);
     assert_eq!(service.call(get("/")).await.unwrap_err(), "broken");
@@ -145,9 +126,9 @@ async fn a_request_that_fails_stays_charged() {
 }
 
 #[tokio::test]
-async fn a_storage_that_makes_one_wait_is_not_waited_for() {
-    let (memory, _clock) = standing();
-    let service = layer("fixed-window 2/minute", Slow(memory.clone())).layer(Says);
+async fn response_does_not_wait_for_a_slow_refund() {
+    let (memory, _clock) = memory_with_manual_clock();
+    let service = layer("fixed-window 2/minute", slow(memory.clone())).layer(AnswersWithStatus);
     let response = ask(&service, get("/200")).await;
     assert_eq!((response.status().as_u16(), remaining(&response)), (200, Some(1)), "the charge is shown");
     for _ in 0..10 {
@@ -162,10 +143,11 @@ async fn a_storage_that_makes_one_wait_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn all_units_of_a_request_are_given_back_and_of_all_limits() {
-    let (storage, _clock) = standing();
+async fn refund_returns_all_units_of_all_limits() {
+    let (storage, _clock) = memory_with_manual_clock();
     let text = "fixed-window 9/minute; moving-window 8/hour; token-bucket 7/hour; 6/day";
-    let service = layer(text, storage.clone()).cost(|_: &tower_ratelimit::extract::Head<'_>| 5).layer(Says);
+    let service =
+        layer(text, storage.clone()).cost(|_: &tower_ratelimit::extract::Head<'_>| 5).layer(AnswersWithStatus);
     assert_eq!(remaining(&ask(&service, get("/200")).await), Some(6));
     assert_eq!(remaining(&ask(&service, get("/404")).await), Some(1));
     let limiter = RateLimiter::with_storage(policy(text).with_name("logins"), storage);
@@ -181,10 +163,10 @@ async fn all_units_of_a_request_are_given_back_and_of_all_limits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_delay_the_last_place_is_given_back() {
+async fn last_place_is_refunded_after_a_delay() {
     let storage = MemoryStorage::builder().clock(tower_ratelimit::storage::TokioClock::new()).build().unwrap();
     let text = "leaky-bucket 1/second queue 2";
-    let service = layer(text, storage.clone()).layer(Says);
+    let service = layer(text, storage.clone()).layer(AnswersWithStatus);
     let first = ask(&service, get("/401")).await;
     assert_eq!(remaining(&first), Some(2));
     let waited = ask(&service, get("/200")).await;
@@ -193,11 +175,11 @@ async fn after_a_delay_the_last_place_is_given_back() {
 
 #[tokio::test]
 async fn the_refusal_of_an_inner_layer_is_a_response_like_others() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let inner = RateLimitLayer::new(policy("fixed-window 1/minute"), Global).storage(storage.clone(), OnError::Refuse);
     let service = layer("fixed-window 9/minute", storage.clone())
         .charge_when(|response: &ResponseHead<'_>| response.status != 429)
-        .layer(inner.layer(Says));
+        .layer(inner.layer(AnswersWithStatus));
     assert_eq!(status(&service, get("/200")).await, 200);
     for _ in 0..5 {
         let refused = ask(&service, get("/200")).await;
@@ -207,17 +189,18 @@ async fn the_refusal_of_an_inner_layer_is_a_response_like_others() {
 }
 
 #[tokio::test]
-async fn a_free_request_and_one_that_is_not_limited_give_nothing_back() {
-    let (storage, _clock) = standing();
+async fn free_and_unlimited_requests_refund_nothing() {
+    let (storage, _clock) = memory_with_manual_clock();
     let service = layer("fixed-window 3/minute", storage.clone())
         .cost(|head: &tower_ratelimit::extract::Head<'_>| u32::from(head.uri.path() == "/401"))
-        .layer(Says);
+        .layer(AnswersWithStatus);
     ask(&service, get("/401")).await;
     for _ in 0..5 {
         assert_eq!(remaining(&ask(&service, get("/200")).await), Some(2));
     }
-    let skipping =
-        layer("fixed-window 3/minute", storage.clone()).skip(|_: &tower_ratelimit::extract::Head<'_>| true).layer(Says);
+    let skipping = layer("fixed-window 3/minute", storage.clone())
+        .skip(|_: &tower_ratelimit::extract::Head<'_>| true)
+        .layer(AnswersWithStatus);
     for _ in 0..5 {
         assert_eq!(numbers(&ask(&skipping, get("/200")).await), None);
     }
@@ -227,20 +210,20 @@ async fn a_free_request_and_one_that_is_not_limited_give_nothing_back() {
 #[tokio::test]
 async fn a_free_request_passes_also_when_the_storage_fails() {
     for (cost, expected) in [(0, 200), (1, 503)] {
-        let layer = RateLimitLayer::new(policy("1/day"), Global).storage(common::Failing, OnError::Refuse);
-        let service = layer.cost(move |_: &tower_ratelimit::extract::Head<'_>| cost).layer(Says);
+        let layer = RateLimitLayer::new(policy("1/day"), Global).storage(common::failing(), OnError::Refuse);
+        let service = layer.cost(move |_: &tower_ratelimit::extract::Head<'_>| cost).layer(AnswersWithStatus);
         assert_eq!(status(&service, get("/200")).await, expected);
     }
 }
 
 #[tokio::test]
-async fn an_observer_is_told_what_was_given_back() {
+async fn observer_gets_refunds() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&told);
-    let (storage, _clock): (_, ManualClock) = standing();
+    let (storage, _clock): (_, ManualClock) = memory_with_manual_clock();
     let service = layer("fixed-window 1/minute", storage)
         .observer(move |event: &Event<'_>| events.lock().unwrap().push(event.outcome()))
-        .layer(Says);
+        .layer(AnswersWithStatus);
     for (path, expected) in [("/200", 200), ("/401", 401), ("/200", 429)] {
         assert_eq!(status(&service, get(path)).await, expected);
     }

@@ -80,7 +80,7 @@ fn the_first_address_from_the_right_that_is_no_proxy_is_the_client() {
 }
 
 #[test]
-fn a_peer_that_is_no_proxy_is_the_client_whatever_it_says() {
+fn header_of_an_untrusted_peer_is_ignored() {
     for by in [behind(), behind().header("x-real-ip"), behind().forwarded()] {
         for field in [XFF, "x-real-ip", "forwarded"] {
             let direct = request("1.2.3.4:5", field, ["6.6.6.6", "for=6.6.6.6"]);
@@ -219,7 +219,8 @@ fn an_entry_that_cannot_be_read_ends_the_walk_at_the_hop_that_sent_it() {
     }
 }
 
-/// Field defect: leftmost `X-Forwarded-For` trusted: rotating it passed 1,000 of 1,000 requests and stored 1,000 keys.
+/// Field defect: leftmost `X-Forwarded-For` trusted: rotating it passed 1,000 of 1,000 requests and
+/// stored 1,000 keys.
 #[tokio::test]
 async fn a_thousand_spoofed_prefixes_are_one_client() {
     let list = |spoofed: u32| format!("{}, 1.2.3.4, 10.0.0.2", Ipv4Addr::from(0x0606_0000 + spoofed));
@@ -269,8 +270,8 @@ fn exactly_one_field_is_read() {
     }
 }
 
-/// Field defect: IPv4-mapped IPv6 put every IPv4 client into one bucket (CVE-2026-30827); deciding by notation let the
-/// client choose.
+/// Field defect: IPv4-mapped IPv6 put every IPv4 client into one bucket (CVE-2026-30827); deciding
+/// by notation let the client choose.
 #[test]
 fn ipv4_mapped_addresses_are_ipv4_by_their_bits() {
     check(
@@ -320,7 +321,7 @@ fn networks_are_read_in_every_notation() {
 }
 
 #[test]
-fn what_cannot_be_configured_says_what_to_write_instead() {
+fn invalid_configuration_suggests_a_valid_one() {
     let error = |made: Result<ClientIp, tower_ratelimit::ConfigError>| made.unwrap_err().to_string();
     for (network, hint) in [
         ("", "\"10.0.0.0/8\""),
@@ -635,7 +636,8 @@ fn listed(address: IpAddr) -> impl Strategy<Value = Entry> {
     })
 }
 
-/// An element of `Forwarded` whose parameters are this `for`, or these, and others with text of the client's in it.
+/// An element of `Forwarded` whose parameters are this `for`, or these, and others with text of the
+/// client's in it.
 fn element(values: Vec<String>) -> impl Strategy<Value = Vec<u8>> {
     let fors = (vec(any::<bool>(), 48), any::<bool>(), select(vec!["for", "For", "FOR"])).prop_map(
         move |(escapes, always, name)| {

@@ -47,7 +47,7 @@ fn alice(_: &Head<'_>) -> Key {
 }
 
 #[tokio::test]
-async fn a_peer_is_known_by_its_address_and_not_by_its_port() {
+async fn peer_key_ignores_the_port() {
     let service = once(PeerIp::new());
     for (peer, expected) in
         [("1.2.3.4:1", 200), ("1.2.3.4:2", 429), ("1.2.3.5:1", 200), ("[2001:db8::1]:1", 200), ("[2001:db8::1]:2", 429)]
@@ -138,7 +138,7 @@ fn what_is_mapped_is_decided_by_the_bits() {
 
 /// Field defect: leftmost `X-Forwarded-For` trusted: rotating it passed 1,000 of 1,000 requests.
 #[tokio::test]
-async fn what_a_client_says_about_its_address_changes_nothing() {
+async fn peer_ip_ignores_forwarding_headers() {
     let service = once(PeerIp::new());
     let mut admitted = 0;
     for spoofed in 0..1_000_u32 {
@@ -153,7 +153,7 @@ async fn what_a_client_says_about_its_address_changes_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_answered_400_or_500_without_the_reason() {
+async fn missing_keys_are_400_or_500_without_the_reason() {
     async fn check(extractor: impl KeyExtractor, expected: u16, reason: &str) {
         let service = once(extractor);
         let response = ask(&service, get("/")).await;
@@ -192,7 +192,7 @@ fn the_value_of_a_header_is_taken_as_it_is() {
 }
 
 #[test]
-fn global_path_and_method_are_what_they_say() {
+fn global_path_and_method_return_their_keys() {
     let post = Request::post("/a?x=1").body(()).unwrap();
     assert_eq!(key(&Global, &post), key(&Global, &get("/b")));
     assert_eq!(key(&Path, &post), key(&Path, &get("/a?x=2")), "the query is no part of the path");
@@ -227,7 +227,7 @@ async fn a_route_is_one_key_and_requests_without_one_share_another() {
 }
 
 #[tokio::test]
-async fn closures_answer_a_key_or_none_or_a_result_of_either() {
+async fn key_closures_may_return_a_key_an_option_or_a_result() {
     let maybe = |head: &Head<'_>| head.headers.get("x-key").map(|value| Key::from(value.as_bytes()));
     let or_free = |head: &Head<'_>| match head.uri.path() {
         "/free" => Ok(None),

@@ -1,4 +1,5 @@
-//! What the fuzzers assert, on the inputs they start from: so that they go on compiling, and their seeds are tests.
+//! What the fuzzers assert, on the inputs they start from: so that they go on compiling, and their
+//! seeds are tests.
 
 #[path = "../../fuzz/src/lib.rs"]
 #[allow(unreachable_pub, reason = "a library of its own elsewhere")]

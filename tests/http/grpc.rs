@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use common::{Failing, Slow, policy, standing};
+use common::{failing, memory_with_manual_clock, policy, slow};
 use http::Request;
 use tokio::net::TcpListener;
 use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
@@ -53,23 +53,23 @@ async fn calls_are_answered_until_the_limit_and_then_exhausted_until_retry_after
         advance(Duration::from_secs(10));
         assert!(health.check(question()).await.is_ok(), "on the same connection");
     }
-    let (storage, clock) = standing();
+    let (storage, clock) = memory_with_manual_clock();
     check(storage, |wait| clock.advance(wait)).await;
-    let (storage, clock) = standing();
-    check(Slow(storage), |wait| clock.advance(wait)).await;
+    let (storage, clock) = memory_with_manual_clock();
+    check(slow(storage), |wait| clock.advance(wait)).await;
 }
 
 #[tokio::test]
 async fn when_the_storage_fails_closed_calls_are_unavailable() {
     let layer = RateLimitLayer::new(Quota::per_hour(1), Global).rejection(GrpcRejection);
-    let refused = client(layer.clone().storage(Failing, OnError::Refuse)).await.check(question()).await.unwrap_err();
+    let refused = client(layer.clone().storage(failing(), OnError::Refuse)).await.check(question()).await.unwrap_err();
     assert_eq!((refused.code(), number(&refused, "retry-after")), (Code::Unavailable, Some(1)));
     assert!(!format!("{refused:?}").contains("secret-host"), "{refused:?}");
-    assert!(client(layer.storage(Failing, OnError::Admit)).await.check(question()).await.is_ok());
+    assert!(client(layer.storage(failing(), OnError::Admit)).await.check(question()).await.is_ok());
 }
 
 #[tokio::test]
-async fn what_is_missing_is_an_invalid_argument_or_internal_without_the_reason() {
+async fn missing_keys_are_invalid_argument_or_internal_without_the_reason() {
     for (missing, expected) in [
         (Missing::client("the secret field"), Code::InvalidArgument),
         (Missing::server("the secret table"), Code::Internal),
@@ -83,7 +83,7 @@ async fn what_is_missing_is_an_invalid_argument_or_internal_without_the_reason()
 }
 
 #[tokio::test]
-async fn a_caller_is_known_by_the_address_that_tonic_attaches() {
+async fn peer_ip_reads_the_address_that_tonic_attaches() {
     let limiter = RateLimiter::new(Quota::per_hour(5));
     let mut health = client(RateLimitLayer::from_limiter(&limiter, PeerIp::new()).rejection(GrpcRejection)).await;
     for left in [4, 3] {
@@ -93,7 +93,7 @@ async fn a_caller_is_known_by_the_address_that_tonic_attaches() {
 }
 
 #[test]
-fn tonics_connect_info_goes_before_a_plain_address_when_it_has_one() {
+fn tonics_connect_info_takes_precedence_over_a_plain_address() {
     let [by_tonic, plain] = ["1.2.3.4:5", "5.6.7.8:9"].map(|text| text.parse::<SocketAddr>().unwrap());
     let key = |remote_addr: Option<SocketAddr>, plain: Option<SocketAddr>| {
         let info = TcpConnectInfo { local_addr: Some("9.9.9.9:9".parse().unwrap()), remote_addr };

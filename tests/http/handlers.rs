@@ -1,4 +1,5 @@
-//! What stands around a layer: handlers that see the decision, CORS outside, and the limiter inside.
+//! What stands around a layer: handlers that see the decision, CORS outside, and the limiter
+//! inside.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -6,7 +7,7 @@ use std::future::ready;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::routing::get as on_get;
-use common::{Failing, Inner, Slow, ask, get, numbers, policy, standing, status, with};
+use common::{Inner, ask, failing, get, memory_with_manual_clock, numbers, policy, slow, status, with};
 use http::{Method, Request, Response};
 use tower::{Layer, service_fn};
 use tower_http::cors::{Any, CorsLayer};
@@ -14,7 +15,7 @@ use tower_ratelimit::extract::{Head, NoDecision};
 use tower_ratelimit::{Decision, Global, Header, Key, OnError, RateLimitLayer, Storage};
 
 fn layer(text: &str) -> RateLimitLayer {
-    RateLimitLayer::new(policy(text), Global).storage(standing().0, OnError::Refuse)
+    RateLimitLayer::new(policy(text), Global).storage(memory_with_manual_clock().0, OnError::Refuse)
 }
 
 async fn body(app: &Router, path: &str) -> (u16, String) {
@@ -48,14 +49,14 @@ async fn a_handler_sees_the_decision_that_is_shared_with_it() {
     // Not limited, and not decided.
     let skipped = app().layer(layer("fixed-window 5/minute").share_decision().skip(|_: &Head<'_>| true));
     assert_eq!(body(&skipped, "/may").await, (200, "none".to_owned()));
-    let failing = app().layer(layer("fixed-window 5/minute").share_decision().storage(Failing, OnError::Admit));
+    let failing = app().layer(layer("fixed-window 5/minute").share_decision().storage(failing(), OnError::Admit));
     assert_eq!(body(&failing, "/may").await, (200, "none".to_owned()));
     let shadow = app().layer(layer("fixed-window 5/minute").share_decision().shadow());
     assert_eq!(body(&shadow, "/must").await, (200, "4".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_decision_is_shared_whichever_way_it_took() {
+async fn fast_and_slow_storages_share_the_decision() {
     async fn check<St: Storage>(storage: St) {
         let seen = service_fn(|request: Request<()>| {
             let decision = request.extensions().get::<Decision>().expect("is there");
@@ -66,12 +67,12 @@ async fn a_decision_is_shared_whichever_way_it_took() {
         assert_eq!(ask(&service, get("/")).await.into_body(), "0ns");
         assert_eq!(ask(&service, get("/")).await.into_body(), "1s");
     }
-    check(standing().0).await;
-    check(Slow(standing().0)).await;
+    check(memory_with_manual_clock().0).await;
+    check(slow(memory_with_manual_clock().0)).await;
 }
 
 #[tokio::test]
-async fn of_stacked_layers_the_innermost_decision_is_there() {
+async fn stacked_layers_share_the_innermost_decision() {
     let seen = service_fn(|request: Request<()>| {
         let capacity = request.extensions().get::<Decision>().map(Decision::capacity);
         ready(Ok::<_, Infallible>(Response::new(format!("{capacity:?}"))))
@@ -127,9 +128,9 @@ async fn around_a_cors_layer_preflights_are_skipped() {
 }
 
 #[tokio::test]
-async fn what_is_skipped_is_not_looked_at_by_anything_else() {
+async fn skipped_requests_are_not_passed_to_key_or_cost() {
     let never = |_: &Head<'_>| -> Key { panic!("asked for a key") };
-    let layer = RateLimitLayer::new(policy("1/day"), never).storage(Failing, OnError::Refuse);
+    let layer = RateLimitLayer::new(policy("1/day"), never).storage(failing(), OnError::Refuse);
     let layer = layer.cost(|_: &Head<'_>| -> u32 { panic!("asked for a cost") });
     let service = layer
         .skip(|head: &Head<'_>| head.uri.path() == "/health")

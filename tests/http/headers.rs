@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use common::{Inner, T0, ask, get, numbers, policy, retry_after, standing, status, with};
+use common::{Inner, T0, ask, get, memory_with_manual_clock, numbers, policy, retry_after, status, with};
 use http::{HeaderMap, Response};
 use proptest::prelude::*;
 use sfv::{BareItem, List, ListEntry, Parser};
@@ -20,7 +20,7 @@ fn layer(policy: Policy, storage: &MemoryStorage, headers: Headers) -> RateLimit
 }
 
 fn limited(policy: Policy, headers: Headers) -> (RateLimit<Inner>, ManualClock) {
-    let (storage, clock) = standing();
+    let (storage, clock) = memory_with_manual_clock();
     (layer(policy, &storage, headers).layer(Inner::default()), clock)
 }
 
@@ -77,8 +77,8 @@ async fn a_window_in_the_ietfs_fields_is_the_time_in_which_the_capacity_comes_ba
 }
 
 #[tokio::test]
-async fn nothing_to_wait_for_is_a_reset_of_zero() {
-    let (storage, _clock) = standing();
+async fn reset_is_zero_for_a_full_quota() {
+    let (storage, _clock) = memory_with_manual_clock();
     let layer = layer(free(), &storage, Headers::ietf().and(Headers::draft6())).cost(|_: &Head<'_>| 0);
     assert_eq!(
         fields(&ask(&layer.layer(Inner::default()), get("/")).await),
@@ -100,7 +100,7 @@ async fn an_unnamed_policy_is_called_by_its_text() {
 }
 
 #[tokio::test]
-async fn a_refusal_tells_of_every_limit_too_and_is_not_to_be_stored() {
+async fn refusal_lists_every_limit_and_forbids_caching() {
     let (service, clock) = limited(free_and_daily(), Headers::ietf());
     for _ in 0..2 {
         for _ in 0..6 {
@@ -133,7 +133,7 @@ async fn draft_6_has_the_three_numbers_with_a_reset_from_now() {
 }
 
 #[tokio::test]
-async fn families_combine_in_any_way() {
+async fn header_families_combine_in_any_order() {
     let x = "x-ratelimit-limit: 10\nx-ratelimit-remaining: 9\nx-ratelimit-reset: 1728000001\n";
     let x_from_now = "x-ratelimit-limit: 10\nx-ratelimit-remaining: 9\nx-ratelimit-reset: 1\n";
     let draft6 = "ratelimit-limit: 10\nratelimit-remaining: 9\nratelimit-reset: 1\n";
@@ -164,7 +164,7 @@ async fn families_combine_in_any_way() {
 
 #[tokio::test]
 async fn stacked_layers_make_one_list_that_names_every_limit() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let headers = Headers::ietf().and(Headers::x_rate_limit());
     let inner = layer(free_and_daily(), &storage, headers).layer(Inner::default());
     let all = Policy::named("all").limit(FixedWindow::new(), Quota::per_minute(1_000));
@@ -190,7 +190,7 @@ async fn stacked_layers_make_one_list_that_names_every_limit() {
 }
 
 #[tokio::test]
-async fn what_an_inner_service_wrote_is_continued_if_it_is_such_a_list_and_else_left_out() {
+async fn valid_lists_of_an_inner_service_are_continued_and_others_dropped() {
     for (inner, expected) in [
         (&["\"up\";r=1;t=2"][..], "\"up\";r=1;t=2, \"free\";r=9;t=1"),
         (&["\"a\";r=1", "\"b, \\\"\";r=2"], "\"a\";r=1, \"b, \\\"\";r=2, \"free\";r=9;t=1"),
@@ -207,7 +207,7 @@ async fn what_an_inner_service_wrote_is_continued_if_it_is_such_a_list_and_else_
             }
             std::future::ready(Ok::<_, std::convert::Infallible>(response))
         });
-        let (storage, _clock) = standing();
+        let (storage, _clock) = memory_with_manual_clock();
         let response = ask(&layer(free(), &storage, Headers::ietf()).layer(service), get("/")).await;
         assert_eq!(response.headers()["ratelimit"], expected, "{inner:?}");
         members(response.headers(), "ratelimit");
@@ -222,14 +222,14 @@ async fn a_response_that_carries_an_admitted_decision_is_told_the_numbers() {
         response.extensions_mut().insert(decision);
         std::future::ready(Ok::<_, std::convert::Infallible>(response))
     });
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let service = layer(free(), &storage, Headers::x_rate_limit()).share_decision().layer(service);
     assert_eq!(numbers(&ask(&service, get("/")).await), Some([10, 9, T0 + 1]));
 }
 
 /// What no map of fields can hold is not told.
 #[tokio::test]
-async fn a_response_full_of_fields_stays_as_it_is() {
+async fn response_with_too_many_fields_is_unchanged() {
     let service = tower::service_fn(|_: http::Request<()>| {
         let mut response = Response::new(String::new());
         let names = (0..).map(|number| http::HeaderName::try_from(format!("x-{number}")).unwrap());
@@ -240,14 +240,14 @@ async fn a_response_full_of_fields_stays_as_it_is() {
         }
         std::future::ready(Ok::<_, std::convert::Infallible>(response))
     });
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let all = Headers::x_rate_limit().and(Headers::ietf()).and(Headers::draft6());
     let response = ask(&layer(free(), &storage, all).layer(service), get("/")).await;
     assert_eq!(numbers(&response), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_had_to_wait_is_told_how_things_stand_then() {
+async fn delayed_response_reports_the_state_after_the_delay() {
     let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
     let queue = policy("leaky-bucket 1/minute queue 2").with_name("q");
     let headers = Headers::x_rate_limit().and(Headers::ietf());
@@ -262,7 +262,7 @@ async fn who_had_to_wait_is_told_how_things_stand_then() {
 #[tokio::test]
 async fn stacked_layers_show_the_tighter_one_in_draft_6_too() {
     for (outer, inner) in [(5, 7), (7, 5)] {
-        let (storage, _clock) = standing();
+        let (storage, _clock) = memory_with_manual_clock();
         let layer = |amount| layer(policy(&format!("fixed-window {amount}/minute")), &storage, Headers::draft6());
         let service = layer(outer).layer(layer(inner).layer(Inner::default()));
         let response = ask(&service, get("/")).await;
@@ -272,9 +272,9 @@ async fn stacked_layers_show_the_tighter_one_in_draft_6_too() {
 }
 
 #[tokio::test]
-async fn a_partition_key_tells_clients_apart_and_says_nothing_about_them() {
+async fn partition_key_differs_per_client_and_reveals_nothing() {
     async fn partition(secret: [u8; 16], client: &str) -> [Vec<u8>; 2] {
-        let (storage, _clock) = standing();
+        let (storage, _clock) = memory_with_manual_clock();
         let service = RateLimitLayer::new(free_and_daily(), Header::new("x-client"))
             .storage(storage, OnError::Refuse)
             .headers(Headers::ietf().partition_key(secret))
@@ -313,7 +313,7 @@ async fn a_partition_key_tells_clients_apart_and_says_nothing_about_them() {
 
 /// Field defect: policy name injected into a structured field.
 #[test]
-fn a_name_that_cannot_stand_in_a_field_is_refused_when_the_policy_is_built() {
+fn invalid_header_name_of_a_policy_is_a_build_error() {
     for name in ["", "a\nb", "a\r\nx: y", "caf\u{e9}", "\u{7f}", "a\tb"] {
         assert!(Policy::try_named(name).is_err(), "{name:?}");
         assert!(Policy::from(Quota::per_minute(1)).try_with_name(name).is_err(), "{name:?}");
@@ -335,7 +335,7 @@ impl Strategy for Rude {
 
 /// Field defect: policy name injected into a structured field.
 #[test]
-fn a_strategy_that_calls_itself_what_cannot_stand_in_a_field_is_refused_when_the_policy_is_built() {
+fn invalid_header_name_of_a_strategy_is_a_build_error() {
     let error = Policy::try_new(Rude, Quota::per_minute(1)).unwrap_err().to_string();
     assert!(error.contains("rude") && error.contains("header"), "{error}");
 }
@@ -369,7 +369,7 @@ proptest! {
         });
         let first = limits.next().unwrap().named(&limit_name);
         let policy = limits.fold(Policy::named(&name).with(first), Policy::with);
-        let (storage, _clock) = standing();
+        let (storage, _clock) = memory_with_manual_clock();
         let service = layer(policy.clone(), &storage, Headers::ietf().and(Headers::x_rate_limit()))
             .share_decision()
             .cost(move |_: &Head<'_>| cost)

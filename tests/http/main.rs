@@ -1,4 +1,4 @@
-//! The middleware: what it passes on, what it answers, and whom it takes a client to be.
+//! The middleware: requests, responses and keys.
 
 mod allow_list;
 mod charge;

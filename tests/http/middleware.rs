@@ -6,8 +6,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use common::{
-    EVERY_STRATEGY, Inner, T0, admitted_at_once, ask, get, numbers, policy, remaining, retry_after, standing, status,
-    with,
+    EVERY_STRATEGY, Inner, T0, admitted_at_once, ask, get, memory_with_manual_clock, numbers, policy, remaining,
+    retry_after, status, with,
 };
 use http::{Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -23,7 +23,7 @@ use tower_ratelimit::{
 use tower_test::mock;
 
 fn limited(text: &str) -> (RateLimit<Inner>, ManualClock) {
-    let (storage, clock) = standing();
+    let (storage, clock) = memory_with_manual_clock();
     let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse);
     (layer.layer(Inner::default()), clock)
 }
@@ -52,7 +52,7 @@ async fn reset_is_rounded_up_to_the_next_second_of_the_epoch() {
 
 #[tokio::test]
 async fn reset_in_seconds_counts_from_now_and_is_rounded_up() {
-    let (storage, clock) = standing();
+    let (storage, clock) = memory_with_manual_clock();
     let layer = RateLimitLayer::new(policy("fixed-window 2 per 10 seconds"), Global)
         .storage(storage, OnError::Refuse)
         .headers(Headers::x_rate_limit().reset_in_seconds());
@@ -68,7 +68,7 @@ async fn reset_in_seconds_counts_from_now_and_is_rounded_up() {
 
 #[tokio::test]
 async fn the_limit_shown_of_a_bucket_is_its_burst() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let layer = RateLimitLayer::new(Quota::per_second(10).burst(20), Global)
         .storage(storage, OnError::Refuse)
         .layer(Inner::default());
@@ -87,7 +87,8 @@ async fn a_refusal_is_429_with_the_same_fields_and_retry_after() {
     assert!(refused.extensions().get::<Decision>().is_some_and(Decision::is_refused));
 }
 
-/// Field defect: `Retry-After: 0` on a refusal; floored seconds; the whole window instead of the time left.
+/// Field defect: `Retry-After: 0` on a refusal; floored seconds; the whole window instead of the
+/// time left.
 #[tokio::test]
 async fn retry_after_is_at_least_one_second_and_never_early_nor_a_second_late() {
     for text in EVERY_STRATEGY {
@@ -128,7 +129,7 @@ async fn one_microsecond_before_the_end_retry_after_is_one() {
 #[tokio::test]
 async fn a_cost_that_can_never_fit_is_refused_without_retry_after_and_takes_nothing() {
     for text in EVERY_STRATEGY {
-        let (storage, _clock) = standing();
+        let (storage, _clock) = memory_with_manual_clock();
         let cost = |head: &Head<'_>| if head.uri.path() == "/huge" { u32::MAX } else { 1 };
         let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).cost(cost);
         let service = layer.layer(Inner::default());
@@ -140,8 +141,8 @@ async fn a_cost_that_can_never_fit_is_refused_without_retry_after_and_takes_noth
 }
 
 #[tokio::test]
-async fn without_fields_a_refusal_still_says_when_to_come_back() {
-    let (storage, _clock) = standing();
+async fn refusal_without_header_fields_keeps_retry_after() {
+    let (storage, _clock) = memory_with_manual_clock();
     let layer = RateLimitLayer::new(policy("fixed-window 1/minute"), Global)
         .storage(storage, OnError::Refuse)
         .headers(Headers::none());
@@ -173,7 +174,7 @@ async fn remaining_falls_by_one_with_each_hit_and_never_exceeds_the_limit() {
 /// Field defect: negative after the limit was lowered.
 #[tokio::test]
 async fn a_lowered_limit_keeps_what_was_spent_and_shows_nothing_left() {
-    let (storage, clock) = standing();
+    let (storage, clock) = memory_with_manual_clock();
     let with_amount = |amount: u32| {
         let policy = policy(&format!("fixed-window {amount}/minute")).with_name("api");
         RateLimitLayer::new(policy, Global).storage(storage.clone(), OnError::Refuse).layer(Inner::default())
@@ -191,7 +192,7 @@ async fn a_lowered_limit_keeps_what_was_spent_and_shows_nothing_left() {
 
 /// Field defect: burst + 1 after an idle spell.
 #[tokio::test]
-async fn a_fresh_client_and_one_that_was_idle_get_the_same() {
+async fn fresh_and_idle_clients_are_treated_equally() {
     for text in EVERY_STRATEGY {
         let (service, clock) = limited(text);
         let fresh = admitted_at_once(&service).await;
@@ -251,7 +252,7 @@ async fn the_default_refusal_is_a_short_text() {
 
 #[tokio::test]
 async fn a_closure_makes_the_refusal_and_its_own_fields_stay() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let rejection = |refused: Refused<'_>, head: &Head<'_>| {
         let Refused::Limit(decision) = refused else { panic!("{refused:?}") };
         let text = format!("{} {} {}", refused.status(), head.uri.path(), decision.capacity());
@@ -372,8 +373,8 @@ async fn the_error_is_the_inner_services_own() {
 }
 
 #[tokio::test]
-async fn the_fields_say_the_same_to_each_client_of_its_own() {
-    let (storage, _clock) = standing();
+async fn clients_have_separate_numbers() {
+    let (storage, _clock) = memory_with_manual_clock();
     let layer =
         RateLimitLayer::new(policy("fixed-window 1/minute"), Header::new("x-client")).storage(storage, OnError::Refuse);
     let service = layer.layer(Inner::default());
@@ -386,7 +387,7 @@ async fn the_fields_say_the_same_to_each_client_of_its_own() {
 
 /// Field defect: a map at its cap that admits every new client untracked.
 #[tokio::test]
-async fn a_newcomer_without_room_is_told_when_there_may_be_some() {
+async fn refusal_by_a_full_storage_has_retry_after() {
     let clock = ManualClock::default();
     let storage = MemoryStorage::builder().max_keys(1).clock(clock.clone()).build().unwrap();
     let layer = RateLimitLayer::new(policy("fixed-window 1/minute"), Header::new("x-client"));
@@ -433,7 +434,7 @@ fn a_layer_allocates_for_the_map_of_header_fields_only() {
 
 /// The memory of the request's extensions may be used again, but nothing that was in it.
 #[tokio::test]
-async fn a_refusal_carries_its_decision_and_nothing_of_the_request() {
+async fn refusal_carries_its_decision_without_request_data() {
     let (service, _) = limited("fixed-window 1/hour");
     for expected in [200, 429] {
         let mut request = get("/");

@@ -1,32 +1,33 @@
-//! Something to look at: observers, metrics, the log, and the warnings at start-up.
+//! Observers, metrics, the log and lints.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::flaky_storage::{Mood, Moody};
-use common::{Failing, Inner, ask, get, policy, poll, standing, status, with};
+use common::{
+    Behavior, FAILURE, FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, policy, poll, status, with,
+};
 use http::Request;
 use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
 use tower::Layer;
 use tower_ratelimit::extract::{AllowList, Head, Missing};
-use tower_ratelimit::storage::{Ask, Breaker, Leases, RefusalCache};
+use tower_ratelimit::storage::{Breaker, Leases, RefusalCache};
 use tower_ratelimit::{
-    ClientIp, Decision, Event, Global, Header, Key, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer,
-    OnError, PeerIp, Policy, RateLimitLayer, RateLimiter, ResponseHead, Skip, Storage, What,
+    ClientIp, Event, Global, Header, Key, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer, OnError,
+    PeerIp, Policy, RateLimitLayer, RateLimiter, ResponseHead, Skip, What,
 };
 use tracing::field::{Field, Visit};
 use tracing::span;
 
 fn layer(text: &str) -> RateLimitLayer {
-    RateLimitLayer::new(policy(text).with_name("api"), Header::new("x-client")).storage(standing().0, OnError::Refuse)
+    RateLimitLayer::new(policy(text).with_name("api"), Header::new("x-client"))
+        .storage(memory_with_manual_clock().0, OnError::Refuse)
 }
 
 #[tokio::test]
-async fn an_observer_is_told_of_each_decision_whose_it_is_and_by_which_policy() {
+async fn observer_gets_key_and_policy_of_each_decision() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&told);
     let observer = move |event: &Event<'_>| {
@@ -57,7 +58,7 @@ async fn an_observer_is_told_of_each_decision_whose_it_is_and_by_which_policy() 
 }
 
 #[tokio::test]
-async fn an_observer_is_told_which_way_a_failing_storage_went() {
+async fn observer_gets_failures_with_their_outcome() {
     for (on_error, expected) in [(OnError::Admit, "failed_open"), (OnError::Refuse, "failed_closed")] {
         let told = Arc::new(Mutex::new(Vec::new()));
         let events = Arc::clone(&told);
@@ -65,9 +66,9 @@ async fn an_observer_is_told_which_way_a_failing_storage_went() {
             let What::Failed { error, .. } = event.what else { panic!("{event:?}") };
             events.lock().unwrap().push((event.outcome(), error.to_string()));
         };
-        let service = layer("1/day").storage(Failing, on_error).observer(observer).layer(Inner::default());
+        let service = layer("1/day").storage(failing(), on_error).observer(observer).layer(Inner::default());
         status(&service, with("x-client", "a")).await;
-        assert_eq!(*told.lock().unwrap(), [(expected, "secret-host:6379 is down".to_owned())]);
+        assert_eq!(*told.lock().unwrap(), [(expected, FAILURE.to_owned())]);
     }
 }
 
@@ -103,21 +104,26 @@ impl Counters {
     }
 }
 
-#[test]
-fn metrics_count_what_is_answered_in_front_of_a_storage() {
+/// Runs `work` on a runtime of its own and returns what it counted.
+fn counters_of(work: impl Future<Output = ()>) -> Counters {
     let counters = Counters::default();
     metrics::with_local_recorder(&counters, || {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(async {
-            let policy = common::policy("fixed-window 100/day").with_name("api");
-            let storage = Leases::new(RefusalCache::new(MemoryStorage::new()), 5);
-            let limiter = RateLimiter::with_storage(policy, storage);
-            for _ in 0..110 {
-                let _ = limiter.hit(&Key::from("alice")).await.unwrap();
-            }
-            let (leases, cache) = (limiter.storage(), limiter.storage().inner());
-            assert_eq!((leases.answered() + leases.asked() - cache.answered(), cache.held()), (101, 1));
-        });
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work);
+    });
+    counters
+}
+
+#[test]
+fn metrics_count_cache_hits_and_leases() {
+    let counters = counters_of(async {
+        let policy = common::policy("fixed-window 100/day").with_name("api");
+        let storage = Leases::new(RefusalCache::new(MemoryStorage::new()), 5);
+        let limiter = RateLimiter::with_storage(policy, storage);
+        for _ in 0..110 {
+            let _ = limiter.hit(&Key::from("alice")).await.unwrap();
+        }
+        let (leases, cache) = (limiter.storage(), limiter.storage().inner());
+        assert_eq!((leases.answered() + leases.asked() - cache.answered(), cache.held()), (101, 1));
     });
     let counts = counters.counts();
     assert_eq!(counts.len(), 4, "{counts:?}");
@@ -128,19 +134,15 @@ fn metrics_count_what_is_answered_in_front_of_a_storage() {
 
 #[test]
 fn metrics_count_by_policy_and_outcome_and_never_by_key() {
-    let counters = Counters::default();
-    metrics::with_local_recorder(&counters, || {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(async {
-            let layer = layer("2/day; shadow 1/day").observer(MetricsObserver::new());
-            let charging = layer.clone().charge_when(|response: &ResponseHead<'_>| response.status != 200);
-            let service = layer.layer(Inner::default());
-            for client in ["alice", "alice", "alice", "bob"] {
-                ask(&service, with("x-client", client)).await;
-            }
-            ask(&service, get("/")).await;
-            ask(&charging.layer(Inner::default()), with("x-client", "carol")).await;
-        });
+    let counters = counters_of(async {
+        let layer = layer("2/day; shadow 1/day").observer(MetricsObserver::new());
+        let charging = layer.clone().charge_when(|response: &ResponseHead<'_>| response.status != 200);
+        let service = layer.layer(Inner::default());
+        for client in ["alice", "alice", "alice", "bob"] {
+            ask(&service, with("x-client", client)).await;
+        }
+        ask(&service, get("/")).await;
+        ask(&charging.layer(Inner::default()), with("x-client", "carol")).await;
     });
     let counts = counters.counts();
     let shadow = "api\u{b7}shadow-1";
@@ -158,14 +160,15 @@ fn metrics_count_by_policy_and_outcome_and_never_by_key() {
     );
 }
 
-/// Of an outage the log has the failures that opened the breaker, that it opened, and nothing for each request after that.
+/// The log of an outage has the failures that opened the breaker and its opening, but no line per
+/// request after that.
 #[test]
 fn an_outage_does_not_flood_the_log() {
     let lines = log_of(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let hour = std::time::Duration::from_secs(3_600);
-            let storage = RefusalCache::new(Breaker::new(Failing).failures(2).probe_after(hour, hour));
+            let storage = RefusalCache::new(Breaker::new(failing()).failures(2).probe_after(hour, hour));
             let layer = RateLimitLayer::new(policy("1/day"), Header::new("x-client"));
             let service = layer.storage(storage, OnError::Refuse).layer(Inner::default());
             for _ in 0..20 {
@@ -180,7 +183,7 @@ fn an_outage_does_not_flood_the_log() {
 }
 
 #[test]
-fn a_gauge_tells_how_many_breakers_are_open() {
+fn gauge_counts_open_breakers() {
     let counters = Counters::default();
     metrics::with_local_recorder(&counters, || {
         let open = || {
@@ -190,9 +193,9 @@ fn a_gauge_tells_how_many_breakers_are_open() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let key = Key::everybody();
-            let moody = Moody::new(Mood::Fails).0;
-            let limiters = [moody.clone(), moody.clone()]
-                .map(|moody| RateLimiter::with_storage(policy("1/day"), Breaker::new(moody).failures(1)));
+            let primary = failing();
+            let limiters = [primary.clone(), primary.clone()]
+                .map(|primary| RateLimiter::with_storage(policy("1/day"), Breaker::new(primary).failures(1)));
             for (number, limiter) in limiters.iter().enumerate() {
                 assert_eq!(open(), number.to_string());
                 for _ in 0..3 {
@@ -201,7 +204,7 @@ fn a_gauge_tells_how_many_breakers_are_open() {
             }
             assert_eq!(open(), "2");
             let [back, away] = limiters;
-            moody.set(Mood::Works);
+            primary.set(Behavior::Works);
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
             assert!(back.hit(&key).await.is_ok());
             assert_eq!(open(), "1");
@@ -215,25 +218,21 @@ fn a_gauge_tells_how_many_breakers_are_open() {
 
 #[test]
 fn metrics_count_which_of_two_storages_decided() {
-    let counters = Counters::default();
-    metrics::with_local_recorder(&counters, || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(async {
-            let key = tower_ratelimit::Key::everybody();
-            let good = RateLimiter::with_storage(policy("1/day"), Breaker::new(standing().0));
-            let fallen = Breaker::new(Failing).fallback(standing().0, 2);
-            let fallen = RateLimiter::with_storage(policy("1/day"), fallen);
-            let bad = RateLimiter::with_storage(policy("1/day"), Breaker::new(Failing));
-            for _ in 0..2 {
-                let _ = good.hit(&key).await.unwrap();
-            }
-            for _ in 0..7 {
-                let _ = fallen.hit(&key).await.unwrap();
-            }
-            for _ in 0..8 {
-                assert!(bad.hit(&key).await.is_err());
-            }
-        });
+    let counters = counters_of(async {
+        let key = tower_ratelimit::Key::everybody();
+        let good = RateLimiter::with_storage(policy("1/day"), Breaker::new(memory_with_manual_clock().0));
+        let fallen = Breaker::new(failing()).fallback(memory_with_manual_clock().0, 2);
+        let fallen = RateLimiter::with_storage(policy("1/day"), fallen);
+        let bad = RateLimiter::with_storage(policy("1/day"), Breaker::new(failing()));
+        for _ in 0..2 {
+            let _ = good.hit(&key).await.unwrap();
+        }
+        for _ in 0..7 {
+            let _ = fallen.hit(&key).await.unwrap();
+        }
+        for _ in 0..8 {
+            assert!(bad.hit(&key).await.is_err());
+        }
     });
     let counts = counters.0.into_inner().unwrap();
     let counts = counts.iter().filter(|(name, _)| name.contains("path"));
@@ -247,8 +246,8 @@ fn metrics_count_which_of_two_storages_decided() {
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
-/// The lines that are logged meanwhile. Where there is one subscriber, an event that is met first on a thread without it is taken for one
-/// that nobody wants; so there are two.
+/// The lines that are logged meanwhile. Where there is one subscriber, an event that is met first
+/// on a thread without it is taken for one that nobody wants; so there are two.
 fn log_of(work: impl FnOnce()) -> Vec<String> {
     let (log, _another) = (Log::default(), tracing::Dispatch::new(Log::default()));
     tracing::subscriber::with_default(log.clone(), work);
@@ -318,8 +317,8 @@ fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
     let lines = logged(&layer.clone().log_keys(), vec![forged(), forged()]);
     assert!(lines[0].contains("key=\"ta shadow=true outcome=admitted"), "in quotes: {lines:?}");
 
-    let lines = logged(&layer.storage(Failing, OnError::Admit), vec![alice()]);
-    assert!(lines[0].contains("WARN") && lines[0].contains("secret-host:6379 is down"), "{lines:?}");
+    let lines = logged(&layer.storage(failing(), OnError::Admit), vec![alice()]);
+    assert!(lines[0].contains("WARN") && lines[0].contains(FAILURE), "{lines:?}");
     assert!(!lines.concat().contains("alice"), "{lines:?}");
 
     let broken = |_: &Head<'_>| -> Result<tower_ratelimit::Key, Missing> { Err(Missing::server("no table")) };
@@ -328,23 +327,23 @@ fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
 }
 
 #[test]
-fn the_log_says_when_a_storage_is_left_alone_and_when_it_is_back() {
+fn breaker_logs_when_it_opens_and_closes() {
     let lines = log_of(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let (moody, _) = Moody::new(Mood::Fails);
-            let breaker = Breaker::new(moody.clone()).fallback(standing().0, 2);
+            let (primary, _) = FakeStorage::in_memory(Behavior::Fails);
+            let breaker = Breaker::new(primary.clone()).fallback(memory_with_manual_clock().0, 2);
             let limiter = RateLimiter::with_storage(policy("100/day"), breaker);
             for _ in 0..50 {
                 let _ = limiter.hit(&tower_ratelimit::Key::everybody()).await.unwrap();
             }
-            moody.set(Mood::Works);
+            primary.set(Behavior::Works);
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
             let _ = limiter.hit(&tower_ratelimit::Key::everybody()).await.unwrap();
         });
     });
     let [left_alone, back] = &lines[..] else { panic!("once each: {lines:?}") };
-    for part in ["WARN", "left alone", "failures=5", "it fails"] {
+    for part in ["WARN", "left alone", "failures=5", FAILURE] {
         assert!(left_alone.contains(part), "{part}: {lines:?}");
     }
     assert!(back.contains("INFO") && back.contains("back"), "{lines:?}");
@@ -379,7 +378,7 @@ fn forwarded(name: &str) -> Request<()> {
 }
 
 #[tokio::test]
-async fn ipv6_keyed_by_more_than_a_64_is_told_once_when_the_layer_starts() {
+async fn ipv6_prefix_lint_is_reported_once() {
     let linted = Linted::default();
     for (prefix, expected) in
         [(48, vec![]), (64, vec![]), (65, vec![Lint::Ipv6PerAddress]), (128, vec![Lint::Ipv6PerAddress])]
@@ -393,7 +392,7 @@ async fn ipv6_keyed_by_more_than_a_64_is_told_once_when_the_layer_starts() {
 }
 
 #[tokio::test]
-async fn trust_that_covers_every_address_is_told_once_when_the_layer_starts() {
+async fn trusts_every_address_lint_is_reported_once() {
     for (trusted, expected) in [
         (&["10.0.0.0/8"][..], vec![]),
         (&["0.0.0.0/0"], vec![Lint::TrustsEveryAddress]),
@@ -413,7 +412,7 @@ async fn trust_that_covers_every_address_is_told_once_when_the_layer_starts() {
 }
 
 #[tokio::test]
-async fn a_forwarding_header_where_only_the_peer_counts_is_told_once() {
+async fn forwarded_peer_lint_is_reported_once() {
     for name in ["x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip"] {
         let linted = Linted::default();
         let service = linted.layer(PeerIp::new()).layer(Inner::default());
@@ -432,7 +431,7 @@ async fn a_forwarding_header_where_only_the_peer_counts_is_told_once() {
 }
 
 #[tokio::test]
-async fn the_same_layer_twice_is_told_once() {
+async fn same_layer_twice_lint_is_reported_once() {
     let linted = Linted::default();
     let layer = linted.layer(Global);
     let twice = layer.layer(layer.clone().layer(Inner::default()));
@@ -450,7 +449,7 @@ async fn the_same_layer_twice_is_told_once() {
 }
 
 #[tokio::test]
-async fn lints_are_told_once_and_only_of_what_is_so() {
+async fn lints_are_reported_once_and_only_if_they_apply() {
     let linted = Linted::default();
     let all = ClientIp::behind(["0.0.0.0/0"]).unwrap().ipv6_prefix(128);
     let _ = linted.layer(all.clone().or(PeerIp::new().ipv6_prefix(128))).layer(Inner::default());
@@ -476,40 +475,14 @@ async fn lints_are_told_once_and_only_of_what_is_so() {
     assert_eq!(linted.told(), [], "what is not limited is charged to nobody");
 }
 
-/// Keeps its own log of what it is asked, and cannot give back.
-#[derive(Clone, Debug)]
-struct Grudging(MemoryStorage, bool);
-
-impl Storage for Grudging {
-    type Error = &'static str;
-    type Decided = std::future::Ready<Result<Decision, &'static str>>;
-    type Done = Pin<Box<dyn Future<Output = Result<(), &'static str>> + Send>>;
-
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
-        std::future::ready(Ok(self.0.decide(ask).into_inner().unwrap()))
-    }
-
-    fn clear(&self, _: &Policy, _: &tower_ratelimit::Key) -> Self::Done {
-        Box::pin(async { Err("no") })
-    }
-
-    fn refund(&self, _: &Policy, _: &tower_ratelimit::Key, _: &Decision) -> Self::Done {
-        let later = self.1;
-        Box::pin(async move {
-            if later {
-                std::future::pending::<()>().await;
-            }
-            Err("what is spent is spent")
-        })
-    }
-}
-
 #[test]
-fn what_could_not_be_given_back_is_no_decision_and_no_refund() {
+fn failed_refund_is_reported_as_not_refunded() {
     for later in [false, true] {
         let told = Arc::new(Mutex::new(Vec::new()));
         let events = Arc::clone(&told);
-        let layer = layer("fixed-window 5/minute").storage(Grudging(standing().0, later), OnError::Refuse);
+        let (storage, _) = FakeStorage::in_memory(Behavior::Works);
+        storage.set_changes(if later { Behavior::Hangs } else { Behavior::Fails });
+        let layer = layer("fixed-window 5/minute").storage(storage, OnError::Refuse);
         let service = layer
             .charge_when(|_: &ResponseHead<'_>| false)
             .observer(move |event: &Event<'_>| events.lock().unwrap().push(event.outcome()))
@@ -522,7 +495,7 @@ fn what_could_not_be_given_back_is_no_decision_and_no_refund() {
 }
 
 #[tokio::test]
-async fn what_costs_nothing_is_not_given_back() {
+async fn free_requests_are_not_refunded() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&told);
     let service = layer("5/minute; shadow 4/minute")
@@ -544,7 +517,7 @@ async fn one_observer_may_watch_several_layers() {
 }
 
 #[test]
-fn a_lint_is_a_warning_with_a_code_and_where_it_is_explained() {
+fn lint_is_logged_as_a_warning_with_code_and_link() {
     let key = PeerIp::new().ipv6_prefix(128);
     let lines = logged(&RateLimitLayer::new(policy("1/day"), key), vec![forwarded("x-forwarded-for")]);
     assert_eq!(lines.len(), 2, "{lines:?}");

@@ -1,18 +1,18 @@
-//! What refusals are made of: each rejection's status, header fields and body, to the byte.
+//! The exact status, header fields and body of each rejection.
 
 use std::convert::Infallible;
-use std::future::{Ready, ready};
+use std::future::ready;
 
-use common::{Failing, Inner, Slow, ask, get, policy, standing, with};
+use common::{FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, policy, slow, with};
 use http::{Request, Response};
 use serde_json::{Value, json};
 use tower::{Layer, service_fn};
 use tower_ratelimit::extract::{Head, Missing};
-use tower_ratelimit::storage::{Ask, ManualClock};
+use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
-    Decision, EmptyRejection, FixedWindow, Global, GrpcRejection, Header, Headers, Key, Limit, MemoryStorage,
-    MovingWindow, OnError, Policy, ProblemRejection, Quota, RateLimitLayer, Refused, Rejection, Storage, TextRejection,
-    Timestamp, policy_by,
+    EmptyRejection, FixedWindow, Global, GrpcRejection, Header, Headers, Key, Limit, MemoryStorage, MovingWindow,
+    OnError, Policy, ProblemRejection, Quota, RateLimitLayer, Refused, Rejection, Storage, TextRejection, Timestamp,
+    policy_by,
 };
 
 /// A status, the header fields in the order of their names, and a body.
@@ -40,8 +40,8 @@ const fn limit(retry: &'static str, limit: &'static str, reset: &'static str) ->
     ["cache-control: no-store", retry, limit, "x-ratelimit-remaining: 0", reset]
 }
 
-/// One limit; two of three; a newcomer without room; a cost that never fits; a storage that fails; what is missing, by the
-/// client's fault and by the server's.
+/// One limit; two of three; a newcomer without room; a cost that never fits; a storage that fails;
+/// what is missing, by the client's fault and by the server's.
 async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
     async fn last<St, R>(layer: RateLimitLayer<St, R>, requests: impl IntoIterator<Item = Request<()>>) -> Golden
     where
@@ -55,7 +55,9 @@ async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
         }
         golden(last.unwrap())
     }
-    let kept = |policy: Policy| RateLimitLayer::with_storage(policy, Global, standing().0).rejection(rejection);
+    let kept = |policy: Policy| {
+        RateLimitLayer::with_storage(policy, Global, memory_with_manual_clock().0).rejection(rejection)
+    };
     let two_of_three = Policy::named("free")
         .limit(FixedWindow::new(), Quota::per_second(1))
         .limit(FixedWindow::new(), Quota::per_hour(10))
@@ -64,7 +66,7 @@ async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
     let by_client = RateLimitLayer::with_storage(policy("fixed-window 1/minute"), Header::new("x-client"), full);
     let client = |_: &Head<'_>| -> Result<Key, _> { Err(Missing::client("the secret field")) };
     let server = |_: &Head<'_>| -> Result<Key, _> { Err(Missing::server("the secret table")) };
-    let failing = RateLimitLayer::new(Quota::per_hour(1), Global).storage(Failing, OnError::Refuse);
+    let failing = RateLimitLayer::new(Quota::per_hour(1), Global).storage(failing(), OnError::Refuse);
     [
         last(kept(policy("fixed-window 1 per 10 seconds").with_name("free")), [get("/"), get("/")]).await,
         last(kept(two_of_three), [get("/"), get("/")]).await,
@@ -86,7 +88,7 @@ async fn check<R: Rejection<String> + Copy>(rejection: R, expected: &[(u16, &[&s
 }
 
 #[tokio::test]
-async fn a_text_says_when_to_come_back() {
+async fn text_rejection_contains_the_wait() {
     let plain: &[&str] = &["content-type: text/plain; charset=utf-8"];
     let expected = [
         (429, plain, "too many requests, retry in 10 s\n"),
@@ -153,7 +155,7 @@ async fn a_grpc_refusal_is_200_and_trailers_only() {
 }
 
 #[tokio::test]
-async fn a_problem_is_json_whatever_limits_are_called() {
+async fn problem_rejection_escapes_limit_names() {
     for (policy, expected) in [
         (
             policy("1/minute; 1/hour").with_name(r#"","status":200"#),
@@ -178,7 +180,7 @@ fn seen(refused: Refused<'_>, _: &Head<'_>) -> Response<String> {
 }
 
 #[tokio::test]
-async fn a_closure_is_told_whose_limits_refuse() {
+async fn rejection_closure_gets_the_refusing_limits() {
     async fn check<St: Storage>(storage: St) {
         let [free, paid] = [("free", 2), ("paid", 1)].map(|(name, per_minute)| {
             let hourly = Limit::new(FixedWindow::new(), Quota::per_hour(1)).named(format!("{name}, hourly"));
@@ -196,52 +198,35 @@ async fn a_closure_is_told_whose_limits_refuse() {
             assert_eq!(ask(&service, get(path)).await.body(), expected);
         }
     }
-    check(standing().0).await;
-    check(Slow(standing().0)).await;
+    check(memory_with_manual_clock().0).await;
+    check(slow(memory_with_manual_clock().0)).await;
 }
 
-/// A stranger's storage, which answers for so many limits, whatever it is asked, and would have one come back at once.
-#[derive(Clone, Copy, Debug)]
-struct Foreign(&'static str);
-
-impl Storage for Foreign {
-    type Error = Infallible;
-    type Decided = Ready<Result<Decision, Infallible>>;
-    type Done = Ready<Result<(), Infallible>>;
-
-    fn decide(&self, _: Ask<'_>) -> Self::Decided {
-        ready(Ok(policy(self.0).refuse(Timestamp::EPOCH, 1, 0).contended()))
-    }
-
-    fn clear(&self, _: &Policy, _: &Key) -> Self::Done {
-        ready(Ok(()))
-    }
-
-    fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::Done {
-        ready(Ok(()))
-    }
+/// A user's storage that always refuses for the limits of this policy, to be retried immediately.
+fn refuses_for(text: &'static str) -> FakeStorage {
+    FakeStorage::scripted(move |_| Some(Ok(policy(text).refuse(Timestamp::EPOCH, 1, 0).contended()))).0
 }
 
 #[tokio::test]
-async fn a_storage_that_answers_for_other_limits_is_believed_as_far_as_there_are_any() {
+async fn decisions_for_other_limits_name_existing_limits_only() {
     for (answers, expected) in [("1/second", "free-1"), ("1/second; 1/minute; 1/hour", "free-1,free-2")] {
         let free = policy("1/minute; 1/hour").with_name("free");
-        let layer = RateLimitLayer::with_storage(free, Global, Foreign(answers)).rejection(seen);
+        let layer = RateLimitLayer::new(free, Global).storage(refuses_for(answers), OnError::Refuse).rejection(seen);
         assert_eq!(ask(&layer.layer(Inner::default()), get("/")).await.body(), &format!("{expected} of free"));
     }
 }
 
 /// Field defect: `Retry-After: 0` on a refusal, in words too.
 #[tokio::test]
-async fn nobody_is_told_to_come_back_in_no_time() {
-    let layer = RateLimitLayer::with_storage(policy("1/second"), Global, Foreign("1/second"));
+async fn retry_after_is_at_least_one_second() {
+    let layer = RateLimitLayer::new(policy("1/second"), Global).storage(refuses_for("1/second"), OnError::Refuse);
     let refused = ask(&layer.layer(Inner::default()), get("/")).await;
     assert_eq!(common::retry_after(&refused), Some(1));
     assert_eq!(refused.body(), "too many requests, retry in 1 s\n");
 }
 
 #[tokio::test]
-async fn what_a_rejection_says_about_caching_stays_and_an_admitted_response_is_not_touched() {
+async fn cache_control_of_a_rejection_is_kept_and_admitted_responses_get_none() {
     async fn check<R: Rejection<String>>(rejection: R, expected: &str) {
         let layer = RateLimitLayer::new(policy("1/hour"), Global).rejection(rejection).headers(Headers::none());
         let service = layer.layer(Inner::default());
@@ -260,7 +245,7 @@ async fn what_a_rejection_says_about_caching_stays_and_an_admitted_response_is_n
 
 /// Field defect: only axum's body accepted.
 #[tokio::test]
-async fn each_rejection_asks_one_thing_of_a_body() {
+async fn each_rejection_needs_one_body_bound() {
     #[derive(Default)]
     struct Nothing;
     struct Letters(Vec<char>);

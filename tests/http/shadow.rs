@@ -1,4 +1,4 @@
-//! What is only tried out: whole layers, and single limits.
+//! Shadow layers and shadow limits.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use common::{Failing, Inner, Slow, ask, get, numbers, policy, poll, standing, status, with};
-use http::{Request, Response, StatusCode};
+use common::{
+    AnswersWithStatus, Inner, ask, failing, get, memory_with_manual_clock, numbers, policy, poll, slow, status, with,
+};
+use http::{Request, Response};
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::extract::{Head, Missing};
 use tower_ratelimit::storage::ManualClock;
@@ -18,7 +20,7 @@ use tower_ratelimit::{
 
 type Told = Arc<Mutex<Vec<String>>>;
 
-/// A layer whose observer keeps what it was told: the outcome, and a `?` after what was only tried out.
+/// A layer whose observer keeps the outcomes, with a `?` after those of a shadow.
 fn watched<St: Storage>(policy: Policy, storage: St) -> (RateLimitLayer<St>, Told) {
     let told = Told::default();
     let events = Arc::clone(&told);
@@ -41,8 +43,8 @@ async fn yields() {
 }
 
 #[tokio::test]
-async fn a_layer_in_shadow_counts_and_tells_and_never_refuses() {
-    let (storage, _clock) = standing();
+async fn shadow_layer_counts_and_reports_and_never_refuses() {
+    let (storage, _clock) = memory_with_manual_clock();
     let (layer, told) = watched(policy("fixed-window 2/minute"), storage);
     let layer = layer.shadow().headers(Headers::x_rate_limit().and(Headers::ietf()));
     let service = layer.layer(Inner::default());
@@ -59,7 +61,7 @@ async fn a_layer_in_shadow_counts_and_tells_and_never_refuses() {
 
 #[tokio::test]
 async fn a_layer_in_shadow_changes_no_field_of_others() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let shadow = RateLimitLayer::new(policy("fixed-window 1/minute"), Global).storage(storage.clone(), OnError::Refuse);
     let outer = RateLimitLayer::new(policy("fixed-window 9/minute"), Global).storage(storage, OnError::Refuse);
     let service = outer.layer(shadow.shadow().layer(Inner::default()));
@@ -69,8 +71,8 @@ async fn a_layer_in_shadow_changes_no_field_of_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_in_shadow_makes_nobody_wait_for_a_turn() {
-    let (storage, _clock) = standing();
+async fn shadow_layer_never_delays() {
+    let (storage, _clock) = memory_with_manual_clock();
     let (layer, told) = watched(policy("leaky-bucket 1/hour queue 1"), storage);
     let mut service = layer.shadow().layer(Inner::default());
     for _ in 0..3 {
@@ -81,7 +83,7 @@ async fn a_layer_in_shadow_makes_nobody_wait_for_a_turn() {
 
 #[tokio::test]
 async fn in_shadow_a_missing_key_and_a_failing_storage_pass() {
-    let (layer, told) = watched(policy("fixed-window 1/minute"), Failing);
+    let (layer, told) = watched(policy("fixed-window 1/minute"), failing());
     let service = layer.shadow().layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
     assert_eq!(take(&told), ["failed_open?"]);
@@ -90,16 +92,16 @@ async fn in_shadow_a_missing_key_and_a_failing_storage_pass() {
     let service = RateLimitLayer::new(policy("fixed-window 1/minute"), key).shadow().layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
     let cost = |_: &Head<'_>| -> Result<u32, Missing> { Err(Missing::server("no cost")) };
-    let (layer, told) = watched(policy("fixed-window 1/minute"), standing().0);
+    let (layer, told) = watched(policy("fixed-window 1/minute"), memory_with_manual_clock().0);
     let service = layer.cost(cost).shadow().layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
     assert_eq!(take(&told), ["missing?"]);
 }
 
 #[tokio::test]
-async fn nobody_waits_for_the_storage_of_a_shadow() {
-    let (memory, _clock) = standing();
-    let (layer, told) = watched(policy("fixed-window 1/minute"), Slow(memory.clone()));
+async fn shadow_layer_does_not_wait_for_its_storage() {
+    let (memory, _clock) = memory_with_manual_clock();
+    let (layer, told) = watched(policy("fixed-window 1/minute"), slow(memory.clone()));
     let mut service = layer.shadow().layer(Inner::default());
     for _ in 0..2 {
         // In one poll, where the storage needs three.
@@ -119,12 +121,8 @@ async fn nobody_waits_for_the_storage_of_a_shadow() {
 async fn a_layer_in_shadow_charges_by_the_response() {
     async fn check<St: Storage>(storage: St) -> Vec<String> {
         let (layer, told) = watched(policy("fixed-window 2/minute"), storage);
-        let answers = service_fn(|request: Request<()>| {
-            let mut response = Response::new(String::new());
-            *response.status_mut() = request.uri().path()[1..].parse::<StatusCode>().unwrap();
-            ready(Ok::<_, Infallible>(response))
-        });
-        let service = layer.shadow().charge_when(|response: &ResponseHead<'_>| response.status == 401).layer(answers);
+        let service =
+            layer.shadow().charge_when(|response: &ResponseHead<'_>| response.status == 401).layer(AnswersWithStatus);
         for path in ["/200", "/200", "/200", "/401", "/401", "/200"] {
             assert_eq!(status(&service, get(path)).await, path[1..].parse::<u16>().unwrap());
             yields().await;
@@ -142,19 +140,19 @@ async fn a_layer_in_shadow_charges_by_the_response() {
         "admitted?",
         "refused?",
     ];
-    assert_eq!(check(standing().0).await, expected);
-    assert_eq!(check(Slow(standing().0)).await, expected);
+    assert_eq!(check(memory_with_manual_clock().0).await, expected);
+    assert_eq!(check(slow(memory_with_manual_clock().0)).await, expected);
 }
 
 #[tokio::test]
 async fn a_shadow_limit_is_decided_after_the_enforced_ones_and_only_for_what_they_admit() {
-    for slow in [false, true] {
-        let (memory, _clock) = standing();
+    for is_slow in [false, true] {
+        let (memory, _clock) = memory_with_manual_clock();
         let text = "fixed-window 3/minute; shadow fixed-window 1/minute";
         let expected = ["admitted", "admitted?", "admitted", "refused?", "admitted", "refused?", "refused"];
         let statuses = [200, 200, 200, 429];
-        let told = if slow {
-            let (layer, told) = watched(policy(text), Slow(memory));
+        let told = if is_slow {
+            let (layer, told) = watched(policy(text), slow(memory));
             let service = layer.layer(Inner::default());
             for expected in statuses {
                 assert_eq!(status(&service, get("/")).await, expected);
@@ -171,13 +169,13 @@ async fn a_shadow_limit_is_decided_after_the_enforced_ones_and_only_for_what_the
             }
             told
         };
-        assert_eq!(take(&told), expected, "slow: {slow}");
+        assert_eq!(take(&told), expected, "slow: {is_slow}");
     }
 }
 
 #[tokio::test]
 async fn a_shadow_limit_shows_in_no_field() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let policy = policy("\"a\": fixed-window 9/minute; shadow \"b\" fixed-window 1/minute");
     let layer = RateLimitLayer::new(policy, Global).storage(storage, OnError::Refuse);
     let service = layer.headers(Headers::ietf()).layer(Inner::default());
@@ -187,8 +185,8 @@ async fn a_shadow_limit_shows_in_no_field() {
 }
 
 #[tokio::test]
-async fn a_shadow_limit_is_given_back_with_the_others() {
-    let (storage, _clock) = standing();
+async fn shadow_limit_is_refunded_with_the_others() {
+    let (storage, _clock) = memory_with_manual_clock();
     let text = policy("fixed-window 9/minute; shadow fixed-window 5/minute");
     let layer = RateLimitLayer::new(text.clone(), Global).storage(storage.clone(), OnError::Refuse);
     let service = layer.charge_when(|_: &ResponseHead<'_>| false).layer(Inner::default());
@@ -200,8 +198,8 @@ async fn a_shadow_limit_is_given_back_with_the_others() {
 }
 
 #[tokio::test]
-async fn each_shadow_limit_is_tried_out_for_itself() {
-    let (storage, _clock) = standing();
+async fn shadow_limits_are_checked_independently() {
+    let (storage, _clock) = memory_with_manual_clock();
     let told = Told::default();
     let events = Arc::clone(&told);
     let text = policy("fixed-window 9/minute; shadow fixed-window 1/minute; shadow \"three\" fixed-window 3/minute");
@@ -222,7 +220,7 @@ async fn each_shadow_limit_is_tried_out_for_itself() {
 
 /// What is tried out refuses nobody, not even by the room that it takes.
 #[tokio::test]
-async fn at_the_cap_a_shadow_limit_crowds_out_nobody() {
+async fn full_storage_does_not_refuse_because_of_a_shadow_limit() {
     for shadow in ["", "; shadow fixed-window 1/day", "; shadow moving-window 2/day; shadow 5/hour"] {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().max_keys(64).clock(clock.clone()).build().unwrap();
@@ -236,7 +234,7 @@ async fn at_the_cap_a_shadow_limit_crowds_out_nobody() {
 }
 
 #[tokio::test]
-async fn at_the_cap_a_shadow_limit_makes_nobody_be_forgotten() {
+async fn shadow_limit_evicts_no_key() {
     let (clock, mut admitted) = (ManualClock::default(), 0);
     let storage = MemoryStorage::builder().max_keys(100).clock(clock).build().unwrap();
     let layer =
@@ -251,7 +249,7 @@ async fn at_the_cap_a_shadow_limit_makes_nobody_be_forgotten() {
 }
 
 #[tokio::test]
-async fn at_the_cap_a_refund_shows_what_there_is() {
+async fn refund_in_a_full_storage_reports_the_remaining_units() {
     let storage = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();
     let layer = RateLimitLayer::new(policy("fixed-window 5/day; shadow fixed-window 1/day"), Global);
     let layer = layer.storage(storage, OnError::Refuse).charge_when(|_: &ResponseHead<'_>| false);
@@ -262,7 +260,7 @@ async fn at_the_cap_a_refund_shows_what_there_is() {
 }
 
 #[tokio::test]
-async fn a_handler_that_wants_a_decision_has_one_in_shadow_too() {
+async fn shadow_layer_shares_its_decision_with_handlers() {
     let seen = service_fn(|request: Request<()>| {
         let left = request.extensions().get::<Decision>().map(Decision::remaining);
         ready(Ok::<_, Infallible>(Response::new(format!("{left:?}"))))

@@ -1,5 +1,5 @@
-//! Several limits on one request: in one policy, in layers around each other, on shared storages; and policies and
-//! costs chosen for each request.
+//! Several limits on one request: in one policy, in layers around each other, on shared storages;
+//! and policies and costs chosen for each request.
 
 use std::time::Duration;
 
@@ -7,7 +7,10 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::routing::{get as on_get, post};
-use common::{Inner, T0, admitted_at_once, ask, get, numbers, policy, remaining, retry_after, standing, status, with};
+use common::{
+    Inner, T0, admitted_at_once, ask, get, memory_with_manual_clock, numbers, policy, remaining, retry_after, status,
+    with,
+};
 use http::{Method, Request, StatusCode};
 use tower::Layer;
 use tower_ratelimit::extract::{Head, Missing};
@@ -18,7 +21,7 @@ use tower_ratelimit::{
 };
 
 fn limited(text: &str) -> (RateLimit<Inner>, ManualClock) {
-    let (storage, clock) = standing();
+    let (storage, clock) = memory_with_manual_clock();
     (layer(text, &storage).layer(Inner::default()), clock)
 }
 
@@ -31,7 +34,7 @@ fn layer(text: &str, storage: &MemoryStorage) -> RateLimitLayer {
 type Stacked = RateLimit<RateLimit<Inner>>;
 
 fn stacked(outer: &str, inner: &str) -> (Stacked, ManualClock) {
-    let (storage, clock) = standing();
+    let (storage, clock) = memory_with_manual_clock();
     (layer(outer, &storage).layer(layer(inner, &storage).layer(Inner::default())), clock)
 }
 
@@ -67,7 +70,7 @@ async fn of_several_limits_the_one_that_refuses_is_shown() {
 #[tokio::test]
 async fn of_two_limits_that_refuse_the_later_to_admit_is_shown_and_never_is_latest() {
     for text in ["fixed-window 3/second; fixed-window 5/minute", "fixed-window 5/minute; fixed-window 3/second"] {
-        let (storage, _clock) = standing();
+        let (storage, _clock) = memory_with_manual_clock();
         let cost = |head: &Head<'_>| head.uri.path()[1..].parse::<u32>().unwrap();
         let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).cost(cost);
         let service = layer.layer(Inner::default());
@@ -130,10 +133,11 @@ async fn an_inner_refusal_keeps_its_own_numbers() {
     assert_eq!((numbers(&refused), retry_after(&refused)), (Some([3, 0, T0 + 10]), Some(10)));
 }
 
-/// Field defect: stacked layers: a 429 that says other numbers than those of the layer that refused.
+/// Field defect: stacked layers: a 429 that says other numbers than those of the layer that
+/// refused.
 #[tokio::test]
 async fn an_inner_refusal_with_more_remaining_than_outside_keeps_its_own_numbers() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let dear = layer("fixed-window 3 per 10 seconds", &storage).cost(|_: &Head<'_>| 2);
     let service = layer("fixed-window 2/minute", &storage).layer(dear.layer(Inner::default()));
     assert_eq!(numbers(&ask(&service, get("/")).await), Some([3, 1, T0 + 10]));
@@ -144,7 +148,7 @@ async fn an_inner_refusal_with_more_remaining_than_outside_keeps_its_own_numbers
 
 #[tokio::test]
 async fn an_inner_refusal_without_fields_gets_none_from_outside() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let quiet = layer("fixed-window 1/minute", &storage).headers(Headers::none());
     let service = layer("fixed-window 100/minute", &storage).layer(quiet.layer(Inner::default()));
     assert_eq!(numbers(&ask(&service, get("/")).await), Some([100, 99, T0 + 60]));
@@ -154,7 +158,7 @@ async fn an_inner_refusal_without_fields_gets_none_from_outside() {
 
 #[tokio::test]
 async fn an_outer_refusal_neither_asks_nor_charges_the_inner_layer() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let inner = layer("fixed-window 100/minute", &storage);
     let service = layer("fixed-window 1 per 10 seconds", &storage).layer(inner.layer(Inner::default()));
     assert_eq!(status(&service, get("/")).await, 200);
@@ -168,7 +172,7 @@ async fn an_outer_refusal_neither_asks_nor_charges_the_inner_layer() {
 }
 
 #[tokio::test]
-async fn what_the_outer_layer_has_charged_stays_charged_when_the_inner_one_refuses() {
+async fn outer_charge_stays_when_the_inner_layer_refuses() {
     let (service, clock) = stacked("fixed-window 4/minute", "fixed-window 1/second");
     for expected in [200, 429, 429, 429] {
         assert_eq!(status(&service, get("/")).await, expected);
@@ -182,7 +186,7 @@ async fn what_the_outer_layer_has_charged_stays_charged_when_the_inner_one_refus
 async fn of_three_layers_the_tightest_is_shown_wherever_it_stands() {
     let texts = ["fixed-window 7/minute", "fixed-window 9/minute", "fixed-window 8/minute"];
     for turn in 0..3 {
-        let (storage, _clock) = standing();
+        let (storage, _clock) = memory_with_manual_clock();
         let [a, b, c] = [0, 1, 2].map(|place| layer(texts[(place + turn) % 3], &storage));
         let service = a.layer(b.layer(c.layer(Inner::default())));
         assert_eq!(numbers(&ask(&service, get("/")).await), Some([7, 6, T0 + 60]), "turned by {turn}");
@@ -198,7 +202,7 @@ async fn an_admitted_response_carries_no_decision_and_a_refused_one_the_refusing
 }
 
 #[tokio::test]
-async fn services_of_one_layer_and_of_its_clones_share_what_is_remembered() {
+async fn services_of_one_layer_and_its_clones_share_states() {
     let layer = RateLimitLayer::new(policy("3/hour"), Global);
     let services =
         [layer.layer(Inner::default()), layer.layer(Inner::default()), layer.clone().layer(Inner::default())];
@@ -225,7 +229,7 @@ async fn separate_layers_share_nothing_unless_given_one_storage() {
 }
 
 #[tokio::test]
-async fn a_limiter_and_its_middleware_share_what_is_remembered() {
+async fn limiter_and_its_middleware_share_states() {
     let limiter = RateLimiter::new(policy("3/hour"));
     let layer = RateLimitLayer::from_limiter(&limiter, Header::new("x-client"));
     let service = layer.layer(Inner::default());
@@ -240,7 +244,7 @@ async fn a_limiter_and_its_middleware_share_what_is_remembered() {
 
 #[tokio::test]
 async fn the_policy_may_depend_on_the_request_and_none_is_not_limited() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let free = policy("fixed-window 1/minute").with_name("free");
     // The same name: one account. Another name: another one.
     let trial = policy("fixed-window 3/minute").with_name("free");
@@ -267,7 +271,7 @@ async fn the_policy_may_depend_on_the_request_and_none_is_not_limited() {
 
 #[tokio::test]
 async fn a_request_takes_what_it_costs_and_one_that_costs_nothing_shows_a_peek() {
-    let (storage, clock) = standing();
+    let (storage, clock) = memory_with_manual_clock();
     let cost = |head: &Head<'_>| head.uri.path()[1..].parse::<u32>().unwrap();
     let service = layer("fixed-window 10/minute", &storage).cost(cost).layer(Inner::default());
     assert_eq!(numbers(&ask(&service, get("/0")).await), Some([10, 10, T0]), "nothing is spent, all is there now");
@@ -283,7 +287,7 @@ async fn a_request_takes_what_it_costs_and_one_that_costs_nothing_shows_a_peek()
 
 #[tokio::test]
 async fn a_cost_that_is_missing_is_answered_400_or_500_and_takes_nothing() {
-    let (storage, _clock) = standing();
+    let (storage, _clock) = memory_with_manual_clock();
     let cost = |head: &Head<'_>| match head.uri.path() {
         "/client" => Err(Missing::client("the secret field is missing")),
         "/server" => Err(Missing::server("the secret table is missing")),
@@ -300,8 +304,8 @@ async fn a_cost_that_is_missing_is_answered_400_or_500_and_takes_nothing() {
 }
 
 #[tokio::test]
-async fn in_a_router_a_tight_route_stands_inside_a_bound_for_everybody() {
-    let (storage, _clock) = standing();
+async fn route_limit_works_inside_a_router_limit() {
+    let (storage, _clock) = memory_with_manual_clock();
     let login =
         RateLimitLayer::new(policy("fixed-window 2/minute"), PeerIp::new()).storage(storage.clone(), OnError::Refuse);
     let app = Router::new()

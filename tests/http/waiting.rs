@@ -1,8 +1,8 @@
-//! What happens between a request and its answer: readiness, storages that make one wait or fail, delays, and futures
-//! that are dropped.
+//! Readiness, slow and failing storages, delays, and dropped futures.
 
 use std::cell::Cell;
 use std::convert::Infallible;
+use std::fmt::Debug;
 use std::future::{Ready, pending, ready};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,14 +10,15 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use common::{Failing, Inner, Slow, ask, get, numbers, policy, poll, retry_after, standing};
+use common::{Inner, ask, failing, get, memory_with_manual_clock, numbers, policy, poll, retry_after, slow};
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::extract::{Head, Missing};
 use tower_ratelimit::storage::TokioClock;
 use tower_ratelimit::{Global, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, Refused, Storage};
 
-/// Panics when it is called without having been polled ready, which a clone never has been. Answers which clone it is.
+/// Panics when it is called without having been polled ready, which a clone never has been. Answers
+/// which clone it is.
 struct Probe {
     id: usize,
     ready: bool,
@@ -59,14 +60,14 @@ fn layer<St: Storage>(text: &str, storage: St) -> RateLimitLayer<St> {
     RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse)
 }
 
-async fn units_left<St: Storage<Error = Infallible>>(limiter: &RateLimiter<St>) -> u32 {
+async fn units_left<St: Storage<Error: Debug>>(limiter: &RateLimiter<St>) -> u32 {
     limiter.peek(&Key::everybody()).await.unwrap().remaining()
 }
 
 /// Field defect: an unready clone of the inner service called.
 #[tokio::test]
-async fn the_service_that_was_polled_ready_is_called_on_the_spot_without_a_clone() {
-    let mut service = layer("fixed-window 2/minute", standing().0).layer(Probe::new());
+async fn ready_service_is_called_without_a_clone() {
+    let mut service = layer("fixed-window 2/minute", memory_with_manual_clock().0).layer(Probe::new());
     for expected in [200, 200, 429, 429] {
         let response = service.ready().await.unwrap().call(get("/")).await.unwrap();
         assert_eq!(response.status(), expected);
@@ -77,8 +78,8 @@ async fn the_service_that_was_polled_ready_is_called_on_the_spot_without_a_clone
 
 /// Field defect: an unready clone of the inner service called.
 #[tokio::test]
-async fn while_the_storage_thinks_the_ready_service_is_taken_along_and_the_clone_left_behind() {
-    let mut service = layer("fixed-window 3/minute", Slow(standing().0)).layer(Probe::new());
+async fn ready_service_moves_into_the_future_while_the_storage_is_pending() {
+    let mut service = layer("fixed-window 3/minute", slow(memory_with_manual_clock().0)).layer(Probe::new());
     let first = service.ready().await.unwrap().call(get("/"));
     let second = service.ready().await.unwrap().call(get("/"));
     let third = service.ready().await.unwrap().call(get("/"));
@@ -91,7 +92,7 @@ async fn while_the_storage_thinks_the_ready_service_is_taken_along_and_the_clone
 #[tokio::test]
 async fn the_inner_service_is_not_called_before_the_verdict() {
     let inner = Inner::default();
-    let mut service = layer("fixed-window 1/minute", Slow(standing().0)).layer(inner.clone());
+    let mut service = layer("fixed-window 1/minute", slow(memory_with_manual_clock().0)).layer(inner.clone());
     for (expected, calls) in [(200, 1), (429, 1)] {
         let before = inner.calls();
         let mut response = Box::pin(service.ready().await.unwrap().call(get("/")));
@@ -113,7 +114,7 @@ async fn the_inner_service_is_not_called_before_the_verdict() {
 async fn readiness_is_the_inner_services() {
     let (mut service, mut handle) = tower_test::mock::spawn_layer::<Request<()>, Response<String>, _>(layer(
         "fixed-window 1/minute",
-        Slow(standing().0),
+        slow(memory_with_manual_clock().0),
     ));
     handle.allow(0);
     assert!(service.poll_ready::<Request<()>>().is_pending());
@@ -121,19 +122,21 @@ async fn readiness_is_the_inner_services() {
     assert!(service.is_woken());
     assert!(matches!(service.poll_ready::<Request<()>>(), Poll::Ready(Ok(()))));
 
-    let (mut service, mut handle) =
-        tower_test::mock::spawn_layer::<Request<()>, Response<String>, _>(layer("fixed-window 1/minute", standing().0));
+    let (mut service, mut handle) = tower_test::mock::spawn_layer::<Request<()>, Response<String>, _>(layer(
+        "fixed-window 1/minute",
+        memory_with_manual_clock().0,
+    ));
     handle.send_error("closed for today");
     let Poll::Ready(Err(error)) = service.poll_ready::<Request<()>>() else { panic!("no error") };
     assert_eq!(error.to_string(), "closed for today");
 }
 
 #[tokio::test]
-async fn a_storage_that_makes_one_wait_gives_the_same_answers() {
+async fn slow_storage_gives_the_same_answers() {
     async fn answers<St: Storage>(
         storage: impl FnOnce(MemoryStorage) -> St,
     ) -> Vec<(u16, Option<[u64; 3]>, Option<u64>)> {
-        let (memory, clock) = standing();
+        let (memory, clock) = memory_with_manual_clock();
         let key = |head: &Head<'_>| match head.uri.path() {
             "/missing" => Err(Missing::client("no key")),
             "/broken" => Err(Missing::server("no key")),
@@ -153,7 +156,7 @@ async fn a_storage_that_makes_one_wait_gives_the_same_answers() {
         answers
     }
     let at_once = answers(|memory| memory).await;
-    assert_eq!(at_once, answers(Slow).await);
+    assert_eq!(at_once, answers(slow).await);
     for expected in [200, 429, 400, 500] {
         assert!(at_once.iter().any(|(status, ..)| *status == expected), "the script shows no {expected}");
     }
@@ -170,8 +173,8 @@ async fn when_the_storage_fails_open_requests_pass_without_fields() {
             assert!(response.headers().is_empty(), "{:?}", response.headers());
         }
     }
-    check(Failing).await;
-    check(Slow(Failing)).await;
+    check(failing()).await;
+    check(slow(failing())).await;
 }
 
 #[tokio::test]
@@ -191,13 +194,13 @@ async fn when_the_storage_fails_closed_the_answer_is_503_retry_after_one() {
         assert_eq!((response.status().as_u16(), retry_after(&response), numbers(&response)), (500, Some(1), None));
         assert_eq!((response.body().as_str(), inner.calls()), ("mine", 0));
     }
-    check(Failing).await;
-    check(Slow(Failing)).await;
+    check(failing()).await;
+    check(slow(failing())).await;
 }
 
 #[tokio::test]
 async fn a_request_is_charged_inside_call_and_stays_charged_when_its_future_is_dropped() {
-    async fn check<St: Storage<Error = Infallible>>(storage: St) {
+    async fn check<St: Storage<Error: Debug>>(storage: St) {
         let layer = layer("fixed-window 5/minute", storage);
         let limiter = layer.limiter().unwrap();
         let mut service = layer.layer(Probe::new());
@@ -209,8 +212,8 @@ async fn a_request_is_charged_inside_call_and_stays_charged_when_its_future_is_d
         tokio::task::yield_now().await;
         assert_eq!(units_left(&limiter).await, 3, "polled once");
     }
-    check(standing().0).await;
-    check(Slow(standing().0)).await;
+    check(memory_with_manual_clock().0).await;
+    check(slow(memory_with_manual_clock().0)).await;
 }
 
 /// One place each 10 s; two may wait.
@@ -247,14 +250,15 @@ async fn the_inner_service_is_called_when_the_delay_is_over() {
             assert!((due..=due + 2).contains(&call), "due after {due} ms, called after {call}");
         }
     }
-    // Told as it is when the turn has come, if the storage says so at once; else as it was when the place was taken.
+    // Told as it is when the turn has come, if the storage says so at once; else as it was when the
+    // place was taken.
     check(|memory| memory, [2, 1, 2]).await;
-    check(Slow, [2, 1, 0]).await;
+    check(slow, [2, 1, 0]).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn after_a_delay_the_service_that_was_polled_ready_is_called() {
-    let mut service = layer(QUEUE, standing().0).layer(Probe::new());
+    let mut service = layer(QUEUE, memory_with_manual_clock().0).layer(Probe::new());
     let first = service.ready().await.unwrap().call(get("/"));
     let waiting = service.ready().await.unwrap().call(get("/"));
     let last = service.ready().await.unwrap().call(get("/"));
@@ -264,9 +268,9 @@ async fn after_a_delay_the_service_that_was_polled_ready_is_called() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_the_last_one_who_waits_gives_its_place_back() {
+async fn dropping_the_last_delayed_request_refunds_its_place() {
     for polled in [false, true] {
-        let layer = layer(QUEUE, standing().0);
+        let layer = layer(QUEUE, memory_with_manual_clock().0);
         let limiter = layer.limiter().unwrap();
         let mut service = layer.layer(Inner::default());
         let mut places = Vec::new();
@@ -286,8 +290,8 @@ async fn dropping_the_last_one_who_waits_gives_its_place_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_an_earlier_one_who_waits_moves_nobody_up() {
-    let layer = layer(QUEUE, standing().0);
+async fn dropping_an_earlier_delayed_request_refunds_nothing() {
+    let layer = layer(QUEUE, memory_with_manual_clock().0);
     let limiter = layer.limiter().unwrap();
     let mut service = layer.layer(Inner::default());
     let _first = service.ready().await.unwrap().call(get("/"));
@@ -298,9 +302,9 @@ async fn dropping_an_earlier_one_who_waits_moves_nobody_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_a_remote_storage_the_place_is_given_back_soon_after() {
-    let (memory, _clock) = standing();
-    let layer = layer(QUEUE, Slow(memory));
+async fn remote_storage_refunds_the_place_in_the_background() {
+    let (memory, _clock) = memory_with_manual_clock();
+    let layer = layer(QUEUE, slow(memory));
     let limiter = layer.limiter().unwrap();
     let mut service = layer.layer(Probe::new());
     service.ready().await.unwrap().call(get("/")).await.unwrap();
@@ -317,7 +321,7 @@ async fn on_a_remote_storage_the_place_is_given_back_soon_after() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_one_that_is_being_served_gives_nothing_back() {
+async fn dropping_a_request_in_service_refunds_nothing() {
     let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
     let layer = layer(QUEUE, storage);
     let limiter = layer.limiter().unwrap();
@@ -335,7 +339,7 @@ async fn dropping_one_that_is_being_served_gives_nothing_back() {
 }
 
 #[test]
-fn one_who_waits_may_be_dropped_after_the_runtime_has_ended() {
+fn delayed_request_may_be_dropped_after_its_runtime() {
     fn check<St: Storage>(storage: St) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let mut service = layer(QUEUE, storage).layer(Inner::default());
@@ -350,8 +354,8 @@ fn one_who_waits_may_be_dropped_after_the_runtime_has_ended() {
         drop(runtime);
         drop(waiting);
     }
-    check(standing().0);
-    check(Slow(standing().0));
+    check(memory_with_manual_clock().0);
+    check(slow(memory_with_manual_clock().0));
 }
 
 #[tokio::test]
@@ -365,7 +369,7 @@ async fn the_inner_service_may_be_bound_to_its_thread_and_to_a_borrow() {
             Ok::<_, Infallible>(Response::new(body.to_string()))
         }
     });
-    let service = layer("fixed-window 1/minute", Slow(standing().0)).layer(inner);
+    let service = layer("fixed-window 1/minute", slow(memory_with_manual_clock().0)).layer(inner);
     assert_eq!(ask(&service, Request::new(Rc::from("local"))).await.into_body(), "local");
     assert_eq!(ask(&service, Request::new(Rc::from("local"))).await.status(), 429);
     assert_eq!(calls.get(), 1);

@@ -1,11 +1,11 @@
-//! Strategies with something wrong: the laws find each out, and say which of them it breaks.
+//! Strategies with one fault each: the suite reports the law that each breaks.
 
-use common::breaks;
+use common::{assert_breaks, assert_each_breaks, decides_like};
 use tower_ratelimit::strategy::{Hit, Outcome, State, Status, Strategy};
 use tower_ratelimit::testing::Laws;
 use tower_ratelimit::{FixedWindow, MovingWindow, Quota, Timestamp};
 
-/// What may be wrong with a fixed window.
+/// The fault of a fixed window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
     Nothing,
@@ -15,10 +15,10 @@ enum Wrong {
     RoundsWaitsDown,
     RoundsWaitsUp,
     AdmitsMore,
-    /// Lets the last hit have more than is left.
+    /// Admits a last hit that costs more than remains.
     Overdraws,
     ChargesALargeHitMore,
-    /// What it does in one go is not what it does in two.
+    /// A hit differs from a check and a spend.
     HitsOtherwise,
     DistrustsTheFuture,
     Underflows,
@@ -32,7 +32,7 @@ struct Broken(Wrong);
 const RIGHT: FixedWindow = FixedWindow::new();
 
 impl Broken {
-    /// What it takes the state for.
+    /// The state as this strategy reads it.
     fn seen(self, quota: &Quota, state: &State, now: Timestamp) -> State {
         match *state {
             State::Counts { until, amounts } if self.0 == Wrong::EndsTooLate => {
@@ -129,13 +129,13 @@ fn check(wrong: Wrong) {
 }
 
 #[test]
-fn with_nothing_wrong_it_keeps_all_laws() {
+fn without_a_fault_all_laws_are_kept() {
     check(Wrong::Nothing);
 }
 
 #[test]
-fn each_breaks_its_law() {
-    for (wrong, law) in [
+fn each_fault_breaks_its_law() {
+    let faults = [
         (Wrong::RefusalsTake, "law 1: "),
         (Wrong::EndsTooLate, "law 2: "),
         (Wrong::RoundsWaitsDown, "law 3: "),
@@ -149,12 +149,11 @@ fn each_breaks_its_law() {
         (Wrong::Underflows, "law 7: "),
         (Wrong::RefundsNothing, "law of refunds: "),
         (Wrong::RefundsTwice, "law of refunds: "),
-    ] {
-        breaks(law, &format!("{wrong:?}"), || check(wrong));
-    }
+    ];
+    assert_each_breaks(faults, check);
 }
 
-/// Keeps a log and does not say so.
+/// Keeps a log and does not declare its length.
 #[derive(Clone, Copy, Debug)]
 struct Unsaid(MovingWindow);
 
@@ -163,20 +162,10 @@ impl Strategy for Unsaid {
         "unsaid"
     }
 
-    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        self.0.check(quota, state, now, cost)
-    }
-
-    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
-        self.0.spend(quota, state, now, cost)
-    }
-
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        self.0.refund(quota, state, now, hit);
-    }
+    decides_like!(|unsaid: &Self| unsaid.0);
 }
 
 #[test]
-fn a_log_that_is_longer_than_it_says_breaks_a_law() {
-    breaks("law 11: a log is as long as it says", "Unsaid", || Laws::new(Unsaid(MovingWindow::new())).check());
+fn log_without_a_declared_length_breaks_a_law() {
+    assert_breaks("law 11: a log is as long as it says", "Unsaid", || Laws::new(Unsaid(MovingWindow::new())).check());
 }

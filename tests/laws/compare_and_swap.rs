@@ -1,26 +1,26 @@
-//! The laws, on a storage that compares and swaps.
+//! The laws of a compare-and-swap store and of the storage over it.
 
 use std::time::Duration;
 
 use common::Foreign;
-use common::fake_cas_store::Texts;
+use common::fake_cas_store::FakeCasStore;
 use tower_ratelimit::storage::{Cas, ManualClock};
 use tower_ratelimit::testing::{StorageLaws, SwapLaws};
 use tower_ratelimit::{ElasticWindow, MovingWindow, Policy, Quota};
 
-fn over(store: &Texts) -> Cas<Texts> {
+fn over(store: &FakeCasStore) -> Cas<FakeCasStore> {
     Cas::new(store.clone()).deadline(Duration::from_secs(20))
 }
 
 #[test]
 fn fake_store_compares_and_swaps() {
-    SwapLaws::new(Texts::default).check();
-    SwapLaws::new(Texts::that_says_the_time).check();
+    SwapLaws::new(FakeCasStore::default).check();
+    SwapLaws::new(FakeCasStore::with_clock).check();
 }
 
 #[test]
 fn compare_and_swap_storage_keeps_the_laws() {
-    StorageLaws::new(|clock| over(&Texts::default()).clock(clock))
+    StorageLaws::new(|clock| over(&FakeCasStore::default()).clock(clock))
         .elsewhere(|storage| over(storage.store()).clock(ManualClock::default()))
         .and_policies([
             Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),

@@ -1,4 +1,4 @@
-//! The published suites, on what is right and on what is broken.
+//! The published suites, for correct and for broken implementations.
 
 mod broken_storages;
 mod broken_strategies;

@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::storage::ManualClock;
+use common::{memory, memory_with_manual_clock, now, policy};
 use tower_ratelimit::testing::{Laws, StorageLaws, concurrent_hits_are_exact, decides_like_the_model};
 use tower_ratelimit::{
-    ElasticWindow, FixedWindow, LeakyBucket, MemoryStorage, MovingWindow, Policy, RateLimiter, SlidingWindowCounter,
+    ElasticWindow, FixedWindow, LeakyBucket, MemoryStorage, MovingWindow, RateLimiter, SlidingWindowCounter,
     TokenBucket,
 };
 
-/// Among them the field defects: WRONGTYPE between strategies on one key; counts of one period in another; keys that run together.
+/// Among them the field defects: WRONGTYPE between strategies on one key; counts of one period in
+/// another; keys that run together.
 #[test]
 fn memory_keeps_the_laws() {
-    StorageLaws::new(|clock| MemoryStorage::builder().clock(clock).build().unwrap()).check();
+    StorageLaws::new(memory).check();
 }
 
 #[test]
@@ -37,7 +38,8 @@ fn moving_window() {
 
 #[test]
 fn sliding_window_counter() {
-    // Rounding the previous bucket's share down can let one more through than 2N - 1: at N = 1 the share is always 0.
+    // Rounding the previous bucket's share down can let one more through than 2N - 1: at N = 1 the
+    // share is always 0.
     Laws::new(SlidingWindowCounter::new()).promise(|quota| 2 * u64::from(quota.amount())).check();
 }
 
@@ -65,7 +67,7 @@ fn leaky_bucket() {
 
 #[test]
 fn memory_decides_like_the_model() {
-    let policies = policies([
+    let policies = [
         "3/second",
         "fixed-window 3/second",
         "elastic-window 3/second",
@@ -75,14 +77,14 @@ fn memory_decides_like_the_model() {
         "elastic-window 2/second; moving-window 5/20 seconds",
         "token-bucket 7/second burst 4; sliding-window-counter-aligned 9/minute; leaky-bucket 3/second queue 2",
         "moving-window 4/second; moving-window 6/second; 20/minute; fixed-window-aligned 5/second; 30/hour",
-    ]);
-    decides_like_the_model(&policies, |clock| MemoryStorage::builder().clock(clock).build().unwrap());
+    ];
+    decides_like_the_model(&policies.map(policy), memory);
 }
 
 /// Field defect: check, then increment, in two steps.
 #[test]
 fn memory_is_exact_under_threads() {
-    for policy in policies([
+    for text in [
         "5000/day",
         "fixed-window 5000/day",
         "elastic-window 5000/day",
@@ -90,19 +92,16 @@ fn memory_is_exact_under_threads() {
         "token-bucket 5000/year",
         "leaky-bucket 1/day queue 4999",
         "moving-window 7000/day; fixed-window 5000/day; token-bucket 6000/year",
-    ]) {
-        concurrent_hits_are_exact(&policy, &MemoryStorage::new());
+    ] {
+        concurrent_hits_are_exact(&policy(text), &MemoryStorage::new());
     }
 }
 
-fn policies<const N: usize>(texts: [&str; N]) -> [Policy; N] {
-    texts.map(|text| text.parse().unwrap())
-}
-
-/// The table on the crate's page: a client that hits once, then as often as it can around the turn of the minute.
+/// The table on the crate's page: a client that hits once, then as often as it can around the turn
+/// of the minute.
 #[test]
-fn the_burst_at_a_turn_is_what_the_docs_say() {
-    for (policy, in_two_seconds) in [
+fn bursts_at_a_window_boundary_match_the_docs() {
+    for (text, in_two_seconds) in [
         ("fixed-window 100/minute", 199),
         ("fixed-window-aligned 100/minute", 199),
         ("elastic-window 100/minute", 99),
@@ -111,10 +110,9 @@ fn the_burst_at_a_turn_is_what_the_docs_say() {
         ("token-bucket 100/minute", 103),
         ("token-bucket 100/minute burst 10", 13),
     ] {
-        let clock = ManualClock::default();
-        let storage = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
-        let limiter = RateLimiter::with_storage(policy.parse::<Policy>().unwrap(), storage);
-        let hit = || limiter.hit(&"greedy".into()).into_inner().unwrap().is_admitted();
+        let (storage, clock) = memory_with_manual_clock();
+        let limiter = RateLimiter::with_storage(policy(text), storage);
+        let hit = || now(limiter.hit(&"greedy".into())).is_admitted();
         assert!(hit());
         clock.advance(Duration::from_secs(59));
         let mut admitted = 0;
@@ -124,7 +122,7 @@ fn the_burst_at_a_turn_is_what_the_docs_say() {
             }
             clock.advance(Duration::from_millis(10));
         }
-        assert_eq!(admitted, in_two_seconds, "{policy}");
+        assert_eq!(admitted, in_two_seconds, "{text}");
     }
 }
 

@@ -1,9 +1,10 @@
-//! A storage over a store that compares and swaps: what it decides, what it asks of the store, and when it says so.
+//! A storage over a store that compares and swaps: what it decides, what it asks of the store, and
+//! when it says so.
 
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
-use common::fake_cas_store::Texts;
+use common::fake_cas_store::FakeCasStore;
 use common::{Foreign, foreign, policy};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{Ask, Cas, CasError, ManualClock};
@@ -18,11 +19,11 @@ const LONG: Duration = Duration::from_secs(20);
 /// How much later than at its deadline an answer may come on a machine with more to do.
 const MARGIN: Duration = Duration::from_millis(300);
 
-fn over(store: &Texts) -> Cas<Texts> {
+fn over(store: &FakeCasStore) -> Cas<FakeCasStore> {
     Cas::new(store.clone()).deadline(LONG)
 }
 
-fn limiter(store: &Texts, policy: impl Into<Policy>) -> RateLimiter<Cas<Texts>> {
+fn limiter(store: &FakeCasStore, policy: impl Into<Policy>) -> RateLimiter<Cas<FakeCasStore>> {
     RateLimiter::with_storage(policy, over(store))
 }
 
@@ -62,12 +63,13 @@ async fn quiet<S: Storage>(storage: &S) {
     }
 }
 
-/// Several processes, each with hits of its own that wait for one another; who is told that others were faster comes back.
+/// Several processes, each with hits of its own that wait for one another; who is told that others
+/// were faster comes back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_handles_on_one_store_admit_exactly_what_the_limit_says() {
     const LIMIT: u32 = 400;
     for text in ["fixed-window 400/day", "moving-window 400/day; 500/day", "token-bucket 400/year"] {
-        let store = Texts::default();
+        let store = FakeCasStore::default();
         let mut all = JoinSet::new();
         for _ in 0..8 {
             let limiter = limiter(&store, policy(text));
@@ -94,8 +96,8 @@ async fn many_handles_on_one_store_admit_exactly_what_the_limit_says() {
 }
 
 #[tokio::test]
-async fn hits_that_wait_for_one_key_are_loaded_and_stored_once() {
-    let store = Texts::default();
+async fn waiting_hits_of_one_key_share_one_load_and_swap() {
+    let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 60/day"));
     let mut all = JoinSet::new();
     for _ in 0..100 {
@@ -112,8 +114,8 @@ async fn hits_that_wait_for_one_key_are_loaded_and_stored_once() {
 }
 
 #[tokio::test]
-async fn what_changes_nothing_is_not_swapped() {
-    let store = Texts::default();
+async fn unchanged_states_are_not_swapped() {
+    let store = FakeCasStore::default();
     let window = limiter(&store, policy("fixed-window 1/day"));
     assert!(window.peek(&key()).await.unwrap().is_admitted());
     assert!(window.hit_with_cost(&key(), 0).await.unwrap().is_admitted());
@@ -133,10 +135,11 @@ async fn what_changes_nothing_is_not_swapped() {
     assert_eq!(store.trips(), (1, 0));
 }
 
-/// Field defect: compare-and-swap out of attempts reported as a store error, which fail-open admits.
+/// Field defect: compare-and-swap out of attempts reported as a store error, which fail-open
+/// admits.
 #[tokio::test]
-async fn losing_every_attempt_is_a_refusal_to_come_back_soon() {
-    let store = Texts::default();
+async fn losing_every_swap_is_a_contended_refusal() {
+    let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 5/day; elastic-window 9/day"));
     store.lose(1_000);
     let decision = limiter.hit(&key()).await.unwrap();
@@ -159,8 +162,8 @@ async fn losing_every_attempt_is_a_refusal_to_come_back_soon() {
 
 /// The same where the deadline comes before the last attempt.
 #[tokio::test]
-async fn losing_until_the_deadline_is_a_refusal_too() {
-    let store = Texts::default();
+async fn losing_swaps_until_the_deadline_is_a_contended_refusal() {
+    let store = FakeCasStore::default();
     let storage = Cas::new(store.clone()).deadline(Duration::from_millis(100));
     let limiter = RateLimiter::with_storage(policy("fixed-window 5/day"), storage);
     store.answer_after(10);
@@ -185,8 +188,8 @@ async fn losing_until_the_deadline_is_a_refusal_too() {
 
 /// Its last attempt was under way when its time was over, and is stored after all.
 #[tokio::test]
-async fn what_is_stored_for_who_was_refused_is_given_back() {
-    let store = Texts::default();
+async fn late_swap_of_a_refused_hit_is_refunded() {
+    let store = FakeCasStore::default();
     let patient = over(&store);
     let hasty = patient.clone().deadline(Duration::from_millis(50));
     let [patient, hasty] =
@@ -206,8 +209,8 @@ async fn what_is_stored_for_who_was_refused_is_given_back() {
 }
 
 #[tokio::test]
-async fn states_are_kept_a_little_longer_than_they_matter() {
-    let store = Texts::default();
+async fn states_are_kept_slightly_longer_than_needed() {
+    let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 9/day; fixed-window 9/hour"));
     assert!(limiter.hit(&key()).await.unwrap().is_admitted());
     let (day, keep) = (Duration::from_secs(86_400), store.keep());
@@ -215,8 +218,8 @@ async fn states_are_kept_a_little_longer_than_they_matter() {
 }
 
 #[tokio::test]
-async fn a_store_that_hangs_holds_nobody_up_and_is_no_contention() {
-    let store = Texts::default();
+async fn hanging_store_is_a_timeout_and_not_contention() {
+    let store = FakeCasStore::default();
     let storage = Cas::new(store.clone()).deadline(Duration::from_millis(50));
     let limiter = RateLimiter::with_storage(policy("fixed-window 5/day"), storage.clone());
     let late = |error: CasError| (error.is_timeout(), error.may_have_counted());
@@ -237,8 +240,8 @@ async fn a_store_that_hangs_holds_nobody_up_and_is_no_contention() {
 }
 
 #[tokio::test]
-async fn what_the_store_says_is_told_to_all_who_wait() {
-    let store = Texts::default();
+async fn store_error_reaches_all_waiting_callers() {
+    let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 5/day"));
     store.fail(true);
     let mut all = JoinSet::new();
@@ -255,11 +258,12 @@ async fn what_the_store_says_is_told_to_all_who_wait() {
     assert!(limiter.peek(&key()).await.is_ok());
 }
 
-/// Callers are dropped at random, in whatever state: those that were asked are counted, once, and nobody else is disturbed.
+/// Callers are dropped at random, in whatever state: those that were asked are counted, once, and
+/// nobody else is disturbed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_may_be_dropped_at_any_time() {
     const HITS: u32 = 600;
-    let store = Texts::default();
+    let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 100000/day"));
     store.answer_after(1);
     let mut all = JoinSet::new();
@@ -284,7 +288,7 @@ async fn callers_may_be_dropped_at_any_time() {
 
 #[tokio::test]
 async fn a_future_that_is_never_polled_does_nothing() {
-    let store = Texts::default();
+    let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 5/day"));
     drop((limiter.hit(&key()), limiter.clear(&key()), limiter.peek(&key())));
     assert_eq!(store.trips(), (0, 0));
@@ -294,7 +298,7 @@ async fn a_future_that_is_never_polled_does_nothing() {
 /// Field defect: one slow key stalls another.
 #[tokio::test]
 async fn one_slow_key_does_not_stall_another() {
-    let store = Texts::default();
+    let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 5/day"));
     store.hang(true);
     let slow = limiter.clone();
@@ -313,8 +317,8 @@ async fn one_slow_key_does_not_stall_another() {
 
 /// A task of another runtime may not be running: whoever waits in this one does not wait for it.
 #[test]
-fn a_runtime_that_stands_still_or_ends_holds_up_no_other() {
-    let store = Texts::default();
+fn stopped_runtime_does_not_block_another() {
+    let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 5/day"));
     let [first, second] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap());
     store.hang(true);
@@ -334,9 +338,9 @@ fn a_runtime_that_stands_still_or_ends_holds_up_no_other() {
 
 /// What is decided on too late is not counted in secret.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hit_that_took_too_long_to_decide_is_not_counted_or_is_said_to_be() {
+async fn timed_out_hit_is_not_counted_or_reports_that_it_may_be() {
     let policy = Policy::new(Ponders, Quota::per_day(100));
-    let storage = Cas::new(Texts::default()).deadline(Duration::from_millis(30));
+    let storage = Cas::new(FakeCasStore::default()).deadline(Duration::from_millis(30));
     let error = storage.decide(Ask::new(&policy, &key(), Op::Hit, 1)).await.unwrap_err();
     quiet(&storage).await;
     let left = storage.decide(Ask::new(&policy, &key(), Op::Peek, 1)).await.unwrap().remaining();
@@ -344,8 +348,8 @@ async fn a_hit_that_took_too_long_to_decide_is_not_counted_or_is_said_to_be() {
 }
 
 #[test]
-fn what_a_runtime_ended_before_it_began_is_forgotten() {
-    let storage = Cas::new(Texts::default());
+fn calls_that_a_runtime_ended_before_their_start_are_dropped() {
+    let storage = Cas::new(FakeCasStore::default());
     let policy = policy("fixed-window 3/day");
     for _ in 0..3 {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -356,8 +360,8 @@ fn what_a_runtime_ended_before_it_began_is_forgotten() {
 }
 
 #[tokio::test]
-async fn policies_of_one_name_stand_side_by_side_and_a_clear_forgets_one_of_them() {
-    let store = Texts::default();
+async fn policies_of_one_name_have_separate_states_and_clears() {
+    let store = FakeCasStore::default();
     let [hourly, daily] = ["fixed-window 5/hour", "fixed-window 5/day"].map(|text| policy(text).with_name("tier"));
     let (hourly, daily) = (limiter(&store, hourly), limiter(&store, daily));
     assert_eq!(hourly.hit_with_cost(&key(), 2).await.unwrap().remaining(), 3);
@@ -385,14 +389,14 @@ async fn policies_of_one_name_stand_side_by_side_and_a_clear_forgets_one_of_them
 }
 
 #[tokio::test]
-async fn what_stands_there_and_cannot_be_read_is_a_fresh_start() {
+async fn unreadable_state_is_fresh() {
     for spoilt in [
         "garbage",
         "[",
         "[1.foreign%3A%7B1%7D/86400000000 x,y,z]",
         "[1.foreign%3A%7B1%7D/86400000000 9999999999999999999,9,9]",
     ] {
-        let store = Texts::default();
+        let store = FakeCasStore::default();
         let limiter = limiter(&store, foreign(2).with_name("p"));
         store.put("p|t:k", spoilt);
         for expected in [true, true, false] {
@@ -402,8 +406,8 @@ async fn what_stands_there_and_cannot_be_read_is_a_fresh_start() {
 }
 
 #[tokio::test]
-async fn the_time_is_the_stores_unless_another_clock_is_chosen() {
-    let store = Texts::that_says_the_time();
+async fn store_time_is_used_unless_a_clock_is_set() {
+    let store = FakeCasStore::with_clock();
     let here = Timestamp::wall_clock();
     let at = limiter(&store, Quota::per_minute(5)).hit(&key()).await.unwrap().at();
     assert!(at.since(here) < 60_000_000 && here.since(at) < 60_000_000, "{at:?}");
@@ -414,8 +418,8 @@ async fn the_time_is_the_stores_unless_another_clock_is_chosen() {
 
 /// A log that cannot fit the store is an error when policy and storage meet.
 #[tokio::test]
-async fn a_policy_that_may_need_more_than_the_store_can_keep_is_refused_when_they_meet() {
-    let store = Texts::of_at_most(10_000);
+async fn policy_too_large_for_the_store_is_rejected_when_built() {
+    let store = FakeCasStore::with_max_len(10_000);
     let (fits, too_long) = (policy("moving-window 500/day"), policy("moving-window 600/day; 5/day"));
     let error = RateLimiter::try_with_storage(too_long.clone(), over(&store)).unwrap_err().to_string();
     assert!(error.contains("keeps at most 10000: use an amount of at most 5"), "{error}");
@@ -430,9 +434,9 @@ async fn a_policy_that_may_need_more_than_the_store_can_keep_is_refused_when_the
     let error =
         over(&store).decide(tower_ratelimit::storage::Ask::new(&too_long, &key(), tower_ratelimit::Op::Hit, 1)).await;
     assert!(!error.unwrap_err().may_have_counted());
-    let fit = |longest: &usize| over(&Texts::of_at_most(*longest)).validate(&fits).is_ok();
+    let fit = |longest: &usize| over(&FakeCasStore::with_max_len(*longest)).validate(&fits).is_ok();
     let least = (1..10_000).find(fit).expect("some room is enough");
-    let store = Texts::of_at_most(least);
+    let store = FakeCasStore::with_max_len(least);
     let limiter = RateLimiter::with_storage(fits, over(&store));
     for _ in 0..500 {
         assert!(limiter.hit(&key()).await.unwrap().is_admitted(), "what is let in fits to the last");
@@ -444,8 +448,8 @@ async fn a_policy_that_may_need_more_than_the_store_can_keep_is_refused_when_the
 
 /// What others of the name need, nobody could have known.
 #[tokio::test]
-async fn a_text_that_has_grown_too_long_is_not_sent() {
-    let store = Texts::of_at_most(150);
+async fn too_long_text_is_not_sent() {
+    let store = FakeCasStore::with_max_len(150);
     let [first, second] =
         ["fixed-window 3/hour", "fixed-window 3/day"].map(|text| policy(text).with_name("n".repeat(90)));
     let (first, second) = (limiter(&store, first), limiter(&store, second));
@@ -459,7 +463,7 @@ async fn a_text_that_has_grown_too_long_is_not_sent() {
 
 #[test]
 fn deadlines_are_checked() {
-    let cas = || Cas::new(Texts::default());
+    let cas = || Cas::new(FakeCasStore::default());
     for deadline in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
         let error = cas().try_deadline(deadline).unwrap_err().to_string();
         assert!(error.contains("for example Duration::from_millis(100)"), "{error}");

@@ -1,4 +1,4 @@
-//! What one of several replicas has of a policy that they divide.
+//! The share that one of several replicas has of a policy.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -13,7 +13,7 @@ fn share(text: &str, replicas: u32) -> String {
 }
 
 #[test]
-fn amounts_bursts_and_places_are_divided_and_never_nothing() {
+fn shares_of_amount_burst_and_queue_are_at_least_one() {
     assert_eq!(share("fixed-window 10/minute", 3), "fixed-window 3/minute");
     assert_eq!(share("fixed-window 10/minute", 10), "fixed-window 1/minute");
     assert_eq!(share("fixed-window 10/minute", 11), "fixed-window 1/minute");
@@ -32,7 +32,7 @@ fn amounts_bursts_and_places_are_divided_and_never_nothing() {
 }
 
 #[test]
-fn names_identities_and_states_stay_those_of_the_policy() {
+fn share_keeps_the_policys_names_and_identity() {
     let three = NonZeroU32::new(3).unwrap();
     for text in ["10/minute", "\"free\": \"a\" 9/minute; fixed-window 12/day; shadow leaky-bucket 7/second"] {
         let whole = policy(text);
@@ -55,7 +55,7 @@ fn names_identities_and_states_stay_those_of_the_policy() {
     assert_eq!(shadow.shadows()[0].limits()[0].capacity(), 3);
 }
 
-/// Takes only even amounts, and halves itself.
+/// Accepts even amounts only, and divides its extra units too.
 #[derive(Clone, Debug)]
 struct Even {
     extra: u32,
@@ -86,7 +86,7 @@ impl Strategy for Even {
 }
 
 #[test]
-fn a_strategy_of_ones_own_divides_what_it_has_and_may_say_no() {
+fn custom_strategy_divides_itself_and_may_reject() {
     let whole = Policy::new(Even { extra: 10 }, Quota::per_minute(20));
     assert_eq!(whole.share(NonZeroU32::new(5).unwrap()).unwrap().limits()[0].capacity(), 4 + 2);
     let error = whole.share(NonZeroU32::new(4).unwrap()).unwrap_err();
@@ -94,9 +94,10 @@ fn a_strategy_of_ones_own_divides_what_it_has_and_may_say_no() {
 }
 
 proptest! {
-    /// Whatever a limit of ours is, it has shares, which together are no more than it where there are units for all.
+    /// Whatever a limit of ours is, it has shares, which together are no more than it where there
+    /// are units for all.
     #[test]
-    fn every_limit_of_ours_can_be_divided(
+    fn every_built_in_limit_can_be_divided(
         amount in prop_oneof![1..=20_u32, any::<u32>()],
         micros in prop_oneof![1..=1_u64 << 40, Just(1 << 52), 1_u64 << 50..=1 << 52],
         more in prop_oneof![0..=20_u32, any::<u32>()],

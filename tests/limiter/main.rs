@@ -1,4 +1,5 @@
-//! The limiter without HTTP: the memory storage, compare-and-swap storages, refunds, changed quotas.
+//! The limiter without HTTP: the memory storage, compare-and-swap storages, refunds, changed
+//! quotas.
 
 mod cas;
 mod divided_quotas;

@@ -1,24 +1,15 @@
-//! The memory storage at its bounds: the cap, the sweep, what it allocates.
+//! The memory storage at its bounds: the cap, the sweep and its allocations.
 
-use std::convert::Infallible;
-use std::future::Ready;
 use std::time::Duration;
 
+use common::{STRATEGY_NAMES, memory_with_manual_clock, now, policy};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{Decision, Key, MemoryStorage, Policy, Quota, RateLimiter};
 
-fn limiter(policy: &str, max_keys: usize) -> (RateLimiter, ManualClock) {
+fn limiter(text: &str, max_keys: usize) -> (RateLimiter, ManualClock) {
     let clock = ManualClock::default();
     let storage = MemoryStorage::builder().max_keys(max_keys).clock(clock.clone()).build().unwrap();
-    (RateLimiter::with_storage(policy.parse::<Policy>().unwrap(), storage), clock)
-}
-
-fn now(decided: Ready<Result<Decision, Infallible>>) -> Decision {
-    decided.into_inner().unwrap()
-}
-
-fn now_done(done: Ready<Result<(), Infallible>>) {
-    done.into_inner().unwrap();
+    (RateLimiter::with_storage(policy(text), storage), clock)
 }
 
 fn hit(limiter: &RateLimiter, key: impl Into<Key>) -> Decision {
@@ -27,7 +18,7 @@ fn hit(limiter: &RateLimiter, key: impl Into<Key>) -> Decision {
 
 /// Field defect: unbounded maps; a map at its cap that admits every new client untracked.
 #[test]
-fn a_flood_of_new_keys_stays_within_the_cap_and_frees_nobody_who_is_refused() {
+fn flood_of_keys_stays_within_the_cap_and_evicts_no_refused_key() {
     for (policy, max_keys) in [("2/minute", 1), ("2/minute", 7), ("fixed-window 2/minute", 1_000), ("2/minute", 5_000)]
     {
         let (limiter, _) = limiter(policy, max_keys);
@@ -46,7 +37,7 @@ fn a_flood_of_new_keys_stays_within_the_cap_and_frees_nobody_who_is_refused() {
 }
 
 #[test]
-fn a_newcomer_among_keys_that_are_all_refused_is_refused_and_told_when_to_come_back() {
+fn new_key_is_refused_with_a_wait_if_all_others_are_refused() {
     let (limiter, clock) = limiter("fixed-window 1/minute; fixed-window 2/hour", 3);
     for key in 0..3_u64 {
         assert!(hit(&limiter, key).is_admitted());
@@ -68,7 +59,7 @@ fn a_newcomer_among_keys_that_are_all_refused_is_refused_and_told_when_to_come_b
 }
 
 #[test]
-fn of_those_who_would_be_admitted_the_one_nearest_to_fresh_goes_first() {
+fn admitted_key_nearest_to_fresh_is_evicted_first() {
     let (limiter, clock) = limiter("fixed-window 2/minute", 3);
     for key in 0..3_u64 {
         assert!(hit(&limiter, key).is_admitted());
@@ -81,9 +72,9 @@ fn of_those_who_would_be_admitted_the_one_nearest_to_fresh_goes_first() {
 
 /// A key of several limits is forgotten with the last of them.
 #[test]
-fn a_key_is_as_near_to_fresh_as_its_longest_limit() {
+fn eviction_considers_the_longest_limit() {
     let (first, clock) = limiter("fixed-window 5/second; fixed-window 9/hour", 2);
-    let second = "fixed-window 5/minute".parse::<Policy>().unwrap();
+    let second = policy("fixed-window 5/minute");
     let second = RateLimiter::with_storage(second, first.storage().clone());
     assert!(hit(&first, "an hour to go").is_admitted());
     assert!(hit(&second, "a minute to go").is_admitted());
@@ -94,7 +85,7 @@ fn a_key_is_as_near_to_fresh_as_its_longest_limit() {
 }
 
 #[test]
-fn an_expired_key_goes_before_one_who_would_be_admitted() {
+fn expired_keys_are_evicted_first() {
     let (limiter, clock) = limiter("fixed-window 2/minute", 2);
     assert!(hit(&limiter, 0_u64).is_admitted());
     clock.advance(Duration::from_secs(60));
@@ -105,7 +96,7 @@ fn an_expired_key_goes_before_one_who_would_be_admitted() {
 
 /// Field defect: garbage collection that stops after the first request; a sweeper left to the user.
 #[test]
-fn once_all_has_expired_hits_on_one_key_leave_only_that_key() {
+fn hits_on_one_key_sweep_all_expired_keys() {
     for policy in ["5/second", "moving-window 5/second", "token-bucket 5/second; elastic-window 3/second; 9/second"] {
         let (limiter, clock) = limiter(policy, 100_000);
         for key in 0..20_000_u64 {
@@ -130,22 +121,22 @@ fn once_all_has_expired_hits_on_one_key_leave_only_that_key() {
 }
 
 #[test]
-fn what_spends_nothing_is_not_kept() {
+fn calls_that_spend_nothing_store_nothing() {
     let (limiter, _) = limiter("2/minute", 10);
     for key in 0..5_u64 {
         let _ = now(limiter.peek(&key.into()));
         let _ = now(limiter.hit_with_cost(&key.into(), 3));
         let _ = now(limiter.hit_with_cost(&key.into(), 0));
         let taken = hit(&limiter, key);
-        limiter.refund(&key.into(), &taken).into_inner().unwrap();
+        now(limiter.refund(&key.into(), &taken));
         let _ = hit(&limiter, key);
-        limiter.clear(&key.into()).into_inner().unwrap();
+        now(limiter.clear(&key.into()));
     }
     assert_eq!(limiter.storage().weight(), 0);
 }
 
 #[test]
-fn long_logs_weigh_more_and_make_room_like_keys() {
+fn long_logs_weigh_more_and_are_evicted_like_keys() {
     let (limiter, clock) = limiter("moving-window 1000/minute", 300);
     let tick = |key: u64| {
         clock.advance(Duration::from_micros(1));
@@ -161,7 +152,7 @@ fn long_logs_weigh_more_and_make_room_like_keys() {
         assert!(limiter.storage().weight() <= 300);
     }
     assert!(tick(0).is_refused());
-    limiter.clear(&0_u64.into()).into_inner().unwrap();
+    now(limiter.clear(&0_u64.into()));
     assert!(limiter.storage().weight() <= 300 - alone);
 }
 
@@ -186,10 +177,9 @@ fn a_storage_for_no_keys_is_an_error() {
 }
 
 #[test]
-fn equal_names_share_and_others_never_do() {
-    let storage = MemoryStorage::builder().clock(ManualClock::default()).build().unwrap();
+fn policies_share_states_only_under_equal_names() {
+    let storage = memory_with_manual_clock().0;
     let on = |policy: Policy| RateLimiter::with_storage(policy, storage.clone());
-    let policy = |text: &str| text.parse::<Policy>().unwrap();
     let _ = hit(&on(policy("fixed-window 5/minute; 9/hour").with_name("free")), "alice");
 
     let remaining = |policy: Policy| {
@@ -211,7 +201,7 @@ fn equal_names_share_and_others_never_do() {
 fn a_lowered_limit_refuses_until_what_was_spent_fits() {
     for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter"] {
         let (before, clock) = limiter(&format!("{strategy} 50/minute"), 10);
-        let lowered = format!("{strategy} 5/minute").parse::<Policy>().unwrap().with_name("p");
+        let lowered = policy(&format!("{strategy} 5/minute")).with_name("p");
         let before = RateLimiter::with_storage(before.policy().clone().with_name("p"), before.storage().clone());
         let after = RateLimiter::with_storage(lowered, before.storage().clone());
         let _ = now(before.hit_with_cost(&"alice".into(), 40));
@@ -226,25 +216,22 @@ fn a_lowered_limit_refuses_until_what_was_spent_fits() {
 #[test]
 fn a_bucket_whose_quota_changes_keeps_the_instant_at_which_it_is_full() {
     let (before, clock) = limiter("token-bucket 60/minute", 10);
-    let policy = |text: &str| text.parse::<Policy>().unwrap().with_name("p");
+    let named = |text: &str| policy(text).with_name("p");
     let before = RateLimiter::with_storage(before.policy().clone().with_name("p"), before.storage().clone());
     let _ = now(before.hit_with_cost(&"alice".into(), 30));
     for (text, remaining) in [("token-bucket 6/minute", 3), ("token-bucket 600/minute", 300)] {
-        let after = RateLimiter::with_storage(policy(text), before.storage().clone());
+        let after = RateLimiter::with_storage(named(text), before.storage().clone());
         assert_eq!(now(after.peek(&"alice".into())).remaining(), remaining, "half a minute is owed");
     }
     clock.advance(Duration::from_secs(30));
-    let after = RateLimiter::with_storage(policy("token-bucket 6/minute"), before.storage().clone());
+    let after = RateLimiter::with_storage(named("token-bucket 6/minute"), before.storage().clone());
     assert_eq!(now(after.peek(&"alice".into())).remaining(), 6);
 }
 
 /// A hit on a known key allocates nothing, admitted or refused.
 #[test]
 fn a_hit_on_a_known_key_allocates_nothing() {
-    let mut policies: Vec<String> = ["fixed-window", "elastic-window", "moving-window", "token-bucket", "leaky-bucket"]
-        .map(|strategy| format!("{strategy} 1000/minute"))
-        .into();
-    policies.push("1000/minute".to_owned());
+    let mut policies: Vec<String> = STRATEGY_NAMES.map(|strategy| format!("{strategy} 1000/minute")).into();
     policies.push("1000/minute; token-bucket 2000/minute; fixed-window 3000/hour; elastic-window 50000/day".to_owned());
     for policy in policies {
         let (limiter, _) = limiter(&policy, 1_000);
@@ -305,7 +292,7 @@ fn cost_0_is_admitted_at_once_also_when_the_storage_is_full() {
 }
 
 #[test]
-fn a_newcomer_who_is_refused_anyway_throws_nobody_out() {
+fn refused_new_key_evicts_nothing() {
     let (limiter, _) = limiter("fixed-window 5/minute", 1);
     assert!(hit(&limiter, "resident").is_admitted());
     let refused = now(limiter.hit_with_cost(&"newcomer".into(), 6));
@@ -317,8 +304,8 @@ fn a_newcomer_who_is_refused_anyway_throws_nobody_out() {
 fn a_log_that_need_not_grow_needs_no_room() {
     let clock = ManualClock::default();
     let storage = MemoryStorage::builder().max_keys(2).clock(clock.clone()).build().unwrap();
-    let moving = RateLimiter::with_storage("moving-window 4/second".parse::<Policy>().unwrap(), storage.clone());
-    let fixed = RateLimiter::with_storage("fixed-window 1/day".parse::<Policy>().unwrap(), storage);
+    let moving = RateLimiter::with_storage(policy("moving-window 4/second"), storage.clone());
+    let fixed = RateLimiter::with_storage(policy("fixed-window 1/day"), storage);
     for _ in 0..4 {
         assert!(hit(&moving, "a").is_admitted());
         clock.advance(Duration::from_millis(250));
@@ -376,7 +363,7 @@ fn a_panic_in_a_strategy_leaves_the_storage_usable() {
     assert!(hit(&panics, "k").is_admitted() && panics.storage().weight() > 100);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| panics.hit_with_cost(&"k".into(), 2)));
     assert!(caught.is_err());
-    panics.clear(&"k".into()).into_inner().unwrap();
+    now(panics.clear(&"k".into()));
     assert_eq!(panics.storage().weight(), 0, "what was lost weighs nothing");
     assert!(hit(&fixed, "k").is_admitted());
     assert!(hit(&fixed, "k").is_refused());
@@ -404,7 +391,7 @@ fn a_fresh_and_an_idle_key_admit_the_same() {
 
 /// Field defect: several limits, the earlier ones spent although a later one refused.
 #[test]
-fn a_refusal_by_the_second_limit_leaves_the_first_as_it_was() {
+fn refusal_takes_nothing_from_any_limit() {
     let (limiter, _) = limiter("10/minute; fixed-window 1/minute", 10);
     let _ = hit(&limiter, "k");
     for _ in 0..5 {
@@ -423,7 +410,7 @@ fn clones_are_handles_on_the_same_states() {
 }
 
 #[test]
-fn admitting_is_hitting_without_the_numbers() {
+fn admit_equals_hit() {
     for policy in
         ["3/minute", "fixed-window 3/minute; 5/hour", "moving-window 3/minute", "leaky-bucket 1/minute queue 3"]
     {
@@ -442,7 +429,7 @@ fn admitting_is_hitting_without_the_numbers() {
 }
 
 #[test]
-fn a_key_that_is_hammered_while_it_is_refused_comes_back_when_it_may() {
+fn repeatedly_refused_key_is_admitted_after_its_wait() {
     for strategy in ["fixed-window", "sliding-window-counter", "token-bucket", "moving-window", "elastic-window"] {
         let (limiter, clock) = limiter(&format!("{strategy} 2/minute"), 10);
         let hammer = || (0..50).fold(hit(&limiter, "k"), |_, _| hit(&limiter, "k"));
@@ -451,10 +438,10 @@ fn a_key_that_is_hammered_while_it_is_refused_comes_back_when_it_may() {
         clock.advance(refused.retry_after().expect("it will be admitted again"));
         assert!(hit(&limiter, "k").is_admitted(), "{strategy}");
         assert!(hammer().is_refused());
-        now_done(limiter.clear(&"k".into()));
+        now(limiter.clear(&"k".into()));
         let first = hit(&limiter, "k");
         assert!(first.is_admitted() && hit(&limiter, "k").is_admitted() && hammer().is_refused());
-        now_done(limiter.refund(&"k".into(), &first));
+        now(limiter.refund(&"k".into(), &first));
         assert!(hit(&limiter, "k").is_admitted(), "{strategy} after a refund");
     }
 }
@@ -474,7 +461,7 @@ fn a_cost_above_the_capacity_is_refused() {
 }
 
 #[test]
-fn what_was_known_of_a_refused_key_is_forgotten_with_it() {
+fn evicting_a_refused_key_drops_its_refusal_hint() {
     for max_keys in [1, 64] {
         let (limiter, clock) = limiter("token-bucket 10/second", max_keys);
         let key = Key::from("k");
@@ -489,11 +476,11 @@ fn what_was_known_of_a_refused_key_is_forgotten_with_it() {
 }
 
 #[test]
-fn a_key_that_a_lowered_limit_refuses_is_not_thrown_out() {
+fn key_refused_by_a_lowered_limit_is_not_evicted() {
     let (storage, limiter) = {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().max_keys(2).clock(clock).build().unwrap();
-        let limiter = |text: &str| RateLimiter::with_storage(text.parse::<Policy>().unwrap(), storage.clone());
+        let limiter = |text: &str| RateLimiter::with_storage(policy(text), storage.clone());
         (storage.clone(), [r#""u": fixed-window 100/hour"#, r#""u": fixed-window 10/hour"#, "100/day"].map(limiter))
     };
     let [generous, strict, others] = limiter;
@@ -515,9 +502,10 @@ async fn a_refusal_through_the_middleware_counts_once() {
     use tower_ratelimit::{Global, RateLimitLayer};
 
     let storage = MemoryStorage::builder().max_keys(1).build().unwrap();
-    let others = RateLimiter::with_storage("fixed-window 1/day".parse::<Policy>().unwrap(), storage.clone());
+    let others = RateLimiter::with_storage(policy("fixed-window 1/day"), storage.clone());
     assert!(hit(&others, "k").is_admitted());
-    let ok = service_fn(async |_: http::Request<()>| Ok::<_, Infallible>(http::Response::new(String::new())));
+    let ok =
+        service_fn(async |_: http::Request<()>| Ok::<_, std::convert::Infallible>(http::Response::new(String::new())));
     let mut service = RateLimitLayer::with_storage(Quota::per_minute(5), Global, storage.clone()).layer(ok);
     let refused = service.ready().await.unwrap().call(http::Request::new(())).await.unwrap();
     assert_eq!((refused.status().as_u16(), storage.crowded()), (429, 1));
@@ -539,11 +527,11 @@ fn a_peek_is_never_a_hit_at_once() {
 
 /// However it is hit meanwhile: by its own policy, or by one of the same name with more limits.
 #[test]
-fn a_refused_key_is_told_what_it_has_left_since() {
+fn repeated_refusal_reports_units_refilled_since() {
     let one = r#""u": token-bucket 10/second"#;
     for other in [one, r#""u": token-bucket 10/second; fixed-window 100/hour"#] {
         let (limiter, clock) = limiter(one, 10);
-        let other = RateLimiter::with_storage(other.parse::<Policy>().unwrap(), limiter.storage().clone());
+        let other = RateLimiter::with_storage(policy(other), limiter.storage().clone());
         let key = Key::from("k");
         assert!(now(other.hit(&key)).is_admitted() && now(limiter.hit_with_cost(&key, 9)).is_admitted());
         assert!((0..3).all(|_| hit(&limiter, "k").is_refused()));
@@ -555,7 +543,7 @@ fn a_refused_key_is_told_what_it_has_left_since() {
 }
 
 #[test]
-fn refusals_that_count_count_however_many_come_at_one_instant() {
+fn every_counted_refusal_counts_even_at_one_instant() {
     let (limiter, clock) = limiter("elastic-window 1/minute", 10);
     assert!(hit(&limiter, "k").is_admitted());
     assert!((0..5).all(|_| hit(&limiter, "k").is_refused()));
@@ -566,14 +554,14 @@ fn refusals_that_count_count_however_many_come_at_one_instant() {
 }
 
 #[test]
-fn keys_that_differ_in_a_zero_at_the_end_are_two() {
+fn keys_with_and_without_a_trailing_zero_byte_differ() {
     let (limiter, _) = limiter("1/day", 10);
     assert!(limiter.admit(&"a".into()) && limiter.admit(&"a\0".into()) && !limiter.admit(&"a".into()));
 }
 
 /// Wherever it is looked for first: on one limit, on several.
 #[test]
-fn a_no_that_is_asked_again_counts_once() {
+fn refusal_found_by_hit_at_once_counts_once() {
     use tower_ratelimit::storage::{Ask, Storage};
     use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
     use tower_ratelimit::{Op, Timestamp};

@@ -1,9 +1,10 @@
-//! What is given back, where, and until when.
+//! Refunds: how much they return, where, and for how long.
 
 use std::time::Duration;
 
+use common::{memory_with_manual_clock, now, policy};
 use tower_ratelimit::storage::ManualClock;
-use tower_ratelimit::{Decision, Key, MemoryStorage, Policy, RateLimiter};
+use tower_ratelimit::{Decision, Key, MemoryStorage, RateLimiter};
 
 struct Limiter {
     inside: RateLimiter,
@@ -12,27 +13,26 @@ struct Limiter {
 }
 
 impl Limiter {
-    fn new(policy: &str) -> Self {
-        let clock = ManualClock::default();
-        let storage = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
-        let inside = RateLimiter::with_storage(policy.parse::<Policy>().unwrap(), storage);
+    fn new(text: &str) -> Self {
+        let (storage, clock) = memory_with_manual_clock();
+        let inside = RateLimiter::with_storage(policy(text), storage);
         Self { inside, clock, key: Key::from("alice") }
     }
 
     fn hit(&self, cost: u32) -> Decision {
-        self.inside.hit_with_cost(&self.key, cost).into_inner().unwrap()
+        now(self.inside.hit_with_cost(&self.key, cost))
     }
 
     fn refund(&self, decision: &Decision) {
-        self.inside.refund(&self.key, decision).into_inner().unwrap();
+        now(self.inside.refund(&self.key, decision));
     }
 
     fn clear(&self) {
-        self.inside.clear(&self.key).into_inner().unwrap();
+        now(self.inside.clear(&self.key));
     }
 
     fn remaining(&self) -> u32 {
-        self.inside.peek(&self.key).into_inner().unwrap().remaining()
+        now(self.inside.peek(&self.key)).remaining()
     }
 
     fn wait(&self, millis: u64) {
@@ -41,7 +41,7 @@ impl Limiter {
 }
 
 #[test]
-fn gives_back_what_the_hit_took_and_no_more() {
+fn refund_returns_what_the_hit_took() {
     for policy in [
         "fixed-window 5/second",
         "fixed-window-aligned 5/second",
@@ -67,7 +67,7 @@ fn gives_back_what_the_hit_took_and_no_more() {
 
 /// Field defect: a refund lands in the next window and drives it negative.
 #[test]
-fn gives_nothing_back_once_the_hit_is_forgotten() {
+fn refund_of_an_expired_hit_returns_nothing() {
     for (policy, forgotten_after) in [
         ("fixed-window 5/second", 1_000),
         ("fixed-window-aligned 5/second", 1_000),
@@ -88,7 +88,7 @@ fn gives_nothing_back_once_the_hit_is_forgotten() {
 }
 
 #[test]
-fn gives_nothing_back_after_a_clear() {
+fn refund_after_a_clear_returns_nothing() {
     for policy in [
         "fixed-window 5/second",
         "fixed-window-aligned 5/second",
@@ -111,7 +111,7 @@ fn gives_nothing_back_after_a_clear() {
 }
 
 #[test]
-fn a_sliding_window_gives_back_into_the_bucket_the_hit_was_in() {
+fn sliding_window_refunds_the_bucket_of_the_hit() {
     for policy in ["sliding-window-counter 10/second", "sliding-window-counter-aligned 10/second"] {
         let limiter = Limiter::new(policy);
         let taken = limiter.hit(8);
@@ -125,7 +125,7 @@ fn a_sliding_window_gives_back_into_the_bucket_the_hit_was_in() {
 }
 
 #[test]
-fn an_elastic_window_gives_back_as_long_as_it_lives_and_the_hit_would() {
+fn elastic_window_refunds_until_the_hit_or_the_window_expires() {
     let limiter = Limiter::new("elastic-window 5/second");
     let taken = limiter.hit(2);
     limiter.wait(900);
@@ -137,9 +137,9 @@ fn an_elastic_window_gives_back_as_long_as_it_lives_and_the_hit_would() {
     assert_eq!(limiter.remaining(), 4, "a second after the hit it is forgotten, though the window lives on");
 }
 
-/// What has been refilled is not given back once more: the oldest hit is paid back first.
+/// Units that were refilled are not refunded again. The oldest hit is refilled first.
 #[test]
-fn a_token_bucket_gives_back_only_what_was_not_refilled() {
+fn token_bucket_refunds_only_units_not_yet_refilled() {
     let limiter = Limiter::new("token-bucket 10/second");
     let first = limiter.hit(5);
     limiter.wait(400);
@@ -153,7 +153,7 @@ fn a_token_bucket_gives_back_only_what_was_not_refilled() {
 }
 
 #[test]
-fn a_leaky_bucket_gives_back_only_the_last_place() {
+fn leaky_bucket_refunds_only_the_last_place() {
     let limiter = Limiter::new("leaky-bucket 1/second queue 4");
     let _served = limiter.hit(1);
     let (earlier, last) = (limiter.hit(1), limiter.hit(1));
@@ -166,14 +166,14 @@ fn a_leaky_bucket_gives_back_only_the_last_place() {
 }
 
 #[test]
-fn a_key_that_got_something_back_is_not_taken_for_refused() {
+fn refunded_key_may_be_evicted() {
     let clock = ManualClock::default();
     let storage = MemoryStorage::builder().max_keys(1).clock(clock).build().unwrap();
-    let limiter = RateLimiter::with_storage("fixed-window 2/minute".parse::<Policy>().unwrap(), storage);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/minute"), storage);
     let (alice, bob) = (Key::from("alice"), Key::from("bob"));
-    let taken = limiter.hit(&alice).into_inner().unwrap();
-    let _ = limiter.hit(&alice).into_inner().unwrap();
-    assert!(limiter.hit(&bob).into_inner().unwrap().is_crowded());
-    limiter.refund(&alice, &taken).into_inner().unwrap();
-    assert!(limiter.hit(&bob).into_inner().unwrap().is_admitted());
+    let taken = now(limiter.hit(&alice));
+    let _ = now(limiter.hit(&alice));
+    assert!(now(limiter.hit(&bob)).is_crowded());
+    now(limiter.refund(&alice, &taken));
+    assert!(now(limiter.hit(&bob)).is_admitted());
 }

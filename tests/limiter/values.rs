@@ -113,7 +113,7 @@ fn errors_say_what_was_wrong_and_what_to_write() {
 
 /// Field defect: a policy's name injected into a structured field.
 #[test]
-fn names_that_cannot_stand_in_a_header_are_refused_when_the_policy_is_built() {
+fn invalid_header_names_are_build_errors() {
     for name in ["", "a\nb", "a\u{0}", "caf\u{e9}", "\u{7f}"] {
         assert!(Policy::try_named(name).is_err(), "{name:?}");
         assert!(Policy::from(Quota::per_second(1)).try_with_name(name).is_err());
@@ -123,7 +123,7 @@ fn names_that_cannot_stand_in_a_header_are_refused_when_the_policy_is_built() {
 }
 
 #[test]
-fn what_cannot_be_panics_in_constructors_and_is_an_error_in_their_try_forms() {
+fn invalid_values_panic_in_constructors_and_are_errors_in_try_constructors() {
     let messages = [
         panic_message(|| Quota::per_second(0)),
         panic_message(|| Quota::per_minute(0)),
@@ -151,7 +151,7 @@ fn panic_message<T: Debug>(make: impl FnOnce() -> T + std::panic::UnwindSafe) ->
 }
 
 #[test]
-fn limits_are_called_by_the_policys_name_and_their_number() {
+fn limits_are_named_by_policy_and_number() {
     let one: Policy = "5/second".parse().unwrap();
     assert_eq!(one.limit_name(0), "sliding-window-counter 5/second");
     assert_eq!(one.clone().with_name("free").limit_name(0), "free");
@@ -201,7 +201,7 @@ fn public_types_are_send_sync_and_debug() {
     type Inner = tower::util::BoxCloneSyncService<http::Request<()>, http::Response<String>, std::convert::Infallible>;
     fn check<T: Send + Sync + Debug>() {}
     fn check_future<T: Send + Debug>() {}
-    type Store = common::fake_cas_store::Texts;
+    type Store = common::fake_cas_store::FakeCasStore;
 
     check::<Quota>();
     check::<Policy>();

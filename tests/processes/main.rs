@@ -1,5 +1,5 @@
-//! Eight processes on one key, each with connections of its own: together they are admitted exactly as often as the limit says, on
-//! every store that they can share.
+//! Eight processes on one key, each with connections of its own: together they are admitted exactly
+//! as often as the limit says, on every store that they can share.
 //!
 //! Without a harness, as each of the eight is this program again.
 

@@ -1,6 +1,7 @@
-//! Pairs of servers on one Redis, asked by real clients, while that is killed, stopped, paused and restarted at random: nobody waits
-//! beyond the deadline, nobody is left without an answer, no key is admitted more often than the documentation of its mode
-//! says, and the memory of the servers is flat.
+//! Pairs of servers on one Redis, asked by real clients, while that is killed, stopped, paused and
+//! restarted at random: nobody waits beyond the deadline, nobody is left without an answer, no key
+//! is admitted more often than the documentation of its mode says, and the memory of the servers is
+//! flat.
 //!
 //! `scripts/soak 5m` does it for five minutes. Without a harness, as there is a table to print.
 

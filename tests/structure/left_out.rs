@@ -13,7 +13,8 @@ fn left_out_tests_are_announced() {
     ];
     let left_out: Vec<&str> = left_out.into_iter().filter(|(enabled, _)| !enabled).map(|(_, tests)| tests).collect();
     // Not by a macro, whose output the test harness captures.
-    writeln!(std::io::stderr(), "left out: the tests of {}. To run all tests: scripts/test", left_out.join(", ")).unwrap();
+    writeln!(std::io::stderr(), "left out: the tests of {}. To run all tests: scripts/test", left_out.join(", "))
+        .unwrap();
     let all = std::fs::read_to_string(std::path::Path::new(crate::ROOT).join("scripts/test")).unwrap();
     assert!(all.contains("--all-features"), "scripts/test runs all tests");
 }

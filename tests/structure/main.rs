@@ -1,4 +1,4 @@
-//! What keeps the house a house: imports go downward only, and files stay small.
+//! The structure of the sources: modules import lower modules only, and files stay small.
 
 mod left_out;
 mod readme;
@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 /// The root of the repository.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// The files and folders of `src`, lowest first. Each names only what is lower, or inside its own folder; `lib.rs`
-/// names them all.
-const ROOMS: [&[&str]; 20] = [
+/// The modules of `src` in layers, lowest first. A module imports only from lower layers and from
+/// itself. `lib.rs` imports all of them.
+const LAYERS: [&[&str]; 20] = [
     &["error", "time", "key", "sync"],
     &["text"],
     &["quota"],
@@ -35,58 +35,70 @@ const ROOMS: [&[&str]; 20] = [
     &["testing"],
 ];
 
-/// Crates that decide nothing about limits stay out of what does.
+/// The modules that decide on limits. They use none of the crates below.
 const PURE: [&str; 8] = ["error", "time", "key", "text", "quota", "strategy", "decision", "policy"];
 const NOT_PURE: [&str; 8] = ["http", "tokio", "tower_layer", "tower_service", "axum", "tonic", "quanta", "tracing"];
-/// What servers attach to a request is read where keys are taken, and nowhere else. tonic is a client too: of a storage.
+/// Crates of servers, each with the modules that may use it. Keys are read from what a server
+/// attaches to a request. A storage uses tonic as a client.
 const SERVERS: [(&str, &[&str]); 2] = [("axum", &["extract"]), ("tonic", &["extract", "storage"])];
 
 #[test]
 fn imports_go_downward() {
     let items = reexports();
-    for (room, file, code) in sources() {
-        for used in named_rooms(&code, &items) {
-            assert!(used == room || floor(&used) < floor(&room), "{} reaches up to {used}", file.display());
+    for (module, file, code) in sources() {
+        for used in imported_modules(&code, &items) {
+            assert!(
+                used == module || layer(&used) < layer(&module),
+                "{} imports {used}, which is not lower",
+                file.display()
+            );
         }
     }
 }
 
 #[test]
-fn what_decides_knows_no_http_and_no_runtime() {
-    for (room, file, code) in sources() {
-        for name in NOT_PURE.iter().filter(|_| PURE.contains(&&*room)) {
+fn deciding_modules_use_no_http_and_no_runtime() {
+    for (module, file, code) in sources() {
+        for name in NOT_PURE.iter().filter(|_| PURE.contains(&&*module)) {
             assert!(!mentions(&code, name), "{} names {name}", file.display());
         }
-        for (name, _) in SERVERS.iter().filter(|(_, rooms)| !rooms.contains(&&*room)) {
+        for (name, _) in SERVERS.iter().filter(|(_, modules)| !modules.contains(&&*module)) {
             assert!(!mentions(&code, name), "{} names {name}", file.display());
         }
     }
 }
 
 #[test]
-fn files_are_one_idea_long() {
+fn files_have_at_most_250_lines_of_code() {
     for (_, file, code) in sources() {
         let lines = code.lines().filter(|line| !line.trim().is_empty()).count();
-        assert!(lines <= 250, "{} has {lines} lines of code: two ideas?", file.display());
+        assert!(lines <= 250, "{} has {lines} lines of code; split it", file.display());
     }
 }
 
-fn floor(room: &str) -> usize {
-    ROOMS.iter().position(|rooms| rooms.contains(&room)).unwrap_or_else(|| panic!("{room} has no room in this list"))
+fn layer(module: &str) -> usize {
+    LAYERS
+        .iter()
+        .position(|modules| modules.contains(&module))
+        .unwrap_or_else(|| panic!("{module} is in no layer of this list"))
 }
 
-/// Each source file but `lib.rs`, with its room and its code without comments.
+/// Each source file except `lib.rs`: its module, its path and its code without comments.
 fn sources() -> Vec<(String, PathBuf, String)> {
     let src = Path::new(ROOT).join("src");
     let mut files = Vec::new();
     collect(&src, &mut files);
-    let room = |file: &Path| {
+    let module = |file: &Path| {
         let inside = file.strip_prefix(&src).unwrap();
         inside.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
     };
-    let sources: Vec<_> = files.into_iter().map(|file| (room(&file), without_comments(&file), file)).collect();
+    let sources: Vec<_> = files.into_iter().map(|file| (module(&file), without_comments(&file), file)).collect();
     assert!(sources.len() > 20, "the sources were found");
-    sources.into_iter().filter(|(room, ..)| room != "lib").map(|(room, code, file)| (room, file, code)).collect()
+    sources
+        .into_iter()
+        .filter(|(module, ..)| module != "lib")
+        .map(|(module, code, file)| (module, file, code))
+        .collect()
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
@@ -105,31 +117,31 @@ fn without_comments(file: &Path) -> String {
     text.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
-/// Which room each public item of `lib.rs` lives in.
+/// The module of each public item of `lib.rs`.
 fn reexports() -> BTreeMap<String, String> {
     let text = without_comments(&Path::new(ROOT).join("src/lib.rs"));
     let mut items = BTreeMap::new();
     for statement in text.split(';').filter_map(|part| part.split("pub use self::").nth(1)) {
-        let (room, names) = statement.split_once("::").unwrap();
+        let (module, names) = statement.split_once("::").unwrap();
         for name in words(names) {
-            items.insert(name.to_owned(), room.to_owned());
+            items.insert(name.to_owned(), module.to_owned());
         }
     }
     assert_eq!(items["Quota"], "quota");
     items
 }
 
-/// The rooms that paths in this code lead to, from the crate's root or from the folder above.
-fn named_rooms(code: &str, items: &BTreeMap<String, String>) -> Vec<String> {
-    let mut rooms = Vec::new();
+/// The modules that the code imports by a path from the crate's root or from the parent module.
+fn imported_modules(code: &str, items: &BTreeMap<String, String>) -> Vec<String> {
+    let mut modules = Vec::new();
     for path in code.split("crate::").skip(1).chain(code.split("super::").skip(1)) {
         for name in first_names(path) {
-            let room = items.get(name).map_or(name, String::as_str);
-            let known = ROOMS.iter().any(|rooms| rooms.contains(&room));
-            rooms.extend(known.then(|| room.to_owned()));
+            let module = items.get(name).map_or(name, String::as_str);
+            let known = LAYERS.iter().any(|modules| modules.contains(&module));
+            modules.extend(known.then(|| module.to_owned()));
         }
     }
-    rooms
+    modules
 }
 
 /// The first name of a path, or of each path in a list: `a`, `b` and `d` of `{a, b::{c}, d}`.
@@ -154,7 +166,7 @@ fn first_names(path: &str) -> Vec<&str> {
 }
 
 #[test]
-fn lists_of_paths_are_read_to_their_end() {
+fn first_names_of_nested_lists_are_read() {
     assert_eq!(first_names("{a, b::{c, x::{y}}, d}; use crate::e;"), ["a", "b", "d"]);
     assert_eq!(first_names("layer as _;"), ["layer"]);
 }

@@ -1,105 +1,105 @@
-//! Slices of a window that are spent without asking: never more than there is.
+//! Leases: slices of a window are spent without the storage, and never exceed the limit.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
-use common::gated_storage::Watched;
 use common::random::Numbers;
-use common::{policy, poll, standing};
+use common::{Behavior, FAILURE, FakeStorage, decide, hit, memory_with_manual_clock, policy, poll, start_hit};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{Ask, Breaker, Clock, Leases, ManualClock, Shown};
+use tower_ratelimit::strategy::Status;
 use tower_ratelimit::{
-    BoxError, Decision, FixedWindow, Key, Limit, MemoryStorage, OnError, Op, PeerIp, Policy, Quota, RateLimitLayer,
-    RateLimiter, Storage, TokenBucket,
+    Decision, FixedWindow, Key, Limit, MemoryStorage, OnError, Op, PeerIp, Policy, Quota, RateLimitLayer, RateLimiter,
+    Storage, Timestamp, TokenBucket,
 };
 
-type Leased = Leases<Watched<MemoryStorage>>;
+type Leased = Leases<FakeStorage<MemoryStorage>>;
 
-/// Leases on a storage that counts, both by a clock that stands.
-fn leased(slice: u32) -> (Leased, Watched<MemoryStorage>, ManualClock) {
-    let (memory, clock) = standing();
-    let watched = Watched::new(memory);
-    (Leases::new(watched.clone(), slice).clock(clock.clone()), watched, clock)
+/// Leases on a storage that counts its calls, and the manual clock of both.
+fn leased(slice: u32) -> (Leased, FakeStorage<MemoryStorage>, ManualClock) {
+    let (memory, clock) = memory_with_manual_clock();
+    let storage = FakeStorage::around(memory);
+    (Leases::new(storage.clone(), slice).clock(clock.clone()), storage, clock)
 }
 
-async fn ask<St: Storage>(storage: &St, policy: &Policy, key: &str, op: Op, cost: u32) -> Decision {
-    let asked = storage.decide(Ask::new(policy, &Key::from(key), op, cost)).await;
-    asked.unwrap_or_else(|error| panic!("{}", Into::<BoxError>::into(error)))
+/// This many hits of one unit, which all wait for the storage.
+fn waiting_hits<St: Storage>(storage: &St, policy: &Policy, key: &Key, count: usize) -> Vec<Pin<Box<St::Decided>>> {
+    let mut hits: Vec<_> = (0..count).map(|_| start_hit(storage, policy, key, 1)).collect();
+    assert!(hits.iter_mut().all(|hit| poll(hit).is_pending()));
+    hits
 }
 
-async fn hit<St: Storage>(storage: &St, policy: &Policy, cost: u32) -> Decision {
-    ask(storage, policy, "a", Op::Hit, cost).await
-}
-
-/// What the storage inside would say to who looks.
+/// The units that the storage reports to a peek.
 async fn remains<St: Storage>(storage: &St, policy: &Policy) -> u32 {
-    ask(storage, policy, "a", Op::Peek, 1).await.remaining()
+    decide(storage, policy, "a", Op::Peek, 1).await.remaining()
 }
 
 #[tokio::test]
-async fn a_slice_is_one_trip() {
-    let (leases, watched, _) = leased(10);
+async fn slice_costs_one_round_trip() {
+    let (leases, storage, _) = leased(10);
     let policy = policy("fixed-window 1000/minute");
     for spent in 1..=10 {
-        let decision = hit(&leases, &policy, 1).await;
+        let decision = hit(&leases, &policy, "a", 1).await;
         assert_eq!((decision.is_admitted(), decision.remaining()), (true, 1000 - spent));
         assert_eq!(decision.reset_after(), Duration::from_secs(60));
     }
-    assert_eq!((watched.asked(), leases.asked(), leases.answered(), leases.held()), (1, 1, 9, 1));
+    assert_eq!((storage.take_decisions(), leases.asked(), leases.answered(), leases.held()), (1, 1, 9, 1));
     assert!(!leases.hit_at_once(Ask::new(&policy, &Key::from("a"), Op::Hit, 1), None), "nothing is left here");
-    let _ = hit(&leases, &policy, 1).await;
+    let _ = hit(&leases, &policy, "a", 1).await;
     let mut shown = Shown::default();
     assert!(leases.hit_at_once(Ask::new(&policy, &Key::from("a"), Op::Hit, 3), Some(&mut shown)));
-    assert_eq!((watched.asked(), shown.limit.remaining()), (1, 986));
+    assert_eq!((storage.take_decisions(), shown.limit.remaining()), (1, 986));
 }
 
-/// The slice shrinks as the quota does, and the last units are taken one by one: the limit is reached exactly.
+/// Slices shrink with the units that remain, and the last units are taken one by one, so the limit
+/// is exact.
 #[tokio::test]
-async fn the_last_units_are_not_taken_by_the_slice() {
-    let (leases, watched, clock) = leased(1_000);
-    let (other, policy) = (Leases::new(watched.clone(), 1_000).clock(clock), policy("fixed-window 100/minute"));
-    assert!(hit(&leases, &policy, 1).await.is_admitted());
-    assert_eq!(remains(&watched, &policy).await, 94);
+async fn last_units_are_not_leased_in_slices() {
+    let (leases, storage, clock) = leased(1_000);
+    let (other, policy) = (Leases::new(storage.clone(), 1_000).clock(clock), policy("fixed-window 100/minute"));
+    assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
+    assert_eq!(remains(&storage, &policy).await, 94);
     let mut admitted = 1;
-    while hit(&leases, &policy, 1).await.is_admitted() {
+    while hit(&leases, &policy, "a", 1).await.is_admitted() {
         admitted += 1;
     }
     assert_eq!(admitted, 100);
     assert!(leases.asked() < 60, "{}", leases.asked());
-    assert!(hit(&other, &policy, 1).await.is_refused());
+    assert!(hit(&other, &policy, "a", 1).await.is_refused());
 }
 
-/// What is refused says the truth about all that is left: here and in the storage.
+/// A refusal reports all remaining units: those leased here and those in the storage.
 #[tokio::test]
-async fn a_cost_is_made_up_of_what_is_here_and_what_is_there() {
-    let (leases, watched, _) = leased(4);
+async fn cost_is_paid_from_the_lease_and_the_storage() {
+    let (leases, storage, _) = leased(4);
     let policy = policy("fixed-window 20/minute");
     for (cost, left) in [(3, 17), (3, 14), (9, 5), (3, 2)] {
-        assert_eq!(hit(&leases, &policy, cost).await.remaining(), left);
+        assert_eq!(hit(&leases, &policy, "a", cost).await.remaining(), left);
     }
-    let refused = hit(&leases, &policy, 3).await;
+    let refused = hit(&leases, &policy, "a", 3).await;
     assert_eq!((refused.is_refused(), refused.remaining()), (true, 2));
     assert_eq!(refused.retry_after(), Some(Duration::from_secs(60)));
-    assert_eq!(hit(&leases, &policy, 21).await.retry_after(), None);
+    assert_eq!(hit(&leases, &policy, "a", 21).await.retry_after(), None);
     assert_eq!(remains(&leases, &policy).await, 2);
-    assert!(hit(&leases, &policy, 2).await.is_admitted());
-    assert_eq!(remains(&watched, &policy).await, 0);
+    assert!(hit(&leases, &policy, "a", 2).await.is_admitted());
+    assert_eq!(remains(&storage, &policy).await, 0);
 }
 
-/// Nodes by turns, random costs, refunds and windows that turn: never more than the limit in a window, and what is left unused is
-/// on other nodes.
+/// Nodes by turns, random costs, refunds and windows that turn: never more than the limit in a
+/// window, and what is left unused is on other nodes.
 #[tokio::test]
 async fn several_nodes_never_exceed_the_limit() {
     let mut numbers = Numbers(42);
     for round in 0..200 {
-        let (memory, clock) = standing();
-        let watched = Watched::new(memory);
+        let (memory, clock) = memory_with_manual_clock();
+        let storage = FakeStorage::around(memory);
         let (count, limit) = (2 + numbers.below(5), numbers.one_of(&[5, 40, 300]));
         let slice = numbers.one_of(&[2, 10, 100]);
-        let nodes: Vec<Leased> = (0..count).map(|_| Leases::new(watched.clone(), slice).clock(clock.clone())).collect();
+        let nodes: Vec<Leased> = (0..count).map(|_| Leases::new(storage.clone(), slice).clock(clock.clone())).collect();
         let text = if round % 2 == 0 { "fixed-window" } else { "fixed-window-aligned" };
         let policy = policy(&format!("{text} {limit}/minute"));
         // By the end of its window, which says which one it is.
@@ -117,7 +117,7 @@ async fn several_nodes_never_exceed_the_limit() {
                 }
                 continue;
             }
-            let decision = hit(node, &policy, numbers.one_of(&[1, 1, 1, 2, 3])).await;
+            let decision = hit(node, &policy, "a", numbers.one_of(&[1, 1, 1, 2, 3])).await;
             if decision.is_admitted() {
                 let spent = spent.entry(window(&decision)).or_default();
                 *spent += decision.cost();
@@ -131,7 +131,7 @@ async fn several_nodes_never_exceed_the_limit() {
 
 /// Eight tasks on each of several nodes over one storage, on one thread and on several.
 #[test]
-fn tasks_on_several_nodes_admit_no_more_than_the_limit_and_strand_no_more_than_a_slice_a_node() {
+fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
     let runtimes = [
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
         tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap(),
@@ -139,22 +139,22 @@ fn tasks_on_several_nodes_admit_no_more_than_the_limit_and_strand_no_more_than_a
     for (runtime, nodes, slice) in
         runtimes.iter().flat_map(|runtime| [(runtime, 1, 50), (runtime, 4, 50), (runtime, 3, 7)])
     {
-        let (memory, clock) = standing();
-        let watched = Watched::new(memory);
+        let (memory, clock) = memory_with_manual_clock();
+        let storage = FakeStorage::around(memory);
         let limit = 2_000;
         let policy = policy(&format!("fixed-window {limit}/day"));
         let (admitted, asked) = runtime.block_on(async {
             let admitted = Arc::new(AtomicU32::new(0));
             let mut all = JoinSet::new();
             let nodes: Vec<Leased> =
-                (0..nodes).map(|_| Leases::new(watched.clone(), slice).clock(clock.clone())).collect();
+                (0..nodes).map(|_| Leases::new(storage.clone(), slice).clock(clock.clone())).collect();
             for task in 0..8 * nodes.len() {
                 let (node, policy, admitted) =
                     (nodes[task % nodes.len()].clone(), policy.clone(), Arc::clone(&admitted));
                 all.spawn(async move {
                     loop {
                         let at_once = node.hit_at_once(Ask::new(&policy, &Key::from("a"), Op::Hit, 1), None);
-                        if !at_once && hit(&node, &policy, 1).await.is_refused() {
+                        if !at_once && hit(&node, &policy, "a", 1).await.is_refused() {
                             break;
                         }
                         admitted.fetch_add(1, Ordering::SeqCst);
@@ -165,7 +165,7 @@ fn tasks_on_several_nodes_admit_no_more_than_the_limit_and_strand_no_more_than_a
             while let Some(done) = all.join_next().await {
                 done.unwrap();
             }
-            (admitted.load(Ordering::SeqCst), watched.asked())
+            (admitted.load(Ordering::SeqCst), storage.take_decisions())
         });
         // All of them went on until they were refused, so nothing is left on any.
         assert_eq!(admitted, limit, "{nodes} nodes, slices of {slice}");
@@ -173,59 +173,57 @@ fn tasks_on_several_nodes_admit_no_more_than_the_limit_and_strand_no_more_than_a
     }
 }
 
-/// However many callers wait, one question is under way, and it asks for what they all need.
+/// However many callers wait, one call is in flight, and it asks for the units that they all need.
 #[tokio::test]
-async fn callers_of_one_key_wait_for_one_trip() {
-    let (leases, watched, _) = leased(10);
+async fn callers_of_one_key_share_one_round_trip() {
+    let (leases, storage, _) = leased(10);
     let policy = policy("fixed-window 1000/minute");
-    watched.open(false);
+    storage.close();
     let key = Key::from("a");
-    let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)))).collect();
-    for caller in &mut waiting {
-        assert!(poll(caller).is_pending());
-    }
-    assert_eq!(watched.asked(), 1);
-    watched.open(true);
+    let waiting = waiting_hits(&leases, &policy, &key, 100);
+    assert_eq!(storage.take_decisions(), 1);
+    storage.open();
     for caller in waiting {
         assert!(caller.await.unwrap().is_admitted());
     }
-    assert!(watched.asked() <= 2, "one for the first, one for all who came meanwhile");
+    assert!(storage.take_decisions() <= 2, "one for the first, one for all who came meanwhile");
     // Another key does not wait.
-    watched.open(false);
-    let mut first = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 50)));
+    storage.close();
+    let mut first = start_hit(&leases, &policy, &key, 50);
     let _ = poll(&mut first);
     let mut other = Box::pin(leases.decide(Ask::new(&policy, &Key::from("b"), Op::Hit, 1)));
     assert!(poll(&mut other).is_pending());
-    assert_eq!(watched.asked(), 2);
+    assert_eq!(storage.take_decisions(), 2);
 }
 
-/// A lease ends with its window, however long its answer was under way, and whatever the clocks say.
+/// A lease ends with its window, however long its answer took, and however far the clocks are
+/// apart.
 #[tokio::test]
-async fn no_unit_is_spent_after_its_window() {
+async fn no_leased_unit_is_spent_after_its_window() {
     for (decides_late, trip) in [(false, 0), (false, 300), (false, 999), (false, 1_500), (true, 300), (true, 1_500)] {
-        // The storage's clock is an hour off, and they go on together.
-        let (memory, theirs) = standing();
+        // The clocks are an hour apart and advance together.
+        let (memory, theirs) = memory_with_manual_clock();
         let ours = ManualClock::new(theirs.now().plus(3_600_000_000));
-        let watched = Watched::new(memory);
-        let leases = Leases::new(watched.clone(), 10).clock(ours.clone());
+        let storage = FakeStorage::around(memory);
+        let leases = Leases::new(storage.clone(), 10).clock(ours.clone());
         let pass = |millis: u64| {
             for clock in [&ours, &theirs] {
                 clock.advance(Duration::from_millis(millis));
             }
         };
         let (policy, key) = (policy("fixed-window 1000/second"), Key::from("a"));
-        watched.decides_late(decides_late);
-        watched.open(false);
-        let mut first = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+        storage.work_when_open(decides_late);
+        storage.close();
+        let mut first = start_hit(&leases, &policy, &key, 1);
         assert!(poll(&mut first).is_pending());
         let start = theirs.now();
         pass(trip);
         let decided = if decides_late { theirs.now() } else { start };
-        watched.open(true);
+        storage.open();
         let first = first.await.unwrap();
         assert!(first.is_admitted(), "who asked for it has it");
-        watched.decides_late(false);
-        watched.asked();
+        storage.work_when_open(false);
+        storage.take_decisions();
         let mut here = 0;
         for _ in 0..9 {
             let now = theirs.now();
@@ -236,346 +234,298 @@ async fn no_unit_is_spent_after_its_window() {
             }
             pass(100);
         }
-        assert_eq!(watched.asked(), 0);
+        assert_eq!(storage.take_decisions(), 0);
         let spans = (1_000_u64.saturating_sub(trip)).div_ceil(100);
         assert_eq!(here, spans.min(9), "{decides_late} {trip}");
-        // And what the window had left is there, in the storage, for whoever comes next.
+        // The next window is complete.
         pass(1_000);
-        let next = hit(&leases, &policy, 1).await;
+        let next = hit(&leases, &policy, "a", 1).await;
         assert_eq!((next.is_admitted(), next.remaining()), (true, 999));
     }
 }
 
-/// The numbers go by the storage's time, and are never earlier than true.
+/// The numbers follow the storage's time.
 #[tokio::test]
-async fn a_hit_here_tells_the_storages_time() {
-    let (leases, watched, clock) = leased(10);
+async fn local_hit_reports_the_storages_time() {
+    let (leases, storage, clock) = leased(10);
     let policy = policy("fixed-window-aligned 1000/minute");
     clock.advance(Duration::from_secs(15));
-    let first = hit(&leases, &policy, 1).await;
+    let first = hit(&leases, &policy, "a", 1).await;
     clock.advance(Duration::from_secs(20));
-    let second = hit(&leases, &policy, 1).await;
-    assert_eq!(watched.asked(), 1);
+    let second = hit(&leases, &policy, "a", 1).await;
+    assert_eq!(storage.take_decisions(), 1);
     assert_eq!(second.at(), first.at().plus(20_000_000));
     assert_eq!((first.reset_after(), second.reset_after()), (Duration::from_secs(45), Duration::from_secs(25)));
 }
 
 #[tokio::test]
-async fn refunds_go_where_the_units_came_from() {
-    let (leases, watched, clock) = leased(10);
+async fn refunds_return_to_the_lease_or_the_storage() {
+    let (leases, storage, clock) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
-    let (first, second) = (hit(&leases, &policy, 3).await, hit(&leases, &policy, 4).await);
-    assert_eq!((remains(&watched, &policy).await, remains(&leases, &policy).await), (990, 993));
+    let (first, second) = (hit(&leases, &policy, "a", 3).await, hit(&leases, &policy, "a", 4).await);
+    assert_eq!((remains(&storage, &policy).await, remains(&leases, &policy).await), (990, 993));
     leases.refund(&policy, &key, &second).await.unwrap();
-    assert_eq!((remains(&watched, &policy).await, remains(&leases, &policy).await), (990, 997));
-    assert_eq!(watched.changed(), 0);
+    assert_eq!((remains(&storage, &policy).await, remains(&leases, &policy).await), (990, 997));
+    assert_eq!(storage.take_changes(), 0);
     // Nothing is spent any more: as if there had been no hit.
     leases.refund(&policy, &key, &first).await.unwrap();
-    assert_eq!((watched.changed(), remains(&watched, &policy).await), (1, 1000));
+    assert_eq!((storage.take_changes(), remains(&storage, &policy).await), (1, 1000));
     // From a node that has no lease of it, to the storage.
-    let elsewhere = Leases::new(watched.clone(), 10).clock(clock.clone());
-    let taken = hit(&leases, &policy, 10).await;
+    let elsewhere = Leases::new(storage.clone(), 10).clock(clock.clone());
+    let taken = hit(&leases, &policy, "a", 10).await;
     elsewhere.refund(&policy, &key, &taken).await.unwrap();
-    assert_eq!((watched.changed(), remains(&watched, &policy).await), (1, 1000));
+    assert_eq!((storage.take_changes(), remains(&storage, &policy).await), (1, 1000));
     // After its window, nowhere.
-    let old = hit(&leases, &policy, 10).await;
+    let old = hit(&leases, &policy, "a", 10).await;
     clock.advance(Duration::from_secs(60));
-    let _ = hit(&leases, &policy, 1).await;
+    let _ = hit(&leases, &policy, "a", 1).await;
     leases.refund(&policy, &key, &old).await.unwrap();
     assert_eq!(remains(&leases, &policy).await, 999);
     // What took nothing gives nothing.
-    watched.changed();
-    let refused = hit(&leases, &policy, 1001).await;
+    storage.take_changes();
+    let refused = hit(&leases, &policy, "a", 1001).await;
     leases.refund(&policy, &key, &refused).await.unwrap();
-    assert_eq!(watched.changed(), 0);
+    assert_eq!(storage.take_changes(), 0);
 }
 
 #[tokio::test]
-async fn a_clear_drops_the_slice_and_what_arrives_after_it() {
-    let (leases, watched, _) = leased(10);
+async fn clear_drops_the_lease_and_a_slice_in_flight() {
+    let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
-    assert!(hit(&leases, &policy, 1).await.is_admitted());
+    assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
     leases.clear(&policy, &key).await.unwrap();
-    assert_eq!((leases.held(), remains(&watched, &policy).await), (0, 1000));
-    // While a slice is under way.
-    watched.open(false);
-    let mut late = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    assert_eq!((leases.held(), remains(&storage, &policy).await), (0, 1000));
+    // While a slice is in flight.
+    storage.close();
+    let mut late = start_hit(&leases, &policy, &key, 1);
     assert!(poll(&mut late).is_pending());
     let mut clear = Box::pin(leases.clear(&policy, &key));
     assert!(poll(&mut clear).is_pending());
-    watched.open(true);
+    storage.open();
     assert!(late.await.unwrap().is_admitted());
     clear.await.unwrap();
-    assert_eq!((leases.held(), remains(&watched, &policy).await), (0, 1000));
+    assert_eq!((leases.held(), remains(&storage, &policy).await), (0, 1000));
 }
 
-/// Who stood in front of it takes a slice when it has been asked for and not been done: that one is dropped, too.
+/// A caller queued before the clear takes a slice while the clear waits. That slice is dropped too.
 #[tokio::test]
-async fn a_clear_drops_what_was_leased_while_it_waited() {
-    let (leases, watched, _) = leased(10);
+async fn clear_drops_a_lease_taken_while_it_waited() {
+    let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
-    watched.open(false);
-    let begin = || Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    storage.close();
+    let begin = || start_hit(&leases, &policy, &key, 1);
     let (mut asking, mut behind, mut clear) = (begin(), begin(), Box::pin(leases.clear(&policy, &key)));
     assert!(poll(&mut asking).is_pending() && poll(&mut behind).is_pending() && poll(&mut clear).is_pending());
-    watched.open(true);
+    storage.open();
     assert!(asking.await.unwrap().is_admitted() && behind.await.unwrap().is_admitted());
     clear.await.unwrap();
     assert_eq!((leases.held(), remains(&leases, &policy).await), (0, 1000));
     let mut admitted = 0;
-    while hit(&leases, &policy, 1).await.is_admitted() {
+    while hit(&leases, &policy, "a", 1).await.is_admitted() {
         admitted += 1;
     }
     assert_eq!(admitted, 1000);
 }
 
-/// One in another runtime does not wait for who asks, so nobody knows when it happens: what is leased when it is over is dropped.
+/// A clear in another runtime does not queue behind the hits, so it drops the units that are leased
+/// when it ends.
 #[test]
-fn a_clear_beside_who_asks_drops_what_is_leased_when_it_is_over() {
+fn clear_in_another_runtime_drops_the_lease_when_it_ends() {
     for is_given_up in [false, true] {
-        let (leases, watched, _) = leased(10);
+        let (leases, storage, _) = leased(10);
         let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
         let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
-        watched.open(false);
-        let begin = || Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+        storage.close();
+        let begin = || start_hit(&leases, &policy, &key, 1);
         let inside = one.enter();
         let (mut asking, mut behind) = (begin(), begin());
         assert!(poll(&mut asking).is_pending() && poll(&mut behind).is_pending());
         drop(inside);
         let inside = two.enter();
-        watched.decides_late(true);
+        storage.work_when_open(true);
         let mut clear = Box::pin(leases.clear(&policy, &key));
         assert!(poll(&mut clear).is_pending());
-        watched.decides_late(false);
+        storage.work_when_open(false);
         drop(inside);
-        watched.open(true);
+        storage.open();
         one.block_on(async { assert!(asking.await.unwrap().is_admitted() && behind.await.unwrap().is_admitted()) });
         assert_eq!(leases.held(), 1);
         if is_given_up {
             drop(clear);
         } else {
             two.block_on(clear).unwrap();
-            assert_eq!(one.block_on(remains(&watched, &policy)), 1000);
+            assert_eq!(one.block_on(remains(&storage, &policy)), 1000);
         }
         assert_eq!(leases.held(), 0);
     }
 }
 
-/// And what arrives after it is over: it was decided before.
+/// The slice was decided before the clear, and arrives after it.
 #[test]
-fn a_slice_that_arrives_after_a_clear_beside_it_is_not_kept() {
-    let (leases, watched, _) = leased(10);
+fn slice_that_arrives_after_a_clear_in_another_runtime_is_dropped() {
+    let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
-    watched.open(false);
+    storage.close();
     let inside = one.enter();
-    let mut asking = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let mut asking = start_hit(&leases, &policy, &key, 1);
     assert!(poll(&mut asking).is_pending());
     drop(inside);
-    watched.open(true);
+    storage.open();
     two.block_on(leases.clear(&policy, &key)).unwrap();
     assert!(one.block_on(asking).unwrap().is_admitted());
-    assert_eq!((leases.held(), one.block_on(remains(&watched, &policy))), (0, 1000));
+    assert_eq!((leases.held(), one.block_on(remains(&storage, &policy))), (0, 1000));
 }
 
-/// What was hit in another runtime, beside who asks, is more than was taken for the lease: it goes back to the storage.
+/// A hit in another runtime took its units beside the lease, so a refund goes to the storage.
 #[test]
-fn what_was_taken_beside_a_lease_is_not_put_back_into_it() {
-    let (leases, watched, _) = leased(6);
+fn refund_of_a_hit_in_another_runtime_goes_to_the_storage() {
+    let (leases, storage, _) = leased(6);
     let (policy, key) = (policy("fixed-window 100/minute"), Key::from("a"));
     let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
-    assert!(one.block_on(hit(&leases, &policy, 1)).is_admitted());
-    watched.open(false);
+    assert!(one.block_on(hit(&leases, &policy, "a", 1)).is_admitted());
+    storage.close();
     let inside = one.enter();
     let mut asking = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Peek, 1)));
     assert!(poll(&mut asking).is_pending());
     drop(inside);
-    watched.open(true);
+    storage.open();
     two.block_on(async {
-        let beside = hit(&leases, &policy, 10).await;
+        let beside = hit(&leases, &policy, "a", 10).await;
         leases.refund(&policy, &key, &beside).await.unwrap();
     });
     one.block_on(async {
         assert_eq!(asking.await.unwrap().remaining(), 99);
         for _ in 0..99 {
-            assert!(hit(&leases, &policy, 1).await.is_admitted());
+            assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
         }
     });
 }
 
-/// Says that five units remain, and admits only one at a time: others are always faster.
-#[derive(Clone, Debug)]
-struct Outrun(MemoryStorage);
-
-impl Storage for Outrun {
-    type Error = std::convert::Infallible;
-    type Decided = std::future::Ready<Result<Decision, Self::Error>>;
-    type Done = std::future::Ready<Result<(), Self::Error>>;
-
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
-        if ask.cost == 1 {
-            return self.0.decide(ask);
-        }
-        let status = tower_ratelimit::strategy::Status::refused(1_000, 5, 9_000_000, Some(9_000_000));
-        std::future::ready(Ok(Decision::of(tower_ratelimit::Timestamp::EPOCH, ask.cost, status)))
-    }
-
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
-        self.0.clear(policy, key)
-    }
-
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
-        self.0.refund(policy, key, decision)
-    }
-}
-
 #[tokio::test]
-async fn whoever_is_always_outrun_asks_for_what_is_needed() {
-    let watched = Watched::new(Outrun(standing().0));
-    let leases = Leases::new(watched.clone(), 100).clock(ManualClock::default());
+async fn refused_slices_fall_back_to_the_needed_cost() {
+    // The storage says that five units remain, and admits only one at a time: other nodes are
+    // always faster.
+    let (storage, _) = FakeStorage::scripted(|ask| {
+        let status = Status::refused(1_000, 5, 9_000_000, Some(9_000_000));
+        (ask.cost > 1).then(|| Ok(Decision::of(Timestamp::EPOCH, ask.cost, status)))
+    });
+    let leases = Leases::new(storage.clone(), 100).clock(ManualClock::default());
     let (policy, key) = (policy("fixed-window 1000/day"), Key::from("a"));
-    watched.open(false);
-    let mut waiting: Vec<_> = (0..6).map(|_| Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)))).collect();
-    for caller in &mut waiting {
-        assert!(poll(caller).is_pending());
-    }
-    watched.open(true);
+    storage.close();
+    let waiting = waiting_hits(&leases, &policy, &key, 6);
+    storage.open();
     for caller in waiting {
         assert!(caller.await.unwrap().is_admitted());
     }
-    assert!(watched.asked() < 40);
+    assert!(storage.take_decisions() < 40);
 }
 
-/// Refuses, though it says that all of it remains, and fails for all costs but 1 if it is to.
-#[derive(Clone, Debug)]
-struct Absurd(bool, Arc<AtomicU32>);
-
-impl Storage for Absurd {
-    type Error = &'static str;
-    type Decided = std::future::Ready<Result<Decision, Self::Error>>;
-    type Done = std::future::Ready<Result<(), Self::Error>>;
-
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
-        assert!(self.1.fetch_add(1, Ordering::SeqCst) < 100, "it is asked for ever");
-        let status = tower_ratelimit::strategy::Status::refused(1_000, 1_000, 9_000_000, Some(9_000_000));
-        let refused = Decision::of(tower_ratelimit::Timestamp::EPOCH, ask.cost, status);
-        std::future::ready(if self.0 && ask.cost > 1 { Err("too much") } else { Ok(refused) })
-    }
-
-    fn clear(&self, _: &Policy, _: &Key) -> Self::Done {
-        std::future::ready(Ok(()))
-    }
-
-    fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::Done {
-        std::future::ready(Ok(()))
-    }
+/// Refuses although it says that all units remain. If `fails`, it fails for all costs but 1.
+fn absurd(fails: bool) -> FakeStorage {
+    let asked = AtomicU32::new(0);
+    let (storage, _) = FakeStorage::scripted(move |ask| {
+        assert!(asked.fetch_add(1, Ordering::SeqCst) < 100, "it is asked forever");
+        let status = Status::refused(1_000, 1_000, 9_000_000, Some(9_000_000));
+        let refused = Decision::of(Timestamp::EPOCH, ask.cost, status);
+        Some(if fails && ask.cost > 1 { Err("too much".into()) } else { Ok(refused) })
+    });
+    storage
 }
 
-/// Nobody asks for ever, whatever a storage says, and with a fallback that answers now and then.
+/// Leases do not ask forever, whatever a storage answers, also if a fallback answers now and then.
 #[tokio::test]
-async fn what_makes_no_sense_is_told_as_it_is() {
-    let (asked, policy) = (Arc::new(AtomicU32::new(0)), policy("fixed-window 1000/day"));
-    let refused = hit(&Leases::new(Absurd(false, Arc::clone(&asked)), 10), &policy, 2).await;
+async fn contradictory_decisions_are_returned_unchanged() {
+    let policy = policy("fixed-window 1000/day");
+    let refused = hit(&Leases::new(absurd(false), 10), &policy, "a", 2).await;
     assert_eq!((refused.is_refused(), refused.cost(), refused.remaining()), (true, 2, 1_000));
-    let breaker = Breaker::new(Absurd(true, asked)).failures(1_000).fallback(standing().0, 1);
-    let admitted = hit(&Leases::new(breaker, 10), &policy, 1).await;
+    let breaker = Breaker::new(absurd(true)).failures(1_000).fallback(memory_with_manual_clock().0, 1);
+    let admitted = hit(&Leases::new(breaker, 10), &policy, "a", 1).await;
     assert_eq!((admitted.is_admitted(), admitted.cost(), admitted.is_from_fallback()), (true, 1, true));
 }
 
-/// Has somebody else ask whenever it is asked, so that there is always more to do, and answers at once: whoever looks, that it cannot say.
-#[derive(Clone, Debug)]
-struct Busy(MemoryStorage, Arc<OnceLock<Leases<Busy>>>, Arc<AtomicU32>);
-
-impl Storage for Busy {
-    type Error = std::convert::Infallible;
-    type Decided = std::future::Ready<Result<Decision, Self::Error>>;
-    type Done = std::future::Ready<Result<(), Self::Error>>;
-
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
-        if self.2.fetch_add(1, Ordering::SeqCst) < 10_000 {
-            tokio::spawn(self.1.get().unwrap().decide(ask));
-        }
-        std::future::ready(match ask.op {
-            Op::Hit => self.0.decide(ask).into_inner(),
-            Op::Peek => Ok(ask.policy.refuse(tower_ratelimit::Timestamp::EPOCH, ask.cost, 9).contended()),
-        })
-    }
-
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
-        std::future::ready(self.0.clear(policy, key).into_inner())
-    }
-
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
-        std::future::ready(self.0.refund(policy, key, decision).into_inner())
-    }
-}
-
-/// Nobody serves others for ever whose own hit has been decided.
+/// A caller that asks for others returns as soon as its own hit is decided.
 #[tokio::test]
-async fn whoever_asks_for_others_gets_its_own_answer() {
-    let (memory, clock) = standing();
-    let (cell, asked) = (Arc::default(), Arc::new(AtomicU32::new(0)));
-    let leases = Leases::new(Busy(memory, Arc::clone(&cell), Arc::clone(&asked)), 10).clock(clock);
+async fn caller_that_serves_others_returns_once_it_is_decided() {
+    // Whenever the storage is asked, another caller asks the leases, so that there is always more
+    // to do.
+    let (cell, asked) = (Arc::new(OnceLock::<Leases<FakeStorage>>::new()), Arc::new(AtomicU32::new(0)));
+    let (others, count) = (Arc::clone(&cell), Arc::clone(&asked));
+    let (storage, clock) = FakeStorage::scripted(move |ask| {
+        if count.fetch_add(1, Ordering::SeqCst) < 10_000 {
+            tokio::spawn(others.get().unwrap().decide(ask));
+        }
+        None
+    });
+    let leases = Leases::new(storage, 10).clock(clock);
     cell.set(leases.clone()).unwrap();
     let (policy, key) = (policy("fixed-window 1/day"), Key::from("a"));
-    let mut first = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let mut first = start_hit(&leases, &policy, &key, 1);
     assert!(matches!(poll(&mut first), Poll::Ready(Ok(decision)) if decision.is_admitted()));
     assert!(asked.load(Ordering::SeqCst) < 100);
-    // The others have theirs, too.
+    // The others get their decisions, too.
     while asked.load(Ordering::SeqCst) < 10_000 {
         tokio::task::yield_now().await;
     }
-    assert!(hit(&leases, &policy, 1).await.is_refused());
+    assert!(hit(&leases, &policy, "a", 1).await.is_refused());
 }
 
 #[tokio::test]
-async fn what_could_not_be_looked_at_is_told_as_it_is() {
-    let leases = Leases::new(Busy(standing().0, Arc::default(), Arc::new(10_000.into())), 10);
+async fn contended_peek_is_returned_unchanged() {
+    let (storage, _) = FakeStorage::scripted(|ask| {
+        (ask.op == Op::Peek).then(|| Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 9).contended()))
+    });
+    let leases = Leases::new(storage, 10);
     let policy = policy("fixed-window 1000/day");
-    assert!(hit(&leases, &policy, 1).await.is_admitted());
-    let peek = ask(&leases, &policy, "a", Op::Peek, 1).await;
+    assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
+    let peek = decide(&leases, &policy, "a", Op::Peek, 1).await;
     assert!(leases.held() == 1 && peek.is_refused() && peek.is_contended());
 }
 
-/// Callers that leave, before or after they were given something, take nothing along.
+/// Callers that are dropped before or after units were assigned to them spend nothing.
 #[tokio::test]
-async fn callers_that_leave_take_nothing_along() {
-    let (leases, watched, _) = leased(10);
+async fn dropped_callers_spend_nothing() {
+    let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
-    let begin = || Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 3)));
+    let begin = || start_hit(&leases, &policy, &key, 3);
     for left_after in ["never polled", "asking", "answered"] {
-        watched.open(false);
+        storage.close();
         let (mut one, mut two) = (begin(), begin());
         if left_after != "never polled" {
             assert!(poll(&mut one).is_pending() && poll(&mut two).is_pending());
         }
         if left_after == "answered" {
-            watched.open(true);
+            storage.open();
             tokio::task::yield_now().await;
-            while watched.asked() > 0 || leases.held() == 0 {
+            while storage.take_decisions() > 0 || leases.held() == 0 {
                 tokio::task::yield_now().await;
             }
         }
         drop((one, two));
-        watched.open(true);
-        // The next one is served after them.
-        let third = hit(&leases, &policy, 1).await;
+        storage.open();
+        // The next caller is served after them.
+        let third = hit(&leases, &policy, "a", 1).await;
         assert_eq!(third.remaining(), 999, "{left_after}");
         leases.clear(&policy, &key).await.unwrap();
     }
 }
 
-/// At random points.
 #[tokio::test]
-async fn whoever_leaves_at_whatever_point_every_unit_is_spent_once_or_there() {
+async fn units_of_callers_dropped_at_random_points_are_not_lost() {
     let mut numbers = Numbers(7);
     for _ in 0..100 {
-        let (leases, watched, _) = leased(numbers.one_of(&[1, 3, 20]));
+        let (leases, storage, _) = leased(numbers.one_of(&[1, 3, 20]));
         let (policy, key) = (policy("fixed-window 200/minute"), Key::from("a"));
         let (mut spent, mut waiting) = (0, Vec::new());
         for _ in 0..80 {
             match numbers.below(6) {
-                0 => watched.open(numbers.below(2) == 0),
+                0 => {
+                    if numbers.below(2) == 0 {
+                        storage.open();
+                    } else {
+                        storage.close();
+                    }
+                }
                 1 => tokio::task::yield_now().await,
                 2 if !waiting.is_empty() => {
                     let gone = usize::try_from(numbers.below(waiting.len() as u64)).unwrap();
@@ -598,10 +548,10 @@ async fn whoever_leaves_at_whatever_point_every_unit_is_spent_once_or_there() {
             });
         }
         drop(waiting);
-        watched.open(true);
-        // All that is asked before is done when this is.
+        storage.open();
+        // The peek is queued behind everything that is in flight.
         assert_eq!(remains(&leases, &policy).await, 200 - spent);
-        while hit(&leases, &policy, 1).await.is_admitted() {
+        while hit(&leases, &policy, "a", 1).await.is_admitted() {
             spent += 1;
         }
         assert_eq!(spent, 200);
@@ -609,84 +559,82 @@ async fn whoever_leaves_at_whatever_point_every_unit_is_spent_once_or_there() {
 }
 
 #[tokio::test]
-async fn a_storage_that_fails_fails_all_who_wait_and_is_asked_again() {
-    let (leases, watched, _) = leased(10);
+async fn storage_failure_reaches_all_waiting_callers_and_is_not_kept() {
+    let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 100/minute"), Key::from("a"));
-    watched.fails(true);
-    watched.open(false);
-    let mut waiting: Vec<_> = (0..5).map(|_| Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)))).collect();
-    for caller in &mut waiting {
-        assert!(poll(caller).is_pending());
-    }
-    watched.open(true);
+    storage.set(Behavior::FailsAfterCounting);
+    storage.close();
+    let waiting = waiting_hits(&leases, &policy, &key, 5);
+    storage.open();
     for caller in waiting {
-        assert_eq!(caller.await.unwrap_err().to_string(), "the server is down");
+        assert_eq!(caller.await.unwrap_err().to_string(), FAILURE);
     }
-    assert_eq!(watched.asked(), 1);
-    watched.fails(false);
-    assert!(hit(&leases, &policy, 1).await.is_admitted());
-    watched.fails(true);
-    assert!(hit(&leases, &policy, 1).await.is_admitted(), "what is here is here");
+    assert_eq!(storage.take_decisions(), 1);
+    storage.set(Behavior::Works);
+    assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
+    storage.set(Behavior::FailsAfterCounting);
+    assert!(hit(&leases, &policy, "a", 1).await.is_admitted(), "what is here is here");
 }
 
-/// Without a runtime nobody can wait, and nobody hangs; who asks in another runtime than the one that stands still does not either.
+/// Without a runtime a hit fails instead of hanging. A stopped runtime does not block callers in
+/// another one.
 #[test]
-fn nobody_waits_for_a_runtime_that_stands_still() {
-    let (leases, watched, _) = leased(10);
+fn stopped_runtime_does_not_block_callers() {
+    let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
-    watched.open(false);
-    let mut alone = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    storage.close();
+    let mut alone = start_hit(&leases, &policy, &key, 1);
     let Poll::Ready(Err(error)) = poll(&mut alone) else { panic!("it waits for nobody") };
     assert!(error.to_string().contains("need a runtime of tokio's"), "{error}");
     let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
     let inside = one.enter();
-    let mut standing = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let mut standing = start_hit(&leases, &policy, &key, 1);
     assert!(poll(&mut standing).is_pending());
     drop(inside);
-    watched.open(true);
+    storage.open();
     two.block_on(async {
-        assert!(hit(&leases, &policy, 1).await.is_admitted());
+        assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
         leases.clear(&policy, &key).await.unwrap();
     });
     drop(one);
     two.block_on(async {
         assert!(standing.await.is_err(), "who would have asked has ended");
-        assert_eq!(hit(&leases, &policy, 1).await.remaining(), 999);
+        assert_eq!(hit(&leases, &policy, "a", 1).await.remaining(), 999);
         assert_eq!(leases.held(), 1);
     });
 }
 
-/// When there is no room, the one that nobody has asked for the longest gives back what it has left.
+/// In a full table the least recently used lease is evicted, and its units are refunded.
 #[tokio::test]
-async fn the_number_of_leases_is_bounded_and_nothing_is_lost() {
-    let (leases, watched, clock) = leased(10);
+async fn evicted_leases_return_their_units() {
+    let (leases, storage, clock) = leased(10);
     let (leases, policy) = (leases.max_keys(2), policy("fixed-window 1000/day"));
     for key in ["a", "b", "a", "c", "d"] {
-        assert!(ask(&leases, &policy, key, Op::Hit, 1).await.is_admitted());
+        assert!(decide(&leases, &policy, key, Op::Hit, 1).await.is_admitted());
         assert!(leases.held() <= 2);
         clock.advance(Duration::from_millis(1));
     }
     for (key, here, there) in [("a", 998, 998), ("b", 999, 999), ("c", 999, 990), ("d", 999, 990)] {
-        let remaining = ask(&watched, &policy, key, Op::Peek, 1).await.remaining();
-        assert_eq!((ask(&leases, &policy, key, Op::Peek, 1).await.remaining(), remaining), (here, there), "{key}");
+        let remaining = decide(&storage, &policy, key, Op::Peek, 1).await.remaining();
+        assert_eq!((decide(&leases, &policy, key, Op::Peek, 1).await.remaining(), remaining), (here, there), "{key}");
     }
     for key in 0..1_000_u32 {
-        assert!(ask(&leases, &policy, &key.to_string(), Op::Hit, 1).await.is_admitted());
+        assert!(decide(&leases, &policy, &key.to_string(), Op::Hit, 1).await.is_admitted());
         assert!(leases.held() <= 2);
     }
 }
 
 #[tokio::test]
-async fn who_waits_does_not_make_room() {
-    let (leases, watched, _) = leased(10);
+async fn busy_entries_are_not_evicted() {
+    let (leases, storage, _) = leased(10);
     let (leases, policy) = (leases.max_keys(1), policy("fixed-window 1000/day"));
-    watched.open(false);
+    storage.close();
     let hit = |key: &str| Box::pin(leases.decide(Ask::new(&policy, &Key::from(key), Op::Hit, 1)));
     let (mut first, mut second) = (hit("a"), hit("b"));
     assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
-    watched.open(true);
+    storage.open();
     assert!(first.await.unwrap().is_admitted() && second.await.unwrap().is_admitted());
-    assert_eq!((remains(&watched, &policy).await, leases.held()), (990, 1), "only the first is leased");
+    assert_eq!((remains(&storage, &policy).await, leases.held()), (990, 1), "only the first is leased");
 }
 
 #[tokio::test]
@@ -703,8 +651,8 @@ async fn only_one_fixed_window_is_leased() {
     for max_keys in [0, usize::MAX] {
         assert!(leases().try_max_keys(max_keys).unwrap_err().to_string().contains("10_000"));
     }
-    // One chosen for a request, or tried out beside one, is asked of the storage as it is.
-    let (leases, watched, _) = leased(10);
+    // Policies chosen for a request and shadow limits go to the storage unchanged.
+    let (leases, storage, _) = leased(10);
     let tried = policy("fixed-window 9/day").shadow(Limit::new(TokenBucket::new(), Quota::per_day(9)));
     let tried = tried.shadow(Limit::new(FixedWindow::new(), Quota::per_day(1_000)));
     let layer = RateLimitLayer::new(tried.clone(), PeerIp::new());
@@ -712,14 +660,14 @@ async fn only_one_fixed_window_is_leased() {
     for shadow in tried.shadows() {
         leases.validate(shadow).unwrap();
         for _ in 0..3 {
-            assert!(hit(&leases, shadow, 1).await.is_admitted());
+            assert!(hit(&leases, shadow, "a", 1).await.is_admitted());
         }
-        assert_eq!((watched.asked(), leases.held()), (3, 0));
+        assert_eq!((storage.take_decisions(), leases.held()), (3, 0));
     }
     let two = policy("2/minute");
     for left in [1, 0] {
-        assert_eq!(hit(&leases, &two, 1).await.remaining(), left);
+        assert_eq!(hit(&leases, &two, "a", 1).await.remaining(), left);
     }
-    assert!(hit(&leases, &two, 1).await.is_refused());
-    assert_eq!((watched.asked(), leases.held()), (3, 0));
+    assert!(hit(&leases, &two, "a", 1).await.is_refused());
+    assert_eq!((storage.take_decisions(), leases.held()), (3, 0));
 }

@@ -1,50 +1,45 @@
-//! Refusals that are answered without asking the storage again.
+//! The refusal cache: it answers repeated refusals without the storage.
 
 use std::time::Duration;
 
-use common::gated_storage::Watched;
-use common::{policy, poll, standing};
+use common::{Behavior, FAILURE, FakeStorage, hit, memory_with_manual_clock, policy, poll, start_hit};
 use tower_ratelimit::storage::{Ask, Clock, ManualClock, RefusalCache};
-use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, Storage, Timestamp};
+use tower_ratelimit::{Key, MemoryStorage, Op, Storage, Timestamp};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-type Cached = RefusalCache<Watched<MemoryStorage>>;
+type Cached = RefusalCache<FakeStorage<MemoryStorage>>;
 
-/// A cache around a storage that counts, both by a clock that stands.
-fn cached() -> (Cached, Watched<MemoryStorage>, ManualClock) {
-    let (memory, clock) = standing();
-    let watched = Watched::new(memory);
-    (RefusalCache::new(watched.clone()).clock(clock.clone()), watched, clock)
+/// A cache around a storage that counts its calls, and the manual clock of both.
+fn cached() -> (Cached, FakeStorage<MemoryStorage>, ManualClock) {
+    let (memory, clock) = memory_with_manual_clock();
+    let storage = FakeStorage::around(memory);
+    (RefusalCache::new(storage.clone()).clock(clock.clone()), storage, clock)
 }
 
-async fn hit<St: Storage>(storage: &St, policy: &Policy, key: &str, cost: u32) -> Decision {
-    let Ok(decision) = storage.decide(Ask::new(policy, &Key::from(key), Op::Hit, cost)).await else { panic!("failed") };
-    decision
-}
-
-/// Under attack the storage is asked once a key, for as long as the refusal says or for a life, whichever is shorter.
+/// The storage is asked once per key until the wait ends or the time to live expires, whichever
+/// comes first.
 #[tokio::test]
-async fn an_attack_reaches_the_storage_once_a_life_or_once_a_wait() {
+async fn repeated_refusals_reach_the_storage_once_per_ttl_or_wait() {
     for (text, life, seconds, most) in [
         ("fixed-window 1/hour", 1_000, 10, 10),
         ("1/hour", 1_000, 10, 10),
         ("token-bucket 1/hour", 250, 10, 40),
         ("moving-window 1/hour; 1/day", 5_000, 10, 2),
-        // Each wait ends with one hit that is admitted, which has to be asked for too.
+        // Each wait ends with one admitted hit, which is a cache miss too.
         ("fixed-window 1 per 2 seconds", 60_000, 10, 2 * 5),
         ("token-bucket 1 per 2 seconds", 60_000, 10, 2 * 5),
     ] {
-        let (cache, watched, clock) = cached();
+        let (cache, storage, clock) = cached();
         let (cache, policy) = (cache.life(Duration::from_millis(life)), policy(text));
         let first = hit(&cache, &policy, "mallory", 1).await;
-        assert!(first.is_admitted() && watched.asked() == 1);
+        assert!(first.is_admitted() && storage.take_decisions() == 1);
         let mut refused = 0;
         for _ in 0..seconds * 1_000 {
             refused += u64::from(hit(&cache, &policy, "mallory", 1).await.is_refused());
             clock.advance(Duration::from_millis(1));
         }
-        let asked = watched.asked();
+        let asked = storage.take_decisions();
         assert!(asked <= most && refused > 9_900, "{text}: {refused} refused, {asked} asked");
         assert_eq!(cache.asked(), asked + 1);
         assert!(cache.answered() >= refused - asked);
@@ -53,27 +48,27 @@ async fn an_attack_reaches_the_storage_once_a_life_or_once_a_wait() {
 }
 
 #[tokio::test]
-async fn what_is_answered_here_says_what_is_left_of_the_wait() {
-    let (cache, watched, clock) = cached();
+async fn cached_refusal_reports_the_remaining_wait() {
+    let (cache, storage, clock) = cached();
     let cache = cache.life(Duration::from_secs(3_600));
     let policy = policy("fixed-window 2/minute; moving-window 5/second");
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     clock.advance(Duration::from_secs(10));
     let asked = hit(&cache, &policy, "a", 1).await;
     clock.advance(Duration::from_secs(20));
-    watched.asked();
+    storage.take_decisions();
     let known = hit(&cache, &policy, "a", 1).await;
-    assert_eq!(watched.asked(), 0);
+    assert_eq!(storage.take_decisions(), 0);
     assert_eq!(asked.retry_after(), Some(Duration::from_secs(50)));
     assert_eq!((known.retry_after(), known.reset_after()), (Some(Duration::from_secs(30)), Duration::from_secs(30)));
     assert_eq!(known.at(), asked.at().plus(20_000_000));
-    assert_eq!(known, watched.inner().decide(Ask::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap());
+    assert_eq!(known, storage.inner().decide(Ask::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap());
 }
 
-/// A limit that refuses no longer, while another one does, does not say so.
+/// A limit whose wait has ended admits, also while another limit still refuses.
 #[tokio::test]
-async fn each_limit_refuses_for_as_long_as_it_says() {
-    let (cache, watched, clock) = cached();
+async fn each_limit_of_a_cached_refusal_expires_on_its_own() {
+    let (cache, storage, clock) = cached();
     let cache = cache.life(Duration::from_secs(3_600));
     let policy = policy("fixed-window 2/minute; fixed-window 2/second");
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
@@ -83,18 +78,19 @@ async fn each_limit_refuses_for_as_long_as_it_says() {
         let admit: Vec<bool> = decision.limits().iter().map(tower_ratelimit::strategy::Status::is_admitted).collect();
         assert_eq!(admit, [false, admits]);
     }
-    assert_eq!(watched.asked(), 2);
+    assert_eq!(storage.take_decisions(), 2);
 }
 
-/// Of a window all is known by one refusal; elsewhere a larger cost may have to wait for longer, and is asked for once.
+/// One refusal of a window covers every larger cost. Elsewhere a larger cost may wait longer and is
+/// a miss once.
 #[tokio::test]
-async fn larger_costs_are_refused_too_and_smaller_ones_are_asked_for() {
-    // A larger one that was refused before is not forgotten for a smaller one.
-    let (cache, watched, _) = cached();
+async fn larger_costs_are_cache_hits_and_smaller_ones_misses() {
+    // The refusal of a smaller cost does not evict that of a larger one.
+    let (cache, storage, _) = cached();
     for (cost, admitted) in [(6, true), (8, false), (4, false), (8, false)] {
         assert_eq!(hit(&cache, &policy("9/minute"), "a", cost).await.is_admitted(), admitted);
     }
-    assert_eq!(watched.asked(), 3);
+    assert_eq!(storage.take_decisions(), 3);
     for (text, trips) in [
         ("fixed-window 9/minute", 0),
         ("fixed-window-aligned 9/minute; fixed-window 11/hour", 0),
@@ -102,36 +98,36 @@ async fn larger_costs_are_refused_too_and_smaller_ones_are_asked_for() {
         ("token-bucket 9/minute", 1),
         ("fixed-window 9/minute; token-bucket 12/minute", 1),
     ] {
-        let (cache, watched, _) = cached();
+        let (cache, storage, _) = cached();
         let policy = policy(text);
         assert!(hit(&cache, &policy, "a", 6).await.is_admitted());
         assert!(hit(&cache, &policy, "a", 4).await.is_refused());
-        watched.asked();
+        storage.take_decisions();
         for _ in 0..3 {
             for cost in [4, 7, 13, u32::MAX] {
                 let known = hit(&cache, &policy, "a", cost).await;
-                let direct = watched.inner().decide(Ask::new(&policy, &Key::from("a"), Op::Hit, cost)).await.unwrap();
+                let direct = storage.inner().decide(Ask::new(&policy, &Key::from("a"), Op::Hit, cost)).await.unwrap();
                 assert_eq!(known, direct, "{text}");
             }
         }
-        assert_eq!(watched.asked(), trips, "{text}");
+        assert_eq!(storage.take_decisions(), trips, "{text}");
         assert!(hit(&cache, &policy, "a", 3).await.is_admitted(), "{text}: what may fit is asked for");
-        // Now even less remains than was known.
+        // Now less remains than the cache knew.
         assert_eq!(hit(&cache, &policy, "a", 4).await.remaining(), 0, "{text}");
     }
 }
 
 #[tokio::test]
-async fn what_counts_refusals_or_does_not_stay_true_is_always_asked_for() {
+async fn refusals_that_may_change_are_not_cached() {
     for text in ["elastic-window 1/minute", "leaky-bucket 1/minute", "fixed-window 1/day; elastic-window 9/day"] {
-        let (cache, watched, _) = cached();
+        let (cache, storage, _) = cached();
         let policy = policy(text);
         for _ in 0..5 {
             let _ = hit(&cache, &policy, "a", 1).await;
         }
-        assert_eq!((watched.asked(), cache.held()), (5, 0), "{text}");
+        assert_eq!((storage.take_decisions(), cache.held()), (5, 0), "{text}");
     }
-    // Crowded: there is no room for a newcomer.
+    // A full storage refuses a new key.
     let memory = MemoryStorage::builder().max_keys(1).build().unwrap();
     let cache = RefusalCache::new(memory);
     let policy = policy("fixed-window 1/day");
@@ -140,44 +136,24 @@ async fn what_counts_refusals_or_does_not_stay_true_is_always_asked_for() {
         assert!(hit(&cache, &policy, "newcomer", 1).await.is_crowded());
     }
     assert_eq!((cache.answered(), cache.held()), (0, 0));
-    // What asks for nothing, and who only looks.
-    let (cache, watched, _) = cached();
+    // Free hits and peeks.
+    let (cache, storage, _) = cached();
     for _ in 0..3 {
         let _ = hit(&cache, &policy, "a", 1).await;
     }
-    watched.asked();
+    storage.take_decisions();
     for (op, cost) in [(Op::Peek, 1), (Op::Peek, 2), (Op::Hit, 0), (Op::Peek, 0)] {
         let decision = cache.decide(Ask::new(&policy, &Key::from("a"), op, cost)).await.unwrap();
         assert_eq!(decision.is_admitted(), cost == 0);
-        assert_eq!(watched.asked(), 1);
-    }
-}
-
-/// Refuses as contended, whatever it is asked.
-#[derive(Clone, Debug)]
-struct Contended;
-
-impl Storage for Contended {
-    type Error = std::convert::Infallible;
-    type Decided = std::future::Ready<Result<Decision, Self::Error>>;
-    type Done = std::future::Ready<Result<(), Self::Error>>;
-
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
-        std::future::ready(Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 1_000_000).contended()))
-    }
-
-    fn clear(&self, _: &Policy, _: &Key) -> Self::Done {
-        std::future::ready(Ok(()))
-    }
-
-    fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::Done {
-        std::future::ready(Ok(()))
+        assert_eq!(storage.take_decisions(), 1);
     }
 }
 
 #[tokio::test]
-async fn who_is_told_to_come_back_soon_because_others_are_faster_is_asked_for_again() {
-    let cache = RefusalCache::new(Contended);
+async fn contended_refusals_are_not_cached() {
+    let (contended, _) =
+        FakeStorage::scripted(|ask| Some(Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 1_000_000).contended())));
+    let cache = RefusalCache::new(contended);
     for _ in 0..3 {
         assert!(hit(&cache, &policy("1/day"), "a", 1).await.is_contended());
     }
@@ -185,9 +161,9 @@ async fn who_is_told_to_come_back_soon_because_others_are_faster_is_asked_for_ag
 }
 
 #[tokio::test]
-async fn clearing_and_giving_back_show_at_once_here_and_after_a_life_elsewhere() {
-    let (cache, watched, clock) = cached();
-    let elsewhere = RefusalCache::new(watched.clone()).clock(clock.clone());
+async fn clear_and_refund_invalidate_at_once_here_and_after_the_ttl_elsewhere() {
+    let (cache, storage, clock) = cached();
+    let elsewhere = RefusalCache::new(storage.clone()).clock(clock.clone());
     let policy = policy("moving-window 2/hour");
     let key = Key::from("a");
     let first = hit(&cache, &policy, "a", 2).await;
@@ -205,7 +181,7 @@ async fn clearing_and_giving_back_show_at_once_here_and_after_a_life_elsewhere()
     assert!(hit(&elsewhere, &policy, "a", 1).await.is_refused());
     clock.advance(Duration::from_micros(1));
     assert!(hit(&elsewhere, &policy, "a", 1).await.is_admitted());
-    // Another key, and another policy, are not dropped with it.
+    // A clear keeps the entries of other keys and policies.
     let other = policy.clone().with_name("other");
     for (policy, key) in [(&policy, "b"), (&other, "a")] {
         assert!(hit(&cache, policy, key, 2).await.is_admitted());
@@ -215,15 +191,15 @@ async fn clearing_and_giving_back_show_at_once_here_and_after_a_life_elsewhere()
     assert_eq!(cache.held(), 2);
 }
 
-/// A refusal that was decided before a key was cleared, or given something, and arrives after, is not kept.
+/// A refusal that was decided before a clear or a refund and arrives after it is not cached.
 #[tokio::test]
-async fn a_refusal_that_arrives_after_a_change_is_not_kept() {
+async fn refusal_from_before_a_change_is_not_cached() {
     for change in ["clear", "refund", "dropped clear", "admitted"] {
-        let (cache, watched, _) = cached();
+        let (cache, storage, _) = cached();
         let (policy, key) = (policy("fixed-window 3/hour"), Key::from("a"));
         let first = hit(&cache, &policy, "a", 2).await;
-        watched.open(false);
-        let mut late = Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, 2)));
+        storage.close();
+        let mut late = start_hit(&cache, &policy, &key, 2);
         assert!(poll(&mut late).is_pending(), "it is decided, and has not arrived");
         match change {
             "clear" | "dropped clear" => {
@@ -231,20 +207,20 @@ async fn a_refusal_that_arrives_after_a_change_is_not_kept() {
                 assert!(poll(&mut clear).is_pending(), "done, and not told");
                 if change == "dropped clear" {
                     drop(clear);
-                    watched.open(true);
+                    storage.open();
                 } else {
-                    watched.open(true);
+                    storage.open();
                     clear.await.unwrap();
                 }
             }
             "refund" => {
                 let mut refund = Box::pin(cache.refund(&policy, &key, &first));
                 assert!(poll(&mut refund).is_pending());
-                watched.open(true);
+                storage.open();
                 refund.await.unwrap();
             }
             _ => {
-                watched.open(true);
+                storage.open();
                 assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
             }
         }
@@ -255,19 +231,19 @@ async fn a_refusal_that_arrives_after_a_change_is_not_kept() {
     }
 }
 
-/// Between the first poll of a clear and its end another refusal may come and go.
+/// Another refusal may be cached between the first poll of a clear and its end.
 #[tokio::test]
-async fn what_is_learnt_while_a_change_is_under_way_goes_when_it_is_done() {
-    let (cache, watched, _) = cached();
+async fn finished_change_invalidates_refusals_cached_meanwhile() {
+    let (cache, storage, _) = cached();
     let (policy, key) = (policy("fixed-window 1/hour"), Key::from("a"));
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
-    watched.decides_late(true);
-    watched.open(false);
+    storage.work_when_open(true);
+    storage.close();
     let mut clear = Box::pin(cache.clear(&policy, &key));
     assert!(poll(&mut clear).is_pending(), "not done yet");
-    let mut refused = Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let mut refused = start_hit(&cache, &policy, &key, 1);
     assert!(poll(&mut refused).is_pending());
-    watched.open(true);
+    storage.open();
     assert!(refused.await.unwrap().is_refused());
     assert_eq!(cache.held(), 1);
     (&mut clear).await.unwrap();
@@ -275,10 +251,10 @@ async fn what_is_learnt_while_a_change_is_under_way_goes_when_it_is_done() {
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
 }
 
-/// Memory does what it is told when it is told, whether or not somebody awaits it.
+/// Memory clears and refunds when it is called, whether or not the future is awaited.
 #[tokio::test]
-async fn what_is_done_at_once_shows_at_once() {
-    let cache = RefusalCache::new(standing().0);
+async fn immediate_changes_invalidate_without_being_awaited() {
+    let cache = RefusalCache::new(memory_with_manual_clock().0);
     let (policy, key) = (policy("fixed-window 1/hour"), Key::from("a"));
     let first = hit(&cache, &policy, "a", 1).await;
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
@@ -291,26 +267,27 @@ async fn what_is_done_at_once_shows_at_once() {
     drop((clear, refund));
 }
 
-/// However long the answer is under way, nobody is refused for longer than is true, and nobody is told to come back too early.
+/// However long the answer takes, the cache neither refuses after the wait has ended nor reports
+/// too short a wait.
 #[tokio::test]
-async fn a_slow_answer_is_not_kept_for_longer_than_it_is_true() {
+async fn slow_refusal_is_not_cached_beyond_its_wait() {
     for (decides_late, arrives) in [(false, 0), (false, 400), (false, 1_200), (true, 0), (true, 400), (true, 1_200)] {
-        let (cache, watched, clock) = cached();
+        let (cache, storage, clock) = cached();
         let cache = cache.life(Duration::from_secs(60));
         let (policy, key) = (policy("fixed-window 1/second"), Key::from("a"));
         assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
         if decides_late && arrives == 1_200 {
-            continue; // it is not even refused
+            continue; // The hit is admitted.
         }
-        watched.decides_late(decides_late);
-        watched.open(false);
-        let mut slow = Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+        storage.work_when_open(decides_late);
+        storage.close();
+        let mut slow = start_hit(&cache, &policy, &key, 1);
         assert!(poll(&mut slow).is_pending());
         clock.advance(Duration::from_millis(arrives));
-        watched.open(true);
+        storage.open();
         assert!(slow.await.unwrap().is_refused());
-        watched.decides_late(false);
-        watched.asked();
+        storage.work_when_open(false);
+        storage.take_decisions();
         for millis in arrives..1_300 {
             let now = clock.now();
             let decision = hit(&cache, &policy, "a", 1).await;
@@ -326,63 +303,63 @@ async fn a_slow_answer_is_not_kept_for_longer_than_it_is_true() {
             assert_eq!(clock.now(), now);
             clock.advance(Duration::from_millis(1));
         }
-        // Kept until a trip before its end, then asked for once more.
-        assert!((1..=3).contains(&watched.asked()));
+        // The entry expires one round trip before the wait ends, which is one more miss.
+        assert!((1..=3).contains(&storage.take_decisions()));
     }
 }
 
-/// Callers that leave, at whatever point, leave nothing behind, and one that may have spent something is reckoned with.
+/// Dropped callers leave nothing behind. One that may have spent units invalidates the entry.
 #[tokio::test]
-async fn a_caller_that_leaves_leaves_nothing_behind() {
-    let (cache, watched, _) = cached();
+async fn dropped_hit_that_may_have_counted_invalidates() {
+    let (cache, storage, _) = cached();
     let (policy, key) = (policy("fixed-window 5/hour"), Key::from("a"));
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     assert!(hit(&cache, &policy, "a", 4).await.is_refused());
     assert_eq!(cache.held(), 1);
-    watched.open(false);
+    storage.close();
     drop(cache.decide(Ask::new(&policy, &key, Op::Hit, 1)));
     assert_eq!(cache.held(), 0, "it may have been admitted");
-    let mut spends = Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, 1)));
-    let mut refused = Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, 4)));
+    let mut spends = start_hit(&cache, &policy, &key, 1);
+    let mut refused = start_hit(&cache, &policy, &key, 4);
     assert!(poll(&mut refused).is_pending() && poll(&mut spends).is_pending());
     drop(spends);
-    watched.open(true);
+    storage.open();
     assert_eq!(refused.await.unwrap().remaining(), 3);
     assert_eq!(hit(&cache, &policy, "a", 4).await.remaining(), 2, "what arrived is from before it was spent");
-    // Those who ask for as much as was refused spend nothing when they leave.
+    // A dropped hit of at least the refused cost has spent nothing.
     assert_eq!(cache.held(), 1);
-    watched.open(false);
-    let mut same = Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, 3)));
+    storage.close();
+    let mut same = start_hit(&cache, &policy, &key, 3);
     assert!(poll(&mut same).is_pending());
-    watched.open(true);
+    storage.open();
     drop(same);
     assert!(format!("{cache:?}").contains("held: "), "{cache:?}");
     assert!(hit(&cache, &policy, "a", 4).await.is_refused());
     assert_eq!(cache.held(), 1);
-    // By a larger quota of the same name it may have spent what was told to come back sooner.
+    // Under a larger quota of the same name it may have been admitted.
     drop(cache.decide(Ask::new(&common::policy("fixed-window 9/hour").with_name(policy.identity()), &key, Op::Hit, 4)));
     assert_eq!(cache.held(), 0);
 }
 
 #[tokio::test]
-async fn a_storage_that_fails_is_asked_again() {
-    let (cache, watched, _) = cached();
+async fn failures_are_not_cached() {
+    let (cache, storage, _) = cached();
     let policy = policy("fixed-window 1/hour");
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
-    watched.fails(true);
+    storage.set(Behavior::FailsAfterCounting);
     let error = cache.decide(Ask::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap_err();
-    assert_eq!((error.to_string().as_str(), cache.held()), ("the server is down", 0));
-    watched.fails(false);
+    assert_eq!((error.to_string().as_str(), cache.held()), (FAILURE, 0));
+    storage.set(Behavior::Works);
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
-    watched.fails(true);
+    storage.set(Behavior::FailsAfterCounting);
     assert!(hit(&cache, &policy, "a", 1).await.is_refused(), "what is known is known");
 }
 
-/// Field defects: unbounded maps; a flood of keys frees those who are refused.
+/// Field defects: unbounded maps; a flood of keys evicts refused keys.
 #[tokio::test]
-async fn a_flood_of_keys_stays_within_the_bound_and_admits_nobody() {
+async fn flood_of_keys_stays_within_max_keys() {
     for max_keys in [1, 3, 16, 100, 1_000] {
-        let (cache, watched, clock) = cached();
+        let (cache, storage, clock) = cached();
         let (cache, policy) = (cache.max_keys(max_keys), policy("fixed-window 1/hour"));
         for round in 0..2 {
             for key in 0..5_000_u32 {
@@ -392,36 +369,38 @@ async fn a_flood_of_keys_stays_within_the_bound_and_admits_nobody() {
             }
         }
         assert!(cache.held() * 10 >= max_keys * 9, "{} of {max_keys}", cache.held());
-        // Those that come by when all is over, also for who would be served while it is asked again, sweep.
+        // Later hits sweep the entries that have expired and may no longer be served during a
+        // refresh.
         clock.advance(2 * SECOND);
         for key in 0..20_000_u32 {
             let _ = hit(&cache, &policy, &format!("new {key}"), 1).await;
         }
         assert_eq!(cache.held(), 0, "of {max_keys}");
-        let _ = watched.asked();
+        let _ = storage.take_decisions();
     }
 }
 
 #[tokio::test]
-async fn the_refusal_that_ends_first_makes_room() {
-    let (cache, watched, clock) = cached();
+async fn refusal_that_expires_first_is_evicted() {
+    let (cache, storage, clock) = cached();
     let (cache, short, long) = (cache.max_keys(2), policy("fixed-window 1 per 300ms"), policy("fixed-window 1/hour"));
     for (policy, key) in [(&long, "a"), (&short, "b"), (&long, "c")] {
         assert!(hit(&cache, policy, key, 1).await.is_admitted());
         assert!(hit(&cache, policy, key, 1).await.is_refused());
         clock.advance(Duration::from_millis(1));
     }
-    watched.asked();
+    storage.take_decisions();
     for (policy, key) in [(&long, "a"), (&long, "c")] {
         assert!(hit(&cache, policy, key, 1).await.is_refused());
     }
-    assert_eq!((watched.asked(), cache.held()), (0, 2));
+    assert_eq!((storage.take_decisions(), cache.held()), (0, 2));
 }
 
-/// A quota that has changed under its name is another entry, and a clear of either drops both: they share what is spent.
+/// A changed quota under the same name is another entry. A clear of either drops both, because they
+/// share states.
 #[tokio::test]
-async fn quotas_of_one_name_are_told_apart_and_cleared_together() {
-    let (cache, watched, _) = cached();
+async fn quotas_of_one_name_are_separate_and_cleared_together() {
+    let (cache, storage, _) = cached();
     let [free, paid] = ["fixed-window 2/hour", "fixed-window 5/hour"].map(|text| policy(text).with_name("tier"));
     assert!(hit(&cache, &free, "a", 2).await.is_admitted());
     assert!(hit(&cache, &free, "a", 1).await.is_refused());
@@ -429,18 +408,18 @@ async fn quotas_of_one_name_are_told_apart_and_cleared_together() {
     for policy in [&free, &paid] {
         assert!(hit(&cache, policy, "a", 1).await.is_refused());
     }
-    watched.asked();
+    storage.take_decisions();
     for policy in [&paid, &free, &paid] {
         assert!(hit(&cache, policy, "a", 1).await.is_refused());
     }
-    assert_eq!((watched.asked(), cache.held()), (0, 1));
+    assert_eq!((storage.take_decisions(), cache.held()), (0, 1));
     cache.clear(&free, &Key::from("a")).await.unwrap();
     assert!(hit(&cache, &paid, "a", 1).await.is_admitted());
 }
 
-/// Shadow limits have the digest of their policy, and states of their own.
+/// Shadow limits have the digest of their policy, but their own states.
 #[tokio::test]
-async fn what_is_only_tried_out_is_told_apart() {
+async fn shadow_limits_have_separate_entries() {
     let (cache, _, _) = cached();
     let policy = policy("fixed-window 5/hour; shadow fixed-window 1/hour");
     let shadow = &policy.shadows()[0];
@@ -452,7 +431,7 @@ async fn what_is_only_tried_out_is_told_apart() {
 }
 
 #[test]
-fn what_cannot_be_says_what_to_write() {
+fn invalid_options_suggest_valid_values() {
     let cache = || RefusalCache::new(MemoryStorage::new());
     let life = cache().try_life(Duration::ZERO).unwrap_err().to_string();
     assert!(life.contains("0ns") && life.contains("Duration::from_secs(1)"), "{life}");
@@ -471,52 +450,52 @@ fn what_cannot_be_says_what_to_write() {
     }
 }
 
-/// When a life is over, one asks for all who come at once.
+/// When an entry has expired, one of the concurrent callers refreshes it for all.
 #[tokio::test]
-async fn of_many_who_come_when_a_life_is_over_one_asks() {
-    let (cache, watched, clock) = cached();
+async fn expired_entry_is_refreshed_by_one_caller() {
+    let (cache, storage, clock) = cached();
     let policy = policy("fixed-window 2/minute");
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
     let key = Key::from("a");
-    let ask = |cost| Box::pin(cache.decide(Ask::new(&policy, &key, Op::Hit, cost)));
-    watched.asked();
+    let ask = |cost| start_hit(&cache, &policy, &key, cost);
+    storage.take_decisions();
     for round in 1..=3 {
         clock.advance(SECOND);
-        watched.open(false);
+        storage.close();
         let mut first = ask(1);
         assert!(poll(&mut first).is_pending());
         for cost in [1, 1, 2, 3] {
             let refused = ask(cost).await.unwrap();
             assert_eq!(refused.retry_after(), (cost < 3).then(|| Duration::from_secs(60 - round)));
         }
-        assert_eq!(watched.asked(), 1);
+        assert_eq!(storage.take_decisions(), 1);
         match round {
-            // It says nothing, and the next one asks.
+            // It is dropped without an answer, and the next caller asks.
             1 => {
                 drop(first);
                 assert!(poll(&mut ask(1)).is_pending());
-                assert_eq!(watched.asked(), 1);
-                watched.open(true);
+                assert_eq!(storage.take_decisions(), 1);
+                storage.open();
                 assert!(ask(1).await.unwrap().is_refused());
             }
             2 => {
-                watched.open(true);
+                storage.open();
                 assert!(first.await.unwrap().is_refused());
             }
-            // Nobody is refused for longer than for a second life by what is not asked for.
+            // An entry without an answer is served for one more time to live at most.
             _ => {
                 clock.advance(SECOND);
                 assert!(poll(&mut ask(1)).is_pending());
-                watched.open(true);
+                storage.open();
             }
         }
-        watched.asked();
+        storage.take_decisions();
     }
-    // Somebody else has cleared it: that shows to the first, and then to all.
+    // After a clear elsewhere, the caller that refreshes sees it first, and then all do.
     clock.advance(2 * SECOND);
     assert!(ask(1).await.unwrap().is_refused());
-    watched.inner().clear(&policy, &key).await.unwrap();
+    storage.inner().clear(&policy, &key).await.unwrap();
     clock.advance(SECOND);
     for _ in 0..2 {
         assert!(ask(1).await.unwrap().is_admitted());

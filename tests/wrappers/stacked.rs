@@ -1,9 +1,9 @@
-//! Storages around storages around a storage: what one knows must not be taken for what another one says.
+//! Stacked wrappers: one wrapper must not take the decisions of a fallback for those of the
+//! primary.
 
 use std::time::Duration;
 
-use common::flaky_storage::{Mood, Moody, counted};
-use common::policy;
+use common::{Behavior, FakeStorage, counted, policy, spend};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tower_ratelimit::storage::{Breaker, Leases, ManualClock, RefusalCache};
@@ -11,17 +11,14 @@ use tower_ratelimit::{BoxError, Decision, Key, MemoryStorage, RateLimiter, Stora
 
 const MS: Duration = Duration::from_millis(1);
 
-type Fallen = Breaker<Moody, MemoryStorage>;
+type Fallen = Breaker<FakeStorage, MemoryStorage>;
 
-/// A breaker that opens at the first failure, whose fallback is one of so many, and what it stands before.
-fn breaker(replicas: u32) -> (Fallen, Moody, ManualClock) {
-    let (moody, clock) = Moody::new(Mood::Works);
+/// A breaker that opens at the first failure and whose fallback is one of `replicas`, and its
+/// primary.
+fn breaker(replicas: u32) -> (Fallen, FakeStorage, ManualClock) {
+    let (primary, clock) = FakeStorage::in_memory(Behavior::Works);
     let fallback = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
-    (Breaker::new(moody.clone()).failures(1).probe_after(MS, MS).fallback(fallback, replicas), moody, clock)
-}
-
-async fn hit<St: Storage>(limiter: &RateLimiter<St>, cost: u32) -> Decision {
-    hit_by(limiter, &Key::everybody(), cost).await
+    (Breaker::new(primary.clone()).failures(1).probe_after(MS, MS).fallback(fallback, replicas), primary, clock)
 }
 
 async fn hit_by<St: Storage>(limiter: &RateLimiter<St>, key: &Key, cost: u32) -> Decision {
@@ -29,7 +26,7 @@ async fn hit_by<St: Storage>(limiter: &RateLimiter<St>, key: &Key, cost: u32) ->
     hit.unwrap_or_else(|error| panic!("{}", Into::<BoxError>::into(error)))
 }
 
-/// Somebody else hits until the primary decides.
+/// Hits with another key until the primary decides.
 async fn until_it_is_back<St: Storage>(limiter: &RateLimiter<St>) {
     while hit_by(limiter, &Key::from("somebody else"), 1).await.is_from_fallback() {
         sleep(MS).await;
@@ -37,91 +34,91 @@ async fn until_it_is_back<St: Storage>(limiter: &RateLimiter<St>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_of_a_fallback_is_not_kept() {
-    let (breaker, moody, clock) = breaker(1);
+async fn refusals_of_a_fallback_are_not_cached() {
+    let (breaker, primary, clock) = breaker(1);
     let cache = RefusalCache::new(breaker).clock(clock);
     let limiter = RateLimiter::with_storage(policy("1/day"), cache.clone());
-    moody.set(Mood::Fails);
-    assert!(hit(&limiter, 1).await.is_admitted());
+    primary.set(Behavior::Fails);
+    assert!(spend(&limiter, 1).await.is_admitted());
     for _ in 0..3 {
-        let refused = hit(&limiter, 1).await;
+        let refused = spend(&limiter, 1).await;
         assert!(refused.is_refused() && refused.is_from_fallback());
     }
     assert_eq!((cache.held(), cache.answered()), (0, 0));
-    moody.set(Mood::Works);
+    primary.set(Behavior::Works);
     sleep(MS).await;
-    let decision = hit(&limiter, 1).await;
+    let decision = spend(&limiter, 1).await;
     assert!(decision.is_admitted() && !decision.is_from_fallback());
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_known_to_be_refused_stays_refused_while_the_server_is_away() {
-    let (breaker, moody, clock) = breaker(1);
+async fn cached_refusals_stay_during_an_outage() {
+    let (breaker, primary, clock) = breaker(1);
     let limiter = RateLimiter::with_storage(policy("1/day"), RefusalCache::new(breaker).clock(clock.clone()));
-    assert!(hit(&limiter, 1).await.is_admitted());
-    assert!(hit(&limiter, 1).await.is_refused());
-    moody.set(Mood::Fails);
-    let refused = hit(&limiter, 1).await;
+    assert!(spend(&limiter, 1).await.is_admitted());
+    assert!(spend(&limiter, 1).await.is_refused());
+    primary.set(Behavior::Fails);
+    let refused = spend(&limiter, 1).await;
     assert!(refused.is_refused() && !refused.is_from_fallback());
-    // A life later nobody knows any more, and the fallback has a quota of its own.
+    // After the time to live the entry is gone, and the fallback has its own quota.
     clock.advance(Duration::from_secs(1));
-    let admitted = hit(&limiter, 1).await;
+    let admitted = spend(&limiter, 1).await;
     assert!(admitted.is_admitted() && admitted.is_from_fallback());
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_leased_is_spent_while_the_server_is_away_and_no_slices_are_taken_of_the_fallback() {
+async fn leases_are_spent_during_an_outage_and_none_are_taken_from_the_fallback() {
     for text in ["fixed-window 1000/day", "fixed-window-aligned 1000/day"] {
-        let (breaker, moody, clock) = breaker(4);
+        let (breaker, primary, clock) = breaker(4);
         let leases = Leases::new(breaker, 10).clock(clock);
         let limiter = RateLimiter::with_storage(policy(text), leases.clone());
-        assert_eq!(hit(&limiter, 1).await.remaining(), 999);
-        moody.set(Mood::Fails);
+        assert_eq!(spend(&limiter, 1).await.remaining(), 999);
+        primary.set(Behavior::Fails);
         for spent in 2..=7 {
-            let decision = hit(&limiter, 1).await;
+            let decision = spend(&limiter, 1).await;
             assert!(!decision.is_from_fallback());
             assert_eq!(decision.remaining(), 1_000 - spent);
         }
-        // Three are left, and stay for who needs no more.
-        let decision = hit(&limiter, 5).await;
+        // Three leased units are left, and stay for smaller costs.
+        let decision = spend(&limiter, 5).await;
         assert!(decision.is_admitted() && decision.is_from_fallback());
         assert_eq!((decision.capacity(), decision.remaining()), (250, 245));
         let peek = limiter.peek(&Key::everybody()).await.unwrap();
         assert!(peek.is_from_fallback());
         assert_eq!((peek.capacity(), peek.remaining()), (250, 245));
         limiter.refund(&Key::everybody(), &decision).await.unwrap();
-        assert_eq!(hit(&limiter, 3).await.remaining(), 990);
+        assert_eq!(spend(&limiter, 3).await.remaining(), 990);
 
         for spent in 1..=250 {
-            let decision = hit(&limiter, 1).await;
+            let decision = spend(&limiter, 1).await;
             assert!(decision.is_admitted() && decision.is_from_fallback(), "{spent}");
             assert_eq!((decision.capacity(), decision.remaining(), decision.cost()), (250, 250 - spent, 1));
         }
-        let refused = hit(&limiter, 1).await;
+        let refused = spend(&limiter, 1).await;
         assert!(refused.is_refused() && refused.is_from_fallback());
         assert_eq!((refused.capacity(), refused.remaining(), refused.cost()), (250, 0, 1));
         assert_eq!(leases.held(), 1, "of the server's window");
 
-        moody.set(Mood::Works);
+        primary.set(Behavior::Works);
         until_it_is_back(&limiter).await;
         let asked = leases.asked();
         for spent in 11..=30 {
-            assert_eq!(hit(&limiter, 1).await.remaining(), 1_000 - spent, "{text}");
+            assert_eq!(spend(&limiter, 1).await.remaining(), 1_000 - spent, "{text}");
         }
         assert_eq!(leases.asked() - asked, 2);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_of_those_who_wait_is_told_what_the_fallback_says_of_it() {
-    let (breaker, moody, clock) = breaker(4);
+async fn waiting_callers_each_get_the_fallbacks_decision() {
+    let (breaker, primary, clock) = breaker(4);
     let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), Leases::new(breaker, 10).clock(clock));
-    moody.set(Mood::FailsAfter(5 * MS));
+    primary.set(Behavior::FailsAfter(5 * MS));
     let mut hits = JoinSet::new();
     let costs = [1, 2, 30, 3, 20, 4, 1];
     for cost in costs {
         let limiter = limiter.clone();
-        hits.spawn(async move { hit(&limiter, cost).await });
+        hits.spawn(async move { spend(&limiter, cost).await });
     }
     let started = Instant::now();
     let decisions = hits.join_all().await;
@@ -134,44 +131,44 @@ async fn each_of_those_who_wait_is_told_what_the_fallback_says_of_it() {
         11,
         "25 are its share; neither 30 nor 20 besides the others: {admitted:?}"
     );
-    assert_eq!(hit(&limiter, 14).await.remaining(), 0);
+    assert_eq!(spend(&limiter, 14).await.remaining(), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_a_second_answer_of_a_server_that_fails() {
-    let (breaker, moody, clock) = breaker(4);
+async fn waiting_callers_wait_for_one_failure_only() {
+    let (breaker, primary, clock) = breaker(4);
     let breaker = breaker.failures(100);
     let limiter = RateLimiter::with_storage(policy("fixed-window 400/day"), Leases::new(breaker, 10).clock(clock));
-    moody.set(Mood::FailsAfter(50 * MS));
+    primary.set(Behavior::FailsAfter(50 * MS));
     let (started, mut hits) = (Instant::now(), JoinSet::new());
     for _ in 0..8 {
         let limiter = limiter.clone();
-        hits.spawn(async move { hit(&limiter, 1).await });
+        hits.spawn(async move { spend(&limiter, 1).await });
     }
     let mut remaining: Vec<_> = hits.join_all().await.iter().map(Decision::remaining).collect();
     assert!(started.elapsed() <= 51 * MS, "{:?}", started.elapsed());
     remaining.sort_unstable();
-    // Of a slice of 10 as the share of 100 tells; the two that nobody wanted are back.
+    // A slice of 10 was taken from the share of 100, and the two spare units were refunded.
     assert_eq!(remaining, [90, 91, 92, 93, 94, 95, 96, 97].map(|left| left + 2));
     assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 92);
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_before_the_fallback_has_answered_takes_nothing_along() {
-    let (breaker, moody, clock) = breaker(4);
+async fn callers_dropped_before_the_fallback_answers_spend_nothing() {
+    let (breaker, primary, clock) = breaker(4);
     let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), Leases::new(breaker, 10).clock(clock));
-    moody.set(Mood::FailsAfter(5 * MS));
+    primary.set(Behavior::FailsAfter(5 * MS));
     let all = Key::everybody();
     for _ in 0..3 {
         let mut hits = JoinSet::new();
         for _ in 0..5 {
             let limiter = limiter.clone();
-            hits.spawn(async move { hit(&limiter, 1).await });
+            hits.spawn(async move { spend(&limiter, 1).await });
         }
         sleep(MS).await;
         hits.shutdown().await;
         sleep(10 * MS).await;
     }
     assert_eq!(limiter.peek(&all).await.unwrap().remaining(), 25);
-    assert_eq!(counted(&moody.memory, limiter.policy()), 0);
+    assert_eq!(counted(primary.inner(), limiter.policy()), 0);
 }

@@ -1,10 +1,9 @@
-//! A deadline around a storage of any kind.
+//! A timeout around any storage.
 
 use std::error::Error;
 use std::time::Duration;
 
-use common::flaky_storage::{Mood, Moody, counted};
-use common::{ask, get, policy, standing};
+use common::{Behavior, FAILURE, FakeStorage, ask, counted, get, memory_with_manual_clock, policy};
 use tokio::time::Instant;
 use tower::Layer;
 use tower_ratelimit::storage::{Ask, Deadline, Shown};
@@ -12,14 +11,14 @@ use tower_ratelimit::{Global, Key, MemoryStorage, OnError, Op, RateLimitLayer, R
 
 const WITHIN: Duration = Duration::from_millis(70);
 
-fn limiter(mood: Mood) -> (RateLimiter<Deadline<Moody>>, Moody) {
-    let (moody, _) = Moody::new(mood);
-    (RateLimiter::with_storage(policy("fixed-window 9/day"), Deadline::new(moody.clone(), WITHIN)), moody)
+fn limiter(behavior: Behavior) -> (RateLimiter<Deadline<FakeStorage>>, FakeStorage) {
+    let (storage, _) = FakeStorage::in_memory(behavior);
+    (RateLimiter::with_storage(policy("fixed-window 9/day"), Deadline::new(storage.clone(), WITHIN)), storage)
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_hangs_is_an_error_at_the_deadline() {
-    let (limiter, _) = limiter(Mood::Hangs);
+async fn hanging_storage_fails_at_the_deadline() {
+    let (limiter, _) = limiter(Behavior::Hangs);
     let (key, started) = (Key::everybody(), Instant::now());
     let late = limiter.hit(&key).await.unwrap_err();
     assert_eq!(started.elapsed(), WITHIN);
@@ -33,21 +32,21 @@ async fn what_hangs_is_an_error_at_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_comes_in_time_is_the_answer_and_what_comes_late_has_counted() {
-    let (limiter, moody) = limiter(Mood::WorksAfter(Duration::from_millis(69)));
+async fn late_answer_is_a_timeout_that_may_have_counted() {
+    let (limiter, storage) = limiter(Behavior::WorksAfter(Duration::from_millis(69)));
     let hit = limiter.hit(&Key::everybody()).await.unwrap();
     assert_eq!((hit.is_admitted(), hit.remaining()), (true, 8));
     limiter.refund(&Key::everybody(), &hit).await.unwrap();
-    assert_eq!(counted(&moody.memory, limiter.policy()), 0);
-    moody.set(Mood::WorksAfter(Duration::from_millis(71)));
+    assert_eq!(counted(storage.inner(), limiter.policy()), 0);
+    storage.set(Behavior::WorksAfter(Duration::from_millis(71)));
     assert!(limiter.hit(&Key::everybody()).await.unwrap_err().is_timeout());
     let late = limiter.refund(&Key::everybody(), &hit).await.unwrap_err();
     assert!(late.is_timeout() && late.may_have_counted());
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_begins_when_the_answer_is_first_waited_for() {
-    let (limiter, _) = limiter(Mood::WorksAfter(WITHIN / 2));
+async fn deadline_starts_at_the_first_poll() {
+    let (limiter, _) = limiter(Behavior::WorksAfter(WITHIN / 2));
     let hit = limiter.hit(&Key::everybody());
     tokio::time::sleep(WITHIN * 3).await;
     assert!(hit.await.unwrap().is_admitted());
@@ -55,18 +54,15 @@ async fn it_begins_when_the_answer_is_first_waited_for() {
 
 #[tokio::test]
 async fn an_error_of_the_storage_is_passed_on() {
-    let (limiter, _) = limiter(Mood::Fails);
+    let (limiter, _) = limiter(Behavior::Fails);
     let error = limiter.hit(&Key::everybody()).await.unwrap_err();
     assert!(!error.is_timeout() && !error.may_have_counted());
-    assert_eq!(
-        (error.to_string(), error.source().unwrap().to_string()),
-        ("it fails".to_owned(), "it fails".to_owned())
-    );
+    assert_eq!((error.to_string(), error.source().unwrap().to_string()), (FAILURE.to_owned(), FAILURE.to_owned()));
 }
 
 #[test]
-fn only_what_waits_needs_a_runtime() {
-    let storage = Deadline::new(standing().0, WITHIN);
+fn only_waiting_needs_a_runtime() {
+    let storage = Deadline::new(memory_with_manual_clock().0, WITHIN);
     let (policy, key) = (policy("fixed-window 2/day"), Key::everybody());
     let mut shown = Shown::default();
     assert!(storage.hit_at_once(Ask::new(&policy, &key, Op::Hit, 1), Some(&mut shown)));
@@ -74,7 +70,7 @@ fn only_what_waits_needs_a_runtime() {
     let mut hit = Box::pin(storage.decide(Ask::new(&policy, &key, Op::Hit, 1)));
     assert!(common::poll(&mut hit).is_ready());
 
-    let (limiter, _) = limiter(Mood::Hangs);
+    let (limiter, _) = limiter(Behavior::Hangs);
     let mut hit = Box::pin(limiter.hit(&key));
     let std::task::Poll::Ready(Err(error)) = common::poll(&mut hit) else { panic!("it waits without a clock") };
     assert_eq!(error.to_string(), "a storage with a deadline needs a runtime of tokio's");
@@ -82,10 +78,10 @@ fn only_what_waits_needs_a_runtime() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_does_what_on_error_says_at_the_deadline() {
+async fn layer_obeys_on_error_at_the_deadline() {
     for (on_error, status) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {
-        let (moody, _) = Moody::new(Mood::Hangs);
-        let layer = RateLimitLayer::new(policy("9/day"), Global).storage(Deadline::new(moody, WITHIN), on_error);
+        let (storage, _) = FakeStorage::in_memory(Behavior::Hangs);
+        let layer = RateLimitLayer::new(policy("9/day"), Global).storage(Deadline::new(storage, WITHIN), on_error);
         let started = Instant::now();
         assert_eq!(ask(&layer.layer(common::Inner::default()), get("/")).await.status(), status);
         assert_eq!(started.elapsed(), WITHIN);
@@ -93,7 +89,7 @@ async fn a_layer_does_what_on_error_says_at_the_deadline() {
 }
 
 #[test]
-fn deadlines_that_cannot_be_say_what_can() {
+fn invalid_deadlines_suggest_a_valid_one() {
     for wrong in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
         let error = Deadline::try_new(MemoryStorage::new(), wrong).unwrap_err().to_string();
         assert!(error.contains("for example Duration::from_millis(100)"), "{error}");

@@ -12,7 +12,8 @@ const KEY_LIVES: Duration = Duration::from_millis(1_500);
 /// Between two requests of a client.
 const PACE: Duration = Duration::from_millis(20);
 
-/// The deadline of the servers, and what a busy machine may add. Who waits for a server that hangs takes longer.
+/// The deadline of the servers, and what a busy machine may add. Who waits for a server that hangs
+/// takes longer.
 const DEADLINE: Duration = Duration::from_millis(100);
 const LATE: Duration = Duration::from_millis(900);
 

@@ -3,7 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
-/// What may come and go: keys that are remembered until their period is over, buffers, what the allocator keeps.
+/// What may come and go: keys that are remembered until their period is over, buffers, what the
+/// allocator keeps.
 const PLAY: u64 = 4 * 1_024;
 
 /// What was seen and when, in KiB.

@@ -1,0 +1,97 @@
+//! Policies of every strategy, and a strategy that the library does not know.
+
+use std::time::Duration;
+
+use tower_ratelimit::strategy::Strategy;
+use tower_ratelimit::{Policy, Quota};
+
+/// The name of every strategy.
+pub const STRATEGY_NAMES: [&str; 8] = [
+    "fixed-window",
+    "fixed-window-aligned",
+    "elastic-window",
+    "moving-window",
+    "sliding-window-counter",
+    "sliding-window-counter-aligned",
+    "token-bucket",
+    "leaky-bucket",
+];
+
+/// Every strategy, each with a period of 7 s and an amount of 3, which does not divide it.
+pub const EVERY_STRATEGY: [&str; 9] = [
+    "fixed-window 3 per 7 seconds",
+    "fixed-window-aligned 3 per 7 seconds",
+    "elastic-window 3 per 7 seconds",
+    "moving-window 3 per 7 seconds",
+    "sliding-window-counter 3 per 7 seconds",
+    "sliding-window-counter-aligned 3 per 7 seconds",
+    "token-bucket 3 per 7 seconds",
+    "token-bucket 3 per 7 seconds burst 5",
+    "leaky-bucket 3 per 7 seconds queue 0",
+];
+
+/// Parses a policy.
+pub fn policy(text: &str) -> Policy {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// Makes a strategy decide like a fixed window. The rest of its `impl` says in what it differs.
+#[macro_export]
+macro_rules! decides_like_a_fixed_window {
+    () => {
+        $crate::decides_like!(|_: &Self| tower_ratelimit::FixedWindow::new());
+    };
+}
+
+/// Makes a strategy pass on its decisions to another one, which the closure returns.
+#[macro_export]
+macro_rules! decides_like {
+    ($other:expr) => {
+        fn check(
+            &self,
+            quota: &tower_ratelimit::Quota,
+            state: &tower_ratelimit::strategy::State,
+            now: tower_ratelimit::Timestamp,
+            cost: u32,
+        ) -> tower_ratelimit::strategy::Status {
+            tower_ratelimit::strategy::Strategy::check(&($other)(self), quota, state, now, cost)
+        }
+
+        fn spend(
+            &self,
+            quota: &tower_ratelimit::Quota,
+            state: &mut tower_ratelimit::strategy::State,
+            now: tower_ratelimit::Timestamp,
+            cost: u32,
+        ) -> u64 {
+            tower_ratelimit::strategy::Strategy::spend(&($other)(self), quota, state, now, cost)
+        }
+
+        fn refund(
+            &self,
+            quota: &tower_ratelimit::Quota,
+            state: &mut tower_ratelimit::strategy::State,
+            now: tower_ratelimit::Timestamp,
+            hit: &tower_ratelimit::strategy::Hit,
+        ) {
+            tower_ratelimit::strategy::Strategy::refund(&($other)(self), quota, state, now, hit);
+        }
+    };
+}
+
+/// A user's strategy, which no server has a script for: the fixed window under another name.
+#[derive(Clone, Copy, Debug)]
+pub struct Foreign;
+
+impl Strategy for Foreign {
+    fn name(&self) -> &'static str {
+        "foreign:{1}"
+    }
+
+    decides_like_a_fixed_window!();
+}
+
+/// A policy of a user's strategy with this limit per day.
+pub fn foreign(limit: u32) -> Policy {
+    Policy::new(Foreign, Quota::per(limit, Duration::from_secs(86_400)))
+}
