@@ -14,9 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, advance, sleep};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
-use tower_ratelimit::storage::{
-    Ask, Breaker, Cas, CasStorage, Circuit, Deadline, Loaded, Phase, Shown, Swapped,
-};
+use tower_ratelimit::storage::{Ask, Breaker, Cas, CasStorage, Circuit, Deadline, Loaded, Phase, Shown, Swapped};
 use tower_ratelimit::strategy::{Share, Strategy};
 use tower_ratelimit::{
     ConfigError, Decision, FixedWindow, Global, Headers, Key, LeakyBucket, MemoryStorage, OnError, Op, Policy, Quota,
