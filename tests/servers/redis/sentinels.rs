@@ -192,5 +192,5 @@ async fn storage_leaves_a_primary_that_sentinels_no_longer_name_though_it_answer
         assert!(started.elapsed() < 3 * SECOND, "{on_the_old}");
         sleep(AGAIN).await;
     }
-    assert!(on_the_old > 1, "the old primary answered");
+    assert!(on_the_old > 0, "the old primary answered");
 }
