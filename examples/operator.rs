@@ -1,22 +1,21 @@
-//! What an operator wants to see and to do: how far somebody is limited, letting somebody go on, and how the storages stand.
+//! An operator's view: how far a client is limited, how to clear its limits, and the state of the storages.
 //!
-//! `cargo run --example operator -- redis://localhost`, and then
+//! `cargo run --example operator --features redis -- redis://localhost`, and then
 //!
 //! ```text
-//! curl -i -H 'x-api-key: k-42' http://127.0.0.1:3000/         is limited
-//! curl http://127.0.0.1:3001/limits/k-42                      looks, and spends nothing
-//! curl -X DELETE http://127.0.0.1:3001/limits/k-42            forgets what was spent
-//! curl http://127.0.0.1:3001/storage                          who decides, and what is known
+//! curl -i -H 'x-api-key: k-42' http://127.0.0.1:3000/         a limited request
+//! curl http://127.0.0.1:3001/limits/k-42                      peeks at a key and spends nothing
+//! curl -X DELETE http://127.0.0.1:3001/limits/k-42            clears the key
+//! curl http://127.0.0.1:3001/storage                          the circuit breaker and the refusal cache
 //! ```
 //!
-//! Stop that Redis and see who decides now. The second address is for operators: whoever reaches it lifts limits.
+//! Stop that Redis, and the fallback decides. Keep the second address private: it lifts limits.
 
 use axum::Router;
 use axum::extract::{Path, State};
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use serde_json::json;
 use tower_ratelimit::storage::{AnyStorage, Breaker, RefusalCache};
 use tower_ratelimit::{
     BoxError, ConfigError, Header, Key, MemoryStorage, OnError, Policy, Quota, RateLimitLayer, RateLimiter,
@@ -40,59 +39,44 @@ fn api(limiter: &Limiter) -> Router {
 
 /// For operators. It shares the storage with what is limited, and knows its policy.
 fn operators(limiter: Limiter) -> Router {
-    Router::new()
-        .route("/limits/{key}", get(look).delete(let_go_on))
-        .route("/storage", get(storage))
-        .with_state(limiter)
+    Router::new().route("/limits/{key}", get(peek).delete(clear)).route("/storage", get(storage)).with_state(limiter)
 }
 
-async fn look(State(limiter): State<Limiter>, Path(key): Path<String>) -> impl IntoResponse {
-    let looked = limiter.peek(&Key::from(&*key)).await;
-    looked.map_err(unavailable).map(|decision| {
-        let limits = limiter.policy().limits().iter().zip(decision.limits());
-        let limits = limits.map(|(limit, status)| {
-            json!({
-                "limit": limit.to_string(),
-                "capacity": status.capacity(),
-                "remaining": status.remaining(),
-                "full_in_seconds": status.reset_after().as_secs_f64(),
-            })
-        });
-        page(&json!({
-            "policy": limiter.policy().identity(),
-            "would_be_admitted": decision.is_admitted(),
-            "retry_in_seconds": decision.retry_after().map(|wait| wait.as_secs_f64()),
-            "by_fallback": decision.is_from_fallback(),
-            "limits": limits.collect::<Vec<_>>(),
-        }))
-    })
+async fn peek(State(limiter): State<Limiter>, Path(key): Path<String>) -> impl IntoResponse {
+    let decision = limiter.peek(&Key::from(&*key)).await.map_err(unavailable)?;
+    let mut page = format!(
+        "policy {}\nwould_be_admitted {}\nby_fallback {}\n",
+        limiter.policy().identity(),
+        decision.is_admitted(),
+        decision.is_from_fallback(),
+    );
+    if let Some(wait) = decision.retry_after() {
+        page += &format!("retry_in_seconds {}\n", wait.as_secs_f64());
+    }
+    for (limit, status) in limiter.policy().limits().iter().zip(decision.limits()) {
+        let (remaining, capacity) = (status.remaining(), status.capacity());
+        page += &format!("limit {limit}: {remaining} of {capacity} remain, full in {:?}\n", status.reset_after());
+    }
+    Ok::<_, (StatusCode, String)>(page)
 }
 
-async fn let_go_on(State(limiter): State<Limiter>, Path(key): Path<String>) -> impl IntoResponse {
-    // While the storage is away only the fallback forgets, and that is an error.
+async fn clear(State(limiter): State<Limiter>, Path(key): Path<String>) -> impl IntoResponse {
+    // While the storage fails, only the fallback is cleared, and that is an error.
     limiter.clear(&Key::from(&*key)).await.map(|()| StatusCode::NO_CONTENT).map_err(unavailable)
 }
 
 async fn storage(State(limiter): State<Limiter>) -> impl IntoResponse {
     let cache = limiter.storage();
     let circuit = cache.inner().circuit().state();
-    page(&json!({
-        "breaker": {
-            "phase": format!("{:?}", circuit.phase).to_lowercase(),
-            "failures_in_a_row": circuit.failures,
-            "probe_in_seconds": circuit.probe_in.map(|wait| wait.as_secs_f64()),
-            "decisions": {
-                "by_storage": circuit.by_primary,
-                "by_fallback": circuit.by_fallback,
-                "by_none": circuit.by_none,
-            },
-        },
-        "refusals": { "keys": cache.held(), "answered_here": cache.answered(), "asked": cache.asked() },
-    }))
-}
-
-fn page(value: &serde_json::Value) -> impl IntoResponse + use<> {
-    ([(header::CONTENT_TYPE, "application/json")], format!("{value:#}\n"))
+    let mut page =
+        format!("circuit {}\nfailures_in_a_row {}\n", format!("{:?}", circuit.phase).to_lowercase(), circuit.failures);
+    if let Some(wait) = circuit.probe_in {
+        page += &format!("probe_in_seconds {}\n", wait.as_secs_f64());
+    }
+    let (primary, fallback, none) = (circuit.by_primary, circuit.by_fallback, circuit.by_none);
+    page += &format!("decisions_by_storage {primary}\ndecisions_by_fallback {fallback}\ndecisions_by_none {none}\n");
+    let (keys, hits, misses) = (cache.held(), cache.answered(), cache.asked());
+    page + &format!("cached_refusals {keys}\ncache_hits {hits}\ncache_misses {misses}\n")
 }
 
 fn unavailable(error: impl Into<BoxError>) -> (StatusCode, String) {
@@ -117,21 +101,26 @@ mod tests {
     use axum::body::Body;
     use axum::http::Request;
     use http_body_util::BodyExt;
-    use serde_json::Value;
     use tower::ServiceExt;
 
     use super::*;
 
-    async fn ask(app: &Router, method: &str, path: &str) -> (u16, Value) {
+    async fn ask(app: &Router, method: &str, path: &str) -> (u16, String) {
         let request = Request::builder().method(method).uri(path).header("x-api-key", "k-42");
         let response = app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
-        (status, serde_json::from_slice(&body).unwrap_or_default())
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    /// The value in a line of a page.
+    fn value<'a>(page: &'a str, name: &str) -> &'a str {
+        let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name}: {page}"))
     }
 
     #[tokio::test]
-    async fn operators_see_how_far_somebody_is_limited_and_let_them_go_on() {
+    async fn operators_see_a_limited_key_and_clear_it() {
         let limiter = limiter("memory://").unwrap();
         let (api, operators) = (api(&limiter), operators(limiter));
         for _ in 0..30 {
@@ -141,22 +130,24 @@ mod tests {
             assert_eq!(ask(&api, "GET", "/").await.0, 429);
         }
         let (_, seen) = ask(&operators, "GET", "/limits/k-42").await;
-        assert_eq!((&seen["would_be_admitted"], &seen["by_fallback"]), (&json!(false), &json!(false)));
-        assert_eq!((&seen["policy"], &seen["limits"][0]["remaining"]), (&json!("api"), &json!(0)));
-        assert!(seen["retry_in_seconds"].as_f64().unwrap() > 0.0);
+        assert_eq!((value(&seen, "would_be_admitted"), value(&seen, "by_fallback")), ("false", "false"));
+        assert_eq!(value(&seen, "policy"), "api");
+        assert!(value(&seen, "limit").contains(": 0 of 30 remain"), "{seen}");
+        assert!(value(&seen, "retry_in_seconds").parse::<f64>().unwrap() > 0.0);
         let (_, storage) = ask(&operators, "GET", "/storage").await;
-        assert_eq!(storage["refusals"]["keys"], 1);
-        assert!(storage["refusals"]["answered_here"].as_u64().unwrap() >= 4, "{storage}");
+        assert_eq!(value(&storage, "cached_refusals"), "1");
+        assert!(value(&storage, "cache_hits").parse::<u64>().unwrap() >= 4, "{storage}");
 
         assert_eq!(ask(&operators, "DELETE", "/limits/k-42").await.0, 204);
         let (_, seen) = ask(&operators, "GET", "/limits/k-42").await;
-        assert_eq!((&seen["would_be_admitted"], &seen["limits"][0]["remaining"]), (&json!(true), &json!(30)));
+        assert_eq!(value(&seen, "would_be_admitted"), "true");
+        assert!(value(&seen, "limit").contains(": 30 of 30 remain"), "{seen}");
         assert_eq!(ask(&api, "GET", "/").await.0, 200);
     }
 
     #[cfg(feature = "redis")]
     #[tokio::test]
-    async fn operators_see_that_the_storage_is_away() {
+    async fn operators_see_that_the_fallback_decides() {
         let limiter = limiter("redis://127.0.0.1:1").unwrap();
         let (api, operators) = (api(&limiter), operators(limiter));
         let mut admitted = 0;
@@ -165,10 +156,11 @@ mod tests {
         }
         assert_eq!(admitted, 10, "a third");
         let (_, seen) = ask(&operators, "GET", "/limits/k-42").await;
-        assert_eq!((&seen["by_fallback"], &seen["limits"][0]["capacity"]), (&json!(true), &json!(10)));
+        assert_eq!(value(&seen, "by_fallback"), "true");
+        assert!(value(&seen, "limit").contains(" of 10 remain"), "{seen}");
         let (_, storage) = ask(&operators, "GET", "/storage").await;
-        assert_ne!(storage["breaker"]["phase"], "closed");
-        assert_eq!(storage["breaker"]["decisions"]["by_fallback"], 16);
+        assert_ne!(value(&storage, "circuit"), "closed");
+        assert_eq!(value(&storage, "decisions_by_fallback"), "16");
         assert_eq!(ask(&operators, "DELETE", "/limits/k-42").await.0, 503);
         assert_eq!(ask(&api, "GET", "/").await.0, 200, "the fallback has forgotten");
     }
