@@ -20,7 +20,7 @@ async fn dropped_hit_disturbs_no_other_caller<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     let limiter = RateLimiter::with_storage(B::policy(1_000), B::storage(proxy.port(), LONG));
-    proxy.set(Mode::Delay(Duration::from_millis(20)));
+    proxy.set(Mode::Delay(Duration::from_millis(40)));
     let dropped_after = async |millis| {
         let dropped = timeout(Duration::from_millis(millis), limiter.hit(&Key::from("dropped"))).await;
         assert!(dropped.is_err());

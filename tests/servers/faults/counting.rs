@@ -1,16 +1,16 @@
 //! A hit is counted once at most, whatever happens to its reply.
 
-use std::fmt::Debug;
+use std::ops::Range;
 use std::time::Duration;
 
 use common::harness::{Answer, DEADLINE, timely, used};
 use common::servers::{FaultyServer, Mode, Proxy};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_ratelimit::{Decision, Key, RateLimiter, Storage};
+use tower_ratelimit::Key;
 
 use super::backend::{Backend, Failure};
-use super::{LONG, entry_points, limiter, recovers};
+use super::{LONG, PLENTY, entry_points, limiter, recovers};
 
 on_every_backend! { [tokio::test] [await] [
     lost_reply_never_counts_a_hit_twice,
@@ -55,46 +55,60 @@ async fn loses_replies<B: Backend>(mode: Mode) {
     }
 }
 
+/// What became of the hits of one caller.
+#[derive(Default)]
+struct Hits {
+    counted: u32,
+    in_doubt: u32,
+    failed: u32,
+}
+
 /// Connections are reset at any moment, also between a hit and its reply.
 async fn every_hit_is_counted_once_while_connections_are_reset<B: Backend>() {
     let server = B::Server::launch();
-    let proxy = Proxy::start(server.port());
-    let (direct, limiter) = (limiter::<B>(server.port(), LONG), limiter::<B>(proxy.port(), DEADLINE));
+    let direct = limiter::<B>(server.port(), LONG);
+    let mut tasks = JoinSet::new();
+    for first in [0, 100, 200] {
+        tasks.spawn(hits_while_connections_are_reset::<B>(server.port(), first..first + 100));
+    }
+    let mut all = Hits::default();
+    for (key, hits) in tasks.join_all().await {
+        let total = PLENTY - direct.peek(&key).await.unwrap().remaining();
+        let Hits { counted, in_doubt, failed } = hits;
+        eprintln!("{key}: {counted} counted, {in_doubt} in doubt, {failed} failed: {total} on the server");
+        assert!((counted..=counted + in_doubt).contains(&total), "{counted} and {in_doubt} in doubt: {total}");
+        all.counted += counted;
+        all.failed += in_doubt + failed;
+    }
+    assert!(all.counted > 150 && all.failed > 0, "{} and {}", all.counted, all.failed);
+}
+
+/// Makes a hit in each round. In every third round, the connection is reset some microseconds later.
+async fn hits_while_connections_are_reset<B: Backend>(port: u16, rounds: Range<u64>) -> (Key, Hits) {
+    let proxy = Proxy::start(port);
+    let (limiter, key) = (limiter::<B>(proxy.port(), DEADLINE), Key::from(rounds.start));
     recovers::<B>(&limiter).await;
-    let (mut counted, mut in_doubt, mut failed) = (0, 0, 0);
-    for round in 0..300 {
+    let mut hits = Hits::default();
+    for round in rounds {
         let is_reset = round % 3 == 0;
-        let hit = if is_reset { reset_during_hit::<B>(&limiter, &proxy, round * 7).await } else { hit(&limiter).await };
+        let resetting = async {
+            if is_reset {
+                sleep(Duration::from_micros(round * 7)).await;
+                proxy.cut();
+            }
+        };
+        let (hit, ()) = tokio::join!(timely(limiter.hit(&key)), resetting);
         match hit {
-            Ok(decision) if decision.is_admitted() => counted += 1,
+            Ok(decision) if decision.is_admitted() => hits.counted += 1,
             // A hit in doubt may still be executed, and outrun the next one.
             Ok(decision) => {
                 assert!(decision.is_contended(), "{decision:?}");
-                failed += 1;
+                hits.failed += 1;
             }
             // On a connection that was reset before, a hit does not reach the server.
-            Err(error) if error.may_have_counted() && (is_reset || error.is_timeout()) => in_doubt += 1,
-            Err(_) => failed += 1,
+            Err(error) if error.may_have_counted() && (is_reset || error.is_timeout()) => hits.in_doubt += 1,
+            Err(_) => hits.failed += 1,
         }
     }
-    let total = used(&direct).await;
-    eprintln!("{counted} counted, {in_doubt} in doubt, {failed} failed: {total} on the server");
-    assert!(counted > 150 && in_doubt + failed > 0, "{counted}, {in_doubt}, {failed}");
-    assert!((counted..=counted + in_doubt).contains(&total), "{counted} and {in_doubt} in doubt: {total}");
-}
-
-async fn hit<St: Storage<Error: Debug>>(limiter: &RateLimiter<St>) -> Result<Decision, St::Error> {
-    timely(limiter.hit(&Key::everybody())).await
-}
-
-async fn reset_during_hit<B: Backend>(
-    limiter: &RateLimiter<B::Storage>,
-    proxy: &Proxy,
-    micros: u64,
-) -> Result<Decision, B::Error> {
-    let resetting = async {
-        sleep(Duration::from_micros(micros)).await;
-        proxy.cut();
-    };
-    tokio::join!(hit(limiter), resetting).0
+    (key, hits)
 }

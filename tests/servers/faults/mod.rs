@@ -67,9 +67,6 @@ const LONG: Duration = Duration::from_secs(20);
 /// A short timeout.
 const QUICK: Duration = Duration::from_millis(100);
 
-/// How much later than a short timeout an answer may arrive on a busy machine.
-const LITTLE: Duration = Duration::from_millis(60);
-
 /// Two services and a limiter on the server behind a port.
 fn entry_points<B: Backend>(port: u16) -> EntryPoints<B::Storage> {
     EntryPoints::new(&B::policy(PLENTY), B::storage(port, common::harness::DEADLINE), || Global)
@@ -82,7 +79,7 @@ fn limiter<B: Backend>(port: u16, timeout: Duration) -> RateLimiter<B::Storage> 
 
 /// Makes a hit with a limiter whose timeout is [`QUICK`], which has to be over in time.
 async fn quick_hit<B: Backend>(limiter: &RateLimiter<B::Storage>, key: &Key) -> Result<Decision, B::Error> {
-    within(QUICK + LITTLE, limiter.hit(key)).await
+    within(QUICK + B::MARGIN, limiter.hit(key)).await
 }
 
 /// Waits until the storage answers, and returns how long that took.
@@ -97,7 +94,7 @@ async fn recovers<B: Backend>(limiter: &RateLimiter<B::Storage>) -> Duration {
 
 /// Asserts that the storage is not ready, and that this is known within [`QUICK`]. Returns the reason.
 async fn not_ready<B: Backend>(storage: &B::Storage) -> B::Error {
-    within(QUICK + LITTLE, B::ready(storage, QUICK)).await.unwrap_err()
+    within(QUICK + B::MARGIN, B::ready(storage, QUICK)).await.unwrap_err()
 }
 
 /// Waits until the storage is ready, and returns how long that took.

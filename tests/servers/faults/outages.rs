@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use common::harness::{AGAIN, Answer, SECOND, timely};
 use common::servers::{FaultyServer, Mode, Proxy};
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::Key;
 
@@ -58,13 +59,17 @@ async fn hanging_server_delays_requests_until_the_timeout<B: Backend>() {
     let entry_points = entry_points::<B>(server.port());
     entry_points.recover().await;
     // For longer than it takes to replace the connection, and for less.
-    for hits in [6, 1] {
+    for is_long in [true, false] {
         let before = entry_points.used().await;
         server.stop();
-        for _ in 0..hits {
+        let hits = if is_long {
+            entry_points.fail().await;
+            6
+        } else {
             let hit = timely(entry_points.limiter.hit(&Key::everybody())).await;
             assert_eq!(Answer::of_result(&hit), Answer::Failed);
-        }
+            1
+        };
         server.go_on();
         let started = Instant::now();
         while timely(entry_points.limiter.peek(&Key::everybody())).await.is_err() {
@@ -75,10 +80,6 @@ async fn hanging_server_delays_requests_until_the_timeout<B: Backend>() {
         assert!(counted <= if B::READS_FIRST { 0 } else { hits }, "{counted} of {hits}");
         entry_points.recover().await;
     }
-    server.stop();
-    entry_points.fail().await;
-    server.go_on();
-    entry_points.recover().await;
 }
 
 async fn hanging_server_delays_no_other_caller<B: Backend>() {
@@ -91,10 +92,8 @@ async fn hanging_server_delays_no_other_caller<B: Backend>() {
         let (one, other) = tokio::join!(quick_hit::<B>(&connected, &a), quick_hit::<B>(&new, &b));
         assert!(one.unwrap_err().is_timeout() && other.is_err());
     }
-    for limiter in [&connected, &new] {
-        for _ in 0..3 {
-            not_ready::<B>(limiter.storage()).await;
-        }
+    for _ in 0..3 {
+        tokio::join!(not_ready::<B>(connected.storage()), not_ready::<B>(new.storage()));
     }
     server.go_on();
     for limiter in [&connected, &new] {
@@ -141,20 +140,29 @@ async fn failed_connects_are_retried_with_backoff<B: Backend>() {
 }
 
 async fn storage_recovers_from_network_faults<B: Backend>() {
+    let mut tasks = JoinSet::new();
+    for mode in [Mode::Garbage, Mode::SwallowReplies, Mode::CutAtReply, Mode::SwallowRequests] {
+        tasks.spawn(recovers_from::<B>(mode));
+    }
+    tasks.join_all().await;
+}
+
+async fn recovers_from<B: Backend>(mode: Mode) {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     let storage = B::storage(proxy.port(), QUICK);
-    for mode in [Mode::Garbage, Mode::SwallowReplies, Mode::CutAtReply, Mode::SwallowRequests] {
-        for _ in 0..2 {
-            proxy.set(mode);
-            for _ in 0..2 {
-                not_ready::<B>(&storage).await;
-            }
-            proxy.set(Mode::Pass);
-            proxy.cut();
-            let took = ready::<B>(&storage).await;
-            assert!(took < SECOND, "{mode:?}: {took:?}");
+    // While it connects, on an open connection, and while it connects again.
+    for connects in [true, false, true] {
+        if connects {
             proxy.cut();
         }
+        proxy.set(mode);
+        for _ in 0..2 {
+            not_ready::<B>(&storage).await;
+        }
+        proxy.set(Mode::Pass);
+        proxy.cut();
+        let took = ready::<B>(&storage).await;
+        assert!(took < SECOND, "{mode:?}: {took:?}");
     }
 }
