@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use common::servers::storage::RUNTIME;
 use common::servers::{Etcd, Memcached, Server};
@@ -9,10 +10,13 @@ use common::{EVERY_STRATEGY, foreign, policy};
 use tower_ratelimit::storage::{Ask, EtcdStorage, MemcachedStorage, RedisStorage};
 use tower_ratelimit::{Key, Op, Policy, Storage};
 
+const LONG: Duration = Duration::from_secs(10);
+
 /// The round trips of a hit that is admitted, of one that is refused, and of a peek.
 type Trips = [u64; 3];
 
-/// Makes a hit for a new key, then hits until one is refused, then a peek. `count` returns the number of round trips so far.
+/// Makes a hit for a new key, then hits until one is refused, then a peek. `count` returns the
+/// number of round trips so far.
 fn trips<S: Storage>(storage: &S, policy: &Policy, count: impl Fn() -> u64) -> Trips
 where
     S::Error: std::fmt::Debug,
@@ -46,7 +50,7 @@ fn counts_refusals(policy: &Policy) -> bool {
 #[test]
 fn redis_hit_takes_one_round_trip_and_two_without_a_script() {
     let server = Server::start(&[]);
-    let storage = RedisStorage::new(&server.url()).unwrap();
+    let storage = RedisStorage::new(&server.url()).unwrap().deadline(LONG);
     let count = || server.calls("evalsha") + server.calls("eval");
     for policy in policies() {
         // The first hit loads the script.
@@ -59,7 +63,7 @@ fn redis_hit_takes_one_round_trip_and_two_without_a_script() {
 #[test]
 fn memcached_hit_takes_two_round_trips_and_one_if_nothing_changes() {
     let server = Memcached::start(&[]);
-    let storage = MemcachedStorage::new(&server.url()).unwrap();
+    let storage = MemcachedStorage::new(&server.url()).unwrap().deadline(LONG);
     let count = || server.stat("cmd_get") + server.stat("cmd_set");
     for policy in policies().chain([foreign(3)]) {
         let refused = if counts_refusals(&policy) { 2 } else { 1 };
@@ -70,7 +74,7 @@ fn memcached_hit_takes_two_round_trips_and_one_if_nothing_changes() {
 #[test]
 fn etcd_hit_takes_two_round_trips_and_one_if_nothing_changes() {
     let etcd = Etcd::start(1);
-    let storage = EtcdStorage::new(&format!("{}?deadline=10s", etcd.url())).unwrap();
+    let storage = EtcdStorage::new(&etcd.url()).unwrap().deadline(LONG);
     let count = || {
         let mut stream = TcpStream::connect(etcd.hosts()).unwrap();
         write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();

@@ -37,7 +37,8 @@ fn nodes_on_redis_share_one_window_exactly() {
     assert!(trips < 400, "{trips} commands for 4800 hits");
 }
 
-/// Of thousands of concurrent refused hits, one for each key reaches the server in each time to live.
+/// Of thousands of concurrent refused hits, one for each key reaches the server in each time to
+/// live.
 #[test]
 fn refused_hits_send_redis_one_command_for_each_key_and_ttl() {
     let server = Server::start(&[]);

@@ -1,4 +1,4 @@
-//! etcd, or whatever `TOWER_RATELIMIT_ETCD_SERVER` names: one member, or three that agree.
+//! etcd, or the program that `TOWER_RATELIMIT_ETCD_SERVER` names, with one member or three.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use super::process::Process;
 use super::{STARTS_WITHIN, free_port, wait_until};
 
-/// Another program to start instead of `etcd`.
+/// Names a program to start instead of `etcd`.
 const PROGRAM: &str = "TOWER_RATELIMIT_ETCD_SERVER";
 
-/// What installs it.
+/// The package that installs it.
 const PACKAGES: &str = "etcd-server";
 
 /// A cluster of members, at least one.
@@ -47,13 +47,12 @@ impl Etcd {
         Self::start_with(members, &[])
     }
 
-    /// Three that take their time before they think that their leader is gone: for tests in which nobody dies, on a machine with much
-    /// else to do.
+    /// Three members with a long election timeout, for tests without outages on a busy machine.
     pub fn calm() -> Self {
         Self::start_with(3, &["--heartbeat-interval", "50", "--election-timeout", "500"])
     }
 
-    /// With these options after those that every member here has.
+    /// Appends these options to those that every member has.
     pub fn start_with(members: usize, options: &[&str]) -> Self {
         loop {
             let mut members: Vec<Member> = (0..members).map(|number| Member::new(number, options)).collect();
@@ -64,7 +63,7 @@ impl Etcd {
                 member.begin();
             }
             let mut etcd = Self { members };
-            // Somebody else may have taken a port.
+            // Another process may have taken a port.
             if etcd.members.iter_mut().all(Member::becomes_healthy) {
                 return etcd;
             }
@@ -80,7 +79,7 @@ impl Etcd {
         hosts.join(",")
     }
 
-    /// Which of the members that are running leads them.
+    /// Returns the index of the leader among the running members.
     pub fn leader(&self) -> usize {
         let mut leader = None;
         wait_until("the members have a leader", || {
@@ -94,13 +93,13 @@ impl Etcd {
         leader.unwrap()
     }
 
-    /// What is called with a body that is JSON, by any member: `kv/range`.
+    /// Calls a method like `kv/range` on any running member, with a JSON body.
     pub fn ask(&self, path: &str, body: &Value) -> Value {
         let running = self.members.iter().find(|member| member.process.is_some()).unwrap();
         running.ask(path, body, None).unwrap_or_else(|error| panic!("{path} {body}: {error}"))
     }
 
-    /// All keys that are there, and what stands under them.
+    /// Returns all keys and their values.
     pub fn all(&self) -> Vec<(String, String)> {
         let answer = self.ask("kv/range", &json!({ "key": "AA==", "range_end": "AA==" }));
         let text = |value: &Value| String::from_utf8(BASE64.decode(value.as_str().unwrap()).unwrap()).unwrap();
@@ -112,7 +111,7 @@ impl Etcd {
         self.ask("kv/put", &json!({ "key": BASE64.encode(key), "value": BASE64.encode(value) }));
     }
 
-    /// The numbers of all leases.
+    /// Returns the IDs of all leases.
     pub fn leases(&self) -> Vec<String> {
         let answer = self.ask("lease/leases", &json!({}));
         let leases = answer["leases"].as_array().cloned().unwrap_or_default();
@@ -149,7 +148,7 @@ impl Member {
         self.process = Some(Process::start(&mut command, PACKAGES));
     }
 
-    /// Whether it does before it ends.
+    /// Returns `false` if the process ends before the member is healthy.
     fn becomes_healthy(&mut self) -> bool {
         let started = Instant::now();
         loop {
@@ -169,7 +168,7 @@ impl Member {
         format!("http://127.0.0.1:{}", self.peers)
     }
 
-    /// As `restart`, without waiting for the others that it needs.
+    /// Restarts the process without waiting until the member is healthy.
     pub fn begin_again(&mut self) {
         self.kill();
         self.begin();
@@ -179,17 +178,17 @@ impl Member {
         self.clients
     }
 
-    /// Where files of its own can be.
+    /// Returns a folder for files of this member.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// As `kill -9`.
+    /// Kills the process (SIGKILL).
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// On the same ports, with all that was in it.
+    /// Starts it again on the same ports, with its data.
     pub fn restart(&mut self) {
         let started = Instant::now();
         loop {
@@ -201,12 +200,12 @@ impl Member {
         }
     }
 
-    /// It hangs: whatever it is sent waits, and so do new connections.
+    /// Suspends the process (SIGSTOP): it accepts connections, but replies to nothing.
     pub fn stop(&self) {
         self.process.as_ref().unwrap().stop();
     }
 
-    /// It goes on.
+    /// Resumes the process (SIGCONT).
     pub fn go_on(&self) {
         self.process.as_ref().unwrap().go_on();
     }
@@ -215,7 +214,7 @@ impl Member {
         self.ask("maintenance/status", &json!({}), None)
     }
 
-    /// With the token of a login, where one is needed.
+    /// Calls a method with a JSON body, and with the token of a login if there is one.
     pub fn ask(&self, path: &str, body: &Value, token: Option<&str>) -> io::Result<Value> {
         let answer = http(self.clients, &format!("POST /v3/{path}"), &body.to_string(), token)?;
         let value: Value = serde_json::from_str(&answer)?;
@@ -234,7 +233,7 @@ fn program() -> String {
     std::env::var(PROGRAM).unwrap_or_else(|_| "etcd".to_owned())
 }
 
-/// Whether it can be told not to wait for the disk, as it can from 3.5 on.
+/// Returns `true` if it has the option `--unsafe-no-fsync`, as from 3.5 on.
 fn is_faster_on_request() -> bool {
     static FASTER: LazyLock<bool> = LazyLock::new(|| {
         let help = Command::new(program()).arg("--help").output();
@@ -243,13 +242,13 @@ fn is_faster_on_request() -> bool {
     *FASTER
 }
 
-/// The body of the answer.
+/// Returns the body of the response.
 fn http(port: u16, what: &str, body: &str, token: Option<&str>) -> io::Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
     let token = token.map_or_else(String::new, |token| format!("authorization: {token}\r\n"));
     let length = body.len();
-    // By HTTP/1.0 it is not sent in chunks.
+    // HTTP/1.0, so that the response is not chunked.
     write!(stream, "{what} HTTP/1.0\r\nhost: localhost\r\ncontent-length: {length}\r\n{token}\r\n{body}")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

@@ -1,8 +1,8 @@
-//! Servers that know each other.
+//! Redis Cluster and Redis Sentinel.
 
 use super::{Server, wait_until};
 
-/// Three primaries that share the slots. A node that is away takes only its own slots with it.
+/// Three primaries that share the slots. Without a node, only its own slots are unavailable.
 #[derive(Debug)]
 pub struct Cluster {
     pub nodes: Vec<Server>,
@@ -46,7 +46,7 @@ impl Cluster {
         }
     }
 
-    /// Which node has this slot at first.
+    /// Returns the node that has this slot at first.
     pub fn home(slot: u16) -> usize {
         ENDS.iter().position(|end| slot < *end).unwrap()
     }
@@ -56,7 +56,7 @@ impl Cluster {
     }
 }
 
-/// A primary, a replica of it, and three sentinels who call them `mymaster`.
+/// A primary, its replica, and three sentinels that name them `mymaster`.
 #[derive(Debug)]
 pub struct Sentinels {
     pub servers: Vec<Server>,

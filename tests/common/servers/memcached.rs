@@ -1,4 +1,4 @@
-//! memcached, or whatever `TOWER_RATELIMIT_MEMCACHED_SERVER` names.
+//! memcached, or the program that `TOWER_RATELIMIT_MEMCACHED_SERVER` names.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::process::Process;
 use super::{STARTS_WITHIN, free_port, wait_until};
 
-/// Another program to start instead of `memcached`.
+/// Names a program to start instead of `memcached`.
 const PROGRAM: &str = "TOWER_RATELIMIT_MEMCACHED_SERVER";
 
 const PACKAGES: &str = "memcached";
@@ -28,7 +28,7 @@ pub struct Memcached {
 }
 
 impl Memcached {
-    /// With these options after those that every server here has: `-I`, `512k`.
+    /// Appends these options to those that every server has: `-I`, `512k`.
     pub fn start(options: &[&str]) -> Self {
         let started = Instant::now();
         loop {
@@ -37,12 +37,12 @@ impl Memcached {
             if server.begin() {
                 return server;
             }
-            // Somebody else took the port, or it does not like its options.
+            // Another process took the port, or the server rejects its options.
             assert!(started.elapsed() < STARTS_WITHIN, "the server does not start: {server:?}");
         }
     }
 
-    /// On a unix socket, where nobody but a client finds it.
+    /// Starts a server that listens on a unix socket only.
     #[cfg(unix)]
     pub fn on(socket: &Path) -> Self {
         let mut command = program();
@@ -52,7 +52,7 @@ impl Memcached {
         Self { process: Some(process), port: 0, options: Vec::new() }
     }
 
-    /// Whether it answers and is our child.
+    /// Returns `true` if the server on the port is our child, and replies.
     fn begin(&mut self) -> bool {
         let mut command = program();
         command.args(["-l", "127.0.0.1", "-U", "0", "-p", &self.port.to_string()]).args(&self.options);
@@ -79,24 +79,24 @@ impl Memcached {
         format!("memcached://127.0.0.1:{}", self.port)
     }
 
-    /// All lines of its reply, on a connection of its own.
+    /// Returns all lines of the reply to a command, which is sent on a new connection.
     pub fn ask(&self, command: &str) -> Vec<String> {
         ask(self.port, command).unwrap()
     }
 
-    /// What it counts under this name.
+    /// Returns the statistic of this name.
     pub fn stat(&self, name: &str) -> u64 {
         let stats = self.ask("stats");
         let value = stats.iter().find_map(|line| line.strip_prefix(&format!("STAT {name} ")));
         value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name}: {stats:?}"))
     }
 
-    /// As `kill -9`.
+    /// Kills the process (SIGKILL).
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// On the same port, with nothing in it.
+    /// Starts it again on the same port, without its items.
     pub fn restart(&mut self) {
         let started = Instant::now();
         self.kill();
@@ -105,12 +105,12 @@ impl Memcached {
         }
     }
 
-    /// It hangs: whatever it is sent waits, and so do new connections.
+    /// Suspends the process (SIGSTOP): it accepts connections, but replies to nothing.
     pub fn stop(&self) {
         self.process.as_ref().unwrap().stop();
     }
 
-    /// It goes on.
+    /// Resumes the process (SIGCONT).
     pub fn go_on(&self) {
         self.process.as_ref().unwrap().go_on();
     }
@@ -118,7 +118,7 @@ impl Memcached {
 
 fn program() -> Command {
     let mut command = Command::new(env::var(PROGRAM).unwrap_or_else(|_| "memcached".to_owned()));
-    // Root has to say that it means it.
+    // memcached does not run as root unless it is told to.
     command.args(["-u", "root"]);
     command
 }

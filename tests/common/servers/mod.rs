@@ -27,10 +27,10 @@ use self::process::Process;
 pub use self::proxy::{Mode, Proxy};
 pub use self::resp::Reply;
 
-/// Another program to start instead of `redis-server`.
+/// Names a program to start instead of `redis-server`.
 const PROGRAM: &str = "TOWER_RATELIMIT_REDIS_SERVER";
 
-/// In the folder of each.
+/// The name of the configuration file in the folder of each server.
 const CONFIG: &str = "server.conf";
 
 /// The time that a server may take to start.
@@ -125,12 +125,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// With these options after those that every server here has: `--requirepass`, `secret`.
+    /// Appends these options to those that every server has: `--requirepass`, `secret`.
     pub fn start(options: &[&str]) -> Self {
         Self::configured("", options)
     }
 
-    /// With a file of options too, which a sentinel needs to write to.
+    /// Starts a server with a configuration file, which a sentinel needs and writes to.
     fn configured(config: &str, options: &[&str]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         loop {
@@ -143,11 +143,11 @@ impl Server {
             if server.begin() {
                 return server;
             }
-            // Somebody else took the port.
+            // Another process took the port.
         }
     }
 
-    /// Whether it answers and is our child.
+    /// Returns `true` if the server on the port is our child, and replies.
     fn begin(&mut self) -> bool {
         let mut command = Command::new(program());
         command.arg(self.folder.join(CONFIG));
@@ -179,13 +179,13 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Where a unix socket or a file of its own can be.
+    /// Returns a folder for files of this server, like a unix socket.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Its reply to a command, on a connection of its own. A server that becomes a replica closes all it has: then it is
-    /// asked again, so ask only what may be asked twice.
+    /// Returns the reply to a command, which is sent on a new connection. A server that becomes a
+    /// replica closes all connections. Then the command is sent again, so it has to be idempotent.
     pub fn ask(&self, command: &[&str]) -> Reply {
         let mut reply = resp::ask(self.port, self.password(), command);
         for _ in 0..5 {
@@ -196,7 +196,8 @@ impl Server {
         reply.unwrap()
     }
 
-    /// Returns how often the server has executed this command, given in lower case, also inside of scripts.
+    /// Returns how often the server has executed this command, also inside of scripts. The name is
+    /// in lower case.
     pub fn calls(&self, command: &str) -> u64 {
         let stats = self.ask(&["INFO", "commandstats"]).to_string();
         let calls = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
@@ -208,19 +209,19 @@ impl Server {
         Some(&self.options[at + 1])
     }
 
-    /// As `kill -9`.
+    /// Kills the process (SIGKILL).
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// It is asked to end, and does.
+    /// Ends the process (SIGTERM).
     pub fn end(&mut self) {
         if let Some(process) = self.process.take() {
             process.end();
         }
     }
 
-    /// On the same port, with nothing in it but what it had written to a file.
+    /// Starts it again on the same port, without its data unless that was written to a file.
     pub fn restart(&mut self) {
         let started = Instant::now();
         self.kill();
@@ -229,12 +230,12 @@ impl Server {
         }
     }
 
-    /// It hangs: whatever it is sent waits, and so do new connections.
+    /// Suspends the process (SIGSTOP): it accepts connections, but replies to nothing.
     pub fn stop(&self) {
         self.process.as_ref().unwrap().stop();
     }
 
-    /// It goes on.
+    /// Resumes the process (SIGCONT).
     pub fn go_on(&self) {
         self.process.as_ref().unwrap().go_on();
     }
@@ -251,7 +252,7 @@ fn program() -> String {
     env::var(PROGRAM).unwrap_or_else(|_| "redis-server".to_owned())
 }
 
-/// Nobody listens there, nor 10,000 above, where a node of a cluster talks to others.
+/// Returns a free port. The port 10,000 above, which the cluster bus uses, is free too.
 pub fn free_port() -> u16 {
     let free = |port| Ok::<u16, io::Error>(TcpListener::bind(("127.0.0.1", port))?.local_addr()?.port());
     loop {
@@ -262,7 +263,7 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// Waits until `done`, and fails with `what` if it takes too long.
+/// Waits until `done` returns `true`, and panics with `what` if that takes too long.
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {

@@ -1,4 +1,4 @@
-//! A server's process, and the shell that kills it when this one is no more.
+//! The process of a server, and a shell that kills it when the test process ends.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts it; `packages` are what has to be installed for that.
+    /// Starts it. `packages` are the packages to install if the program is missing.
     pub(crate) fn start(command: &mut Command, packages: &str) -> Self {
         let mut child = match command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
             Ok(child) => child,
@@ -19,7 +19,8 @@ impl Process {
                  apt-get install -y --no-install-recommends {packages}"
             ),
         };
-        // Ends when its input does. To be killed by the kernel would mean by the end of a thread.
+        // Reads until the test process closes the pipe. PR_SET_PDEATHSIG would already act when a
+        // thread ends.
         let watch = format!("read _; kill -9 {}", child.id());
         match Command::new("sh").args(["-c", &watch]).stdin(Stdio::piped()).stderr(Stdio::null()).spawn() {
             Ok(watchdog) => Self { child, watchdog },
@@ -38,7 +39,7 @@ impl Process {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Returns when all of its threads stand still, which may take a moment on a machine with more to do.
+    /// Returns when all of its threads are suspended, which may take a moment on a busy machine.
     pub(crate) fn stop(&self) {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.id());
@@ -53,7 +54,7 @@ impl Process {
         self.signal("CONT");
     }
 
-    /// Returns when it has ended by itself.
+    /// Ends it (SIGTERM), and returns when it has ended.
     pub(crate) fn end(mut self) {
         self.signal("TERM");
         super::wait_until("the process ends", || self.has_ended());
@@ -67,7 +68,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // First the watchdog: the number of a child that was waited for may soon be another's.
+        // The watchdog first, as the process ID of a reaped child may be reused.
         for child in [&mut self.watchdog, &mut self.child] {
             let _ = child.kill();
             let _ = child.wait();

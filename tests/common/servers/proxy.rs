@@ -84,8 +84,8 @@ impl Proxy {
         self.set_after(0, mode);
     }
 
-    /// Lets this many more replies pass, and then sets the mode. Counts each read from the server as one reply, so the
-    /// caller has to send one request at a time.
+    /// Lets this many more replies pass, and then sets the mode. Counts each read from the server
+    /// as one reply, so the caller has to send one request at a time.
     pub fn set_after(&self, replies: usize, mode: Mode) {
         let mut shared = self.shared();
         (shared.mode, shared.unharmed) = (mode, replies);

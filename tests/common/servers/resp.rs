@@ -1,14 +1,14 @@
-//! Just enough of the protocol to talk to a server, which has to be right also when the crate under test is not.
+//! A small client for the Redis protocol, which does not depend on the crate under test.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// What a server says.
+/// A reply of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Also a number, or an error, which begins with `-`.
+    /// A text, a number, or an error, which begins with `-`.
     Text(String),
     Nil,
     List(Vec<Reply>),
@@ -23,7 +23,7 @@ impl Reply {
     }
 }
 
-/// Texts one after the other, lists inside lists with spaces between.
+/// Writes the items of lists with a space after each.
 impl fmt::Display for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

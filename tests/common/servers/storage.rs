@@ -1,4 +1,4 @@
-//! Storages on servers, whose time is a test's.
+//! Redis storages with a manual clock.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,10 +9,10 @@ use tower_ratelimit::storage::{ManualClock, RedisStorage};
 
 use super::Server;
 
-/// Connections live as long as the runtime they were made on.
+/// Connections live as long as the runtime on which they were opened.
 pub static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
-/// A storage of its own on the server, with a clock that stands.
+/// A storage with a prefix of its own, and a manual clock.
 pub fn on(server: &Server, clock: ManualClock) -> RedisStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));

@@ -1,4 +1,4 @@
-//! Decisions on a real etcd: the laws, exact totals, what stands there.
+//! Decisions on a real etcd: the laws, exact totals, and the stored states.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,10 +13,10 @@ use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Op, Policy, Quota, RateL
 
 const LONG: Duration = Duration::from_secs(5);
 
-/// Connections live as long as the runtime they were made on.
+/// Connections live as long as the runtime on which they were opened.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
-/// A storage of its own, with a clock that stands.
+/// A storage with a prefix of its own, and a manual clock.
 fn on(storage: &EtcdStorage, clock: ManualClock) -> EtcdStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
@@ -34,7 +34,7 @@ fn storage_keeps_the_laws() {
     let etcd = Etcd::start(1);
     let storage = storage(&etcd);
     StorageLaws::new(|clock| on(&storage, clock))
-        // What is told a deadline anew decides for itself, as another process does.
+        // A storage with a new deadline decides on its own, as in another process.
         .elsewhere(|storage| storage.clone().deadline(LONG))
         .and_policies([
             Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
@@ -58,7 +58,7 @@ fn every_vector_agrees() {
     common::vectors::assert_all_agree(&etcd.url());
 }
 
-/// Field defects: check, then increment; GET then SET in a "shared" store. Servers with connections of their own.
+/// Field defects: check, then increment; GET then SET in a "shared" store.
 #[test]
 fn four_processes_admit_exactly_the_limit() {
     let store = Etcd::calm();
@@ -72,7 +72,7 @@ fn four_processes_admit_exactly_the_limit() {
         asking.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     assert!(admitted <= 40, "{admitted}");
-    // Who was told to come back comes back.
+    // Contended hits are retried.
     let more = (0..40).filter(|_| servers[0].status("/", "") == 200).count();
     assert_eq!(admitted + more, 40);
 }
@@ -87,7 +87,7 @@ fn stored_states_are_as_documented() {
         let alice = Key::from("alice");
         let limiter = RateLimiter::with_storage(policy(free).with_name("free"), storage.clone());
         let _ = limiter.hit(&alice).await.unwrap();
-        // The window has begun now, which its low 32 bits say.
+        // The last number is the low 32 bits of the beginning of the window, which is now.
         let first = "[1.fixed-window/60000000 1728000060000000,1,1512833024]";
         assert_eq!(etcd.all(), [("rl:free|t:alice".to_owned(), first.to_owned())]);
         let both = RateLimiter::with_storage(policy(other).with_name("free"), storage.prefix("shop"));
@@ -115,7 +115,6 @@ fn unreadable_state_is_treated_as_fresh() {
     }
 }
 
-/// A log that cannot fit is told when policy and storage meet, and one that just fits is kept.
 #[test]
 fn policy_that_does_not_fit_is_rejected_and_one_that_fits_is_stored() {
     let etcd = Etcd::start(1);
@@ -125,7 +124,7 @@ fn policy_that_does_not_fit_is_rejected_and_one_that_fits_is_stored() {
     assert!(error.contains("sliding-window-counter"), "{error}");
     let error = RUNTIME.block_on(storage.decide(Ask::new(&large, &Key::from("k"), Op::Hit, 1))).unwrap_err();
     assert!(!error.may_have_counted(), "{error}");
-    // What stands there is as long as it can be.
+    // A value of the maximum length.
     let longest = "x".repeat(1_499_900);
     etcd.put("rl:p|t:k", longest.as_bytes());
     let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage);

@@ -9,7 +9,8 @@ use tower_ratelimit::Key;
 
 use super::{entry_points, storage};
 
-/// Creates a user `app` that may use the keys that begin with `rl`, and returns a token of the user `root`.
+/// Creates a user `app` that may use the keys that begin with `rl`, and returns a token of the user
+/// `root`.
 fn with_logins(etcd: &Etcd, password: &str) -> String {
     let ask = |path: &str, body: Value| etcd.ask(&format!("auth/{path}"), &body);
     ask("user/add", json!({ "name": "root", "password": "root" }));

@@ -11,7 +11,8 @@ use tower_ratelimit::{Key, RateLimiter};
 
 use super::{LONG, PLENTY, entry_points, storage};
 
-/// Makes hits until ten rounds in a row succeed. Returns the number of failures, and the time until the last one.
+/// Makes hits until ten rounds in a row succeed. Returns the number of failures, and the time until
+/// the last one.
 async fn settles(entry_points: &EntryPoints<EtcdStorage>) -> (usize, Duration) {
     let (started, mut failed, mut last, mut good) = (Instant::now(), 0, Duration::ZERO, 0);
     while good < 10 {
@@ -43,7 +44,7 @@ async fn any_member_may_die_hang_and_come_back() {
             }
             let (failed, last) = settles(&entry_points).await;
             eprintln!("leader: {leads}, hangs: {hangs}: {failed} failed, the last after {last:?}");
-            // An election takes some tenths of a second here.
+            // An election takes a few tenths of a second.
             assert!(last < Duration::from_secs(5));
             assert!(leads || failed <= 3, "the other members have a leader");
             assert!(entry_points.used().await >= before + 30, "counts are kept");

@@ -1,4 +1,4 @@
-//! TLS: whom a storage trusts.
+//! TLS: the certificates that a storage trusts.
 
 use std::time::Duration;
 

@@ -25,14 +25,16 @@ fn counts(answers: &[Answer]) -> [usize; 3] {
     counts
 }
 
-/// Field defect: a compare-and-swap that gave up was reported as a storage error, which fail-open admits.
+/// Field defect: a compare-and-swap that gave up was reported as a storage error, which fail-open
+/// admits.
 async fn contention_between_processes_is_no_failure_of_the_storage<B: Backend>() {
     let server = B::Server::launch();
     let proxies: Vec<Proxy> = (0..8).map(|_| Proxy::start(server.port())).collect();
     let mut tasks = JoinSet::new();
     for proxy in &proxies {
         proxy.set(Mode::Delay(DEADLINE / 20));
-        // A storage for each, as in a process of its own: one storage decides hits that wait for the same key together.
+        // A storage for each, as in a process of its own: one storage decides hits that wait for
+        // the same key together.
         let storage = B::storage(proxy.port(), DEADLINE);
         let (service, inner) = limited(&B::policy(LIMIT), Global, &storage, OnError::Admit);
         tasks.spawn(async move {

@@ -83,7 +83,8 @@ async fn every_hit_is_counted_once_while_connections_are_reset<B: Backend>() {
     assert!(all.counted > 150 && all.failed > 0, "{} and {}", all.counted, all.failed);
 }
 
-/// Makes a hit in each round. In every third round, the connection is reset some microseconds later.
+/// Makes a hit in each round. In every third round, the connection is reset some microseconds
+/// later.
 async fn hits_while_connections_are_reset<B: Backend>(port: u16, rounds: Range<u64>) -> (Key, Hits) {
     let proxy = Proxy::start(port);
     let (limiter, key) = (limiter::<B>(proxy.port(), DEADLINE), Key::from(rounds.start));

@@ -1,10 +1,10 @@
 //! One suite for all storages on servers: what they guarantee while servers and networks fail.
 //!
-//! Each function runs as a test on each backend: `cargo test --test servers -- faults` runs them
-//! all, a further argument like `redis` or `hanging` selects some.
+//! Each function runs as a test on each backend. `cargo test --test servers -- faults` runs them
+//! all, and another filter, for example `faults::outages::redis` or `hanging`, selects some.
 
-/// Makes a test of each function on each backend. `[tokio::test]` is the attribute of the tests, `[await]` follows
-/// each call of an `async fn`.
+/// Makes a test of each function on each backend. The first brackets hold the attribute of the
+/// tests, and the second ones `await` if the functions are `async`.
 macro_rules! on_backends {
     (@one [$attribute:meta] [] [$($test:ident),+ $(,)?] $module:ident: $backend:ident) => {
         mod $module {
@@ -92,7 +92,8 @@ async fn recovers<B: Backend>(limiter: &RateLimiter<B::Storage>) -> Duration {
     started.elapsed()
 }
 
-/// Asserts that the storage is not ready, and that this is known within [`QUICK`]. Returns the reason.
+/// Asserts that the storage is not ready, and that this is known within [`QUICK`]. Returns the
+/// reason.
 async fn not_ready<B: Backend>(storage: &B::Storage) -> B::Error {
     within(QUICK + B::MARGIN, B::ready(storage, QUICK)).await.unwrap_err()
 }

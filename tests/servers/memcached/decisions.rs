@@ -1,4 +1,4 @@
-//! Decisions on real memcached servers: the laws, the golden vectors, exact totals, and what the server is left with.
+//! Decisions on real memcached servers: the laws, the golden vectors, exact totals, and evictions.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ use tower_ratelimit::storage::{ManualClock, MemcachedStorage};
 use tower_ratelimit::testing::{StorageLaws, decides_like_the_model};
 use tower_ratelimit::{ElasticWindow, Global, Key, MovingWindow, OnError, Policy, Quota, RateLimitLayer, RateLimiter};
 
-/// Connections live as long as the runtime they were made on.
+/// Connections live as long as the runtime on which they were opened.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
 const LONG: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ fn many(count: usize) -> Vec<Memcached> {
     (0..count).map(|_| Memcached::start(&[])).collect()
 }
 
-/// A storage of its own on the servers, with a clock that stands.
+/// A storage with a prefix of its own, and a manual clock.
 fn on(servers: &[Memcached], clock: ManualClock) -> MemcachedStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
@@ -45,7 +45,6 @@ fn every_strategy_and_mixed_policies_decide_like_the_model() {
     }
 }
 
-/// The laws of storages, as for anybody's.
 #[test]
 fn storage_keeps_the_laws() {
     let servers = many(2);
@@ -65,8 +64,8 @@ fn every_vector_agrees() {
     }
 }
 
-/// Field defect: check, then increment; GET then SET in a "shared" store. Eight servers, each a process with connections of its own;
-/// who is told that others were faster comes back.
+/// Field defect: check, then increment; GET then SET in a "shared" store. Contended hits are
+/// retried.
 #[test]
 fn eight_processes_admit_exactly_the_limit() {
     let store = Memcached::start(&[]);
@@ -77,7 +76,7 @@ fn eight_processes_admit_exactly_the_limit() {
                 common::example_process::Server::start(&flags)
             })
             .collect();
-        // No answer without numbers is taken for a refusal, and one with units left is a contended one.
+        // A refusal with units left is contended.
         let ask = |server: &common::example_process::Server| {
             let mut admitted = 0;
             for _ in 0..25 {
@@ -150,11 +149,11 @@ fn evicted_state_is_treated_as_fresh() {
     let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage);
     let hit = || RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap();
     assert_eq!([hit(), hit(), hit()].map(|decision| decision.is_admitted()), [true, true, false]);
-    // Of the same size, so that it has to make room where our key is.
+    // Items of the same size, so that the server evicts from the same slab class.
     let stands = server.ask("mg rl:p|t:k v").swap_remove(1);
     let started = Instant::now();
     let mut number = 0;
-    // To look as others do would be to use it.
+    // Unlike `mg`, `me` does not mark the item as used.
     while server.ask("me rl:p|t:k") != ["EN"] {
         let set = |junk| format!("ms {junk:08} {} T0 q\r\n{stands}", stands.len());
         server.ask(&(number..number + 2_000).map(set).collect::<Vec<_>>().join("\r\n"));

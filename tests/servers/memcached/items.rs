@@ -92,7 +92,7 @@ async fn state_that_the_server_rejects_as_too_large_is_an_error() {
     let server = Memcached::start(&["-I", "512k"]);
     let limiter =
         RateLimiter::with_storage(policy("fixed-window 9/day").with_name("p"), storage(&server.url()).deadline(LONG));
-    // As long as the server accepts.
+    // The longest state that the server accepts.
     let set = |bytes: usize| {
         let state = other_state(bytes);
         server.ask(&format!("ms rl:p|t:k {bytes}\r\n{state}")) == ["HD"]

@@ -28,7 +28,8 @@ fn url_of(servers: &[Memcached]) -> String {
     format!("memcached://{}", hosts.join(","))
 }
 
-/// Asserts that the storage is not ready, and that this is known within a tenth of a second. Returns the reason.
+/// Asserts that the storage is not ready, and that this is known within a tenth of a second.
+/// Returns the reason.
 async fn not_ready(storage: &MemcachedStorage) -> MemcachedStorageError {
     within(SECOND / 10 + LITTLE, storage.ready(SECOND / 10)).await.unwrap_err()
 }

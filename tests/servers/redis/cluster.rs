@@ -57,7 +57,7 @@ async fn cluster_counts_exactly_and_the_keys_of_a_policy_share_a_slot() {
     }
 }
 
-/// A key on each node, by asking where they are.
+/// Returns a key on each node.
 fn homes(cluster: &Cluster, policy: &str) -> [String; 3] {
     let mut homes = [const { None }; 3];
     for number in 0.. {
@@ -102,7 +102,7 @@ async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
         }
         let (mut slowest, mut slowest_dead, mut rounds) = (Duration::ZERO, Duration::ZERO, 0);
         let alive: Vec<usize> = (0..3).filter(|node| *node != dead).collect();
-        // Before the others know of it, while they find out, and after.
+        // Until the other nodes have marked it as failed, and three rounds longer.
         let mut known_for = 0;
         while known_for < 3 {
             for &node in &alive {

@@ -22,7 +22,7 @@ fn every_strategy_and_mixed_policies_decide_like_the_model() {
         Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
         Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
     ]);
-    // As many as are written out in the script, and more.
+    // Up to as many limits as the script unrolls, and more.
     for limits in [5, 12, 13, 17] {
         policies.push(policy(&EVERY_STRATEGY.iter().cycle().take(limits).copied().collect::<Vec<_>>().join("; ")));
     }
@@ -44,7 +44,7 @@ fn concurrent_hits_are_admitted_exactly_up_to_the_limit() {
     }
 }
 
-/// What the server is to have stored, with logs as `instant*units`.
+/// Returns the entries that the server should have stored, with logs as `instant*units`.
 fn stored(policy: &Policy, states: &[State], now: Timestamp) -> Vec<String> {
     let texts = policy.limits().iter().enumerate().zip(states).map(|((position, limit), state)| {
         let tag = format!("{}.{}/{}", position + 1, limit.strategy().name(), limit.quota().period_micros());
@@ -62,7 +62,7 @@ fn stored(policy: &Policy, states: &[State], now: Timestamp) -> Vec<String> {
     texts.zip(states).filter(|(_, state)| state.until() > now).map(|(text, _)| text).collect()
 }
 
-/// What the server has stored, with logs decoded by its own means.
+/// Returns the entries that the server has stored, with logs decoded by a script.
 fn found(server: &Server, states: &str) -> Vec<String> {
     let Reply::Text(text) = server.ask(&["GET", states]) else { return Vec::new() };
     let decoded = text.split('[').skip(1).map(|entry| {
@@ -96,7 +96,7 @@ fn decoded_log(server: &Server, states: &str, tag: &str, numbers: &str) -> Strin
         let Reply::Text(text) = entry else { panic!("{entry:?}") };
         let parts: Vec<u64> = text.split(' ').map(|number| number.parse().unwrap()).collect();
         let &[instant, modulus, sum] = &parts[..] else { panic!("{text}") };
-        // What its bytes say of the instant, in the span that ends with the log.
+        // The entry holds the low bytes of the instant, and the log ends at `until`.
         let at = until - (until % modulus + modulus - instant) % modulus;
         assert!(index > 0 || at == oldest, "{at} {oldest}");
         let units = (sum.wrapping_sub(before)) & 0xffff_ffff;
@@ -109,7 +109,6 @@ fn decoded_log(server: &Server, states: &str, tag: &str, numbers: &str) -> Strin
     format!("{tag} {until},{}", texts.join(","))
 }
 
-/// Decisions and stored text are those of the pure functions.
 #[test]
 fn decisions_and_stored_states_equal_those_of_the_pure_functions() {
     let server = Server::start(&[]);
@@ -137,7 +136,7 @@ fn decisions_and_stored_states_equal_those_of_the_pure_functions() {
                     4 if numbers.below(4) == 0 => numbers.below(2 * longest),
                     _ => 0,
                 };
-                // Beyond that instants are no longer exact in a double.
+                // Later instants are not exact in a double.
                 let most = (1_u64 << 52).saturating_sub(clock.now().as_micros());
                 clock.advance(Duration::from_micros(wait.min(most)));
                 let now = clock.now();
@@ -297,8 +296,7 @@ fn every_vector_agrees() {
     common::vectors::assert_all_agree(&server.url());
 }
 
-/// Field defects: check, then increment; GET then SET in a "shared" store. Eight servers, each a process with a connection of its
-/// own.
+/// Field defects: check, then increment; GET then SET in a "shared" store.
 #[test]
 fn eight_processes_admit_exactly_the_limit() {
     let store = Server::start(&[]);
@@ -335,7 +333,6 @@ fn reset_removes_the_keys_of_one_prefix() {
     });
 }
 
-/// The same with leases and a cache in each, also where that is not needed.
 #[test]
 fn processes_with_leases_and_caches_admit_exactly_the_limit() {
     let store = Server::start(&[]);

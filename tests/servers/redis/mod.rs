@@ -33,7 +33,8 @@ fn entry_points(url: &str, policy: &Policy) -> EntryPoints<RedisStorage> {
     EntryPoints::new(policy, storage(url), || Global)
 }
 
-/// Asserts that the storage is not ready, and that this is known within a tenth of a second. Returns the reason.
+/// Asserts that the storage is not ready, and that this is known within a tenth of a second.
+/// Returns the reason.
 async fn not_ready(storage: &RedisStorage) -> RedisStorageError {
     within(SECOND / 10 + LITTLE, storage.ready(SECOND / 10)).await.unwrap_err()
 }

@@ -1,4 +1,4 @@
-//! Scripts of strategies that are not ours: whatever they are called and hold, they disturb no others.
+//! Strategies with scripts of their own, which do not interfere with others.
 
 use common::policy;
 use common::servers::Server;
@@ -7,7 +7,7 @@ use tower_ratelimit::storage::{Ask, ManualClock, RedisStorage};
 use tower_ratelimit::strategy::{Hit, Script, State, Status, Strategy};
 use tower_ratelimit::{FixedWindow, Key, Limit, MovingWindow, Op, Policy, Quota, Storage, Timestamp, TokenBucket};
 
-/// What another strategy does, under a name of its own and with another script.
+/// Another strategy under a new name, with another script.
 #[derive(Debug)]
 struct Renamed<S> {
     name: &'static str,
@@ -42,7 +42,7 @@ impl<S: Strategy> Strategy for Renamed<S> {
     }
 }
 
-/// A fixed window's twin whose functions have this name.
+/// The script of a fixed window whose functions begin with this name.
 macro_rules! twin {
     ($name:literal) => {
         concat!(
@@ -72,7 +72,7 @@ fn limit(name: &'static str, sources: &'static [&'static str], delays: bool) -> 
     Limit::new(Renamed { name, strategy: FixedWindow::new(), script }, Quota::per_day(3))
 }
 
-/// How many of five hits are admitted, the first of which is given back.
+/// Makes a hit, refunds it, and returns how many of five more hits are admitted.
 fn admitted(storage: &RedisStorage, policy: &Policy) -> usize {
     let hit = || RUNTIME.block_on(storage.decide(Ask::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap();
     let first = hit();

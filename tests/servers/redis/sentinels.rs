@@ -24,7 +24,8 @@ async fn storage_uses_the_primary_that_sentinels_name() {
     all.sentinels[0].restart();
 
     let clients = |server: &Server| server.ask(&["CLIENT", "LIST", "TYPE", "normal"]).to_string();
-    // The last that we say is PING, or ROLE where it is asked from time to time whether it still is the primary.
+    // The last command of the storage is PING, or ROLE, with which it checks that the server is the
+    // primary.
     let is_ours = |line: &str| {
         !line.contains("name=sentinel") && ["cmd=ping", "cmd=role"].iter().any(|command| line.contains(command))
     };
@@ -39,7 +40,7 @@ async fn storage_uses_the_primary_that_sentinels_name() {
     assert!(error.contains("knows no service \"other\""), "{error}");
 }
 
-/// After a failover by hand the old primary went on taking writes for ten seconds.
+/// After a manual failover, the old primary accepts writes for ten more seconds.
 #[tokio::test]
 async fn storage_leaves_a_demoted_primary() {
     let all = Sentinels::start();
@@ -64,10 +65,12 @@ async fn failover_from_a_hanging_primary_loses_at_most_what_was_not_replicated()
     fail_over(true).await;
 }
 
-/// What replicas have not heard of when a primary dies is lost, as replication is asynchronous; how much that was nobody
-/// can know afterwards. So what is asserted is this: keys that were spent, and whose states the replica had, stay spent; and
-/// of others nobody was admitted more than the limit and once more for each admission of the last second before the death,
-/// as a replica on the same machine is not further behind.
+/// Replication is asynchronous, so a primary that dies takes its last writes with it. The test
+/// cannot know how many these were. It asserts that:
+///
+/// - keys that were used up, and whose states the replica had, stay used up
+/// - no other key is admitted more often than the limit, plus the admissions in the last second
+///   before the death, as a replica on the same machine is not further behind
 async fn fail_over(hangs: bool) {
     const LIMIT: u32 = 150;
     const TASKS: usize = 4;
@@ -97,7 +100,7 @@ async fn fail_over(hangs: bool) {
         let (limiter, killed_at, admitted, key) =
             (limiter.clone(), Arc::clone(&killed_at), Arc::clone(&admitted), key("fresh", number));
         tasks.spawn(async move {
-            // A request every so often, not as many as can fail.
+            // One request every few milliseconds, as failures return at once.
             let mut pace = interval(AGAIN);
             let (mut hits, mut failures) = (Vec::new(), Vec::new());
             loop {
@@ -107,7 +110,7 @@ async fn fail_over(hangs: bool) {
                         hits.push(at(Instant::now()));
                         admitted.fetch_add(1, Ordering::SeqCst);
                     }
-                    // Refused before the primary died: there was nothing to see.
+                    // A refusal before the primary died would end the test too early.
                     Ok(_) => {
                         assert_ne!(killed_at.load(Ordering::SeqCst), u64::MAX);
                         return (hits, failures);
@@ -158,7 +161,7 @@ async fn fail_over(hangs: bool) {
         assert!(hits.iter().any(|hit| *hit > last), "decisions came back");
     }
     if hangs {
-        // It has yet to hear that it is the primary no longer, and nobody asks it any more.
+        // It still considers itself the primary, but the storage has left it.
         all.servers[0].go_on();
     }
     for number in 0..TASKS {

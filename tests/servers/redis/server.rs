@@ -99,7 +99,7 @@ async fn flushed_scripts_are_loaded_again_under_load() {
     });
 }
 
-/// Nothing is half counted: not one limit of several, not a log without its length.
+/// Neither one limit of several nor a part of a log is counted.
 #[tokio::test]
 async fn server_without_memory_counts_nothing() {
     for policy in both() {

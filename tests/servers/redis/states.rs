@@ -1,5 +1,6 @@
-//! What stands on the server is not always what was left there: logs are lost, others write, clocks are put back, and releases of a
-//! program differ.
+//! States that changed since the storage wrote them: logs are lost, other programs write, clocks
+//! are
+//! put back, and releases of a program differ.
 
 use std::time::Duration;
 
@@ -90,7 +91,7 @@ fn damaged_log_heals_within_a_period() {
     }
 }
 
-/// What a rolling deploy does.
+/// As in a rolling deployment.
 #[test]
 fn releases_with_different_limits_decide_like_the_model() {
     let server = Server::start(&[]);
@@ -194,10 +195,11 @@ fn period_that_a_script_cannot_count_is_rejected_by_the_limiter() {
     }
 }
 
-/// What keys live longer than they have to, in microseconds, and what passes between two looks at the server's clock.
+/// In microseconds: how much longer than its state a key lives, and the time between two reads of
+/// the clock.
 const MARGIN: i64 = 500_000 + 100_000;
 
-/// By the server's own time: no key outlives what it holds by much, nor dies before it.
+/// Compares the expiry of keys and states on the server's clock.
 #[test]
 fn keys_live_as_long_as_their_state() {
     let server = Server::start(&[]);

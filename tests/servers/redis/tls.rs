@@ -1,4 +1,4 @@
-//! TLS: whom a storage trusts.
+//! TLS: the certificates that a storage trusts.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const SHORT: Duration = Duration::from_millis(200);
 async fn only_certificates_that_the_url_names_are_trusted() {
     let files = Certificates::create();
     let (key, ca, other) = (files.path("key.pem"), files.path("ca.pem"), files.path("other.pem"));
-    // Its own port is for the harness, this one is for us.
+    // The harness uses the other port, without TLS.
     let port = common::servers::free_port();
     let listens = ["--tls-port", &port.to_string(), "--tls-auth-clients", "no", "--requirepass", "secret"];
     let pair = ["--tls-cert-file", &ca, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
