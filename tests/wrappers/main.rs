@@ -2,6 +2,8 @@
 
 mod breaker;
 mod leases;
+mod leases_lost_replies;
+mod leases_shutdown;
 mod refusal_cache;
 mod stacked;
 mod timeout;

@@ -105,7 +105,8 @@ async fn leases_are_spent_during_an_outage_and_none_are_taken_from_the_fallback(
         for spent in 11..=30 {
             assert_eq!(spend(&limiter, 1).await.remaining(), 1_000 - spent, "{text}");
         }
-        assert_eq!(leases.asked() - asked, 2);
+        // One hit without a slice, because its key failed last, and then two slices.
+        assert_eq!(leases.asked() - asked, 3);
     }
 }
 

@@ -69,13 +69,22 @@ impl<T> Table<T> {
         Bucket { rows, place, ways: self.ways }
     }
 
-    /// Looks at all rows, a bucket at a time.
+    /// Counts rows, a bucket at a time.
     pub(super) fn count(&self, counts: impl Fn(&T) -> bool) -> usize {
-        let of = |bucket: &Mutex<Vec<Row<T>>>| {
-            let rows = bucket.lock().unwrap_or_else(PoisonError::into_inner);
-            rows.iter().filter(|row| counts(&row.it)).count()
-        };
-        self.buckets.iter().map(of).sum()
+        let (mut bucket, mut count) = (0, 0);
+        while self.visit(bucket, |row| count += usize::from(counts(row))) {
+            bucket += 1;
+        }
+        count
+    }
+
+    /// Calls `visit` for each row of one bucket. Buckets are numbered from 0. Returns `false` if
+    /// there is no such bucket.
+    pub(super) fn visit(&self, bucket: usize, mut visit: impl FnMut(&mut T)) -> bool {
+        let Some(bucket) = self.buckets.get(bucket) else { return false };
+        let mut rows = bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.iter_mut().for_each(|row| visit(&mut row.it));
+        true
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 
+use super::entry::OfKey;
 use super::error::LeaseError;
 use super::job::{Given, Job, Want};
 use super::lease::{Lease, told};
@@ -28,26 +29,28 @@ const FRUITLESS: u32 = 5;
 /// So often it looks for more to do before it lets others run: the caller who polls it first has a hit of its own.
 const ROUNDS: u32 = 16;
 
-/// What is asked for one key. Should it be dropped half-way, or before it began, whoever waits is told.
+/// Asks the storage for one key. If it is dropped before it ends, its callers get an error.
 pub(super) struct Errand<St: Storage> {
     pub(super) shared: Arc<Shared<St>>,
     pub(super) place: Place,
     pub(super) key: Key,
     pub(super) jobs: VecDeque<Job<St>>,
     over: bool,
+    /// A request for units is in flight.
+    asking: bool,
 }
 
 impl<St: Storage> Drop for Errand<St> {
     fn drop(&mut self) {
         if !self.over {
-            self.shared.abandon(self.place);
+            self.shared.abandon(self.place, self.asking);
         }
     }
 }
 
 impl<St: Storage> Errand<St> {
     pub(super) fn new(shared: Arc<Shared<St>>, place: Place, key: Key) -> Self {
-        Self { shared, place, key, jobs: VecDeque::new(), over: false }
+        Self { shared, place, key, jobs: VecDeque::new(), over: false, asking: false }
     }
 
     /// Does all that is wanted of the key until nobody wants anything.
@@ -63,6 +66,9 @@ impl<St: Storage> Errand<St> {
             match self.jobs[0].want {
                 Want::Hit(_) => self.serve(&policy).await,
                 _ => self.do_first(&policy).await,
+            }
+            if self.shared.is_closed() {
+                self.give_back_all().await;
             }
         }
         self.over = true;
@@ -95,6 +101,21 @@ impl<St: Storage> Errand<St> {
             && let Some(hit) = lease.as_hit()
         {
             drop(self.shared.inner.refund(&lease.policy, &self.key, &hit).await);
+        }
+    }
+
+    /// Refunds what is left of the lease, because the leases are closed.
+    async fn give_back_all(&mut self) {
+        let lease = self.of_key(|of_key| of_key.lease.take()).flatten();
+        if let Some(lease) = lease
+            && let Some(hit) = lease.as_hit()
+            && let Err(error) = self.shared.inner.refund(&lease.policy, &self.key, &hit).await
+        {
+            let error = LeaseError::storage(error);
+            let closing = self.of_key(|of_key| std::mem::take(&mut of_key.when_idle)).unwrap_or_default();
+            for when_idle in closing {
+                drop(when_idle.send(error.clone()));
+            }
         }
     }
 
@@ -142,8 +163,7 @@ impl<St: Storage> Errand<St> {
             let (now, slice) = (self.shared.clock.now(), self.size(policy, crowd, remain, attempt));
             attempt += 1;
             let changes = self.of_key(|of_key| of_key.changes);
-            self.shared.tally.asked(policy);
-            let decided = self.shared.inner.decide(Ask::new(policy, &self.key, Op::Hit, slice)).await;
+            let decided = self.ask(policy, slice).await;
             let before = self.jobs.len();
             match decided {
                 Err(error) => return self.fail(&LeaseError::storage(error)),
@@ -173,8 +193,36 @@ impl<St: Storage> Errand<St> {
         }
     }
 
-    /// How much to ask for: a slice, or more if those who wait spend it at once, or less where little remains; and what the first of
-    /// them needs.
+    /// Asks the storage for units, and notes whether it can be relied on.
+    async fn ask(&mut self, policy: &Policy, units: u32) -> Result<Decision, St::Error> {
+        let (shared, failures) = (Arc::clone(&self.shared), self.shared.outage.failures());
+        shared.tally.asked(policy);
+        self.asking = true;
+        let decided = shared.inner.decide(Ask::new(policy, &self.key, Op::Hit, units)).await;
+        self.asking = false;
+        match &decided {
+            // The storage that counts for all nodes did not answer. It may have counted.
+            Ok(decision) if decision.is_from_fallback() => self.failed(),
+            Err(_) => self.failed(),
+            // It counted nothing, and could not say what remains.
+            Ok(decision) if decision.is_contended() || decision.is_crowded() => {}
+            Ok(_) => {
+                shared.outage.answered(failures);
+                self.of_key(|of_key| of_key.in_doubt = false);
+            }
+        }
+        decided
+    }
+
+    /// From now on this key asks for single units, and so do all others.
+    fn failed(&self) {
+        self.shared.outage.failed();
+        self.of_key(|of_key| of_key.in_doubt = true);
+    }
+
+    /// The units to ask for: usually a slice. It is more if the waiting hits need more, less if few
+    /// units remain, and at least what the first hit needs. After a failure it is what the first hit
+    /// needs: if that is lost too, it is the cost of one hit.
     fn size(&mut self, policy: &Policy, crowd: usize, remain: Option<u32>, attempt: u32) -> u32 {
         let (now, slice) = (self.shared.clock.now(), self.shared.slice);
         let here = self.left(now);
@@ -188,11 +236,12 @@ impl<St: Storage> Errand<St> {
             all = all.saturating_add(cost);
         }
         let needed = first.unwrap_or(1).saturating_sub(here).max(1);
-        if attempt > SMALLER {
+        let in_doubt = self.shared.outage.is_on() || self.of_key(|of_key| of_key.in_doubt) == Some(true);
+        if in_doubt || attempt > SMALLER {
             return needed;
         }
-        let wanted = all.saturating_sub(here).min(remain);
-        slice.min(remain / SHARE).max(wanted).max(needed)
+        let wanted = all.saturating_sub(here).min(remain).max(needed);
+        if self.shared.is_closed() { wanted } else { wanted.max(slice.min(remain / SHARE)) }
     }
 
     /// The storage has admitted a slice: those who waited when it was asked for are served from it, whatever time it is now.
@@ -218,7 +267,7 @@ impl<St: Storage> Errand<St> {
         left.flatten().unwrap_or(0)
     }
 
-    pub(super) fn of_key<T>(&self, look: impl FnOnce(&mut super::shared::OfKey<St>) -> T) -> Option<T> {
+    pub(super) fn of_key<T>(&self, look: impl FnOnce(&mut OfKey<St>) -> T) -> Option<T> {
         self.shared.table.lock(self.place).find().map(look)
     }
 }

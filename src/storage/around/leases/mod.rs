@@ -1,10 +1,13 @@
-//! Slices of a window that nodes take in one trip and spend without asking.
+//! Slices of a window, which nodes take in one round trip and spend locally.
 
 mod answers;
+mod close;
+mod entry;
 mod errand;
 mod error;
 mod job;
 mod lease;
+mod outage;
 mod shared;
 
 use std::fmt;
@@ -22,57 +25,109 @@ use crate::storage::around::table::MOST;
 use crate::storage::{Ask, Clock, Shown, Storage, SystemClock};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
-/// Takes units of a fixed window from the storage inside by the slice, and spends them without asking: for the few keys that are hit
-/// more often than a server can be asked, by several nodes at once.
+/// Takes units of a fixed window from the storage in slices, and spends them locally. Use it for
+/// the few keys that several nodes hit more often than a server can be asked.
 ///
-/// A hit takes `slice` units in one trip, as if it cost so much; the next ones are answered here until the slice is spent. The storage
-/// counts what is leased as spent, so all nodes together never admit more than the limit, whatever they do and however many there
-/// are.
+/// A hit takes `slice` units in one round trip. The next hits are decided locally until the slice
+/// is spent. The storage counts leased units as spent, so all nodes together never admit more than
+/// the limit.
 ///
-/// 1. A lease ends with its window. That is counted from before the storage was asked, by this machine's monotonic clock, so no unit
-///    is spent after its window, however long the answer took and whatever the clocks of two machines say.
-/// 2. No slice is larger than a sixteenth of what remains, as the storage said last, or of the limit, when a window begins; the last units are
-///    taken one by one. A slice that is refused is tried with less, down to what the hit costs.
-/// 3. Callers of one key wait for one trip, which asks for what all of them want. They need not stay: what was taken for one who has
-///    left is left here for others.
-/// 4. A [`refund`](Storage::refund) puts the units back into the slice they came from, or, when it is there no longer, gives them back to
-///    the storage. A [`clear`](Storage::clear) drops the slice and clears the storage; slices of other nodes go on until their
-///    windows end, so after a clear they may admit that much more.
-/// 5. The remaining units that are told are those left here and those the storage said were left to everybody when it was last asked: at
-///    least the former, at most both. A refusal is always the storage's, and tells what remained then.
-/// 6. One node alone decides exactly as if there were no leases.
+/// - **Size.** A slice is at most a sixteenth of the units that remain in the window. The remaining
+///   units are those that the storage reported last, or the whole limit if it reported none. The
+///   last units are taken one by one. If the storage refuses a slice, the node asks for less, down
+///   to the cost of one hit.
+/// - **End of the window.** A slice ends with its window. The node measures this from before it
+///   asked the storage, with its own monotonic clock. So no unit is spent after its window, however
+///   slow the reply is and however far the clocks are apart.
+/// - **One round trip for all callers.** Callers of one key wait for one request, which asks for
+///   what all of them need. Units for a caller that has left stay in the slice.
+/// - **Refund.** [`refund`](Storage::refund) puts the units back into the slice that they came
+///   from, or refunds them to the storage if that slice is gone.
+/// - **Clear.** [`clear`](Storage::clear) drops the slice and clears the storage. Other nodes keep
+///   their slices until their windows end, so after a clear they can admit that much more.
+/// - **Numbers.** An admitted hit reports the units left in the slice plus those that remained in
+///   the storage at the last request, so the number can be too high. A refusal always comes from
+///   the storage.
 ///
-/// # What is left unused
+/// A single node decides exactly as it would without leases.
 ///
-/// What is leased and not spent when the window ends is lost to others, and while it is open it is what others are refused: of `n` nodes at
-/// most `n - 1` slices, none of them more than a sixteenth of the limit. That is when all the others took a slice and had no hit since; where
-/// nodes share the load evenly it is a fraction of that, as slices shrink while the window is used up. What is given back to a node, and what was
-/// taken for callers who have left, is there besides, until it is spent.
+/// # Unused units
 ///
-/// A slice of a hundredth of the limit is a good one: it costs one or two trips for a hundred hits. On eight nodes with an even load half a percent of
-/// the limit is unused when the first hit is refused, and where the demand is a quarter above the limit, all is spent before the
+/// Units that are leased and not spent cannot be used by other nodes. Of `n` nodes, up to `n - 1`
+/// hold an unused slice when the first hit is refused. This is the worst case: the other nodes took
+/// a slice and had no hit since. If the load is even, less is unused, because slices shrink as the
+/// window is used up.
+///
+/// A slice of one percent of the limit is a good choice. It costs one or two round trips per
+/// hundred hits. With eight nodes and an even load, half a percent of the limit is unused at the
+/// first refusal, and if the demand is a quarter above the limit, all of it is spent before the
 /// window ends. `BENCHMARKS.md` has the curves.
+///
+/// # Lost units
+///
+/// The storage has counted a lost unit, and no hit can spend it until the window ends. Each bound
+/// is per key and node.
+///
+/// | Event | Lost units, at most |
+/// |---|---|
+/// | an outage that loses replies | one slice, plus the cost of the hits that waited for those replies |
+/// | a crash, or a shutdown without `close` | one slice, plus the units that were refunded into it |
+/// | [`close`](Self::close), if the storage answers | none |
+///
+/// If a request for units fails, the storage may have counted it. This also holds if a
+/// [fallback](Decision::is_from_fallback) decided instead. The node then takes no slices:
+///
+/// - The key asks for what one hit needs, until one of its requests succeeds. So each further lost
+///   reply costs at most one hit.
+/// - All other keys do the same, until any request that was sent after the failure succeeds. So
+///   only keys whose requests were in flight when the first of them failed lose a slice.
+///
+/// An outage of a key lasts from its first failed request to its next successful one. A node
+/// remembers the failures of up to `max_keys` keys. If a refund fails, its units are lost too.
+///
+/// # Shutdown
+///
+/// Call [`close`](Self::close) after the server has handled its last request:
+///
+/// ```no_run
+/// # use tower_ratelimit::storage::Leases;
+/// # use tower_ratelimit::MemoryStorage;
+/// # async fn serve() {}
+/// # async fn run(leases: Leases<MemoryStorage>) {
+/// serve().await; // returns on a signal, for example by axum's graceful shutdown
+/// if let Err(error) = leases.close().await {
+///     eprintln!("some leased units are lost: {error}");
+/// }
+/// # }
+/// ```
+///
+/// Dropping the last handle inside a tokio runtime spawns a task that does the same. It is too late
+/// if the runtime shuts down right afterwards. Outside a runtime, nothing is refunded.
 ///
 /// # Which policies
 ///
-/// One [`FixedWindow`](crate::FixedWindow), anchored or aligned: all others are refused when policy and storage
-/// [meet](Storage::validate), with an error that says what to write. Limits that are only tried out beside
-/// one are asked of the storage as they are, and so is what is chosen for each request and is no fixed window. Keys that are hit seldom cost a slice of their window on each node that sees them: give them a
-/// policy without leases.
+/// The policy must be one [`FixedWindow`](crate::FixedWindow), anchored or aligned. Other policies
+/// fail [validation](Storage::validate). Shadow limits, and policies chosen per request that are
+/// not one fixed window, go to the storage unchanged. A key that is hit rarely holds a slice of its
+/// window on each node that sees it, so give such keys a policy without leases.
 ///
-/// # Bounds and failures
+/// # Limits and failures
 ///
-/// Up to 10,000 keys have a lease [unless it is said](Self::max_keys); when there is no room, the one that nobody has asked for the longest
-/// gives back what it has left. What the storage cannot decide fails all who wait for it. A hit may wait for the answer that it came too late for and then for its own, two
-/// deadlines of a server that hangs; give the storage inside half of what a request may take. Of a server that answers, it may be a few
-/// answers one after the other. A storage that makes one wait needs a runtime of tokio's.
+/// - Defaults to leases for at most 10,000 keys ([`max_keys`](Self::max_keys)). When there is no
+///   room, the least recently used lease is evicted, and its units are refunded.
+/// - If the storage fails, all hits that wait for this reply fail with the same error.
+/// - A hit can wait for two timeouts of the storage inside: one of the request that was in flight,
+///   and one of its own. Set that timeout to half of what a request may take. With a fallback
+///   inside, a hit during an outage can wait for a third one.
+/// - A storage that does not answer at once needs a tokio runtime.
 ///
 /// # Order
 ///
-/// Put them around everything else: `Leases::new(RefusalCache::new(Breaker::new(redis).fallback(..)), 100)`. With a
-/// [`RefusalCache`](super::RefusalCache) inside, a window that is used up is not asked for again and again; with a
-/// [`Breaker`](super::Breaker) inside, what was leased is spent while Redis is away. Nothing is leased of a
-/// [fallback](Decision::is_from_fallback): it admits its share.
+/// Put leases around all other storages:
+/// `Leases::new(RefusalCache::new(Breaker::new(redis).fallback(..)), 100)`. With a
+/// [`RefusalCache`](super::RefusalCache) inside, a window that is used up is not asked for again.
+/// With a [`Breaker`](super::Breaker) inside, leased units are spent while Redis is down. No slice
+/// is taken from a fallback.
 ///
 /// ```
 /// use tower_ratelimit::storage::Leases;
@@ -80,7 +135,7 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // In place of a server's.
+/// // In production, this is the storage of a server.
 /// let storage = Leases::new(MemoryStorage::new(), 100);
 /// let policy = Policy::new(FixedWindow::new(), Quota::per_minute(100_000));
 /// let limiter = RateLimiter::with_storage(policy, storage.clone());
@@ -99,21 +154,21 @@ pub struct Leases<St: Storage>(Arc<Shared<St>>);
 const MAX_KEYS: usize = 10_000;
 
 impl<St: Storage> Leases<St> {
-    /// Leases of `slice` units of what this storage keeps.
+    /// Wraps a storage, and takes `slice` units per request.
     ///
     /// # Panics
     ///
-    /// When the slice is 0; [`try_new`](Self::try_new) returns an error instead.
+    /// Panics if `slice` is 0. [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(storage: St, slice: u32) -> Self {
         or_panic(Self::try_new(storage, slice))
     }
 
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), without panics.
     ///
     /// # Errors
     ///
-    /// When the slice is 0.
+    /// Returns an error if `slice` is 0.
     pub fn try_new(storage: St, slice: u32) -> Result<Self, ConfigError> {
         if slice == 0 {
             return Err(ConfigError::new(
@@ -128,22 +183,24 @@ impl<St: Storage> Leases<St> {
         Self(Arc::new(Shared::new(self.0.inner.clone(), self.0.slice, max_keys, clock)))
     }
 
-    /// How many keys have a lease at most, 10,000 unless it is said. Say it before they are used: leases are left behind.
+    /// Sets the largest number of keys with a lease. Defaults to 10,000. Call it before the first
+    /// hit: the returned handle starts without leases.
     ///
     /// # Panics
     ///
-    /// When it is 0 or more than 100 million; [`try_max_keys`](Self::try_max_keys) returns an error instead.
+    /// Panics if `max_keys` is 0 or more than 100 million. [`try_max_keys`](Self::try_max_keys)
+    /// returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn max_keys(self, max_keys: usize) -> Self {
         or_panic(self.try_max_keys(max_keys))
     }
 
-    /// As [`max_keys`](Self::max_keys).
+    /// As [`max_keys`](Self::max_keys), without panics.
     ///
     /// # Errors
     ///
-    /// When it is 0 or more than 100 million.
+    /// Returns an error if `max_keys` is 0 or more than 100 million.
     pub fn try_max_keys(self, max_keys: usize) -> Result<Self, ConfigError> {
         if max_keys == 0 || max_keys > MOST {
             return Err(ConfigError::new(
@@ -154,31 +211,52 @@ impl<St: Storage> Leases<St> {
         Ok(self.with(max_keys, clock))
     }
 
-    /// Another clock than the system's, for what passes here: for tests. It need not agree with the storage's.
+    /// Sets the clock that measures how long a slice is valid; for tests. It need not agree with
+    /// the storage's clock.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let max_keys = self.0.max_keys;
         self.with(max_keys, Arc::new(clock))
     }
 
-    /// The storage inside.
+    /// Returns the storage inside.
     pub fn inner(&self) -> &St {
         &self.0.inner
     }
 
-    /// How many hits have been answered without a trip of their own.
+    /// Returns the number of hits that were decided without a request of their own.
     pub fn answered(&self) -> u64 {
         self.0.tally.counted().0
     }
 
-    /// How often the storage has been asked for units.
+    /// Returns the number of requests for units.
     pub fn asked(&self) -> u64 {
         self.0.tally.counted().1
     }
 
-    /// How many keys have a lease of a window that is open.
+    /// Returns the number of keys that have a lease of an open window.
     pub fn held(&self) -> usize {
         self.0.held()
+    }
+
+    /// Refunds the unspent units of all slices to the storage, and takes no more slices. Call it at
+    /// shutdown, after the last request.
+    ///
+    /// It applies to all clones of this handle. Hits that come later go to the storage directly,
+    /// each with its own cost. Slices in flight are refunded when they arrive. The future waits for
+    /// them, unless another runtime asked for them. Slices whose windows have ended are dropped.
+    ///
+    /// Nothing happens before the future is polled. If it is dropped before it is ready, units that
+    /// it was refunding can be lost. The others stay until `close` is called again or the last
+    /// handle is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first error of a refund, after all refunds have been tried. Units whose refund
+    /// failed are lost until their window ends.
+    pub fn close(&self) -> impl Future<Output = Result<(), LeaseError>> + Send + use<St> {
+        let shared = Arc::clone(&self.0);
+        async move { shared.close().await }
     }
 
     fn done(&self, turn: Turn<St>, inside: impl FnOnce(&St) -> St::Done) -> Change<St> {
@@ -232,7 +310,8 @@ impl<St: Storage> Storage for Leases<St> {
             }
             return true;
         }
-        !is_leased(ask.policy) && !self.0.knows(ask.policy, ask.key) && self.0.inner.hit_at_once(ask, shown)
+        let is_leased = is_leased(ask.policy) && !self.0.is_closed();
+        !is_leased && !self.0.knows(ask.policy, ask.key) && self.0.inner.hit_at_once(ask, shown)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {

@@ -2,18 +2,21 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::{Context, Waker};
 
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::entry::{Busy, NoRoom, OfKey, make_room};
 use super::errand::Errand;
 use super::job::{Answer, Job, Want};
 use super::lease::Lease;
+use super::outage::Outage;
 use crate::storage::around::table::{Bucket, Place, Table};
 use crate::storage::around::tally::Tally;
 use crate::storage::{Ask, Clock};
-use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
+use crate::{Decision, Key, Op, Policy, Storage};
 
 /// What the handles share.
 pub(super) struct Shared<St: Storage> {
@@ -23,26 +26,9 @@ pub(super) struct Shared<St: Storage> {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) slice: u32,
     pub(super) max_keys: usize,
-}
-
-/// What there is of one key under one policy's name.
-pub(super) struct OfKey<St: Storage> {
-    key: Key,
-    pub(super) lease: Option<Lease>,
-    /// What is to be asked next.
-    pub(super) waiting: Vec<Job<St>>,
-    busy: Busy,
-    used: Timestamp,
-    /// How often what was asked for then must not be kept.
-    pub(super) changes: u64,
-}
-
-/// Whether somebody asks the storage for a key.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Busy {
-    No,
-    /// In which runtime: callers in another one do not wait for it, as it may stand still.
-    In(Option<Id>),
+    pub(super) outage: Outage,
+    /// No slice is taken any more.
+    pub(super) closed: AtomicBool,
 }
 
 /// What becomes of a question.
@@ -56,7 +42,7 @@ pub(super) enum Turn<St: Storage> {
 impl<St: Storage> Shared<St> {
     pub(super) fn new(inner: St, slice: u32, max_keys: usize, clock: Arc<dyn Clock>) -> Self {
         let (table, tally) = (Table::new(max_keys), Tally::new("ratelimit_leases_total"));
-        Self { inner, table, tally, clock, slice, max_keys }
+        Self { inner, table, tally, clock, slice, max_keys, outage: Outage::default(), closed: AtomicBool::new(false) }
     }
 
     /// Policies of one name whose first limits share their states share a lease too.
@@ -93,7 +79,7 @@ impl<St: Storage> Shared<St> {
             self.tally.here(ask.policy);
             return Turn::Here(decision);
         }
-        if !spends && bucket.find().is_none() {
+        if self.is_closed() || !spends && bucket.find().is_none() {
             return Turn::Inside;
         }
         let want = if spends { Want::Hit(ask.cost) } else { Want::Ask(ask.op, ask.cost) };
@@ -108,6 +94,9 @@ impl<St: Storage> Shared<St> {
             && let Some(of_key) = bucket.find()
         {
             of_key.forget();
+        }
+        if self.is_closed() {
+            return Turn::Inside;
         }
         self.enlist(bucket, place, policy, key, want)
     }
@@ -191,51 +180,20 @@ impl<St: Storage> Shared<St> {
         }
     }
 
-    /// Who asked for this key has ended before it was done; who waits is told so, by this.
-    pub(super) fn abandon(&self, place: Place) {
+    /// The worker was cancelled. Its callers get an error, because their jobs are dropped here. If
+    /// it was `asking` for units, the storage may have counted them.
+    pub(super) fn abandon(&self, place: Place, asking: bool) {
+        if asking {
+            self.outage.failed();
+        }
         let mut bucket = self.table.lock(place);
         let waiting = bucket.find().map(|of_key| {
-            of_key.busy = Busy::No;
+            of_key.in_doubt |= asking;
+            of_key.end_worker();
             std::mem::take(&mut of_key.waiting)
         });
         drop(bucket);
         drop(waiting);
-    }
-}
-
-impl<St: Storage> OfKey<St> {
-    fn new(key: Key, now: Timestamp) -> Self {
-        Self { key, lease: None, waiting: Vec::new(), busy: Busy::No, used: now, changes: 0 }
-    }
-
-    fn take(&mut self, ask: &Ask<'_>, now: Timestamp) -> Option<Decision> {
-        if ask.op == Op::Peek || ask.cost == 0 {
-            return None;
-        }
-        let lease = self.lease.as_mut().filter(|lease| lease.is_live(now) && lease.policy == *ask.policy)?;
-        let decision = lease.take(ask.cost, now)?;
-        self.used = now;
-        Some(decision)
-    }
-
-    /// What is leased, and what is being asked for, is from before a clear.
-    fn forget(&mut self) {
-        self.changes += 1;
-        self.lease = None;
-    }
-
-    /// What is to be done for this key next. When there is nothing, it is busy no longer.
-    pub(super) fn next_jobs(&mut self) -> Vec<Job<St>> {
-        let jobs = std::mem::take(&mut self.waiting);
-        if jobs.is_empty() {
-            self.busy = Busy::No;
-        }
-        jobs
-    }
-
-    /// Whether anything would be missed.
-    pub(super) fn is_idle(&self) -> bool {
-        self.busy == Busy::No && self.lease.is_none()
     }
 }
 
@@ -257,25 +215,6 @@ impl<St: Storage> Drop for Doubt<St> {
             of_key.forget();
         }
     }
-}
-
-struct NoRoom;
-
-/// Makes room for one key more: those go whose windows are over, else the one that nobody has asked for the longest.
-fn make_room<St: Storage>(bucket: &mut Bucket<'_, OfKey<St>>, now: Timestamp) -> Result<Option<(Key, Lease)>, NoRoom> {
-    bucket.retain(|of_key| {
-        let is_over = of_key.lease.as_ref().is_none_or(|lease| now >= lease.end);
-        of_key.busy != Busy::No || !is_over
-    });
-    let ways = bucket.ways;
-    if bucket.others().count() < ways {
-        return Ok(None);
-    }
-    let idle = bucket.others().filter(|of_key| of_key.busy == Busy::No);
-    let longest = idle.min_by_key(|of_key| of_key.used).ok_or(NoRoom)?;
-    let evicted = longest.lease.take().map(|lease| (longest.key.clone(), lease));
-    bucket.retain(|of_key| !of_key.is_idle());
-    Ok(evicted)
 }
 
 /// Has something done that nobody waits for: now, if that can be, else in a task.

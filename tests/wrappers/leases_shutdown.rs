@@ -1,0 +1,338 @@
+//! Leases at shutdown: unspent units go back to the storage.
+
+use std::time::Duration;
+
+use common::random::Numbers;
+use common::{Behavior, FAILURE, FakeStorage, decide, hit, memory_with_manual_clock, policy, poll, slow, start_hit};
+use tokio::task::{JoinSet, yield_now};
+use tower_ratelimit::storage::{Leases, ManualClock};
+use tower_ratelimit::{Key, Op, Policy, Storage};
+
+type Leased = Leases<FakeStorage>;
+
+fn leased(slice: u32) -> (Leased, FakeStorage, ManualClock) {
+    let (memory, clock) = memory_with_manual_clock();
+    let storage = FakeStorage::around(memory);
+    (Leases::new(storage.clone(), slice).clock(clock.clone()), storage, clock)
+}
+
+/// The units that the storage has left for a key.
+async fn remains<St: Storage>(storage: &St, policy: &Policy, key: &str) -> u32 {
+    decide(storage, policy, key, Op::Peek, 1).await.remaining()
+}
+
+/// Lets spawned tasks run.
+async fn run_tasks() {
+    for _ in 0..20 {
+        yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn close_refunds_every_slice_and_later_hits_ask_for_their_own_cost() {
+    let (leases, storage, _) = leased(10);
+    let policy = policy("fixed-window 1000/minute");
+    let keys: Vec<String> = (0..500).map(|key| key.to_string()).collect();
+    let mut spent = None;
+    for key in &keys {
+        spent = Some(hit(&leases, &policy, key, 3).await);
+    }
+    leases.clone().close().await.unwrap();
+    assert_eq!((storage.take_changes(), leases.held()), (500, 0));
+    for key in &keys {
+        assert_eq!(remains(&storage, &policy, key).await, 997);
+    }
+    // A second time there is nothing to refund.
+    leases.close().await.unwrap();
+    assert_eq!(storage.take_changes(), 0);
+
+    storage.take_decisions();
+    for left in [996, 995] {
+        let decision = hit(&leases, &policy, "0", 1).await;
+        assert_eq!((decision.remaining(), remains(&storage, &policy, "0").await), (left, left));
+    }
+    assert_eq!((storage.take_decisions(), leases.held()), (4, 0));
+    // A refund and a clear go to the storage, too.
+    leases.refund(&policy, &Key::from("499"), &spent.unwrap()).await.unwrap();
+    leases.clear(&policy, &Key::from("0")).await.unwrap();
+    for key in ["499", "0"] {
+        assert_eq!(remains(&leases, &policy, key).await, 1_000);
+    }
+}
+
+#[tokio::test]
+async fn close_waits_for_slices_in_flight_and_serves_their_callers() {
+    let (leases, storage, _) = leased(10);
+    let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
+    storage.close();
+    let mut first = start_hit(&leases, &policy, &key, 1);
+    let mut queued = start_hit(&leases, &policy, &key, 2);
+    assert!(poll(&mut first).is_pending() && poll(&mut queued).is_pending());
+    let mut close = Box::pin(leases.close());
+    assert!(poll(&mut close).is_pending());
+    storage.open();
+    close.await.unwrap();
+    assert_eq!(remains(&storage, &policy, "a").await, 997);
+    assert!(first.await.unwrap().is_admitted() && queued.await.unwrap().is_admitted());
+    run_tasks().await;
+    assert_eq!((remains(&storage, &policy, "a").await, leases.held()), (997, 0));
+}
+
+/// Units of a caller that leaves after the close go to the storage.
+#[tokio::test]
+async fn units_of_callers_that_leave_after_close_are_refunded() {
+    let (leases, storage, _) = leased(10);
+    let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
+    storage.close();
+    let mut hit = start_hit(&leases, &policy, &key, 4);
+    assert!(poll(&mut hit).is_pending());
+    storage.open();
+    leases.close().await.unwrap();
+    assert_eq!(remains(&storage, &policy, "a").await, 996);
+    drop(hit);
+    run_tasks().await;
+    assert_eq!(remains(&storage, &policy, "a").await, 1_000);
+}
+
+/// While the leases close, some slices are refunded already, and others are not.
+#[tokio::test]
+async fn refunds_during_close_are_not_lost() {
+    let (leases, storage, _) = leased(10);
+    let policy = policy("fixed-window 1000/minute");
+    let keys: Vec<Key> = (0..500_u32).map(|key| Key::from(key.to_string().as_str())).collect();
+    let mut spent = Vec::new();
+    for key in &keys {
+        spent.push(start_hit(&leases, &policy, key, 4).await.unwrap());
+    }
+    storage.close();
+    let mut close = Box::pin(leases.close());
+    assert!(poll(&mut close).is_pending());
+    let mut refunds: Vec<_> =
+        keys.iter().zip(&spent).map(|(key, spent)| Box::pin(leases.refund(&policy, key, spent))).collect();
+    for refund in &mut refunds {
+        assert!(poll(refund).is_pending());
+    }
+    storage.open();
+    close.await.unwrap();
+    for refund in refunds {
+        refund.await.unwrap();
+    }
+    for key in 0..500_u32 {
+        assert_eq!(remains(&storage, &policy, &key.to_string()).await, 1_000);
+    }
+}
+
+/// Hits race with the close on several threads. When all are done, the storage has counted the
+/// admitted hits and nothing else.
+#[test]
+fn close_amid_hits_loses_nothing() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().unwrap();
+    let policy = policy("fixed-window 100000/day");
+    for round in 0..100 {
+        let storage = slow(memory_with_manual_clock().0);
+        let leases = Leases::new(storage.clone(), 50).clock(ManualClock::default());
+        let admitted = runtime.block_on(async {
+            let mut hits = JoinSet::new();
+            for task in 0..4 {
+                let (leases, policy) = (leases.clone(), policy.clone());
+                hits.spawn(async move {
+                    for _ in 0..60 {
+                        let key = if task % 2 == 0 { "a" } else { "b" };
+                        assert!(hit(&leases, &policy, key, 1).await.is_admitted());
+                    }
+                    60
+                });
+            }
+            for _ in 0..round {
+                yield_now().await;
+            }
+            leases.close().await.unwrap();
+            hits.join_all().await.into_iter().sum::<u32>()
+        });
+        let remaining = ["a", "b"].map(|key| runtime.block_on(remains(&storage, &policy, key)));
+        assert_eq!(200_000 - remaining.into_iter().sum::<u32>(), admitted, "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn slice_of_an_ended_window_is_not_refunded() {
+    let (leases, storage, clock) = leased(10);
+    let policy = policy("fixed-window 1000/minute");
+    assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
+    clock.advance(Duration::from_secs(60));
+    assert!(hit(&storage, &policy, "a", 20).await.is_admitted());
+    leases.close().await.unwrap();
+    assert_eq!((storage.take_changes(), remains(&storage, &policy, "a").await), (0, 980));
+}
+
+#[tokio::test]
+async fn close_reports_a_failed_refund_and_tries_all_others() {
+    let (leases, storage, _) = leased(10);
+    let policy = policy("fixed-window 1000/minute");
+    for key in ["a", "b", "c"] {
+        assert!(hit(&leases, &policy, key, 1).await.is_admitted());
+    }
+    storage.set_changes(Behavior::Fails);
+    assert_eq!(leases.close().await.unwrap_err().to_string(), FAILURE);
+    assert_eq!(storage.take_changes(), 3);
+    // The slice that is in flight when the leases are closed.
+    let (leases, storage, _) = leased(10);
+    storage.close();
+    let mut hit = start_hit(&leases, &policy, &Key::from("a"), 1);
+    assert!(poll(&mut hit).is_pending());
+    storage.set_changes(Behavior::Fails);
+    let mut close = Box::pin(leases.close());
+    assert!(poll(&mut close).is_pending());
+    storage.open();
+    assert_eq!(close.await.unwrap_err().to_string(), FAILURE);
+    assert!(hit.await.unwrap().is_admitted());
+}
+
+/// A close that is dropped leaves the leases that it has not reached. The next one refunds them.
+#[tokio::test]
+async fn dropped_close_leaves_the_other_leases() {
+    let (leases, storage, _) = leased(10);
+    let policy = policy("fixed-window 1000/minute");
+    for key in 0..500_u32 {
+        assert!(hit(&leases, &policy, &key.to_string(), 1).await.is_admitted());
+    }
+    storage.close();
+    let mut close = Box::pin(leases.close());
+    assert!(poll(&mut close).is_pending());
+    drop(close);
+    let begun = storage.take_changes();
+    assert!(begun < 100 && leases.held() > 300, "{begun} refunds in flight");
+    storage.open();
+    let held = leases.held() as u64;
+    leases.close().await.unwrap();
+    assert_eq!((storage.take_changes(), leases.held()), (held, 0));
+}
+
+/// The worker runs in another runtime, which may have stopped. It refunds its slice when it runs.
+#[test]
+fn close_does_not_wait_for_another_runtime() {
+    let (leases, storage, _) = leased(10);
+    let policy = policy("fixed-window 1000/minute");
+    let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
+    storage.close();
+    let inside = one.enter();
+    let mut asking = start_hit(&leases, &policy, &Key::from("a"), 1);
+    assert!(poll(&mut asking).is_pending());
+    drop(inside);
+    two.block_on(leases.close()).unwrap();
+    storage.open();
+    one.block_on(async {
+        assert!(asking.await.unwrap().is_admitted());
+        run_tasks().await;
+        assert_eq!(remains(&storage, &policy, "a").await, 999);
+    });
+}
+
+#[tokio::test]
+async fn drop_of_the_last_handle_refunds_every_slice() {
+    let (leases, storage, _) = leased(10);
+    let (policy, other) = (policy("fixed-window 1000/minute"), leases.clone());
+    assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
+    drop(leases);
+    run_tasks().await;
+    assert_eq!((storage.take_changes(), remains(&other, &policy, "a").await), (0, 999));
+    // Nor does it block: the storage answers later.
+    storage.close();
+    drop(other);
+    run_tasks().await;
+    assert_eq!(storage.take_changes(), 1);
+    storage.open();
+    assert_eq!(remains(&storage, &policy, "a").await, 999);
+}
+
+/// A slice in flight is refunded when it arrives, although no handle is left.
+#[tokio::test]
+async fn drop_of_the_last_handle_refunds_a_slice_in_flight() {
+    let (leases, storage, _) = leased(10);
+    let policy = policy("fixed-window 1000/minute");
+    storage.close();
+    let mut hit = start_hit(&leases, &policy, &Key::from("a"), 1);
+    assert!(poll(&mut hit).is_pending());
+    drop((hit, leases));
+    storage.open();
+    run_tasks().await;
+    assert_eq!(remains(&storage, &policy, "a").await, 1_000);
+}
+
+/// Outside a runtime nothing is refunded, and nothing panics. Neither does it in a runtime that
+/// shuts down with a task that owns the last handle.
+#[test]
+fn drop_without_a_runtime_does_not_panic() {
+    let policy = policy("fixed-window 1000/minute");
+    for is_owned_by_a_task in [false, true] {
+        let (leases, storage, _) = leased(10);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert!(runtime.block_on(hit(&leases, &policy, "a", 1)).is_admitted());
+        if is_owned_by_a_task {
+            runtime.spawn(async move {
+                std::future::pending::<()>().await;
+                drop(leases);
+            });
+            runtime.block_on(run_tasks());
+            drop(runtime);
+        } else {
+            drop((runtime, leases));
+        }
+        assert_eq!(storage.take_changes(), 0);
+    }
+}
+
+/// How the processes of a deployment end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Closed,
+    Dropped,
+    Crashed,
+}
+
+/// Deploys 20 processes several times a day, one process after the other, with some hits between
+/// them. Then all of them spend the rest of the quota. Returns the units that no hit got.
+async fn lost_by_rolling_restarts(end: End, deployments: u32) -> u32 {
+    const QUOTA: u32 = 10_000;
+    let (memory, clock) = memory_with_manual_clock();
+    let storage = FakeStorage::around(memory);
+    let policy = policy(&format!("fixed-window {QUOTA}/day"));
+    let start = || Leases::new(storage.clone(), 100).clock(clock.clone());
+    let mut processes: Vec<_> = (0..20).map(|_| start()).collect();
+    let (mut numbers, mut admitted) = (Numbers(20), 0);
+    for _ in 0..deployments {
+        for restarted in 0..processes.len() {
+            for _ in 0..30 {
+                let at = usize::try_from(numbers.below(20)).unwrap();
+                admitted += u32::from(hit(&processes[at], &policy, "a", 1).await.is_admitted());
+                clock.advance(Duration::from_secs(1));
+            }
+            let old = std::mem::replace(&mut processes[restarted], start());
+            match end {
+                End::Closed => old.close().await.unwrap(),
+                End::Dropped => drop(old),
+                End::Crashed => std::mem::forget(old),
+            }
+            run_tasks().await;
+        }
+    }
+    for process in &processes {
+        while hit(process, &policy, "a", 1).await.is_admitted() {
+            admitted += 1;
+        }
+    }
+    QUOTA - admitted
+}
+
+#[tokio::test]
+async fn rolling_restarts_of_twenty_processes_lose_nothing() {
+    for end in [End::Closed, End::Dropped] {
+        assert_eq!(lost_by_rolling_restarts(end, 10).await, 0);
+    }
+}
+
+#[tokio::test]
+async fn crash_of_twenty_processes_loses_a_slice_each_at_most() {
+    let lost = lost_by_rolling_restarts(End::Crashed, 1).await;
+    assert!((1..=20 * 100).contains(&lost), "{lost}");
+}
