@@ -62,7 +62,7 @@ impl<S: CasStorage> Rounds<S> {
                 Some(loaded) => loaded,
                 None => match self.load(&jobs).await {
                     Ok(loaded) => loaded,
-                    Err(error) => return self.tell(jobs.into_iter().map(|job| (job, Err(error.clone())))),
+                    Err(error) => return Self::tell(jobs.into_iter().map(|job| (job, Err(error.clone())))),
                 },
             };
             let now = self.shared.now(&loaded);
@@ -98,17 +98,17 @@ impl<S: CasStorage> Rounds<S> {
                 pending.push((job, answer));
             } else {
                 // Nothing has been changed before it, so it needs no swap.
-                self.tell([(job, answer)]);
+                Self::tell([(job, answer)]);
             }
         }
         let Some((text, keep)) = desk.finish() else {
-            self.tell(pending);
+            Self::tell(pending);
             return Ok(());
         };
         match self.swap(&pending, loaded, &text, keep).await {
-            Ok(Swapped::Stored) => self.tell(pending),
+            Ok(Swapped::Stored) => Self::tell(pending),
             Ok(Swapped::Lost(newer)) => return Err((pending.into_iter().map(|(job, _)| job).collect(), newer)),
-            Err(error) => self.tell(pending.into_iter().map(|(job, _)| (job, Err(error.clone())))),
+            Err(error) => Self::tell(pending.into_iter().map(|(job, _)| (job, Err(error.clone())))),
         }
         Ok(())
     }
@@ -157,10 +157,9 @@ impl<S: CasStorage> Rounds<S> {
         jobs.into_iter().filter_map(|job| job.goes_on(self.trip)).collect()
     }
 
-    fn tell(&self, answers: impl IntoIterator<Item = (Job, Answer)>) {
-        for undo in answers.into_iter().filter_map(|(job, answer)| job.answer(answer)) {
-            // The task is this one.
-            self.shared.busy.add(&self.place, undo);
+    fn tell(answers: impl IntoIterator<Item = (Job, Answer)>) {
+        for (job, answer) in answers {
+            job.answer(answer);
         }
     }
 }
