@@ -3,6 +3,7 @@
 mod etcd;
 mod etcd_faults;
 mod etcd_tls;
+mod long_logs;
 mod memcached;
 mod memcached_faults;
 mod memcached_link;

@@ -33,6 +33,22 @@ pub(super) fn check(policy: &Policy, longest: usize) -> Result<(), ConfigError> 
     )))
 }
 
+/// Returns an error if the logs of the policy can hold more than `most` entries.
+pub(super) fn check_logs(policy: &Policy, most: u32) -> Result<(), ConfigError> {
+    let all: u64 = policy.limits().iter().map(entries).sum();
+    if all <= u64::from(most) {
+        return Ok(());
+    }
+    let bytes = UNIT * all;
+    let longest = policy.limits().iter().max_by_key(|limit| entries(limit));
+    let quota = longest.map(|limit| limit.quota().to_string()).unwrap_or_default();
+    Err(ConfigError::new(format!(
+        "\"{policy}\" can keep {all} log entries of a key, and each hit would load and store them all, up to \
+         {bytes} bytes each way: use \"sliding-window-counter {quota}\", or allow logs of more than {most} entries \
+         with .allow_long_logs() or ?long-logs=allow in the storage's URL"
+    )))
+}
+
 fn most(limit: &Limit) -> u64 {
     // Escaped, a byte is three.
     let name = 3 * limit.strategy().name().len() as u64;

@@ -18,6 +18,10 @@ use crate::storage::deadline::{self, DEADLINE};
 use crate::storage::{Ask, Clock, Storage, names, text};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
+/// The most log entries of a key on memcached and etcd, unless long logs are allowed: 19 kB.
+#[cfg(any(feature = "memcached", feature = "etcd"))]
+const LONGEST_LOG: u32 = 1_000;
+
 /// Makes a storage of anything that can compare and swap: of a [`CasStorage`].
 ///
 /// Every strategy and every policy runs on it. A hit loads what stands under its key, decides on it, and puts what that leaves
@@ -42,6 +46,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 pub struct Cas<S> {
     shared: Arc<Shared<S>>,
     deadline: Duration,
+    /// The most log entries that a policy may keep of a key.
+    longest_log: Option<u32>,
 }
 
 impl<S: CasStorage> Cas<S> {
@@ -51,7 +57,14 @@ impl<S: CasStorage> Cas<S> {
     }
 
     fn with(store: S, time: Time, deadline: Duration) -> Self {
-        Self { shared: Arc::new(Shared::new(store, time)), deadline }
+        Self { shared: Arc::new(Shared::new(store, time)), deadline, longest_log: None }
+    }
+
+    /// Refuses policies that can keep more than 1,000 log entries of a key. A hit loads and stores the
+    /// whole text, so a long log costs a remote store more than all else.
+    #[cfg(any(feature = "memcached", feature = "etcd"))]
+    pub(in crate::storage) fn without_long_logs(self) -> Self {
+        Self { longest_log: Some(LONGEST_LOG), ..self }
     }
 
     /// How long an answer may take: 100 milliseconds unless it is said.
@@ -78,7 +91,8 @@ impl<S: CasStorage> Cas<S> {
     /// Decides by this clock, whatever time the store says: for tests, or where the machine's clock is not to be trusted.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self::with(self.shared.store.clone(), Time::Chosen(Arc::new(clock)), self.deadline)
+        let shared = Shared::new(self.shared.store.clone(), Time::Chosen(Arc::new(clock)));
+        Self { shared: Arc::new(shared), ..self }
     }
 
     /// The store.
@@ -144,6 +158,7 @@ impl<S: CasStorage> Storage for Cas<S> {
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        self.longest_log.map_or(Ok(()), |most| size::check_logs(policy, most))?;
         self.store().longest().map_or(Ok(()), |longest| size::check(policy, longest))
     }
 }

@@ -52,6 +52,7 @@ use crate::storage::{Cas, Clock, deadline};
 /// |---|---|---|
 /// | `prefix` | `rl` | what all keys begin with |
 /// | `deadline` | `100ms` | how long an answer may take: `50ms`, `2s` |
+/// | `long-logs` | `refuse` | `allow` is [`allow_long_logs`](Self::allow_long_logs) |
 /// | `ca` | the system's roots | for TLS: a file with the certificates to trust, in PEM |
 ///
 /// # When a member is away
@@ -97,8 +98,10 @@ use crate::storage::{Cas, Clock, deadline};
 /// `--auto-compaction-retention` (`--auto-compaction-mode revision --auto-compaction-retention 10000`, or an hour), or its space will
 /// run out.
 ///
-/// Policies that may remember more than 1.5 MB of a key do not fit (a moving window of some 75,000): they are refused when they
-/// meet the storage.
+/// A policy that can keep more than 1,000 log entries of a key (a moving window of more than 1,000) is an
+/// error where it meets the storage ([`Storage::validate`](crate::Storage::validate)): use a
+/// `sliding-window-counter` instead, or [`allow_long_logs`](Self::allow_long_logs). Beyond 1.5 MB, some
+/// 75,000 entries, it is an error in any case.
 ///
 /// It needs a runtime of tokio's with time and I/O, and may be made outside of one.
 ///
@@ -117,6 +120,7 @@ pub struct EtcdStorage {
     store: Store,
     /// Where time is not this machine's: in tests.
     clock: Option<Arc<dyn Clock>>,
+    long_logs: bool,
     deciding: Cas<Store>,
 }
 
@@ -127,18 +131,23 @@ impl EtcdStorage {
     ///
     /// When the URL cannot be understood, or needs a feature that is not enabled. It is quoted without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let Target { members, access, prefix, deadline } = Target::parse(url)?;
+        let Target { members, access, prefix, deadline, long_logs } = Target::parse(url)?;
         let (members, leases) = (Members::new(members, access), Arc::new(Leases::new()));
-        Ok(Self::on(Store { members, leases, prefix: prefix.into(), deadline }, None))
+        let store = Store { members, leases, prefix: prefix.into(), deadline };
+        let deciding = Cas::new(store.clone());
+        Ok(Self { store, clock: None, long_logs, deciding }.rebuilt())
     }
 
-    fn on(store: Store, clock: Option<Arc<dyn Clock>>) -> Self {
-        let deciding = Cas::new(store.clone()).deadline(store.deadline);
-        let deciding = match &clock {
-            Some(clock) => deciding.clock(Arc::clone(clock)),
-            None => deciding,
-        };
-        Self { store, clock, deciding }
+    /// The same with a `Cas` that has the current settings.
+    fn rebuilt(mut self) -> Self {
+        self.deciding = Cas::new(self.store.clone()).deadline(self.store.deadline);
+        if !self.long_logs {
+            self.deciding = self.deciding.without_long_logs();
+        }
+        if let Some(clock) = &self.clock {
+            self.deciding = self.deciding.clock(Arc::clone(clock));
+        }
+        self
     }
 
     /// What all keys begin with, instead of what the URL says: programs that share etcd tell theirs apart with it.
@@ -158,9 +167,10 @@ impl EtcdStorage {
     /// # Errors
     ///
     /// When it is not 1 to 64 ASCII characters, or holds white space, `{` or `}`.
-    pub fn try_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
+    pub fn try_prefix(mut self, prefix: &str) -> Result<Self, ConfigError> {
         checked_prefix(prefix)?;
-        Ok(Self::on(Store { prefix: prefix.into(), ..self.store }, self.clock))
+        self.store.prefix = prefix.into();
+        Ok(self.rebuilt())
     }
 
     /// How long an answer may take, instead of what the URL says.
@@ -179,16 +189,28 @@ impl EtcdStorage {
     /// # Errors
     ///
     /// When it is less than a millisecond or more than an hour.
-    pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
+    pub fn try_deadline(mut self, deadline: Duration) -> Result<Self, ConfigError> {
         deadline::checked(deadline)?;
-        Ok(Self::on(Store { deadline, ..self.store }, self.clock))
+        self.store.deadline = deadline;
+        Ok(self.rebuilt())
+    }
+
+    /// Allows policies that can keep more than 1,000 log entries of a key, which are refused otherwise.
+    ///
+    /// Of the library's strategies only the moving window keeps a log. Each hit loads and stores the
+    /// whole log, and etcd keeps the old ones until it compacts them: `moving-window 5000/day` wrote 41 kB
+    /// a hit and filled 256 MB in 11,400 hits. Prefer
+    /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
+    #[must_use]
+    pub fn allow_long_logs(self) -> Self {
+        Self { long_logs: true, ..self }.rebuilt()
     }
 
     /// Decides by this clock instead of the machine's: for tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self::on(self.store, Some(Arc::new(clock)))
+        Self { clock: Some(Arc::new(clock)), ..self }.rebuilt()
     }
 
     /// Returns as soon as etcd answers, which takes a majority of its members: for a program that would rather not start without it.

@@ -14,6 +14,7 @@ pub(super) struct Target {
     pub(super) access: Access,
     pub(super) prefix: Box<str>,
     pub(super) deadline: Duration,
+    pub(super) long_logs: bool,
 }
 
 /// How to be let in.
@@ -58,8 +59,8 @@ impl Target {
         }
         let mut options = Options::parse(query, wrong)?;
         let tls = if secure { Some(Tls::new(options.take("ca").as_deref(), HTTP2).map_err(wrong)?) } else { None };
-        let (prefix, deadline) = (options.prefix()?, options.deadline()?);
+        let (prefix, deadline, long_logs) = (options.prefix()?, options.deadline()?, options.long_logs()?);
         options.end()?;
-        Ok(Self { members: hosts, access: Access { login, tls }, prefix, deadline })
+        Ok(Self { members: hosts, access: Access { login, tls }, prefix, deadline, long_logs })
     }
 }

@@ -38,6 +38,7 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// |---|---|---|
 /// | `prefix` | `rl` | what all keys begin with |
 /// | `deadline` | `100ms` | how long an answer may take: `50ms`, `2s` |
+/// | `long-logs` | `refuse` | `allow` is [`allow_long_logs`](Self::allow_long_logs) |
 ///
 /// # Several servers
 ///
@@ -56,10 +57,14 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// 2. **It has no clock that can be asked.** The time is that of the process that decides. By what two machines' clocks differ, the
 ///    one that is ahead ends windows early and refills buckets early, and what it stores is ahead of the other's time, which lets the other
 ///    refuse for so much longer. Let NTP set them.
-/// 3. **It keeps a megabyte under a key**, some 55,000 hits of a moving window. A policy that may need more is an error where it meets the
-///    storage ([`Storage::validate`](crate::Storage::validate)). A server that was told to keep less (`-I`) refuses what is larger, *and
-///    drops what was there*.
-/// 4. **It asks nobody for a password** here: no login is sent, and nothing is encrypted. Keep it where only friends are.
+/// 3. **It cannot change a part of a value.** Each hit loads and stores all that is kept of its key. 18,667
+///    hits of a moving window of as many moved 3.5 GB in each direction. So a policy that can keep more than
+///    1,000 log entries of a key is an error where it meets the storage
+///    ([`Storage::validate`](crate::Storage::validate)): use a `sliding-window-counter` instead, or
+///    [`allow_long_logs`](Self::allow_long_logs).
+/// 4. **It keeps at most a megabyte under a key**, some 55,000 log entries. A policy that may need more is an
+///    error too. A server that was started with a smaller `-I` refuses larger values *and drops the old one*.
+/// 5. **It asks nobody for a password** here: no login is sent, and nothing is encrypted. Keep it where only friends are.
 ///
 /// # When a server is away
 ///
@@ -98,6 +103,7 @@ pub struct MemcachedStorage {
     client: Client,
     prefix: Arc<str>,
     deadline: Duration,
+    long_logs: bool,
     /// Where time is not this machine's: in tests.
     clock: Option<Arc<dyn Clock>>,
     cas: Cas<Client>,
@@ -110,10 +116,10 @@ impl MemcachedStorage {
     ///
     /// When the URL cannot be understood.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let Target { servers, prefix, deadline } = Target::parse(url)?;
+        let Target { servers, prefix, deadline, long_logs } = Target::parse(url)?;
         let client = Client::new(servers, &prefix, deadline);
         let cas = Cas::new(client.clone());
-        Ok(Self { client, prefix: prefix.into(), deadline, clock: None, cas }.renewed())
+        Ok(Self { client, prefix: prefix.into(), deadline, long_logs, clock: None, cas }.renewed())
     }
 
     /// The same, where what decides knows of what was changed.
@@ -121,6 +127,9 @@ impl MemcachedStorage {
         // A little sooner than who waits gives up, who then hears which server it was.
         self.client = self.client.with(&self.prefix, self.deadline * 15 / 16);
         self.cas = Cas::new(self.client.clone()).deadline(self.deadline);
+        if !self.long_logs {
+            self.cas = self.cas.without_long_logs();
+        }
         if let Some(clock) = &self.clock {
             self.cas = self.cas.clock(Arc::clone(clock));
         }
@@ -168,6 +177,16 @@ impl MemcachedStorage {
     pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
         deadline::checked(deadline)?;
         Ok(Self { deadline, ..self }.renewed())
+    }
+
+    /// Allows policies that can keep more than 1,000 log entries of a key, which are refused otherwise.
+    ///
+    /// Of the library's strategies only the moving window keeps a log. Each hit loads and stores the
+    /// whole log: with 5,000 entries that is 95 kB in each direction.
+    /// Prefer [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
+    #[must_use]
+    pub fn allow_long_logs(self) -> Self {
+        Self { long_logs: true, ..self }.renewed()
     }
 
     /// Decides by this clock instead of the machine's: for tests (feature `testing`).

@@ -12,6 +12,7 @@ pub(super) struct Target {
     pub(super) servers: Vec<Address>,
     pub(super) prefix: Box<str>,
     pub(super) deadline: Duration,
+    pub(super) long_logs: bool,
 }
 
 /// One of each kind, to choose from.
@@ -59,8 +60,8 @@ impl Target {
             hosts.into_iter().map(Address::Tcp).collect()
         };
         let mut options = Options::parse(parts.query, wrong)?;
-        let (prefix, deadline) = (options.prefix()?, options.deadline()?);
+        let (prefix, deadline, long_logs) = (options.prefix()?, options.deadline()?, options.long_logs()?);
         options.end()?;
-        Ok(Self { servers, prefix, deadline })
+        Ok(Self { servers, prefix, deadline, long_logs })
     }
 }

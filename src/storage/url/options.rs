@@ -56,6 +56,18 @@ impl<'a> Options<'a> {
         })
     }
 
+    /// Returns `true` for `long-logs=allow`.
+    #[cfg(any(feature = "memcached", feature = "etcd"))]
+    pub(in crate::storage) fn long_logs(&mut self) -> Result<bool, ConfigError> {
+        match self.take("long-logs").as_deref() {
+            None | Some("refuse") => Ok(false),
+            Some("allow") => Ok(true),
+            Some(other) => {
+                Err((self.wrong)(format!("long-logs cannot be {other:?}: write long-logs=allow or long-logs=refuse")))
+            }
+        }
+    }
+
     /// All that is there has been understood.
     pub(in crate::storage) fn end(self) -> Result<(), ConfigError> {
         let Some((name, _)) = self.left.first() else { return Ok(()) };
