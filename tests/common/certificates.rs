@@ -3,14 +3,18 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// `ca.pem` with its `key.pem`, and `other.pem`, which is as good and of nobody's.
 #[derive(Debug)]
 pub struct Certificates(PathBuf);
 
 impl Certificates {
-    pub fn new() -> Self {
-        let folder = std::env::temp_dir().join(format!("tower-ratelimit-certificates-{}", std::process::id()));
+    /// Creates the files in a folder of their own.
+    pub fn create() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let (own, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(format!("tower-ratelimit-certificates-{own}-{count}"));
         fs::create_dir_all(&folder).unwrap();
         let files = Self(folder);
         for (name, key) in [("ca.pem", "key.pem"), ("other.pem", "other-key.pem")] {
@@ -29,12 +33,6 @@ impl Certificates {
 
     pub fn path(&self, name: &str) -> String {
         self.0.join(name).to_str().unwrap().to_owned()
-    }
-}
-
-impl Default for Certificates {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -1,4 +1,4 @@
-//! All ways to one policy on one storage that may fail, and what they answer.
+//! Two services and a limiter with the same policy on the same storage, which may fail.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -15,13 +15,13 @@ use crate::{Inner, ask, get, numbers, retry_after};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
-/// Of the storages here.
+/// The timeout of the storages.
 pub const DEADLINE: Duration = Duration::from_millis(200);
 
-/// How much later than at its deadline an answer may come on a machine with more to do: a hang would be a second and more.
+/// How much later than its timeout an answer may arrive on a busy machine. A hang would last for a second and more.
 pub const MARGIN: Duration = Duration::from_millis(300);
 
-/// Between two looks.
+/// The pause between two attempts.
 pub const AGAIN: Duration = Duration::from_millis(5);
 
 pub type Service = BoxCloneSyncService<Request<()>, Response<String>, Infallible>;
@@ -40,8 +40,8 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// What a service answered that obeys `on_error`.
-    pub fn of(response: &Response<String>, on_error: OnError) -> Self {
+    /// Reads the response of a service that obeys `on_error`.
+    pub fn of_response(response: &Response<String>, on_error: OnError) -> Self {
         match (response.status().as_u16(), numbers(response), retry_after(response), on_error) {
             (200, Some(_), None, _) => Self::Admitted,
             (429, Some(_), Some(_), _) => Self::Refused,
@@ -50,8 +50,9 @@ impl Answer {
         }
     }
 
-    pub fn told(told: &Result<Decision, impl Sized>) -> Self {
-        match told {
+    /// Reads the result of a limiter.
+    pub fn of_result(result: &Result<Decision, impl Sized>) -> Self {
+        match result {
             Ok(decision) if decision.is_admitted() => Self::Admitted,
             Ok(_) => Self::Refused,
             Err(_) => Self::Failed,
@@ -59,62 +60,89 @@ impl Answer {
     }
 }
 
-/// What `answer` is, which comes in time.
+/// Awaits an answer, which has to arrive within the timeout and a margin.
 pub async fn timely<T: fmt::Debug>(answer: impl Future<Output = T>) -> T {
+    within(DEADLINE + MARGIN, answer).await
+}
+
+/// Awaits an answer, which has to arrive within `limit`.
+pub async fn within<T: fmt::Debug>(limit: Duration, answer: impl Future<Output = T>) -> T {
     let started = Instant::now();
     let answer = answer.await;
-    assert!(started.elapsed() < DEADLINE + MARGIN, "after {:?}: {answer:?}", started.elapsed());
+    assert!(started.elapsed() < limit, "after {:?}: {answer:?}", started.elapsed());
     answer
 }
 
-/// All ways to one policy on one storage: two services and a limiter.
-pub struct Ways<St> {
-    pub open: Service,
-    pub closed: Service,
+/// Two services and a limiter with one policy on one storage.
+pub struct EntryPoints<St> {
+    /// Admits requests when the storage fails.
+    pub fails_open: Service,
+    /// Rejects requests when the storage fails.
+    pub fails_closed: Service,
     pub limiter: RateLimiter<St>,
 }
 
-impl<St: Storage<Error: fmt::Debug>> Ways<St> {
-    pub fn of<K: KeyExtractor>(policy: &Policy, storage: St, key: impl Fn() -> K) -> Self {
-        let (open, _) = limited(policy, key(), &storage, OnError::Admit);
-        let (closed, _) = limited(policy, key(), &storage, OnError::Refuse);
-        Self { open, closed, limiter: RateLimiter::with_storage(policy.clone(), storage) }
+/// The hits that were made until the storage decided again.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Recovery {
+    pub admitted: u32,
+    pub failed: u32,
+}
+
+impl<St: Storage<Error: fmt::Debug>> EntryPoints<St> {
+    pub fn new<K: KeyExtractor>(policy: &Policy, storage: St, key: impl Fn() -> K) -> Self {
+        let (fails_open, _) = limited(policy, key(), &storage, OnError::Admit);
+        let (fails_closed, _) = limited(policy, key(), &storage, OnError::Refuse);
+        Self { fails_open, fails_closed, limiter: RateLimiter::with_storage(policy.clone(), storage) }
     }
 
-    pub async fn each(&self, key: &Key, request: impl Fn() -> Request<()>) -> [Answer; 3] {
-        let open = Answer::of(&timely(ask(&self.open, request())).await, OnError::Admit);
-        let closed = Answer::of(&timely(ask(&self.closed, request())).await, OnError::Refuse);
-        [open, closed, Answer::told(&timely(self.limiter.hit(key)).await)]
+    /// Makes one hit at each entry point.
+    pub async fn hit_as(&self, key: &Key, request: impl Fn() -> Request<()>) -> [Answer; 3] {
+        let open = Answer::of_response(&timely(ask(&self.fails_open, request())).await, OnError::Admit);
+        let closed = Answer::of_response(&timely(ask(&self.fails_closed, request())).await, OnError::Refuse);
+        [open, closed, Answer::of_result(&timely(self.limiter.hit(key)).await)]
     }
 
-    /// What all of them answer to everybody.
-    pub async fn all(&self) -> [Answer; 3] {
-        self.each(&Key::everybody(), || get("/")).await
+    /// Makes one hit at each entry point, all for the key that everybody shares.
+    pub async fn hit(&self) -> [Answer; 3] {
+        self.hit_as(&Key::everybody(), || get("/")).await
     }
 
+    /// Asserts that all entry points report a failure of the storage, twice.
     pub async fn fail(&self) {
         for _ in 0..2 {
-            assert_eq!(self.all().await, [Answer::Failed; 3]);
+            assert_eq!(self.hit().await, [Answer::Failed; 3]);
         }
     }
 
-    /// They decide within a second from now on.
-    pub async fn decide(&self) {
-        let started = Instant::now();
-        while self.all().await.contains(&Answer::Failed) {
+    /// Asserts that all entry points decide within a second, and continue to do so.
+    pub async fn recover(&self) -> Recovery {
+        let (started, mut recovery) = (Instant::now(), Recovery::default());
+        loop {
+            let answers = self.hit().await;
+            let count = |wanted| answers.iter().map(|answer| u32::from(*answer == wanted)).sum::<u32>();
+            recovery.admitted += count(Answer::Admitted);
+            recovery.failed += count(Answer::Failed);
+            if count(Answer::Failed) == 0 {
+                break;
+            }
             assert!(started.elapsed() < SECOND, "no decisions after {:?}", started.elapsed());
             sleep(AGAIN).await;
         }
-        assert_eq!(self.all().await, [Answer::Admitted; 3]);
+        assert_eq!(self.hit().await, [Answer::Admitted; 3]);
+        recovery.admitted += 3;
+        recovery
     }
 
+    /// Returns the units that have been counted for the key that everybody shares.
     pub async fn used(&self) -> u32 {
         used(&self.limiter).await
     }
 }
 
-/// What has been counted for everybody.
+/// Returns the units that have been counted for the key that everybody shares.
 pub async fn used<St: Storage<Error: fmt::Debug>>(limiter: &RateLimiter<St>) -> u32 {
     let peeked = limiter.peek(&Key::everybody()).await.unwrap();
-    limiter.policy().limits()[0].capacity() - peeked.remaining()
+    let capacity = limiter.policy().limits().iter().map(tower_ratelimit::Limit::capacity).min().unwrap();
+    capacity - peeked.remaining()
 }

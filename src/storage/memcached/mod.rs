@@ -7,6 +7,8 @@ mod meta;
 mod node;
 mod ring;
 mod storage;
+#[cfg(test)]
+mod tests;
 mod url;
 
 pub use self::error::MemcachedStorageError;

@@ -1,5 +1,6 @@
-//! Real servers for tests, each on a port of its own: Redis, or whatever `TOWER_RATELIMIT_REDIS_SERVER` names, memcached and
-//! etcd. They end with their guard, and with the test's process however that ends.
+//! Real servers for tests, each on a port of its own: Redis (or the program that
+//! `TOWER_RATELIMIT_REDIS_SERVER` names), memcached and etcd. Dropping the guard ends a server. A
+//! watchdog ends it when the test process dies.
 
 mod etcd;
 mod fleet;
@@ -32,10 +33,88 @@ const PROGRAM: &str = "TOWER_RATELIMIT_REDIS_SERVER";
 /// In the folder of each.
 const CONFIG: &str = "server.conf";
 
-/// A server that does not answer by then never will.
+/// The time that a server may take to start.
 const STARTS_WITHIN: Duration = Duration::from_secs(10);
 
-/// A server that is running, unless it was killed or stopped.
+/// A server with the faults that tests need, on one port.
+pub trait FaultyServer: Send + Sync + Sized + 'static {
+    fn launch() -> Self;
+    fn port(&self) -> u16;
+
+    /// Kills the process (SIGKILL).
+    fn kill(&mut self);
+
+    /// Starts it again on the same port.
+    fn restart(&mut self);
+
+    /// Suspends the process (SIGSTOP): it accepts connections, but replies to nothing.
+    fn stop(&self);
+
+    /// Resumes the process (SIGCONT).
+    fn go_on(&self);
+}
+
+macro_rules! faulty_server {
+    ($server:ty) => {
+        impl FaultyServer for $server {
+            fn launch() -> Self {
+                Self::start(&[])
+            }
+
+            fn port(&self) -> u16 {
+                self.port()
+            }
+
+            fn kill(&mut self) {
+                self.kill();
+            }
+
+            fn restart(&mut self) {
+                self.restart();
+            }
+
+            fn stop(&self) {
+                self.stop();
+            }
+
+            fn go_on(&self) {
+                self.go_on();
+            }
+        }
+    };
+}
+
+faulty_server!(Server);
+faulty_server!(Memcached);
+
+/// A cluster of one member.
+impl FaultyServer for Etcd {
+    fn launch() -> Self {
+        Self::start(1)
+    }
+
+    fn port(&self) -> u16 {
+        self.members[0].port()
+    }
+
+    fn kill(&mut self) {
+        self.members[0].kill();
+    }
+
+    fn restart(&mut self) {
+        self.members[0].restart();
+    }
+
+    fn stop(&self) {
+        self.members[0].stop();
+    }
+
+    fn go_on(&self) {
+        self.members[0].go_on();
+    }
+}
+
+/// A Redis server that is running, unless it was killed or stopped.
 #[derive(Debug)]
 pub struct Server {
     /// None between `kill` and `restart`.
@@ -115,6 +194,13 @@ impl Server {
             }
         }
         reply.unwrap()
+    }
+
+    /// Returns how often the server has executed this command, given in lower case, also inside of scripts.
+    pub fn calls(&self, command: &str) -> u64 {
+        let stats = self.ask(&["INFO", "commandstats"]).to_string();
+        let calls = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        calls.map_or(0, |calls| calls.split(',').next().unwrap().parse().unwrap())
     }
 
     fn password(&self) -> Option<&str> {

@@ -1,4 +1,4 @@
-//! What stands between a client and its server, and does harm.
+//! A TCP proxy between a client and its server, which injects network faults.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
-/// What happens to what passes.
+/// The fault that the proxy injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Pass,
-    /// Replies are late by so much.
+    /// Replies arrive later by this much.
     Delay(Duration),
-    /// The server never sees them.
+    /// The server does not receive the requests.
     SwallowRequests,
-    /// The server has executed what it was asked, and the client never hears of it.
+    /// The server executes the requests, but the client does not receive the replies.
     SwallowReplies,
-    /// The same, but the connection is closed.
+    /// The same, and the connection is closed when the server replies.
     CutAtReply,
-    /// Something is said, which is no reply.
+    /// Replies are replaced by bytes of another protocol.
     Garbage,
 }
 
@@ -32,20 +32,36 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Shared {
     mode: Mode,
+    /// The number of replies that pass before `mode` applies.
+    unharmed: usize,
     /// Both sides of each connection.
     open: Vec<TcpStream>,
     connections: usize,
+    attempts: usize,
+}
+
+impl Shared {
+    /// Returns the mode for the bytes that were just read, of a reply or of a request.
+    fn next_mode(&mut self, is_reply: bool) -> Mode {
+        if self.unharmed == 0 {
+            return self.mode;
+        }
+        self.unharmed -= usize::from(is_reply);
+        Mode::Pass
+    }
 }
 
 impl Proxy {
     pub fn start(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let shared = Arc::new(Mutex::new(Shared { mode: Mode::Pass, open: Vec::new(), connections: 0 }));
+        let fresh = Shared { mode: Mode::Pass, unharmed: 0, open: Vec::new(), connections: 0, attempts: 0 };
+        let shared = Arc::new(Mutex::new(fresh));
         let proxy = Self { port, shared: Arc::clone(&shared) };
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                // Without a server the client is let go.
+                shared.lock().unwrap().attempts += 1;
+                // Without a server, the client's connection is closed.
                 let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
                 let mut now = shared.lock().unwrap();
                 now.connections += 1;
@@ -64,17 +80,25 @@ impl Proxy {
         self.port
     }
 
-    pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
-    }
-
     pub fn set(&self, mode: Mode) {
-        self.shared().mode = mode;
+        self.set_after(0, mode);
     }
 
-    /// How many connections there have been.
+    /// Lets this many more replies pass, and then sets the mode. Counts each read from the server as one reply, so the
+    /// caller has to send one request at a time.
+    pub fn set_after(&self, replies: usize, mode: Mode) {
+        let mut shared = self.shared();
+        (shared.mode, shared.unharmed) = (mode, replies);
+    }
+
+    /// Returns the number of connections that have been opened through to the server.
     pub fn connections(&self) -> usize {
         self.shared().connections
+    }
+
+    /// Returns how often a client has connected, whether or not there was a server.
+    pub fn attempts(&self) -> usize {
+        self.shared().attempts
     }
 
     /// Closes all connections.
@@ -96,9 +120,10 @@ impl Drop for Proxy {
 }
 
 fn pass(mut from: TcpStream, mut to: TcpStream, shared: &Mutex<Shared>, replies: bool) {
-    let mut bytes = [0; 4_096];
+    // Large enough for all replies that arrive during a delay.
+    let mut bytes = vec![0; 65_536];
     while let Ok(read @ 1..) = from.read(&mut bytes) {
-        let mode = shared.lock().unwrap().mode;
+        let mode = shared.lock().unwrap().next_mode(replies);
         let passed = match (mode, replies) {
             (Mode::SwallowReplies, true) | (Mode::SwallowRequests, false) => Ok(()),
             (Mode::CutAtReply, true) => break,

@@ -8,6 +8,8 @@ mod node;
 mod sentinel;
 #[cfg(feature = "redis-cluster")]
 mod slots;
+#[cfg(test)]
+mod tests;
 
 use redis::{Cmd, Value};
 use tokio::time::Instant;

@@ -11,8 +11,8 @@ const LONG: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_millis(200);
 
 #[tokio::test]
-async fn certificates_are_trusted_that_the_url_names_and_no_others() {
-    let files = Certificates::new();
+async fn only_certificates_that_the_url_names_are_trusted() {
+    let files = Certificates::create();
     let (key, ca, other) = (files.path("key.pem"), files.path("ca.pem"), files.path("other.pem"));
     let etcd = Etcd::start_with(1, &["--cert-file", &ca, "--key-file", &key]);
     let port = etcd.members[0].port();

@@ -30,13 +30,13 @@ fn every_strategy_and_mixed_policies_decide_like_the_model() {
 }
 
 #[test]
-fn it_keeps_the_laws_of_storages() {
+fn storage_keeps_the_laws() {
     let server = Server::start(&[]);
     StorageLaws::new(|clock| on(&server, clock)).check();
 }
 
 #[test]
-fn concurrent_hits_are_admitted_exactly_as_often_as_the_limit_says() {
+fn concurrent_hits_are_admitted_exactly_up_to_the_limit() {
     let server = Server::start(&[]);
     let storage = on(&server, ManualClock::default());
     for text in ["fixed-window 200/day", "moving-window 200/day; 300/day", "200/day", "token-bucket 200/day"] {
@@ -111,7 +111,7 @@ fn decoded_log(server: &Server, states: &str, tag: &str, numbers: &str) -> Strin
 
 /// Decisions and stored text are those of the pure functions.
 #[test]
-fn fifty_thousand_random_asks_over_random_policies_are_answered_and_stored_as_the_functions_say() {
+fn decisions_and_stored_states_equal_those_of_the_pure_functions() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x1234_5678_9abc_def1);
     let (mut asks, mut texts, mut round) = (0, 0, 0);
@@ -172,7 +172,7 @@ fn fifty_thousand_random_asks_over_random_policies_are_answered_and_stored_as_th
 }
 
 #[test]
-fn names_that_differ_are_keys_that_differ_and_share_a_slot() {
+fn different_names_have_different_keys_that_share_a_slot() {
     let server = Server::start(&[]);
     let storage = on(&server, ManualClock::default()).prefix("names");
     RUNTIME.block_on(async {
@@ -204,7 +204,7 @@ fn names_that_differ_are_keys_that_differ_and_share_a_slot() {
 
 /// Field defects: keys that never expire; an index set that grows forever.
 #[test]
-fn all_keys_are_gone_when_they_matter_no_longer() {
+fn keys_expire_with_their_state() {
     let server = Server::start(&[]);
     let _guard = RUNTIME.enter();
     let storage = RedisStorage::new(&server.url()).unwrap().deadline(Duration::from_secs(5));
@@ -223,7 +223,7 @@ fn all_keys_are_gone_when_they_matter_no_longer() {
 
 /// Field defect: WRONGTYPE between strategies on one key.
 #[test]
-fn what_stands_where_states_belong_and_cannot_be_read_is_a_fresh_start() {
+fn unreadable_state_is_treated_as_fresh() {
     let server = Server::start(&[]);
     let storage = on(&server, ManualClock::default()).prefix("odd");
     let policy = policy("fixed-window 2/day; moving-window 2/day").with_name("p");
@@ -255,7 +255,7 @@ fn what_stands_where_states_belong_and_cannot_be_read_is_a_fresh_start() {
 }
 
 #[test]
-fn what_cannot_be_read_is_swapped_for_a_fresh_start_too() {
+fn unreadable_state_is_swapped_for_a_fresh_one() {
     let server = Server::start(&[]);
     let storage = on(&server, ManualClock::default()).prefix("odd");
     let policy = common::foreign(2).with_name("p");
@@ -278,7 +278,7 @@ fn what_cannot_be_read_is_swapped_for_a_fresh_start_too() {
 
 /// Field defect: no reload after `SCRIPT FLUSH`.
 #[test]
-fn scripts_that_the_server_has_forgotten_are_brought_again() {
+fn flushed_scripts_are_loaded_again() {
     let server = Server::start(&[]);
     let storage = on(&server, ManualClock::default());
     let limiter = RateLimiter::with_storage(policy("fixed-window 3/day"), storage);
@@ -300,7 +300,7 @@ fn every_vector_agrees() {
 /// Field defects: check, then increment; GET then SET in a "shared" store. Eight servers, each a process with a connection of its
 /// own.
 #[test]
-fn eight_processes_admit_exactly_what_the_limit_says() {
+fn eight_processes_admit_exactly_the_limit() {
     let store = Server::start(&[]);
     for policy in ["fixed-window 100/day", "token-bucket 100/day", "moving-window 100/day; 200/day"] {
         let servers: Vec<common::example_process::Server> = (0..8)
@@ -319,7 +319,7 @@ fn eight_processes_admit_exactly_what_the_limit_says() {
 }
 
 #[test]
-fn a_prefix_is_forgotten_with_all_its_keys_and_no_others() {
+fn reset_removes_the_keys_of_one_prefix() {
     let server = Server::start(&[]);
     let [ours, theirs] = ["ours", "ours2"].map(|prefix| on(&server, ManualClock::default()).prefix(prefix));
     RUNTIME.block_on(async {
@@ -337,7 +337,7 @@ fn a_prefix_is_forgotten_with_all_its_keys_and_no_others() {
 
 /// The same with leases and a cache in each, also where that is not needed.
 #[test]
-fn processes_with_leases_and_caches_admit_exactly_what_the_limit_says() {
+fn processes_with_leases_and_caches_admit_exactly_the_limit() {
     let store = Server::start(&[]);
     let flags =
         ["--policy", "fixed-window 100/day", "--storage", &store.url(), "--on-error", "refuse", "--deadline", "5s"];

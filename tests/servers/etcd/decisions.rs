@@ -30,7 +30,7 @@ fn storage(etcd: &Etcd) -> EtcdStorage {
 }
 
 #[test]
-fn it_keeps_the_laws_of_storages() {
+fn storage_keeps_the_laws() {
     let etcd = Etcd::start(1);
     let storage = storage(&etcd);
     StorageLaws::new(|clock| on(&storage, clock))
@@ -60,7 +60,7 @@ fn every_vector_agrees() {
 
 /// Field defects: check, then increment; GET then SET in a "shared" store. Servers with connections of their own.
 #[test]
-fn several_servers_admit_exactly_what_the_limit_says() {
+fn four_processes_admit_exactly_the_limit() {
     let store = Etcd::calm();
     let policy = "fixed-window 40/day; moving-window 60/day";
     let flags = ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--deadline", "10s"];
@@ -78,7 +78,7 @@ fn several_servers_admit_exactly_what_the_limit_says() {
 }
 
 #[test]
-fn what_stands_in_etcd_is_as_documented() {
+fn stored_states_are_as_documented() {
     let etcd = Etcd::start(1);
     let clock = ManualClock::new(Timestamp::from_micros(1_728_000_000_000_000));
     let storage = storage(&etcd).clock(clock);
@@ -102,7 +102,7 @@ fn what_stands_in_etcd_is_as_documented() {
 }
 
 #[test]
-fn what_cannot_be_read_is_a_fresh_start() {
+fn unreadable_state_is_treated_as_fresh() {
     let etcd = Etcd::start(1);
     let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage(&etcd));
     for spoil in [&b"garbage"[..], b"\xff\xfe", b"[1.fixed-window/86400000000 99999999999999999999,1,1]", b""] {
@@ -117,7 +117,7 @@ fn what_cannot_be_read_is_a_fresh_start() {
 
 /// A log that cannot fit is told when policy and storage meet, and one that just fits is kept.
 #[test]
-fn a_policy_that_does_not_fit_is_refused_and_one_that_does_is_kept() {
+fn policy_that_does_not_fit_is_rejected_and_one_that_fits_is_stored() {
     let etcd = Etcd::start(1);
     let storage = storage(&etcd);
     let large = policy("moving-window 1000000/day");
@@ -133,7 +133,7 @@ fn a_policy_that_does_not_fit_is_refused_and_one_that_does_is_kept() {
 }
 
 #[test]
-fn urls_say_what_to_write_and_never_a_password() {
+fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
     let wrong = [
         ("etcd://", "no host"),
         ("etcd://host/path", "leave it out"),

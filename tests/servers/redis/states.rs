@@ -22,7 +22,7 @@ fn hit(storage: &RedisStorage, policy: &Policy) -> Decision {
 }
 
 #[test]
-fn a_log_that_is_lost_admits_no_more_than_the_limit() {
+fn lost_log_admits_no_more_than_the_limit() {
     let server = Server::start(&[]);
     for amount in [5, 8, 10, 20] {
         let clock = ManualClock::default();
@@ -42,7 +42,7 @@ fn a_log_that_is_lost_admits_no_more_than_the_limit() {
 }
 
 #[test]
-fn whatever_stands_in_the_place_of_a_log_is_answered_and_heals() {
+fn damaged_log_heals_within_a_period() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x1357_9bdf_2468_ace1);
     let policy = policy("moving-window 5/day").with_name("p");
@@ -92,7 +92,7 @@ fn whatever_stands_in_the_place_of_a_log_is_answered_and_heals() {
 
 /// What a rolling deploy does.
 #[test]
-fn releases_that_differ_decide_like_the_model() {
+fn releases_with_different_limits_decide_like_the_model() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x1234_5678_9abc_def1);
     for round in 0..150 {
@@ -150,7 +150,7 @@ fn releases_that_differ_decide_like_the_model() {
 }
 
 #[test]
-fn a_clock_that_is_ahead_and_then_right_changes_nothing() {
+fn clock_that_is_put_back_decides_like_the_functions() {
     let server = Server::start(&[]);
     for (policy, back) in [
         (policy("moving-window 10/second"), 10 * DAY),
@@ -177,7 +177,7 @@ fn a_clock_that_is_ahead_and_then_right_changes_nothing() {
 }
 
 #[test]
-fn periods_that_a_script_cannot_count_are_refused_when_policy_and_storage_meet() {
+fn period_that_a_script_cannot_count_is_rejected_by_the_limiter() {
     let server = Server::start(&[]);
     let storage = on(&server, ManualClock::default());
     let longest = Quota::per(2, Duration::from_micros(1 << 52));
@@ -199,7 +199,7 @@ const MARGIN: i64 = 500_000 + 100_000;
 
 /// By the server's own time: no key outlives what it holds by much, nor dies before it.
 #[test]
-fn keys_live_as_long_as_what_they_hold_matters() {
+fn keys_live_as_long_as_their_state() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x0abc_def1_2345);
     let _guard = RUNTIME.enter();

@@ -1,61 +1,13 @@
-//! `MemcachedStorage` and its servers: what a URL may say, and when it is ready.
+//! The URLs of memcached, and the builder methods that check the same values.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tower_ratelimit::storage::{AnyStorage, MemcachedStorage, MemcachedStorageError};
 
-use common::servers::Memcached;
+use super::LITTLE;
 
-const SECOND: Duration = Duration::from_secs(1);
-const LONG: Duration = Duration::from_secs(10);
-
-/// Time out here means that something hung.
-const LITTLE: Duration = Duration::from_millis(60);
-
-fn storage(url: &str) -> MemcachedStorage {
-    MemcachedStorage::new(url).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// What is wrong, which is known within `timeout`.
-async fn fails(storage: &MemcachedStorage, timeout: Duration) -> MemcachedStorageError {
-    let started = Instant::now();
-    let error = storage.ready(timeout).await.unwrap_err();
-    assert!(started.elapsed() < timeout + LITTLE, "{:?}: {error}", started.elapsed());
-    error
-}
-
-#[tokio::test]
-async fn it_is_ready_when_all_servers_are() {
-    let (one, mut other) = (Memcached::start(&[]), Memcached::start(&[]));
-    other.kill();
-    let storage = storage(&format!("memcached://127.0.0.1:{},127.0.0.1:{}", one.port(), other.port()));
-    let error = fails(&storage, SECOND / 10).await;
-    assert!(error.to_string().contains(&format!("cannot reach 127.0.0.1:{}: ", other.port())), "{error}");
-    other.restart();
-    storage.ready(LONG).await.unwrap();
-    one.stop();
-    fails(&storage, SECOND / 10).await;
-    one.go_on();
-    storage.ready(LONG).await.unwrap();
-}
-
-#[cfg(unix)]
-#[tokio::test]
-async fn unix_sockets_are_servers_too() {
-    let socket = std::env::temp_dir().join(format!("tower-ratelimit {}.sock", std::process::id()));
-    let storage = storage(&format!("memcached+unix://{}", socket.display().to_string().replace(' ', "%20")));
-    fails(&storage, SECOND / 10).await;
-    let server = Memcached::on(&socket);
-    storage.ready(LONG).await.unwrap();
-    drop(server);
-    let error = fails(&storage, SECOND / 10).await;
-    assert!(error.to_string().contains(&*socket.display().to_string()), "{error}");
-    std::fs::remove_file(socket).unwrap();
-}
-
-/// Each says what was wrong and what to write.
 #[test]
-fn urls_that_cannot_be_are_refused_with_what_to_write() {
+fn invalid_url_is_rejected_with_a_correction() {
     for (url, parts) in [
         ("", &["\"\"", "memcached://host:11211"][..]),
         ("localhost:11211", &["\"localhost:11211\"", "memcached://host:11211"]),
@@ -91,7 +43,7 @@ fn urls_that_cannot_be_are_refused_with_what_to_write() {
 }
 
 #[test]
-fn no_error_of_a_url_tells_its_login() {
+fn error_of_an_invalid_url_hides_the_login() {
     for url in [
         "memcached://secret@host",
         "memcached://me:secret@host",
@@ -107,7 +59,7 @@ fn no_error_of_a_url_tells_its_login() {
 }
 
 #[test]
-fn urls_that_can_be() {
+fn valid_urls_are_accepted() {
     for url in [
         "memcached://localhost",
         "memcached://localhost/",
@@ -125,7 +77,7 @@ fn urls_that_can_be() {
 }
 
 #[test]
-fn what_a_builder_is_told_is_checked_too() {
+fn builder_checks_prefix_and_deadline() {
     let storage = || MemcachedStorage::new("memcached://h").unwrap();
     for prefix in ["", "a b", "a\r\n", "caf\u{e9}", &"a".repeat(65)] {
         assert!(storage().try_prefix(prefix).is_err(), "{prefix:?}");
@@ -138,7 +90,7 @@ fn what_a_builder_is_told_is_checked_too() {
 }
 
 #[test]
-fn what_is_public_can_cross_threads() {
+fn storage_and_error_can_be_shared_between_threads() {
     fn shared<T: Clone + std::fmt::Debug + Send + Sync + 'static>() {}
     shared::<MemcachedStorage>();
     shared::<MemcachedStorageError>();

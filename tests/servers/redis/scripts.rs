@@ -81,7 +81,7 @@ fn admitted(storage: &RedisStorage, policy: &Policy) -> usize {
 }
 
 #[test]
-fn comments_stand_where_their_author_likes() {
+fn script_may_begin_with_comments() {
     let server = Server::start(&[]);
     let sources: [&'static [&'static str]; 3] = [
         &[concat!("-- Mine.\n-- each hit counts once\n", twin!("mine"))],
@@ -95,7 +95,7 @@ fn comments_stand_where_their_author_likes() {
 }
 
 #[test]
-fn names_of_ours_are_free_to_take() {
+fn own_strategy_may_use_a_built_in_name() {
     let server = Server::start(&[]);
     let bucket = || limit("bucket", &[twin!("bucket")], false);
     let token = || Limit::new(TokenBucket::new(), Quota::per_day(9));
@@ -105,7 +105,7 @@ fn names_of_ours_are_free_to_take() {
 }
 
 #[test]
-fn one_name_with_two_scripts_is_two_scripts() {
+fn same_name_with_different_scripts_is_kept_apart() {
     let server = Server::start(&[]);
     let storage = on(&server, ManualClock::default());
     let sources: &'static [&'static str] = &[twin!("mine")];
@@ -119,7 +119,7 @@ fn one_name_with_two_scripts_is_two_scripts() {
 }
 
 #[test]
-fn what_no_function_can_be_called_goes_another_way() {
+fn name_that_is_no_identifier_is_decided_without_a_script() {
     let server = Server::start(&[]);
     for name in ["1st", "a.b", "a_b", "a b"] {
         let storage = on(&server, ManualClock::default());
@@ -128,7 +128,7 @@ fn what_no_function_can_be_called_goes_another_way() {
 }
 
 #[test]
-fn a_policy_of_many_strategies_is_one_script() {
+fn policy_of_many_strategies_is_one_script() {
     let server = Server::start(&[]);
     macro_rules! limits {
         ($($name:literal)*) => { [$(limit($name, &[concat!("local own = 1\n", twin!($name))], false)),*] };
@@ -138,4 +138,15 @@ fn a_policy_of_many_strategies_is_one_script() {
         let policy = limits[1..count].iter().cloned().fold(Policy::from(limits[0].clone()), Policy::with);
         assert_eq!(admitted(&on(&server, ManualClock::default()), &policy), 3, "{count}");
     }
+}
+
+#[test]
+fn error_of_a_script_is_reported_and_counts_nothing() {
+    let server = Server::start(&[]);
+    let broken = limit("broken", &["function broken_hit() error('OH no') end\n"], false);
+    let (storage, key) = (on(&server, ManualClock::default()), Key::from("k"));
+    let decided = RUNTIME.block_on(storage.decide(Ask::new(&broken.into(), &key, Op::Hit, 1)));
+    let error = decided.unwrap_err();
+    assert!(error.to_string().contains(" refused: ") && error.to_string().contains("OH no"), "{error}");
+    assert!(!error.may_have_counted() && std::error::Error::source(&error).is_some());
 }

@@ -1,0 +1,188 @@
+//! Loads and swaps, which only the inside can see, against a scripted server.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::AbortHandle;
+
+use super::MemcachedStorageError;
+use super::client::{Client, Version};
+use super::url::Target;
+use crate::storage::{CasStorage, Swapped};
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// A server that knows the meta commands of this crate. Clones share it.
+#[derive(Clone, Default)]
+struct FakeServer(Arc<Mutex<Entries>>);
+
+#[derive(Default)]
+struct Entries {
+    /// The data under each key, and its version.
+    entries: HashMap<String, (u64, Vec<u8>)>,
+    /// The version that was given out last.
+    last: u64,
+    connections: Vec<AbortHandle>,
+    /// The reply to a write whose key contains the first text.
+    scripted: Vec<(&'static str, &'static str)>,
+}
+
+impl FakeServer {
+    async fn start() -> (Self, Client) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("memcached://{}?deadline=5s", listener.local_addr().unwrap());
+        let server = Self::default();
+        let accepting = server.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let serving = tokio::spawn(accepting.clone().serve(stream));
+                accepting.0.lock().unwrap().connections.push(serving.abort_handle());
+            }
+        });
+        let Target { servers, prefix, deadline } = Target::parse(&url).unwrap();
+        (server, Client::new(servers, &prefix, deadline))
+    }
+
+    async fn serve(self, stream: TcpStream) -> io::Result<()> {
+        let mut stream = BufReader::new(stream);
+        let mut line = String::new();
+        while stream.read_line(&mut line).await? > 0 {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let mut data = Vec::new();
+            if words[0] == "ms" {
+                data.resize(words[2].parse::<usize>().unwrap() + 2, 0);
+                stream.read_exact(&mut data).await?;
+                data.truncate(data.len() - 2);
+            }
+            let reply = self.0.lock().unwrap().reply(&words, data);
+            stream.write_all(&reply).await?;
+            line.clear();
+        }
+        Ok(())
+    }
+
+    /// Loses all entries, counts versions from the beginning, and closes all connections.
+    fn restart(&self) {
+        let before = std::mem::take(&mut *self.0.lock().unwrap());
+        before.connections.iter().for_each(AbortHandle::abort);
+    }
+
+    fn entry(&self, key: &str) -> Option<(u64, Vec<u8>)> {
+        self.0.lock().unwrap().entries.get(key).cloned()
+    }
+}
+
+impl Entries {
+    fn reply(&mut self, words: &[&str], data: Vec<u8>) -> Vec<u8> {
+        let &[verb, ref rest @ ..] = words else { panic!("an empty line") };
+        if verb == "mn" {
+            return b"MN\r\n".to_vec();
+        }
+        let key = rest[0];
+        if verb == "ms" {
+            if let Some((_, reply)) = self.scripted.iter().find(|(part, _)| key.contains(part)) {
+                return reply.as_bytes().to_vec();
+            }
+        }
+        let version = self.entries.get(key).map(|(version, _)| *version);
+        let expected = rest.iter().skip(1).find_map(|word| word.strip_prefix('C')?.parse::<u64>().ok());
+        let reply: &[u8] = match (verb, version, expected) {
+            ("mg", Some(version), _) => {
+                let data = &self.entries[key].1;
+                return [format!("VA {} c{version}\r\n", data.len()).as_bytes(), data, b"\r\n"].concat();
+            }
+            ("mg", None, _) => b"EN\r\n",
+            ("ms" | "md", None, Some(_)) => b"NF\r\n",
+            ("ms" | "md", Some(version), Some(expected)) if version != expected => b"EX\r\n",
+            // Only if there is no entry.
+            ("ms", Some(_), None) if rest.contains(&"ME") => b"NS\r\n",
+            ("ms", ..) => {
+                self.last += 1;
+                self.entries.insert(key.to_owned(), (self.last, data));
+                b"HD\r\n"
+            }
+            ("md", ..) => {
+                self.entries.remove(key);
+                b"HD\r\n"
+            }
+            _ => b"ERROR\r\n",
+        };
+        reply.to_vec()
+    }
+}
+
+async fn text(client: &Client) -> String {
+    client.load("k").await.unwrap().text
+}
+
+/// Returns whether the text was stored.
+async fn swap(client: &Client, key: &str, version: &Version, text: &str) -> Result<bool, MemcachedStorageError> {
+    Ok(matches!(client.swap(key, version, text, DAY).await?, Swapped::Stored))
+}
+
+async fn put(client: &Client, text: &str) {
+    let version = client.load("k").await.unwrap().version;
+    assert!(swap(client, "k", &version, text).await.unwrap());
+}
+
+#[tokio::test]
+async fn swap_stores_only_in_place_of_the_loaded_version() {
+    let (server, client) = FakeServer::start().await;
+    let swap = async |version: &Version, text: &str| swap(&client, "k", version, text).await.unwrap();
+    let nothing = client.load("k").await.unwrap();
+    assert_eq!(nothing.text, "");
+    assert!(swap(&nothing.version, "").await, "there is still no entry");
+    assert!(swap(&nothing.version, "one").await);
+    assert!(!swap(&nothing.version, "other").await);
+    assert!(!swap(&nothing.version, "").await);
+    let one = client.load("k").await.unwrap();
+    assert_eq!(one.text, "one");
+    assert!(swap(&one.version, "two\r\nlines").await);
+    assert!(!swap(&one.version, "three").await);
+    assert!(!swap(&one.version, "").await);
+    let two = client.load("k").await.unwrap();
+    assert_eq!(two.text, "two\r\nlines");
+    assert!(swap(&two.version, "").await);
+    assert_eq!(server.entry("rl:k"), None);
+    assert!(!swap(&two.version, "three").await, "the entry was removed");
+    assert!(!swap(&two.version, "").await);
+    // The same text under the same key has another version.
+    put(&client, "one").await;
+    assert!(!swap(&one.version, "four").await);
+    put(&client, "\u{e9}").await;
+    assert_eq!(text(&client).await, "\u{e9}");
+}
+
+/// A server counts versions from the beginning when it starts.
+#[tokio::test]
+async fn version_from_before_a_restart_swaps_nothing() {
+    let (server, client) = FakeServer::start().await;
+    put(&client, "before").await;
+    let before = client.load("k").await.unwrap();
+    let (version, _) = server.entry("rl:k").unwrap();
+    server.restart();
+    while client.load("k").await.is_err() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    put(&client, "after").await;
+    assert_eq!(server.entry("rl:k"), Some((version, b"after".to_vec())), "the same version of another entry");
+    assert!(!swap(&client, "k", &before.version, "late").await.unwrap());
+    assert_eq!(text(&client).await, "after");
+}
+
+/// A proxy replies for a server that is away. It may have passed the request on.
+#[tokio::test]
+async fn error_reply_of_a_proxy_may_have_counted() {
+    let (server, client) = FakeServer::start().await;
+    server.0.lock().unwrap().scripted =
+        vec![("big", "SERVER_ERROR object too large for cache\r\n"), ("k", "SERVER_ERROR Host is down\r\n")];
+    for (key, may_have_counted) in [("k", true), ("big", false)] {
+        let version = client.load(key).await.unwrap().version;
+        let error = swap(&client, key, &version, "x").await.unwrap_err();
+        assert_eq!(error.may_have_counted(), may_have_counted, "{error}");
+    }
+}

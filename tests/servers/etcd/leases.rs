@@ -1,0 +1,40 @@
+//! Leases, with which keys expire.
+
+use common::harness::Answer;
+use common::servers::{Etcd, wait_until};
+use serde_json::json;
+use tower_ratelimit::{Key, Policy, RateLimiter};
+
+use super::{LONG, entry_points, storage};
+
+/// An operator may revoke a lease, or restore etcd from a backup.
+#[tokio::test]
+async fn revoked_lease_is_replaced() {
+    let etcd = Etcd::start(1);
+    let entry_points = entry_points(&etcd.url());
+    entry_points.recover().await;
+    for lease in etcd.leases() {
+        etcd.ask("lease/revoke", &json!({ "ID": lease }));
+    }
+    assert_eq!(entry_points.used().await, 0, "its keys go with it");
+    assert_eq!(entry_points.hit().await, [Answer::Admitted; 3]);
+    assert_eq!(entry_points.used().await, 3);
+}
+
+/// Field defects: keys that never expire; an index set that grows forever.
+#[tokio::test]
+async fn keys_and_leases_expire_with_their_state() {
+    let etcd = Etcd::start(1);
+    let storage = storage(&etcd.url()).deadline(LONG);
+    let mut most = 0;
+    for text in ["fixed-window 3 per 200ms", "moving-window 3 per 200ms", "token-bucket 3 per 200ms"] {
+        let limiter = RateLimiter::with_storage(text.parse::<Policy>().unwrap(), storage.clone());
+        for client in 0..20_u64 {
+            assert!(limiter.hit(&Key::from(client)).await.unwrap().is_admitted());
+        }
+        most = most.max(etcd.leases().len());
+    }
+    assert!((1..=4).contains(&most), "{most} leases for 60 keys");
+    assert_eq!(etcd.all().len(), 60);
+    wait_until("all keys have expired", || etcd.all().is_empty() && etcd.leases().is_empty());
+}

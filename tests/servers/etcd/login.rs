@@ -1,0 +1,72 @@
+//! Users and passwords of etcd.
+
+use std::time::Duration;
+
+use common::harness::Answer;
+use common::servers::Etcd;
+use serde_json::{Value, json};
+use tower_ratelimit::Key;
+
+use super::{entry_points, storage};
+
+/// Creates a user `app` that may use the keys that begin with `rl`, and returns a token of the user `root`.
+fn with_logins(etcd: &Etcd, password: &str) -> String {
+    let ask = |path: &str, body: Value| etcd.ask(&format!("auth/{path}"), &body);
+    ask("user/add", json!({ "name": "root", "password": "root" }));
+    ask("role/add", json!({ "name": "root" }));
+    ask("user/grant", json!({ "user": "root", "role": "root" }));
+    ask("user/add", json!({ "name": "app", "password": password }));
+    ask("role/add", json!({ "name": "limits" }));
+    // From `rl` to `rm`.
+    let range = json!({ "permType": 2, "key": "cmw=", "range_end": "cm0=" });
+    ask("role/grant", json!({ "name": "limits", "perm": range }));
+    ask("user/grant", json!({ "user": "app", "role": "limits" }));
+    ask("enable", json!({}));
+    let login = ask("authenticate", json!({ "name": "root", "password": "root" }));
+    login["token"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn wrong_password_can_be_corrected() {
+    let etcd = Etcd::start(1);
+    let no_login = entry_points(&etcd.url());
+    let user = entry_points(&format!("etcd://app:first@{}", etcd.hosts()));
+    // Without logins, everybody has access.
+    no_login.recover().await;
+    user.recover().await;
+    let root = with_logins(&etcd, "first");
+    no_login.fail().await;
+    let error = no_login.limiter.hit(&Key::everybody()).await.unwrap_err().to_string();
+    assert!(error.contains("write etcd://user:password@"), "{error}");
+    user.recover().await;
+    let change = |password: &str| {
+        let body = json!({ "name": "app", "password": password });
+        etcd.members[0].ask("auth/user/changepw", &body, Some(&root)).unwrap();
+    };
+    change("second");
+    user.fail().await;
+    let error = user.limiter.hit(&Key::everybody()).await.unwrap_err();
+    assert!(!error.may_have_counted() && !error.to_string().contains("first"), "{error}");
+    change("first");
+    user.recover().await;
+    let elsewhere = storage(&format!("etcd://app:first@{}?prefix=other", etcd.hosts()));
+    let error = elsewhere.ready(Duration::from_millis(300)).await.unwrap_err().to_string();
+    assert!(error.contains("permission denied"), "{error}");
+}
+
+#[tokio::test]
+async fn revoked_login_is_renewed_without_a_failure() {
+    let mut etcd = Etcd::start(1);
+    let entry_points = entry_points(&format!("etcd://app:secret@{}", etcd.hosts()));
+    let root = with_logins(&etcd, "secret");
+    entry_points.recover().await;
+    for _ in 0..3 {
+        // This revokes all logins, though the password is the same.
+        let body = json!({ "name": "app", "password": "secret" });
+        etcd.members[0].ask("auth/user/changepw", &body, Some(&root)).unwrap();
+        assert_eq!(entry_points.hit().await, [Answer::Admitted; 3]);
+    }
+    // A restart revokes all logins, too.
+    etcd.members[0].restart();
+    entry_points.recover().await;
+}

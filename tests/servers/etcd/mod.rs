@@ -1,0 +1,28 @@
+//! etcd: decisions on one member and on three, logins, leases and TLS.
+
+mod decisions;
+mod leases;
+mod login;
+mod members;
+mod tls;
+
+use std::time::Duration;
+
+use common::harness::{DEADLINE, EntryPoints};
+use common::policy;
+use tower_ratelimit::Global;
+use tower_ratelimit::storage::EtcdStorage;
+
+/// A timeout that means that something hung.
+const LONG: Duration = Duration::from_secs(20);
+
+/// Limits that no test reaches.
+const PLENTY: &str = "fixed-window 10000/day; moving-window 1000/day";
+
+fn storage(url: &str) -> EtcdStorage {
+    EtcdStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(DEADLINE)
+}
+
+fn entry_points(url: &str) -> EntryPoints<EtcdStorage> {
+    EntryPoints::new(&policy(PLENTY), storage(url), || Global)
+}

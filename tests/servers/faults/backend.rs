@@ -1,0 +1,199 @@
+//! The backends of the suite: a storage, a policy, and the server that they need.
+
+use std::error::Error;
+use std::time::Duration;
+
+use common::servers::{Etcd, FaultyServer, Memcached, Server};
+use common::{foreign, policy};
+use tower_ratelimit::storage::{
+    EtcdStorage, EtcdStorageError, MemcachedStorage, MemcachedStorageError, RedisStorage, RedisStorageError,
+};
+use tower_ratelimit::{Policy, Storage};
+
+/// A storage on one server.
+pub(crate) trait Backend: 'static {
+    type Server: FaultyServer;
+    type Storage: Storage<Error = Self::Error>;
+    type Error: Failure;
+
+    /// A timeout within which a hit succeeds when nothing is wrong.
+    const TIMEOUT: Duration;
+
+    /// Whether a hit reads the state before it sends what counts the hit.
+    const READS_FIRST: bool;
+
+    /// Whether the server has its counts again after a restart.
+    const KEEPS_COUNTS: bool;
+
+    /// Whether a silent connection is replaced after a number of timeouts, and not after a time.
+    const COUNTS_TIMEOUTS: bool;
+
+    /// The storage on the server behind a port.
+    fn storage(port: u16, timeout: Duration) -> Self::Storage;
+
+    /// A policy for a day with this limit.
+    fn policy(limit: u32) -> Policy {
+        policy(&format!("fixed-window {limit}/day; moving-window {limit}/day"))
+    }
+
+    fn ready(storage: &Self::Storage, timeout: Duration) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// Drops what the server can lose without losing counts.
+    fn flush_caches(_: &Self::Server) {}
+}
+
+/// A backend whose proxy can tell replies apart, as the server sends one packet for each.
+pub(crate) trait CountsReplies: Backend {
+    /// The number of replies that a hit awaits before it sends what counts it.
+    const REPLIES_BEFORE_COUNTING: usize;
+
+    /// Returns how many commands the server has executed that count a hit.
+    fn writes(server: &Self::Server) -> u64;
+}
+
+/// The error of a storage on a server.
+pub(crate) trait Failure: Error + Send + Sync + 'static {
+    fn is_timeout(&self) -> bool;
+    fn may_have_counted(&self) -> bool;
+}
+
+macro_rules! failure {
+    ($error:ty) => {
+        impl Failure for $error {
+            fn is_timeout(&self) -> bool {
+                self.is_timeout()
+            }
+
+            fn may_have_counted(&self) -> bool {
+                self.may_have_counted()
+            }
+        }
+    };
+}
+
+failure!(RedisStorageError);
+failure!(MemcachedStorageError);
+failure!(EtcdStorageError);
+
+/// Redis, where a script decides.
+pub(crate) struct Redis;
+
+impl Backend for Redis {
+    type Server = Server;
+    type Storage = RedisStorage;
+    type Error = RedisStorageError;
+
+    const TIMEOUT: Duration = Duration::from_millis(100);
+    const READS_FIRST: bool = false;
+    const KEEPS_COUNTS: bool = false;
+    const COUNTS_TIMEOUTS: bool = true;
+
+    fn storage(port: u16, timeout: Duration) -> RedisStorage {
+        RedisStorage::new(&format!("redis://127.0.0.1:{port}")).unwrap().deadline(timeout)
+    }
+
+    async fn ready(storage: &RedisStorage, timeout: Duration) -> Result<(), RedisStorageError> {
+        storage.ready(timeout).await
+    }
+
+    fn flush_caches(server: &Server) {
+        server.ask(&["SCRIPT", "FLUSH"]);
+    }
+}
+
+impl CountsReplies for Redis {
+    const REPLIES_BEFORE_COUNTING: usize = 0;
+
+    fn writes(server: &Server) -> u64 {
+        server.calls("evalsha") + server.calls("eval")
+    }
+}
+
+/// Redis, where the policy's strategy has no script and states are compared and swapped.
+pub(crate) struct RedisSwap;
+
+impl Backend for RedisSwap {
+    type Server = Server;
+    type Storage = RedisStorage;
+    type Error = RedisStorageError;
+
+    const TIMEOUT: Duration = Duration::from_millis(200);
+    const READS_FIRST: bool = true;
+    const KEEPS_COUNTS: bool = false;
+    const COUNTS_TIMEOUTS: bool = true;
+
+    fn storage(port: u16, timeout: Duration) -> RedisStorage {
+        Redis::storage(port, timeout)
+    }
+
+    fn policy(limit: u32) -> Policy {
+        foreign(limit)
+    }
+
+    async fn ready(storage: &RedisStorage, timeout: Duration) -> Result<(), RedisStorageError> {
+        storage.ready(timeout).await
+    }
+
+    fn flush_caches(server: &Server) {
+        Redis::flush_caches(server);
+    }
+}
+
+impl CountsReplies for RedisSwap {
+    const REPLIES_BEFORE_COUNTING: usize = 1;
+
+    fn writes(server: &Server) -> u64 {
+        server.calls("set")
+    }
+}
+
+pub(crate) struct MemcachedServer;
+
+impl Backend for MemcachedServer {
+    type Server = Memcached;
+    type Storage = MemcachedStorage;
+    type Error = MemcachedStorageError;
+
+    const TIMEOUT: Duration = Duration::from_millis(200);
+    const READS_FIRST: bool = true;
+    const KEEPS_COUNTS: bool = false;
+    const COUNTS_TIMEOUTS: bool = false;
+
+    fn storage(port: u16, timeout: Duration) -> MemcachedStorage {
+        MemcachedStorage::new(&format!("memcached://127.0.0.1:{port}?long-logs=allow")).unwrap().deadline(timeout)
+    }
+
+    async fn ready(storage: &MemcachedStorage, timeout: Duration) -> Result<(), MemcachedStorageError> {
+        storage.ready(timeout).await
+    }
+}
+
+impl CountsReplies for MemcachedServer {
+    const REPLIES_BEFORE_COUNTING: usize = 1;
+
+    fn writes(server: &Memcached) -> u64 {
+        server.stat("cmd_set")
+    }
+}
+
+/// An etcd of one member.
+pub(crate) struct EtcdMember;
+
+impl Backend for EtcdMember {
+    type Server = Etcd;
+    type Storage = EtcdStorage;
+    type Error = EtcdStorageError;
+
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    const READS_FIRST: bool = true;
+    const KEEPS_COUNTS: bool = true;
+    const COUNTS_TIMEOUTS: bool = true;
+
+    fn storage(port: u16, timeout: Duration) -> EtcdStorage {
+        EtcdStorage::new(&format!("etcd://127.0.0.1:{port}?long-logs=allow")).unwrap().deadline(timeout)
+    }
+
+    async fn ready(storage: &EtcdStorage, timeout: Duration) -> Result<(), EtcdStorageError> {
+        storage.ready(timeout).await
+    }
+}

@@ -1,0 +1,99 @@
+//! Many callers that compare and swap one key.
+
+use common::harness::{Answer, DEADLINE, limited, timely};
+use common::servers::{FaultyServer, Mode, Proxy};
+use common::{ask, get};
+use tokio::task::JoinSet;
+use tower_ratelimit::{Global, Key, OnError, RateLimiter};
+
+use super::LONG;
+use super::backend::Backend;
+
+on_backends! { [tokio::test(flavor = "multi_thread", worker_threads = 2)] [await] [
+    contention_between_processes_is_no_failure_of_the_storage,
+    contention_in_one_process_is_no_failure_of_the_storage,
+    contended_callers_that_retry_are_admitted_exactly_up_to_the_limit,
+] redis_swap: RedisSwap, memcached: MemcachedServer }
+
+const LIMIT: u32 = 60;
+
+/// Returns the numbers of admitted, refused and failed hits.
+fn counts(answers: &[Answer]) -> [usize; 3] {
+    let count = |wanted| answers.iter().filter(|answer| **answer == wanted).count();
+    let counts = [Answer::Admitted, Answer::Refused, Answer::Failed].map(count);
+    eprintln!("{counts:?} admitted, refused and failed");
+    counts
+}
+
+/// Field defect: a compare-and-swap that gave up was reported as a storage error, which fail-open admits.
+async fn contention_between_processes_is_no_failure_of_the_storage<B: Backend>() {
+    let server = B::Server::launch();
+    let proxies: Vec<Proxy> = (0..8).map(|_| Proxy::start(server.port())).collect();
+    let mut tasks = JoinSet::new();
+    for proxy in &proxies {
+        proxy.set(Mode::Delay(DEADLINE / 20));
+        // A storage for each, as in a process of its own: one storage decides hits that wait for the same key together.
+        let storage = B::storage(proxy.port(), DEADLINE);
+        let (service, inner) = limited(&B::policy(LIMIT), Global, &storage, OnError::Admit);
+        tasks.spawn(async move {
+            let mut answers = Vec::new();
+            for _ in 0..30 {
+                answers.push(Answer::of_response(&timely(ask(&service, get("/"))).await, OnError::Admit));
+            }
+            let admitted = answers.iter().filter(|answer| **answer == Answer::Admitted).count();
+            assert_eq!(inner.calls(), admitted);
+            answers
+        });
+    }
+    let [admitted, _, failed] = counts(&tasks.join_all().await.concat());
+    assert_eq!(failed, 0);
+    assert!((1..=LIMIT as usize).contains(&admitted));
+}
+
+/// The round trip is so long that the timeout passes before the last attempt.
+async fn contention_in_one_process_is_no_failure_of_the_storage<B: Backend>() {
+    let server = B::Server::launch();
+    let proxy = Proxy::start(server.port());
+    let (service, inner) = limited(&B::policy(LIMIT), Global, &B::storage(proxy.port(), DEADLINE), OnError::Admit);
+    assert_eq!(Answer::of_response(&ask(&service, get("/")).await, OnError::Admit), Answer::Admitted);
+    proxy.set(Mode::Delay(DEADLINE / 20));
+    let mut tasks = JoinSet::new();
+    for _ in 0..24 {
+        let service = service.clone();
+        tasks.spawn(async move {
+            let mut answers = Vec::new();
+            for _ in 0..10 {
+                answers.push(Answer::of_response(&timely(ask(&service, get("/"))).await, OnError::Admit));
+            }
+            answers
+        });
+    }
+    let [admitted, _, failed] = counts(&tasks.join_all().await.concat());
+    assert_eq!(failed, 0);
+    assert!((1..LIMIT as usize).contains(&admitted));
+    assert_eq!(inner.calls(), 1 + admitted);
+}
+
+async fn contended_callers_that_retry_are_admitted_exactly_up_to_the_limit<B: Backend>() {
+    let server = B::Server::launch();
+    for (callers, limit) in [(8, 100), (200, 1_000)] {
+        let policy = B::policy(limit).with_name(format!("of {callers}"));
+        let limiter = RateLimiter::with_storage(policy, B::storage(server.port(), LONG));
+        let mut tasks = JoinSet::new();
+        for _ in 0..callers {
+            let limiter = limiter.clone();
+            tasks.spawn(async move {
+                let mut admitted = 0;
+                loop {
+                    let decision = limiter.hit(&Key::everybody()).await.unwrap();
+                    admitted += u32::from(decision.is_admitted());
+                    if decision.is_refused() && !decision.is_contended() {
+                        return admitted;
+                    }
+                }
+            });
+        }
+        let admitted: u32 = tasks.join_all().await.into_iter().sum();
+        assert_eq!(admitted, limit);
+    }
+}

@@ -1,0 +1,160 @@
+//! Servers that start late, die, hang, and come back.
+
+use std::time::{Duration, Instant};
+
+use common::harness::{AGAIN, Answer, SECOND, timely};
+use common::servers::{FaultyServer, Mode, Proxy};
+use tokio::time::sleep;
+use tower_ratelimit::Key;
+
+use super::backend::{Backend, Failure};
+use super::{QUICK, entry_points, limiter, not_ready, quick_hit, ready, recovers};
+
+on_every_backend! { [tokio::test] [await] [
+    server_may_start_after_the_storage,
+    server_may_die_and_come_back,
+    hanging_server_delays_requests_until_the_timeout,
+    hanging_server_delays_no_other_caller,
+    unreachable_server_fails_calls_at_once,
+    failed_connects_are_retried_with_backoff,
+    storage_recovers_from_network_faults,
+] }
+
+/// Field defect: a limiter that cannot start while its server is down.
+async fn server_may_start_after_the_storage<B: Backend>() {
+    let mut server = B::Server::launch();
+    server.kill();
+    let entry_points = entry_points::<B>(server.port());
+    entry_points.fail().await;
+    let error = not_ready::<B>(entry_points.limiter.storage()).await;
+    assert!(error.to_string().contains(&format!("cannot reach 127.0.0.1:{}: ", server.port())), "{error}");
+    server.restart();
+    let took = ready::<B>(entry_points.limiter.storage()).await;
+    assert!(took < SECOND, "{took:?}");
+    entry_points.recover().await;
+}
+
+async fn server_may_die_and_come_back<B: Backend>() {
+    let mut server = B::Server::launch();
+    let entry_points = entry_points::<B>(server.port());
+    entry_points.recover().await;
+    for _ in 0..3 {
+        let before = entry_points.used().await;
+        server.kill();
+        entry_points.fail().await;
+        let error = not_ready::<B>(entry_points.limiter.storage()).await;
+        assert!(!error.is_timeout(), "{error}");
+        server.restart();
+        let recovery = entry_points.recover().await;
+        let least = recovery.admitted + if B::KEEPS_COUNTS { before } else { 0 };
+        let used = entry_points.used().await;
+        assert!((least..=least + recovery.failed).contains(&used), "{before}, {recovery:?}: {used}");
+    }
+}
+
+/// Field defect: requests that hang when the server stops answering.
+async fn hanging_server_delays_requests_until_the_timeout<B: Backend>() {
+    let server = B::Server::launch();
+    let entry_points = entry_points::<B>(server.port());
+    entry_points.recover().await;
+    // For longer than it takes to replace the connection, and for less.
+    for hits in [6, 1] {
+        let before = entry_points.used().await;
+        server.stop();
+        for _ in 0..hits {
+            let hit = timely(entry_points.limiter.hit(&Key::everybody())).await;
+            assert_eq!(Answer::of_result(&hit), Answer::Failed);
+        }
+        server.go_on();
+        let started = Instant::now();
+        while timely(entry_points.limiter.peek(&Key::everybody())).await.is_err() {
+            assert!(started.elapsed() < SECOND);
+            sleep(AGAIN).await;
+        }
+        let counted = entry_points.used().await - before;
+        assert!(counted <= if B::READS_FIRST { 0 } else { hits }, "{counted} of {hits}");
+        entry_points.recover().await;
+    }
+    server.stop();
+    entry_points.fail().await;
+    server.go_on();
+    entry_points.recover().await;
+}
+
+async fn hanging_server_delays_no_other_caller<B: Backend>() {
+    let server = B::Server::launch();
+    let [connected, new] = [(); 2].map(|()| limiter::<B>(server.port(), QUICK));
+    recovers::<B>(&connected).await;
+    server.stop();
+    let (a, b) = (Key::from("a"), Key::from("b"));
+    for _ in 0..6 {
+        let (one, other) = tokio::join!(quick_hit::<B>(&connected, &a), quick_hit::<B>(&new, &b));
+        assert!(one.unwrap_err().is_timeout() && other.is_err());
+    }
+    for limiter in [&connected, &new] {
+        for _ in 0..3 {
+            not_ready::<B>(limiter.storage()).await;
+        }
+    }
+    server.go_on();
+    for limiter in [&connected, &new] {
+        let took = ready::<B>(limiter.storage()).await;
+        assert!(took < SECOND, "{took:?}");
+        let took = recovers::<B>(limiter).await;
+        assert!(took < SECOND, "{took:?}");
+    }
+}
+
+async fn unreachable_server_fails_calls_at_once<B: Backend>() {
+    let mut server = B::Server::launch();
+    let limiter = limiter::<B>(server.port(), QUICK);
+    server.kill();
+    let (started, mut calls) = (Instant::now(), 0);
+    while started.elapsed() < Duration::from_millis(300) {
+        let error = quick_hit::<B>(&limiter, &Key::from("k")).await.unwrap_err();
+        assert!(!error.may_have_counted() && !error.is_timeout(), "{error}");
+        calls += 1;
+    }
+    assert!(calls > 100, "{calls}");
+    server.restart();
+    let took = recovers::<B>(&limiter).await;
+    assert!(took < SECOND, "{took:?}");
+}
+
+async fn failed_connects_are_retried_with_backoff<B: Backend>() {
+    let mut server = B::Server::launch();
+    let proxy = Proxy::start(server.port());
+    let limiter = limiter::<B>(proxy.port(), QUICK);
+    server.kill();
+    let (started, mut calls) = (Instant::now(), 0);
+    while started.elapsed() < Duration::from_millis(300) {
+        let error = quick_hit::<B>(&limiter, &Key::from("k")).await.unwrap_err();
+        assert!(!error.may_have_counted() && !error.is_timeout(), "{error}");
+        calls += 1;
+    }
+    let attempts = proxy.attempts();
+    // After 20, 40, 80 and 160 ms.
+    assert!(calls > 50 && (2..=6).contains(&attempts), "{calls} calls, {attempts} connects");
+    server.restart();
+    let took = recovers::<B>(&limiter).await;
+    assert!(took < SECOND, "{took:?}");
+}
+
+async fn storage_recovers_from_network_faults<B: Backend>() {
+    let server = B::Server::launch();
+    let proxy = Proxy::start(server.port());
+    let storage = B::storage(proxy.port(), QUICK);
+    for mode in [Mode::Garbage, Mode::SwallowReplies, Mode::CutAtReply, Mode::SwallowRequests] {
+        for _ in 0..2 {
+            proxy.set(mode);
+            for _ in 0..2 {
+                not_ready::<B>(&storage).await;
+            }
+            proxy.set(Mode::Pass);
+            proxy.cut();
+            let took = ready::<B>(&storage).await;
+            assert!(took < SECOND, "{mode:?}: {took:?}");
+            proxy.cut();
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Storages that are used on several runtimes, and runtimes that end.
+
+use std::time::{Duration, Instant};
+
+use common::harness::used;
+use common::servers::FaultyServer;
+use tokio::runtime::{Builder, Runtime};
+use tower_ratelimit::Key;
+
+use super::backend::Backend;
+use super::{LONG, QUICK, limiter};
+
+on_every_backend! { [test] [] [storage_outlives_its_runtime, runtime_ends_while_the_storage_connects] }
+
+fn current_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn storage_outlives_its_runtime<B: Backend>() {
+    let server = B::Server::launch();
+    let limiter = limiter::<B>(server.port(), B::TIMEOUT);
+    for _ in 0..3 {
+        assert!(current_thread().block_on(limiter.hit(&Key::everybody())).unwrap().is_admitted());
+    }
+    let direct = super::limiter::<B>(server.port(), LONG);
+    assert_eq!(current_thread().block_on(used(&direct)), 3);
+}
+
+/// A runtime that is ending drops a task as soon as it is spawned, with whatever the task would lock.
+fn runtime_ends_while_the_storage_connects<B: Backend>() {
+    let unreachable = limiter::<B>(1, QUICK);
+    for _ in 0..50 {
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        for _ in 0..4 {
+            let limiter = unreachable.clone();
+            runtime.spawn(async move {
+                loop {
+                    let _ = limiter.hit(&Key::everybody()).await;
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
+        std::thread::yield_now();
+        let started = Instant::now();
+        runtime.shutdown_timeout(Duration::from_secs(5));
+        assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    }
+}

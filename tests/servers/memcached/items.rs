@@ -1,0 +1,113 @@
+//! The items that memcached stores: their expiry and their size.
+
+use std::time::{Duration, Instant};
+
+use common::harness::AGAIN;
+use common::policy;
+use common::servers::Memcached;
+use tokio::time::sleep;
+use tower_ratelimit::{Key, RateLimiter};
+
+use super::{LONG, storage};
+
+/// Field defect: an item that is to expire in more than 30 days expires at once.
+#[tokio::test]
+async fn items_live_as_long_as_their_window() {
+    let server = Memcached::start(&[]);
+    let storage = storage(&server.url()).deadline(LONG);
+    // Memcached is given whole seconds, and the first may be over at once.
+    for (days, least, most) in
+        [(1, 86_400, 86_402), (30, 2_592_000, 2_592_002), (31, 2_678_400, 2_678_402), (36_500, -1, -1)]
+    {
+        let policy = policy(&format!("fixed-window 1 per {days} days")).with_name(format!("d{days}"));
+        let limiter = RateLimiter::with_storage(policy, storage.clone());
+        assert!(limiter.hit(&Key::from("k")).await.unwrap().is_admitted());
+        let reply = server.ask(&format!("mg rl:d{days}|t:k t"));
+        let left: i64 = reply[0].strip_prefix("HD t").unwrap().parse().unwrap();
+        assert!((least..=most).contains(&left), "{days} days: {left} seconds");
+    }
+    for millis in [1, 1_500] {
+        let policy = policy(&format!("fixed-window 1 per {millis}ms")).with_name(format!("m{millis}"));
+        let limiter = RateLimiter::with_storage(policy, storage.clone());
+        assert!(limiter.hit(&Key::from("k")).await.unwrap().is_admitted());
+        let stored = Instant::now();
+        while server.ask(&format!("mg rl:m{millis}|t:k")) == ["HD"] {
+            assert!(stored.elapsed() < Duration::from_secs(5), "{millis} ms");
+            sleep(AGAIN).await;
+        }
+        assert!(stored.elapsed() >= Duration::from_millis(millis), "{millis} ms: {:?}", stored.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn cleared_item_is_removed() {
+    let server = Memcached::start(&[]);
+    let limiter =
+        RateLimiter::with_storage(policy("fixed-window 9/day").with_name("p"), storage(&server.url()).deadline(LONG));
+    assert!(limiter.hit(&Key::from("k")).await.unwrap().is_admitted());
+    assert_eq!(server.ask("mg rl:p|t:k"), ["HD"]);
+    limiter.clear(&Key::from("k")).await.unwrap();
+    assert_eq!(server.ask("mg rl:p|t:k"), ["EN"]);
+}
+
+/// The state of another limit under the policy's name, of this many bytes. It is kept.
+fn other_state(bytes: usize) -> String {
+    // An instant that is decades away.
+    let start = "[9.other/1 9000000000000000,";
+    format!("{start}{}]", "1".repeat(bytes - start.len() - 1))
+}
+
+/// Field defect: a server that is sent an item that is too large drops what was there.
+#[tokio::test]
+async fn longest_state_is_stored_under_the_longest_key() {
+    /// One megabyte, without what memcached needs for the key and for itself.
+    const LONGEST: usize = (1 << 20) - 1_024;
+    let server = Memcached::start(&[]);
+    let prefix = "p".repeat(64);
+    let storage = storage(&server.url()).deadline(LONG).prefix(&prefix);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 9/day").with_name("p"), storage);
+    // The protocol takes at most 250 bytes.
+    let longest_key = "k".repeat(250 - prefix.len() - ":p|t:".len());
+    let (key, name) = (Key::from(&longest_key), format!("{prefix}:p|t:{longest_key}"));
+    assert!(limiter.hit(&key).await.unwrap().is_admitted());
+    let own = server.ask(&format!("mg {name} v")).swap_remove(1);
+    let set = |other: usize| {
+        let state = format!("{own}{}", other_state(other));
+        assert_eq!(server.ask(&format!("ms {name} {}\r\n{state}", state.len())), ["HD"]);
+    };
+    set(LONGEST - own.len());
+    for remaining in [7, 6] {
+        assert_eq!(limiter.hit(&key).await.unwrap().remaining(), remaining);
+        assert_eq!(server.ask(&format!("mg {name} s")), [format!("HD s{LONGEST}")]);
+    }
+    set(LONGEST - own.len() + 1);
+    let error = limiter.hit(&key).await.unwrap_err();
+    assert!(!error.may_have_counted(), "{error}");
+    assert_eq!(server.ask(&format!("mg {name} s")), [format!("HD s{}", LONGEST + 1)], "it was not sent");
+}
+
+#[tokio::test]
+async fn state_that_the_server_rejects_as_too_large_is_an_error() {
+    let server = Memcached::start(&["-I", "512k"]);
+    let limiter =
+        RateLimiter::with_storage(policy("fixed-window 9/day").with_name("p"), storage(&server.url()).deadline(LONG));
+    // As long as the server accepts.
+    let set = |bytes: usize| {
+        let state = other_state(bytes);
+        server.ask(&format!("ms rl:p|t:k {bytes}\r\n{state}")) == ["HD"]
+    };
+    let (mut least, mut most) = (400_000, 600_000);
+    while most - least > 1 {
+        let middle = usize::midpoint(least, most);
+        if set(middle) {
+            least = middle;
+        } else {
+            most = middle;
+        }
+    }
+    assert!(set(least));
+    let error = limiter.hit(&Key::from("k")).await.unwrap_err();
+    assert!(error.to_string().contains("object too large for cache (start it with a larger -I"), "{error}");
+    assert!(!error.may_have_counted());
+    assert_eq!(limiter.hit(&Key::from("k")).await.unwrap().remaining(), 8, "the connection is kept");
+}

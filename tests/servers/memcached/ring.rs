@@ -1,0 +1,109 @@
+//! Several memcached servers, each with its share of the keys.
+
+use std::time::Instant;
+
+use common::harness::{AGAIN, Answer, EntryPoints, SECOND};
+use common::servers::Memcached;
+use common::{policy, with};
+use tokio::time::sleep;
+use tower_ratelimit::{Header, Key, RateLimiter};
+
+use super::{LONG, not_ready, storage, url_of};
+
+#[tokio::test]
+async fn storage_is_ready_when_all_servers_are() {
+    let (one, mut other) = (Memcached::start(&[]), Memcached::start(&[]));
+    other.kill();
+    let storage = storage(&format!("memcached://127.0.0.1:{},127.0.0.1:{}", one.port(), other.port()));
+    let error = not_ready(&storage).await;
+    assert!(error.to_string().contains(&format!("cannot reach 127.0.0.1:{}: ", other.port())), "{error}");
+    other.restart();
+    storage.ready(LONG).await.unwrap();
+    one.stop();
+    not_ready(&storage).await;
+    one.go_on();
+    storage.ready(LONG).await.unwrap();
+}
+
+#[tokio::test]
+async fn server_that_dies_or_hangs_fails_only_its_own_keys() {
+    let mut servers = [Memcached::start(&[]), Memcached::start(&[]), Memcached::start(&[])];
+    let policy = policy("fixed-window 1000000/day; moving-window 1000/day").with_name("p");
+    let entry_points = EntryPoints::new(&policy, storage(&url_of(&servers)), || Header::new("k"));
+    let names: Vec<String> = (0..12).map(|number| format!("k{number}")).collect();
+    let answers = async |name: &String| entry_points.hit_as(&Key::from(&**name), || with("k", name)).await;
+    for name in &names {
+        assert_eq!(answers(name).await, [Answer::Admitted; 3]);
+    }
+    let home = |name: &String| {
+        let is_at = |server: &Memcached| server.ask(&format!("mg rl:p|t:{name}")) == ["HD"];
+        servers.iter().position(is_at).unwrap()
+    };
+    let homes: Vec<usize> = names.iter().map(home).collect();
+    let crowded = (0..3).find(|server| homes.contains(server) && homes.iter().any(|home| home != server)).unwrap();
+    for hangs in [false, true] {
+        if hangs {
+            servers[crowded].stop();
+        } else {
+            servers[crowded].kill();
+        }
+        for _ in 0..2 {
+            for (name, home) in names.iter().zip(&homes) {
+                let expected = if *home == crowded { Answer::Failed } else { Answer::Admitted };
+                assert_eq!(answers(name).await, [expected; 3], "{name}, hanging: {hangs}");
+            }
+        }
+        if hangs {
+            servers[crowded].go_on();
+        } else {
+            servers[crowded].restart();
+        }
+        let started = Instant::now();
+        for name in &names {
+            while answers(name).await.contains(&Answer::Failed) {
+                assert!(started.elapsed() < SECOND, "{name}");
+                sleep(AGAIN).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn restarted_server_loses_its_own_keys_and_no_others() {
+    let mut servers = [(); 3].map(|()| Memcached::start(&[]));
+    let limiter =
+        RateLimiter::with_storage(policy("fixed-window 9/day"), storage(&url_of(&servers)).deadline(SECOND / 5));
+    limiter.storage().ready(LONG).await.unwrap();
+    let keys: Vec<Key> = (0..60_u64).map(Key::from).collect();
+    for key in &keys {
+        assert!(limiter.hit(key).await.unwrap().is_admitted());
+    }
+    let counts: Vec<u64> = servers.iter().map(|server| server.stat("curr_items")).collect();
+    assert!(counts.iter().all(|count| *count > 5) && counts.iter().sum::<u64>() == 60, "{counts:?}");
+    servers[1].kill();
+    let dead = format!("127.0.0.1:{}", servers[1].port());
+    let mut failed = 0;
+    for key in &keys {
+        match limiter.peek(key).await {
+            Ok(decision) => assert_eq!(decision.remaining(), 8),
+            Err(error) => {
+                assert!(error.to_string().contains(&dead), "{error}");
+                failed += 1;
+            }
+        }
+    }
+    assert_eq!(failed, counts[1]);
+    servers[1].restart();
+    let (started, mut fresh) = (Instant::now(), 0);
+    for key in &keys {
+        let decision = loop {
+            match limiter.peek(key).await {
+                Ok(decision) => break decision,
+                Err(error) => assert!(started.elapsed() < SECOND, "{error}"),
+            }
+            sleep(AGAIN).await;
+        };
+        fresh += u64::from(decision.remaining() == 9);
+    }
+    assert_eq!(fresh, counts[1], "no key has moved to another server");
+}

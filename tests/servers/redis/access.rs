@@ -1,0 +1,69 @@
+//! Users, passwords and databases.
+
+use common::harness::SECOND;
+use common::policy;
+use common::servers::Server;
+
+use super::{PLENTY, entry_points, not_ready, ready, storage};
+
+/// The client crate does not connect again after the server rejected a connection.
+#[tokio::test]
+async fn storage_becomes_ready_when_a_wrong_password_is_corrected() {
+    let server = Server::start(&["--requirepass", "first"]);
+    let url = format!("redis://:p%40ss%2Fword@127.0.0.1:{}", server.port());
+    let (with, without) = (storage(&url), storage(&server.url()));
+    assert!(not_ready(&with).await.to_string().contains("authentication failed"));
+    assert!(not_ready(&without).await.to_string().contains("NOAUTH"));
+    server.ask(&["CONFIG", "SET", "requirepass", "p@ss/word"]);
+    assert!(ready(&with).await < SECOND);
+    assert!(!format!("{with:?}").contains("p@ss"));
+}
+
+#[tokio::test]
+async fn requests_are_decided_when_a_wrong_password_is_corrected() {
+    let server = Server::start(&[]);
+    let at = format!("127.0.0.1:{}", server.port());
+    server.ask(&["ACL", "SETUSER", "app", "on", ">first", "~*", "+@all"]);
+    let user = entry_points(&format!("redis://app:first@{at}"), &policy(PLENTY));
+    user.recover().await;
+    server.ask(&["ACL", "SETUSER", "app", "resetpass", ">second"]);
+    server.ask(&["CLIENT", "KILL", "USER", "app"]);
+    user.fail().await;
+    server.ask(&["ACL", "SETUSER", "app", ">first"]);
+    user.recover().await;
+
+    let wrong = entry_points(&format!("redis://:secret@{at}"), &policy(PLENTY));
+    wrong.fail().await;
+    server.ask(&["CONFIG", "SET", "requirepass", "other"]);
+    wrong.fail().await;
+    let server = Server::start(&["--requirepass", "first"]);
+    let entry_points = entry_points(&format!("redis://:second@127.0.0.1:{}", server.port()), &policy(PLENTY));
+    entry_points.fail().await;
+    server.ask(&["CONFIG", "SET", "requirepass", "second"]);
+    entry_points.recover().await;
+}
+
+#[tokio::test]
+async fn url_selects_the_user_and_the_database() {
+    let server = Server::start(&[]);
+    server.ask(&["ACL", "SETUSER", "a:b", "on", ">s e", "+@all", "~*"]);
+    let at = format!("127.0.0.1:{}", server.port());
+    ready(&storage(&format!("redis://a%3Ab:s%20e@{at}/3"))).await;
+    let error = not_ready(&storage(&format!("redis://a%3Ab:se@{at}/3"))).await;
+    assert!(error.to_string().contains("authentication failed"), "{error}");
+    let error = not_ready(&storage(&format!("valkey://{at}/99"))).await.to_string();
+    assert!(error.contains("99") || error.contains("range"), "{error}");
+    let clients = storage(&format!("redis://{at}/5"));
+    ready(&clients).await;
+    assert!(server.ask(&["CLIENT", "LIST"]).to_string().contains(" db=5 "));
+}
+
+/// A server without `AUTH` quotes the command that it rejects.
+#[tokio::test]
+async fn no_error_contains_a_password() {
+    let server = Server::start(&["--rename-command", "AUTH", ""]);
+    let error = not_ready(&storage(&format!("redis://me:hunter2@127.0.0.1:{}", server.port()))).await;
+    let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |cause| cause.source());
+    let texts: Vec<String> = causes.map(|cause| format!("{cause} {cause:?}")).collect();
+    assert!(texts.len() > 1 && !texts.concat().contains("hunter2"), "{texts:?}");
+}

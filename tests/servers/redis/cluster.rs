@@ -1,0 +1,191 @@
+//! Redis Cluster: nodes that die, hang or lose slots.
+
+use std::time::{Duration, Instant};
+
+use common::harness::{AGAIN, Answer, EntryPoints, SECOND};
+use common::servers::{Cluster, Reply, Server};
+use common::{foreign, policy, with};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tower_ratelimit::storage::RedisStorage;
+use tower_ratelimit::{Header, Key, RateLimiter};
+
+use super::{LONG, PLENTY, not_ready, ready, storage};
+
+/// Field defect: `CROSSSLOT` on Cluster.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_counts_exactly_and_the_keys_of_a_policy_share_a_slot() {
+    let cluster = Cluster::start();
+    let two = policy("moving-window 5/day; moving-window 7 per 2 days; fixed-window 6/day").with_name("two");
+    for policy in [two, foreign(5).with_name("foreign")] {
+        let limiter = RateLimiter::with_storage(policy, storage(&cluster.url()).deadline(LONG));
+        let keys: Vec<Key> = (0..60_u64).map(Key::from).collect();
+        let mut tasks = JoinSet::new();
+        for _ in 0..6 {
+            let (limiter, keys) = (limiter.clone(), keys.clone());
+            tasks.spawn(async move {
+                let mut admitted = vec![0; keys.len()];
+                for _ in 0..3 {
+                    for (key, admitted) in keys.iter().zip(&mut admitted) {
+                        loop {
+                            let decision = limiter.hit(key).await.unwrap();
+                            *admitted += u32::from(decision.is_admitted());
+                            if !decision.is_contended() {
+                                break;
+                            }
+                        }
+                    }
+                }
+                admitted
+            });
+        }
+        let all = tasks.join_all().await;
+        for (at, key) in keys.iter().enumerate() {
+            let admitted: u32 = all.iter().map(|admitted| admitted[at]).sum();
+            assert_eq!(admitted, 5, "{key}");
+        }
+        for node in &cluster.nodes {
+            assert_ne!(node.ask(&["DBSIZE"]), Reply::Text("0".to_owned()), "keys are on all nodes");
+        }
+        for key in &keys {
+            limiter.clear(key).await.unwrap();
+            let decision = limiter.hit(key).await.unwrap();
+            assert_eq!(decision.remaining(), 4);
+            limiter.refund(key, &decision).await.unwrap();
+            assert_eq!(limiter.peek(key).await.unwrap().remaining(), 5);
+        }
+    }
+}
+
+/// A key on each node, by asking where they are.
+fn homes(cluster: &Cluster, policy: &str) -> [String; 3] {
+    let mut homes = [const { None }; 3];
+    for number in 0.. {
+        let key = format!("k{number}");
+        let slot = cluster.nodes[0].ask(&["CLUSTER", "KEYSLOT", &format!("rl:{{{policy}|t:{key}}}")]).to_string();
+        homes[Cluster::home(slot.parse().unwrap())].get_or_insert(key);
+        if homes.iter().all(Option::is_some) {
+            break;
+        }
+    }
+    homes.map(Option::unwrap)
+}
+
+#[tokio::test]
+async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
+    let mut cluster = Cluster::start();
+    let policy = policy(PLENTY).with_name("p");
+    let entry_points = EntryPoints::new(&policy, storage(&cluster.url()), || Header::new("k"));
+    let homes = homes(&cluster, "p");
+    let answers = async |node: usize| entry_points.hit_as(&Key::from(&*homes[node]), || with("k", &homes[node])).await;
+    let until_all_decide = async || {
+        let started = Instant::now();
+        for node in 0..3 {
+            while answers(node).await != [Answer::Admitted; 3] {
+                assert!(started.elapsed() < SECOND, "node {node} does not decide");
+                sleep(AGAIN).await;
+            }
+        }
+        started.elapsed()
+    };
+    until_all_decide().await;
+    for (node, name) in homes.iter().enumerate() {
+        let found = cluster.nodes[node].ask(&["EXISTS", &format!("rl:{{p|t:{name}}}")]).to_string();
+        assert_eq!(found, "1", "{name} is where it is thought to be");
+    }
+    for (dead, hangs) in [(1, false), (0, false), (2, true)] {
+        let (id, killed) = (cluster.id(dead), Instant::now());
+        if hangs {
+            cluster.nodes[dead].stop();
+        } else {
+            cluster.nodes[dead].kill();
+        }
+        let (mut slowest, mut slowest_dead, mut rounds) = (Duration::ZERO, Duration::ZERO, 0);
+        let alive: Vec<usize> = (0..3).filter(|node| *node != dead).collect();
+        // Before the others know of it, while they find out, and after.
+        let mut known_for = 0;
+        while known_for < 3 {
+            for &node in &alive {
+                let asked = Instant::now();
+                assert_eq!(answers(node).await, [Answer::Admitted; 3], "after {:?}", killed.elapsed());
+                slowest = slowest.max(asked.elapsed() / 3);
+            }
+            let asked = Instant::now();
+            assert_eq!(answers(dead).await, [Answer::Failed; 3]);
+            slowest_dead = slowest_dead.max(asked.elapsed() / 3);
+            rounds += 1;
+            let nodes = cluster.nodes[alive[0]].ask(&["CLUSTER", "NODES"]).to_string();
+            let line = nodes.lines().find(|line| line.starts_with(&id)).unwrap();
+            known_for += u32::from(line.split(' ').nth(2).unwrap().split(',').any(|flag| flag == "fail"));
+            assert!(killed.elapsed() < LONG, "{nodes}");
+            sleep(AGAIN).await;
+        }
+        let away = killed.elapsed();
+        if hangs {
+            cluster.nodes[dead].go_on();
+        } else {
+            cluster.nodes[dead].restart();
+        }
+        cluster.wait_until_whole();
+        let took = until_all_decide().await;
+        eprintln!(
+            "node {dead} was away (hanging: {hangs}) for {away:?}, {rounds} rounds: keys of others took at most {slowest:?}, its own failed after \
+             at most {slowest_dead:?}; {took:?} after the cluster was whole again all decided"
+        );
+    }
+}
+
+#[tokio::test]
+async fn cluster_is_ready_when_all_of_its_nodes_are() {
+    let mut cluster = Cluster::start();
+    let storage = storage(&cluster.url());
+    ready(&storage).await;
+    cluster.nodes[1].kill();
+    not_ready(&storage).await;
+    cluster.nodes[1].restart();
+    cluster.wait_until_whole();
+    assert!(ready(&storage).await < SECOND);
+    cluster.nodes[2].stop();
+    not_ready(&storage).await;
+    cluster.nodes[2].go_on();
+    assert!(ready(&storage).await < SECOND);
+
+    let one = self::storage(&format!("redis+cluster://127.0.0.1:{}", cluster.nodes[0].port()));
+    ready(&one).await;
+    cluster.nodes.iter_mut().for_each(Server::kill);
+    assert!(!not_ready(&one).await.is_timeout());
+}
+
+#[tokio::test]
+async fn slots_are_followed_when_they_move() {
+    let cluster = Cluster::start();
+    let storage = storage(&cluster.url());
+    ready(&storage).await;
+    let limit = || policy("fixed-window 9/day").with_name("p");
+    let limiter = RateLimiter::with_storage(limit(), storage.clone());
+    // The same policy and key under another prefix: a key in the same slot.
+    let other = RateLimiter::with_storage(limit(), storage.prefix("other"));
+    let hit = async |limiter: &RateLimiter<RedisStorage>| limiter.hit(&Key::from("k")).await.unwrap().remaining();
+    assert_eq!(hit(&limiter).await, 8);
+
+    let key = "rl:{p|t:k}";
+    let slot = cluster.nodes[0].ask(&["CLUSTER", "KEYSLOT", key]).to_string();
+    let from = Cluster::home(slot.parse().unwrap());
+    let to = (from + 1) % 3;
+    let (from_id, to_id) = (cluster.id(from), cluster.id(to));
+    let set_slot = |node: usize, what: &[&str]| {
+        let command = [&["CLUSTER", "SETSLOT", &slot], what].concat();
+        assert_eq!(cluster.nodes[node].ask(&command).to_string(), "OK");
+    };
+    set_slot(to, &["IMPORTING", &from_id]);
+    set_slot(from, &["MIGRATING", &to_id]);
+    // Neither node has this key, and the old one redirects with `ASK`.
+    assert_eq!(hit(&other).await, 8);
+    assert_eq!(cluster.nodes[to].ask(&["DBSIZE"]).to_string(), "1", "the new node counts");
+    let port = cluster.nodes[to].port().to_string();
+    assert_eq!(cluster.nodes[from].ask(&["MIGRATE", "127.0.0.1", &port, key, "0", "1000"]).to_string(), "OK");
+    assert_eq!(hit(&limiter).await, 7);
+    set_slot(to, &["NODE", &to_id]);
+    set_slot(from, &["NODE", &to_id]);
+    assert_eq!([hit(&limiter).await, hit(&other).await], [6, 7]);
+}
