@@ -11,7 +11,7 @@ use super::error::CasError;
 use super::job::{Answer, Job};
 use super::shared::Shared;
 use super::{CasStorage, Loaded, Swapped, pause};
-use crate::{BoxError, Timestamp};
+use crate::BoxError;
 
 /// So many times in a row it is tried again without a pause.
 const AT_ONCE: u32 = 4;
@@ -66,7 +66,7 @@ impl<S: CasStorage> Rounds<S> {
                 },
             };
             let now = self.shared.now(&loaded);
-            match self.attempt(self.in_time(jobs), &loaded, now).await {
+            match self.attempt(self.in_time(jobs), &loaded).await {
                 Ok(()) => return,
                 Err((lost, newer)) => (jobs, known) = (lost, newer),
             }
@@ -88,9 +88,8 @@ impl<S: CasStorage> Rounds<S> {
         &mut self,
         jobs: Vec<Job>,
         loaded: &Loaded<S::Version>,
-        now: Timestamp,
     ) -> Result<(), (Vec<Job>, Option<Loaded<S::Version>>)> {
-        let mut desk = Desk::new(&loaded.text, now);
+        let mut desk = Desk::new(&loaded.text, self.shared.view(loaded));
         let mut pending: Vec<(Job, Answer)> = Vec::with_capacity(jobs.len());
         for job in jobs.into_iter().filter(Job::begins) {
             let answer = Ok(desk.work(&job.policy, &job.want));
@@ -101,7 +100,7 @@ impl<S: CasStorage> Rounds<S> {
                 Self::tell([(job, answer)]);
             }
         }
-        let Some((text, keep)) = desk.finish() else {
+        let Some((text, keep)) = desk.finish(self.shared.skew.max()) else {
             Self::tell(pending);
             return Ok(());
         };

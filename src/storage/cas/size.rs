@@ -8,10 +8,13 @@ const UNIT: u64 = 19;
 /// All else of a limit, but for its name: brackets, signs, place, period, an instant and two amounts.
 const REST: u64 = 80;
 
+/// The instant of the last decision, with its sign.
+const INSTANT: u64 = 18;
+
 /// Whether all that the policy can ever remember of a key is no longer than `longest` bytes.
 pub(super) fn check(policy: &Policy, longest: usize) -> Result<(), ConfigError> {
     let room = u64::try_from(longest).unwrap_or(u64::MAX);
-    let all: u64 = policy.limits().iter().map(most).sum();
+    let all: u64 = INSTANT + policy.limits().iter().map(most).sum::<u64>();
     if all <= room {
         return Ok(());
     }

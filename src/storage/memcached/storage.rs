@@ -9,6 +9,7 @@ use super::MemcachedStorageError;
 use super::client::Client;
 use super::url::Target;
 use crate::error::or_panic;
+use crate::storage::cas::skew;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Ask, Cas, Clock, Storage, deadline};
 use crate::{ConfigError, Decision, Key, Policy};
@@ -38,6 +39,7 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// |---|---|---|
 /// | `prefix` | `rl` | what all keys begin with |
 /// | `deadline` | `100ms` | how long an answer may take: `50ms`, `2s` |
+/// | `max-skew` | `5s` | is [`max_skew`](Self::max_skew): `500ms`, `5s` |
 /// | `long-logs` | `refuse` | `allow` is [`allow_long_logs`](Self::allow_long_logs) |
 ///
 /// # Several servers
@@ -104,6 +106,7 @@ pub struct MemcachedStorage {
     prefix: Arc<str>,
     deadline: Duration,
     long_logs: bool,
+    max_skew: Duration,
     /// Where time is not this machine's: in tests.
     clock: Option<Arc<dyn Clock>>,
     cas: Cas<Client>,
@@ -116,17 +119,17 @@ impl MemcachedStorage {
     ///
     /// When the URL cannot be understood.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let Target { servers, prefix, deadline, long_logs } = Target::parse(url)?;
+        let Target { servers, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
         let client = Client::new(servers, &prefix, deadline);
         let cas = Cas::new(client.clone());
-        Ok(Self { client, prefix: prefix.into(), deadline, long_logs, clock: None, cas }.renewed())
+        Ok(Self { client, prefix: prefix.into(), deadline, long_logs, max_skew, clock: None, cas }.renewed())
     }
 
     /// The same, where what decides knows of what was changed.
     fn renewed(mut self) -> Self {
         // A little sooner than who waits gives up, who then hears which server it was.
         self.client = self.client.with(&self.prefix, self.deadline * 15 / 16);
-        self.cas = Cas::new(self.client.clone()).deadline(self.deadline);
+        self.cas = Cas::new(self.client.clone()).deadline(self.deadline).max_skew(self.max_skew);
         if !self.long_logs {
             self.cas = self.cas.without_long_logs();
         }
@@ -187,6 +190,27 @@ impl MemcachedStorage {
     #[must_use]
     pub fn allow_long_logs(self) -> Self {
         Self { long_logs: true, ..self }.renewed()
+    }
+
+    /// Sets how far the newest decision on a key may be ahead of this node's clock, instead of the URL.
+    /// See [clocks](Self#clocks). Defaults to 5 seconds.
+    ///
+    /// # Panics
+    ///
+    /// If it is more than a day. [`try_max_skew`](Self::try_max_skew) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn max_skew(self, max_skew: Duration) -> Self {
+        or_panic(self.try_max_skew(max_skew))
+    }
+
+    /// As [`max_skew`](Self::max_skew).
+    ///
+    /// # Errors
+    ///
+    /// If it is more than a day.
+    pub fn try_max_skew(self, max_skew: Duration) -> Result<Self, ConfigError> {
+        Ok(Self { max_skew: skew::checked(max_skew)?, ..self }.renewed())
     }
 
     /// Decides by this clock instead of the machine's: for tests (feature `testing`).

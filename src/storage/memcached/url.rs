@@ -13,6 +13,7 @@ pub(super) struct Target {
     pub(super) prefix: Box<str>,
     pub(super) deadline: Duration,
     pub(super) long_logs: bool,
+    pub(super) max_skew: Duration,
 }
 
 /// One of each kind, to choose from.
@@ -60,8 +61,9 @@ impl Target {
             hosts.into_iter().map(Address::Tcp).collect()
         };
         let mut options = Options::parse(parts.query, wrong)?;
-        let (prefix, deadline, long_logs) = (options.prefix()?, options.deadline()?, options.long_logs()?);
+        let (prefix, deadline) = (options.prefix()?, options.deadline()?);
+        let (long_logs, max_skew) = (options.long_logs()?, options.max_skew()?);
         options.end()?;
-        Ok(Self { servers, prefix, deadline, long_logs })
+        Ok(Self { servers, prefix, deadline, long_logs, max_skew })
     }
 }
