@@ -1,5 +1,6 @@
 //! Storages on real servers, which the tests start.
 
+mod clock_skew;
 mod etcd;
 mod faults;
 mod long_logs;

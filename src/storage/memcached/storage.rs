@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::MemcachedStorageError;
 use super::client::Client;
+use super::server_time::MachineClock;
 use super::url::Target;
 use crate::error::or_panic;
 use crate::storage::cas::skew;
@@ -56,9 +57,7 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///
 /// 1. **It forgets.** A server that is full drops what was not used for longest, and one that is started anew has nothing: counts begin
 ///    anew. Give it room (`-m`), and watch its `evictions`.
-/// 2. **It has no clock that can be asked.** The time is that of the process that decides. By what two machines' clocks differ, the
-///    one that is ahead ends windows early and refills buckets early, and what it stores is ahead of the other's time, which lets the other
-///    refuse for so much longer. Let NTP set them.
+/// 2. **It does not decide.** The time is that of the process that decides: see [clocks](#clocks).
 /// 3. **It cannot change a part of a value.** Each hit loads and stores all that is kept of its key. 18,667
 ///    hits of a moving window of as many moved 3.5 GB in each direction. So a policy that can keep more than
 ///    1,000 log entries of a key is an error where it meets the storage
@@ -67,6 +66,22 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// 4. **It keeps at most a megabyte under a key**, some 55,000 log entries. A policy that may need more is an
 ///    error too. A server that was started with a smaller `-I` refuses larger values *and drops the old one*.
 /// 5. **It asks nobody for a password** here: no login is sent, and nothing is encrypted. Keep it where only friends are.
+///
+/// # Clocks
+///
+/// Let NTP set all clocks. Then nothing of this section matters.
+///
+/// 1. A process learns a server's time when it connects and once a minute (`stats`), in whole seconds. If the
+///    machine's clock differs from it by more than about 2 seconds, the process corrects it, and logs a
+///    warning. So the servers' clocks decide: a machine that is a minute or a year off admits nothing more.
+///    [`Decision::at`] and the fields made of it show the server's time.
+/// 2. What is left, a second or two between processes, is no reason to end a window early: the newest instant
+///    at which a key was decided is stored with the key, and no decision is made earlier than that, as long as
+///    it is at most `max_skew` (5 seconds) ahead. [`Cas`](Cas#clocks) says what that promises.
+/// 3. A proxy in front of memcached may not know `stats`. Then each process decides by its own clock, and 2. holds.
+/// 4. What is kept for more than 30 days expires at an instant of the server's own clock. Without `stats` it never
+///    expires: an instant of another clock may be long over for the server, which would forget it at once. It
+///    leaves when memcached needs its room.
 ///
 /// # When a server is away
 ///
@@ -81,8 +96,9 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// # What stands on the server
 ///
 /// Under `rl:free|t:alice`, all that the limits of the policy `free` remember of the [key](crate::Key) `t:alice`:
-/// `[1.fixed-window/60000000 END,COUNT,BEGINNING]` for each limit, with its period and all instants in microseconds. What is no letter,
-/// digit or one of a few signs is written as in a URL, a space as `\s`. It expires at most some seconds after it has stopped to matter.
+/// `@INSTANT`, the newest instant of a decision, and `[1.fixed-window/60000000 END,COUNT,BEGINNING]` for each limit, with its
+/// period and all instants in microseconds. What is no letter,
+/// digit or one of a few signs is written as in a URL, a space as `\s`. It expires `max_skew` and at most some seconds more after it has stopped to matter.
 ///
 /// memcached's keys have at most 250 bytes. Of one that would be longer the beginning is kept, and `#` and the 128 bits of its
 /// MD5 follow. That two such keys meet, and count as one, has a probability of 1 in 10^20 among a billion of them. Who chooses
@@ -120,7 +136,8 @@ impl MemcachedStorage {
     /// When the URL cannot be understood.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { servers, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
-        let client = Client::new(servers, &prefix, deadline);
+        let machine: Arc<dyn Clock> = Arc::new(MachineClock);
+        let client = Client::new(servers, &prefix, deadline, &machine);
         let cas = Cas::new(client.clone());
         Ok(Self { client, prefix: prefix.into(), deadline, long_logs, max_skew, clock: None, cas }.renewed())
     }
@@ -218,6 +235,16 @@ impl MemcachedStorage {
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Some(Arc::new(clock)), ..self }.renewed()
+    }
+
+    /// Takes this clock for the machine's: for tests of clocks that differ (feature `testing`). Unlike
+    /// [`clock`](Self::clock), it is corrected by the servers' time. It begins with new connections.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn machine_clock(mut self, machine: impl Clock) -> Self {
+        let machine: Arc<dyn Clock> = Arc::new(machine);
+        self.client = self.client.reconnected(&machine);
+        self.renewed()
     }
 
     /// Returns as soon as all servers answer: for a program that would rather not start without them. It tries again until
