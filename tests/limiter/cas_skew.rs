@@ -211,6 +211,21 @@ fn max_skew_is_checked() {
     assert!(cas().try_max_skew(Duration::ZERO).is_ok() && cas().try_max_skew(Duration::from_secs(86_400)).is_ok());
 }
 
+#[tokio::test]
+async fn no_instant_is_stored_without_max_skew() {
+    let clock = ManualClock::default();
+    let store = FakeCasStore::default();
+    let storage = Cas::new(store.clone()).clock(clock.clone()).max_skew(Duration::ZERO);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 10/second").with_name("p"), storage);
+    let decision = limiter.hit(&key()).await.unwrap();
+    assert!(store.text("p|t:k").starts_with("[1.fixed-window/"));
+    store.put("p|t:k", &format!("@{}{}", decision.at().plus(9).as_micros(), store.text("p|t:k")));
+    assert_eq!(limiter.hit(&key()).await.unwrap().at(), decision.at());
+    limiter.refund(&key(), &decision).await.unwrap();
+    limiter.refund(&key(), &decision).await.unwrap();
+    assert_eq!(store.text("p|t:k"), "");
+}
+
 /// A text that an older release wrote has no instant.
 #[tokio::test]
 async fn text_without_an_instant_is_read() {

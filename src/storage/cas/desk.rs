@@ -80,8 +80,8 @@ impl<'a> Desk<'a> {
             return None;
         }
         let keep = Duration::from_micros(self.until.since(self.now)) + max_skew.max(GRACE);
-        let removes = self.text.is_empty() && (self.cleared || max_skew.is_zero());
-        Some((if removes { String::new() } else { text::with_instant(self.now, &self.text) }, keep))
+        let is_bare = max_skew.is_zero() || self.cleared && self.text.is_empty();
+        Some((if is_bare { self.text } else { text::with_instant(self.now, &self.text) }, keep))
     }
 
     fn open(&mut self, policy: &Policy) -> &mut Open {

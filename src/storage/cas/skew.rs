@@ -36,6 +36,11 @@ impl Skew {
         Self { max, warned: Mutex::default() }
     }
 
+    /// Whether a key has a time line, or each node decides in its own time.
+    fn is_on(&self) -> bool {
+        !self.max.is_zero()
+    }
+
     pub(super) fn max(&self) -> Duration {
         self.max
     }
@@ -45,7 +50,7 @@ impl Skew {
     /// If the newest decision is too far ahead, its states are moved back to the node's own time. They
     /// would refuse the key until that far instant otherwise.
     pub(super) fn view<'a>(&self, text: &'a str, own: Timestamp) -> View<'a> {
-        let newest = text::decided_at(text).unwrap_or(own).max(own);
+        let newest = text::decided_at(text).filter(|_| self.is_on()).unwrap_or(own).max(own);
         let (ahead, states) = (newest.since(own), text::states(text));
         if ahead <= micros(self.max) {
             return View { at: newest, states: states.into(), is_moved: false };

@@ -107,8 +107,8 @@ impl<S: CasStorage> Cas<S> {
 
     /// Sets how far the newest decision on a key may be ahead of this node's clock. Defaults to 5 seconds.
     ///
-    /// See [clocks](Self#clocks). States are kept for as much longer than they matter. 0 makes each node
-    /// decide by its own clock alone.
+    /// See [clocks](Self#clocks). States are kept for as much longer than they matter. 0 switches this
+    /// off: each node decides by its own clock alone, and a node in the wrong year may lock a key.
     ///
     /// # Panics
     ///
