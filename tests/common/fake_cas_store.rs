@@ -167,14 +167,14 @@ impl FakeCasStore {
         self.0.clock.as_ref().map_or_else(Timestamp::wall_clock, Clock::now)
     }
 
-    fn gone_at(&self, keep: Duration) -> Option<Timestamp> {
+    fn gone_at(&self, keep: Duration) -> Timestamp {
         let keep = match self.0.fault {
             Fault::SecondsAreMillis => keep / 1_000,
             Fault::MonthsArePast if keep > Duration::from_secs(30 * 86_400) => Duration::ZERO,
             Fault::ExpiresAfterASecond => keep.min(Duration::from_secs(1)),
             _ => keep,
         };
-        Some(self.now().plus(u64::try_from(keep.as_micros()).unwrap_or(u64::MAX)))
+        self.now().plus(u64::try_from(keep.as_micros()).unwrap_or(u64::MAX))
     }
 
     fn swap_in_one_step(&self, key: &str, version: u64, text: &str, keep: Duration) -> Swapped<u64> {
@@ -207,7 +207,7 @@ impl FakeCasStore {
         };
         let gone_at = match stands.gone_at {
             Some(gone_at) if self.0.fault == Fault::KeepsTheFirstExpiry => Some(gone_at),
-            _ => self.gone_at(keep),
+            _ => Some(self.gone_at(keep)),
         };
         *stands = Written { text: text.to_owned(), version, gone_at };
     }

@@ -101,7 +101,8 @@ impl Job {
         if stage.left {
             return None;
         }
-        let least = if stage.contended.is_some() { 2 * trip } else { Duration::ZERO };
+        // Some slack, so that a late reply does not make an error of a refusal.
+        let least = if stage.contended.is_some() { 2 * trip + self.patience / 8 } else { Duration::ZERO };
         if self.lost < ATTEMPTS && Instant::now() + least < self.deadline {
             drop(stage);
             return Some(self);

@@ -61,9 +61,8 @@ impl Reply {
     pub(super) fn answers(&self, request: &[u8]) -> bool {
         match (self, request.get(..2)) {
             (Self::Refused(_), _) => true,
-            // A proxy may not know it. It is one line, so nothing of it is left.
-            (Self::Misunderstood(_), verb) => verb == Some(b"st"),
-            (Self::Stats { .. }, verb) => verb == Some(b"st"),
+            // A proxy may not know `stats`. It is one line, so nothing of it is left to misunderstand.
+            (Self::Misunderstood(_) | Self::Stats { .. }, verb) => verb == Some(b"st"),
             (_, Some(b"st")) => false,
             (Self::Value { .. }, verb) => verb == Some(b"mg"),
             (Self::Here, verb) => verb == Some(b"mn"),

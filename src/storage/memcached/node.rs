@@ -148,7 +148,7 @@ async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, Memcac
         };
         match connection.ask(NOOP.to_vec()).await {
             Ok(Reply::Here) => {
-                learn(&connection, &time).await.map_err(|why| BoxError::from(why))?;
+                learn(&connection, &time).await.map_err(BoxError::from)?;
                 Ok(Open { connection, number: NUMBER.fetch_add(1, Ordering::Relaxed) })
             }
             Ok(other) => Err(format!("it says {:?} to a meta command", other.word()).into()),
