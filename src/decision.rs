@@ -110,7 +110,8 @@ impl Decision {
         self.verdict.is(Verdict::CROWDED)
     }
 
-    /// Whether a storage refused because others changed the same key faster than it could. Coming back helps.
+    /// Returns `true` if a compare-and-swap storage refused the hit because other processes changed the key
+    /// before every swap. The hit has spent nothing. Retrying can succeed.
     pub fn is_contended(&self) -> bool {
         self.verdict.is(Verdict::CONTENDED)
     }

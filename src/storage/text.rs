@@ -1,5 +1,8 @@
 //! States as text: `[TAG UNTIL,AMOUNT,AMOUNT]` or, of a log, `[TAG UNTIL,INSTANT*UNITS,INSTANT*UNITS]` for each, one after the other.
 //!
+//! Before them may stand `@INSTANT`, the newest instant at which the key was decided. Only [`Cas`](super::Cas) writes it: on Redis the
+//! server's clock decides.
+//!
 //! The states of other limits under the same name stand beside them and are kept: the same policy may be configured differently in two
 //! processes. What cannot be read is a fresh start.
 
@@ -17,6 +20,38 @@ pub(super) fn read(policy: &Policy, text: &str) -> Vec<State> {
     (0..policy.limits().len())
         .map(|position| numbers(text, &names::tag(policy, position)).and_then(state).unwrap_or_default())
         .collect()
+}
+
+/// The newest instant at which the key was decided, if the text has it.
+pub(super) fn decided_at(text: &str) -> Option<Timestamp> {
+    let rest = text.strip_prefix('@')?;
+    instant(rest.split_once('[').map_or(rest, |(digits, _)| digits))
+}
+
+/// The text without that instant.
+pub(super) fn states(text: &str) -> &str {
+    text.find('[').map_or("", |at| &text[at..])
+}
+
+/// The text of these states with the instant of the decision.
+pub(super) fn with_instant(at: Timestamp, states: &str) -> String {
+    format!("@{}{states}", at.as_micros())
+}
+
+/// The same states, with all instants earlier by `micros`.
+pub(super) fn moved_back(states: &str, micros: u64) -> String {
+    let moved = |text: &str| instant(text).map_or(0, |at| at.minus(micros).as_micros());
+    entries(states).fold(String::with_capacity(states.len()), |text, (tag, numbers)| {
+        let (until, rest) = numbers.split_once(',').unwrap_or((numbers, ""));
+        let rest: Vec<String> = rest
+            .split(',')
+            .map(|number| match number.split_once('*') {
+                Some((at, units)) => format!("{}*{units}", moved(at)),
+                None => number.to_owned(),
+            })
+            .collect();
+        text + &format!("[{tag} {},{}]", moved(until), rest.join(","))
+    })
 }
 
 /// What stands behind a tag.

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::task::yield_now;
-use tower_ratelimit::storage::{CasStorage, Loaded, Swapped};
+use tower_ratelimit::storage::{CasStorage, Clock, Loaded, ManualClock, Swapped};
 use tower_ratelimit::{BoxError, Timestamp};
 
 /// The fault of a store.
@@ -43,6 +43,8 @@ struct Inner {
     fault: Fault,
     reports_time: bool,
     longest: Option<usize>,
+    /// Expires texts by this clock; `None` is the time that passes.
+    clock: Option<ManualClock>,
     texts: Mutex<HashMap<String, Written>>,
     /// Held during a compare-and-swap.
     step: Mutex<()>,
@@ -64,7 +66,7 @@ struct Inner {
 struct Written {
     text: String,
     version: u64,
-    gone_at: Option<Instant>,
+    gone_at: Option<Timestamp>,
 }
 
 impl FakeCasStore {
@@ -75,6 +77,11 @@ impl FakeCasStore {
 
     pub fn with_clock() -> Self {
         Self(Arc::new(Inner { reports_time: true, ..Inner::default() }))
+    }
+
+    /// A store that reports no time, and expires texts by this clock.
+    pub fn expiring_by(clock: ManualClock) -> Self {
+        Self(Arc::new(Inner { clock: Some(clock), ..Inner::default() }))
     }
 
     pub fn with_max_len(longest: usize) -> Self {
@@ -145,7 +152,7 @@ impl FakeCasStore {
 
     fn look(&self, key: &str) -> Written {
         let stands = self.0.texts.lock().unwrap().get(&self.called(key)).cloned().unwrap_or_default();
-        let is_there = stands.gone_at.is_none_or(|gone_at| Instant::now() < gone_at);
+        let is_there = stands.gone_at.is_none_or(|gone_at| self.now() < gone_at);
         if is_there { stands } else { Written { text: String::new(), ..stands } }
     }
 
@@ -156,14 +163,18 @@ impl FakeCasStore {
         Loaded { text, version, now: self.0.reports_time.then_some(now) }
     }
 
-    fn gone_at(&self, keep: Duration) -> Option<Instant> {
+    fn now(&self) -> Timestamp {
+        self.0.clock.as_ref().map_or_else(Timestamp::wall_clock, Clock::now)
+    }
+
+    fn gone_at(&self, keep: Duration) -> Timestamp {
         let keep = match self.0.fault {
             Fault::SecondsAreMillis => keep / 1_000,
             Fault::MonthsArePast if keep > Duration::from_secs(30 * 86_400) => Duration::ZERO,
             Fault::ExpiresAfterASecond => keep.min(Duration::from_secs(1)),
             _ => keep,
         };
-        Instant::now().checked_add(keep)
+        self.now().plus(u64::try_from(keep.as_micros()).unwrap_or(u64::MAX))
     }
 
     fn swap_in_one_step(&self, key: &str, version: u64, text: &str, keep: Duration) -> Swapped<u64> {
@@ -196,7 +207,7 @@ impl FakeCasStore {
         };
         let gone_at = match stands.gone_at {
             Some(gone_at) if self.0.fault == Fault::KeepsTheFirstExpiry => Some(gone_at),
-            _ => self.gone_at(keep),
+            _ => Some(self.gone_at(keep)),
         };
         *stands = Written { text: text.to_owned(), version, gone_at };
     }

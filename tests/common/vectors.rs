@@ -80,9 +80,11 @@ impl Place {
         let kind = match url {
             "memory://" => Kind::Memory,
             #[cfg(feature = "servers")]
-            _ if url.starts_with("etcd") => Kind::Etcd(EtcdStorage::new(url)?.deadline(TIMEOUT)),
+            _ if url.starts_with("etcd") => Kind::Etcd(EtcdStorage::new(url)?.deadline(TIMEOUT).allow_long_logs()),
             #[cfg(feature = "servers")]
-            _ if url.starts_with("memcached") => Kind::Memcached(MemcachedStorage::new(url)?.deadline(TIMEOUT)),
+            _ if url.starts_with("memcached") => {
+                Kind::Memcached(MemcachedStorage::new(url)?.deadline(TIMEOUT).allow_long_logs())
+            }
             #[cfg(feature = "servers")]
             _ => Kind::Redis(RedisStorage::new(url)?.deadline(TIMEOUT)),
             #[cfg(not(feature = "servers"))]

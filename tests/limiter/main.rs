@@ -2,6 +2,7 @@
 //! quotas.
 
 mod cas;
+mod cas_skew;
 mod divided_quotas;
 mod memory;
 mod quota_changes;

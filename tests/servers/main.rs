@@ -1,7 +1,9 @@
 //! Storages on real servers, which the tests start.
 
+mod clock_skew;
 mod etcd;
 mod faults;
+mod long_logs;
 mod memcached;
 mod redis;
 mod round_trips;

@@ -3,22 +3,26 @@
 use std::time::Duration;
 
 use super::job::Want;
+use super::skew::View;
 use crate::storage::text;
 use crate::strategy::State;
 use crate::{Decision, Op, Policy, Timestamp};
 
-/// How much longer than a state matters it is kept: the clocks of two machines may differ.
+/// States are kept for longer than they matter, by this or by `max_skew` if that is more. A node whose
+/// clock is behind must still find the instant of the last decision.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// What stands under a key, taken apart for the policy that is being asked, and put together again for another one of that name.
 #[derive(Debug)]
 pub(super) struct Desk<'a> {
     loaded: &'a str,
+    is_moved: bool,
     now: Timestamp,
     text: String,
     until: Timestamp,
     open: Option<Open>,
     changed: bool,
+    cleared: bool,
 }
 
 #[derive(Debug)]
@@ -29,13 +33,16 @@ struct Open {
 }
 
 impl<'a> Desk<'a> {
-    pub(super) fn new(loaded: &'a str, now: Timestamp) -> Self {
-        Self { loaded, now, text: loaded.to_owned(), until: now, open: None, changed: false }
+    pub(super) fn new(loaded: &'a str, view: View<'_>) -> Self {
+        let View { at: now, states, is_moved } = view;
+        let (loaded, text) = (text::states(loaded), states.into_owned());
+        Self { loaded, is_moved, now, text, until: now, open: None, changed: is_moved, cleared: false }
     }
 
     /// Does one job.
     pub(super) fn work(&mut self, policy: &Policy, want: &Want) -> Option<Decision> {
         let now = self.now;
+        self.cleared |= matches!(want, Want::Clear);
         let open = self.open(policy);
         let (decision, changed) = match want {
             Want::Hit(cost) => {
@@ -63,11 +70,18 @@ impl<'a> Desk<'a> {
         self.changed
     }
 
-    /// What is to be stored instead of what was loaded, and for how long; `None` when it is the same.
-    pub(super) fn finish(mut self) -> Option<(String, Duration)> {
+    /// Returns the text to store and how long to keep it, or `None` if the states are as they were loaded.
+    ///
+    /// The text has the instant of the decision. A refund of all units leaves nothing but that instant: a
+    /// node whose clock is behind could decide earlier otherwise. Clearing a key removes the instant.
+    pub(super) fn finish(mut self, max_skew: Duration) -> Option<(String, Duration)> {
         self.close();
-        let keep = Duration::from_micros(self.until.since(self.now)) + GRACE;
-        (self.changed && self.text != self.loaded).then_some((self.text, keep))
+        if !self.changed || self.text == self.loaded {
+            return None;
+        }
+        let keep = Duration::from_micros(self.until.since(self.now)) + max_skew.max(GRACE);
+        let is_bare = max_skew.is_zero() || self.cleared && self.text.is_empty();
+        Some((if is_bare { self.text } else { text::with_instant(self.now, &self.text) }, keep))
     }
 
     fn open(&mut self, policy: &Policy) -> &mut Open {
@@ -83,7 +97,8 @@ impl<'a> Desk<'a> {
     }
 
     fn close(&mut self) {
-        if let Some(open) = self.open.take().filter(|open| open.changed) {
+        let is_moved = self.is_moved;
+        if let Some(open) = self.open.take().filter(|open| open.changed || is_moved) {
             (self.text, self.until) = text::write(&open.policy, &open.states, &self.text, self.now);
         }
     }

@@ -6,7 +6,7 @@ use crate::{BoxError, ConfigError};
 
 /// Why [`Cas`](super::Cas) could not decide, clear or give back. Its [`source`](Error::source) is what the store said.
 ///
-/// That others were faster all the time is no error of a hit, which is refused as [contended](crate::Decision::is_contended).
+/// A hit that lost every swap is no error. It is refused as [contended](crate::Decision::is_contended).
 #[derive(Clone, Debug)]
 pub struct CasError(Kind);
 
@@ -21,10 +21,8 @@ enum Kind {
     Late {
         sent: bool,
     },
-    /// Others changed the key all the time.
-    Contended {
-        sent: bool,
-    },
+    /// Other processes changed the key before every swap. Nothing was stored.
+    Contended,
     /// The policy may need more than the store can keep.
     TooLong(ConfigError),
     /// The text to be stored is longer than the store can keep.
@@ -50,8 +48,8 @@ impl CasError {
         Self(Kind::Late { sent })
     }
 
-    pub(super) fn contended(sent: bool) -> Self {
-        Self(Kind::Contended { sent })
+    pub(super) fn contended() -> Self {
+        Self(Kind::Contended)
     }
 
     pub(super) fn too_long(error: ConfigError) -> Self {
@@ -75,16 +73,11 @@ impl CasError {
         matches!(self.0, Kind::Late { .. })
     }
 
-    /// Whether a hit may have been counted all the same, a refund given back, a key cleared: it was sent to the store, and what
-    /// became of it is not known. It is not sent again, since then it might be counted twice.
+    /// Returns `true` if the call may have been executed: the hit counted, the units refunded, the key
+    /// cleared. It was sent to the store, and the store did not confirm it. It is not sent again, since
+    /// it could be executed twice.
     pub fn may_have_counted(&self) -> bool {
-        matches!(
-            self.0,
-            Kind::Store { swapping: true, .. }
-                | Kind::Late { sent: true }
-                | Kind::Contended { sent: true }
-                | Kind::Ended
-        )
+        matches!(self.0, Kind::Store { swapping: true, .. } | Kind::Late { sent: true } | Kind::Ended)
     }
 }
 
@@ -92,13 +85,12 @@ impl fmt::Display for CasError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Kind::Store { source, .. } => source.fmt(f),
-            Kind::Late { sent: true } => f.write_str("the store did not answer within the deadline"),
-            Kind::Late { sent: false } => f.write_str("the store did not say what it has within the deadline"),
-            Kind::Contended { sent: false } => {
-                f.write_str("others changed the key all the time: nothing is cleared or given back")
+            Kind::Late { sent: true } => {
+                f.write_str("the store did not confirm a swap within the deadline: the call may have been executed")
             }
-            Kind::Contended { sent: true } => f.write_str(
-                "others changed the key all the time, and the last attempt was not answered within the deadline",
+            Kind::Late { sent: false } => f.write_str("the store did not say what it has within the deadline"),
+            Kind::Contended => f.write_str(
+                "other processes changed the key before every swap, so nothing was cleared or refunded: try again",
             ),
             Kind::TooLong(error) => error.fmt(f),
             Kind::Overgrown { bytes, longest } => write!(

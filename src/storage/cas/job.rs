@@ -1,4 +1,7 @@
 //! What a caller wants done to the states of a key, and how it waits for it.
+//!
+//! A hit is refused as contended only if it was not part of a swap that may still be executed. Otherwise
+//! its caller gets an error that may have counted.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -59,14 +62,8 @@ struct Stage {
     contended: Option<Timestamp>,
     /// It is part of what is sent to the store, or is about to be.
     sent: bool,
-    /// The caller waits no longer, and was told that it is contended or late.
-    left: Option<Told>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
-    Contended,
-    Late,
+    /// The caller waits no longer. A job that was not sent by then is never sent.
+    left: bool,
 }
 
 impl Progress {
@@ -101,10 +98,11 @@ impl Job {
     /// not tried: its caller is told so, and nothing is left in doubt.
     pub(super) fn goes_on(self, trip: Duration) -> Option<Self> {
         let stage = self.progress.lock();
-        if stage.left.is_some() {
+        if stage.left {
             return None;
         }
-        let least = if stage.contended.is_some() { 2 * trip } else { Duration::ZERO };
+        // Some slack, so that a late reply does not make an error of a refusal.
+        let least = if stage.contended.is_some() { 2 * trip + self.patience / 8 } else { Duration::ZERO };
         if self.lost < ATTEMPTS && Instant::now() + least < self.deadline {
             drop(stage);
             return Some(self);
@@ -118,24 +116,16 @@ impl Job {
     /// From here on it may be done, unless the caller waits no longer.
     pub(super) fn begins(&self) -> bool {
         let mut stage = self.progress.lock();
-        stage.sent = stage.left.is_none();
+        stage.sent = !stage.left;
         stage.sent
     }
 
-    /// Tells the caller. What was done for one who was told otherwise meanwhile is to be undone: by the job that is returned.
-    pub(super) fn answer(self, answer: Answer) -> Option<Self> {
-        let stage = self.progress.lock();
-        match (stage.left, answer) {
-            (None, answer) => {
-                // Still under the lock, where the caller looks before it leaves. One that was dropped needs no answer.
-                let _ = self.reply.send(answer);
-                None
-            }
-            (Some(Told::Contended), Ok(Some(decision))) if decision.is_admitted() => {
-                Some(Self::new(&self.policy, Want::Refund(Box::new(decision)), self.patience).0)
-            }
-            _ => None,
-        }
+    /// Sends the answer to the caller, if it still waits. A caller that has left after its job was sent
+    /// knows that the job may have counted.
+    pub(super) fn answer(self, answer: Answer) {
+        // The caller looks for the answer under the same lock before it leaves.
+        let _stage = self.progress.lock();
+        let _ = self.reply.send(answer);
     }
 }
 
@@ -148,22 +138,24 @@ impl Waiting {
         }
     }
 
-    /// Waits no longer. Silence of the store is an error, and others in the way are a refusal.
+    /// Stops waiting at the deadline.
     fn leave(mut self) -> Answer {
         let mut stage = self.progress.lock();
         if let Ok(answer) = self.reply.try_recv() {
             return answer;
         }
-        stage.left = Some(if stage.contended.is_some() { Told::Contended } else { Told::Late });
+        stage.left = true;
         answer_without(&self.policy, &self.want, &stage)
     }
 }
 
-/// What a caller is told whose time is over.
+/// The answer at the deadline. A hit that may have been stored is not refused: a refusal spends
+/// nothing.
 fn answer_without(policy: &Policy, want: &Want, stage: &Stage) -> Answer {
     match (stage.contended, want) {
+        _ if stage.sent => Err(CasError::late(true)),
         (Some(at), Want::Hit(cost)) => Ok(Some(policy.refuse(at, *cost, COME_BACK).contended())),
-        (Some(_), _) => Err(CasError::contended(stage.sent)),
-        (None, _) => Err(CasError::late(stage.sent)),
+        (Some(_), _) => Err(CasError::contended()),
+        (None, _) => Err(CasError::late(false)),
     }
 }

@@ -8,6 +8,7 @@ mod pause;
 mod round;
 mod shared;
 mod size;
+pub(super) mod skew;
 mod storage;
 
 use std::fmt;

@@ -11,7 +11,7 @@ use super::error::CasError;
 use super::job::{Answer, Job};
 use super::shared::Shared;
 use super::{CasStorage, Loaded, Swapped, pause};
-use crate::{BoxError, Timestamp};
+use crate::BoxError;
 
 /// So many times in a row it is tried again without a pause.
 const AT_ONCE: u32 = 4;
@@ -62,11 +62,11 @@ impl<S: CasStorage> Rounds<S> {
                 Some(loaded) => loaded,
                 None => match self.load(&jobs).await {
                     Ok(loaded) => loaded,
-                    Err(error) => return self.tell(jobs.into_iter().map(|job| (job, Err(error.clone())))),
+                    Err(error) => return Self::tell(jobs.into_iter().map(|job| (job, Err(error.clone())))),
                 },
             };
             let now = self.shared.now(&loaded);
-            match self.attempt(self.in_time(jobs), &loaded, now).await {
+            match self.attempt(self.in_time(jobs), &loaded).await {
                 Ok(()) => return,
                 Err((lost, newer)) => (jobs, known) = (lost, newer),
             }
@@ -88,9 +88,8 @@ impl<S: CasStorage> Rounds<S> {
         &mut self,
         jobs: Vec<Job>,
         loaded: &Loaded<S::Version>,
-        now: Timestamp,
     ) -> Result<(), (Vec<Job>, Option<Loaded<S::Version>>)> {
-        let mut desk = Desk::new(&loaded.text, now);
+        let mut desk = Desk::new(&loaded.text, self.shared.view(loaded));
         let mut pending: Vec<(Job, Answer)> = Vec::with_capacity(jobs.len());
         for job in jobs.into_iter().filter(Job::begins) {
             let answer = Ok(desk.work(&job.policy, &job.want));
@@ -98,17 +97,17 @@ impl<S: CasStorage> Rounds<S> {
                 pending.push((job, answer));
             } else {
                 // Nothing has been changed before it, so it needs no swap.
-                self.tell([(job, answer)]);
+                Self::tell([(job, answer)]);
             }
         }
-        let Some((text, keep)) = desk.finish() else {
-            self.tell(pending);
+        let Some((text, keep)) = desk.finish(self.shared.skew.max()) else {
+            Self::tell(pending);
             return Ok(());
         };
         match self.swap(&pending, loaded, &text, keep).await {
-            Ok(Swapped::Stored) => self.tell(pending),
+            Ok(Swapped::Stored) => Self::tell(pending),
             Ok(Swapped::Lost(newer)) => return Err((pending.into_iter().map(|(job, _)| job).collect(), newer)),
-            Err(error) => self.tell(pending.into_iter().map(|(job, _)| (job, Err(error.clone())))),
+            Err(error) => Self::tell(pending.into_iter().map(|(job, _)| (job, Err(error.clone())))),
         }
         Ok(())
     }
@@ -157,10 +156,9 @@ impl<S: CasStorage> Rounds<S> {
         jobs.into_iter().filter_map(|job| job.goes_on(self.trip)).collect()
     }
 
-    fn tell(&self, answers: impl IntoIterator<Item = (Job, Answer)>) {
-        for undo in answers.into_iter().filter_map(|(job, answer)| job.answer(answer)) {
-            // The task is this one.
-            self.shared.busy.add(&self.place, undo);
+    fn tell(answers: impl IntoIterator<Item = (Job, Answer)>) {
+        for (job, answer) in answers {
+            job.answer(answer);
         }
     }
 }

@@ -8,10 +8,13 @@ const UNIT: u64 = 19;
 /// All else of a limit, but for its name: brackets, signs, place, period, an instant and two amounts.
 const REST: u64 = 80;
 
+/// The instant of the last decision, with its sign.
+const INSTANT: u64 = 18;
+
 /// Whether all that the policy can ever remember of a key is no longer than `longest` bytes.
 pub(super) fn check(policy: &Policy, longest: usize) -> Result<(), ConfigError> {
     let room = u64::try_from(longest).unwrap_or(u64::MAX);
-    let all: u64 = policy.limits().iter().map(most).sum();
+    let all: u64 = INSTANT + policy.limits().iter().map(most).sum::<u64>();
     if all <= room {
         return Ok(());
     }
@@ -30,6 +33,22 @@ pub(super) fn check(policy: &Policy, longest: usize) -> Result<(), ConfigError> 
     };
     Err(ConfigError::new(format!(
         "\"{policy}\" may remember {all} bytes of a key, and the storage keeps at most {longest}: use {advice}"
+    )))
+}
+
+/// Returns an error if the logs of the policy can hold more than `most` entries.
+pub(super) fn check_logs(policy: &Policy, most: u32) -> Result<(), ConfigError> {
+    let all: u64 = policy.limits().iter().map(entries).sum();
+    if all <= u64::from(most) {
+        return Ok(());
+    }
+    let bytes = UNIT * all;
+    let longest = policy.limits().iter().max_by_key(|limit| entries(limit));
+    let quota = longest.map(|limit| limit.quota().to_string()).unwrap_or_default();
+    Err(ConfigError::new(format!(
+        "\"{policy}\" can keep {all} log entries of a key, and each hit would load and store them all, up to \
+         {bytes} bytes each way: use \"sliding-window-counter {quota}\", or allow logs of more than {most} entries \
+         with .allow_long_logs() or ?long-logs=allow in the storage's URL"
     )))
 }
 

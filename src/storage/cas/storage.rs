@@ -12,11 +12,16 @@ use super::error::CasError;
 use super::job::{Answer, Job, Want};
 use super::round::Rounds;
 use super::shared::{Shared, Time};
+use super::skew::{self, MAX_SKEW, Skew};
 use super::{CasStorage, size};
 use crate::error::or_panic;
 use crate::storage::deadline::{self, DEADLINE};
 use crate::storage::{Ask, Clock, Storage, names, text};
 use crate::{ConfigError, Decision, Key, Op, Policy};
+
+/// The most log entries of a key on memcached and etcd, unless long logs are allowed: 19 kB.
+#[cfg(any(feature = "memcached", feature = "etcd"))]
+const LONGEST_LOG: u32 = 1_000;
 
 /// Makes a storage of anything that can compare and swap: of a [`CasStorage`].
 ///
@@ -34,24 +39,42 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// 7. Clearing a key, and giving back, change only what the policy's own limits remember: policies of one name that are
 ///    configured differently keep their states side by side. When others are always faster, that is an error.
 ///
-/// The time is the store's, if it says one, else this machine's: then the machines' clocks should agree, as those do that are
-/// set by NTP. Half a second between them costs nothing; by what they differ beyond that, a state may be forgotten early.
+/// # Clocks
+///
+/// The time is the store's if it reports one, else this machine's. The clocks of two machines differ, so the
+/// newest instant at which a key was decided is stored with the key, and no decision is made earlier than
+/// that. All nodes together spend one limit on one time line, which is never ahead of the fastest clock and
+/// never behind the slowest. In `d` of real time they admit at most what the strategy promises for `d` plus the
+/// skew. A node whose clock is behind may have to wait longer than `retry_after`, by the skew at most.
+///
+/// That holds up to [`max_skew`](Self::max_skew), 5 seconds. If a stored instant is further ahead of a node's
+/// clock, one of the clocks is broken. The node then decides by its own clock, so that a node in the wrong
+/// year locks nobody out. It logs a warning, at most once a minute, and counts each such decision in
+/// `ratelimit_clock_skew_total` (feature `metrics`). Until the clocks are set, a window that one node began may
+/// be over for another: each hit of a node with a clock that is ahead by a period or more can give all
+/// others a new window. Buckets admit no more than they promise: nodes that are behind find them empty.
 ///
 /// It needs a runtime of tokio's with time, and may be made outside of one. The [`CasStorage`] shows one in use.
 #[derive(Clone)]
 pub struct Cas<S> {
     shared: Arc<Shared<S>>,
     deadline: Duration,
+    /// The most log entries that a policy may keep of a key.
+    longest_log: Option<u32>,
 }
 
 impl<S: CasStorage> Cas<S> {
     /// A storage over this store.
     pub fn new(store: S) -> Self {
-        Self::with(store, Time::Stores, DEADLINE)
+        let shared = Shared::new(store, Time::Stores, Skew::new(MAX_SKEW));
+        Self { shared: Arc::new(shared), deadline: DEADLINE, longest_log: None }
     }
 
-    fn with(store: S, time: Time, deadline: Duration) -> Self {
-        Self { shared: Arc::new(Shared::new(store, time)), deadline }
+    /// Refuses policies that can keep more than 1,000 log entries of a key. A hit loads and stores the
+    /// whole text, so a long log costs a remote store more than all else.
+    #[cfg(any(feature = "memcached", feature = "etcd"))]
+    pub(in crate::storage) fn without_long_logs(self) -> Self {
+        Self { longest_log: Some(LONGEST_LOG), ..self }
     }
 
     /// How long an answer may take: 100 milliseconds unless it is said.
@@ -78,7 +101,32 @@ impl<S: CasStorage> Cas<S> {
     /// Decides by this clock, whatever time the store says: for tests, or where the machine's clock is not to be trusted.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self::with(self.shared.store.clone(), Time::Chosen(Arc::new(clock)), self.deadline)
+        let shared = self.shared.with(Some(Time::Chosen(Arc::new(clock))), self.shared.skew.max());
+        Self { shared: Arc::new(shared), ..self }
+    }
+
+    /// Sets how far the newest decision on a key may be ahead of this node's clock. Defaults to 5 seconds.
+    ///
+    /// See [clocks](Self#clocks). States are kept for as much longer than they matter. 0 switches this
+    /// off: each node decides by its own clock alone, and a node in the wrong year may lock a key.
+    ///
+    /// # Panics
+    ///
+    /// If it is more than a day. [`try_max_skew`](Self::try_max_skew) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn max_skew(self, max_skew: Duration) -> Self {
+        or_panic(self.try_max_skew(max_skew))
+    }
+
+    /// As [`max_skew`](Self::max_skew).
+    ///
+    /// # Errors
+    ///
+    /// If it is more than a day.
+    pub fn try_max_skew(self, max_skew: Duration) -> Result<Self, ConfigError> {
+        let shared = self.shared.with(None, skew::checked(max_skew)?);
+        Ok(Self { shared: Arc::new(shared), ..self })
     }
 
     /// The store.
@@ -109,7 +157,8 @@ impl<S: CasStorage> Cas<S> {
             Handle::try_current().map_err(|_| CasError::no_runtime())?;
             let loaded = timeout(patience, shared.store.load(&name)).await.map_err(|_| CasError::late(false))?;
             let loaded = loaded.map_err(CasError::loading)?;
-            Ok(policy.decide(&mut text::read(&policy, &loaded.text), shared.now(&loaded), op, cost))
+            let view = shared.view(&loaded);
+            Ok(policy.decide(&mut text::read(&policy, &view.states), view.at, op, cost))
         }
     }
 }
@@ -144,6 +193,7 @@ impl<S: CasStorage> Storage for Cas<S> {
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        self.longest_log.map_or(Ok(()), |most| size::check_logs(policy, most))?;
         self.store().longest().map_or(Ok(()), |longest| size::check(policy, longest))
     }
 }

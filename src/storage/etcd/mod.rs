@@ -19,6 +19,7 @@ use self::store::Store;
 use self::url::Target;
 use crate::ConfigError;
 use crate::error::or_panic;
+use crate::storage::cas::skew;
 use crate::storage::link::until_ready;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, Clock, deadline};
@@ -52,6 +53,8 @@ use crate::storage::{Cas, Clock, deadline};
 /// |---|---|---|
 /// | `prefix` | `rl` | what all keys begin with |
 /// | `deadline` | `100ms` | how long an answer may take: `50ms`, `2s` |
+/// | `max-skew` | `5s` | is [`max_skew`](Self::max_skew): `500ms`, `5s` |
+/// | `long-logs` | `refuse` | `allow` is [`allow_long_logs`](Self::allow_long_logs) |
 /// | `ca` | the system's roots | for TLS: a file with the certificates to trust, in PEM |
 ///
 /// # When a member is away
@@ -80,25 +83,29 @@ use crate::storage::{Cas, Clock, deadline};
 ///
 /// # Clocks
 ///
-/// etcd has no clock to ask, so each process decides by its own machine's, which is to be set by NTP. Where two differ, by so
-/// much a window may end earlier or later for one of them, and a bucket be fuller: with half a second between them and
-/// 10 a second, 5 more or fewer. What stands there from a clock that is ahead counts as now, so nothing grants more than that.
+/// etcd reports no time to a client that may only read and write keys, so each process decides by its own
+/// machine's clock. Let NTP set it. The newest instant at which a key was decided is stored with the key, and no
+/// decision is made earlier than that, as long as it is at most `max_skew` (5 seconds) ahead of the machine's
+/// clock. [`Cas`](Cas#clocks) says what that promises, and what may be admitted beyond `max_skew`:
+/// `100/minute` with clocks 61 seconds apart admitted 10,987 in 6 seconds.
 ///
 /// # What stands there
 ///
 /// The key `rl:free|t:alice` holds what the limits of the policy `free` remember of the [key](crate::Key) `t:alice`, limit by limit, as
-/// text: `[1.fixed-window/60000000 END,COUNT,BEGINNING]`, with the limit's place, its period and all instants in microseconds.
+/// text: `@INSTANT[1.fixed-window/60000000 END,COUNT,BEGINNING]`, with the newest instant of a decision, the limit's place, its period and all instants in microseconds.
 ///
-/// Each hangs on a lease, and goes when that ends: after the states have stopped to matter, and by 4 seconds to a quarter of their
-/// time later. A lease is shared by the keys of a process that end at about the same time, so it costs one write in some seconds.
+/// Each hangs on a lease, and goes when that ends: `max_skew` after the states have stopped to matter, and by 4 seconds to a quarter of
+/// their time later. A lease is shared by the keys of a process that end at about the same time, so it costs one write in some seconds.
 /// What is cleared is removed at once.
 ///
 /// etcd remembers what stood there before until it is told to forget it, and each admitted hit is a change: let it run with
 /// `--auto-compaction-retention` (`--auto-compaction-mode revision --auto-compaction-retention 10000`, or an hour), or its space will
 /// run out.
 ///
-/// Policies that may remember more than 1.5 MB of a key do not fit (a moving window of some 75,000): they are refused when they
-/// meet the storage.
+/// A policy that can keep more than 1,000 log entries of a key (a moving window of more than 1,000) is an
+/// error where it meets the storage ([`Storage::validate`](crate::Storage::validate)): use a
+/// `sliding-window-counter` instead, or [`allow_long_logs`](Self::allow_long_logs). Beyond 1.5 MB, some
+/// 75,000 entries, it is an error in any case.
 ///
 /// It needs a runtime of tokio's with time and I/O, and may be made outside of one.
 ///
@@ -117,6 +124,8 @@ pub struct EtcdStorage {
     store: Store,
     /// Where time is not this machine's: in tests.
     clock: Option<Arc<dyn Clock>>,
+    long_logs: bool,
+    max_skew: Duration,
     deciding: Cas<Store>,
 }
 
@@ -127,18 +136,23 @@ impl EtcdStorage {
     ///
     /// When the URL cannot be understood, or needs a feature that is not enabled. It is quoted without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let Target { members, access, prefix, deadline } = Target::parse(url)?;
+        let Target { members, access, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
         let (members, leases) = (Members::new(members, access), Arc::new(Leases::new()));
-        Ok(Self::on(Store { members, leases, prefix: prefix.into(), deadline }, None))
+        let store = Store { members, leases, prefix: prefix.into(), deadline };
+        let deciding = Cas::new(store.clone());
+        Ok(Self { store, clock: None, long_logs, max_skew, deciding }.rebuilt())
     }
 
-    fn on(store: Store, clock: Option<Arc<dyn Clock>>) -> Self {
-        let deciding = Cas::new(store.clone()).deadline(store.deadline);
-        let deciding = match &clock {
-            Some(clock) => deciding.clock(Arc::clone(clock)),
-            None => deciding,
-        };
-        Self { store, clock, deciding }
+    /// The same with a `Cas` that has the current settings.
+    fn rebuilt(mut self) -> Self {
+        self.deciding = Cas::new(self.store.clone()).deadline(self.store.deadline).max_skew(self.max_skew);
+        if !self.long_logs {
+            self.deciding = self.deciding.without_long_logs();
+        }
+        if let Some(clock) = &self.clock {
+            self.deciding = self.deciding.clock(Arc::clone(clock));
+        }
+        self
     }
 
     /// What all keys begin with, instead of what the URL says: programs that share etcd tell theirs apart with it.
@@ -158,9 +172,10 @@ impl EtcdStorage {
     /// # Errors
     ///
     /// When it is not 1 to 64 ASCII characters, or holds white space, `{` or `}`.
-    pub fn try_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
+    pub fn try_prefix(mut self, prefix: &str) -> Result<Self, ConfigError> {
         checked_prefix(prefix)?;
-        Ok(Self::on(Store { prefix: prefix.into(), ..self.store }, self.clock))
+        self.store.prefix = prefix.into();
+        Ok(self.rebuilt())
     }
 
     /// How long an answer may take, instead of what the URL says.
@@ -179,16 +194,49 @@ impl EtcdStorage {
     /// # Errors
     ///
     /// When it is less than a millisecond or more than an hour.
-    pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
+    pub fn try_deadline(mut self, deadline: Duration) -> Result<Self, ConfigError> {
         deadline::checked(deadline)?;
-        Ok(Self::on(Store { deadline, ..self.store }, self.clock))
+        self.store.deadline = deadline;
+        Ok(self.rebuilt())
+    }
+
+    /// Allows policies that can keep more than 1,000 log entries of a key, which are refused otherwise.
+    ///
+    /// Of the library's strategies only the moving window keeps a log. Each hit loads and stores the
+    /// whole log, and etcd keeps the old ones until it compacts them: `moving-window 5000/day` wrote 41 kB
+    /// a hit and filled 256 MB in 11,400 hits. Prefer
+    /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
+    #[must_use]
+    pub fn allow_long_logs(self) -> Self {
+        Self { long_logs: true, ..self }.rebuilt()
+    }
+
+    /// Sets how far the newest decision on a key may be ahead of this node's clock, instead of the URL.
+    /// See [clocks](Self#clocks). Defaults to 5 seconds.
+    ///
+    /// # Panics
+    ///
+    /// If it is more than a day. [`try_max_skew`](Self::try_max_skew) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn max_skew(self, max_skew: Duration) -> Self {
+        or_panic(self.try_max_skew(max_skew))
+    }
+
+    /// As [`max_skew`](Self::max_skew).
+    ///
+    /// # Errors
+    ///
+    /// If it is more than a day.
+    pub fn try_max_skew(self, max_skew: Duration) -> Result<Self, ConfigError> {
+        Ok(Self { max_skew: skew::checked(max_skew)?, ..self }.rebuilt())
     }
 
     /// Decides by this clock instead of the machine's: for tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self::on(self.store, Some(Arc::new(clock)))
+        Self { clock: Some(Arc::new(clock)), ..self }.rebuilt()
     }
 
     /// Returns as soon as etcd answers, which takes a majority of its members: for a program that would rather not start without it.

@@ -14,6 +14,8 @@ pub(super) struct Target {
     pub(super) access: Access,
     pub(super) prefix: Box<str>,
     pub(super) deadline: Duration,
+    pub(super) long_logs: bool,
+    pub(super) max_skew: Duration,
 }
 
 /// How to be let in.
@@ -59,7 +61,8 @@ impl Target {
         let mut options = Options::parse(query, wrong)?;
         let tls = if secure { Some(Tls::new(options.take("ca").as_deref(), HTTP2).map_err(wrong)?) } else { None };
         let (prefix, deadline) = (options.prefix()?, options.deadline()?);
+        let (long_logs, max_skew) = (options.long_logs()?, options.max_skew()?);
         options.end()?;
-        Ok(Self { members: hosts, access: Access { login, tls }, prefix, deadline })
+        Ok(Self { members: hosts, access: Access { login, tls }, prefix, deadline, long_logs, max_skew })
     }
 }

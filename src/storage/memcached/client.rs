@@ -12,7 +12,7 @@ use super::ring::Ring;
 use super::{MemcachedStorageError, expiry, keys};
 use crate::storage::link;
 use crate::storage::url::Address;
-use crate::storage::{CasStorage, Loaded, Swapped};
+use crate::storage::{CasStorage, Clock, Loaded, Swapped};
 
 /// A server keeps a megabyte, of which the key and its own notes take some. What it is asked to keep beyond that makes it drop
 /// what was there, so it is not to be asked.
@@ -39,15 +39,22 @@ pub(super) struct Version(Option<(Cas, u64)>);
 
 impl Client {
     /// Connects to nobody yet.
-    pub(super) fn new(servers: Vec<Address>, prefix: &str, deadline: Duration) -> Self {
+    pub(super) fn new(servers: Vec<Address>, prefix: &str, deadline: Duration, machine: &Arc<dyn Clock>) -> Self {
         let ring = Ring::of(&servers);
-        let nodes = servers.into_iter().map(Node::at).collect();
+        let nodes = servers.into_iter().map(|server| Node::at(server, Arc::clone(machine))).collect();
         Self { servers: Arc::new(Servers { nodes, ring }), prefix: prefix.into(), deadline }
     }
 
     /// The same connections, for keys that begin otherwise, and with another deadline.
     pub(super) fn with(&self, prefix: &str, deadline: Duration) -> Self {
         Self { servers: Arc::clone(&self.servers), prefix: prefix.into(), deadline }
+    }
+
+    /// Connects anew, from a machine with this clock.
+    #[cfg(feature = "testing")]
+    pub(super) fn reconnected(&self, machine: &Arc<dyn Clock>) -> Self {
+        let servers = self.servers.nodes.iter().map(|node| node.address().clone()).collect();
+        Self::new(servers, &self.prefix, self.deadline, machine)
     }
 
     /// Returns as soon as all servers answer.
@@ -77,6 +84,7 @@ impl CasStorage for Client {
         let (key, deadline) = (keys::key(&self.prefix, name), Instant::now() + self.deadline);
         let node = self.home(&key);
         let open = self.open(node, deadline).await?;
+        node.learn_time(&open, self.deadline);
         let request = Request { bytes: meta::get(&key), changes: false };
         let (text, version) = match node.ask(&open, request, deadline).await? {
             Reply::Value { cas, text } => {
@@ -86,7 +94,7 @@ impl CasStorage for Client {
             Reply::Nothing => (String::new(), None),
             other => return Err(node.unexpected(&open, false, &other)),
         };
-        Ok(Loaded { text, version: Version(version), now: None })
+        Ok(Loaded { text, version: Version(version), now: Some(node.time().now()) })
     }
 
     async fn swap(
@@ -103,7 +111,7 @@ impl CasStorage for Client {
             Some((_, on)) if on != open.number => return Ok(Swapped::Lost(None)),
             Some((cas, _)) if text.is_empty() => meta::delete(&key, cas),
             None if text.is_empty() => meta::get(&key),
-            written => meta::set(&key, text, written.map(|(cas, _)| cas), expiry::after(keep)),
+            written => meta::set(&key, text, written.map(|(cas, _)| cas), expiry::after(keep, node.time().known())),
         };
         let looks = version.0.is_none() && text.is_empty();
         match node.ask(&open, Request { bytes, changes: !looks }, deadline).await? {

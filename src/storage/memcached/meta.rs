@@ -7,6 +7,12 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 /// Asks whether anybody is there.
 pub(super) const NOOP: &[u8] = b"mn\r\n";
 
+/// Asks for counters, of which the server's time is one.
+pub(super) const STATS: &[u8] = b"stats\r\n";
+
+/// A server has some hundred counters.
+const MOST_STATS: usize = 10_000;
+
 /// A line is never longer, unless it is none of memcached's.
 const LONGEST_LINE: u64 = 2_048;
 
@@ -28,6 +34,8 @@ pub(super) enum Reply {
     Present,
     /// `MN`, to [`NOOP`].
     Here,
+    /// `STAT`s and `END`, to [`STATS`]: the server's time in seconds since 1970, if it is among them.
+    Stats { time: Option<u64> },
     /// `SERVER_ERROR`: it cannot.
     Refused(String),
     /// `ERROR`, `CLIENT_ERROR`: it takes the request for something else. Whatever follows may be about a part of it.
@@ -44,6 +52,7 @@ impl Reply {
             Self::Another => "EX",
             Self::Present => "NS",
             Self::Here => "MN",
+            Self::Stats { .. } => "STAT",
             Self::Refused(why) | Self::Misunderstood(why) => why,
         }
     }
@@ -52,7 +61,9 @@ impl Reply {
     pub(super) fn answers(&self, request: &[u8]) -> bool {
         match (self, request.get(..2)) {
             (Self::Refused(_), _) => true,
-            (Self::Misunderstood(_), _) => false,
+            // A proxy may not know `stats`. It is one line, so nothing of it is left to misunderstand.
+            (Self::Misunderstood(_) | Self::Stats { .. }, verb) => verb == Some(b"st"),
+            (_, Some(b"st")) => false,
             (Self::Value { .. }, verb) => verb == Some(b"mg"),
             (Self::Here, verb) => verb == Some(b"mn"),
             (Self::Nothing, verb) => verb != Some(b"mn"),
@@ -81,12 +92,8 @@ pub(super) fn delete(key: &str, cas: Cas) -> Vec<u8> {
 
 /// The next reply.
 pub(super) async fn read(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Reply> {
-    let mut line = Vec::new();
-    (&mut *from).take(LONGEST_LINE).read_until(b'\n', &mut line).await?;
-    if line.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it was closed"));
-    }
-    let text = line.strip_suffix(b"\r\n").and_then(|line| str::from_utf8(line).ok()).ok_or_else(no_reply)?;
+    let line = read_line(from).await?;
+    let text = text_of(&line)?;
     let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
     Ok(match word {
         "VA" => {
@@ -103,10 +110,41 @@ pub(super) async fn read(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<R
         "EX" => Reply::Another,
         "NS" => Reply::Present,
         "MN" => Reply::Here,
+        "STAT" | "END" => Reply::Stats { time: read_stats(from, text).await? },
         "SERVER_ERROR" => Reply::Refused(rest.to_owned()),
         "ERROR" | "CLIENT_ERROR" => Reply::Misunderstood(text.to_owned()),
         _ => return Err(no_reply()),
     })
+}
+
+async fn read_line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    (&mut *from).take(LONGEST_LINE).read_until(b'\n', &mut line).await?;
+    if line.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it was closed"));
+    }
+    Ok(line)
+}
+
+fn text_of(line: &[u8]) -> io::Result<&str> {
+    line.strip_suffix(b"\r\n").and_then(|line| str::from_utf8(line).ok()).ok_or_else(no_reply)
+}
+
+/// The rest of the counters, of which `first` has been read.
+async fn read_stats(from: &mut (impl AsyncBufRead + Unpin), first: &str) -> io::Result<Option<u64>> {
+    let (mut time, mut line) = (None, format!("{first}\r\n").into_bytes());
+    for _ in 0..MOST_STATS {
+        let text = text_of(&line)?;
+        if text == "END" {
+            return Ok(time);
+        }
+        let stat = text.strip_prefix("STAT ").ok_or_else(no_reply)?;
+        if let Some(seconds) = stat.strip_prefix("time ") {
+            time = seconds.parse().ok();
+        }
+        line = read_line(from).await?;
+    }
+    Err(no_reply())
 }
 
 async fn read_block(from: &mut (impl AsyncBufRead + Unpin), size: u32) -> io::Result<Vec<u8>> {
@@ -162,12 +200,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn time_is_read_from_stats() {
+        let bytes =
+            b"STAT pid 1\r\nSTAT time 1800000000\r\nSTAT version 1.6.18\r\nEND\r\nSTAT pid 1\r\nEND\r\nEND\r\nMN\r\n";
+        let replies: Vec<Reply> = all(bytes).await.into_iter().filter_map(Result::ok).collect();
+        let stats = |time| Reply::Stats { time };
+        assert_eq!(replies, [stats(Some(1_800_000_000)), stats(None), stats(None), Reply::Here]);
+        assert!(replies.iter().all(|reply| reply.answers(STATS) == (*reply != Reply::Here)));
+        assert!(!stats(None).answers(b"mg k\r\n") && !Reply::Nothing.answers(STATS));
+        assert!(Reply::Misunderstood(String::new()).answers(STATS));
+    }
+
+    #[tokio::test]
     async fn whatever_else_comes_back_is_no_reply() {
         let long = [b'a'; 5_000];
         for bytes in [
             &b"HTTP/1.1 400 Bad Request\r\n"[..],
             b"HD",
             b"HD\n",
+            b"STAT time 1\r\nHD\r\n",
             b"VA\r\n",
             b"VA 3\r\nabc\r\n",
             b"VA 3 c\r\nabc\r\n",

@@ -6,6 +6,7 @@ mod keys;
 mod meta;
 mod node;
 mod ring;
+mod server_time;
 mod storage;
 #[cfg(test)]
 mod tests;

@@ -11,8 +11,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::MemcachedStorageError;
 use super::connection::{Connection, Unanswered};
-use super::meta::{NOOP, Reply};
+use super::meta::{NOOP, Reply, STATS};
+use super::server_time::ServerTime;
 use crate::BoxError;
+use crate::storage::Clock;
 use crate::storage::link::{CONNECT_WITHIN, Kind, LinkError, Renewed, Usable, socket};
 use crate::storage::url::Address;
 
@@ -26,6 +28,7 @@ pub(super) struct Node(Arc<Shared>);
 struct Shared {
     address: Address,
     open: Arc<Renewed<Open, MemcachedStorageError>>,
+    time: Arc<ServerTime>,
 }
 
 /// A connection in use.
@@ -48,20 +51,37 @@ impl Usable for Open {
 }
 
 impl Node {
-    pub(super) fn at(address: Address) -> Self {
+    pub(super) fn at(address: Address, machine: Arc<dyn Clock>) -> Self {
         let open = Renewed::new(&address.to_string());
-        Self(Arc::new(Shared { address, open }))
+        Self(Arc::new(Shared { address, open, time: Arc::new(ServerTime::new(machine)) }))
+    }
+
+    #[cfg(feature = "testing")]
+    pub(super) fn address(&self) -> &Address {
+        &self.0.address
+    }
+
+    pub(super) fn time(&self) -> &ServerTime {
+        &self.0.time
+    }
+
+    /// Asks the server for its time once a minute. Nobody waits for the answer.
+    pub(super) fn learn_time(&self, open: &Arc<Open>, patience: Duration) {
+        if self.time().is_due() {
+            let (open, time) = (Arc::clone(open), Arc::clone(&self.0.time));
+            tokio::spawn(async move { timeout(patience, learn(&open.connection, &time)).await });
+        }
     }
 
     /// A connection to ask on, if there is one by `deadline`. One that has been silent for too long is replaced; `patience` is how long callers
     /// wait at most.
     pub(super) async fn open(&self, deadline: Instant, patience: Duration) -> Result<Arc<Open>, MemcachedStorageError> {
-        let Shared { address, open: renewed } = &*self.0;
+        let Shared { address, open: renewed, time } = &*self.0;
         if Instant::now() >= deadline {
             return Err(MemcachedStorageError::late(renewed.name()));
         }
         loop {
-            let open = renewed.get(deadline, || connect(address.clone())).await?;
+            let open = renewed.get(deadline, || connect(address.clone(), Arc::clone(time))).await?;
             if !open.connection.is_silent(patience * SILENT_DEADLINES) {
                 return Ok(open);
             }
@@ -116,7 +136,7 @@ impl Node {
 }
 
 /// A connection is one that has answered: a stopped server, or one that has no room for another, would let anybody connect.
-async fn connect(address: Address) -> Result<Open, MemcachedStorageError> {
+async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, MemcachedStorageError> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let connected = async {
         let connection = match &address {
@@ -127,7 +147,10 @@ async fn connect(address: Address) -> Result<Open, MemcachedStorageError> {
             Address::Unix(_) => return Err(std::io::Error::from(std::io::ErrorKind::Unsupported).into()),
         };
         match connection.ask(NOOP.to_vec()).await {
-            Ok(Reply::Here) => Ok(Open { connection, number: NUMBER.fetch_add(1, Ordering::Relaxed) }),
+            Ok(Reply::Here) => {
+                learn(&connection, &time).await.map_err(BoxError::from)?;
+                Ok(Open { connection, number: NUMBER.fetch_add(1, Ordering::Relaxed) })
+            }
             Ok(other) => Err(format!("it says {:?} to a meta command", other.word()).into()),
             Err(Unanswered::Lost(why)) => Err(why.into()),
             Err(Unanswered::NotSent) => Err("it was closed".into()),
@@ -136,6 +159,18 @@ async fn connect(address: Address) -> Result<Open, MemcachedStorageError> {
     let connected: Result<Result<Open, BoxError>, _> = timeout(CONNECT_WITHIN, connected).await;
     let late = |_| Err(format!("connecting took longer than {CONNECT_WITHIN:?}").into());
     connected.unwrap_or_else(late).map_err(|why| MemcachedStorageError::unreached(&address.to_string(), why))
+}
+
+/// Asks for the server's time. A proxy that does not know it is used without.
+async fn learn(connection: &Connection, time: &ServerTime) -> Result<(), String> {
+    let asked = time.machine();
+    match connection.ask(STATS.to_vec()).await {
+        Ok(Reply::Stats { time: Some(seconds) }) => time.learn(asked, seconds),
+        Ok(_) => {}
+        Err(Unanswered::Lost(why)) => return Err(why),
+        Err(Unanswered::NotSent) => return Err("it was closed".to_owned()),
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Node {

@@ -7,8 +7,10 @@ use tokio::time::Instant;
 
 use super::MemcachedStorageError;
 use super::client::Client;
+use super::server_time::MachineClock;
 use super::url::Target;
 use crate::error::or_panic;
+use crate::storage::cas::skew;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Ask, Cas, Clock, Storage, deadline};
 use crate::{ConfigError, Decision, Key, Policy};
@@ -38,6 +40,8 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// |---|---|---|
 /// | `prefix` | `rl` | what all keys begin with |
 /// | `deadline` | `100ms` | how long an answer may take: `50ms`, `2s` |
+/// | `max-skew` | `5s` | is [`max_skew`](Self::max_skew): `500ms`, `5s` |
+/// | `long-logs` | `refuse` | `allow` is [`allow_long_logs`](Self::allow_long_logs) |
 ///
 /// # Several servers
 ///
@@ -53,13 +57,31 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///
 /// 1. **It forgets.** A server that is full drops what was not used for longest, and one that is started anew has nothing: counts begin
 ///    anew. Give it room (`-m`), and watch its `evictions`.
-/// 2. **It has no clock that can be asked.** The time is that of the process that decides. By what two machines' clocks differ, the
-///    one that is ahead ends windows early and refills buckets early, and what it stores is ahead of the other's time, which lets the other
-///    refuse for so much longer. Let NTP set them.
-/// 3. **It keeps a megabyte under a key**, some 55,000 hits of a moving window. A policy that may need more is an error where it meets the
-///    storage ([`Storage::validate`](crate::Storage::validate)). A server that was told to keep less (`-I`) refuses what is larger, *and
-///    drops what was there*.
-/// 4. **It asks nobody for a password** here: no login is sent, and nothing is encrypted. Keep it where only friends are.
+/// 2. **It does not decide.** The time is that of the process that decides: see [clocks](#clocks).
+/// 3. **It cannot change a part of a value.** Each hit loads and stores all that is kept of its key. 18,667
+///    hits of a moving window of as many moved 3.5 GB in each direction. So a policy that can keep more than
+///    1,000 log entries of a key is an error where it meets the storage
+///    ([`Storage::validate`](crate::Storage::validate)): use a `sliding-window-counter` instead, or
+///    [`allow_long_logs`](Self::allow_long_logs).
+/// 4. **It keeps at most a megabyte under a key**, some 55,000 log entries. A policy that may need more is an
+///    error too. A server that was started with a smaller `-I` refuses larger values *and drops the old one*.
+/// 5. **It asks nobody for a password** here: no login is sent, and nothing is encrypted. Keep it where only friends are.
+///
+/// # Clocks
+///
+/// Let NTP set all clocks. Then nothing of this section matters.
+///
+/// 1. A process learns a server's time when it connects and once a minute (`stats`), in whole seconds. If the
+///    machine's clock differs from it by more than about 2 seconds, the process corrects it, and logs a
+///    warning. So the servers' clocks decide: a machine that is a minute or a year off admits nothing more.
+///    [`Decision::at`] and the fields made of it show the server's time.
+/// 2. What is left, a second or two between processes, is no reason to end a window early: the newest instant
+///    at which a key was decided is stored with the key, and no decision is made earlier than that, as long as
+///    it is at most `max_skew` (5 seconds) ahead. [`Cas`](Cas#clocks) says what that promises.
+/// 3. A proxy in front of memcached may not know `stats`. Then each process decides by its own clock, and 2. holds.
+/// 4. What is kept for more than 30 days expires at an instant of the server's own clock. Without `stats` it never
+///    expires: an instant of another clock may be long over for the server, which would forget it at once. It
+///    leaves when memcached needs its room.
 ///
 /// # When a server is away
 ///
@@ -74,8 +96,9 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// # What stands on the server
 ///
 /// Under `rl:free|t:alice`, all that the limits of the policy `free` remember of the [key](crate::Key) `t:alice`:
-/// `[1.fixed-window/60000000 END,COUNT,BEGINNING]` for each limit, with its period and all instants in microseconds. What is no letter,
-/// digit or one of a few signs is written as in a URL, a space as `\s`. It expires at most some seconds after it has stopped to matter.
+/// `@INSTANT`, the newest instant of a decision, and `[1.fixed-window/60000000 END,COUNT,BEGINNING]` for each limit, with its
+/// period and all instants in microseconds. What is no letter,
+/// digit or one of a few signs is written as in a URL, a space as `\s`. It expires `max_skew` and at most some seconds more after it has stopped to matter.
 ///
 /// memcached's keys have at most 250 bytes. Of one that would be longer the beginning is kept, and `#` and the 128 bits of its
 /// MD5 follow. That two such keys meet, and count as one, has a probability of 1 in 10^20 among a billion of them. Who chooses
@@ -98,6 +121,8 @@ pub struct MemcachedStorage {
     client: Client,
     prefix: Arc<str>,
     deadline: Duration,
+    long_logs: bool,
+    max_skew: Duration,
     /// Where time is not this machine's: in tests.
     clock: Option<Arc<dyn Clock>>,
     cas: Cas<Client>,
@@ -110,17 +135,21 @@ impl MemcachedStorage {
     ///
     /// When the URL cannot be understood.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let Target { servers, prefix, deadline } = Target::parse(url)?;
-        let client = Client::new(servers, &prefix, deadline);
+        let Target { servers, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
+        let machine: Arc<dyn Clock> = Arc::new(MachineClock);
+        let client = Client::new(servers, &prefix, deadline, &machine);
         let cas = Cas::new(client.clone());
-        Ok(Self { client, prefix: prefix.into(), deadline, clock: None, cas }.renewed())
+        Ok(Self { client, prefix: prefix.into(), deadline, long_logs, max_skew, clock: None, cas }.renewed())
     }
 
     /// The same, where what decides knows of what was changed.
     fn renewed(mut self) -> Self {
         // A little sooner than who waits gives up, who then hears which server it was.
         self.client = self.client.with(&self.prefix, self.deadline * 15 / 16);
-        self.cas = Cas::new(self.client.clone()).deadline(self.deadline);
+        self.cas = Cas::new(self.client.clone()).deadline(self.deadline).max_skew(self.max_skew);
+        if !self.long_logs {
+            self.cas = self.cas.without_long_logs();
+        }
         if let Some(clock) = &self.clock {
             self.cas = self.cas.clock(Arc::clone(clock));
         }
@@ -170,11 +199,52 @@ impl MemcachedStorage {
         Ok(Self { deadline, ..self }.renewed())
     }
 
+    /// Allows policies that can keep more than 1,000 log entries of a key, which are refused otherwise.
+    ///
+    /// Of the library's strategies only the moving window keeps a log. Each hit loads and stores the
+    /// whole log: with 5,000 entries that is 95 kB in each direction.
+    /// Prefer [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
+    #[must_use]
+    pub fn allow_long_logs(self) -> Self {
+        Self { long_logs: true, ..self }.renewed()
+    }
+
+    /// Sets how far the newest decision on a key may be ahead of this node's clock, instead of the URL.
+    /// See [clocks](Self#clocks). Defaults to 5 seconds.
+    ///
+    /// # Panics
+    ///
+    /// If it is more than a day. [`try_max_skew`](Self::try_max_skew) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn max_skew(self, max_skew: Duration) -> Self {
+        or_panic(self.try_max_skew(max_skew))
+    }
+
+    /// As [`max_skew`](Self::max_skew).
+    ///
+    /// # Errors
+    ///
+    /// If it is more than a day.
+    pub fn try_max_skew(self, max_skew: Duration) -> Result<Self, ConfigError> {
+        Ok(Self { max_skew: skew::checked(max_skew)?, ..self }.renewed())
+    }
+
     /// Decides by this clock instead of the machine's: for tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Some(Arc::new(clock)), ..self }.renewed()
+    }
+
+    /// Takes this clock for the machine's: for tests of clocks that differ (feature `testing`). Unlike
+    /// [`clock`](Self::clock), it is corrected by the servers' time. It begins with new connections.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn machine_clock(mut self, machine: impl Clock) -> Self {
+        let machine: Arc<dyn Clock> = Arc::new(machine);
+        self.client = self.client.reconnected(&machine);
+        self.renewed()
     }
 
     /// Returns as soon as all servers answer: for a program that would rather not start without them. It tries again until

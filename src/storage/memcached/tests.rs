@@ -11,8 +11,10 @@ use tokio::task::AbortHandle;
 
 use super::MemcachedStorageError;
 use super::client::{Client, Version};
+use super::server_time::MachineClock;
 use super::url::Target;
-use crate::storage::{CasStorage, Swapped};
+use crate::Timestamp;
+use crate::storage::{CasStorage, Clock, Swapped};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -29,6 +31,10 @@ struct Entries {
     connections: Vec<AbortHandle>,
     /// The reply to a write whose key contains the first text.
     scripted: Vec<(&'static str, &'static str)>,
+    /// How many seconds the server's clock is ahead; without one it does not know `stats`.
+    ahead: Option<u64>,
+    /// The expiry of the last write.
+    expiry: u64,
 }
 
 impl FakeServer {
@@ -43,8 +49,9 @@ impl FakeServer {
                 accepting.0.lock().unwrap().connections.push(serving.abort_handle());
             }
         });
-        let Target { servers, prefix, deadline } = Target::parse(&url).unwrap();
-        (server, Client::new(servers, &prefix, deadline))
+        let Target { servers, prefix, deadline, .. } = Target::parse(&url).unwrap();
+        let machine: Arc<dyn Clock> = Arc::new(MachineClock);
+        (server, Client::new(servers, &prefix, deadline, &machine))
     }
 
     async fn serve(self, stream: TcpStream) -> io::Result<()> {
@@ -82,7 +89,12 @@ impl Entries {
         if verb == "mn" {
             return b"MN\r\n".to_vec();
         }
+        if verb == "stats" {
+            let time = self.ahead.map(|ahead| Timestamp::wall_clock().as_micros() / 1_000_000 + ahead);
+            return time.map_or("ERROR\r\n".into(), |time| format!("STAT pid 1\r\nSTAT time {time}\r\nEND\r\n").into());
+        }
         let key = rest[0];
+        self.expiry = rest.iter().find_map(|word| word.strip_prefix('T')?.parse().ok()).unwrap_or(self.expiry);
         if verb == "ms" {
             if let Some((_, reply)) = self.scripted.iter().find(|(part, _)| key.contains(part)) {
                 return reply.as_bytes().to_vec();
@@ -184,5 +196,30 @@ async fn error_reply_of_a_proxy_may_have_counted() {
         let version = client.load(key).await.unwrap().version;
         let error = swap(&client, key, &version, "x").await.unwrap_err();
         assert_eq!(error.may_have_counted(), may_have_counted, "{error}");
+    }
+}
+
+/// A server that is 90 days ahead would take an instant of this machine's clock for one in the past, and
+/// forget what is to be kept for 60 days.
+#[tokio::test]
+async fn long_expiries_are_instants_of_the_servers_clock() {
+    let keep = 60 * DAY;
+    for (ahead, expected) in [(Some(90 * 86_400), Some(150 * 86_400)), (Some(0), Some(60 * 86_400)), (None, None)] {
+        let (server, client) = FakeServer::start().await;
+        server.0.lock().unwrap().ahead = ahead;
+        let loaded = client.load("k").await.unwrap();
+        let now = Timestamp::wall_clock().as_micros() / 1_000_000;
+        let seen = loaded.now.unwrap().as_micros() / 1_000_000;
+        assert!(seen.abs_diff(now + ahead.unwrap_or(0)) <= 2, "{seen}, it is {now}, and {ahead:?} there");
+        assert!(matches!(client.swap("k", &loaded.version, "x", keep).await, Ok(Swapped::Stored)));
+        let expiry = server.0.lock().unwrap().expiry;
+        match expected {
+            Some(after) => assert!((now + after..now + after + 8).contains(&expiry), "{expiry}, it is {now}"),
+            None => assert_eq!(expiry, 0, "it never expires"),
+        }
+        // Shorter ones are spans, which no clock can spoil.
+        let version = client.load("k").await.unwrap().version;
+        assert!(matches!(client.swap("k", &version, "y", DAY).await, Ok(Swapped::Stored)));
+        assert_eq!(server.0.lock().unwrap().expiry, 86_401);
     }
 }

@@ -12,6 +12,8 @@ pub(super) struct Target {
     pub(super) servers: Vec<Address>,
     pub(super) prefix: Box<str>,
     pub(super) deadline: Duration,
+    pub(super) long_logs: bool,
+    pub(super) max_skew: Duration,
 }
 
 /// One of each kind, to choose from.
@@ -60,7 +62,8 @@ impl Target {
         };
         let mut options = Options::parse(parts.query, wrong)?;
         let (prefix, deadline) = (options.prefix()?, options.deadline()?);
+        let (long_logs, max_skew) = (options.long_logs()?, options.max_skew()?);
         options.end()?;
-        Ok(Self { servers, prefix, deadline })
+        Ok(Self { servers, prefix, deadline, long_logs, max_skew })
     }
 }

@@ -56,6 +56,28 @@ impl<'a> Options<'a> {
         })
     }
 
+    #[cfg(any(feature = "memcached", feature = "etcd"))]
+    pub(in crate::storage) fn max_skew(&mut self) -> Result<Duration, ConfigError> {
+        use crate::storage::cas::skew;
+        let Some(text) = self.take("max-skew") else { return Ok(skew::MAX_SKEW) };
+        let max_skew = duration(&text).and_then(|max_skew| skew::checked(max_skew).ok());
+        max_skew.ok_or_else(|| {
+            (self.wrong)(format!("max-skew cannot be {text:?}: write at most 86400s, for example 500ms or 5s"))
+        })
+    }
+
+    /// Returns `true` for `long-logs=allow`.
+    #[cfg(any(feature = "memcached", feature = "etcd"))]
+    pub(in crate::storage) fn long_logs(&mut self) -> Result<bool, ConfigError> {
+        match self.take("long-logs").as_deref() {
+            None | Some("refuse") => Ok(false),
+            Some("allow") => Ok(true),
+            Some(other) => {
+                Err((self.wrong)(format!("long-logs cannot be {other:?}: write long-logs=allow or long-logs=refuse")))
+            }
+        }
+    }
+
     /// All that is there has been understood.
     pub(in crate::storage) fn end(self) -> Result<(), ConfigError> {
         let Some((name, _)) = self.left.first() else { return Ok(()) };

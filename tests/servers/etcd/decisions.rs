@@ -88,7 +88,7 @@ fn stored_states_are_as_documented() {
         let limiter = RateLimiter::with_storage(policy(free).with_name("free"), storage.clone());
         let _ = limiter.hit(&alice).await.unwrap();
         // The last number is the low 32 bits of the beginning of the window, which is now.
-        let first = "[1.fixed-window/60000000 1728000060000000,1,1512833024]";
+        let first = "@1728000000000000[1.fixed-window/60000000 1728000060000000,1,1512833024]";
         assert_eq!(etcd.all(), [("rl:free|t:alice".to_owned(), first.to_owned())]);
         let both = RateLimiter::with_storage(policy(other).with_name("free"), storage.prefix("shop"));
         let _ = both.hit(&alice).await.unwrap();

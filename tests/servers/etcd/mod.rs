@@ -17,7 +17,7 @@ use tower_ratelimit::storage::EtcdStorage;
 const LONG: Duration = Duration::from_secs(20);
 
 /// Limits that no test reaches.
-const PLENTY: &str = "fixed-window 10000/day; moving-window 10000/day";
+const PLENTY: &str = "fixed-window 10000/day; moving-window 1000/day";
 
 fn storage(url: &str) -> EtcdStorage {
     EtcdStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(DEADLINE)

@@ -163,7 +163,7 @@ impl Backend for MemcachedServer {
     const COUNTS_TIMEOUTS: bool = false;
 
     fn storage(port: u16, timeout: Duration) -> MemcachedStorage {
-        MemcachedStorage::new(&format!("memcached://127.0.0.1:{port}")).unwrap().deadline(timeout)
+        MemcachedStorage::new(&format!("memcached://127.0.0.1:{port}?long-logs=allow")).unwrap().deadline(timeout)
     }
 
     async fn ready(storage: &MemcachedStorage, timeout: Duration) -> Result<(), MemcachedStorageError> {
@@ -194,7 +194,7 @@ impl Backend for EtcdMember {
     const COUNTS_TIMEOUTS: bool = true;
 
     fn storage(port: u16, timeout: Duration) -> EtcdStorage {
-        EtcdStorage::new(&format!("etcd://127.0.0.1:{port}")).unwrap().deadline(timeout)
+        EtcdStorage::new(&format!("etcd://127.0.0.1:{port}?long-logs=allow")).unwrap().deadline(timeout)
     }
 
     async fn ready(storage: &EtcdStorage, timeout: Duration) -> Result<(), EtcdStorageError> {

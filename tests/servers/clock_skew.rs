@@ -1,0 +1,109 @@
+//! Nodes whose clocks differ, on real memcached and etcd servers.
+
+use std::time::{Duration, Instant};
+
+use common::policy;
+use common::servers::{Etcd, Memcached};
+use tokio::task::JoinSet;
+use tower_ratelimit::storage::{Clock, EtcdStorage, MemcachedStorage};
+use tower_ratelimit::{Key, RateLimiter, Storage, Timestamp};
+
+const LONG: Duration = Duration::from_secs(5);
+const SECOND: u64 = 1_000_000;
+const YEAR: u64 = 365 * 86_400 * SECOND;
+
+/// Each strategy, with the most units that it may admit in any second.
+const POLICIES: [(&str, u32); 8] = [
+    ("fixed-window 10/second", 20),
+    ("fixed-window-aligned 10/second", 20),
+    ("elastic-window 10/second", 10),
+    ("moving-window 10/second", 10),
+    ("sliding-window-counter 10/second", 20),
+    ("sliding-window-counter-aligned 10/second", 20),
+    ("token-bucket 10/second", 20),
+    ("leaky-bucket 10/second queue 0", 10),
+];
+
+/// The machine's clock, ahead by so many microseconds.
+#[derive(Debug)]
+struct Ahead(u64);
+
+impl Clock for Ahead {
+    fn now(&self) -> Timestamp {
+        Timestamp::wall_clock().plus(self.0)
+    }
+}
+
+/// Hits from all nodes by turns for one period and a half. Returns how many were admitted, and how
+/// long that took.
+async fn hit_by_turns<S: Storage>(limiters: Vec<RateLimiter<S>>) -> (u32, Duration) {
+    let (started, mut admitted) = (Instant::now(), 0);
+    while started.elapsed() < Duration::from_millis(1_500) {
+        for limiter in &limiters {
+            let decision = limiter.hit(&Key::from("k")).await;
+            admitted += u32::from(decision.unwrap_or_else(|error| panic!("{}", error.into())).is_admitted());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    (admitted, started.elapsed())
+}
+
+/// Asserts that three nodes, the fastest of which is ahead by `skew`, admit no more than promised if
+/// the key's time line jumps by `residual` once: when a slow node was the first to hit.
+async fn assert_kept<S: Storage>(skew: u64, residual: u64, storage: impl Fn(u64) -> S) {
+    let mut all = JoinSet::new();
+    for (number, (text, in_a_second)) in POLICIES.into_iter().enumerate() {
+        let limiter = |ahead| RateLimiter::with_storage(policy(text).with_name(format!("{number}")), storage(ahead));
+        let limiters = [skew, 0, skew / 2].map(limiter).into();
+        all.spawn(async move {
+            let (admitted, took) = hit_by_turns(limiters).await;
+            let seconds = (took + Duration::from_micros(residual)).as_millis().div_ceil(1_000);
+            let most = in_a_second * u32::try_from(seconds).unwrap();
+            assert!((10..=most).contains(&admitted), "{text}, {skew} us: {admitted} of {most} in {took:?}");
+        });
+    }
+    all.join_all().await;
+}
+
+#[tokio::test]
+async fn memcached_nodes_share_limits_whatever_their_clocks_show() {
+    let server = Memcached::start(&[]);
+    for (number, skew) in [0, 3, 9, 12, 30, 610, YEAR / SECOND * 10].into_iter().enumerate() {
+        let url = format!("{}?prefix=p{number}", server.url());
+        let storage = |ahead| MemcachedStorage::new(&url).unwrap().deadline(LONG).machine_clock(Ahead(ahead));
+        let skew = skew * SECOND / 10;
+        // The server's time corrects all but a second and a half.
+        assert_kept(skew, skew.min(3 * SECOND / 2), storage).await;
+    }
+}
+
+#[tokio::test]
+async fn etcd_nodes_share_limits_within_max_skew() {
+    let etcd = Etcd::start(1);
+    for (number, skew) in [0, 12, 30].into_iter().enumerate() {
+        let url = format!("{}?prefix=p{number}", etcd.url());
+        let storage = |ahead| EtcdStorage::new(&url).unwrap().deadline(LONG).clock(Ahead(ahead));
+        assert_kept(skew * SECOND / 10, skew * SECOND / 10, storage).await;
+    }
+}
+
+/// What is kept for more than 30 days expires at an instant, which has to be one of the server's clock.
+#[tokio::test]
+async fn long_periods_are_enforced_by_nodes_in_another_year() {
+    let server = Memcached::start(&[]);
+    for (number, text) in
+        ["fixed-window 1/year", "token-bucket 1/year", "moving-window 1 per 60 days"].into_iter().enumerate()
+    {
+        let limiters = [0, YEAR].map(|ahead| {
+            let storage = MemcachedStorage::new(&server.url()).unwrap().deadline(LONG).machine_clock(Ahead(ahead));
+            RateLimiter::with_storage(policy(text).with_name(format!("long{number}")), storage)
+        });
+        let key = Key::from("k");
+        assert!(limiters[1].hit(&key).await.unwrap().is_admitted(), "{text}");
+        for _ in 0..2 {
+            for limiter in &limiters {
+                assert!(limiter.hit(&key).await.unwrap().is_refused(), "{text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! memcached and etcd refuse policies with long logs, unless the user allows them.
+
+use common::policy;
+use tower_ratelimit::storage::{AnyStorage, Ask, EtcdStorage, MemcachedStorage};
+use tower_ratelimit::{Global, Key, OnError, Op, RateLimitLayer, RateLimiter, Storage};
+
+const MEMCACHED: &str = "memcached://127.0.0.1:1";
+const ETCD: &str = "etcd://127.0.0.1:1";
+
+fn any(url: &str) -> AnyStorage {
+    url.parse().unwrap()
+}
+
+#[test]
+fn long_log_is_refused_with_advice_when_the_limiter_is_built() {
+    for url in [MEMCACHED, ETCD] {
+        let build = |text: &str| RateLimiter::try_with_storage(policy(text), any(url)).map(drop);
+        assert_eq!(build("moving-window 1000/day; fixed-window 1000000/day; 5000/day"), Ok(()));
+        let error = build("moving-window 5000/day").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "\"moving-window 5000/day\" can keep 5000 log entries of a key, and each hit would load and store them \
+             all, up to 95000 bytes each way: use \"sliding-window-counter 5000/day\", or allow logs of more than \
+             1000 entries with .allow_long_logs() or ?long-logs=allow in the storage's URL"
+        );
+        // The logs of all limits lie under one key.
+        let two = "moving-window 400/hour; moving-window 700/day";
+        let error = build(two).unwrap_err().to_string();
+        assert!(error.contains("can keep 1100 log") && error.contains("\"sliding-window-counter 700/day\""), "{error}");
+        let layer = RateLimitLayer::new(policy("5/day; shadow moving-window 1001/day"), Global);
+        assert!(layer.try_storage(any(url), OnError::Admit).is_err());
+    }
+}
+
+#[test]
+fn long_logs_are_kept_when_they_are_allowed() {
+    let long = policy("moving-window 5000/day");
+    let memcached = MemcachedStorage::new(MEMCACHED).unwrap();
+    let etcd = EtcdStorage::new(ETCD).unwrap();
+    assert!(memcached.validate(&long).is_err() && etcd.validate(&long).is_err());
+    // Other settings do not take the permission back.
+    let memcached = memcached.allow_long_logs().prefix("p");
+    let etcd = etcd.allow_long_logs().prefix("p");
+    assert_eq!((memcached.validate(&long), etcd.validate(&long)), (Ok(()), Ok(())));
+    for url in [MEMCACHED, ETCD] {
+        assert_eq!(any(&format!("{url}?long-logs=allow")).validate(&long), Ok(()));
+        assert!(any(&format!("{url}?long-logs=refuse")).validate(&long).is_err());
+        let error = format!("{url}?long-logs=yes").parse::<AnyStorage>().unwrap_err().to_string();
+        assert!(error.contains("write long-logs=allow or long-logs=refuse"), "{error}");
+        // What a server can store at most stays the bound.
+        let longest = policy("moving-window 100000/day");
+        assert!(any(&format!("{url}?long-logs=allow")).validate(&longest).is_err());
+    }
+}
+
+/// A policy that is chosen for a request meets the storage when it decides.
+#[tokio::test]
+async fn long_log_is_refused_before_a_server_is_asked() {
+    let long = policy("moving-window 5000/day");
+    let key = Key::from("k");
+    for url in [MEMCACHED, ETCD] {
+        let error = any(url).decide(Ask::new(&long, &key, Op::Hit, 1)).await.unwrap_err().to_string();
+        assert!(error.contains("long-logs=allow") && !error.contains("cannot reach"), "{error}");
+    }
+}
