@@ -24,9 +24,9 @@ async fn storage_uses_the_primary_that_sentinels_name() {
     all.sentinels[0].restart();
 
     let clients = |server: &Server| server.ask(&["CLIENT", "LIST", "TYPE", "normal"]).to_string();
-    // The last that we say is PING, or ROLE where it is asked from time to time whether it still is the primary.
+    // The last command is that of `ready`, or ROLE where it is asked from time to time whether it still is the primary.
     let is_ours = |line: &str| {
-        !line.contains("name=sentinel") && ["cmd=ping", "cmd=role"].iter().any(|command| line.contains(command))
+        !line.contains("name=sentinel") && ["cmd=evalsha", "cmd=role"].iter().any(|command| line.contains(command))
     };
     let ours = |server: &Server| clients(server).lines().any(is_ours);
     assert!(ours(&all.servers[0]) && !ours(&all.servers[1]));
