@@ -5,7 +5,8 @@
 -- first entry was made, its place, how many entries there are, the last total, and how many there is room for. So as long as
 -- nothing leaves, the log need not be read.
 
-local TOTALS = 4294967296
+-- What a total counts to, and the bytes of the longest string of Redis.
+local TOTALS, LONGEST = 4294967296, 536870912
 
 local function log_clear(log)
   log.till, log.units, log.oldest, log.first, log.length, log.total, log.room = 0, 0, 0, 0, 0, 0, 0
@@ -20,8 +21,8 @@ local function log_entry(log, index)
   end
   if not log.ages[place] then
     local last = math.min(place + 1, log.room - 1)
-    local bytes = redis.pcall('GETRANGE', log.key, place * log.width, (last + 1) * log.width - 1)
-    if type(bytes) ~= 'string' or #bytes ~= (last + 1 - place) * log.width then
+    local bytes = forgive('GETRANGE', log.key, place * log.width, (last + 1) * log.width - 1)
+    if not bytes or #bytes ~= (last + 1 - place) * log.width then
       return
     end
     for at = place, last do
@@ -78,13 +79,13 @@ function log_open(now, key, stored, from, at)
   local bytes, period = ARGV[at + 2], ARGV[at + 1] + 0
   -- All of its fields stand here: a table that grows is made anew.
   local log = {
-    now = now, key = key, amount = ARGV[at] + 0, period = period, newest = (till or 0) - period,
+    now = now, key = key, stored = stored, amount = ARGV[at] + 0, period = period, newest = (till or 0) - period,
     format = '>I' .. bytes .. 'I4', width = bytes + 4, instants = 256 ^ bytes, ages = false, totals = false,
     till = (till or 0) + 0, units = (units or 0) + 0, oldest = (oldest or 0) + 0, first = (first or 0) + 0,
     length = (length or 0) + 0, total = (total or 0) % TOTALS, room = (room or 0) + 0,
   }
   if not after or log.till <= now or log.till >= TWO_54 or log.units >= TOTALS or log.length == 0
-    or log.length > log.room or log.first >= log.room then
+    or log.length > log.room or log.first >= log.room or log.room * log.width > LONGEST then
     log_clear(log)
   elseif now - log.oldest >= period then
     log_expire(log)
@@ -113,10 +114,22 @@ function log_told(log, cost)
   return log.units, reset, cost > remaining and log_falls_to(log, log.amount - cost) or 0
 end
 
+-- Runs each command that is still to come, so that a missing right is found before an entry is changed in place. New entries need
+-- no such care: until the small states are stored, which is last, nothing reads them.
+local function log_try_rights(log, keep)
+  if keep then
+    redis.call('PEXPIRE', log.key, keep)
+  end
+  forgive('STRLEN', log.key)
+  forgive('GETRANGE', log.key, 0, 0)
+  redis.call('SET', KEYS[1], log.stored, 'KEEPTTL')
+end
+
 -- Adds a hit. What is ahead of now counts as made now from here on.
 function log_add(log, cost)
   local now = log.now
   local is_lost, is_again = false, log.length > 0 and log.newest == now
+  local is_in_place = log.length > 0 and log.newest >= now
   if log.length > 0 and log.newest > now then
     local past = log_search(log, function(age) return age < 0 end)
     is_lost, log.length = not past, past or 0
@@ -136,24 +149,27 @@ function log_add(log, cost)
   local entry = struct.pack(log.format, now % log.instants, log.total)
   local keep = (log.period + eighth) / 1000 + GRACE
   keep = keep - keep % 1
+  if is_in_place then
+    log_try_rights(log, keep)
+  end
   local old = ''
   if not is_lost and log.length <= log.room then
     local place = (log.first + log.length - 1) % log.room
     -- At the last place a log that was lost would look like one that was not.
-    local is_there = place < log.room - 1 or redis.pcall('STRLEN', log.key) == log.room * log.width
-    if is_there and redis.pcall('SETRANGE', log.key, place * log.width, entry) == log.room * log.width then
+    local is_there = place < log.room - 1 or forgive('STRLEN', log.key) == log.room * log.width
+    if is_there and not is_kept then
+      redis.call('PEXPIRE', log.key, keep)
+    end
+    if is_there and forgive('SETRANGE', log.key, place * log.width, entry) == log.room * log.width then
       if log.ages then
         log.ages[place], log.totals[place] = 0, log.total
-      end
-      if not is_kept then
-        redis.call('PEXPIRE', log.key, keep)
       end
       return
     end
   elseif not is_lost and log.room > 0 then
     -- It grows by being written anew, which takes no more memory than is asked for.
-    old = redis.pcall('GET', log.key)
-    if type(old) == 'string' and #old == log.room * log.width then
+    old = forgive('GET', log.key)
+    if old and #old == log.room * log.width then
       local cut = log.first * log.width
       old = string.sub(old, cut + 1) .. string.sub(old, 1, cut)
       old = string.sub(old, 1, (log.length - 1) * log.width)
@@ -180,13 +196,14 @@ end
 -- Gives a hit back. Takes as long as there are later ones.
 function log_take_back(log, made, cost)
   local age = log.now - made
-  if log.length == 0 or redis.pcall('STRLEN', log.key) ~= log.room * log.width then
+  if log.length == 0 or forgive('STRLEN', log.key) ~= log.room * log.width then
     return false
   end
   local index = log_search(log, function(other) return other <= age end)
   if not index or index == log.length or log_entry(log, index) ~= age then
     return false
   end
+  log_try_rights(log)
   local before = log.total - log.units
   if index > 0 then
     local _, total = log_entry(log, index - 1)
@@ -214,7 +231,7 @@ function log_take_back(log, made, cost)
     oldest, newest = log_entry(log, 0), log_entry(log, log.length - 1)
   end
   if not newest then
-    redis.call('DEL', log.key)
+    redis.call('UNLINK', log.key)
     log.till = 0
     return true
   end

@@ -4,6 +4,8 @@
 #![allow(
     missing_docs,
     missing_debug_implementations,
+    clippy::exhaustive_enums,
+    clippy::exhaustive_structs,
     clippy::missing_errors_doc,
     clippy::missing_panics_doc,
     reason = "only the tests of this package use it"

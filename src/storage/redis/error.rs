@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use super::quote::without_arguments;
 use crate::BoxError;
 use crate::storage::link::{Kind, LinkError};
 
 /// Why a Redis or Valkey server could not be asked, or what it answered instead of a decision.
 ///
-/// It names the server, and never a password. What caused it is its [`source`](Error::source).
+/// It names the server, and never a password or a client's key. What caused it is its [`source`](Error::source).
 ///
 /// ```
 /// use std::time::Duration;
@@ -66,7 +67,11 @@ impl RedisStorageError {
     /// What came back in place of a reply, after the command was sent.
     pub(super) fn answered(server: &str, error: RedisError) -> Self {
         let refused = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
-        Self::new(if refused { Kind::Refused } else { Kind::Lost }, server, Some(Source::Redis(error)))
+        Self::new(
+            if refused { Kind::Refused } else { Kind::Lost },
+            server,
+            Some(Source::Redis(without_arguments(error))),
+        )
     }
 
     /// A reply that is not what the command answers; `what` says what it was.

@@ -2,6 +2,8 @@ mod decide;
 mod error;
 mod keys;
 mod link;
+mod probe;
+mod quote;
 mod reply;
 mod reset;
 mod script;
@@ -22,6 +24,7 @@ use self::swap::Swapping;
 use self::url::Target;
 use crate::ConfigError;
 use crate::error::or_panic;
+use crate::storage::link::until_ready;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, Clock, deadline};
 
@@ -74,13 +77,33 @@ use crate::storage::{Cas, Clock, deadline};
 /// | nobody is there yet, or any more | every request, at once | decisions within a second of its return; what was counted is gone if the server has not kept it |
 /// | it is there and says nothing | requests, after the deadline; after three in a row the next connection is waited for | decisions when it goes on |
 /// | the password is wrong | every request | decisions when it is put right |
-/// | it has no memory left, or is a replica | requests, at once; nothing is counted | decisions when it has, or is none |
+/// | it has no memory left, is a replica, or a right is missing | requests, at once; nothing is counted | decisions when that is mended |
 /// | a reply is lost | that request | it may have been counted, once |
 /// | its scripts are gone | nothing | they are brought again |
 /// | sentinels choose another primary | requests until they have | decisions; hits the old primary had not passed on are forgotten |
 /// | a node of a cluster dies | requests whose keys were there | the others never notice |
 ///
-/// Where sentinels name the server, the user has to be allowed `ROLE`: only a primary counts.
+/// # Rights
+///
+/// A user for one prefix, for everything that this storage does:
+///
+/// ```text
+/// ACL SETUSER ratelimit on >password ~rl:* resetchannels -@all +eval +evalsha +time +get +set +getrange +setrange +strlen +pexpire +unlink +scan +select +role +cluster|slots +asking
+/// ```
+///
+/// | for | commands |
+/// |---|---|
+/// | every decision, refund and clear | `EVAL`, `EVALSHA`, `TIME`, `GET`, `SET`, `UNLINK` |
+/// | `moving-window`, besides | `GETRANGE`, `SETRANGE`, `STRLEN`, `PEXPIRE` |
+/// | [`ready`](Self::ready) | all of these |
+/// | [`reset`](Self::reset) | `SCAN`, `UNLINK` |
+/// | a database other than 0 | `SELECT` |
+/// | a URL of sentinels | `ROLE` on the servers; `SENTINEL` for the user of the sentinels |
+/// | a cluster | `CLUSTER SLOTS`, `ASKING` |
+///
+/// A missing right, or a command that `rename-command` has renamed, is an error of the storage: the hit is not counted and
+/// [`OnError`](crate::OnError) decides. Use [`ready`](Self::ready) to find it before the first request. `PING` may be forbidden, but
+/// not renamed.
 ///
 /// # What stands on the server
 ///
@@ -204,14 +227,17 @@ impl RedisStorage {
         Self { clock: Some(Arc::new(clock)), ..self }.with_swapping()
     }
 
-    /// Returns as soon as the servers answer, of a cluster all that hold keys: for a program that would rather not start
-    /// without them. It tries again until `timeout` has passed.
+    /// Waits until the servers can decide, in a cluster every node that holds keys. Call it before a program takes traffic.
+    ///
+    /// It runs every command of the scripts on a key under the [prefix](Self::prefix), and removes the key. So a missing
+    /// [right](Self#rights), a renamed command, a replica and a server without memory are errors here. It tries again until
+    /// `timeout` has passed. [`reset`](Self::reset) needs `SCAN`, which is not checked.
     ///
     /// # Errors
     ///
-    /// What was wrong at last.
+    /// Returns the last error when `timeout` has passed. The error of a command that the user may not run names the command.
     pub async fn ready(&self, timeout: Duration) -> Result<(), RedisStorageError> {
-        self.link.ready(Instant::now() + timeout.min(FOREVER)).await
+        until_ready(Instant::now() + timeout.min(FOREVER), |deadline| self.probe(deadline)).await
     }
 }
 

@@ -13,15 +13,17 @@ use crate::storage::{Cas, CasError, CasStorage, Clock, Loaded, Swapped};
 
 /// Stores the second argument in place of the first, for as many milliseconds as the third says; without arguments it only
 /// looks. Answers whether it has stored, the server's time, and what stands there otherwise.
-const SCRIPT: &str = "\
-local stored = redis.pcall('GET', KEYS[1])
-if type(stored) ~= 'string' then stored = '' end
+const SCRIPT: &str = concat!(
+    include_str!("script/forgive.lua"),
+    "\
+local stored = forgive('GET', KEYS[1]) or ''
 if ARGV[1] and stored == ARGV[1] then
-  if ARGV[2] == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) end
+  if ARGV[2] == '' then redis.call('UNLINK', KEYS[1]) else redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) end
   return { 1, 0, '' }
 end
 local time = redis.call('TIME')
-return { 0, time[1] * 1000000 + time[2], stored }";
+return { 0, time[1] * 1000000 + time[2], stored }"
+);
 
 /// Where all states of a policy stand in one text.
 #[derive(Clone, Debug)]

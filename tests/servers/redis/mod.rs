@@ -3,6 +3,7 @@
 mod access;
 mod cluster;
 mod decisions;
+mod rights;
 mod scripts;
 mod sentinels;
 mod server;

@@ -24,10 +24,10 @@ async fn storage_uses_the_primary_that_sentinels_name() {
     all.sentinels[0].restart();
 
     let clients = |server: &Server| server.ask(&["CLIENT", "LIST", "TYPE", "normal"]).to_string();
-    // The last command of the storage is PING, or ROLE, with which it checks that the server is the
-    // primary.
+    // The last command of the storage is that of `ready`, or ROLE, with which it checks that the
+    // server is the primary.
     let is_ours = |line: &str| {
-        !line.contains("name=sentinel") && ["cmd=ping", "cmd=role"].iter().any(|command| line.contains(command))
+        !line.contains("name=sentinel") && ["cmd=evalsha", "cmd=role"].iter().any(|command| line.contains(command))
     };
     let ours = |server: &Server| clients(server).lines().any(is_ours);
     assert!(ours(&all.servers[0]) && !ours(&all.servers[1]));

@@ -101,6 +101,16 @@ impl Cluster {
         Ok(slots.holders().into_iter().map(|host| self.0.node(host)).collect())
     }
 
+    /// Returns a key in a slot of each node, of those that `name` makes.
+    pub(super) async fn name_on_each(
+        &self,
+        deadline: Instant,
+        name: impl Fn(u32) -> String,
+    ) -> Result<Vec<String>, RedisStorageError> {
+        let slots = self.slots(deadline).await?;
+        Ok(slots.name_on_each(name))
+    }
+
     async fn slots(&self, deadline: Instant) -> Result<Arc<Slots>, RedisStorageError> {
         self.0.slots.get(deadline, || Arc::clone(&self.0).ask()).await
     }

@@ -21,7 +21,6 @@ pub(super) use self::node::Node;
 use self::sentinel::Sentinels;
 use super::error::RedisStorageError;
 use super::url::{Access, Place};
-use crate::storage::link;
 
 /// A handle on connections that are shared with its clones.
 #[derive(Clone, Debug)]
@@ -68,13 +67,21 @@ impl Link {
         }
     }
 
-    /// Returns as soon as the server answers, of a cluster every one that holds keys.
-    ///
-    /// # Errors
-    ///
-    /// What was last wrong when `deadline` has passed.
-    pub(super) async fn ready(&self, deadline: Instant) -> Result<(), RedisStorageError> {
-        link::until_ready(deadline, |deadline| self.look(deadline)).await
+    /// Returns a key for each server that holds keys, of those that `name` makes.
+    #[allow(clippy::unused_async, reason = "one server is known without a request")]
+    pub(super) async fn name_on_each(
+        &self,
+        deadline: Instant,
+        name: impl Fn(u32) -> String,
+    ) -> Result<Vec<String>, RedisStorageError> {
+        match &self.0 {
+            Servers::One(_) => {
+                let _ = deadline;
+                Ok(vec![name(0)])
+            }
+            #[cfg(feature = "redis-cluster")]
+            Servers::Cluster(cluster) => cluster.name_on_each(deadline, name).await,
+        }
     }
 
     /// Every server that holds keys.
@@ -90,7 +97,8 @@ impl Link {
         }
     }
 
-    async fn look(&self, deadline: Instant) -> Result<(), RedisStorageError> {
+    /// Checks that the server answers, of a cluster every one that holds keys.
+    pub(super) async fn look(&self, deadline: Instant) -> Result<(), RedisStorageError> {
         match &self.0 {
             Servers::One(node) => node.ping(deadline).await,
             #[cfg(feature = "redis-cluster")]

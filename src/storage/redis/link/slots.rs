@@ -47,6 +47,23 @@ impl Slots {
         hosts.dedup();
         hosts
     }
+
+    /// A key in a slot of each node. There are enough names for a node that holds one slot; one that holds none has no key.
+    pub(super) fn name_on_each(&self, name: impl Fn(u32) -> String) -> Vec<String> {
+        let mut hosts = self.holders();
+        let mut names = Vec::with_capacity(hosts.len());
+        for name in (0..64 * u32::from(SLOTS)).map(name) {
+            let Some(holder) = self.holder(slot(name.as_bytes())) else { continue };
+            if let Some(at) = hosts.iter().position(|host| *host == holder) {
+                hosts.swap_remove(at);
+                names.push(name);
+            }
+            if hosts.is_empty() {
+                break;
+            }
+        }
+        names
+    }
 }
 
 impl Range {

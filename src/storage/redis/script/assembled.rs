@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::GRACE;
 use super::{Kind, Part};
 
+const FORGIVE: &str = include_str!("forgive.lua");
 const READ: &str = include_str!("read.lua");
 const WRITE: &str = include_str!("write.lua");
 
@@ -19,6 +20,7 @@ const MOST_WITH_VARIABLES: usize = 12;
 pub(super) fn text(kind: Kind, parts: &[Part], words: usize) -> String {
     let mut text =
         format!("local GRACE, TWO_32, TWO_54, NOW = {GRACE}, 4294967296, 18014398509481984, {}\n", words + 1);
+    write_out(&mut text, FORGIVE, &[]);
     let mut known: Vec<&str> = Vec::new();
     // Who only looks or forgets asks no small state's twin.
     for part in parts.iter().filter(|part| part.is_log || matches!(kind, Kind::Hit | Kind::Refund)) {

@@ -7,10 +7,7 @@ if not now then
   now = time[1] * 1000000 + time[2]
 end
 
-local stored = redis.pcall('GET', KEYS[1])
-if type(stored) ~= 'string' then
-  stored = ''
-end
+local stored = forgive('GET', KEYS[1]) or ''
 
 -- What stands behind each limit's tag, or nothing if it cannot be read; and how much of it all belongs to these limits.
 local known, from, last, after = 0

@@ -44,7 +44,7 @@ if changed then
   end
   stored = texts
   if latest <= now then
-    call('DEL', KEYS[1])
+    call('UNLINK', KEYS[1])
   elseif steady and not ARGV[NOW] then
     -- Nobody's end has moved: it expires when it did.
     call('SET', KEYS[1], texts, 'KEEPTTL')

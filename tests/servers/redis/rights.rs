@@ -1,0 +1,215 @@
+//! Users who may not run every command: an error, never a fresh state.
+
+use std::iter;
+use std::time::Duration;
+
+use common::harness::DEADLINE;
+use common::servers::{Cluster, Server};
+use common::{EVERY_STRATEGY, foreign, policy};
+use tower_ratelimit::storage::{RedisStorage, RedisStorageError};
+use tower_ratelimit::{Decision, Key, Policy, RateLimiter};
+
+use super::{LONG, ready, storage};
+
+/// The documentation of the storage, which shows the line.
+const DOCS: &str = include_str!("../../../src/storage/redis/mod.rs");
+
+/// How long a check may take that fails.
+const CHECK: Duration = Duration::from_millis(500);
+
+/// What only a login to another database, sentinels or a cluster need.
+const NOT_ON_ONE_SERVER: [&str; 4] = ["select", "role", "cluster|slots", "asking"];
+
+/// The line that the documentation shows, in words.
+fn documented() -> Vec<&'static str> {
+    let line = DOCS.lines().find_map(|line| line.strip_prefix("/// ACL SETUSER ")).unwrap();
+    iter::once("ACL").chain(["SETUSER"]).chain(line.split(' ')).collect()
+}
+
+fn commands() -> Vec<&'static str> {
+    documented().into_iter().filter_map(|word| word.strip_prefix('+')).collect()
+}
+
+fn as_the_user(server: &Server) -> RedisStorage {
+    storage(&server.url().replace("redis://", "redis://ratelimit:password@"))
+}
+
+/// What an exercise has come to.
+#[derive(Default)]
+struct Outcome {
+    admitted: usize,
+    errors: Vec<RedisStorageError>,
+}
+
+impl Outcome {
+    fn note<T>(&mut self, result: Result<T, RedisStorageError>) -> Option<T> {
+        result.map_err(|error| self.errors.push(error)).ok()
+    }
+}
+
+/// Forty hits on a limit, with a peek and a refund that gives back one of them.
+async fn hits(storage: &RedisStorage, policy: &Policy, key: &Key) -> Outcome {
+    let limiter = RateLimiter::with_storage(policy.clone(), storage.clone());
+    let mut outcome = Outcome::default();
+    let mut first: Option<Decision> = None;
+    for step in 0..40 {
+        let hit = outcome.note(limiter.hit(key).await).filter(Decision::is_admitted);
+        outcome.admitted += usize::from(hit.is_some());
+        first = first.or(hit);
+        if step == 2 {
+            let _ = outcome.note(limiter.peek(key).await);
+            if let Some(hit) = &first {
+                let _ = outcome.note(limiter.refund(key, hit).await);
+            }
+        }
+    }
+    outcome
+}
+
+/// The limit of every policy here, and one for the hit that was given back.
+const MOST: usize = 6 + 1;
+
+/// Each strategy with a limit of six, several limits together, and a strategy without a script.
+fn policies() -> Vec<Policy> {
+    let six = |text: &str| text.replace("3 per 7 seconds", "6/day").replace("queue 0", "queue 5");
+    let without_burst = EVERY_STRATEGY.iter().filter(|text| !text.contains("burst"));
+    let mut policies: Vec<Policy> = without_burst.map(|text| policy(&six(text))).collect();
+    policies.push(policy("moving-window 6/day; moving-window 7 per 2 days; fixed-window 6/day"));
+    policies.push(foreign(6));
+    policies
+}
+
+#[tokio::test]
+async fn documented_user_may_do_everything() {
+    let server = Server::start(&[]);
+    server.ask(&documented());
+    let storage = as_the_user(&server);
+    ready(&storage).await;
+    assert_eq!(server.ask(&["DBSIZE"]).to_string(), "0", "the key of the check is removed");
+    for policy in policies() {
+        let outcome = hits(&storage, &policy, &Key::from("k")).await;
+        // A leaky bucket gives back nothing but its last place.
+        assert!((6..=MOST).contains(&outcome.admitted) && outcome.errors.is_empty(), "{policy}: {:?}", outcome.errors);
+        let limiter = RateLimiter::with_storage(policy.clone(), storage.clone());
+        limiter.clear(&Key::from("k")).await.unwrap();
+        assert!(limiter.hit(&Key::from("k")).await.unwrap().is_admitted(), "{policy}");
+    }
+    assert!(storage.reset().await.unwrap() > 0);
+    assert_eq!(server.ask(&["DBSIZE"]).to_string(), "0");
+}
+
+/// Field defect: a user without `SETRANGE` was not limited, without an error.
+#[tokio::test]
+async fn missing_right_is_an_error_and_never_admits_more() {
+    let server = Server::start(&[]);
+    for command in commands().into_iter().filter(|command| !NOT_ON_ONE_SERVER.contains(command)) {
+        // At first, or when there are states already.
+        for has_states in [false, true] {
+            server.ask(&["FLUSHALL"]);
+            server.ask(&["SCRIPT", "FLUSH"]);
+            server.ask(&documented());
+            let storage = as_the_user(&server);
+            let mut before = Vec::new();
+            for policy in policies() {
+                let key = Key::from("k");
+                let limiter = RateLimiter::with_storage(policy, storage.clone());
+                let admitted = if has_states { limiter.hit(&key).await.unwrap().is_admitted() } else { false };
+                before.push(usize::from(admitted));
+            }
+            server.ask(&["ACL", "SETUSER", "ratelimit", &format!("-{command}")]);
+            if command == "eval" {
+                server.ask(&["SCRIPT", "FLUSH"]);
+            }
+            let mut errors = Vec::new();
+            for (policy, before) in policies().into_iter().zip(before) {
+                let outcome = hits(&storage, &policy, &Key::from("k")).await;
+                assert!(outcome.admitted + before <= MOST, "{command}, {policy}: {} admitted", outcome.admitted);
+                let limiter = RateLimiter::with_storage(policy, storage.clone());
+                errors.extend(outcome.errors);
+                errors.extend(limiter.clear(&Key::from("k")).await.err());
+            }
+            errors.extend(storage.reset().await.err());
+            // A log's expiry is set again only once in an eighth of its period.
+            assert!(command == "pexpire" || !errors.is_empty(), "{command}");
+            assert!(errors.iter().all(|error| !error.may_have_counted()), "{command}: {errors:?}");
+            if has_states {
+                continue;
+            }
+            let checked = storage.ready(CHECK).await;
+            if command == "scan" {
+                checked.unwrap();
+            } else {
+                let error = checked.unwrap_err().to_string();
+                assert!(error.to_lowercase().contains(command), "{command}: {error}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn renamed_command_is_an_error() {
+    for command in ["SETRANGE", "STRLEN", "GET", "GETRANGE", "EVALSHA"] {
+        let server = Server::start(&["--rename-command", command, ""]);
+        let storage = storage(&server.url());
+        let outcome = hits(&storage, &policy("moving-window 6/day"), &Key::from("k")).await;
+        assert!(outcome.admitted <= MOST && !outcome.errors.is_empty(), "{command}");
+        let error = storage.ready(CHECK).await.unwrap_err().to_string();
+        assert!(error.contains(command), "{error}");
+    }
+}
+
+/// A command that fails half way through a script leaves nothing behind that counts.
+#[tokio::test]
+async fn hit_that_failed_is_not_counted_when_the_right_is_given() {
+    let server = Server::start(&[]);
+    let key = Key::from("k");
+    for command in ["set", "setrange", "pexpire", "strlen", "getrange"] {
+        for policy in policies() {
+            server.ask(&["FLUSHALL"]);
+            server.ask(&documented());
+            let storage = as_the_user(&server);
+            let limiter = RateLimiter::with_storage(policy.clone(), storage.clone());
+            assert!(limiter.hit(&key).await.unwrap().is_admitted());
+            server.ask(&["ACL", "SETUSER", "ratelimit", &format!("-{command}")]);
+            let without = hits(&storage, &policy, &key).await;
+            server.ask(&["ACL", "SETUSER", "ratelimit", &format!("+{command}")]);
+            let with = hits(&storage, &policy, &key).await;
+            // Each of the two may give a hit back.
+            let all = 1 + without.admitted + with.admitted;
+            assert!((6..=8).contains(&all), "{command}, {policy}: {all}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn missing_right_on_one_node_is_found() {
+    let cluster = Cluster::start();
+    for node in &cluster.nodes {
+        node.ask(&documented());
+    }
+    let storage = storage(&cluster.url().replace("redis+cluster://", "redis+cluster://ratelimit:password@"));
+    ready(&storage).await;
+    for node in &cluster.nodes {
+        assert_eq!(node.ask(&["DBSIZE"]).to_string(), "0");
+        node.ask(&["ACL", "SETUSER", "ratelimit", "-setrange"]);
+        let error = storage.ready(CHECK).await.unwrap_err().to_string();
+        assert!(error.contains("SETRANGE") && error.contains(&node.port().to_string()), "{error}");
+        node.ask(&["ACL", "SETUSER", "ratelimit", "+setrange"]);
+    }
+    storage.ready(LONG).await.unwrap();
+}
+
+/// A server quotes the arguments of a command that it does not know.
+#[tokio::test]
+async fn no_error_contains_a_key() {
+    let server = Server::start(&["--rename-command", "EVALSHA", ""]);
+    server.ask(&["ACL", "SETUSER", "ratelimit", "on", ">password", "~other", "+@all"]);
+    for storage in [storage(&server.url()), as_the_user(&server)] {
+        let limiter = RateLimiter::with_storage(policy("fixed-window 6/day"), storage.deadline(DEADLINE));
+        let error = limiter.hit(&Key::from("hunter2")).await.unwrap_err();
+        let causes = iter::successors(Some(&error as &dyn std::error::Error), |cause| cause.source());
+        let texts: Vec<String> = causes.map(|cause| format!("{cause} {cause:?}")).collect();
+        assert!(texts.len() > 1 && !texts.concat().contains("hunter2"), "{texts:?}");
+        assert!(texts[0].contains("EVALSHA"), "{texts:?}");
+    }
+}
