@@ -42,22 +42,19 @@ fn operators(limiter: Limiter) -> Router {
     Router::new().route("/limits/{key}", get(peek).delete(clear)).route("/storage", get(storage)).with_state(limiter)
 }
 
-async fn peek(State(limiter): State<Limiter>, Path(key): Path<String>) -> impl IntoResponse {
+async fn peek(State(limiter): State<Limiter>, Path(key): Path<String>) -> Result<String, (StatusCode, String)> {
     let decision = limiter.peek(&Key::from(&*key)).await.map_err(unavailable)?;
-    let mut page = format!(
-        "policy {}\nwould_be_admitted {}\nby_fallback {}\n",
-        limiter.policy().identity(),
-        decision.is_admitted(),
-        decision.is_from_fallback(),
-    );
-    if let Some(wait) = decision.retry_after() {
-        page += &format!("retry_in_seconds {}\n", wait.as_secs_f64());
-    }
+    let mut lines = vec![
+        format!("policy {}", limiter.policy().identity()),
+        format!("would_be_admitted {}", decision.is_admitted()),
+        format!("by_fallback {}", decision.is_from_fallback()),
+    ];
+    lines.extend(decision.retry_after().map(|wait| format!("retry_in_seconds {}", wait.as_secs_f64())));
     for (limit, status) in limiter.policy().limits().iter().zip(decision.limits()) {
         let (remaining, capacity) = (status.remaining(), status.capacity());
-        page += &format!("limit {limit}: {remaining} of {capacity} remain, full in {:?}\n", status.reset_after());
+        lines.push(format!("limit {limit}: {remaining} of {capacity} remain, full in {:?}", status.reset_after()));
     }
-    Ok::<_, (StatusCode, String)>(page)
+    Ok(page(&lines))
 }
 
 async fn clear(State(limiter): State<Limiter>, Path(key): Path<String>) -> impl IntoResponse {
@@ -65,18 +62,25 @@ async fn clear(State(limiter): State<Limiter>, Path(key): Path<String>) -> impl 
     limiter.clear(&Key::from(&*key)).await.map(|()| StatusCode::NO_CONTENT).map_err(unavailable)
 }
 
-async fn storage(State(limiter): State<Limiter>) -> impl IntoResponse {
+async fn storage(State(limiter): State<Limiter>) -> String {
     let cache = limiter.storage();
     let circuit = cache.inner().circuit().state();
-    let mut page =
-        format!("circuit {}\nfailures_in_a_row {}\n", format!("{:?}", circuit.phase).to_lowercase(), circuit.failures);
-    if let Some(wait) = circuit.probe_in {
-        page += &format!("probe_in_seconds {}\n", wait.as_secs_f64());
-    }
-    let (primary, fallback, none) = (circuit.by_primary, circuit.by_fallback, circuit.by_none);
-    page += &format!("decisions_by_storage {primary}\ndecisions_by_fallback {fallback}\ndecisions_by_none {none}\n");
-    let (keys, hits, misses) = (cache.held(), cache.answered(), cache.asked());
-    page + &format!("cached_refusals {keys}\ncache_hits {hits}\ncache_misses {misses}\n")
+    let mut lines = vec![
+        format!("circuit {}", format!("{:?}", circuit.phase).to_lowercase()),
+        format!("failures_in_a_row {}", circuit.failures),
+        format!("decisions_by_storage {}", circuit.by_primary),
+        format!("decisions_by_fallback {}", circuit.by_fallback),
+        format!("decisions_by_none {}", circuit.by_none),
+        format!("cached_refusals {}", cache.held()),
+        format!("cache_hits {}", cache.answered()),
+        format!("cache_misses {}", cache.asked()),
+    ];
+    lines.extend(circuit.probe_in.map(|wait| format!("probe_in_seconds {}", wait.as_secs_f64())));
+    page(&lines)
+}
+
+fn page(lines: &[String]) -> String {
+    lines.join("\n") + "\n"
 }
 
 fn unavailable(error: impl Into<BoxError>) -> (StatusCode, String) {

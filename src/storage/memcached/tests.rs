@@ -20,12 +20,12 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 /// A server that knows the meta commands of this crate. Clones share it.
 #[derive(Clone, Default)]
-struct FakeServer(Arc<Mutex<Entries>>);
+struct FakeServer(Arc<Mutex<State>>);
 
 #[derive(Default)]
-struct Entries {
+struct State {
     /// The data under each key, and its version.
-    entries: HashMap<String, (u64, Vec<u8>)>,
+    items: HashMap<String, (u64, Vec<u8>)>,
     /// The version that was given out last.
     last: u64,
     connections: Vec<AbortHandle>,
@@ -79,11 +79,11 @@ impl FakeServer {
     }
 
     fn entry(&self, key: &str) -> Option<(u64, Vec<u8>)> {
-        self.0.lock().unwrap().entries.get(key).cloned()
+        self.0.lock().unwrap().items.get(key).cloned()
     }
 }
 
-impl Entries {
+impl State {
     fn reply(&mut self, words: &[&str], data: Vec<u8>) -> Vec<u8> {
         let &[verb, ref rest @ ..] = words else { panic!("an empty line") };
         if verb == "mn" {
@@ -95,16 +95,16 @@ impl Entries {
         }
         let key = rest[0];
         self.expiry = rest.iter().find_map(|word| word.strip_prefix('T')?.parse().ok()).unwrap_or(self.expiry);
-        if verb == "ms" {
-            if let Some((_, reply)) = self.scripted.iter().find(|(part, _)| key.contains(part)) {
-                return reply.as_bytes().to_vec();
-            }
+        if verb == "ms"
+            && let Some((_, reply)) = self.scripted.iter().find(|(part, _)| key.contains(part))
+        {
+            return reply.as_bytes().to_vec();
         }
-        let version = self.entries.get(key).map(|(version, _)| *version);
+        let version = self.items.get(key).map(|(version, _)| *version);
         let expected = rest.iter().skip(1).find_map(|word| word.strip_prefix('C')?.parse::<u64>().ok());
         let reply: &[u8] = match (verb, version, expected) {
             ("mg", Some(version), _) => {
-                let data = &self.entries[key].1;
+                let data = &self.items[key].1;
                 return [format!("VA {} c{version}\r\n", data.len()).as_bytes(), data, b"\r\n"].concat();
             }
             ("mg", None, _) => b"EN\r\n",
@@ -114,11 +114,11 @@ impl Entries {
             ("ms", Some(_), None) if rest.contains(&"ME") => b"NS\r\n",
             ("ms", ..) => {
                 self.last += 1;
-                self.entries.insert(key.to_owned(), (self.last, data));
+                self.items.insert(key.to_owned(), (self.last, data));
                 b"HD\r\n"
             }
             ("md", ..) => {
-                self.entries.remove(key);
+                self.items.remove(key);
                 b"HD\r\n"
             }
             _ => b"ERROR\r\n",
