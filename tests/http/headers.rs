@@ -271,6 +271,7 @@ async fn stacked_layers_show_the_tighter_one_in_draft_6_too() {
     }
 }
 
+#[cfg(feature = "partition-key")]
 #[tokio::test]
 async fn partition_key_differs_per_client_and_reveals_nothing() {
     async fn partition(secret: [u8; 16], client: &str) -> [Vec<u8>; 2] {

@@ -1,6 +1,12 @@
 //! The line that says which tests this run leaves out.
 
-#[cfg(not(all(feature = "grpc", feature = "laws", feature = "metrics", feature = "servers")))]
+#[cfg(not(all(
+    feature = "grpc",
+    feature = "laws",
+    feature = "metrics",
+    feature = "partition-key",
+    feature = "servers"
+)))]
 #[test]
 fn left_out_tests_are_announced() {
     use std::io::Write;
@@ -9,6 +15,7 @@ fn left_out_tests_are_announced() {
         (cfg!(feature = "servers"), "Redis, Valkey, memcached and etcd"),
         (cfg!(feature = "grpc"), "gRPC"),
         (cfg!(feature = "metrics"), "metrics"),
+        (cfg!(feature = "partition-key"), "partition keys"),
         (cfg!(feature = "laws"), "the law suites"),
     ];
     let left_out: Vec<&str> = left_out.into_iter().filter(|(enabled, _)| !enabled).map(|(_, tests)| tests).collect();
