@@ -123,7 +123,7 @@ impl Member {
     fn new(number: usize, options: &[&str]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (own, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let folder = std::env::temp_dir().join(format!("tower-ratelimit-etcd-{own}-{count}"));
+        let folder = scratch().join(format!("tower-ratelimit-etcd-{own}-{count}"));
         fs::create_dir_all(&folder).unwrap();
         let options = options.iter().map(|&option| option.to_owned()).collect();
         let [clients, peers, health] = [(); 3].map(|()| free_port());
@@ -136,6 +136,8 @@ impl Member {
         let clients = format!("{}://127.0.0.1:{}", if secure { "https" } else { "http" }, self.clients);
         let (peers, health) = (self.peers(), format!("http://127.0.0.1:{}", self.health));
         let mut command = Command::new(program());
+        // One thread and rare garbage collections: many members share the machine with the tests.
+        command.env("GOMAXPROCS", "1").env("GOGC", "400");
         command.arg("--data-dir").arg(self.folder.join("data")).args(["--name", &self.name]);
         command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
         command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
@@ -231,6 +233,13 @@ impl Drop for Member {
 
 fn program() -> String {
     std::env::var(PROGRAM).unwrap_or_else(|_| "etcd".to_owned())
+}
+
+/// Returns the folder for the data of members: one in memory where there is one, since etcd waits
+/// for the disk at each write.
+fn scratch() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
 }
 
 /// Returns `true` if it has the option `--unsafe-no-fsync`, as from 3.5 on.
