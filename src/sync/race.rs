@@ -1,4 +1,4 @@
-//! What the models of loom have in common.
+//! Helpers of the loom models.
 
 use std::sync::Arc;
 

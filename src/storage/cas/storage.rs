@@ -49,7 +49,7 @@ const LONGEST_LOG: u32 = 1_000;
 ///
 /// That holds up to [`max_skew`](Self::max_skew), 5 seconds. If a stored instant is further ahead of a node's
 /// clock, one of the clocks is broken. The node then decides by its own clock, so that a node in the wrong
-/// year locks nobody out. It logs a warning, at most once a minute, and counts each such decision in
+/// year locks no client out. It logs a warning, at most once a minute, and counts each such decision in
 /// `ratelimit_clock_skew_total` (feature `metrics`). Until the clocks are set, a window that one node began may
 /// be over for another: each hit of a node with a clock that is ahead by a period or more can give all
 /// others a new window. Buckets admit no more than they promise: nodes that are behind find them empty.

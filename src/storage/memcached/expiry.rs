@@ -10,7 +10,7 @@ const LONGEST_SPAN: u64 = 30 * 86_400;
 /// Until it is pushed out by others. Instants after January 2038 cannot be told; what stands there says by itself how long it matters.
 const FOREVER: i32 = 0;
 
-/// The time of a server is known to two and a half seconds: what is less is not corrected.
+/// The time of a server is known to two and a half seconds: smaller differences are not corrected.
 const UNCERTAIN: u64 = 3;
 
 /// Returns the expiry for a text that is kept for `keep`, on a server whose clock shows `now`.

@@ -65,7 +65,7 @@ impl Node {
         &self.0.time
     }
 
-    /// Asks the server for its time once a minute. Nobody waits for the answer.
+    /// Asks the server for its time once a minute, in a task that no caller waits for.
     pub(super) fn learn_time(&self, open: &Arc<Open>, patience: Duration) {
         if self.time().is_due() {
             let (open, time) = (Arc::clone(open), Arc::clone(&self.0.time));

@@ -1,4 +1,4 @@
-//! What a server's clock shows, by which its keys are decided and expire.
+//! The clock of a server, by which its keys are decided and expire.
 //!
 //! A server reports its time in `stats`, in whole seconds. So a node learns how far its own clock is off,
 //! to about a second, and corrects what is beyond that. Nodes with clocks set by NTP correct nothing.
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::Timestamp;
 use crate::storage::Clock;
 
-/// How often a server is asked for its time while it is in use.
+/// The time between two questions for a server's time while it is in use.
 const EVERY: Duration = Duration::from_secs(60);
 
 /// A server counts whole seconds, from the second of its start, and its timer may be late. So the time that
@@ -36,7 +36,7 @@ pub(super) struct ServerTime {
     machine: Arc<dyn Clock>,
     started: Instant,
     is_known: AtomicBool,
-    /// What to add to the machine's time, in microseconds.
+    /// The correction of the machine's time, in microseconds.
     offset: AtomicI64,
     /// When it was last asked for, in microseconds since `started`.
     asked: AtomicU64,
@@ -83,7 +83,7 @@ impl ServerTime {
         self.asked.store(self.elapsed(), Ordering::Relaxed);
         self.is_known.store(true, Ordering::Relaxed);
         let known = self.offset.load(Ordering::Relaxed);
-        // What is as good as known already is left alone: time should not jump at every report.
+        // A small difference changes nothing: time should not jump at every report.
         if measured.abs_diff(known) <= (TOLERANCE + trip / 2).unsigned_abs() {
             return;
         }

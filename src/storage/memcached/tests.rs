@@ -31,7 +31,7 @@ struct State {
     connections: Vec<AbortHandle>,
     /// The reply to a write whose key contains the first text.
     scripted: Vec<(&'static str, &'static str)>,
-    /// How many seconds the server's clock is ahead; without one it does not know `stats`.
+    /// The seconds by which the server's clock is ahead. Without a value it does not know `stats`.
     ahead: Option<u64>,
     /// The expiry of the last write.
     expiry: u64,

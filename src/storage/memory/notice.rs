@@ -57,7 +57,7 @@ impl Notice {
         }
     }
 
-    /// Removes what was published. The caller holds the shard's lock.
+    /// Clears the notice. The caller holds the shard's lock.
     pub(super) fn take_down(&self) {
         // A key whose hash is 0 may match, but a state that expired at the epoch refuses nothing.
         self.write(0, 0, Timestamp::EPOCH, 0);
