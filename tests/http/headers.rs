@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use common::{Inner, T0, ask, get, memory_with_manual_clock, numbers, policy, retry_after, status, with};
+use common::{Inner, T0, ask, get, memory_with_manual_clock, numbers, policy, retry_after, status};
 use http::{HeaderMap, Response};
 use proptest::prelude::*;
 use sfv::{BareItem, List, ListEntry, Parser};
@@ -11,8 +11,8 @@ use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{ManualClock, TokioClock};
 use tower_ratelimit::strategy::Strategy;
 use tower_ratelimit::{
-    Decision, FixedWindow, Global, Header, Headers, Limit, MemoryStorage, MovingWindow, OnError, Policy, Quota,
-    RateLimit, RateLimitLayer, TokenBucket,
+    Decision, FixedWindow, Global, Headers, Limit, MemoryStorage, MovingWindow, OnError, Policy, Quota, RateLimit,
+    RateLimitLayer, TokenBucket,
 };
 
 fn layer(policy: Policy, storage: &MemoryStorage, headers: Headers) -> RateLimitLayer {
@@ -276,11 +276,11 @@ async fn stacked_layers_show_the_tighter_one_in_draft_6_too() {
 async fn partition_key_differs_per_client_and_reveals_nothing() {
     async fn partition(secret: [u8; 16], client: &str) -> [Vec<u8>; 2] {
         let (storage, _clock) = memory_with_manual_clock();
-        let service = RateLimitLayer::new(free_and_daily(), Header::new("x-client"))
+        let service = RateLimitLayer::new(free_and_daily(), tower_ratelimit::Header::new("x-client"))
             .storage(storage, OnError::Refuse)
             .headers(Headers::ietf().partition_key(secret))
             .layer(Inner::default());
-        let response = ask(&service, with("x-client", client)).await;
+        let response = ask(&service, common::with("x-client", client)).await;
         ["ratelimit", "ratelimit-policy"].map(|name| {
             let members = members(response.headers(), name);
             let hashes: Vec<&Vec<u8>> = members
