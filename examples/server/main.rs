@@ -14,47 +14,44 @@ use axum::http::{HeaderName, StatusCode, Uri};
 use axum::routing::any;
 use options::{Options, USAGE};
 use tower_ratelimit::extract::{Head, Missing};
-use tower_ratelimit::storage::{Breaker, Leases, RefusalCache};
-use tower_ratelimit::{MemoryStorage, Policy, RateLimitLayer, Rejection, ResponseHead, Storage};
+use tower_ratelimit::storage::{BoxStorage, Breaker, Leases, RefusalCache};
+use tower_ratelimit::{MemoryStorage, Policy, RateLimitLayer, Rejection, ResponseHead};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Limited by what is kept in the storage that the flags name, and by what they put around it.
 fn app(options: &Options) -> Result<Router, String> {
-    let storage = options.storage.clone();
-    let Some(replicas) = options.replicas else { return around(options, storage) };
-    let breaker = Breaker::new(storage).try_fallback(MemoryStorage::new(), replicas);
-    around(options, breaker.map_err(|error| format!("--replicas: {error}"))?)
-}
-
-/// What knows answers by itself comes last: what it asks shows whether the server is there.
-fn around<St: Storage>(options: &Options, storage: St) -> Result<Router, String> {
-    match (options.deny_cache, options.lease) {
-        (false, None) => limited(options, &storage),
-        (true, None) => limited(options, &RefusalCache::new(storage)),
-        (false, Some(slice)) => limited(options, &leases(storage, slice)?),
-        (true, Some(slice)) => limited(options, &leases(RefusalCache::new(storage), slice)?),
-    }
-}
-
-fn leases<St: Storage>(storage: St, slice: u32) -> Result<Leases<St>, String> {
-    Leases::try_new(storage, slice).map_err(|error| format!("--lease: {error}"))
-}
-
-fn limited<St: Storage>(options: &Options, storage: &St) -> Result<Router, String> {
+    let storage = storage(options)?;
     let mut app = Router::new().fallback(answer);
     for (path, policy) in &options.routes {
-        app = app.route(path, any(answer).layer(layer(options, storage, policy)?));
+        app = app.route(path, any(answer).layer(layer(options, &storage, policy)?));
     }
-    Ok(app.layer(layer(options, storage, &options.policy)?))
+    Ok(app.layer(layer(options, &storage, &options.policy)?))
 }
 
-fn layer<St: Storage>(
+/// Returns the storage that the flags name, in the wrappers that they name. The breaker is innermost, because it has to
+/// see each call to the server.
+fn storage(options: &Options) -> Result<BoxStorage, String> {
+    let mut storage = BoxStorage::new(options.storage.clone());
+    if let Some(replicas) = options.replicas {
+        let breaker = Breaker::new(storage).try_fallback(MemoryStorage::new(), replicas);
+        storage = BoxStorage::new(breaker.map_err(|error| format!("--replicas: {error}"))?);
+    }
+    if options.deny_cache {
+        storage = BoxStorage::new(RefusalCache::new(storage));
+    }
+    if let Some(slice) = options.lease {
+        let leases = Leases::try_new(storage, slice);
+        storage = BoxStorage::new(leases.map_err(|error| format!("--lease: {error}"))?);
+    }
+    Ok(storage)
+}
+
+fn layer(
     options: &Options,
-    storage: &St,
+    storage: &BoxStorage,
     policy: &Policy,
-) -> Result<RateLimitLayer<St, Box<dyn Rejection<Body>>>, String> {
+) -> Result<RateLimitLayer<BoxStorage, Box<dyn Rejection<Body>>>, String> {
     let mut layer = RateLimitLayer::new(policy.clone(), options.key()?)
         .try_storage(storage.clone(), options.on_error)
         .map_err(|error| format!("--storage and --lease have to be able to keep each --policy and --route: {error}"))?

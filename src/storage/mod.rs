@@ -46,6 +46,7 @@
 
 mod any;
 mod around;
+mod boxed;
 mod cas;
 mod clock;
 mod deadline;
@@ -77,6 +78,7 @@ pub use self::around::{
     Breaker, BreakerError, Circuit, CircuitState, Deadline, DeadlineError, LeaseError, Leases, NoFallback, Phase,
     RefusalCache,
 };
+pub use self::boxed::{BoxAnswer, BoxStorage};
 pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 #[cfg(feature = "etcd")]

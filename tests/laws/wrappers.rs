@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use common::random::Numbers;
 use common::{EVERY_STRATEGY, FakeStorage, failing, memory, memory_with_manual_clock, policy};
-use tower_ratelimit::storage::{Ask, Breaker, BreakerError, Clock, Deadline, Leases, ManualClock, RefusalCache, Shown};
+use tower_ratelimit::storage::{
+    Ask, BoxStorage, Breaker, BreakerError, Clock, Deadline, Leases, ManualClock, RefusalCache, Shown,
+};
 use tower_ratelimit::testing::{Model, StorageLaws, decides_like_the_model};
 use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, Storage, Timestamp, Way};
 
@@ -31,6 +33,16 @@ fn cached_memory() -> (RefusalCache<FakeStorage>, ManualClock) {
 fn timeout_keeps_the_laws() {
     let make = |clock: ManualClock| Deadline::new(memory(clock), Duration::from_secs(1));
     StorageLaws::new(make).check();
+}
+
+#[test]
+fn boxed_storages_keep_the_laws() {
+    StorageLaws::new(|clock| BoxStorage::new(memory(clock))).check();
+    StorageLaws::new(|clock: ManualClock| {
+        let breaker = BoxStorage::new(Breaker::new(BoxStorage::new(memory(clock.clone()))));
+        BoxStorage::new(RefusalCache::new(breaker).clock(FastClock(clock)))
+    })
+    .check();
 }
 
 #[test]

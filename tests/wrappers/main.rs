@@ -1,5 +1,6 @@
 //! Storages around a storage: timeout, breaker, refusal cache, leases.
 
+mod boxed;
 mod breaker;
 mod leases;
 mod leases_lost_replies;

@@ -1,0 +1,84 @@
+//! A storage behind one type.
+
+use std::future::{Ready, ready};
+
+use common::{FAILURE, FakeStorage, failing, memory_with_manual_clock, policy, slow};
+use futures_util::FutureExt;
+use tower_ratelimit::storage::{Ask, BoxStorage};
+use tower_ratelimit::{BoxError, Decision, Key, Op, RateLimiter, Storage};
+
+/// Fails with an error of its own type.
+#[derive(Clone, Debug)]
+struct Broken;
+
+impl Storage for Broken {
+    type Error = std::io::Error;
+    type Decided = Ready<Result<Decision, std::io::Error>>;
+    type Done = Ready<Result<(), std::io::Error>>;
+
+    fn decide(&self, _: Ask<'_>) -> Self::Decided {
+        ready(Err(std::io::ErrorKind::BrokenPipe.into()))
+    }
+
+    fn clear(&self, _: &tower_ratelimit::Policy, _: &Key) -> Self::Done {
+        ready(Err(std::io::ErrorKind::BrokenPipe.into()))
+    }
+
+    fn refund(&self, _: &tower_ratelimit::Policy, _: &Key, _: &Decision) -> Self::Done {
+        ready(Err(std::io::ErrorKind::BrokenPipe.into()))
+    }
+}
+
+/// Returns the number of allocations of a second hit on a key, up to the end of its future's first poll.
+fn allocations(storage: &impl Storage) -> u64 {
+    let (policy, key) = (policy("1000/minute"), Key::from("k"));
+    let hit = || drop(storage.decide(Ask::new(&policy, &key, Op::Hit, 1)).now_or_never());
+    hit();
+    allocation_counter::measure(hit).count_total
+}
+
+#[test]
+fn answer_that_is_ready_costs_no_allocation() {
+    assert_eq!(allocations(&BoxStorage::new(memory_with_manual_clock().0)), 0);
+}
+
+#[tokio::test]
+async fn answer_that_is_waited_for_costs_one_allocation() {
+    let [plain, boxed] = [(); 2].map(|()| slow(memory_with_manual_clock().0));
+    let boxed = BoxStorage::new(boxed);
+    assert_eq!(allocations(&boxed), allocations(&plain) + 1);
+    let (policy, key) = (policy("1000/minute"), Key::from("k"));
+    assert!(boxed.decide(Ask::new(&policy, &key, Op::Hit, 1)).await.unwrap().is_admitted());
+}
+
+#[tokio::test]
+async fn changes_reach_the_storage_inside() {
+    let inside = FakeStorage::around(memory_with_manual_clock().0);
+    let limiter = RateLimiter::with_storage(policy("2/minute"), BoxStorage::new(inside.clone()));
+    let key = Key::from("k");
+    let hit = limiter.hit(&key).await.unwrap();
+    assert_eq!(hit.remaining(), 1);
+    limiter.refund(&key, &hit).await.unwrap();
+    assert_eq!(limiter.peek(&key).await.unwrap().remaining(), 2);
+    let _ = limiter.hit(&key).await.unwrap();
+    limiter.clear(&key).await.unwrap();
+    assert_eq!(limiter.peek(&key).await.unwrap().remaining(), 2);
+}
+
+#[test]
+fn policy_that_the_storage_inside_rejects_is_rejected() {
+    let small = FakeStorage::around(memory_with_manual_clock().0).holding_at_most(10);
+    let boxed = BoxStorage::new(small.clone());
+    let [fits, large] = ["10/minute", "11/minute"].map(policy);
+    assert!(boxed.validate(&fits).is_ok());
+    assert_eq!(boxed.validate(&large).unwrap_err().to_string(), small.validate(&large).unwrap_err().to_string());
+}
+
+#[tokio::test]
+async fn error_of_the_storage_inside_is_kept() {
+    let (policy, key) = (policy("1/minute"), Key::from("k"));
+    let error: BoxError = BoxStorage::new(Broken).decide(Ask::new(&policy, &key, Op::Hit, 1)).await.unwrap_err();
+    assert_eq!(error.downcast_ref::<std::io::Error>().unwrap().kind(), std::io::ErrorKind::BrokenPipe);
+    let error = BoxStorage::new(failing()).clear(&policy, &key).await.unwrap_err();
+    assert_eq!(error.to_string(), FAILURE);
+}
