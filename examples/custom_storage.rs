@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn it_keeps_the_laws() {
+    fn store_compares_and_swaps() {
         SwapLaws::new(empty).check();
         // On a disk, where other processes have connections of their own.
         let folder = std::env::temp_dir().join(format!("tower-ratelimit-sqlite-{}", std::process::id()));
@@ -133,10 +133,14 @@ mod tests {
         .elsewhere(|store| Sqlite::open(Path::new(store.0.lock().unwrap().path().unwrap())).unwrap())
         .check();
         std::fs::remove_dir_all(folder).unwrap();
+    }
 
+    #[test]
+    fn storage_keeps_the_laws() {
         let over = |store, clock: ManualClock| Cas::new(store).deadline(Duration::from_secs(20)).clock(clock);
         StorageLaws::new(move |clock| over(empty(), clock))
             .elsewhere(move |storage| over(storage.store().clone(), ManualClock::default()))
+            .scripts(64)
             .check();
     }
 

@@ -145,8 +145,14 @@ impl fmt::Debug for Laws {
     }
 }
 
+/// Tests each generated case. The number of cases is proptest's default.
 pub(super) fn run<G: Generator>(name: &str, cases: &G, test: impl Fn(G::Value) -> Outcome) {
-    let config = Config { failure_persistence: None, ..Config::default() };
+    run_some(name, Config::default().cases, cases, test);
+}
+
+/// Tests this many generated cases.
+pub(super) fn run_some<G: Generator>(name: &str, count: u32, cases: &G, test: impl Fn(G::Value) -> Outcome) {
+    let config = Config { cases: count, failure_persistence: None, ..Config::default() };
     if let Err(error) = TestRunner::new(config).run(cases, test) {
         panic!("law {name}: {error}");
     }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy as Generator};
-use proptest::test_runner::TestCaseError;
+use proptest::test_runner::{Config, TestCaseError};
 use proptest::{prop_assert, prop_assert_eq, prop_oneof};
 
 use super::Model;
 use super::desk::{Desk, runtime};
-use super::laws::run;
+use super::laws::run_some;
 use crate::storage::{Ask, Clock, ManualClock, Shown};
 use crate::{Decision, Key, Op, Policy, Storage};
 
@@ -30,7 +30,16 @@ enum Action {
 ///
 /// When they differ; the message has the smallest script.
 pub fn decides_like_the_model<St: Storage>(policies: &[Policy], make: impl Fn(ManualClock) -> St) {
-    like_the_model("8: it decides like the model", policies, &make);
+    decides_like_the_model_in(Config::default().cases, policies, make);
+}
+
+/// [`decides_like_the_model`] with this many random scripts.
+pub(super) fn decides_like_the_model_in<St: Storage>(
+    scripts: u32,
+    policies: &[Policy],
+    make: impl Fn(ManualClock) -> St,
+) {
+    like_the_model("8: it decides like the model", scripts, policies, &make);
 }
 
 /// Law 10: policies of one name that differ in strategy, period or the place of a limit are decided side by side, each as if the
@@ -42,6 +51,11 @@ pub fn decides_like_the_model<St: Storage>(policies: &[Policy], make: impl Fn(Ma
 ///
 /// When they mix, or one loses what it has because of another; the message has the smallest script.
 pub fn policies_of_one_name_share_only_what_is_the_same<St: Storage>(make: impl Fn(ManualClock) -> St) {
+    policies_of_one_name_in(Config::default().cases, make);
+}
+
+/// [`policies_of_one_name_share_only_what_is_the_same`] with this many random scripts.
+pub(super) fn policies_of_one_name_in<St: Storage>(scripts: u32, make: impl Fn(ManualClock) -> St) {
     let policies: Vec<Policy> = [
         "fixed-window 3 per 7 seconds",
         "fixed-window 5 per 7 seconds",
@@ -53,10 +67,15 @@ pub fn policies_of_one_name_share_only_what_is_the_same<St: Storage>(make: impl 
     .into_iter()
     .map(|text| text.parse().and_then(|policy: Policy| policy.try_with_name("tier")).expect("a policy"))
     .collect();
-    like_the_model("10: policies of one name share only what is the same", &policies, &make);
+    like_the_model("10: policies of one name share only what is the same", scripts, &policies, &make);
 }
 
-fn like_the_model<St: Storage>(law: &'static str, policies: &[Policy], make: &impl Fn(ManualClock) -> St) {
+fn like_the_model<St: Storage>(
+    law: &'static str,
+    scripts: u32,
+    policies: &[Policy],
+    make: &impl Fn(ManualClock) -> St,
+) {
     let runtime = runtime();
     let actions = prop_oneof![
         12 => (1..=3_u32).prop_map(|cost| Action::Decide(Op::Hit, cost)),
@@ -67,7 +86,7 @@ fn like_the_model<St: Storage>(law: &'static str, policies: &[Policy], make: &im
     ];
     let waits = prop_oneof![3 => Just(0_u64), 3 => 1..=1_000_000_u64, 1 => 1..=100_000_000_u64];
     let steps = vec((waits, 0..policies.len(), 0..3_u64, actions), 1..80);
-    run(law, &steps, |steps| {
+    run_some(law, scripts, &steps, |steps| {
         let desk = Desk::new(law, &runtime, make);
         let mut model = Model::default();
         let mut last: Option<(&Policy, Key, Decision)> = None;

@@ -18,9 +18,8 @@ pub const SECOND: Duration = Duration::from_secs(1);
 /// The timeout of the storages.
 pub const DEADLINE: Duration = Duration::from_millis(200);
 
-/// How much later than its timeout an answer may arrive on a busy machine. A hang would last for a
-/// second and more.
-pub const MARGIN: Duration = Duration::from_millis(300);
+/// How much later than its timeout an answer may arrive on a busy machine.
+pub const MARGIN: Duration = Duration::from_secs(1);
 
 /// The pause between two attempts.
 pub const AGAIN: Duration = Duration::from_millis(5);

@@ -4,6 +4,7 @@ use std::fmt::{self, Display};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::Deserialize;
 use tokio::runtime::{Builder, Runtime};
 use tower_ratelimit::storage::{AnyStorage, ManualClock};
@@ -32,21 +33,15 @@ pub fn documents() -> impl Iterator<Item = String> {
 }
 
 /// Replays every file on the storage that the URL names, and panics at the first mismatch.
-///
-/// Each file has a thread, a runtime and a connection of its own: on a server most of the time is
-/// waiting.
 pub fn assert_all_agree(url: &str) {
-    let steps: usize = std::thread::scope(|scope| {
-        let replayed = documents().map(|document| {
-            scope.spawn(move || {
-                let (steps, mismatches) = Place::at(url).unwrap().replay(&document).unwrap();
-                assert_eq!(mismatches, Vec::<String>::new());
-                steps
-            })
-        });
-        let replayed: Vec<_> = replayed.collect();
-        replayed.into_iter().map(|thread| thread.join().unwrap()).sum()
-    });
+    let place = Place::at(url).unwrap();
+    let steps: usize = documents()
+        .map(|document| {
+            let (steps, mismatches) = place.replay(&document).unwrap();
+            assert_eq!(mismatches, Vec::<String>::new());
+            steps
+        })
+        .sum();
     assert_eq!(steps, STEPS, "every step was replayed");
 }
 
@@ -205,6 +200,9 @@ fn prefix(scenario: &str) -> String {
     format!("replay-{}-{digest:x}", std::process::id())
 }
 
+/// How many scenarios are replayed at the same time. On a server most of the time is waiting.
+const CONCURRENT: usize = 32;
+
 /// Replays one document, each scenario on the storage that `make` returns for it.
 ///
 /// Returns the number of steps and a line for each mismatch.
@@ -218,27 +216,14 @@ pub fn replay<St: Storage>(
     make: impl Fn(&str, ManualClock) -> Result<St, Error>,
 ) -> Result<(usize, Vec<String>), Error> {
     let document: Document = serde_json::from_str(text)?;
-    let mut steps = 0;
-    let mut mismatches = Vec::new();
-    for scenario in &document.scenarios {
+    let replays = document.scenarios.iter().map(|scenario| {
         let clock = ManualClock::new(Timestamp::from_micros(document.meta.t0_unix_us));
-        let storage = make(&scenario.name, clock.clone())?;
-        let limiter = RateLimiter::with_storage(scenario.policy()?, storage);
-        let mut now = 0;
-        for (number, step) in scenario.steps.iter().enumerate() {
-            clock.advance(Duration::from_micros(step.t_us - now));
-            now = step.t_us;
-            steps += 1;
-            let (got, each) = runtime.block_on(step.run(&limiter))?;
-            let name = &scenario.name;
-            if got != step.expected {
-                mismatches.push(format!("{name}, step {number}: expected {}, got {got}", step.expected));
-            } else if step.each.as_ref().is_some_and(|expected| *expected != each) {
-                let expected = list(step.each.as_deref().unwrap_or_default());
-                mismatches.push(format!("{name}, step {number}: expected of each {expected}, got {}", list(&each)));
-            }
-        }
-    }
+        let storage = make(&scenario.name, clock.clone());
+        async move { scenario.replay(storage?, &clock).await }
+    });
+    let replayed = stream::iter(replays).buffered(CONCURRENT).try_concat();
+    let mut mismatches: Vec<String> = runtime.block_on(replayed)?;
+    let mut steps: usize = document.scenarios.iter().map(|scenario| scenario.steps.len()).sum();
     for (number, case) in document.cases.iter().enumerate() {
         steps += 1;
         let parsed = case.input.parse::<Policy>();
@@ -254,6 +239,24 @@ pub fn replay<St: Storage>(
 }
 
 impl Scenario {
+    /// Returns a line for each mismatch.
+    async fn replay<St: Storage>(&self, storage: St, clock: &ManualClock) -> Result<Vec<String>, Error> {
+        let limiter = RateLimiter::with_storage(self.policy()?, storage);
+        let (name, mut now, mut mismatches) = (&self.name, 0, Vec::new());
+        for (number, step) in self.steps.iter().enumerate() {
+            clock.advance(Duration::from_micros(step.t_us - now));
+            now = step.t_us;
+            let (got, each) = step.run(&limiter).await?;
+            if got != step.expected {
+                mismatches.push(format!("{name}, step {number}: expected {}, got {got}", step.expected));
+            } else if step.each.as_ref().is_some_and(|expected| *expected != each) {
+                let expected = list(step.each.as_deref().unwrap_or_default());
+                mismatches.push(format!("{name}, step {number}: expected of each {expected}, got {}", list(&each)));
+            }
+        }
+        Ok(mismatches)
+    }
+
     fn policy(&self) -> Result<Policy, Error> {
         let specs = self.alone.iter().chain(&self.policy);
         let mut limits = specs.map(LimitSpec::limit);

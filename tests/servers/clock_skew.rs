@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use common::policy;
 use common::servers::{Etcd, Memcached};
+use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{Clock, EtcdStorage, MemcachedStorage};
 use tower_ratelimit::{Key, RateLimiter, Storage, Timestamp};
@@ -68,23 +69,25 @@ async fn assert_kept<S: Storage>(skew: u64, residual: u64, storage: impl Fn(u64)
 #[tokio::test]
 async fn memcached_nodes_share_limits_whatever_their_clocks_show() {
     let server = Memcached::start(&[]);
-    for (number, skew) in [0, 3, 9, 12, 30, 610, YEAR / SECOND * 10].into_iter().enumerate() {
-        let url = format!("{}?prefix=p{number}", server.url());
+    let skews = [0, 3, 9, 12, 30, 610, YEAR / SECOND * 10].into_iter().map(async |skew| {
+        let url = format!("{}?prefix=p{skew}", server.url());
         let storage = |ahead| MemcachedStorage::new(&url).unwrap().deadline(LONG).machine_clock(Ahead(ahead));
         let skew = skew * SECOND / 10;
         // The server's time corrects all but a second and a half.
         assert_kept(skew, skew.min(3 * SECOND / 2), storage).await;
-    }
+    });
+    join_all(skews).await;
 }
 
 #[tokio::test]
 async fn etcd_nodes_share_limits_within_max_skew() {
     let etcd = Etcd::start(1);
-    for (number, skew) in [0, 12, 30].into_iter().enumerate() {
-        let url = format!("{}?prefix=p{number}", etcd.url());
+    let skews = [0, 12, 30].into_iter().map(async |skew| {
+        let url = format!("{}?prefix=p{skew}", etcd.url());
         let storage = |ahead| EtcdStorage::new(&url).unwrap().deadline(LONG).clock(Ahead(ahead));
         assert_kept(skew * SECOND / 10, skew * SECOND / 10, storage).await;
-    }
+    });
+    join_all(skews).await;
 }
 
 /// What is kept for more than 30 days expires at an instant, which has to be one of the server's clock.

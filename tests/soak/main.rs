@@ -19,7 +19,7 @@ use common::example_process::Server;
 use common::random::Numbers;
 
 /// Unless it is said.
-const SHORT: &str = "12s";
+const SHORT: &str = "6s";
 
 /// What each key may have in a period, which is longer than any key is asked for.
 const LIMIT: u32 = 40;

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::servers::Etcd;
-use common::{EVERY_STRATEGY, Foreign, policy};
+use common::{Foreign, policy};
 use tokio::runtime::Runtime;
 use tower_ratelimit::storage::{AnyStorage, Ask, EtcdStorage, ManualClock};
-use tower_ratelimit::testing::{StorageLaws, decides_like_the_model};
+use tower_ratelimit::testing::StorageLaws;
 use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
 
 const LONG: Duration = Duration::from_secs(5);
@@ -34,6 +34,8 @@ fn storage_keeps_the_laws() {
     let etcd = Etcd::start(1);
     let storage = storage(&etcd);
     StorageLaws::new(|clock| on(&storage, clock))
+        // etcd is slow. A store in memory has all scripts, with the same loop over it.
+        .scripts(32)
         // A storage with a new deadline decides on its own, as in another process.
         .elsewhere(|storage| storage.clone().deadline(LONG))
         .and_policies([
@@ -44,12 +46,11 @@ fn storage_keeps_the_laws() {
 }
 
 #[test]
-fn every_strategy_decides_like_the_model_on_three_members() {
+fn storage_keeps_the_laws_on_three_members() {
     let etcd = Etcd::calm();
     let storage = storage(&etcd);
-    let mut policies: Vec<Policy> = EVERY_STRATEGY.iter().step_by(3).map(|text| policy(text)).collect();
-    policies.push(policy("fixed-window 3/second; moving-window 9/minute; token-bucket 10/hour"));
-    decides_like_the_model(&policies, |clock| on(&storage, clock));
+    let several = policy("fixed-window 3/second; moving-window 9/minute; token-bucket 10/hour");
+    StorageLaws::new(|clock| on(&storage, clock)).scripts(8).and_policies([several]).check();
 }
 
 #[test]

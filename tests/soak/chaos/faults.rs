@@ -34,7 +34,7 @@ impl Faults {
 
     /// A while without one, and then one of those that have happened least.
     pub(crate) fn next(&mut self) {
-        self.wait(500, 2_000);
+        self.wait(300, 1_000);
         let least = self.happened.iter().copied().min().unwrap_or(0);
         let rare: Vec<usize> = (0..KINDS.len()).filter(|&kind| self.happened[kind] <= least + 1).collect();
         let kind = self.numbers.one_of(&rare);
@@ -42,18 +42,18 @@ impl Faults {
         match KINDS[kind] {
             Kind::Killed => {
                 self.server.kill();
-                self.wait(300, 2_000);
+                self.wait(300, 1_500);
                 self.server.restart();
             }
             Kind::Stopped => {
                 self.server.end();
-                self.wait(300, 2_000);
+                self.wait(300, 1_500);
                 self.server.restart();
             }
             Kind::Paused => {
                 self.server.stop();
                 // Longer than anybody who waits for it may take.
-                self.wait(1_200, 2_500);
+                self.wait(1_200, 1_800);
                 self.server.go_on();
             }
             Kind::Restarted => self.server.restart(),
