@@ -154,6 +154,11 @@ impl EtcdStorageError {
         matches!(self.told.kind, Kind::Unreached | Kind::Late { sent: false })
     }
 
+    /// Whether too many calls are in flight: nothing was sent.
+    pub(super) fn is_overloaded(&self) -> bool {
+        matches!(self.told.kind, Kind::Overloaded { .. })
+    }
+
     /// Whether the connection is of no more use.
     pub(super) fn is_lost(&self) -> bool {
         self.told.kind == Kind::Lost
@@ -189,6 +194,10 @@ fn without_leader(status: &Status) -> bool {
 impl LinkError for EtcdStorageError {
     fn late(member: &str) -> Self {
         Self::new(Kind::Late { sent: false }, member, None)
+    }
+
+    fn overloaded(member: &str, in_flight: usize) -> Self {
+        Self::new(Kind::Overloaded { in_flight }, member, None)
     }
 
     fn is_timeout(&self) -> bool {

@@ -1,20 +1,20 @@
 //! What the ways to all servers have in common: connected when they are used, and again after failures.
 
+mod calls;
 mod kind;
 mod ready;
 mod renewed;
-#[cfg(any(feature = "redis", feature = "etcd"))]
-mod silences;
 pub(super) mod socket;
 
 use std::fmt;
 use std::time::Duration;
 
+#[cfg(feature = "redis")]
+pub(super) use self::calls::overload_pause;
+pub(super) use self::calls::{Calls, Connected};
 pub(super) use self::kind::Kind;
 pub(super) use self::ready::until_ready;
 pub(super) use self::renewed::{Renewed, Usable};
-#[cfg(any(feature = "redis", feature = "etcd"))]
-pub(super) use self::silences::Silences;
 
 /// How long connecting may take, whoever waits for it.
 pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
@@ -23,6 +23,9 @@ pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 pub(super) trait LinkError: Clone + fmt::Debug + Send + Sync + 'static {
     /// There was no connection to `server` in time.
     fn late(server: &str) -> Self;
+
+    /// So many calls are in flight on the connection to `server` that this one was not sent.
+    fn overloaded(server: &str, in_flight: usize) -> Self;
 
     /// Whether a deadline has passed.
     fn is_timeout(&self) -> bool;

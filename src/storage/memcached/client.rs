@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::meta::{self, Cas, Reply};
-use super::node::{Node, Open, Request};
+use super::node::{Node, Request};
 use super::ring::Ring;
 use super::{MemcachedStorageError, expiry, keys};
 use crate::storage::link;
@@ -60,7 +60,7 @@ impl Client {
     /// Returns as soon as all servers answer.
     pub(super) async fn ready(&self, deadline: Instant) -> Result<(), MemcachedStorageError> {
         for node in &self.servers.nodes {
-            link::until_ready(deadline, |deadline| node.ping(deadline, self.deadline)).await?;
+            link::until_ready(deadline, |deadline| node.ping(deadline)).await?;
         }
         Ok(())
     }
@@ -69,10 +69,6 @@ impl Client {
     fn home(&self, key: &str) -> &Node {
         let Servers { nodes, ring } = &*self.servers;
         &nodes[ring.place(key)]
-    }
-
-    async fn open(&self, node: &Node, deadline: Instant) -> Result<Arc<Open>, MemcachedStorageError> {
-        node.open(deadline, self.deadline).await
     }
 }
 
@@ -83,7 +79,7 @@ impl CasStorage for Client {
     async fn load(&self, name: &str) -> Result<Loaded<Version>, MemcachedStorageError> {
         let (key, deadline) = (keys::key(&self.prefix, name), Instant::now() + self.deadline);
         let node = self.home(&key);
-        let open = self.open(node, deadline).await?;
+        let open = node.open(deadline).await?;
         node.learn_time(&open, self.deadline);
         let request = Request { bytes: meta::get(&key), changes: false };
         let (text, version) = match node.ask(&open, request, deadline).await? {
@@ -106,7 +102,7 @@ impl CasStorage for Client {
     ) -> Result<Swapped<Version>, MemcachedStorageError> {
         let (key, deadline) = (keys::key(&self.prefix, name), Instant::now() + self.deadline);
         let node = self.home(&key);
-        let open = self.open(node, deadline).await?;
+        let open = node.open(deadline).await?;
         let bytes = match version.0 {
             Some((_, on)) if on != open.number => return Ok(Swapped::Lost(None)),
             Some((cas, _)) if text.is_empty() => meta::delete(&key, cas),

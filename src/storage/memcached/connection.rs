@@ -4,15 +4,12 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
-use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
 
 use super::meta::{self, Reply};
 
@@ -25,7 +22,8 @@ const AT_ONCE: usize = 64;
 pub(super) struct Connection {
     requests: mpsc::UnboundedSender<Asked>,
     driver: AbortHandle,
-    shared: Arc<Shared>,
+    /// Why it ended.
+    end: Arc<OnceLock<String>>,
 }
 
 /// Why a request has no reply.
@@ -41,57 +39,30 @@ struct Asked {
     answer: oneshot::Sender<Reply>,
 }
 
-#[derive(Debug)]
-struct Shared {
-    opened: Instant,
-    /// How many were asked and have not been answered.
-    waiting: AtomicU64,
-    /// When it was last that a reply came, or that somebody asked while nobody was waiting: microseconds since it was opened.
-    heard: AtomicU64,
-    /// Why it ended.
-    end: OnceLock<String>,
-}
-
 impl Connection {
     pub(super) fn over(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Self {
         let (requests, asked) = mpsc::unbounded_channel();
-        let shared = Arc::new(Shared {
-            opened: Instant::now(),
-            waiting: AtomicU64::new(0),
-            heard: AtomicU64::new(0),
-            end: OnceLock::new(),
-        });
-        let driven = Arc::clone(&shared);
+        let end = Arc::new(OnceLock::new());
+        let set_end = Arc::clone(&end);
         let driver = tokio::spawn(async move {
-            let Err(error) = drive(stream, asked, &driven).await;
-            let _ = driven.end.set(error.to_string());
+            let Err(error) = drive(stream, asked).await;
+            let _ = set_end.set(error.to_string());
         });
-        Self { requests, driver: driver.abort_handle(), shared }
+        Self { requests, driver: driver.abort_handle(), end }
     }
 
     /// The reply to `request`. Whoever goes away without waiting for it leaves nothing behind: the reply is dropped when it comes,
     /// and if the request was not sent yet, it is not.
     pub(super) async fn ask(&self, request: Vec<u8>) -> Result<Reply, Unanswered> {
         let (answer, reply) = oneshot::channel();
-        // Counted here: what drives the connection may itself be what stands still.
-        if self.shared.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.shared.hear();
-        }
         self.requests.send(Asked { request, answer }).map_err(|_| Unanswered::NotSent)?;
-        let lost = || self.shared.end.get().cloned().unwrap_or_else(|| "its runtime has ended".to_owned());
+        let lost = || self.end.get().cloned().unwrap_or_else(|| "its runtime has ended".to_owned());
         reply.await.map_err(|_| Unanswered::Lost(lost()))
     }
 
     /// Whether the other side has closed it, or the runtime on which it was opened has ended.
     pub(super) fn is_closed(&self) -> bool {
         self.driver.is_finished()
-    }
-
-    /// Whether nothing has been heard for so long, though somebody asked.
-    pub(super) fn is_silent(&self, patience: Duration) -> bool {
-        let Shared { opened, waiting, heard, .. } = &*self.shared;
-        waiting.load(Ordering::Relaxed) > 0
-            && opened.elapsed().saturating_sub(Duration::from_micros(heard.load(Ordering::Relaxed))) > patience
     }
 }
 
@@ -101,23 +72,12 @@ impl Drop for Connection {
     }
 }
 
-impl Shared {
-    fn hear(&self) {
-        let now = u64::try_from(self.opened.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.heard.store(now, Ordering::Relaxed);
-    }
-}
-
 /// Writes and reads until either ends; then all who wait are told, as nobody holds on to their answers any longer.
-async fn drive(
-    stream: impl AsyncRead + AsyncWrite,
-    asked: mpsc::UnboundedReceiver<Asked>,
-    shared: &Shared,
-) -> io::Result<Infallible> {
+async fn drive(stream: impl AsyncRead + AsyncWrite, asked: mpsc::UnboundedReceiver<Asked>) -> io::Result<Infallible> {
     let (from, to) = tokio::io::split(stream);
     let (queue, waiting) = mpsc::unbounded_channel();
-    let mut reading = pin!(read(from, waiting, shared));
-    let mut writing = pin!(write(to, asked, queue, shared));
+    let mut reading = pin!(read(from, waiting));
+    let mut writing = pin!(write(to, asked, queue));
     poll_fn(|cx| match reading.as_mut().poll(cx) {
         Poll::Ready(end) => Poll::Ready(end),
         Poll::Pending => writing.as_mut().poll(cx),
@@ -129,7 +89,6 @@ async fn write(
     mut to: impl AsyncWrite + Unpin,
     mut asked: mpsc::UnboundedReceiver<Asked>,
     queue: mpsc::UnboundedSender<Asked>,
-    shared: &Shared,
 ) -> io::Result<Infallible> {
     let mut batch = Vec::with_capacity(AT_ONCE);
     while asked.recv_many(&mut batch, AT_ONCE).await > 0 {
@@ -137,7 +96,6 @@ async fn write(
         for asked in batch.drain(..) {
             // Who has gone by now is not asked for.
             if asked.answer.is_closed() {
-                shared.waiting.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
             bytes.extend(&asked.request);
@@ -150,17 +108,11 @@ async fn write(
 
 /// The first reply is the answer to the first who asked, whether or not anybody waits for it any longer. If it cannot be, none of
 /// those that follow are what they seem, and nobody is told them.
-async fn read(
-    from: impl AsyncRead + Unpin,
-    mut queue: mpsc::UnboundedReceiver<Asked>,
-    shared: &Shared,
-) -> io::Result<Infallible> {
+async fn read(from: impl AsyncRead + Unpin, mut queue: mpsc::UnboundedReceiver<Asked>) -> io::Result<Infallible> {
     let mut from = BufReader::new(from);
     loop {
         let reply = meta::read(&mut from).await?;
         let Ok(asked) = queue.try_recv() else { return Err(io::Error::other("it says what nobody asked for")) };
-        shared.hear();
-        shared.waiting.fetch_sub(1, Ordering::Relaxed);
         let is_last = !reply.answers(&asked.request);
         let _ = asked.answer.send(reply);
         if is_last {

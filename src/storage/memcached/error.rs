@@ -80,6 +80,10 @@ impl LinkError for MemcachedStorageError {
         Self::new(Kind::Late { sent: false }, false, server, None)
     }
 
+    fn overloaded(server: &str, in_flight: usize) -> Self {
+        Self::new(Kind::Overloaded { in_flight }, false, server, None)
+    }
+
     fn is_timeout(&self) -> bool {
         self.is_timeout()
     }

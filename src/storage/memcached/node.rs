@@ -15,11 +15,8 @@ use super::meta::{NOOP, Reply, STATS};
 use super::server_time::ServerTime;
 use crate::BoxError;
 use crate::storage::Clock;
-use crate::storage::link::{CONNECT_WITHIN, Kind, LinkError, Renewed, Usable, socket};
+use crate::storage::link::{CONNECT_WITHIN, Calls, Connected, Kind, LinkError, Renewed, Usable, socket};
 use crate::storage::url::Address;
-
-/// For so many deadlines nothing may be heard of a server that is asked.
-const SILENT_DEADLINES: u32 = 3;
 
 /// A handle on one server.
 #[derive(Clone)]
@@ -34,6 +31,7 @@ struct Shared {
 /// A connection in use.
 pub(super) struct Open {
     connection: Connection,
+    calls: Calls,
     /// No other connection of this process has it.
     pub(super) number: u64,
 }
@@ -47,6 +45,12 @@ pub(super) struct Request {
 impl Usable for Open {
     fn is_usable(&self) -> bool {
         !self.connection.is_closed()
+    }
+}
+
+impl Connected for Open {
+    fn calls(&self) -> &Calls {
+        &self.calls
     }
 }
 
@@ -73,20 +77,13 @@ impl Node {
         }
     }
 
-    /// A connection to ask on, if there is one by `deadline`. One that has been silent for too long is replaced; `patience` is how long callers
-    /// wait at most.
-    pub(super) async fn open(&self, deadline: Instant, patience: Duration) -> Result<Arc<Open>, MemcachedStorageError> {
+    /// A connection to ask on, if there is one by `deadline`.
+    pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open>, MemcachedStorageError> {
         let Shared { address, open: renewed, time } = &*self.0;
         if Instant::now() >= deadline {
             return Err(MemcachedStorageError::late(renewed.name()));
         }
-        loop {
-            let open = renewed.get(deadline, || connect(address.clone(), Arc::clone(time))).await?;
-            if !open.connection.is_silent(patience * SILENT_DEADLINES) {
-                return Ok(open);
-            }
-            renewed.give_up(&open, None);
-        }
+        renewed.get(deadline, || connect(address.clone(), Arc::clone(time))).await
     }
 
     /// What the server replies, sent once and never again. The future may be dropped at any time, which disturbs nobody else.
@@ -97,8 +94,13 @@ impl Node {
         deadline: Instant,
     ) -> Result<Reply, MemcachedStorageError> {
         let error = |kind, source| MemcachedStorageError::new(kind, request.changes, self.name(), source);
-        match timeout_at(deadline, open.connection.ask(request.bytes)).await {
-            Ok(Ok(Reply::Refused(mut why))) => {
+        let call = self.0.open.begin(open, deadline).await?;
+        let Ok(reply) = timeout_at(deadline, open.connection.ask(request.bytes)).await else {
+            return Err(error(Kind::Late { sent: true }, None));
+        };
+        call.answered();
+        match reply {
+            Ok(Reply::Refused(mut why)) => {
                 if why.contains("too large") {
                     why.push_str(" (start it with a larger -I, or limit by a strategy that keeps no log)");
                 }
@@ -106,11 +108,10 @@ impl Node {
                 let is_memcacheds = ["out of memory", "too large"].iter().any(|said| why.contains(said));
                 Err(error(if is_memcacheds { Kind::Refused } else { Kind::Unexpected }, Some(why.into())))
             }
-            Ok(Ok(Reply::Misunderstood(why))) => Err(error(Kind::Unexpected, Some(why.into()))),
-            Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(Unanswered::NotSent)) => Err(error(Kind::Unreached, Some("the connection was closed".into()))),
-            Ok(Err(Unanswered::Lost(why))) => Err(error(Kind::Lost, Some(why.into()))),
-            Err(_) => Err(error(Kind::Late { sent: true }, None)),
+            Ok(Reply::Misunderstood(why)) => Err(error(Kind::Unexpected, Some(why.into()))),
+            Ok(reply) => Ok(reply),
+            Err(Unanswered::NotSent) => Err(error(Kind::Unreached, Some("the connection was closed".into()))),
+            Err(Unanswered::Lost(why)) => Err(error(Kind::Lost, Some(why.into()))),
         }
     }
 
@@ -121,8 +122,8 @@ impl Node {
     }
 
     /// Whether the server answers.
-    pub(super) async fn ping(&self, deadline: Instant, patience: Duration) -> Result<(), MemcachedStorageError> {
-        let open = self.open(deadline, patience).await?;
+    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), MemcachedStorageError> {
+        let open = self.open(deadline).await?;
         let noop = Request { bytes: NOOP.to_vec(), changes: false };
         match self.ask(&open, noop, deadline).await? {
             Reply::Here => Ok(()),
@@ -149,7 +150,7 @@ async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, Memcac
         match connection.ask(NOOP.to_vec()).await {
             Ok(Reply::Here) => {
                 learn(&connection, &time).await.map_err(BoxError::from)?;
-                Ok(Open { connection, number: NUMBER.fetch_add(1, Ordering::Relaxed) })
+                Ok(Open { connection, calls: Calls::default(), number: NUMBER.fetch_add(1, Ordering::Relaxed) })
             }
             Ok(other) => Err(format!("it says {:?} to a meta command", other.word()).into()),
             Err(Unanswered::Lost(why)) => Err(why.into()),

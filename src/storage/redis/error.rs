@@ -175,6 +175,10 @@ impl LinkError for RedisStorageError {
         Self::late(server, false)
     }
 
+    fn overloaded(server: &str, in_flight: usize) -> Self {
+        Self::new(Kind::Overloaded { in_flight }, server, None)
+    }
+
     fn is_timeout(&self) -> bool {
         self.is_timeout()
     }

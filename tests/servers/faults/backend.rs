@@ -28,9 +28,6 @@ pub(crate) trait Backend: 'static {
     /// Whether the server has its counts again after a restart.
     const KEEPS_COUNTS: bool;
 
-    /// Whether a silent connection is replaced after a number of timeouts, and not after a time.
-    const COUNTS_TIMEOUTS: bool;
-
     /// The storage on the server behind a port.
     fn storage(port: u16, timeout: Duration) -> Self::Storage;
 
@@ -89,7 +86,6 @@ impl Backend for Redis {
     const TIMEOUT: Duration = Duration::from_millis(100);
     const READS_FIRST: bool = false;
     const KEEPS_COUNTS: bool = false;
-    const COUNTS_TIMEOUTS: bool = true;
 
     fn storage(port: u16, timeout: Duration) -> RedisStorage {
         RedisStorage::new(&format!("redis://127.0.0.1:{port}")).unwrap().deadline(timeout)
@@ -123,7 +119,6 @@ impl Backend for RedisSwap {
     const TIMEOUT: Duration = Duration::from_millis(200);
     const READS_FIRST: bool = true;
     const KEEPS_COUNTS: bool = false;
-    const COUNTS_TIMEOUTS: bool = true;
 
     fn storage(port: u16, timeout: Duration) -> RedisStorage {
         Redis::storage(port, timeout)
@@ -160,7 +155,6 @@ impl Backend for MemcachedServer {
     const TIMEOUT: Duration = Duration::from_millis(200);
     const READS_FIRST: bool = true;
     const KEEPS_COUNTS: bool = false;
-    const COUNTS_TIMEOUTS: bool = false;
 
     fn storage(port: u16, timeout: Duration) -> MemcachedStorage {
         MemcachedStorage::new(&format!("memcached://127.0.0.1:{port}?long-logs=allow")).unwrap().deadline(timeout)
@@ -191,7 +185,6 @@ impl Backend for EtcdMember {
     const MARGIN: Duration = common::harness::MARGIN;
     const READS_FIRST: bool = true;
     const KEEPS_COUNTS: bool = true;
-    const COUNTS_TIMEOUTS: bool = true;
 
     fn storage(port: u16, timeout: Duration) -> EtcdStorage {
         EtcdStorage::new(&format!("etcd://127.0.0.1:{port}?long-logs=allow")).unwrap().deadline(timeout)

@@ -1,17 +1,23 @@
 //! One connection to each server, for all callers.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use common::harness::SECOND;
 use common::servers::{FaultyServer, Mode, Proxy};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tower_ratelimit::{Decision, Key};
 
-use super::backend::Backend;
-use super::{QUICK, limiter, quick_hit, recovers};
+use super::backend::{Backend, Failure};
+use super::{LONG, QUICK, limiter, quick_hit, recovers};
 
 on_every_backend! { [tokio::test] [await] [
     silent_connection_is_replaced_after_three_timeouts,
+    silent_connection_is_replaced_when_callers_leave_early,
+    calls_that_do_not_fit_are_not_sent,
+    herd_on_one_thread_is_answered,
     calls_share_a_connection_and_do_not_wait_for_each_other,
 ] }
 
@@ -39,10 +45,69 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
         timeouts += 1;
     }
     assert!(silent.elapsed() > 2 * QUICK);
-    assert!(!B::COUNTS_TIMEOUTS || timeouts == 4, "the call after three timeouts connects: {timeouts}");
+    assert_eq!(timeouts, 4, "the call after three timeouts connects");
     server.go_on();
     recovers::<B>(&limiter).await;
     assert_eq!(proxy.connections(), 2);
+}
+
+/// The callers' own timeout is shorter than the storage's.
+async fn silent_connection_is_replaced_when_callers_leave_early<B: Backend>() {
+    let server = B::Server::launch();
+    let proxy = Proxy::start(server.port());
+    let limiter = limiter::<B>(proxy.port(), QUICK);
+    recovers::<B>(&limiter).await;
+    server.stop();
+    let silent = Instant::now();
+    while proxy.connections() == 1 {
+        let _ = timeout(QUICK / 4, limiter.peek(&Key::everybody())).await;
+        assert!(silent.elapsed() < 5 * (QUICK + B::MARGIN));
+    }
+    assert!(silent.elapsed() > 2 * QUICK);
+    server.go_on();
+    recovers::<B>(&limiter).await;
+    assert_eq!(proxy.connections(), 2);
+}
+
+/// Field defect: requests queue without a bound while the server hangs.
+async fn calls_that_do_not_fit_are_not_sent<B: Backend>() {
+    const CALLERS: u64 = 1_500;
+    let server = B::Server::launch();
+    let limiter = limiter::<B>(server.port(), 2 * SECOND);
+    recovers::<B>(&limiter).await;
+    server.stop();
+    let mut tasks = JoinSet::new();
+    for client in 0..CALLERS {
+        let limiter = limiter.clone();
+        tasks.spawn(async move { limiter.hit(&Key::from(client)).await });
+    }
+    for _ in 1_024..CALLERS {
+        let error = tasks.join_next().await.unwrap().unwrap().unwrap_err();
+        assert!(error.to_string().starts_with("overloaded: 1024 calls to 127.0.0.1:"), "{error}");
+        assert!(!error.may_have_counted() && !error.is_timeout());
+    }
+    server.go_on();
+    assert!(tasks.join_all().await.iter().all(Result::is_ok), "those in flight are answered");
+}
+
+/// More callers than can be answered within the deadline, each of which tries again at once.
+async fn herd_on_one_thread_is_answered<B: Backend>() {
+    const CALLERS: u64 = 3_000;
+    let server = B::Server::launch();
+    let limiter = limiter::<B>(server.port(), QUICK);
+    recovers::<B>(&limiter).await;
+    let mut tasks = JoinSet::new();
+    let (started, answers) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+    for client in 0..CALLERS {
+        let (limiter, answers) = (limiter.clone(), Arc::clone(&answers));
+        tasks.spawn(async move {
+            while started.elapsed() < LONG && answers.load(Ordering::Relaxed) < CALLERS {
+                answers.fetch_add(u64::from(limiter.hit(&Key::from(client)).await.is_ok()), Ordering::Relaxed);
+            }
+        });
+    }
+    tasks.join_all().await;
+    assert!(answers.load(Ordering::Relaxed) >= CALLERS, "{answers:?}");
 }
 
 /// Field defect: one lock around each call. One hit after the other would take four seconds.

@@ -19,6 +19,7 @@ on_every_backend! { [tokio::test] [await] [
     unreachable_server_fails_calls_at_once,
     failed_connects_are_retried_with_backoff,
     storage_recovers_from_network_faults,
+    connect_that_began_in_a_hole_is_overtaken,
 ] }
 
 /// Field defect: a limiter that cannot start while its server is down.
@@ -165,4 +166,20 @@ async fn recovers_from<B: Backend>(mode: Mode) {
         let took = ready::<B>(&storage).await;
         assert!(took < SECOND, "{mode:?}: {took:?}");
     }
+}
+
+/// The network loses everything for half a second, and with it what an attempt to connect sent.
+async fn connect_that_began_in_a_hole_is_overtaken<B: Backend>() {
+    let server = B::Server::launch();
+    let proxy = Proxy::start(server.port());
+    let limiter = limiter::<B>(proxy.port(), QUICK);
+    proxy.set(Mode::SwallowRequests);
+    let hole = Instant::now();
+    while hole.elapsed() < SECOND / 2 {
+        assert!(quick_hit::<B>(&limiter, &Key::everybody()).await.is_err());
+        sleep(AGAIN).await;
+    }
+    proxy.set(Mode::Pass);
+    recovers::<B>(&limiter).await;
+    assert!(hole.elapsed() < SECOND, "after {:?}", hole.elapsed());
 }

@@ -1,11 +1,7 @@
 //! The connection to a memcached server.
 
-use std::time::{Duration, Instant};
-
-use common::harness::SECOND;
 use common::policy;
-use common::servers::{Memcached, Proxy, Server};
-use tokio::time::timeout;
+use common::servers::{Memcached, Server};
 use tower_ratelimit::{Key, RateLimiter};
 
 use super::{LONG, not_ready, storage};
@@ -22,28 +18,6 @@ async fn server_is_reached_on_a_unix_socket() {
     let error = not_ready(&storage).await;
     assert!(error.to_string().contains(&*socket.display().to_string()), "{error}");
     std::fs::remove_file(socket).unwrap();
-}
-
-/// Silence is measured, not counted in timeouts: callers may give up before their timeout.
-#[tokio::test]
-async fn silent_connection_is_replaced_also_when_callers_give_up_early() {
-    const TIMEOUT: Duration = Duration::from_millis(100);
-    let server = Memcached::start(&[]);
-    let proxy = Proxy::start(server.port());
-    let storage = storage(&format!("memcached://127.0.0.1:{}", proxy.port())).deadline(TIMEOUT);
-    storage.ready(LONG).await.unwrap();
-    let limiter = RateLimiter::with_storage(policy("fixed-window 9/day"), storage);
-    assert_eq!(proxy.connections(), 1);
-    server.stop();
-    let silent = Instant::now();
-    while proxy.connections() == 1 {
-        let _ = timeout(TIMEOUT / 4, limiter.peek(&Key::from("k"))).await;
-        assert!(silent.elapsed() < 5 * TIMEOUT);
-    }
-    assert!(silent.elapsed() > 2 * TIMEOUT);
-    server.go_on();
-    limiter.storage().ready(SECOND).await.unwrap();
-    assert_eq!(proxy.connections(), 2);
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use super::super::error::EtcdStorageError;
 use super::super::url::Access;
 use super::super::wire::Call;
 use super::connection::Connection;
-use crate::storage::link::{Renewed, Silences, Usable};
+use crate::storage::link::{Calls, Connected, Renewed, Usable};
 use crate::storage::url::Host;
 
 pub(super) struct Member {
@@ -21,12 +21,18 @@ pub(super) struct Member {
 /// A connection in use.
 struct Open {
     connection: Connection,
-    silences: Silences,
+    calls: Calls,
 }
 
 impl Usable for Open {
     fn is_usable(&self) -> bool {
         !self.connection.is_closed()
+    }
+}
+
+impl Connected for Open {
+    fn calls(&self) -> &Calls {
+        &self.calls
     }
 }
 
@@ -53,19 +59,14 @@ impl Member {
         let mut first = true;
         loop {
             let open = self.open(patience).await?;
-            let asked_at = Instant::now();
             let by = if C::REPEATABLE { patience } else { deadline };
-            let half = asked_at + by.saturating_duration_since(asked_at) / 2;
-            let mut silence = Silence { of: self, open: &open, asked_at, half, over: false };
+            let call_in_flight = self.open.begin(&open, by).await?;
             let Ok(answer) = timeout_at(by, open.connection.ask(call)).await else {
                 return Err(EtcdStorageError::silent(self.name()));
             };
-            silence.over = true;
+            call_in_flight.answered();
             let error = match answer {
-                Ok(answer) => {
-                    open.silences.end();
-                    return Ok(answer);
-                }
+                Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
             // The connection was closed before anything was sent on it, or its login is no more: another one will do.
@@ -74,8 +75,6 @@ impl Member {
                 self.open.give_up(&open, None);
             } else if error.is_of_the_login() {
                 self.open.give_up(&open, Some(&error));
-            } else {
-                open.silences.end();
             }
             if !again {
                 return Err(error);
@@ -89,29 +88,10 @@ impl Member {
             let (host, access) = (self.host.clone(), Arc::clone(&self.access));
             async move {
                 let connection = Connection::open(&host, &access).await?;
-                Ok(Open { connection, silences: Silences::default() })
+                Ok(Open { connection, calls: Calls::default() })
             }
         };
         self.open.get(deadline, connect).await
-    }
-}
-
-/// A call without an answer, which counts when it is over: also when somebody else has looked at the clock, and dropped it.
-struct Silence<'a> {
-    of: &'a Member,
-    open: &'a Arc<Open>,
-    asked_at: Instant,
-    half: Instant,
-    /// Something was heard.
-    over: bool,
-}
-
-impl Drop for Silence<'_> {
-    fn drop(&mut self) {
-        // Who was told to wait for little only, or had hardly begun to, knows nothing of the member.
-        if !self.over && Instant::now() >= self.half && self.open.silences.is_enough(self.asked_at) {
-            self.of.open.give_up(self.open, None);
-        }
     }
 }
 

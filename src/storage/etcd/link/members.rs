@@ -57,7 +57,7 @@ impl Members {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            if !error.is_refused() || error.is_without_leader() {
+            if !(error.is_refused() || error.is_overloaded()) || error.is_without_leader() {
                 self.leave(at);
             }
             let elsewhere = error.is_unsent()

@@ -67,6 +67,15 @@ impl Link {
         }
     }
 
+    /// Returns the error of a call that does not fit at the moment, where that is known before the call is prepared.
+    pub(super) fn overload(&self) -> Option<RedisStorageError> {
+        match &self.0 {
+            Servers::One(node) => node.overload(),
+            #[cfg(feature = "redis-cluster")]
+            Servers::Cluster(_) => None,
+        }
+    }
+
     /// Returns a key for each server that holds keys, of those that `name` makes.
     #[allow(clippy::unused_async, reason = "one server is known without a request")]
     pub(super) async fn name_on_each(

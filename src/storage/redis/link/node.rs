@@ -12,7 +12,7 @@ use super::super::url::Access;
 use super::connect::Connection;
 #[cfg(feature = "redis-sentinel")]
 use super::sentinel::Sentinels;
-use crate::storage::link::{Renewed, Silences, Usable};
+use crate::storage::link::{Calls, Connected, Renewed, Usable};
 use crate::storage::url::Address;
 
 /// A handle on one server.
@@ -36,12 +36,18 @@ enum Way {
 pub(super) struct Open {
     connection: Connection,
     address: Address,
-    silences: Silences,
+    calls: Calls,
 }
 
 impl Usable for Open {
     fn is_usable(&self) -> bool {
         !self.connection.is_closed()
+    }
+}
+
+impl Connected for Open {
+    fn calls(&self) -> &Calls {
+        &self.calls
     }
 }
 
@@ -64,6 +70,11 @@ impl Node {
     /// What to call it in errors.
     pub(in super::super) fn name(&self) -> &str {
         self.0.open.name()
+    }
+
+    /// Returns the error of a call that does not fit at the moment.
+    pub(super) fn overload(&self) -> Option<RedisStorageError> {
+        self.0.open.overload()
     }
 
     /// As [`Link::run`](super::Link::run), on this server.
@@ -111,13 +122,11 @@ impl Node {
         deadline: Instant,
         reply: impl Future<Output = Result<Value, RedisError>>,
     ) -> Result<Value, RedisStorageError> {
-        let asked_at = Instant::now();
+        let call = self.0.open.begin(open, deadline).await?;
         let Ok(reply) = timeout_at(deadline, reply).await else {
-            if open.silences.is_enough(asked_at) {
-                self.0.open.give_up(open, None);
-            }
             return Err(RedisStorageError::late(&open.address.to_string(), true));
         };
+        call.answered();
         let reply = reply
             .and_then(Value::extract_error)
             .map_err(|error| RedisStorageError::answered(&open.address.to_string(), error));
@@ -125,7 +134,7 @@ impl Node {
             Err(error) if error.is_lost() => self.0.open.give_up(open, None),
             // It may well be let in again, or be a replica for long: not each call is to find that out.
             Err(error) if error.is_of_the_wrong_server() => self.0.open.give_up(open, Some(error)),
-            _ => open.silences.end(),
+            _ => {}
         }
         reply
     }
@@ -159,7 +168,7 @@ impl Way {
                 #[cfg(feature = "redis-sentinel")]
                 Self::ToldBy(sentinels) => sentinels.connect().await?,
             };
-            Ok(Open { connection, address, silences: Silences::default() })
+            Ok(Open { connection, address, calls: Calls::default() })
         })
     }
 }
