@@ -64,7 +64,6 @@ impl Strategy for MovingWindow {
         }
     }
 
-    #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
         let mut log = match mem::take(state) {
             State::Log(log) => log,

@@ -96,13 +96,13 @@ impl Entries {
         index.checked_sub(1).map_or(self.dropped, |last| self.ring[last].total)
     }
 
-    /// The first entry that does not satisfy `is_so`.
+    /// The instant of the first entry that does not satisfy `is_so`.
     #[inline]
-    pub(super) fn first_not(&self, is_so: impl Fn(&Entry) -> bool) -> Option<Entry> {
+    pub(super) fn first_not(&self, is_so: impl Fn(&Entry) -> bool) -> Option<Timestamp> {
         let index = self.leading(&is_so);
         match self.ring.get(index) {
-            Some(&entry) => Some(entry),
-            None => self.chunks.as_ref()?.first_not(is_so),
+            Some(entry) => Some(entry.at),
+            None => Some(self.chunks.as_ref()?.first_not(is_so)?.at),
         }
     }
 

@@ -8,8 +8,12 @@ use crate::Timestamp;
 
 /// When units were admitted: one entry for each instant, with the running total up to it.
 ///
-/// Running totals let the units of any span be found by halving, so deciding on a log of ten thousand entries costs
-/// little more than on one of ten.
+/// A binary search over the running totals finds the units of any span, so a decision on a log of
+/// ten thousand entries costs little more than one on a log of ten.
+///
+/// An entry takes 16 bytes. A log of up to 16,384 entries is one ring that doubles when it is full.
+/// A longer one consists of chunks of 1,024 entries, so that neither its growth nor a refund of an
+/// old entry touches all of it.
 ///
 /// ```
 /// use tower_ratelimit::Timestamp;
@@ -76,9 +80,9 @@ impl Log {
     /// When the entry leaves after which at most `units` are left; `None` for an empty log.
     pub(super) fn falls_to(&self, units: u64, now: Timestamp, period: u64) -> Option<Timestamp> {
         let leaving = self.entries.total().saturating_sub(units);
-        let entry = self.entries.first_not(|entry| entry.total < leaving)?;
+        let at = self.entries.first_not(|entry| entry.total < leaving)?;
         // An entry ahead of now was written by a clock that has gone back: it counts as made now.
-        Some(entry.at.min(now).plus(period))
+        Some(at.min(now).plus(period))
     }
 
     /// Adds units at `now`, after dropping what is at least `period` old.
