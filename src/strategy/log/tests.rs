@@ -1,0 +1,278 @@
+use std::collections::VecDeque;
+
+use super::chunks::CHUNK;
+use super::entries::LONGEST_RING;
+use super::*;
+
+/// A log as a plain list of instants and units, in which every question is answered by a sum.
+#[derive(Debug, Default)]
+struct Model {
+    until: u64,
+    entries: VecDeque<(u64, u32)>,
+}
+
+impl Model {
+    fn add(&mut self, now: u64, period: u64, units: u32) {
+        while self.entries.front().is_some_and(|&(at, _)| now.saturating_sub(at) >= period) {
+            self.entries.pop_front();
+        }
+        let mut here = units;
+        while let Some(&(_, ahead)) = self.entries.back().filter(|&&(at, _)| at >= now) {
+            here += ahead;
+            self.entries.pop_back();
+        }
+        if here > 0 {
+            self.entries.push_back((now, here));
+        }
+        self.until = now + period;
+    }
+
+    fn take_back(&mut self, at: u64, period: u64, units: u32) -> bool {
+        if let Some(index) = self.entries.iter().position(|entry| entry.0 == at) {
+            let left = self.entries[index].1.saturating_sub(units);
+            self.entries[index].1 = left;
+            if left == 0 {
+                self.entries.remove(index);
+            }
+        }
+        self.until = self.entries.back().map_or(0, |&(at, _)| at + period);
+        !self.entries.is_empty()
+    }
+
+    fn active(&self, now: u64, period: u64) -> u64 {
+        let is_active = |at: u64| now.saturating_sub(at) < period;
+        self.entries.iter().filter(|&&(at, _)| is_active(at)).map(|&(_, units)| u64::from(units)).sum()
+    }
+
+    fn falls_to(&self, units: u64, now: u64, period: u64) -> Option<u64> {
+        let mut left: u64 = self.entries.iter().map(|&(_, units)| u64::from(units)).sum();
+        for &(at, here) in &self.entries {
+            left -= u64::from(here);
+            if left <= units {
+                return Some(at.min(now) + period);
+            }
+        }
+        None
+    }
+}
+
+/// A log and its model, which get the same operations.
+struct Pair {
+    log: Log,
+    model: Model,
+    now: u64,
+    random: u64,
+}
+
+const PERIOD: u64 = 1_000_000;
+
+impl Pair {
+    fn new(seed: u64) -> Self {
+        Self { log: Log::default(), model: Model::default(), now: 10 * PERIOD, random: seed }
+    }
+
+    /// A random number below `end` (splitmix64).
+    fn below(&mut self, end: usize) -> usize {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((mixed ^ (mixed >> 31)) % end.max(1) as u64).unwrap()
+    }
+
+    fn len(&self) -> usize {
+        self.model.entries.len()
+    }
+
+    fn add(&mut self, units: u32) {
+        let now = Timestamp::from_micros(self.now);
+        let (grows, room) = (self.log.grows_at(now), self.log.room());
+        self.log.add(now, PERIOD, units);
+        self.model.add(self.now, PERIOD, units);
+        let more = self.log.room().saturating_sub(room);
+        assert!(grows || more <= 2 * CHUNK, "{more} more unforeseen");
+        assert!(grows || more == 0 || self.len() > CHUNK, "{more} more unforeseen in a short log");
+    }
+
+    /// Adds so many entries, with instants that differ by up to `step`.
+    fn add_many(&mut self, times: usize, step: usize) {
+        for _ in 0..times {
+            self.now += self.below(step) as u64;
+            let units = u32::try_from(self.below(4)).unwrap();
+            self.add(units);
+        }
+    }
+
+    /// Refunds up to `units` of so many entries from this one on.
+    fn refund(&mut self, from: usize, times: usize, units: u32) {
+        for (at, _) in self.model.entries.iter().skip(from).take(times).copied().collect::<Vec<_>>() {
+            let left = self.log.take_back(Timestamp::from_micros(at), PERIOD, units);
+            assert_eq!(left, self.model.take_back(at, PERIOD, units));
+        }
+    }
+
+    fn check(&mut self) {
+        let entries = self.model.entries.iter().map(|&(at, units)| (Timestamp::from_micros(at), units));
+        assert!(self.log.entries().eq(entries.clone()), "the entries differ");
+        assert_eq!(self.log.until(), Timestamp::from_micros(self.model.until));
+        assert_eq!(self.log, Log::from_entries(self.log.until(), entries));
+        let total = usize::try_from(self.model.active(self.now, u64::MAX)).unwrap();
+        for _ in 0..20 {
+            let now = self.now - PERIOD / 4 + self.below(usize::try_from(PERIOD * 2).unwrap()) as u64;
+            let at = Timestamp::from_micros(now);
+            assert_eq!(self.log.active(at, PERIOD), self.model.active(now, PERIOD));
+            let units = self.below(total + 2) as u64;
+            let falls = self.model.falls_to(units, now, PERIOD).map(Timestamp::from_micros);
+            assert_eq!(self.log.falls_to(units, at, PERIOD), falls, "to {units} of {total}");
+        }
+    }
+}
+
+/// Random additions, refunds, expiries and clocks that go back, on logs of up to 24,000 entries.
+#[test]
+fn a_log_does_what_a_plain_list_does() {
+    for seed in 0..6 {
+        let mut pair = Pair::new(seed);
+        let mut longest = 0;
+        pair.add_many(17_500, 40);
+        for _ in 0..60 {
+            match pair.below(12) {
+                0..=4 => {
+                    let times = pair.below(6_000);
+                    pair.add_many(times, 40);
+                }
+                // Entry by entry, so that the oldest chunks are used up.
+                5 => pair.add_many(300, 2_000),
+                6 => pair.now += pair.below(300_000) as u64,
+                7 => pair.now -= pair.below(30_000) as u64,
+                8 => {
+                    let from = pair.below(pair.len());
+                    let times = pair.below(1_200);
+                    pair.refund(from, times, 4);
+                }
+                9 => {
+                    for _ in 0..100 {
+                        let from = pair.below(pair.len());
+                        pair.refund(from, 1, 1);
+                    }
+                }
+                10 => pair.refund(0, 20, 2),
+                _ => pair.refund(pair.len().saturating_sub(20), 20, 2),
+            }
+            pair.check();
+            longest = longest.max(pair.len());
+        }
+        assert!(longest > LONGEST_RING, "seed {seed} makes no log in chunks: {longest} entries");
+        pair.now += 2 * PERIOD;
+        pair.add(1);
+        pair.check();
+        assert!(pair.log.room() <= 16);
+    }
+}
+
+#[test]
+fn a_refund_of_every_entry_leaves_nothing() {
+    for from_the_newest in [false, true] {
+        let mut log = Log::default();
+        let entries = (0..20_000).map(|at| (10 * PERIOD + at, 2)).collect::<Vec<_>>();
+        for &(at, units) in &entries {
+            log.add(Timestamp::from_micros(at), PERIOD, units);
+        }
+        let mut order = entries.clone();
+        if from_the_newest {
+            order.reverse();
+        }
+        for (taken, &(at, _)) in order.iter().enumerate() {
+            let at = Timestamp::from_micros(at);
+            assert!(log.take_back(at, PERIOD, 1));
+            assert_eq!(log.take_back(at, PERIOD, 5), taken + 1 < order.len());
+            let left = 2 * (order.len() - taken - 1) as u64;
+            assert_eq!(log.active(at, PERIOD), left);
+        }
+        assert_eq!(log.entries().count(), 0);
+        assert_eq!(log.until(), Timestamp::EPOCH);
+    }
+}
+
+#[test]
+fn a_clock_that_goes_back_moves_long_stretches_to_now() {
+    for back in [0, 1, 500, 1_024, 1_025, 10_000, 18_976, 19_999, 20_000, 30_000] {
+        let mut log = Log::default();
+        for at in 0..20_000 {
+            log.add(Timestamp::from_micros(50_000 + at), PERIOD, 1);
+        }
+        let now = 50_000 + 19_999 - back;
+        log.add(Timestamp::from_micros(now), PERIOD, 1);
+        let kept = 20_000_u64.saturating_sub(back + 1);
+        let expected = (0..kept).map(|at| (50_000 + at, 1)).chain([(now, u32::try_from(20_001 - kept).unwrap())]);
+        assert!(log.entries().eq(expected.map(|(at, units)| (Timestamp::from_micros(at), units))), "{back} back");
+    }
+}
+
+#[test]
+fn a_log_that_was_long_gives_its_memory_back() {
+    let mut log = Log::default();
+    for at in 0..1_000 {
+        log.add(Timestamp::from_micros(at), 2_000, 1);
+    }
+    assert!(log.room() >= 1_000);
+    log.add(Timestamp::from_micros(2_998), 2_000, 1);
+    assert!(log.room() < 16, "room for {} of {:?}", log.room(), log);
+}
+
+#[test]
+fn a_long_log_that_ebbs_away_gives_its_memory_back() {
+    let mut log = Log::default();
+    for at in 0..40_000 {
+        log.add(Timestamp::from_micros(at), PERIOD, 1);
+    }
+    // Few hits drop many entries each.
+    for step in 1..=400 {
+        let now = PERIOD + step * 100 - 1;
+        log.add(Timestamp::from_micros(now), PERIOD, 1);
+        let entries = log.entries().count();
+        assert!(log.room() <= 4 * entries + 2 * CHUNK, "room for {} with {entries}", log.room());
+    }
+    assert_eq!(log.entries().count(), 400);
+    assert!(log.room() <= 1_600, "room for {}", log.room());
+}
+
+#[test]
+fn a_full_log_in_chunks_takes_little_more_than_its_entries() {
+    for amount in [16_385, 20_000, 32_768, 100_000] {
+        let mut log = Log::default();
+        for at in 0..3 * amount as u64 {
+            log.add(Timestamp::from_micros(at), amount as u64, 1);
+            assert!(log.room() <= amount + amount / 64 + 3 * CHUNK, "room for {} of {amount}", log.room());
+        }
+        assert_eq!(log.entries().count(), amount);
+    }
+}
+
+#[test]
+fn refunds_in_the_middle_of_a_long_log_give_memory_back() {
+    let mut log = Log::default();
+    for at in 0..60_000 {
+        log.add(Timestamp::from_micros(at), PERIOD, 1);
+    }
+    for at in (0..60_000).filter(|at| at % 100 != 0) {
+        log.take_back(Timestamp::from_micros(at), PERIOD, 1);
+    }
+    log.add(Timestamp::from_micros(60_000), PERIOD, 1);
+    assert_eq!(log.entries().count(), 601);
+    assert!(log.room() <= 4 * 601 + 3 * CHUNK, "room for {}", log.room());
+}
+
+#[test]
+fn a_clone_of_a_long_log_goes_on_like_the_original() {
+    let mut log = Log::default();
+    for at in 0..20_000 {
+        log.add(Timestamp::from_micros(at), PERIOD, 1);
+    }
+    let mut clone = log.clone();
+    for at in 20_000..23_000 {
+        log.add(Timestamp::from_micros(at), PERIOD, 1);
+        clone.add(Timestamp::from_micros(at), PERIOD, 1);
+    }
+    assert_eq!(log, clone);
+}
