@@ -108,6 +108,28 @@ fn missing(scheme: &str, feature: &str) -> ConfigError {
     ))
 }
 
+impl AnyStorage {
+    /// Forgets all keys of the prefix, in memory all keys. Returns how many there were.
+    ///
+    /// # Errors
+    ///
+    /// When the storage fails. memcached always does: it cannot list its keys.
+    #[allow(clippy::unused_async, reason = "without servers there is nothing to wait for")]
+    pub async fn reset(&self) -> Result<u64, BoxError> {
+        match &self.0 {
+            Any::Memory(storage) => Ok(storage.reset()),
+            #[cfg(feature = "redis")]
+            Any::Redis(storage) => Ok(storage.reset().await?),
+            #[cfg(feature = "memcached")]
+            Any::Memcached(_) => Err("memcached cannot list its keys: use another prefix, or empty the servers with \
+                                      flush_all"
+                .into()),
+            #[cfg(feature = "etcd")]
+            Any::Etcd(storage) => Ok(storage.reset().await?),
+        }
+    }
+}
+
 impl Storage for AnyStorage {
     type Error = BoxError;
     type Decided = Either<Decision>;

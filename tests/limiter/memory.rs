@@ -614,3 +614,20 @@ fn refusal_found_by_hit_at_once_counts_once() {
         }
     }
 }
+
+#[test]
+fn reset_forgets_every_key_and_its_weight() {
+    let (limiter, _) = limiter("moving-window 200/day; 300/day", 100_000);
+    for client in 0..1_000_u64 {
+        let cost = if client == 7 { 200 } else { 1 };
+        assert!(now(limiter.hit_with_cost(&Key::from(client), cost)).is_admitted());
+    }
+    // Several entries, and a published refusal.
+    for _ in 0..3 {
+        assert!(now(limiter.hit(&Key::from(7))).is_refused());
+    }
+    assert!(limiter.storage().weight() >= 1_000);
+    assert_eq!(limiter.storage().reset(), 1_000);
+    assert_eq!((limiter.storage().weight(), limiter.storage().reset()), (0, 0));
+    assert!(limiter.admit(&Key::from(7)) && now(limiter.hit_with_cost(&Key::from(7), 199)).is_admitted());
+}

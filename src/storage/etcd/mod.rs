@@ -66,7 +66,10 @@ use crate::storage::{Cas, Clock, deadline};
 /// 4. A swap that was sent is not sent again, as it may have been executed
 ///    ([`may_have_counted`](EtcdStorageError::may_have_counted)).
 /// 5. After a connection failed, for whatever reason, it is tried again when somebody asks, 20 to 200 milliseconds later. It is
-///    replaced when it breaks, and after three deadlines in a row that passed in silence.
+///    replaced when it breaks, and when calls have waited in vain for about three deadlines, also when their callers left
+///    earlier.
+/// 6. At most 1,024 calls of a process are in flight on a connection, and fewer while calls miss their deadline. A call
+///    that does not fit is an error after half of its deadline: "overloaded", and nothing was sent.
 ///
 /// | what happens | what [`OnError`](crate::OnError) decides on | and then |
 /// |---|---|---|
@@ -247,6 +250,15 @@ impl EtcdStorage {
     /// What was wrong at last.
     pub async fn ready(&self, timeout: Duration) -> Result<(), EtcdStorageError> {
         until_ready(Instant::now() + timeout.min(FOREVER), |deadline| self.store.look(deadline)).await
+    }
+
+    /// Forgets all keys of the prefix, also those that other processes keep under it, in one call. Returns how many there were.
+    ///
+    /// # Errors
+    ///
+    /// When etcd does not answer within the [deadline](Self::deadline). The keys may be forgotten all the same.
+    pub async fn reset(&self) -> Result<u64, EtcdStorageError> {
+        self.store.reset().await
     }
 }
 

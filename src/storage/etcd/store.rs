@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::error::EtcdStorageError;
 use super::lease::Leases;
 use super::link::Members;
-use super::wire::{Act, Compare, Delete, Put, Range, RangeAnswer, Txn};
+use super::wire::{Act, Compare, Delete, DeleteRange, Put, Range, RangeAnswer, Txn};
 use crate::storage::{CasStorage, Loaded, Swapped};
 
 /// What etcd takes in one call is 1,572,864 bytes unless it is told otherwise (`--max-request-bytes`), of which some are the key's.
@@ -82,6 +82,13 @@ impl Store {
     pub(super) async fn look(&self, deadline: Instant) -> Result<(), EtcdStorageError> {
         let answer = self.members.ask(&Range { key: self.key("") }, deadline).await;
         answer.map(drop).map_err(EtcdStorageError::that_counts_nothing)
+    }
+
+    /// Deletes all keys of the prefix. Returns how many there were.
+    pub(super) async fn reset(&self) -> Result<u64, EtcdStorageError> {
+        let all = DeleteRange { key: self.key(""), end: format!("{};", self.prefix).into() };
+        let answer = self.members.ask(&all, self.deadline()).await?;
+        Ok(u64::try_from(answer.deleted).unwrap_or(0))
     }
 
     fn key(&self, key: &str) -> Vec<u8> {

@@ -19,6 +19,13 @@ impl Call for Range {
     type Answer = RangeAnswer;
 }
 
+/// What is deleted twice is gone all the same.
+impl Call for DeleteRange {
+    const PATH: &'static str = "/etcdserverpb.KV/DeleteRange";
+    const REPEATABLE: bool = true;
+    type Answer = DeletedRange;
+}
+
 impl Call for Txn {
     const PATH: &'static str = "/etcdserverpb.KV/Txn";
     const REPEATABLE: bool = false;
@@ -55,6 +62,21 @@ pub(super) struct Range {
 pub(super) struct RangeAnswer {
     #[prost(message, repeated, tag = "2")]
     pub(super) found: Vec<KeyValue>,
+}
+
+/// Deletes all keys from `key` up to, and without, `end`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct DeleteRange {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) end: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct DeletedRange {
+    #[prost(int64, tag = "2")]
+    pub(super) deleted: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -89,8 +89,11 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// 2. No call takes longer than its deadline, whether it waits for a connection or for an answer.
 /// 3. After a connection failed, for whatever reason, it is tried again when somebody asks, 20 to 200 milliseconds later; who
 ///    asks before that is told of the failure at once.
-/// 4. A connection is replaced when it breaks, and when nothing was heard for three deadlines though somebody asked.
-/// 5. What was sent to be stored is not sent again, as it may have been
+/// 4. A connection is replaced when it breaks, and when calls have waited in vain for about three deadlines, also when
+///    their callers left earlier.
+/// 5. At most 1,024 calls of a process are in flight on a connection, and fewer while calls miss their deadline. A call
+///    that does not fit is an error after half of its deadline: "overloaded", and nothing was sent.
+/// 6. What was sent to be stored is not sent again, as it may have been
 ///    ([`may_have_counted`](MemcachedStorageError::may_have_counted)).
 ///
 /// # What stands on the server
@@ -103,6 +106,8 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// memcached's keys have at most 250 bytes. Of one that would be longer the beginning is kept, and `#` and the 128 bits of its
 /// MD5 follow. That two such keys meet, and count as one, has a probability of 1 in 10^20 among a billion of them. Who chooses
 /// keys can make two of their own meet, and none meet somebody else's.
+///
+/// memcached cannot list its keys, so there is no `reset`. Use another prefix, or empty the servers with `flush_all`.
 ///
 /// It needs a runtime of tokio's with time and I/O, and may be made outside of one.
 ///

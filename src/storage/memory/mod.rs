@@ -113,6 +113,30 @@ impl MemoryStorage {
         self.0.hit_at_once(ask, Want::AtOnce, None)
     }
 
+    /// Forgets all keys of all policies. Returns how many there were. Hits that happen meanwhile may stay.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, MemoryStorage, Quota, RateLimiter};
+    ///
+    /// let storage = MemoryStorage::new();
+    /// let limiter = RateLimiter::with_storage(Quota::per_day(1), storage.clone());
+    /// assert!(limiter.admit(&Key::from("alice")) && !limiter.admit(&Key::from("alice")));
+    /// assert_eq!(storage.reset(), 1);
+    /// assert!(limiter.admit(&Key::from("alice")));
+    /// ```
+    pub fn reset(&self) -> u64 {
+        let mut forgotten = 0;
+        for number in 0..self.0.shards.len() {
+            let mut shard = self.0.lock(number);
+            self.0.shards[number].take_down_any();
+            let (keys, weight) = shard.reset();
+            drop(shard);
+            self.0.settle(weight, 0);
+            forgotten += keys;
+        }
+        forgotten
+    }
+
     /// The weight of all that is kept: one for each key, and more for long logs.
     pub fn weight(&self) -> usize {
         self.0.weight.load(Ordering::Relaxed)

@@ -33,6 +33,11 @@ impl Padded {
         self.noticed.store(key.hash, Ordering::Relaxed);
     }
 
+    /// Removes the published state, whichever key it is of. The caller holds the lock.
+    pub(super) fn take_down_any(&self) {
+        self.take_down(self.noticed.load(Ordering::Relaxed));
+    }
+
     /// Removes the published state of keys with this hash. The caller holds the lock and is about to change
     /// the state of such a key.
     #[inline(always)]

@@ -192,6 +192,23 @@ impl Shard {
         before - self.weight(self.run(key))
     }
 
+    /// Forgets all keys. Returns how many there were, and their weight.
+    pub(super) fn reset(&mut self) -> (u64, usize) {
+        let (mut keys, mut weight, mut index) = (0, 0, 0);
+        while index < self.table.slots() {
+            let Some(slot) = self.table.get(index) else {
+                index += 1;
+                continue;
+            };
+            let run = self.table.run(slot.hash);
+            index = run.end;
+            keys += 1;
+            weight += self.weight(run);
+        }
+        *self = Self { latest: self.latest, ..Self::default() };
+        (keys, weight)
+    }
+
     /// Removes the states in these slots, all of one key. Returns the weight it had.
     pub(super) fn evict(&mut self, start: usize, end: usize) -> usize {
         let weight = self.weight(start..end);

@@ -66,10 +66,13 @@ use crate::storage::{Cas, Clock, deadline};
 /// 2. No call takes longer than its deadline, whether it waits for a connection or for an answer.
 /// 3. After a connection failed, for whatever reason, it is tried again when somebody asks, 20 to 200 milliseconds later; who
 ///    asks before that is told of the failure at once.
-/// 4. A connection is replaced when it breaks, and after three deadlines in a row that passed in silence.
+/// 4. A connection is replaced when it breaks, and when calls have waited in vain for about three deadlines, also when
+///    their callers left earlier.
 /// 5. A command that was sent is not sent again, as it may have been executed
 ///    ([`may_have_counted`](RedisStorageError::may_have_counted)).
-/// 6. The primary that sentinels name is asked for again after each failure, and every second in use. Which node of a cluster
+/// 6. At most 1,024 calls of a process are in flight on a connection, and fewer while calls miss their deadline. A call
+///    that does not fit is an error after half of its deadline: "overloaded", and nothing was sent.
+/// 7. The primary that sentinels name is asked for again after each failure, and every second in use. Which node of a cluster
 ///    holds a key is asked again after each failure, and when a node says that it has moved.
 ///
 /// | what happens | what [`OnError`](crate::OnError) decides on | and then |
@@ -81,7 +84,8 @@ use crate::storage::{Cas, Clock, deadline};
 /// | a reply is lost | that request | it may have been counted, once |
 /// | its scripts are gone | nothing | they are brought again |
 /// | sentinels choose another primary | requests until they have | decisions; hits the old primary had not passed on are forgotten |
-/// | a node of a cluster dies | requests whose keys were there | the others never notice |
+/// | a node of a cluster dies | requests whose keys were there; with Redis's default `cluster-require-full-coverage yes`, and no replica that takes over, all requests once the node is known to have failed | decisions when its slots are served again |
+/// | a slot of a cluster is moved | of policies with a moving window, which have two keys: requests of clients that are new or being moved | decisions when the move is over; if it is stuck, after `redis-cli --cluster fix` |
 ///
 /// # Rights
 ///

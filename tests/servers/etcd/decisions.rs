@@ -103,6 +103,24 @@ fn stored_states_are_as_documented() {
 }
 
 #[test]
+fn reset_removes_the_keys_of_one_prefix() {
+    let etcd = Etcd::start(1);
+    let storage = storage(&etcd);
+    let [ours, longer, theirs] = ["shop", "shop2", "blog"].map(|prefix| storage.clone().prefix(prefix));
+    RUNTIME.block_on(async {
+        for storage in [&ours, &longer, &theirs] {
+            let limiter = RateLimiter::with_storage(policy("3/minute"), storage.clone());
+            for client in 0..10_u64 {
+                let _ = limiter.hit(&Key::from(client)).await.unwrap();
+            }
+        }
+        assert_eq!(AnyStorage::from(ours.clone()).reset().await.unwrap(), 10);
+        assert_eq!(ours.reset().await.unwrap(), 0);
+    });
+    assert_eq!(etcd.all().len(), 20);
+}
+
+#[test]
 fn unreadable_state_is_treated_as_fresh() {
     let etcd = Etcd::start(1);
     let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage(&etcd));

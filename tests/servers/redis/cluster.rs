@@ -164,7 +164,9 @@ async fn slots_are_followed_when_they_move() {
     let limit = || policy("fixed-window 9/day").with_name("p");
     let limiter = RateLimiter::with_storage(limit(), storage.clone());
     // The same policy and key under another prefix: a key in the same slot.
-    let other = RateLimiter::with_storage(limit(), storage.prefix("other"));
+    let other = RateLimiter::with_storage(limit(), storage.clone().prefix("other"));
+    let with_log =
+        RateLimiter::with_storage(policy("moving-window 9/day").with_name("p"), storage.clone().prefix("log"));
     let hit = async |limiter: &RateLimiter<RedisStorage>| limiter.hit(&Key::from("k")).await.unwrap().remaining();
     assert_eq!(hit(&limiter).await, 8);
 
@@ -182,10 +184,13 @@ async fn slots_are_followed_when_they_move() {
     // Neither node has this key, and the old one redirects with `ASK`.
     assert_eq!(hit(&other).await, 8);
     assert_eq!(cluster.nodes[to].ask(&["DBSIZE"]).to_string(), "1", "the new node counts");
+    // The new node does not know where the second key is.
+    let error = with_log.hit(&Key::from("k")).await.unwrap_err();
+    assert!(error.to_string().contains("TRYAGAIN") && !error.may_have_counted(), "{error}");
     let port = cluster.nodes[to].port().to_string();
     assert_eq!(cluster.nodes[from].ask(&["MIGRATE", "127.0.0.1", &port, key, "0", "1000"]).to_string(), "OK");
     assert_eq!(hit(&limiter).await, 7);
     set_slot(to, &["NODE", &to_id]);
     set_slot(from, &["NODE", &to_id]);
-    assert_eq!([hit(&limiter).await, hit(&other).await], [6, 7]);
+    assert_eq!([hit(&limiter).await, hit(&other).await, hit(&with_log).await], [6, 7, 8]);
 }
