@@ -18,7 +18,7 @@ pub const SECOND: Duration = Duration::from_secs(1);
 /// The timeout of the storages.
 pub const DEADLINE: Duration = Duration::from_millis(200);
 
-/// How much later than its timeout an answer may arrive on a busy machine.
+/// An answer may arrive later than its timeout by this much, on a busy machine.
 pub const MARGIN: Duration = Duration::from_secs(1);
 
 /// The pause between two attempts.

@@ -154,7 +154,7 @@ impl EtcdStorageError {
         matches!(self.told.kind, Kind::Unreached | Kind::Late { sent: false })
     }
 
-    /// Whether too many calls are in flight: nothing was sent.
+    /// Returns `true` if too many calls were in flight. Nothing was sent.
     pub(super) fn is_overloaded(&self) -> bool {
         matches!(self.told.kind, Kind::Overloaded { .. })
     }

@@ -19,7 +19,7 @@ impl Call for Range {
     type Answer = RangeAnswer;
 }
 
-/// What is deleted twice is gone all the same.
+/// A second deletion changes nothing.
 impl Call for DeleteRange {
     const PATH: &'static str = "/etcdserverpb.KV/DeleteRange";
     const REPEATABLE: bool = true;

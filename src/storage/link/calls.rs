@@ -24,8 +24,8 @@ const ANSWERS_PER_STEP: usize = 16;
 /// whole deadline do so three times.
 const HALF_DEADLINES: u32 = 5;
 
-/// How long a caller waits before it is told that its call did not fit: half of the time that it has. Callers that try again
-/// at once would take all time from the connection otherwise.
+/// Waits for half of the time that a call has, before it fails because it did not fit. Callers that try again at once would take
+/// all time from the connection otherwise.
 pub(in crate::storage) fn overload_pause(patience: Duration) -> Sleep {
     sleep(patience / 2)
 }
@@ -35,12 +35,12 @@ pub(in crate::storage) struct Calls {
     in_flight: AtomicUsize,
     /// The limit of `in_flight`, times `ANSWERS_PER_STEP`.
     limit: AtomicUsize,
-    /// Whether `waits` is not empty. Most answers need not take its lock.
+    /// Set while `waits` is not empty. Most answers need not take its lock.
     is_silent: AtomicBool,
     waits: Mutex<Waits>,
 }
 
-/// How long calls have waited in vain since anything was heard.
+/// The time that calls have waited in vain since anything was heard.
 #[derive(Default)]
 struct Waits {
     total: Duration,

@@ -22,7 +22,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(200);
 /// What was made a moment ago is not made anew for many who doubt it at once.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// A second try of an attempt begins after this time, beside the first, and so on. What was lost while
+/// A second try of an attempt begins after this time, beside the first, and so on. A packet that was lost while
 /// the network was away is not repeated in time otherwise: TCP repeats a lost SYN after a second.
 const BESIDE: Duration = Duration::from_millis(250);
 
@@ -39,7 +39,7 @@ const STANDS_STILL: Duration = CONNECT_WITHIN.saturating_mul(2);
 pub(in crate::storage) struct Renewed<T, E> {
     /// Named in errors.
     name: Box<str>,
-    /// How many callers wait for the value.
+    /// The number of callers that wait for the value.
     waiting: AtomicUsize,
     state: Mutex<State<T, E>>,
 }
@@ -131,7 +131,7 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Renewed<T, E> {
         }
     }
 
-    /// How many callers wait for the value.
+    /// Returns the number of callers that wait for the value.
     pub(in crate::storage) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }

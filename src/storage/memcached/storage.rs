@@ -93,8 +93,18 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///    their callers left earlier.
 /// 5. At most 1,024 calls of a process are in flight on a connection, and fewer while calls miss their deadline. A call
 ///    that does not fit is an error after half of its deadline: "overloaded", and nothing was sent.
-/// 6. What was sent to be stored is not sent again, as it may have been
+/// 6. A state that was sent to be stored is not sent again, as it may have been
 ///    ([`may_have_counted`](MemcachedStorageError::may_have_counted)).
+///
+/// | fault | requests that fail | for how long | lost |
+/// |---|---|---|---|
+/// | a server is down | those whose keys are on it, at once | until at most a second after it is back | all that it has counted |
+/// | a server hangs, or the network loses everything | those whose keys are on it, after the deadline | until at most a second after it goes on | nothing |
+/// | a reply is lost, a connection breaks | those in flight | once | nothing; they may have been counted, once |
+/// | a server evicts keys, or is flushed | none | | what those keys had counted: their clients start afresh |
+/// | out of memory, a state that is too large | those hits, at once; nothing is counted | until that is corrected | nothing |
+/// | more calls than a server answers | those that do not fit, after half of the deadline | as long as it lasts | nothing |
+/// | clocks of nodes differ | none within `max_skew` | | nothing: see [`Cas`](crate::storage::Cas#clocks) |
 ///
 /// # What stands on the server
 ///

@@ -75,17 +75,22 @@ use crate::storage::{Cas, Clock, deadline};
 /// 7. The primary that sentinels name is asked for again after each failure, and every second in use. Which node of a cluster
 ///    holds a key is asked again after each failure, and when a node says that it has moved.
 ///
-/// | what happens | what [`OnError`](crate::OnError) decides on | and then |
-/// |---|---|---|
-/// | nobody is there yet, or any more | every request, at once | decisions within a second of its return; what was counted is gone if the server has not kept it |
-/// | it is there and says nothing | requests, after the deadline; after three in a row the next connection is waited for | decisions when it goes on |
-/// | the password is wrong | every request | decisions when it is put right |
-/// | it has no memory left, is a replica, or a right is missing | requests, at once; nothing is counted | decisions when that is mended |
-/// | a reply is lost | that request | it may have been counted, once |
-/// | its scripts are gone | nothing | they are brought again |
-/// | sentinels choose another primary | requests until they have | decisions; hits the old primary had not passed on are forgotten |
-/// | a node of a cluster dies | requests whose keys were there; with Redis's default `cluster-require-full-coverage yes`, and no replica that takes over, all requests once the node is known to have failed | decisions when its slots are served again |
-/// | a slot of a cluster is moved | of policies with a moving window, which have two keys: requests of clients that are new or being moved | decisions when the move is over; if it is stuck, after `redis-cli --cluster fix` |
+/// [`OnError`](crate::OnError) decides on the requests that fail. The suite makes each of these faults on Redis 7.0, and ran on
+/// Valkey 8.0.
+///
+/// | fault | requests that fail | for how long | lost |
+/// |---|---|---|---|
+/// | the server is down | all, at once | until at most a second after it is back | the hits that it has not saved |
+/// | the server hangs | all, after the deadline; after about three deadlines they wait for a new connection | until at most a second after it goes on | nothing |
+/// | the network loses everything | the same | until at most a second after it is back | nothing |
+/// | a reply is lost, a connection breaks | those in flight | once | nothing; they may have been counted, once |
+/// | the password is wrong | all | until it is corrected | nothing |
+/// | out of memory (`noeviction`), a read-only replica, a missing right | all, at once; nothing is counted | until that is corrected | nothing |
+/// | the scripts are flushed | none: they are sent again | | nothing |
+/// | more calls than the server answers | those that do not fit, after half of the deadline | as long as it lasts | nothing |
+/// | sentinels choose another primary | all, until they have chosen | the time that sentinels take, and a second | the hits that were not replicated |
+/// | a node of a cluster dies | those whose keys are on it. With Redis's default, `cluster-require-full-coverage yes`, all of them, once the others know that it failed and while no replica replaces it | until its slots are served again, and a second | the hits that were not replicated or saved |
+/// | a slot of a cluster is moved | those of policies with a moving window, which have two keys, for clients that are new or being moved (`TRYAGAIN`) | until the move is over; if it is stuck, until `redis-cli --cluster fix` | nothing |
 ///
 /// # Rights
 ///
