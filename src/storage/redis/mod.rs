@@ -121,7 +121,7 @@ use crate::storage::{Cas, Clock, deadline};
 /// | a window | `[1.fixed-window/60000000 END,COUNT,BEGINNING]` | the beginning modulo 2^32 |
 /// | a counter | `[1.sliding-window-counter/60000000 FORGOTTEN,PREVIOUS,CURRENT]` | two periods after the current bucket's beginning |
 /// | a bucket | `[1.token-bucket/60000000 FULL,PART,BEGINNING]` | full again that many Nths of a microsecond earlier |
-/// | a log | `[1.moving-window/60000000 END,UNITS,OLDEST,FIRST,LENGTH,TOTAL,ROOM]` | a ring of so many entries: instant and running total, modulo what their bytes can say |
+/// | a log | `[1.moving-window/60000000 END,UNITS,OLDEST,FIRST,LENGTH,ROOM]` | a ring of `ROOM` entries: an instant, modulo what its bytes can say, and units |
 ///
 /// A policy of the same name with other limits, as in another release of a program, finds its own parts and leaves the others where they are.
 /// A policy with a strategy that has no script keeps all its limits under `:all`, and shares none of them with a policy of its name whose
@@ -131,8 +131,8 @@ use crate::storage::{Cas, Clock, deadline};
 /// 200 bytes, the end is a hash. All keys of one ask share what is in them, and with it a slot. Each expires half a second after it has stopped to matter, a log after an eighth of its
 /// period.
 ///
-/// A moving window's log is a string of Redis and so of at most 512 MB, 48 million entries: beyond that the server fails the hit. Servers
-/// are to count with 64 bits.
+/// A moving window's log takes 9 to 11 bytes for each entry. Refunds can make it up to twice as long. Redis limits a string to 512 MB, so
+/// beyond some 48 million entries the server fails the hit. Use a 64-bit build of the server.
 ///
 /// It needs a runtime of tokio's with time and I/O, and may be made outside of one.
 ///

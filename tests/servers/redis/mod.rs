@@ -3,6 +3,7 @@
 mod access;
 mod cluster;
 mod decisions;
+mod logs;
 mod rights;
 mod scripts;
 mod sentinels;
