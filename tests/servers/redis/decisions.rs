@@ -83,7 +83,7 @@ fn decoded_log(server: &Server, states: &str, tag: &str, numbers: &str) -> Strin
         end
         return answer";
     let small: Vec<u64> = numbers.split(',').map(|number| number.parse().unwrap()).collect();
-    let &[until, units, oldest, first, length, room] = &small[..] else { panic!("{numbers}") };
+    let &[until, units, oldest, first, length, room, _, _] = &small[..] else { panic!("{numbers}") };
     let [first, length, room] = [first, length, room].map(|number| number.to_string());
     let log = format!("{states}:{tag}");
     let Reply::List(entries) = server.ask(&["EVAL", script, "1", &log, &first, &length, &room]) else {
@@ -231,7 +231,7 @@ fn unreadable_state_is_treated_as_fresh() {
         &["SET", name, "[1.fixed-window/86400000000 99999999999999999999,1,1][x"],
         &["SET", name, "[1.fixed-window/86400000000 9000000000000000,1,4294967296]"],
         &["SET", name, "[1.fixed-window/86400000000 [1.fixed-window/86400000000 9000000000000000,1,1]"],
-        &["SET", name, "[2.moving-window/86400000000 9000000000000000,1,1,4,4,4][2.moving-window/86400000000 ]"],
+        &["SET", name, "[2.moving-window/86400000000 9000000000000000,1,1,4,4,4,0,0][2.moving-window/86400000000 ]"],
         &["SET", name, "[[[[]]]] [ ]"],
         &["RPUSH", name, "a"],
         &["HSET", &log, "a", "b"],

@@ -51,7 +51,7 @@ fn damaged_log_heals_within_a_period() {
         let clock = ManualClock::default();
         let now = clock.now().as_micros();
         let storage = on(&server, clock.clone()).prefix("odd");
-        let small: Vec<String> = (0..6)
+        let small: Vec<String> = (0..8)
             .map(|place| match (numbers.below(8), place) {
                 (0, _) => "9".repeat(400),
                 (1, _) => "4294967295".to_owned(),
