@@ -38,7 +38,7 @@ fn concurrent_hits_are_admitted_exactly_up_to_the_limit() {
 }
 
 /// Returns the entries that the server should have stored, with logs as `instant*units`.
-fn stored(policy: &Policy, states: &[State], now: Timestamp) -> Vec<String> {
+pub(super) fn stored(policy: &Policy, states: &[State], now: Timestamp) -> Vec<String> {
     let texts = policy.limits().iter().enumerate().zip(states).map(|((position, limit), state)| {
         let tag = format!("{}.{}/{}", position + 1, limit.strategy().name(), limit.quota().period_micros());
         let until = state.until().as_micros();
@@ -56,7 +56,7 @@ fn stored(policy: &Policy, states: &[State], now: Timestamp) -> Vec<String> {
 }
 
 /// Returns the entries that the server has stored, with logs decoded by a script.
-fn found(server: &Server, states: &str) -> Vec<String> {
+pub(super) fn found(server: &Server, states: &str) -> Vec<String> {
     let Reply::Text(text) = server.ask(&["GET", states]) else { return Vec::new() };
     let decoded = text.split('[').skip(1).map(|entry| {
         let entry = entry.strip_suffix(']').unwrap();

@@ -1,4 +1,4 @@
-//! Long logs: of several chunks, with entries that are given back.
+//! Logs of several chunks, with refunds.
 
 use std::time::Duration;
 
@@ -10,6 +10,8 @@ use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::{Decision, Key, Op, Policy, Storage};
 
+use super::decisions::{found, stored};
+
 fn hit(storage: &RedisStorage, policy: &Policy) -> Decision {
     RUNTIME.block_on(storage.decide(Ask::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap()
 }
@@ -18,46 +20,63 @@ fn refund(storage: &RedisStorage, policy: &Policy, hit: &Decision) {
     RUNTIME.block_on(storage.refund(policy, &Key::from("k"), hit)).unwrap();
 }
 
-/// Chunks are emptied, joined and reused; the ring grows where it begins, in its middle and while entries leave it.
+/// The log grows, entries expire, chunks are emptied and joined, and the clock is put back.
 #[test]
 fn long_logs_decide_like_the_functions() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x0dd_ba11_5eed_1234);
-    for amount in [700, 1_500, 4_000_000_000_u32] {
-        let policy = policy(&format!("moving-window {amount}/hour"));
-        let (clock, key) = (ManualClock::default(), Key::from("k"));
-        let storage = on(&server, clock.clone());
+    for (amount, fill, steps) in [(700, 1_400, 5_000), (6_000, 5_000, 10_000), (4_000_000_000_u32, 3_000, 8_000)] {
+        let policy = policy(&format!("moving-window {amount}/hour")).with_name("p");
+        let (clock, key, prefix) = (ManualClock::default(), Key::from("k"), format!("long{amount}"));
+        let storage = on(&server, clock.clone()).prefix(&prefix);
         let (mut states, mut hits) = (vec![State::Fresh], Vec::new());
+        let mut longest = 0;
         RUNTIME.block_on(async {
-            for step in 0..6_000 {
-                // Fills the log, then lets old entries leave, with a clock that is put back once in a while.
-                let wait = if step < 1_400 { 1 + numbers.below(1_000) } else { numbers.below(6_000_000) };
+            for step in 0..steps {
+                // Fills the log, then lets old entries expire.
+                let wait = if step < fill { 1 + numbers.below(1_000) } else { numbers.below(2_000_000) };
                 clock.advance(Duration::from_micros(wait));
-                if numbers.below(400) == 0 {
-                    clock.set(clock.now().minus(numbers.below(9_000_000)));
-                }
+                let back = match numbers.below(2_000) {
+                    0 => numbers.below(1_800_000_000),
+                    1..6 => numbers.below(9_000_000),
+                    _ => 0,
+                };
+                clock.set(clock.now().minus(if step < fill { back / 20_000 } else { back }));
                 let now = clock.now();
-                if step > 700 && numbers.below(3) == 0 && !hits.is_empty() {
-                    let latest = u64::try_from(hits.len()).unwrap();
-                    let at = usize::try_from(numbers.below(latest)).unwrap();
-                    let hit: Decision = hits.swap_remove(at);
+                // Every other thousand of steps, two of three are refunds.
+                let refunds = match step {
+                    _ if step < fill => 1,
+                    _ if step / 1_000 % 2 == 0 => 2,
+                    _ => 10,
+                };
+                if numbers.below(15) < refunds && !hits.is_empty() {
+                    let latest = numbers.one_of(&[hits.len(), hits.len().min(4_000), hits.len().min(300)]);
+                    let at = hits.len() - 1 - usize::try_from(numbers.below(latest as u64)).unwrap();
+                    let hit: Decision = hits.remove(at);
                     storage.refund(&policy, &key, &hit).await.unwrap();
                     policy.refund(&mut states, now, &hit);
-                    continue;
+                } else {
+                    let cost = u32::try_from(1 + if numbers.below(9) == 0 { numbers.below(40) } else { 0 }).unwrap();
+                    let op = if numbers.below(9) == 0 { Op::Peek } else { Op::Hit };
+                    let answer = storage.decide(Ask::new(&policy, &key, op, cost)).await.unwrap();
+                    assert_eq!(answer, policy.decide(&mut states, now, op, cost), "{policy}, step {step}");
+                    let is_hit = op == Op::Hit && answer.is_admitted();
+                    hits.extend(is_hit.then_some(answer));
+                    if is_hit && step % 50 == 0 {
+                        let found = found(&server, &format!("{prefix}:{{p|t:k}}"));
+                        assert_eq!(found, stored(&policy, &states, now), "{policy}, step {step}");
+                        longest = longest.max(found[0].split(',').count() - 1);
+                    }
                 }
-                let cost = u32::try_from(1 + if numbers.below(9) == 0 { numbers.below(40) } else { 0 }).unwrap();
-                let op = if numbers.below(9) == 0 { Op::Peek } else { Op::Hit };
-                let answer = storage.decide(Ask::new(&policy, &key, op, cost)).await.unwrap();
-                assert_eq!(answer, policy.decide(&mut states, now, op, cost), "{policy}, step {step}");
-                hits.extend((op == Op::Hit && answer.is_admitted()).then_some(answer));
             }
         });
+        assert!(longest > if amount == 700 { 300 } else { 2_000 }, "{longest} entries");
     }
 }
 
-/// What is given back makes room: a log never has many more places than units.
+/// Refunds make room: a log has few places without units.
 #[test]
-fn log_does_not_grow_by_hits_that_are_given_back() {
+fn log_does_not_grow_by_refunded_hits() {
     let server = Server::start(&[]);
     let policy = policy("moving-window 2000/day").with_name("p");
     let clock = ManualClock::default();

@@ -201,7 +201,7 @@ fn hit_or_refund_that_failed_changes_no_log() {
                 let decide = async |op| storage.decide(Ask::new(&policy, &key, op, 1)).await;
                 for _ in 0..entries {
                     clock.advance(Duration::from_millis(1));
-                    policy.decide(&mut states, clock.now(), Op::Hit, 1);
+                    let _ = policy.decide(&mut states, clock.now(), Op::Hit, 1);
                     hits.push(decide(Op::Hit).await.unwrap());
                 }
                 for (step, command) in
@@ -218,7 +218,7 @@ fn hit_or_refund_that_failed_changes_no_log() {
                         let hit = decide(Op::Hit).await;
                         failed += usize::from(hit.is_err());
                         if hit.is_ok() {
-                            policy.decide(&mut states, clock.now(), Op::Hit, 1);
+                            let _ = policy.decide(&mut states, clock.now(), Op::Hit, 1);
                         }
                     }
                     match storage.refund(&policy, &key, old).await {
