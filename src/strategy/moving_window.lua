@@ -20,6 +20,10 @@
 -- The places of a chunk, the bytes of a row, and the bytes of the longest string of Redis.
 local CHUNK, ROW, LONGEST = 256, 10, 536870912
 
+-- A log of fewer places grows by being written anew. That takes up to half the memory, because SETRANGE makes Redis
+-- allocate twice the bytes of a string that grows. It takes longer than SETRANGE, so longer logs grow in place.
+local REWRITTEN = 12288
+
 -- Returns functions that few hits need. They are made on first use, because making a function takes time in each call.
 local log_rare
 
@@ -443,7 +447,9 @@ function log_rare()
       local rows = forgive('GETRANGE', log.key, room * width, -1)
       try_rights(log, keep)
       local count, first = room / CHUNK, math.floor(log.first / CHUNK)
-      local more, new = math.min(math.ceil(count / 4), 64), ''
+      -- Without refunds, two chunks more than the limit needs suffice.
+      local enough = math.max(math.ceil(log.amount / CHUNK) + 2 - count, 1)
+      local more, new = math.min(math.ceil(count / 4), 64, enough), ''
       for chunk = count, count + more - 1 do
         new = new .. struct.pack('>I4I2I4', 0, 0, chunk)
       end
@@ -454,7 +460,12 @@ function log_rare()
         rows = rows .. new
       end
       log.room, log.size = room + more * CHUNK, log.size + more * (CHUNK * width + ROW)
-      redis.call('SETRANGE', log.key, log.room * width, rows)
+      local old = room < REWRITTEN and forgive('GETRANGE', log.key, 0, room * width - 1)
+      if old then
+        redis.call('SET', log.key, old .. string.rep('\0', more * CHUNK * width) .. rows, 'PX', keep)
+      else
+        redis.call('SETRANGE', log.key, log.room * width, rows)
+      end
     end
     log.ages, log.rows = false, false
     return true

@@ -4,6 +4,7 @@ mod access;
 mod cluster;
 mod decisions;
 mod logs;
+mod memory;
 mod rights;
 mod scripts;
 mod sentinels;
