@@ -232,7 +232,7 @@ fn hit_or_refund_that_failed_changes_no_log() {
                     assert_eq!(found, expected, "{command}, {entries} entries of {text}");
                 }
                 // All that was admitted leaves when it should.
-                clock.advance(Duration::from_secs(86_400) - Duration::from_millis(entries / 2));
+                clock.advance(Duration::from_millis(86_400_000 - entries / 2));
                 for _ in 0..4 {
                     let found = decide(Op::Hit).await.unwrap();
                     let expected = policy.decide(&mut states, clock.now(), Op::Hit, 1);
