@@ -1,53 +1,90 @@
--- MovingWindow. Arguments: amount, period, how many bytes an instant takes.
+-- MovingWindow. Arguments: amount, period, number of bytes of an instant.
 --
--- The log is a ring of entries in a string of its own: an instant, and the total of all units up to and with it, each modulo
--- what its bytes can say. What is small of it stands with the other states: when all of it is forgotten, the units in it, when the
--- first entry was made, its place, how many entries there are, the last total, and how many there is room for. So as long as
--- nothing leaves, the log need not be read.
+-- The log is a ring of entries in a string of its own. An entry is an instant, modulo what its bytes can hold, and
+-- the units admitted at it. The small states hold the rest: the end of the newest entry, the units in the log, the
+-- instant of the first entry, its place, the number of places in use, the number of places, and the chunks of the
+-- first and of the last entry. So a hit reads the log only when an entry expires.
+--
+-- A log of more than CHUNK places is divided into chunks and ends with a table. Its rows are a ring in the order of
+-- time. A row holds the sum of a chunk's units, the number of its entries, and the chunk's position in the string. So
+-- units are summed by rows, and a refund changes one chunk and one row, joins two chunks or removes a row.
+--
+-- A row is valid for a chunk between the first and the last one. It is not read for these two, except for the number
+-- of entries when places without units follow. The first and the last one are not the same chunk, unless it is the
+-- only one. A chunk in between keeps all its places: those without an entry are at its end, with no units and the
+-- instant of an entry before them.
+--
+-- A log is lost when its string is missing, has another type or length, or holds rows that cannot be. A lost log is
+-- treated as empty.
 
--- What a total counts to, and the bytes of the longest string of Redis.
-local TOTALS, LONGEST = 4294967296, 536870912
+-- The places of a chunk, the bytes of a row, and the bytes of the longest string of Redis.
+local CHUNK, ROW, LONGEST = 256, 10, 536870912
 
-local function log_clear(log)
-  log.till, log.units, log.oldest, log.first, log.length, log.total, log.room = 0, 0, 0, 0, 0, 0, 0
+-- A log of fewer places grows by being written anew. That takes up to half the memory, because SETRANGE makes Redis
+-- allocate twice the bytes of a string that grows. It takes longer than SETRANGE, so longer logs grow in place.
+local REWRITTEN = 12288
+
+-- Returns functions that few hits need. They are made on first use, because making a function takes time in each call.
+local log_rare
+
+-- Returns the offset of a place in the string; nothing when the log is lost.
+local function log_at(log, place)
+  local offset = place % CHUNK
+  local row, chunk, _ = (place - offset) / CHUNK
+  if row == log.head_row then
+    chunk = log.head
+  elseif row == log.tail_row then
+    chunk = log.tail
+  else
+    _, _, chunk = log_rare().row(log, row)
+  end
+  return chunk and (chunk * CHUNK + offset) * log.width
 end
 
--- How long ago an entry was made (negative when a clock has gone back since), and its total; nothing when the log is lost.
--- Its neighbour is read with it. What is known of them stands in `ages` and `totals`, by place.
+-- Returns the age of an entry (negative when a clock has gone back since), and its units; nothing when the log is
+-- lost. The next entry is read with it. `ages` and `each` cache both by place.
 local function log_entry(log, index)
-  local place = (log.first + index) % log.room
-  if not log.ages then
-    log.ages, log.totals = {}, {}
+  local place, ages, each = (log.first + index) % log.room, log.ages, log.each
+  if not ages then
+    ages, each = {}, {}
+    log.ages, log.each = ages, each
   end
-  if not log.ages[place] then
-    local last = math.min(place + 1, log.room - 1)
-    local bytes = forgive('GETRANGE', log.key, place * log.width, (last + 1) * log.width - 1)
-    if not bytes or #bytes ~= (last + 1 - place) * log.width then
+  local newest, age = log.newest, ages[place]
+  local ahead = log.now - newest
+  if not age then
+    local width, last, from = log.width, place + 1, log_at(log, place)
+    if last == log.room or last % CHUNK == 0 then
+      last = place
+    end
+    local length = (last + 1 - place) * width
+    local bytes = from and forgive('GETRANGE', log.key, from, from + length - 1)
+    if not bytes or #bytes ~= length then
       return
     end
     for at = place, last do
-      local instant, total = struct.unpack(log.format, bytes, (at - place) * log.width + 1)
-      -- None is later than the newest.
-      log.ages[at] = log.now - log.newest + (log.newest - instant) % log.instants
-      log.totals[at] = total
+      local instant, units = struct.unpack(log.format, bytes, (at - place) * width + 1)
+      -- No entry is later than the newest.
+      ages[at], each[at] = ahead + (newest - instant) % log.instants, units
     end
+    age = ages[place]
   end
-  if log.ages[place] - (log.now - log.newest) < log.period then
-    return log.ages[place], log.totals[place]
+  if age - ahead < log.period then
+    return age, each[place]
   end
 end
 
--- The first entry of which this is so, when it is so of all that follow; the length when it is so of none; nothing when the log is
--- lost. The first two are tried before halving: nearly always it is one of them.
+-- Returns the index of the first entry that matches, when all later ones match too; the length when none does;
+-- nothing when the log is lost. The first two entries are tried before halving, because one of them nearly always is
+-- the result.
 local function log_search(log, is_so)
   local low, high = 0, log.length
   while low < high do
     local middle = low < 2 and low or math.floor((low + high) / 2)
-    local age, total = log_entry(log, middle)
+    local age = log_entry(log, middle)
     if not age then
       return
     end
-    if is_so(age, total) then
+    if is_so(age) then
       high = middle
     else
       low = middle + 1
@@ -56,182 +93,513 @@ local function log_search(log, is_so)
   return low
 end
 
--- Without what is forgotten. A log that is lost is a fresh one.
+-- Removes expired entries. Returns false when none is left or the log is lost.
 local function log_expire(log)
   local expired = log_search(log, function(age) return age < log.period end)
   if not expired or expired == log.length then
-    log_clear(log)
+    return false
   elseif expired > 0 then
-    local _, before = log_entry(log, expired - 1)
-    local age = log_entry(log, expired)
-    log.first, log.length = (log.first + expired) % log.room, log.length - expired
-    log.units, log.oldest = (log.total - before) % TOTALS, log.now - age
+    local _, gone
+    if expired == 1 then
+      _, gone = log_entry(log, 0)
+    else
+      _, gone = log_rare().pass(log, expired, math.huge)
+    end
+    if not gone or gone >= log.units then
+      return false
+    end
+    log.first, log.length, log.units = (log.first + expired) % log.room, log.length - expired, log.units - gone
+    local age, units = log_entry(log, 0)
+    if units == 0 then
+      log_rare().skip(log)
+      age = log_entry(log, 0)
+    end
+    local offset = log.first - log.head_row * CHUNK
+    if not age or (offset < 0 or offset >= CHUNK) and not log_rare().locate(log) then
+      return false
+    end
+    log.oldest = log.now - age
   end
+  return true
 end
 
--- The log as it is now, and where the text that told of it ends. One that cannot be read is a fresh one.
+-- Returns the log as it is now, and the end of its text. A text that cannot be read is an empty log.
 function log_open(now, key, stored, from, at)
-  local till, units, oldest, first, length, total, room, after
+  local till, units, oldest, first, length, room, head, tail, after
   if from then
-    till, units, oldest, first, length, total, room, after =
-      string.match(stored, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)%]()', from)
+    till, units, oldest, first, length, room, head, tail, after =
+      string.match(stored, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)%]()', from)
+  end
+  if not after then
+    till, units, oldest, first, length, room, head, tail = 0, 0, 0, 0, 0, 0, 0, 0
   end
   local bytes, period = ARGV[at + 2], ARGV[at + 1] + 0
-  -- All of its fields stand here: a table that grows is made anew.
+  local width = bytes + 4
+  till, first, room, head, tail = till + 0, first + 0, room + 0, head + 0, tail + 0
+  units, oldest, length = units + 0, oldest + 0, length + 0
+  -- All fields are listed here, because a table that grows is allocated anew.
   local log = {
-    now = now, key = key, stored = stored, amount = ARGV[at] + 0, period = period, newest = (till or 0) - period,
-    format = '>I' .. bytes .. 'I4', width = bytes + 4, instants = 256 ^ bytes, ages = false, totals = false,
-    till = (till or 0) + 0, units = (units or 0) + 0, oldest = (oldest or 0) + 0, first = (first or 0) + 0,
-    length = (length or 0) + 0, total = (total or 0) % TOTALS, room = (room or 0) + 0,
+    now = now, key = key, stored = stored, amount = ARGV[at] + 0, period = period, newest = till - period,
+    format = '>I' .. bytes .. 'I4', width = width, instants = 256 ^ (width - 4), ages = false, each = false, rows = false,
+    asked = 0, till = till, units = units, oldest = oldest, first = first, length = length, room = room,
+    size = room * width, head = head, tail = tail, head_row = 0, tail_row = 0,
   }
-  if not after or log.till <= now or log.till >= TWO_54 or log.units >= TOTALS or log.length == 0
-    or log.length > log.room or log.first >= log.room or log.room * log.width > LONGEST then
-    log_clear(log)
-  elseif now - log.oldest >= period then
-    log_expire(log)
+  local is_sound = after and till > now and till < TWO_54 and units < TWO_32 and length > 0 and length <= room
+    and first < room and head * CHUNK < room and tail * CHUNK < room
+  if room > CHUNK then
+    local offset, newest = first % CHUNK, (first + length - 1) % room
+    log.size = log.size + room / CHUNK * ROW
+    log.head_row, log.tail_row = (first - offset) / CHUNK, (newest - newest % CHUNK) / CHUNK
+    is_sound = is_sound and room % CHUNK == 0 and offset + length <= room
+  end
+  if not is_sound or log.size > LONGEST or now - oldest >= period and not log_expire(log) then
+    log.till, log.units, log.oldest, log.first, log.length, log.room = 0, 0, 0, 0, 0, 0
+    log.size, log.head, log.tail, log.head_row, log.tail_row = 0, 0, 0, 0, 0
   end
   return log, after
 end
 
--- Microseconds until no more than so many units are left in the window; of a log that is lost, until the oldest has left, when
--- that will be found out.
+-- Returns the microseconds until at most `units` are left in the window. For a lost log, that is until the oldest
+-- entry expires, when the loss is found.
 local function log_falls_to(log, units)
   local leaving, age = log.units - units, log.now - log.oldest
   if leaving <= 0 or log.length == 0 then
     return 0
   elseif leaving > 1 then
-    local before = log.total - log.units
-    local index = log_search(log, function(_, total) return (total - before) % TOTALS >= leaving end)
+    local index = log_rare().pass(log, log.length, leaving)
     age = index and index < log.length and log_entry(log, index) or age
   end
-  return log.period - math.max(math.min(age, log.period - 1), 0)
+  if age < 0 then
+    return log.period
+  end
+  return age < log.period and log.period - age or 1
 end
 
--- What is told of it: the units in it, and microseconds until more remain, and until the cost fits.
+-- Returns the units in the log, and the microseconds until more remain and until the cost fits.
 function log_told(log, cost)
-  local remaining = math.max(log.amount - log.units, 0)
-  local reset = log.units > 0 and log_falls_to(log, log.amount - math.min(remaining + 1, log.amount)) or 0
-  return log.units, reset, cost > remaining and log_falls_to(log, log.amount - cost) or 0
-end
-
--- Runs each command that is still to come, so that a missing right is found before an entry is changed in place. New entries need
--- no such care: until the small states are stored, which is last, nothing reads them.
-local function log_try_rights(log, keep)
-  if keep then
-    redis.call('PEXPIRE', log.key, keep)
+  local units, amount, reset = log.units, log.amount, 0
+  local remaining = units < amount and amount - units or 0
+  if units > 0 then
+    reset = log_falls_to(log, remaining < amount and amount - remaining - 1 or 0)
   end
-  forgive('STRLEN', log.key)
-  forgive('GETRANGE', log.key, 0, 0)
-  redis.call('SET', KEYS[1], log.stored, 'KEEPTTL')
+  return units, reset, cost > remaining and log_falls_to(log, amount - cost) or 0
 end
 
--- Adds a hit. What is ahead of now counts as made now from here on.
+-- Adds a hit. Entries ahead of now count as made now from here on.
 function log_add(log, cost)
-  local now = log.now
-  local is_lost, is_again = false, log.length > 0 and log.newest == now
-  local is_in_place = log.length > 0 and log.newest >= now
-  if log.length > 0 and log.newest > now then
-    local past = log_search(log, function(age) return age < 0 end)
-    is_lost, log.length = not past, past or 0
-    is_again = log.length > 0 and log_entry(log, log.length - 1) == 0
-  end
-  -- It is kept for an eighth longer than it matters, and so has to be told to stay only once in an eighth of a period.
+  local now, units = log.now, cost
+  local is_lost, is_in_place = false, log.length > 0 and log.newest >= now
+  local is_again = is_in_place and log.newest == now
+  -- The key lives an eighth of a period longer than the log, so that its expiry is set once in an eighth of a period.
   local eighth = log.period / 8
-  local is_kept = math.floor(now / eighth) == math.floor(log.newest / eighth) and not ARGV[NOW]
-  if log.length == 0 then
-    log.oldest = now
-  end
-  log.total, log.units = (log.total + cost) % TOTALS, log.units + cost
-  if not is_again then
-    log.length = log.length + 1
-  end
-  log.till, log.newest = now + log.period, now
-  local entry = struct.pack(log.format, now % log.instants, log.total)
+  local this, other = now / eighth, log.newest / eighth
+  local is_kept = this - this % 1 == other - other % 1 and not ARGV[NOW]
   local keep = (log.period + eighth) / 1000 + GRACE
   keep = keep - keep % 1
   if is_in_place then
-    log_try_rights(log, keep)
+    local _, before
+    if is_again then
+      _, before = log_entry(log, log.length - 1)
+    else
+      is_again, before = log_rare().cut(log)
+    end
+    is_lost, units = not before, (before or 0) + cost
+    log_rare().try_rights(log, keep)
   end
-  local old = ''
-  if not is_lost and log.length <= log.room then
-    local place = (log.first + log.length - 1) % log.room
-    -- At the last place a log that was lost would look like one that was not.
-    local is_there = place < log.room - 1 or forgive('STRLEN', log.key) == log.room * log.width
+  local length = is_again and log.length or log.length + 1
+  if length == 1 then
+    log.oldest = now
+  end
+  local entry = struct.pack(log.format, now % log.instants, units)
+  local is_written = false
+  if not is_lost and log.room > 0
+    and length + (log.room > CHUNK and log.first % CHUNK or 0) > log.room then
+    is_written = log.room < CHUNK
+    is_lost = not log_rare().grow(log, entry, keep)
+  end
+  log.till, log.newest, log.units, log.length = now + log.period, now, log.units + cost, length
+  if not is_lost and is_written then
+    return
+  end
+  if not is_lost and log.room > 0 then
+    local place = (log.first + length - 1) % log.room
+    local offset = place % CHUNK
+    local row, from = (place - offset) / CHUNK
+    if row == log.tail_row then
+      from = (log.tail * CHUNK + offset) * log.width
+    else
+      from = log_at(log, place)
+      log.tail, log.tail_row = from and (from / log.width - offset) / CHUNK, row
+    end
+    -- At the end of the string a lost log would get the same length.
+    local is_there = from and (from + log.width < log.size or forgive('STRLEN', log.key) == log.size)
     if is_there and not is_kept then
       redis.call('PEXPIRE', log.key, keep)
     end
-    if is_there and forgive('SETRANGE', log.key, place * log.width, entry) == log.room * log.width then
+    if is_there and forgive('SETRANGE', log.key, from, entry) == log.size then
       if log.ages then
-        log.ages[place], log.totals[place] = 0, log.total
+        log.ages[place], log.each[place] = 0, units
+      end
+      if offset == CHUNK - 1 and log.room > CHUNK then
+        log_rare().complete(log)
       end
       return
     end
-  elseif not is_lost and log.room > 0 then
-    -- It grows by being written anew, which takes no more memory than is asked for.
-    old = forgive('GET', log.key)
-    if old and #old == log.room * log.width then
-      local cut = log.first * log.width
-      old = string.sub(old, cut + 1) .. string.sub(old, 1, cut)
-      old = string.sub(old, 1, (log.length - 1) * log.width)
-    else
-      old = ''
-    end
   end
-  if old == '' then
-    log.units, log.length, log.oldest, log.room = cost, 1, now, 0
-  end
-  log.ages = false
-  log.first, log.room = 0, math.max(math.min(log.room * 2, log.amount), log.length, 4)
-  local padding = string.rep('\0', (log.room - log.length) * log.width)
-  redis.call('SET', log.key, old .. entry .. padding, 'PX', keep)
+  log.units, log.length, log.oldest, log.first, log.room, log.size = cost, 1, now, 0, 4, 4 * log.width
+  log.head, log.tail, log.head_row, log.tail_row, log.ages = 0, 0, 0, 0, false
+  entry = struct.pack(log.format, now % log.instants, cost)
+  redis.call('SET', log.key, entry .. string.rep('\0', 3 * log.width), 'PX', keep)
 end
 
 function log_text(log, tag)
-  return string.format('%s%d%08d,%u,%d%08d,%u,%u,%u,%u]', tag, log.till / 100000000, log.till % 100000000, log.units,
-    log.oldest / 100000000, log.oldest % 100000000, log.first, log.length, log.total, log.room)
+  return string.format('%s%d%08d,%u,%d%08d,%u,%u,%u,%u,%u]', tag, log.till / 100000000, log.till % 100000000, log.units,
+    log.oldest / 100000000, log.oldest % 100000000, log.first, log.length, log.room, log.head, log.tail)
+end
+
+local rare = false
+function log_rare()
+  if rare then
+    return rare
+  end
+
+  -- Returns a row: the sum, the number of entries, and the chunk's position. Nothing when the log is lost. The first
+  -- few rows are read one by one, then the table is read as a whole.
+  local function row(log, number)
+    local from, bytes, at = log.room * log.width, log.rows, number * ROW
+    if not bytes and log.asked < 4 then
+      log.asked = log.asked + 1
+      bytes, at = forgive('GETRANGE', log.key, from + at, from + at + ROW - 1), 0
+    elseif not bytes then
+      log.rows = forgive('GETRANGE', log.key, from, log.size - 1)
+      bytes = log.rows
+    end
+    if bytes and #bytes >= at + ROW then
+      local sum, many, chunk = struct.unpack('>I4I2I4', bytes, at + 1)
+      if many <= CHUNK and chunk * CHUNK < log.room then
+        return sum, many, chunk
+      end
+    end
+  end
+
+  local function write_row(log, number, sum, many, chunk)
+    local bytes = struct.pack('>I4I2I4', sum % TWO_32, many, chunk)
+    redis.call('SETRANGE', log.key, log.room * log.width + number * ROW, bytes)
+    log.rows = false
+  end
+
+  -- Looks up the chunks of the first and of the last entry. Returns false when the log is lost.
+  local function locate(log)
+    local head, tail = math.floor(log.first / CHUNK), math.floor((log.first + log.length - 1) % log.room / CHUNK)
+    if log.room > CHUNK then
+      local _
+      _, _, log.head = row(log, head)
+      _, _, log.tail = row(log, tail)
+      log.head_row, log.tail_row = head, tail
+    end
+    return log.head and log.tail
+  end
+
+  -- Returns the bytes of `count` entries, which lie in one chunk if the log has several; nothing when the log is lost.
+  local function read(log, index, count)
+    local place = (log.first + index) % log.room
+    local straight, from = math.min(count, log.room - place), log_at(log, place)
+    local bytes = from and forgive('GETRANGE', log.key, from, from + straight * log.width - 1) or ''
+    if straight < count then
+      bytes = bytes .. (forgive('GETRANGE', log.key, 0, (count - straight) * log.width - 1) or '')
+    end
+    return #bytes == count * log.width and bytes or nil
+  end
+
+  -- Returns the units of `count` entries from an offset on, and one number more. Lua's stack bounds `count`.
+  local function units_of(log, bytes, from, count)
+    local format = string.rep(string.rep('x', log.width - 4) .. 'I4', count)
+    return { struct.unpack('>' .. format, bytes, from * log.width + 1) }
+  end
+
+  -- Counts entries from the oldest on, until the next one's units would make the sum `enough`, and `count` at most.
+  -- Returns their number and the sum of their units; nothing when the log is lost.
+  local function pass(log, count, enough)
+    local index, passed = 0, 0
+    while index < count do
+      local place = (log.first + index) % log.room
+      local step = math.min(CHUNK - place % CHUNK, log.room - place, count - index)
+      local sum = step == CHUNK and log.room > CHUNK and row(log, place / CHUNK)
+      if sum and passed + sum < enough then
+        index, passed = index + step, passed + sum
+      else
+        step = math.min(step, 32)
+        local bytes = read(log, index, step)
+        if not bytes then
+          return
+        end
+        local each = units_of(log, bytes, 0, step)
+        for at = 1, step do
+          if passed + each[at] >= enough then
+            return index + at - 1, passed
+          end
+          passed = passed + each[at]
+        end
+        index = index + step
+      end
+    end
+    return count, passed
+  end
+
+  -- Skips places without units at the front, which are the rest of a chunk.
+  local function skip(log)
+    local rest = math.min(CHUNK - log.first % CHUNK, log.length - 1)
+    log.first, log.length = (log.first + rest) % log.room, log.length - rest
+  end
+
+  -- Cuts off places without units at the end. Returns false when the log is lost.
+  local function trim(log)
+    if log.room > CHUNK and log.length > 0 then
+      local place = (log.first + log.length - 1) % log.room
+      local age, units = log_entry(log, log.length - 1)
+      if units == 0 then
+        local _, many = row(log, math.floor(place / CHUNK))
+        log.length = many and math.max(log.length - (place % CHUNK + 1 - many), 0)
+        return many
+      end
+      return age
+    end
+    return true
+  end
+
+  -- Cuts off entries ahead of now, and the one at now. Returns whether there is one, and the units of all of them;
+  -- nothing when the log is lost.
+  local function cut(log)
+    local past = log_search(log, function(age) return age < 0 end)
+    if past then
+      log.length = past
+    end
+    if not past or not trim(log) then
+      log.length = 0
+      return false
+    end
+    local is_again = log.length > 0 and log_entry(log, log.length - 1) == 0
+    local _, before = pass(log, is_again and log.length - 1 or log.length, math.huge)
+    if not before or before > log.units then
+      return false
+    end
+    local ahead = log.units - before
+    return is_again, ahead
+  end
+
+  -- Runs each command that is still to come, so that a missing right is found before an entry is changed in place. A
+  -- new entry does not need this: nothing reads it until the small states are written, which is last.
+  local function try_rights(log, keep)
+    if keep then
+      redis.call('PEXPIRE', log.key, keep)
+    end
+    forgive('STRLEN', log.key)
+    forgive('GETRANGE', log.key, 0, 0)
+    -- No bytes change nothing.
+    forgive('SETRANGE', log.key, 0, '')
+    redis.call('SET', KEYS[1], log.stored, 'KEEPTTL')
+  end
+
+  -- Writes the row of the last chunk when its last place is in use.
+  local function complete(log)
+    local sum, from = 0, log.tail * CHUNK * log.width
+    local bytes = redis.call('GETRANGE', log.key, from, from + CHUNK * log.width - 1)
+    -- Four at a time without a table takes half the time of `units_of`.
+    local unpack, format = struct.unpack, '>' .. string.rep('I' .. log.width - 4 .. 'I4', 4)
+    for at = 1, CHUNK * log.width, 4 * log.width do
+      local _, a, _, b, _, c, _, d = unpack(format, bytes, at)
+      sum = sum + a + b + c + d
+    end
+    write_row(log, log.tail_row, sum, CHUNK, log.tail)
+  end
+
+  -- Makes room in a full ring, and adds the entry to one of less than a chunk. Returns false when the log is lost.
+  local function grow(log, entry, keep)
+    local room, width = log.room, log.width
+    if room < CHUNK then
+      -- A short log is written anew, which takes no more memory than the log itself.
+      local bytes = forgive('GET', log.key)
+      if not bytes or #bytes ~= log.size then
+        return false
+      end
+      if KEYS[3] then
+        -- A command for another log could fail after this one is written.
+        try_rights(log, keep)
+      end
+      log.room = math.min(math.max(math.min(room * 2, log.amount), room + 1), CHUNK)
+      log.size = log.room * width
+      bytes = string.sub(bytes, log.first * width + 1) .. string.sub(bytes, 1, log.first * width) .. entry
+      redis.call('SET', log.key, bytes .. string.rep('\0', log.size - #bytes), 'PX', keep)
+      log.first = 0
+    elseif forgive('STRLEN', log.key) ~= log.size then
+      return false
+    elseif room == CHUNK then
+      local bytes, _, sum = read(log, 0, CHUNK), pass(log, CHUNK, math.huge)
+      if not bytes or not sum then
+        return false
+      end
+      try_rights(log, keep)
+      log.room, log.first, log.size = 2 * CHUNK, 0, 2 * CHUNK * width + 2 * ROW
+      local rows = struct.pack('>I4I2I4I4I2I4', sum, CHUNK, 0, 0, 0, 1)
+      redis.call('SET', log.key, bytes .. string.rep('\0', CHUNK * width) .. rows, 'PX', keep)
+    else
+      -- A long log gets more chunks at the end of the string, and their rows in front of the first entry's row.
+      local rows = forgive('GETRANGE', log.key, room * width, -1)
+      try_rights(log, keep)
+      local count, first = room / CHUNK, math.floor(log.first / CHUNK)
+      -- Without refunds, two chunks more than the limit needs suffice.
+      local enough = math.max(math.ceil(log.amount / CHUNK) + 2 - count, 1)
+      local more, new = math.min(math.ceil(count / 4), 64, enough), ''
+      for chunk = count, count + more - 1 do
+        new = new .. struct.pack('>I4I2I4', 0, 0, chunk)
+      end
+      if first > 0 then
+        rows = string.sub(rows, 1, first * ROW) .. new .. string.sub(rows, first * ROW + 1)
+        log.first, log.head_row = log.first + more * CHUNK, log.head_row + more
+      else
+        rows = rows .. new
+      end
+      log.room, log.size = room + more * CHUNK, log.size + more * (CHUNK * width + ROW)
+      local old = room < REWRITTEN and forgive('GETRANGE', log.key, 0, room * width - 1)
+      if old then
+        redis.call('SET', log.key, old .. string.rep('\0', more * CHUNK * width) .. rows, 'PX', keep)
+      else
+        redis.call('SETRANGE', log.key, log.room * width, rows)
+      end
+    end
+    log.ages, log.rows = false, false
+    return true
+  end
+
+  rare = {
+    row = row, write_row = write_row, locate = locate, read = read, pass = pass, skip = skip, trim = trim, cut = cut,
+    try_rights = try_rights, complete = complete, grow = grow,
+  }
+  return rare
 end
 
 -- Only for refunds.
 
--- Gives a hit back. Takes as long as there are later ones.
+-- Removes the row of a chunk in between, by its number from the first. The chunk is free then.
+local function log_drop(log, number)
+  local from, first = log.room * log.width, math.floor(log.first / CHUNK) * ROW
+  local rows = redis.call('GETRANGE', log.key, from, -1)
+  rows = string.sub(rows, first + 1) .. string.sub(rows, 1, first)
+  local cut = number * ROW
+  rows = string.sub(rows, 1, cut) .. string.sub(rows, cut + ROW + 1) .. string.sub(rows, cut + 1, cut + ROW)
+  redis.call('SETRANGE', log.key, from, string.sub(rows, #rows - first + 1) .. string.sub(rows, 1, #rows - first))
+  log.length, log.rows, log.head_row, log.tail_row = log.length - CHUNK, false, -1, -1
+end
+
+-- Writes the entries of a chunk in between, from a place on, and fills its other places.
+local function log_fill(log, chunk, at, entries)
+  local last = string.sub(entries, -log.width, -5) .. '\0\0\0\0'
+  local missing = CHUNK - at - #entries / log.width
+  redis.call('SETRANGE', log.key, (chunk * CHUNK + at) * log.width, entries .. string.rep(last, missing))
+end
+
+-- Moves the entries of the next chunk into this one, if both are in between and there is room.
+local function log_join(log, number)
+  local count, last = log.room / CHUNK, math.floor((log.first % CHUNK + log.length - 1) / CHUNK)
+  if number < 0 or number + 1 >= last or number == 0 and log.first % CHUNK > 0 then
+    return
+  end
+  local row = (math.floor(log.first / CHUNK) + number) % count
+  local sum, many, chunk = log_rare().row(log, row)
+  local other_sum, others, other = log_rare().row(log, (row + 1) % count)
+  if chunk and other and many + others <= CHUNK then
+    local from = other * CHUNK * log.width
+    local entries = redis.call('GETRANGE', log.key, from, from + others * log.width - 1)
+    log_fill(log, chunk, many, entries)
+    log_rare().write_row(log, row, sum + other_sum, many + others, chunk)
+    log_drop(log, number + 1)
+  end
+end
+
+-- Takes units from an entry, and removes it when it has no more. Returns false when the log is lost.
+local function log_take(log, index, units, taken)
+  local place = (log.first + index) % log.room
+  local from, offset, number, last, row, sum, many, chunk = log_at(log, place), place % CHUNK, 0, 0
+  if log.room > CHUNK then
+    number = math.floor((log.first % CHUNK + index) / CHUNK)
+    last = math.floor((log.first % CHUNK + log.length - 1) / CHUNK)
+    row = math.floor(place / CHUNK)
+    sum, many, chunk = log_rare().row(log, row)
+    if not chunk then
+      return false
+    end
+  end
+  local is_between = number < last and (number > 0 or log.first % CHUNK == 0)
+  if taken < units then
+    redis.call('SETRANGE', log.key, from + log.width - 4, struct.pack('>I4', units - taken))
+    if row then
+      log_rare().write_row(log, row, sum - taken, many, chunk)
+    end
+  elseif index == 0 and not is_between or number < last and not is_between then
+    -- In the first chunk, some of which has expired, the entries up to this one move on by one place.
+    if index > 0 then
+      redis.call('SETRANGE', log.key, log_at(log, log.first) + log.width, log_rare().read(log, 0, index))
+    end
+    log.first, log.length, log.ages = (log.first + 1) % log.room, log.length - 1, false
+    local _, left = nil, 1
+    if log.length > 0 then
+      _, left = log_entry(log, 0)
+    end
+    if left == 0 then
+      log_rare().skip(log)
+    end
+  elseif not is_between then
+    -- In the last chunk, the entries behind this one move back by one place.
+    local behind = log.length - 1 - index
+    if behind > 0 then
+      local bytes, straight = log_rare().read(log, index + 1, behind), log.room - place
+      redis.call('SETRANGE', log.key, from, string.sub(bytes, 1, straight * log.width))
+      if straight < behind then
+        redis.call('SETRANGE', log.key, 0, string.sub(bytes, straight * log.width + 1))
+      end
+    end
+    log.length, log.ages = log.length - 1, false
+    log_rare().trim(log)
+  elseif many == 1 then
+    log_drop(log, number)
+  else
+    local base = chunk * CHUNK * log.width
+    local entries = redis.call('GETRANGE', log.key, base, base + many * log.width - 1)
+    entries = string.sub(entries, 1, offset * log.width) .. string.sub(entries, (offset + 1) * log.width + 1)
+    log_fill(log, chunk, 0, entries)
+    log_rare().write_row(log, row, sum - units, many - 1, chunk)
+    log_join(log, number)
+    log_join(log, number - 1)
+  end
+  log.ages, log.units = false, math.max(log.units - taken, 0)
+  return true
+end
+
+-- Gives a hit back. Returns whether the log has changed.
 function log_take_back(log, made, cost)
   local age = log.now - made
-  if log.length == 0 or forgive('STRLEN', log.key) ~= log.room * log.width then
+  if log.length == 0 or forgive('STRLEN', log.key) ~= log.size then
     return false
   end
   local index = log_search(log, function(other) return other <= age end)
-  if not index or index == log.length or log_entry(log, index) ~= age then
+  if not index or index == log.length then
     return false
   end
-  log_try_rights(log)
-  local before = log.total - log.units
-  if index > 0 then
-    local _, total = log_entry(log, index - 1)
-    before = total
+  local same, units = log_entry(log, index)
+  if same ~= age or units == 0 then
+    return false
   end
-  local _, total = log_entry(log, index)
-  local units = (total - before) % TOTALS
-  local taken = math.min(cost, units)
-  if taken == units and index == 0 then
-    log.first = (log.first + 1) % log.room
-    log.length = log.length - 1
-  else
-    -- An entry of which nothing is left makes way.
-    local gone = taken == units and 1 or 0
-    for later = index, log.length - 1 - gone do
-      local from, to = (log.first + later + gone) % log.room * log.width, (log.first + later) % log.room * log.width
-      local instant, sum = struct.unpack(log.format, redis.call('GETRANGE', log.key, from, from + log.width - 1))
-      redis.call('SETRANGE', log.key, to, struct.pack(log.format, instant, (sum - taken) % TOTALS))
-    end
-    log.length, log.total = log.length - gone, (log.total - taken) % TOTALS
+  log_rare().try_rights(log)
+  if not log_take(log, index, units, math.min(cost, units)) then
+    return false
   end
-  log.units, log.ages = log.units - taken, false
   local oldest, newest
-  if log.length > 0 then
+  if log.length > 0 and log_rare().locate(log) then
     oldest, newest = log_entry(log, 0), log_entry(log, log.length - 1)
   end
-  if not newest then
-    redis.call('UNLINK', log.key)
+  if not oldest or not newest then
+    -- The log is empty. It expires at once, by a command whose right is known.
+    redis.call('SET', log.key, '', 'PX', 1)
     log.till = 0
     return true
   end

@@ -3,6 +3,8 @@
 mod access;
 mod cluster;
 mod decisions;
+mod logs;
+mod memory;
 mod rights;
 mod scripts;
 mod sentinels;

@@ -4,10 +4,12 @@ use std::iter;
 use std::time::Duration;
 
 use common::harness::DEADLINE;
+use common::servers::storage::RUNTIME;
 use common::servers::{Cluster, Server};
 use common::{EVERY_STRATEGY, foreign, policy};
-use tower_ratelimit::storage::{RedisStorage, RedisStorageError};
-use tower_ratelimit::{Decision, Key, Policy, RateLimiter};
+use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage, RedisStorageError};
+use tower_ratelimit::strategy::State;
+use tower_ratelimit::{Decision, Key, Op, Policy, RateLimiter, Storage};
 
 use super::{LONG, ready, storage};
 
@@ -177,6 +179,66 @@ async fn hit_that_failed_is_not_counted_when_the_right_is_given() {
             // Each of the two may give a hit back.
             let all = 1 + without.admitted + with.admitted;
             assert!((6..=8).contains(&all), "{command}, {policy}: {all}");
+        }
+    }
+}
+
+/// Logs that are about to grow, of one entry to several chunks, beside another log and alone.
+#[test]
+fn hit_or_refund_that_failed_changes_no_log() {
+    let server = Server::start(&[]);
+    let key = Key::from("k");
+    for entries in [4, 8, 255, 256, 511, 512, 513] {
+        for text in ["moving-window 600/day", "moving-window 600/day; moving-window 700 per 2 days"] {
+            let policy = policy(text);
+            server.ask(&["FLUSHALL"]);
+            server.ask(&documented());
+            let (clock, url) =
+                (ManualClock::default(), server.url().replace("redis://", "redis://ratelimit:password@"));
+            let storage = RedisStorage::new(&url).unwrap().deadline(DEADLINE).clock(clock.clone());
+            let (mut states, mut hits) = (vec![State::Fresh; policy.limits().len()], Vec::new());
+            RUNTIME.block_on(async {
+                let decide = async |op| storage.decide(Ask::new(&policy, &key, op, 1)).await;
+                for _ in 0..entries {
+                    clock.advance(Duration::from_millis(1));
+                    let _ = policy.decide(&mut states, clock.now(), Op::Hit, 1);
+                    hits.push(decide(Op::Hit).await.unwrap());
+                }
+                for (step, command) in
+                    ["set", "setrange", "pexpire", "strlen", "getrange", "get"].into_iter().enumerate()
+                {
+                    let old = &hits[step % hits.len()];
+                    server.ask(&["ACL", "SETUSER", "ratelimit", &format!("-{command}")]);
+                    let mut failed = 0;
+                    for at_once in [true, false] {
+                        // At the instant of the newest entry, which is changed in place, and later.
+                        if !at_once {
+                            clock.advance(Duration::from_millis(1));
+                        }
+                        let hit = decide(Op::Hit).await;
+                        failed += usize::from(hit.is_err());
+                        if hit.is_ok() {
+                            let _ = policy.decide(&mut states, clock.now(), Op::Hit, 1);
+                        }
+                    }
+                    match storage.refund(&policy, &key, old).await {
+                        Ok(()) => policy.refund(&mut states, clock.now(), old),
+                        Err(_) => failed += 1,
+                    }
+                    assert!(failed > 0, "{command}, {entries} entries of {text}");
+                    server.ask(&["ACL", "SETUSER", "ratelimit", &format!("+{command}")]);
+                    let found = decide(Op::Peek).await.unwrap();
+                    let expected = policy.decide(&mut states, clock.now(), Op::Peek, 1);
+                    assert_eq!(found, expected, "{command}, {entries} entries of {text}");
+                }
+                // All that was admitted leaves when it should.
+                clock.advance(Duration::from_millis(86_400_000 - entries / 2));
+                for _ in 0..4 {
+                    let found = decide(Op::Hit).await.unwrap();
+                    let expected = policy.decide(&mut states, clock.now(), Op::Hit, 1);
+                    assert_eq!(found, expected, "{entries} entries of {text}");
+                }
+            });
         }
     }
 }

@@ -1,6 +1,5 @@
 //! States that changed since the storage wrote them: logs are lost, other programs write, clocks
-//! are
-//! put back, and releases of a program differ.
+//! are put back, and releases of a program differ.
 
 use std::time::Duration;
 
@@ -51,7 +50,7 @@ fn damaged_log_heals_within_a_period() {
         let clock = ManualClock::default();
         let now = clock.now().as_micros();
         let storage = on(&server, clock.clone()).prefix("odd");
-        let small: Vec<String> = (0..7)
+        let small: Vec<String> = (0..8)
             .map(|place| match (numbers.below(8), place) {
                 (0, _) => "9".repeat(400),
                 (1, _) => "4294967295".to_owned(),
@@ -88,6 +87,57 @@ fn damaged_log_heals_within_a_period() {
         clock.advance(Duration::from_micros(3 * DAY));
         let admitted = (0..7).filter(|_| hit(&storage, &policy).is_admitted()).count();
         assert_eq!(admitted, 5, "{text}: healed");
+    }
+}
+
+/// Bytes of rows and entries are overwritten, or the small states hold other numbers.
+#[test]
+fn damaged_log_of_several_chunks_heals_within_a_period() {
+    let server = Server::start(&[]);
+    let mut numbers = Numbers(0x2468_ace1_1357_9bdf);
+    let policy = policy("moving-window 5000/day").with_name("p");
+    let states = "chunks:{p|t:k}";
+    let log = format!("{states}:{LOG}");
+    let clock = ManualClock::default();
+    let storage = on(&server, clock.clone()).prefix("chunks");
+    let mut last = None;
+    for _ in 0..1_500 {
+        clock.advance(Duration::from_millis(1));
+        last = Some(hit(&storage, &policy));
+    }
+    let (start, last) = (clock.now(), last.unwrap());
+    server.ask(&["COPY", states, "states"]);
+    server.ask(&["COPY", &log, "log"]);
+    let room = server.ask(&["STRLEN", "log"]).to_string().parse::<u64>().unwrap();
+    for round in 0..400 {
+        server.ask(&["COPY", "states", states, "REPLACE"]);
+        server.ask(&["COPY", "log", &log, "REPLACE"]);
+        clock.set(start.plus(numbers.one_of(&[1, 1, DAY - 1_000_000])));
+        // The table of rows is at the end.
+        let from = numbers.one_of(&[room - 90, room - 20, 0]);
+        for _ in 0..=numbers.below(9) {
+            let at = (from + numbers.below(80)).min(room - 1).to_string();
+            server.ask(&["SETRANGE", &log, &at, numbers.one_of(&["\x7f", "\0", "\x01", "x"])]);
+        }
+        if round % 4 == 0 {
+            let Reply::Text(text) = server.ask(&["GET", states]) else { panic!("no states") };
+            let mut small: Vec<String> = text.trim_end_matches(']').split(',').map(str::to_owned).collect();
+            let at = usize::try_from(1 + numbers.below(small.len() as u64 - 1)).unwrap();
+            small[at] = numbers.one_of(&[0, 1, 3, 300, 512, 1_500, 4_294_967_295_u64]).to_string();
+            server.ask(&["SET", states, &format!("{}]", small.join(","))]);
+        }
+        for step in 0..12 {
+            let op = if step % 4 == 3 { Op::Peek } else { Op::Hit };
+            let cost = numbers.one_of(&[1, 2, 4_000, 5_000]);
+            let decided = RUNTIME.block_on(storage.decide(Ask::new(&policy, &Key::from("k"), op, cost)));
+            assert!(decided.is_ok(), "round {round}, step {step}: {decided:?}");
+            if step == 6 {
+                RUNTIME.block_on(storage.refund(&policy, &Key::from("k"), &last)).unwrap();
+            }
+            clock.advance(Duration::from_micros(numbers.one_of(&[0, 1_000, 300_000])));
+        }
+        clock.advance(Duration::from_micros(3 * DAY));
+        assert_eq!(hit(&storage, &policy).remaining(), 4_999, "round {round}: healed");
     }
 }
 

@@ -1,0 +1,43 @@
+//! The documented memory of a client.
+
+use common::policy;
+use common::servers::{Reply, Server};
+use tower_ratelimit::{Key, RateLimiter};
+
+use super::{ready, storage};
+
+const DOCS: &str = include_str!("../../../src/storage/redis/mod.rs");
+
+/// The rows of the table: a policy, the hits of the client, and the documented bytes.
+fn documented() -> Vec<(String, u32, u64)> {
+    let table = DOCS.split("# Memory").nth(1).unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("/// | `"));
+    let cells = rows.map(|row| row.split('|').map(|cell| cell.trim().replace(['`', ','], "")).collect::<Vec<_>>());
+    cells.map(|cells| (cells[0].clone(), cells[1].parse().unwrap(), cells[2].parse().unwrap())).collect()
+}
+
+/// Field defect: the documentation did not say how much memory a client takes.
+#[tokio::test]
+async fn client_takes_as_much_memory_as_documented() {
+    let rows = documented();
+    assert_eq!(rows.len(), 6);
+    let mut wrong = Vec::new();
+    for (text, hits, bytes) in rows {
+        let server = Server::start(&[]);
+        let storage = storage(&server.url());
+        ready(&storage).await;
+        let limiter = RateLimiter::with_storage(policy(&text).with_name("free"), storage);
+        for _ in 0..hits {
+            assert!(limiter.hit(&Key::from("alice")).await.unwrap().is_admitted());
+        }
+        let Reply::List(keys) = server.ask(&["KEYS", "*"]) else { panic!("no list") };
+        let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
+        assert!(keys.iter().any(|key| key == "rl:{free|t:alice}"), "{keys:?}");
+        let usage = |key: &String| server.ask(&["MEMORY", "USAGE", key]).to_string().parse::<u64>().unwrap();
+        let found: u64 = keys.iter().map(usage).sum();
+        if found.abs_diff(bytes) * 10 > bytes {
+            wrong.push(format!("{text}: {found} bytes instead of {bytes}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
