@@ -134,6 +134,12 @@ impl<S: CasStorage> Cas<S> {
         &self.shared.store
     }
 
+    /// Returns the number of keys that jobs are being done on.
+    #[cfg(any(feature = "memcached", feature = "etcd"))]
+    pub(in crate::storage) fn busy_keys(&self) -> usize {
+        self.shared.busy.len()
+    }
+
     /// What becomes of a job, which is begun when this is first polled.
     fn answer(&self, policy: &Policy, key: &Key, want: Want) -> impl Future<Output = Answer> + Send + use<S> {
         let (shared, policy, name, patience) =

@@ -3,6 +3,7 @@
 use std::pin::Pin;
 
 use super::{EtcdStorage, EtcdStorageError};
+use crate::storage::link::overloaded;
 use crate::storage::{Ask, CasError, Storage};
 use crate::{ConfigError, Decision, Key, Policy};
 
@@ -14,6 +15,9 @@ impl Storage for EtcdStorage {
     type Done = Later<()>;
 
     fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        if let Some(error) = self.store.members.overload(self.deciding.busy_keys()) {
+            return Box::pin(overloaded(error, self.store.deadline));
+        }
         self.told(self.deciding.decide(ask))
     }
 

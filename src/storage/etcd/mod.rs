@@ -69,7 +69,7 @@ use crate::storage::{Cas, Clock, deadline};
 ///    replaced when it breaks, and when calls have waited in vain for about three deadlines, also when their callers left
 ///    earlier.
 /// 6. At most 1,024 calls of a process are in flight on a connection, and fewer while calls miss their deadline. A call
-///    that does not fit is an error after half of its deadline: "overloaded", and nothing was sent.
+///    that does not fit is an error after three quarters of its deadline: "overloaded", and nothing was sent.
 ///
 /// | what happens | what [`OnError`](crate::OnError) decides on | and then |
 /// |---|---|---|

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, sleep};
 
 use super::{LinkError, Renewed, Usable};
 
@@ -24,10 +24,11 @@ const ANSWERS_PER_STEP: usize = 16;
 /// whole deadline do so three times.
 const HALF_DEADLINES: u32 = 5;
 
-/// Waits for half of the time that a call has, before it fails because it did not fit. Callers that try again at once would take
-/// all time from the connection otherwise.
-pub(in crate::storage) fn overload_pause(patience: Duration) -> Sleep {
-    sleep(patience / 2)
+/// Fails with this error, after three quarters of the time that the call has. Callers that try again at once would take all time from the
+/// connection otherwise.
+pub(in crate::storage) async fn overloaded<T, E>(error: E, patience: Duration) -> Result<T, E> {
+    sleep(patience * 3 / 4).await;
+    Err(error)
 }
 
 /// The calls on one connection.
@@ -83,7 +84,7 @@ impl<T: Connected + Send + Sync + 'static, E: LinkError> Renewed<T, E> {
     ///
     /// # Errors
     ///
-    /// When too many are in flight, after [a pause](overload_pause).
+    /// When too many are in flight, after three quarters of the time until the deadline.
     pub(in crate::storage) async fn begin<'a>(
         &'a self,
         connection: &'a Arc<T>,
@@ -93,8 +94,8 @@ impl<T: Connected + Send + Sync + 'static, E: LinkError> Renewed<T, E> {
         let limit = limit.load(Ordering::Relaxed) / ANSWERS_PER_STEP;
         if in_flight.fetch_add(1, Ordering::Relaxed) >= limit {
             in_flight.fetch_sub(1, Ordering::Relaxed);
-            overload_pause(deadline.saturating_duration_since(Instant::now())).await;
-            return Err(E::overloaded(self.name(), limit));
+            let patience = deadline.saturating_duration_since(Instant::now());
+            return overloaded(E::overloaded(self.name(), limit), patience).await;
         }
         let begun = Instant::now();
         let patience = deadline.saturating_duration_since(begun);

@@ -9,9 +9,7 @@ pub(super) mod socket;
 use std::fmt;
 use std::time::Duration;
 
-#[cfg(feature = "redis")]
-pub(super) use self::calls::overload_pause;
-pub(super) use self::calls::{Calls, Connected};
+pub(super) use self::calls::{Calls, Connected, MOST, overloaded};
 pub(super) use self::kind::Kind;
 pub(super) use self::ready::until_ready;
 pub(super) use self::renewed::{Renewed, Usable};

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::calls::{MOST, overload_pause};
+use super::calls::{MOST, overloaded};
 use super::{CONNECT_WITHIN, LinkError};
 
 /// After a failed attempt, for so long nobody makes another; each failure doubles it.
@@ -117,8 +117,8 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Renewed<T, E> {
             let waiting = Waiting(&self.waiting);
             if self.waiting.fetch_add(1, Ordering::Relaxed) >= MOST {
                 drop(waiting);
-                overload_pause(deadline.saturating_duration_since(Instant::now())).await;
-                return Err(E::overloaded(&self.name, MOST));
+                let patience = deadline.saturating_duration_since(Instant::now());
+                return overloaded(E::overloaded(&self.name, MOST), patience).await;
             }
             // Whether it has ended or is to be waited for no longer, the next look tells.
             let _ = timeout_at(deadline.min(attempt.until), attempt.ended.changed()).await;

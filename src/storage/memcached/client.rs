@@ -10,7 +10,7 @@ use super::meta::{self, Cas, Reply};
 use super::node::{Node, Request};
 use super::ring::Ring;
 use super::{MemcachedStorageError, expiry, keys};
-use crate::storage::link;
+use crate::storage::link::{self, LinkError};
 use crate::storage::url::Address;
 use crate::storage::{CasStorage, Clock, Loaded, Swapped};
 
@@ -63,6 +63,19 @@ impl Client {
             link::until_ready(deadline, |deadline| node.ping(deadline)).await?;
         }
         Ok(())
+    }
+
+    /// Returns the error of a call that does not fit while so many keys are busy, whichever server it goes to.
+    pub(super) fn overload(&self, busy: usize) -> Option<MemcachedStorageError> {
+        let most = link::MOST * self.servers.nodes.len();
+        let mut error = (busy >= most).then(|| MemcachedStorageError::overloaded("memcached", busy));
+        if error.is_some() {
+            return error;
+        }
+        for node in &self.servers.nodes {
+            error = Some(node.overload()?);
+        }
+        error
     }
 
     /// The server where the key lives, also when that is away: another one would not know what was counted.

@@ -77,6 +77,11 @@ impl Node {
         }
     }
 
+    /// Returns the error of a call that does not fit at the moment.
+    pub(super) fn overload(&self) -> Option<MemcachedStorageError> {
+        self.0.open.overload()
+    }
+
     /// A connection to ask on, if there is one by `deadline`.
     pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open>, MemcachedStorageError> {
         let Shared { address, open: renewed, time } = &*self.0;

@@ -11,6 +11,7 @@ use super::server_time::MachineClock;
 use super::url::Target;
 use crate::error::or_panic;
 use crate::storage::cas::skew;
+use crate::storage::link::overloaded;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Ask, Cas, Clock, Storage, deadline};
 use crate::{ConfigError, Decision, Key, Policy};
@@ -92,7 +93,7 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// 4. A connection is replaced when it breaks, and when calls have waited in vain for about three deadlines, also when
 ///    their callers left earlier.
 /// 5. At most 1,024 calls of a process are in flight on a connection, and fewer while calls miss their deadline. A call
-///    that does not fit is an error after half of its deadline: "overloaded", and nothing was sent.
+///    that does not fit is an error after three quarters of its deadline: "overloaded", and nothing was sent.
 /// 6. A state that was sent to be stored is not sent again, as it may have been
 ///    ([`may_have_counted`](MemcachedStorageError::may_have_counted)).
 ///
@@ -103,7 +104,7 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// | a reply is lost, a connection breaks | those in flight | once | nothing; they may have been counted, once |
 /// | a server evicts keys, or is flushed | none | | what those keys had counted: their clients start afresh |
 /// | out of memory, a state that is too large | those hits, at once; nothing is counted | until that is corrected | nothing |
-/// | more calls than a server answers | those that do not fit, after half of the deadline | as long as it lasts | nothing |
+/// | more calls than a server answers | those that do not fit, after three quarters of the deadline | as long as it lasts | nothing |
 /// | clocks of nodes differ | none within `max_skew` | | nothing: see [`Cas`](crate::storage::Cas#clocks) |
 ///
 /// # What stands on the server
@@ -284,6 +285,9 @@ impl Storage for MemcachedStorage {
     type Done = Later<()>;
 
     fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+        if let Some(error) = self.client.overload(self.cas.busy_keys()) {
+            return Box::pin(overloaded(error, self.deadline));
+        }
         let decided = self.cas.decide(ask);
         Box::pin(async { Ok(decided.await?) })
     }

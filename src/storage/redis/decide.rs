@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::script::{Call, Scripts};
 use super::{RedisStorage, RedisStorageError, reply, size, swap};
-use crate::storage::link::overload_pause;
+use crate::storage::link::overloaded;
 use crate::storage::{Ask, Storage};
 use crate::{ConfigError, Decision, Key, Policy, Timestamp};
 
@@ -23,11 +23,7 @@ impl Storage for RedisStorage {
             return Box::pin(async { Err(RedisStorageError::undecided(error, false)) });
         }
         if let Some(error) = self.link.overload() {
-            let pause = overload_pause(self.deadline);
-            return Box::pin(async {
-                pause.await;
-                Err(error)
-            });
+            return Box::pin(overloaded(error, self.deadline));
         }
         let Some(call) = self.scripts.decide(&self.prefix, ask, self.now()) else {
             let decided = self.swapping.decide(ask);

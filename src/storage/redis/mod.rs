@@ -71,7 +71,7 @@ use crate::storage::{Cas, Clock, deadline};
 /// 5. A command that was sent is not sent again, as it may have been executed
 ///    ([`may_have_counted`](RedisStorageError::may_have_counted)).
 /// 6. At most 1,024 calls of a process are in flight on a connection, and fewer while calls miss their deadline. A call
-///    that does not fit is an error after half of its deadline: "overloaded", and nothing was sent.
+///    that does not fit is an error after three quarters of its deadline: "overloaded", and nothing was sent.
 /// 7. The primary that sentinels name is asked for again after each failure, and every second in use. Which node of a cluster
 ///    holds a key is asked again after each failure, and when a node says that it has moved.
 ///
@@ -87,7 +87,7 @@ use crate::storage::{Cas, Clock, deadline};
 /// | the password is wrong | all | until it is corrected | nothing |
 /// | out of memory (`noeviction`), a read-only replica, a missing right | all, at once; nothing is counted | until that is corrected | nothing |
 /// | the scripts are flushed | none: they are sent again | | nothing |
-/// | more calls than the server answers | those that do not fit, after half of the deadline | as long as it lasts | nothing |
+/// | more calls than the server answers | those that do not fit, after three quarters of the deadline | as long as it lasts | nothing |
 /// | sentinels choose another primary | all, until they have chosen | the time that sentinels take, and a second | the hits that were not replicated |
 /// | a node of a cluster dies | those whose keys are on it. With Redis's default, `cluster-require-full-coverage yes`, all of them, once the others know that it failed and while no replica replaces it | until its slots are served again, and a second | the hits that were not replicated or saved |
 /// | a slot of a cluster is moved | those of policies with a moving window, which have two keys, for clients that are new or being moved (`TRYAGAIN`) | until the move is over; if it is stuck, until `redis-cli --cluster fix` | nothing |

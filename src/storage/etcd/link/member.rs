@@ -46,6 +46,11 @@ impl Member {
         self.open.name()
     }
 
+    /// Returns the error of a call that does not fit at the moment.
+    pub(super) fn overload(&self) -> Option<EtcdStorageError> {
+        self.open.overload()
+    }
+
     /// The answer to a call, which waits for a connection until `patience`, and for the answer until `deadline`, or no longer than
     /// `patience` either if it may be repeated.
     ///

@@ -10,6 +10,7 @@ use super::super::error::EtcdStorageError;
 use super::super::url::Access;
 use super::super::wire::Call;
 use super::member::Member;
+use crate::storage::link::{LinkError, MOST};
 use crate::storage::url::Host;
 
 /// A handle on connections that are shared with its clones.
@@ -67,6 +68,14 @@ impl Members {
                 return Err(error);
             }
         }
+    }
+
+    /// Returns the error of a call that does not fit while so many keys are busy, on the member that is asked first.
+    pub(in super::super) fn overload(&self, busy: usize) -> Option<EtcdStorageError> {
+        if busy >= MOST {
+            return Some(EtcdStorageError::overloaded("etcd", busy));
+        }
+        self.0.members[self.0.current.load(Ordering::Relaxed) % self.0.members.len()].overload()
     }
 
     /// Where they all are: what to call them in errors.
