@@ -60,7 +60,7 @@ async fn assert_kept<S: Storage>(skew: u64, residual: u64, storage: impl Fn(u64)
             let (admitted, took) = hit_by_turns(limiters).await;
             let seconds = (took + Duration::from_micros(residual)).as_millis().div_ceil(1_000);
             let most = in_a_second * u32::try_from(seconds).unwrap();
-            assert!((10..=most).contains(&admitted), "{text}, {skew} us: {admitted} of {most} in {took:?}");
+            assert!((5..=most).contains(&admitted), "{text}, {skew} us: {admitted} of {most} in {took:?}");
         });
     }
     all.join_all().await;

@@ -53,6 +53,31 @@ struct Waits {
     lowered: Option<Instant>,
 }
 
+/// The callers that wait for a connection. Their number has a limit too.
+#[derive(Default)]
+pub(super) struct Waiters(AtomicUsize);
+
+/// One of the callers that wait.
+pub(super) struct Waiter<'a>(&'a Waiters);
+
+impl Waiters {
+    /// Returns `None` if too many wait.
+    pub(super) fn enter(&self) -> Option<Waiter<'_>> {
+        let waiter = Waiter(self);
+        (self.0.fetch_add(1, Ordering::Relaxed) < MOST).then_some(waiter)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A connection whose calls are counted.
 pub(in crate::storage) trait Connected: Usable {
     fn calls(&self) -> &Calls;
@@ -71,7 +96,7 @@ impl<T: Connected + Send + Sync + 'static, E: LinkError> Renewed<T, E> {
     /// Returns the error of a call that does not fit at the moment. This is cheaper than preparing the call first.
     pub(in crate::storage) fn overload(&self) -> Option<E> {
         let (count, limit) = self.value().map_or_else(
-            || (self.waiting(), MOST),
+            || (self.waiting.count(), MOST),
             |connection| {
                 let Calls { in_flight, limit, .. } = connection.calls();
                 (in_flight.load(Ordering::Relaxed), limit.load(Ordering::Relaxed) / ANSWERS_PER_STEP)

@@ -2,6 +2,7 @@
 
 mod calls;
 mod kind;
+mod race;
 mod ready;
 mod renewed;
 pub(super) mod socket;

@@ -1,18 +1,15 @@
 //! What takes I/O to make: one attempt at a time, in a task of its own, for all who wait for it.
 
 use std::fmt;
-use std::future::poll_fn;
-use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
-use super::calls::{MOST, overloaded};
+use super::calls::{MOST, Waiters, overloaded};
+use super::race::{TRIES, race};
 use super::{CONNECT_WITHIN, LinkError};
 
 /// After a failed attempt, for so long nobody makes another; each failure doubles it.
@@ -21,13 +18,6 @@ const LONGEST_WAIT: Duration = Duration::from_millis(200);
 
 /// What was made a moment ago is not made anew for many who doubt it at once.
 const FRESH: Duration = Duration::from_millis(100);
-
-/// A second try of an attempt begins after this time, beside the first, and so on. A packet that was lost while
-/// the network was away is not repeated in time otherwise: TCP repeats a lost SYN after a second.
-const BESIDE: Duration = Duration::from_millis(250);
-
-/// The most tries of an attempt.
-const TRIES: usize = 4;
 
 /// An attempt that takes longer may be on a runtime that nobody drives, where it does not even find out that it is late.
 const STANDS_STILL: Duration = CONNECT_WITHIN.saturating_mul(2);
@@ -39,8 +29,7 @@ const STANDS_STILL: Duration = CONNECT_WITHIN.saturating_mul(2);
 pub(in crate::storage) struct Renewed<T, E> {
     /// Named in errors.
     name: Box<str>,
-    /// The number of callers that wait for the value.
-    waiting: AtomicUsize,
+    pub(super) waiting: Waiters,
     state: Mutex<State<T, E>>,
 }
 
@@ -78,20 +67,11 @@ enum Found<T, E> {
     Failure(E),
 }
 
-/// Counts a caller that waits, until it is dropped.
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl<T: Usable + Send + Sync + 'static, E: LinkError> Renewed<T, E> {
     pub(in crate::storage) fn new(name: &str) -> Arc<Self> {
         let (not_before, wait) = (Instant::now(), SHORTEST_WAIT);
         let state = State { value: None, attempt: None, attempts: 0, failure: None, not_before, wait };
-        Arc::new(Self { name: name.into(), waiting: AtomicUsize::new(0), state: Mutex::new(state) })
+        Arc::new(Self { name: name.into(), waiting: Waiters::default(), state: Mutex::new(state) })
     }
 
     pub(in crate::storage) fn name(&self) -> &str {
@@ -114,26 +94,19 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Renewed<T, E> {
                 Found::Failure(error) => return Err(error),
                 Found::Attempt(attempt) => attempt,
             };
-            let waiting = Waiting(&self.waiting);
-            if self.waiting.fetch_add(1, Ordering::Relaxed) >= MOST {
-                drop(waiting);
+            let Some(waiter) = self.waiting.enter() else {
                 let patience = deadline.saturating_duration_since(Instant::now());
                 return overloaded(E::overloaded(&self.name, MOST), patience).await;
-            }
+            };
             // Whether it has ended or is to be waited for no longer, the next look tells.
             let _ = timeout_at(deadline.min(attempt.until), attempt.ended.changed()).await;
-            drop(waiting);
+            drop(waiter);
             if Instant::now() >= deadline {
                 return Err(E::late(&self.name));
             }
             // On a runtime that is ending, each attempt ends before it begins, and so is to end who waits.
             yield_now().await;
         }
-    }
-
-    /// Returns the number of callers that wait for the value.
-    pub(in crate::storage) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
     }
 
     /// The present value, if it is usable.
@@ -225,28 +198,6 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Renewed<T, E> {
     }
 }
 
-/// Returns the result of the try that ends first.
-async fn race<F: Future>(tries: [F; TRIES]) -> F::Output {
-    let mut tries = tries.map(Box::pin);
-    let mut begun = 1;
-    let mut next = pin!(sleep(BESIDE));
-    poll_fn(|cx| {
-        loop {
-            for attempt in &mut tries[..begun] {
-                if let Poll::Ready(result) = attempt.as_mut().poll(cx) {
-                    return Poll::Ready(result);
-                }
-            }
-            if begun == TRIES || next.as_mut().poll(cx).is_pending() {
-                return Poll::Pending;
-            }
-            begun += 1;
-            next.as_mut().reset(Instant::now() + BESIDE);
-        }
-    })
-    .await
-}
-
 impl<T, E> Renewed<T, E> {
     fn lock(&self) -> MutexGuard<'_, State<T, E>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -282,7 +233,7 @@ impl<T, E: fmt::Debug> fmt::Debug for Renewed<T, E> {
 #[cfg(test)]
 mod tests {
     use std::future::{pending, ready};
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use tokio::runtime::{Builder, Runtime};
 
@@ -355,22 +306,6 @@ mod tests {
                 assert!(Instant::now() < deadline);
                 tokio::time::sleep(SHORTEST_WAIT / 2).await;
             }
-        });
-    }
-
-    #[test]
-    fn a_try_that_hangs_is_overtaken_by_one_beside_it() {
-        runtime().block_on(async {
-            let renewed = Renewed::<Made, Late>::new("it");
-            let tries = AtomicU32::new(0);
-            let second_works = || {
-                let number = tries.fetch_add(1, Ordering::SeqCst);
-                async move { if number == 1 { Ok(Made(number)) } else { pending().await } }
-            };
-            let started = Instant::now();
-            let value = renewed.get(started + CONNECT_WITHIN, second_works).await;
-            assert_eq!(value, Ok(Arc::new(Made(1))));
-            assert_eq!(started.elapsed(), BESIDE);
         });
     }
 }

@@ -125,16 +125,7 @@ impl MemoryStorage {
     /// assert!(limiter.admit(&Key::from("alice")));
     /// ```
     pub fn reset(&self) -> u64 {
-        let mut forgotten = 0;
-        for number in 0..self.0.shards.len() {
-            let mut shard = self.0.lock(number);
-            self.0.shards[number].take_down_any();
-            let (keys, weight) = shard.reset();
-            drop(shard);
-            self.0.settle(weight, 0);
-            forgotten += keys;
-        }
-        forgotten
+        self.0.forget_all()
     }
 
     /// The weight of all that is kept: one for each key, and more for long logs.

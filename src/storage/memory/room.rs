@@ -21,6 +21,19 @@ enum Room {
 }
 
 impl Shared {
+    /// Forgets all keys. Returns how many there were.
+    pub(super) fn forget_all(&self) -> u64 {
+        let forget = |number: usize| {
+            let mut shard = self.lock(number);
+            self.shards[number].take_down_any();
+            let (keys, weight) = shard.reset();
+            drop(shard);
+            self.settle(weight, 0);
+            keys
+        };
+        (0..self.shards.len()).map(forget).sum()
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.weight.load(Ordering::Relaxed) >= self.max_weight
     }
