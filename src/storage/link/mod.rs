@@ -10,7 +10,9 @@ pub(super) mod socket;
 use std::fmt;
 use std::time::Duration;
 
-pub(super) use self::calls::{Calls, Connected, MOST, overloaded};
+#[cfg(any(feature = "memcached", feature = "etcd"))]
+pub(super) use self::calls::MOST;
+pub(super) use self::calls::{Calls, Connected, overloaded};
 pub(super) use self::kind::Kind;
 pub(super) use self::ready::until_ready;
 pub(super) use self::renewed::{Renewed, Usable};
