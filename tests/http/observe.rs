@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use common::fake_cas_store::FakeCasStore;
 use common::{
     Behavior, FAILURE, FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, policy, poll, status, with,
 };
@@ -13,7 +14,7 @@ use http::Request;
 use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
 use tower::Layer;
 use tower_ratelimit::extract::{AllowList, Head, Missing};
-use tower_ratelimit::storage::{Breaker, Leases, RefusalCache};
+use tower_ratelimit::storage::{Breaker, Cas, Clock, Leases, ManualClock, RefusalCache};
 use tower_ratelimit::{
     ClientIp, Event, Global, Header, Key, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer, OnError,
     PeerIp, Policy, RateLimitLayer, RateLimiter, ResponseHead, Skip, What,
@@ -530,4 +531,27 @@ fn lint_is_logged_as_a_warning_with_code_and_link() {
     for lint in lints {
         assert!(lint.docs().ends_with(&format!("#variant.{lint:?}")), "{lint:?}");
     }
+}
+
+/// A node whose clock is right, after a hit of a node in another year.
+#[test]
+fn clock_that_is_too_far_ahead_is_counted_and_warned_of_once() {
+    let key = Key::from("alice");
+    let mut counts = Vec::new();
+    let lines = log_of(|| {
+        counts = counters_of(async {
+            let (store, right) = (FakeCasStore::default(), ManualClock::default());
+            let wrong = ManualClock::new(right.now().plus(31_536_000_000_000));
+            let node = |clock| RateLimiter::with_storage(policy("9/day"), Cas::new(store.clone()).clock(clock));
+            assert!(node(wrong.clone()).hit(&key).await.unwrap().is_admitted());
+            let limiter = node(right);
+            for _ in 0..3 {
+                let _ = limiter.peek(&key).await.unwrap();
+            }
+        })
+        .counts();
+    });
+    assert_eq!(counts, ["ratelimit_clock_skew_total{} 3"]);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("WARN ") && lines[0].contains("check NTP") && lines[0].contains("max_skew=5s"));
 }
