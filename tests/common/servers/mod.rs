@@ -189,7 +189,8 @@ impl Server {
     pub fn ask(&self, command: &[&str]) -> Reply {
         let mut reply = resp::ask(self.port, self.password(), command);
         for _ in 0..5 {
-            if reply.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset) {
+            let closed = [io::ErrorKind::ConnectionReset, io::ErrorKind::UnexpectedEof];
+            if reply.as_ref().is_err_and(|error| closed.contains(&error.kind())) {
                 reply = resp::ask(self.port, self.password(), command);
             }
         }
