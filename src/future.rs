@@ -12,14 +12,14 @@ use tower_service::Service;
 
 use crate::admission::{Shared, Told, Verdict};
 use crate::aftermath::Place;
-use crate::{Rejection, Storage, headers};
+use crate::{Decision, Rejection, Storage, headers};
 
 pin_project! {
     /// The future of [`RateLimit`](crate::RateLimit).
     ///
-    /// It has called the inner service, or has its refusal ready, or is waiting in a box of its own: for a storage that
-    /// did not answer at once, or for a leaky bucket's delay. While it waits for a delay, dropping it gives the place in
-    /// the queue back if it is the last one.
+    /// Dropping it while it waits for the delay of a leaky bucket gives the place in the queue back
+    /// if that place is the last one. A request that waits for its delay holds no readied service: it
+    /// waits with a clone, which becomes ready after the delay and is then called.
     #[must_use = "futures do nothing unless they are polled"]
     pub struct ResponseFuture<S, B, St, R>
     where
@@ -72,7 +72,7 @@ where
 
 impl<S, B, St, R, ResBody> Future for ResponseFuture<S, B, St, R>
 where
-    S: Service<Request<B>, Response = Response<ResBody>>,
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone,
     St: Storage,
     R: Rejection<ResBody>,
 {
@@ -88,7 +88,7 @@ where
                 StateProj::Refused { response } => {
                     return Poll::Ready(Ok(response.take().expect("polled after it was ready")));
                 }
-                StateProj::Waiting { waiting } => match ready!(waiting.as_mut().poll(cx)) {
+                StateProj::Waiting { waiting } => match ready!(waiting.as_mut().poll(cx))? {
                     Done::Call(inner, told) => state.set(State::Calling { inner, told }),
                     Done::Refused(response) => return Poll::Ready(Ok(response)),
                 },
@@ -134,12 +134,15 @@ pin_project! {
         St: Storage,
     {
         shared: Arc<Shared<St, R>>,
-        // The service that was polled ready, and what it is to be called with.
+        // While the storage decides, the service is the one that was polled ready. From then on it
+        // is a clone, which has to be polled ready before it is called.
         call: Option<(S, Request<B>)>,
         deciding: St::Decided,
         place: Place<St>,
         #[pin]
         delay: Option<Sleep>,
+        // The decision of a request whose turn has come.
+        turn: Option<Box<Decision>>,
     }
 }
 
@@ -156,41 +159,58 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
         shared: Arc<Shared<St, R>>,
         deciding: St::Decided,
         place: Place<St>,
-    ) -> Self {
+    ) -> Self
+    where
+        S: Clone,
+    {
         let delay = place.taken.as_ref().map(|decision| tokio::time::sleep(decision.delay()));
-        Self { shared, call: Some((ready, request)), deciding, place, delay }
+        let service = if delay.is_some() { unready(&ready) } else { ready };
+        Self { shared, call: Some((service, request)), deciding, place, delay, turn: None }
     }
 
-    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Done<S::Future, St, S::Response>>
+    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Waited<S, B, St>>
     where
-        S: Service<Request<B>, Response = Response<ResBody>>,
+        S: Service<Request<B>, Response = Response<ResBody>> + Clone,
         R: Rejection<ResBody>,
     {
         let mut this = self.project();
         let told = loop {
-            let (_, request) = this.call.as_mut().expect("polled after it was ready");
+            let (service, request) = this.call.as_mut().expect("polled after it was ready");
             if let Some(delay) = this.delay.as_mut().as_pin_mut() {
                 ready!(delay.poll(cx));
-                let decision = this.place.taken.take().expect("who waits for a turn has a place");
+                this.delay.set(None);
+                *this.turn = this.place.taken.take();
+            }
+            if let Some(decision) = &*this.turn {
+                ready!(service.poll_ready(cx))?;
                 let now = this.place.look();
-                break this.shared.admitted_after(
-                    &decision,
-                    now.as_ref().unwrap_or(&decision),
-                    this.place.ask(),
-                    request,
-                );
+                let now = now.as_ref().unwrap_or(decision);
+                break this.shared.admitted_after(decision, now, this.place.ask(), request);
             }
             let decided = ready!(Pin::new(&mut *this.deciding).poll(cx));
             match this.shared.judge(decided, this.place.ask(), request) {
                 Verdict::Admitted(told) => break told,
-                Verdict::Refused(response) => return Poll::Ready(Done::Refused(response)),
+                Verdict::Refused(response) => return Poll::Ready(Ok(Done::Refused(response))),
                 Verdict::Delayed(decision) => {
+                    *service = unready(service);
                     this.delay.set(Some(tokio::time::sleep(decision.delay())));
                     this.place.taken = Some(decision);
                 }
             }
         };
         let (mut ready, request) = this.call.take().expect("just looked at");
-        Poll::Ready(Done::Call(ready.call(request), told))
+        Poll::Ready(Ok(Done::Call(ready.call(request), told)))
     }
+}
+
+/// The result of waiting. Polling the inner service ready can fail.
+type Waited<S, B, St> = Result<
+    Done<<S as Service<Request<B>>>::Future, St, <S as Service<Request<B>>>::Response>,
+    <S as Service<Request<B>>>::Error,
+>;
+
+/// Returns a clone to wait with. The readied service may hold a permit or a slot that another
+/// client needs, so it is dropped.
+fn unready<S: Clone>(readied: &S) -> S {
+    readied.clone()
 }

@@ -14,8 +14,10 @@ use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 
 /// A service whose requests are limited, made by [`RateLimitLayer`](crate::RateLimitLayer).
 ///
-/// The service that was polled ready is the one that is called; a refused request never reaches it. Responses, errors and
-/// bodies are the inner service's own.
+/// The service that was polled ready is the one that is called, with one exception: a request that
+/// waits for the delay of a leaky bucket waits with a clone, which becomes ready after the delay. So it
+/// holds no permit of a `ConcurrencyLimit` and no slot of a `Buffer` meanwhile. A refused request never
+/// reaches the inner service. Responses, errors and bodies are the inner service's own.
 pub struct RateLimit<S, St = MemoryStorage, R = TextRejection> {
     inner: S,
     shared: Handle<St, R>,
@@ -64,7 +66,8 @@ where
             Considered::PassOn(told) => ResponseFuture::calling(self.inner.call(request), told),
             Considered::Answer(response) => ResponseFuture::refused(response),
             Considered::Wait(place, deciding) => {
-                // The service that was polled ready is taken along, and a clone is left behind.
+                // The future takes the service that was polled ready and leaves a clone behind. If the
+                // request has to wait for its turn, the future clones it once more and drops it.
                 let next = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, next);
                 let shared = Arc::clone(&self.shared);

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use common::{Inner, ask, failing, get, memory_with_manual_clock, numbers, policy, poll, retry_after, slow};
 use http::{Request, Response};
+use tower::buffer::Buffer;
+use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::extract::{Head, Missing};
 use tower_ratelimit::storage::TokioClock;
@@ -256,15 +258,98 @@ async fn the_inner_service_is_called_when_the_delay_is_over() {
     check(slow, [2, 1, 0]).await;
 }
 
+/// The probe panics if a clone is called that was not polled ready.
 #[tokio::test(start_paused = true)]
-async fn after_a_delay_the_service_that_was_polled_ready_is_called() {
-    let mut service = layer(QUEUE, memory_with_manual_clock().0).layer(Probe::new());
-    let first = service.ready().await.unwrap().call(get("/"));
-    let waiting = service.ready().await.unwrap().call(get("/"));
-    let last = service.ready().await.unwrap().call(get("/"));
-    assert_eq!(first.await.unwrap().into_body(), "0");
-    assert_eq!(waiting.await.unwrap().into_body(), "0", "the first took no clone");
-    assert_eq!(last.await.unwrap().into_body(), "1");
+async fn after_a_delay_a_clone_becomes_ready_and_is_called() {
+    async fn check<St: Storage>(storage: St, ids: [&str; 3]) {
+        let mut service = layer(QUEUE, storage).layer(Probe::new());
+        let [first, waiting, last] = [
+            service.ready().await.unwrap().call(get("/")),
+            service.ready().await.unwrap().call(get("/")),
+            service.ready().await.unwrap().call(get("/")),
+        ];
+        let calls = Arc::clone(&service.get_ref().calls);
+        for (number, response) in [first, waiting, last].into_iter().enumerate() {
+            assert_eq!(response.await.unwrap().into_body(), ids[number]);
+            assert_eq!(calls.load(Ordering::SeqCst), number + 1);
+        }
+    }
+    // Each waiting request makes two clones: one to wait with and one for the next request.
+    check(memory_with_manual_clock().0, ["0", "2", "4"]).await;
+    check(slow(memory_with_manual_clock().0), ["0", "4", "5"]).await;
+}
+
+/// Client `a` waits 10 s for its turn, and the inner service can serve one request at a time.
+async fn another_client_is_served_meanwhile<S>(inner: S, storage: impl Storage)
+where
+    S: Service<Request<()>, Response = Response<String>, Error: Debug + Send, Future: Send> + Clone + Send + 'static,
+{
+    let by_client = |head: &Head<'_>| Ok(Some(Key::from(head.uri.path())));
+    let limited = RateLimitLayer::new(policy(QUEUE), by_client).storage(storage, OnError::Refuse);
+    let service = limited.layer(inner);
+    let begin = tokio::time::Instant::now();
+    assert_eq!(ask(&service, get("/a")).await.status(), 200);
+    let waiting = tokio::spawn(service.clone().oneshot(get("/a")));
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    for _ in 0..3 {
+        let client = format!("/{}", begin.elapsed().as_millis());
+        assert_eq!(ask(&service, get(&client)).await.status(), 200);
+        assert!(begin.elapsed() < Duration::from_secs(1), "waited {:?}", begin.elapsed());
+        tokio::time::advance(Duration::from_millis(10)).await;
+    }
+    assert!(!waiting.is_finished());
+    assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
+    assert!(begin.elapsed() >= Duration::from_secs(10), "the client kept its place");
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_waits_for_its_turn_holds_no_permit_of_a_concurrency_limit() {
+    let memory = || MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
+    another_client_is_served_meanwhile(ConcurrencyLimit::new(Inner::default(), 1), memory()).await;
+    another_client_is_served_meanwhile(ConcurrencyLimit::new(Inner::default(), 1), slow(memory())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_waits_for_its_turn_holds_no_slot_of_a_buffer() {
+    let memory = || MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
+    another_client_is_served_meanwhile(Buffer::new(Inner::default(), 1), memory()).await;
+    another_client_is_served_meanwhile(Buffer::new(Inner::default(), 1), slow(memory())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_whose_turn_has_come_waits_until_the_inner_service_is_ready() {
+    let limit = ConcurrencyLimit::new(Inner::default(), 1);
+    let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
+    let limited = layer(QUEUE, storage);
+    let service = limited.layer(limit.clone());
+    ask(&service, get("/")).await;
+    let mut busy = limit;
+    let waiting = tokio::spawn(service.clone().oneshot(get("/")));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    busy.ready().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(!waiting.is_finished(), "the only permit is taken");
+    drop(busy);
+    let response = waiting.await.unwrap().unwrap();
+    assert_eq!((response.status().as_u16(), numbers(&response).map(|[_, left, _]| left)), (200, Some(2)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn error_of_an_inner_service_that_cannot_become_ready_after_the_delay_is_returned() {
+    let (mut service, mut handle) =
+        tower_test::mock::spawn_layer::<Request<()>, Response<String>, _>(layer(QUEUE, memory_with_manual_clock().0));
+    handle.allow(2);
+    for number in 0..2 {
+        assert!(matches!(service.poll_ready::<Request<()>>(), Poll::Ready(Ok(()))));
+        let response = service.call(get("/"));
+        if number == 1 {
+            handle.send_error("closed for today");
+            let response = tokio::time::timeout(Duration::from_secs(60), response).await;
+            assert_eq!(response.expect("the service becomes ready").unwrap_err().to_string(), "closed for today");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
