@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use common::random::Numbers;
 use common::{Behavior, FAILURE, FakeStorage, hit, memory_with_manual_clock, policy, poll, start_hit};
 use tower_ratelimit::storage::{Ask, Clock, ManualClock, RefusalCache};
 use tower_ratelimit::{Key, MemoryStorage, Op, Storage, Timestamp};
@@ -81,22 +82,23 @@ async fn each_limit_of_a_cached_refusal_expires_on_its_own() {
     assert_eq!(storage.take_decisions(), 2);
 }
 
-/// One refusal of a window covers every larger cost. Elsewhere a larger cost may wait longer and is
-/// a miss once.
+/// One refusal of a window covers every cost above what remains. Elsewhere a larger cost may wait
+/// longer and is a miss once.
 #[tokio::test]
-async fn larger_costs_are_cache_hits_and_smaller_ones_misses() {
-    // The refusal of a smaller cost does not evict that of a larger one.
+async fn costs_above_the_remaining_units_are_cache_hits() {
+    // The refusal of the larger cost says that 3 units remain, so it covers the smaller one.
     let (cache, storage, _) = cached();
     for (cost, admitted) in [(6, true), (8, false), (4, false), (8, false)] {
         assert_eq!(hit(&cache, &policy("9/minute"), "a", cost).await.is_admitted(), admitted);
     }
-    assert_eq!(storage.take_decisions(), 3);
+    assert_eq!(storage.take_decisions(), 2);
     for (text, trips) in [
         ("fixed-window 9/minute", 0),
         ("fixed-window-aligned 9/minute; fixed-window 11/hour", 0),
         ("9/minute", 1),
         ("token-bucket 9/minute", 1),
-        ("fixed-window 9/minute; token-bucket 12/minute", 1),
+        // 6 units of the bucket remain, and its next unit makes 7 fit.
+        ("fixed-window 9/minute; token-bucket 12/minute", 0),
     ] {
         let (cache, storage, _) = cached();
         let policy = policy(text);
@@ -115,6 +117,81 @@ async fn larger_costs_are_cache_hits_and_smaller_ones_misses() {
         // Now less remains than the cache knew.
         assert_eq!(hit(&cache, &policy, "a", 4).await.remaining(), 0, "{text}");
     }
+}
+
+/// Before, a client with five costs reached the storage with 19,999 of 20,000 hits.
+#[tokio::test]
+async fn client_that_varies_its_costs_reaches_the_storage_a_handful_of_times() {
+    for text in [
+        "fixed-window 60/hour",
+        "60/hour",
+        "moving-window 60/hour",
+        "token-bucket 60/hour",
+        "token-bucket 60/hour; moving-window 100/day; fixed-window 90/minute",
+    ] {
+        for spent in [60, 57] {
+            let (cache, storage, clock) = cached();
+            let policy = policy(text);
+            assert!(hit(&cache, &policy, "mallory", spent).await.is_admitted());
+            storage.take_decisions();
+            let mut numbers = Numbers(7);
+            for _ in 0..20_000 {
+                // All of them are above what remains. The whole flood takes one time to live.
+                let cost = 61 - spent + u32::try_from(numbers.below(spent.into())).unwrap();
+                assert!(hit(&cache, &policy, "mallory", cost).await.is_refused());
+                clock.advance(Duration::from_micros(49));
+            }
+            let asked = storage.take_decisions();
+            assert!((1..=4).contains(&asked), "{text}, {spent} spent: the storage was asked {asked} times");
+        }
+    }
+}
+
+/// The cache admits and refuses exactly like the storage. A wait that it reports is never longer than
+/// the storage's, and equal to it for up to four costs.
+#[tokio::test]
+async fn random_costs_are_decided_like_the_plain_storage() {
+    let policies = [
+        "fixed-window 12/second",
+        "12/second",
+        "moving-window 12 per 2 seconds",
+        "token-bucket 9/second burst 15",
+        "fixed-window-aligned 9/second; token-bucket 12/second; moving-window 30 per 10 seconds",
+        "sliding-window-counter 10/second; moving-window 11 per 3 seconds",
+    ]
+    .map(policy);
+    let mut numbers = Numbers(20_261_122);
+    let (mut estimated, mut answered) = (0, 0);
+    for (life, costs) in [(1, 14), (300, 14), (60_000, 14), (60_000, 4)] {
+        for script in 0..150 {
+            let (memory, clock) = memory_with_manual_clock();
+            let plain = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
+            let cache = RefusalCache::new(memory).clock(clock.clone()).life(Duration::from_millis(life));
+            let policy = &policies[script % policies.len()];
+            for _ in 0..120 {
+                let cost = 1 + u32::try_from(numbers.below(costs)).unwrap();
+                let cost = if costs == 4 { cost * 3 } else { cost };
+                let key = Key::from("a");
+                let expected = plain.decide(Ask::new(policy, &key, Op::Hit, cost)).await.unwrap();
+                let got = hit(&cache, policy, "a", cost).await;
+                let context = || format!("{policy}, cost {cost}: {got:?}, {expected:?}");
+                assert_eq!(got.is_admitted(), expected.is_admitted(), "{}", context());
+                assert_eq!((got.at(), got.capacity()), (expected.at(), expected.capacity()));
+                assert!(got.remaining() <= expected.remaining(), "{}", context());
+                assert_ne!(got.retry_after(), Some(Duration::ZERO), "{}", context());
+                if got.retry_after() != expected.retry_after() {
+                    estimated += 1;
+                    assert!(costs > 4 && got.retry_after() < expected.retry_after(), "{}", context());
+                }
+                if numbers.below(3) == 0 {
+                    clock.advance(Duration::from_micros(numbers.below(300_000)));
+                }
+            }
+            answered += cache.answered();
+        }
+    }
+    assert!(answered > 10_000, "{answered}");
+    assert!((100..answered / 2).contains(&estimated), "{estimated} of {answered}");
 }
 
 #[tokio::test]
@@ -311,7 +388,7 @@ async fn slow_refusal_is_not_cached_beyond_its_wait() {
 /// Dropped callers leave nothing behind. One that may have spent units invalidates the entry.
 #[tokio::test]
 async fn dropped_hit_that_may_have_counted_invalidates() {
-    let (cache, storage, _) = cached();
+    let (cache, storage, clock) = cached();
     let (policy, key) = (policy("fixed-window 5/hour"), Key::from("a"));
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     assert!(hit(&cache, &policy, "a", 4).await.is_refused());
@@ -327,15 +404,17 @@ async fn dropped_hit_that_may_have_counted_invalidates() {
     assert_eq!(refused.await.unwrap().remaining(), 3);
     assert_eq!(hit(&cache, &policy, "a", 4).await.remaining(), 2, "what arrived is from before it was spent");
     // A dropped hit of at least the refused cost has spent nothing.
-    assert_eq!(cache.held(), 1);
+    let cache = RefusalCache::new(storage.clone()).clock(clock.clone());
     storage.close();
-    let mut same = start_hit(&cache, &policy, &key, 3);
-    assert!(poll(&mut same).is_pending());
+    let mut same = start_hit(&cache, &policy, &key, 4);
+    let mut refused = start_hit(&cache, &policy, &key, 4);
+    assert!(poll(&mut refused).is_pending() && poll(&mut same).is_pending());
     storage.open();
+    assert!(refused.await.unwrap().is_refused());
     drop(same);
     assert!(format!("{cache:?}").contains("held: "), "{cache:?}");
     assert!(hit(&cache, &policy, "a", 4).await.is_refused());
-    assert_eq!(cache.held(), 1);
+    assert_eq!((cache.held(), cache.answered()), (1, 1));
     // Under a larger quota of the same name it may have been admitted.
     drop(cache.decide(Ask::new(&common::policy("fixed-window 9/hour").with_name(policy.identity()), &key, Op::Hit, 4)));
     assert_eq!(cache.held(), 0);

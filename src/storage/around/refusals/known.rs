@@ -75,7 +75,7 @@ impl Known {
         }
         self.sweep(&mut bucket, now);
         let of_key = bucket.find_or_insert(OfKey::default);
-        of_key.held.iter_mut().for_each(|held| held.lend(ask.policy, ask.cost));
+        of_key.held.iter_mut().for_each(|held| held.lend(ask.policy, ask.cost, now));
         (of_key.under_way, of_key.dearest) = (of_key.under_way + 1, of_key.dearest.max(ask.cost));
         let changes = of_key.changes;
         self.tally.asked(ask.policy);
@@ -141,13 +141,27 @@ impl Known {
 
 impl OfKey {
     fn knows(&self, ask: &Ask<'_>, now: Timestamp) -> bool {
-        self.held.iter().any(|held| held.answers(ask.policy, ask.cost, now))
+        self.find(ask, now).is_some()
     }
 
     fn answer(&self, ask: &Ask<'_>, now: Timestamp) -> Option<Decision> {
-        // Of several the answers are the same, unless somebody else has spent something since the first.
-        let held = self.held.iter().rfind(|held| held.answers(ask.policy, ask.cost, now))?;
-        Some(held.answer(ask.cost, now))
+        Some(self.find(ask, now)?.answer(ask.cost, now))
+    }
+
+    /// Finds the refusal that answers a hit.
+    ///
+    /// A cost for which only a lower bound of the wait is known is a miss, so that its exact wait
+    /// becomes known, unless there is no room for another cost or a caller is asking already. So a
+    /// client that varies its costs does not reach the storage with each of them.
+    fn find(&self, ask: &Ask<'_>, now: Timestamp) -> Option<&Held> {
+        let answers = || self.held.iter().filter(|held| held.answers(ask.policy, ask.cost, now));
+        // The last one is the newest.
+        if let Some(exact) = answers().rfind(|held| held.is_exact(ask.cost)) {
+            return Some(exact);
+        }
+        let is_full = || self.held.iter().filter(|held| now < held.end).count() == KINDS;
+        let may_estimate = self.under_way > 0 || is_full();
+        answers().max_by_key(|held| held.until(ask.cost)).filter(|_| may_estimate)
     }
 
     /// When the last of what is known is over.

@@ -1,4 +1,4 @@
-//! What is refused now is refused until it says: nobody has to be asked again.
+//! A cache of refusals in front of a storage.
 
 mod held;
 mod known;
@@ -16,40 +16,55 @@ use crate::storage::{Ask, Clock, Shown, Storage, SystemClock};
 use crate::time::micros;
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
-/// Keeps refusals of the storage inside for as long as they are true, and answers hits that would be refused again itself: whoever is
-/// hammered by a client that is being refused does not hammer its Redis in turn.
+/// Caches refusals, so that refused clients barely reach the storage.
 ///
-/// While a client is refused, the storage is asked once for as long as its refusal says, or once a [`life`](Self::life) (a second
-/// unless it is said) if that is shorter: once by each process, for each key and each cost. Who comes while it is being asked
-/// again after a life is answered as before, for another life at most; who comes before the first refusal is there asks, too.
+/// While a client is refused, each process asks the storage once for as long as the refusal says, or
+/// once per [`life`](Self::life) (defaults to one second) if that is shorter. When a life is over, one
+/// caller asks again. The others get the cached answer meanwhile, for one more life at most. Callers that
+/// come before the first refusal has arrived ask the storage too.
 ///
-/// # What is answered here
+/// A client cannot get past the cache by varying the cost of its requests: after at most four costs of
+/// one key, all other costs are answered here.
 ///
-/// 1. A hit of a key and a policy that was refused, of the same cost or a larger one, before its `retry_after` is over. A quota that has
-///    changed under the policy's name is another one.
-/// 2. It is answered as the storage would, if nobody else has changed anything: `retry_after` is what is left of it, rather a
-///    trip's time too long than too short, and so is each `reset_after`; the remaining units are those of the refusal, and
-///    the least there are where some have come back meanwhile.
-/// 3. A larger cost may have to wait for longer. Of a fixed window, and of what can never fit, that is known; otherwise the storage is
-///    asked once for that cost too, and up to four costs of one key are kept.
-/// 4. Time counts from before the storage was asked, so no refusal is kept for longer than it is true, however long its answer
-///    took.
+/// # Cache hits
 ///
-/// The storage is asked for everything else: peeks, hits of cost 0, hits of a cost smaller than what was refused, and policies with an
-/// elastic window, whose refusals count, or a leaky bucket. A refusal that is [contended](Decision::is_contended),
-/// [crowded](Decision::is_crowded) or [from a fallback](Decision::is_from_fallback) is not kept. One that can never fit is, for a life.
+/// 1. A refusal at some cost refuses all larger costs until its `retry_after` is over. It also reports the
+///    remaining units, and refuses all costs above those until more units come back. A quota that has
+///    changed under the policy's name has entries of its own.
+/// 2. A cached refusal is the storage's answer, as long as nobody else has changed the key. `retry_after`
+///    and `reset_after` are what is left of them, at most one round trip too long. If units have come back
+///    meanwhile, the remaining units are a lower bound.
+/// 3. The wait of another cost is known for a fixed window, for a cost that can never fit, and for the
+///    cost that is one unit above what remains. Otherwise the storage is asked once for that cost. Up to
+///    four costs of one key are cached. While they are, and while a caller is asking, the wait of any
+///    other cost is a lower bound: the client may have to wait again, and is never made to wait longer
+///    than necessary. For a token bucket it is at most one microsecond too short.
+/// 4. The time of an entry counts from before the storage was asked. So a refusal never outlives its
+///    reason, however long its answer took.
+///
+/// # What is not cached
+///
+/// - Peeks, hits of cost 0, and costs that may fit into what remains.
+/// - Policies with an elastic window: each refusal moves the window's end, so each has to reach the storage.
+/// - Policies with a leaky bucket: dropped requests give their places back at any time.
+/// - Refusals that are [contended](Decision::is_contended), [crowded](Decision::is_crowded) or
+///   [from a fallback](Decision::is_from_fallback).
+///
+/// For these, a refused client reaches the storage with every request.
 ///
 /// # What ends it early
 ///
-/// A [`clear`](Storage::clear) or [`refund`](Storage::refund) by a handle on this cache drops what is known of its key, and so does
-/// an admitted hit, as less remains than was known; a refusal that was decided before and arrives after is not kept. What other
-/// processes clear and give back, and what the storage loses, shows when the life is over and the storage has been asked.
+/// A [`clear`](Storage::clear) or [`refund`](Storage::refund) by a handle on this cache drops the entries of
+/// its key. So does an admitted hit, because fewer units remain. A refusal that was decided before that
+/// and arrives later is not cached. What other processes clear and give back, and what the storage
+/// loses, shows when the life is over and the storage has been asked.
 ///
 /// # Bounds
 ///
-/// Up to 100,000 keys are kept [unless it is said](Self::max_keys), some 300 bytes each while they are refused. Sixteen keys share a
-/// place; when it is full, the one whose refusal ends first makes room. So an attacker with many keys makes the storage be
-/// asked more often, and gets nothing else.
+/// [`max_keys`](Self::max_keys) bounds the number of cached keys. It defaults to 100,000. A key takes
+/// some 300 bytes for each of its up to four costs. Sixteen keys share a bucket. When a bucket is full,
+/// the key whose refusal ends first is evicted. So an attacker with many keys makes the storage be asked
+/// more often, and gets nothing else.
 ///
 /// # Order
 ///
