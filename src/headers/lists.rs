@@ -8,6 +8,7 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::partition::Secret;
 use super::set;
+use super::structured::is_list_of_strings;
 use crate::time::seconds_up;
 use crate::{Decision, Key, Limit, Policy};
 
@@ -58,24 +59,11 @@ fn window(limit: &Limit, is_share: bool) -> Option<u64> {
     is_known.then(|| limit.window_secs())
 }
 
-/// In one line, since not every client reads a second. What is there already and is no such list would spoil it.
+/// Writes one line, because not every client reads a second one. What is there already is dropped
+/// unless it is such a list, because one malformed member spoils the whole field.
 fn append(headers: &mut HeaderMap, name: HeaderName, members: HeaderValue) {
-    let before = headers.get_all(&name).iter().map(HeaderValue::as_bytes).filter(|line| is_list(line));
+    let before = headers.get_all(&name).iter().map(HeaderValue::as_bytes).filter(|line| is_list_of_strings(line));
     let lines: Vec<&[u8]> = before.chain([members.as_bytes()]).collect();
     let line = if lines.len() > 1 { HeaderValue::from_bytes(&lines.join(&b", "[..])).ok() } else { None };
     set(headers, name, line.unwrap_or(members));
-}
-
-/// Whether it begins with a string, as a member of such a list does, and all its strings end.
-fn is_list(line: &[u8]) -> bool {
-    let (mut inside, mut escaped) = (false, false);
-    for byte in line {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if inside => escaped = true,
-            b'"' => inside = !inside,
-            _ => {}
-        }
-    }
-    line.trim_ascii_start().starts_with(b"\"") && !inside && !line.trim_ascii_end().ends_with(b",")
 }

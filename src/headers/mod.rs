@@ -2,6 +2,7 @@
 
 mod lists;
 mod partition;
+mod structured;
 mod text;
 mod triple;
 
@@ -21,8 +22,11 @@ use crate::{Decision, Key, Policy, Timestamp};
 
 /// Which header fields tell a client about its limits.
 ///
-/// All times are in whole seconds, rounded up. Families of fields can be [combined](Self::and). Of stacked layers give all
-/// the same: the one whose numbers are shown writes them in its own way.
+/// All times are in whole seconds, rounded up. Families of fields can be [combined](Self::and). Give all
+/// stacked layers the same ones: the layer whose numbers are shown writes them in its own way.
+///
+/// If the inner service has written three fields of a family itself, and all of them are numbers, they are
+/// kept unless fewer units remain here. Anything else in these fields is replaced.
 ///
 /// | family | an admitted request's response |
 /// |---|---|
@@ -66,7 +70,9 @@ impl Headers {
     /// Times are whole seconds, so a period below one reads as one. A sliding window counter gives its next unit back a
     /// microsecond after the period, so its `t` can be one above its `w`.
     ///
-    /// What an inner service has written into these fields by itself goes before, if it is such a list; else it is left out.
+    /// If an inner service has written these fields itself, its members come first. A line of it that is
+    /// not a list of strings with parameters (RFC 9651) is dropped, because it would make clients drop the
+    /// whole field.
     ///
     /// Source: draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4.
     pub const fn ietf() -> Self {

@@ -1,6 +1,6 @@
 //! Limit, remaining, reset: the three fields of one limit, under either family of names.
 
-use http::header::{HeaderMap, HeaderName};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::set;
 use super::text::Frequent::{Amount, Time};
@@ -52,11 +52,20 @@ impl Numbers {
         set(headers, &names.reset, frequent(Time, self.reset));
     }
 
-    /// Tells them unless the response says already that no more units remain: of equals what is there stays.
+    /// Writes them unless the response has all three fields already, and no more units remain by
+    /// those. So of equal numbers the inner service's stay.
     pub(super) fn write_if_fewer(self, names: &'static Names, headers: &mut HeaderMap) {
-        let written = headers.get(&names.remaining).and_then(|value| value.to_str().ok()?.parse::<u32>().ok());
-        if written.is_none_or(|written| self.remaining < written) {
+        let number = |name| headers.get(name).and_then(|value| digits(value));
+        let stays = number(&names.remaining).is_some_and(|written| written <= self.remaining.into())
+            && number(&names.limit).is_some()
+            && number(&names.reset).is_some();
+        if !stays {
             self.write(names, headers);
         }
     }
+}
+
+fn digits(value: &HeaderValue) -> Option<u64> {
+    let text = value.to_str().ok()?;
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

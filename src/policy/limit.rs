@@ -61,8 +61,8 @@ impl Limit {
         Ok(limit)
     }
 
-    /// The same limit with a name of its own. The limits of one policy had better have different ones: clients tell them
-    /// apart by that.
+    /// The same limit with a name of its own. The limits of one policy have to have different names,
+    /// because clients tell them apart by them.
     ///
     /// # Panics
     ///

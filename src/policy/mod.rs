@@ -125,7 +125,9 @@ impl Policy {
     ///
     /// # Panics
     ///
-    /// When the strategy cannot keep the quota; [`with`](Self::with) and [`Limit::try_new`] return an error instead.
+    /// When the strategy cannot keep the quota, or another limit has the new one's
+    /// [name](Self::limit_name). [`Limit::try_new`] and [`try_with`](Self::try_with) return an error
+    /// instead.
     #[must_use]
     #[track_caller]
     pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Self {
@@ -133,11 +135,27 @@ impl Policy {
     }
 
     /// The same policy with one limit more.
+    ///
+    /// # Panics
+    ///
+    /// When another limit has the new one's [name](Self::limit_name).
+    /// [`try_with`](Self::try_with) returns an error instead.
     #[must_use]
+    #[track_caller]
     pub fn with(self, limit: Limit) -> Self {
+        or_panic(self.try_with(limit))
+    }
+
+    /// As [`with`](Self::with).
+    ///
+    /// # Errors
+    ///
+    /// When another limit has the new one's [name](Self::limit_name): clients could not tell them apart.
+    /// The second limit of `Policy::named("free")` cannot be named `free-1`.
+    pub fn try_with(self, limit: Limit) -> Result<Self, ConfigError> {
         let mut limits = self.0.limits.clone();
         limits.push(limit);
-        Self::of(self.0.name.clone(), limits, self.shadow_limits())
+        name::distinct(Self::of(self.0.name.clone(), limits, self.shadow_limits()))
     }
 
     /// The same policy with one limit more that is only tried out: see [above](Self#shadow-limits).
@@ -176,7 +194,8 @@ impl Policy {
     ///
     /// # Panics
     ///
-    /// When the name is empty or not printable ASCII; [`try_with_name`](Self::try_with_name) returns an error instead.
+    /// When the name is empty or not printable ASCII, or gives two limits the same
+    /// [name](Self::limit_name). [`try_with_name`](Self::try_with_name) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn with_name(self, name: impl Into<String>) -> Self {
@@ -187,9 +206,10 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// When the name is empty or not printable ASCII.
+    /// When the name is empty or not printable ASCII, or gives two limits the same
+    /// [name](Self::limit_name).
     pub fn try_with_name(self, name: impl Into<String>) -> Result<Self, ConfigError> {
-        Ok(Self::of(Some(name::checked(name.into())?), self.0.limits.clone(), self.shadow_limits()))
+        name::distinct(Self::of(Some(name::checked(name.into())?), self.0.limits.clone(), self.shadow_limits()))
     }
 
     fn of(name: Option<Box<str>>, limits: Vec<Limit>, shadow: Vec<Limit>) -> Self {
@@ -363,7 +383,8 @@ impl PolicyBuilder {
     ///
     /// # Panics
     ///
-    /// When the strategy cannot keep the quota; [`with`](Self::with) and [`Limit::try_new`] return an error instead.
+    /// When the strategy cannot keep the quota. [`with`](Self::with) and [`Limit::try_new`] return an
+    /// error instead.
     #[track_caller]
     pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Policy {
         self.with(Limit::new(strategy, quota))

@@ -1,5 +1,6 @@
 use std::fmt::{self, Write};
 
+use super::Policy;
 use crate::ConfigError;
 
 /// The name, if it can stand in a header as a Structured Field string (RFC 9651, section 3.3.3) and is not empty.
@@ -11,6 +12,21 @@ pub(super) fn checked(name: String) -> Result<Box<str>, ConfigError> {
         "the name {name:?} cannot stand in a header: \
          use one or more letters, digits, spaces and ASCII punctuation, for example \"free\""
     )))
+}
+
+/// Returns the policy if its limits have different names on the wire.
+pub(super) fn distinct(policy: Policy) -> Result<Policy, ConfigError> {
+    let limits = policy.limits().len();
+    let name_of = |position: usize| policy.limit_name(position);
+    let twice = (1..limits).find(|&second| (0..second).any(|first| name_of(first) == name_of(second)));
+    match twice {
+        None => Ok(policy),
+        Some(second) => Err(ConfigError::new(format!(
+            "two limits of the policy \"{policy}\" are called {:?}, and clients could not tell them apart: \
+             name one of them, for example \"daily\"",
+            name_of(second)
+        ))),
+    }
 }
 
 /// A name in double quotes, as in headers and in a policy's text.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::name::Quoted;
+use super::name::{Quoted, distinct};
 use super::{Limit, Policy};
 use crate::strategy::{LeakyBucket, NAMES, Strategy, by_name};
 use crate::text::Scanner;
@@ -56,7 +56,10 @@ impl FromStr for Policy {
             ));
         }
         let policy = Self::of(None, limits, shadow);
-        policy_name.map_or(Ok(policy.clone()), |name| policy.try_with_name(name))
+        match policy_name {
+            Some(name) => policy.try_with_name(name),
+            None => distinct(policy),
+        }
     }
 }
 

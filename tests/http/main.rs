@@ -9,6 +9,7 @@ mod fuzz_corpus;
 mod grpc;
 mod handlers;
 mod headers;
+mod inner_fields;
 mod middleware;
 #[cfg(feature = "metrics")]
 mod observe;
