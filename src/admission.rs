@@ -107,7 +107,7 @@ impl<St: Storage, R> Shared<St, R> {
         if op == Op::Hit && !rules.want_decisions() && policy.shadows().is_empty() {
             let mut shown = rules.headers.tell_numbers().then(Shown::default);
             if self.storage.hit_at_once(ask, shown.as_mut()) {
-                let numbers = shown.and_then(|shown| rules.headers.numbers(shown.at, &shown.limit));
+                let numbers = shown.and_then(|shown| rules.headers.numbers(shown.at, &shown.limit, cost));
                 return Considered::PassOn(Told::only(numbers));
             }
         }

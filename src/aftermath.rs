@@ -90,13 +90,15 @@ impl<St: Storage> After<St> {
         for mut trial in trials {
             trial.settle(charged);
         }
-        if let Some((account, decision)) = spent.filter(|_| !charged)
-            && account.refund(&decision)
-            && (headers.tell_numbers() || headers.tell_more())
-            && let Some(now) = account.look()
-        {
-            numbers = headers.numbers_of(&now);
-            more = headers.more_of(&now, &account.policy, &account.key);
+        if let Some((account, decision)) = spent.filter(|_| !charged) {
+            (numbers, more) = (numbers.map(Numbers::without_wait), more.map(More::without_wait));
+            if account.refund(&decision)
+                && (headers.tell_numbers() || headers.tell_more())
+                && let Some(now) = account.look()
+            {
+                numbers = headers.numbers_of(&now);
+                more = headers.more_of(&now, &account.policy, &account.key);
+            }
         }
         headers::write_admitted(response, numbers, more);
     }

@@ -28,9 +28,6 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 /// What is remembered lives in the layer, so all services made by one layer, and its clones, share it. Each layer built
 /// without a storage has a [`MemoryStorage`] of its own.
 ///
-/// Layers stack: the outer one is asked first, and what it has charged stays charged when an inner one refuses. The
-/// response shows the numbers of the one with fewer units remaining; a refusal keeps its own.
-///
 /// ```
 /// use axum::Router;
 /// use axum::routing::{get, post};
@@ -44,6 +41,26 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 ///     .layer(RateLimitLayer::new(Quota::per_second(1_000), Global));
 /// # Ok(app)
 /// # }
+/// ```
+///
+/// # Stacking
+///
+/// Layers stack. The outer layer decides first, and an inner layer decides only on what the outer one
+/// admits.
+///
+/// - The response shows the numbers of the layer with fewer units remaining. A refusal keeps the numbers
+///   of the layer that refuses.
+/// - The `Retry-After` of an inner layer's refusal is the longer wait of both layers, if the request spent
+///   the outer layer's last units and the outer layer writes header fields. So a client that obeys
+///   it is not refused by the outer layer instead.
+/// - What the outer layer has charged stays charged when an inner layer refuses. To give it back, let the
+///   outer layer charge only requests that no inner layer refuses:
+///
+/// ```
+/// use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer, ResponseHead};
+///
+/// let outer = RateLimitLayer::new(Quota::per_hour(1_000), Global)
+///     .charge_when(|response: &ResponseHead<'_>| response.extensions.get().is_none_or(Decision::is_admitted));
 /// ```
 ///
 /// # Caveats

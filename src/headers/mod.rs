@@ -15,7 +15,7 @@ use self::lists::Lists;
 use self::partition::Secret;
 use self::text::{Frequent, frequent};
 pub(crate) use self::triple::Numbers;
-use self::triple::{DRAFT_6, Names, X};
+use self::triple::{DRAFT_6, X};
 use crate::strategy::Status;
 use crate::time::seconds_up;
 use crate::{Decision, Key, Policy, Timestamp};
@@ -136,29 +136,34 @@ impl Headers {
         self.draft_6 || self.ietf
     }
 
-    /// What `X-RateLimit-*` say of a decision made at `at`, of whose limits this one is shown.
+    /// Returns what `X-RateLimit-*` say of a hit of `cost` units that was decided at `at`, of whose
+    /// limits `shown` is shown.
     #[inline]
-    pub(crate) fn numbers(self, at: Timestamp, shown: &Status) -> Option<Numbers> {
+    pub(crate) fn numbers(self, at: Timestamp, shown: &Status, cost: u32) -> Option<Numbers> {
         let reset = match (self.x, self.from_now) {
             (false, _) => return None,
             (true, false) => at.plus(shown.reset_after_micros()).as_secs_ceil(),
             (true, true) => seconds_up(shown.reset_after()),
         };
-        Some(Numbers::of(shown, reset))
+        Some(Numbers::of(shown, reset, cost))
     }
 
     #[inline]
     pub(crate) fn numbers_of(self, decision: &Decision) -> Option<Numbers> {
-        self.numbers(decision.at(), decision.shown())
+        self.numbers(decision.at(), decision.shown(), decision.cost())
     }
 
     /// What the other fields say.
     #[inline]
     pub(crate) fn more_of(self, decision: &Decision, policy: &Policy, key: &Key) -> Option<More> {
         self.tell_more().then(|| {
-            let shown = decision.shown();
-            let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after())));
-            More { draft_6, lists: self.ietf.then(|| Lists::of(decision, policy, key, self.partition)) }
+            let (shown, cost) = (decision.shown(), decision.cost());
+            let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after()), cost));
+            More {
+                draft_6,
+                wait: triple::wait(shown, cost),
+                lists: self.ietf.then(|| Lists::of(decision, policy, key, self.partition)),
+            }
         })
     }
 }
@@ -166,7 +171,16 @@ impl Headers {
 /// What few layers are asked to tell, and so travels in a box.
 pub(crate) struct More {
     draft_6: Option<Numbers>,
+    /// As that of the [`Numbers`].
+    wait: u32,
     lists: Option<Lists>,
+}
+
+impl More {
+    /// The same for a hit that is given back.
+    pub(crate) fn without_wait(self) -> Self {
+        Self { wait: 0, ..self }
+    }
 }
 
 impl Default for Headers {
@@ -185,27 +199,46 @@ impl fmt::Debug for Headers {
     }
 }
 
-/// Tells an admitted request's response how things stand.
+/// Writes the numbers of an admitted request into its response.
 ///
-/// Where layers are stacked it may have an inner layer's numbers already: the smaller remaining is the truth for the client,
-/// of equals the inner one's stays, and a refusal, which carries its decision, keeps its own. Lists name every limit.
+/// Where layers are stacked, the response may have an inner layer's numbers already. The fewer units
+/// remaining are the truth for the client, and of equal numbers the inner one's stay. Lists name every
+/// limit.
+///
+/// An inner layer's refusal, which carries its decision, keeps its own numbers. Its `Retry-After` becomes
+/// the wait of this layer if that is longer, because the client would be refused here until then.
 #[inline]
 pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Option<Numbers>, more: Option<More>) {
     if let Some(numbers) = numbers {
-        write_if_fewer(numbers, &X, response);
+        if is_refusal(response) {
+            extend_wait(response, numbers.wait());
+        } else {
+            numbers.write_if_fewer(&X, response.headers_mut());
+        }
     }
-    let Some(More { draft_6, lists }) = more else { return };
-    if let Some(numbers) = draft_6 {
-        write_if_fewer(numbers, &DRAFT_6, response);
+    let Some(More { draft_6, wait, lists }) = more else { return };
+    if is_refusal(response) {
+        extend_wait(response, wait);
+    } else if let Some(numbers) = draft_6 {
+        numbers.write_if_fewer(&DRAFT_6, response.headers_mut());
     }
     if let Some(lists) = lists {
         lists.write(response.headers_mut());
     }
 }
 
-fn write_if_fewer<B>(numbers: Numbers, names: &'static Names, response: &mut Response<B>) {
-    if !response.extensions().get::<Decision>().is_some_and(Decision::is_refused) {
-        numbers.write_if_fewer(names, response.headers_mut());
+#[inline]
+fn is_refusal<B>(response: &Response<B>) -> bool {
+    response.extensions().get::<Decision>().is_some_and(Decision::is_refused)
+}
+
+/// Makes the `Retry-After` of a refusal at least this long. A refusal without the field can never be
+/// admitted, and one with a date is not ours.
+#[cold]
+fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
+    let value = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if value.is_some_and(|written| written < seconds.into()) {
+        set(response.headers_mut(), RETRY_AFTER, frequent(Frequent::Time, seconds.into()));
     }
 }
 
@@ -227,7 +260,7 @@ pub(crate) fn write_refused<B>(
     if let Some(numbers) = numbers {
         numbers.write(&X, headers);
     }
-    let Some(More { draft_6, lists }) = more else { return };
+    let Some(More { draft_6, lists, .. }) = more else { return };
     if let Some(numbers) = draft_6 {
         numbers.write(&DRAFT_6, headers);
     }

@@ -6,6 +6,7 @@ use super::set;
 use super::text::Frequent::{Amount, Time};
 use super::text::{frequent, number};
 use crate::strategy::Status;
+use crate::time::seconds_up;
 
 /// A family of names.
 pub(super) struct Names {
@@ -37,12 +38,23 @@ pub(crate) struct Numbers {
     remaining: u32,
     /// In seconds, as the layer was told to say it.
     reset: u64,
+    /// In seconds: how long another hit of the same cost is refused for, 0 if it is not.
+    wait: u32,
 }
 
 impl Numbers {
     #[inline]
-    pub(super) fn of(shown: &Status, reset: u64) -> Self {
-        Self { limit: shown.capacity(), remaining: shown.remaining(), reset }
+    pub(super) fn of(shown: &Status, reset: u64, cost: u32) -> Self {
+        Self { limit: shown.capacity(), remaining: shown.remaining(), reset, wait: wait(shown, cost) }
+    }
+
+    /// The same for a hit that is given back.
+    pub(crate) fn without_wait(self) -> Self {
+        Self { wait: 0, ..self }
+    }
+
+    pub(super) fn wait(self) -> u32 {
+        self.wait
     }
 
     /// Tells them, whatever the response says already.
@@ -68,4 +80,10 @@ impl Numbers {
 fn digits(value: &HeaderValue) -> Option<u64> {
     let text = value.to_str().ok()?;
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// Returns for how many seconds another hit of this cost is refused at least, 0 if it is not.
+#[inline]
+pub(super) fn wait(shown: &Status, cost: u32) -> u32 {
+    if shown.remaining() >= cost { 0 } else { u32::try_from(seconds_up(shown.reset_after())).unwrap_or(u32::MAX) }
 }

@@ -15,5 +15,6 @@ mod middleware;
 mod observe;
 mod rejections;
 mod shadow;
+mod stacked_refusals;
 mod stacking;
 mod waiting;

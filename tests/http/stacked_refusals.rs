@@ -1,0 +1,123 @@
+//! Refusals of an inner layer, seen through the outer one.
+
+use std::time::Duration;
+
+use common::{Inner, ask, get, memory_with_manual_clock, numbers, policy, retry_after, slow};
+use http::Response;
+use http::header::{HeaderValue, RETRY_AFTER};
+use tower::Layer;
+use tower_ratelimit::extract::Head;
+use tower_ratelimit::{
+    Decision, Global, Headers, Key, OnError, RateLimitLayer, Refused, ResponseHead, Storage, TextRejection,
+};
+
+fn layer<St: Storage>(text: &str, storage: &St) -> RateLimitLayer<St, TextRejection> {
+    RateLimitLayer::new(policy(text), Global).storage(storage.clone(), OnError::Refuse)
+}
+
+/// The epoch of the manual clock is not zero, so a reset as an instant is no wait.
+fn families() -> [Headers; 4] {
+    [Headers::x_rate_limit(), Headers::x_rate_limit().reset_in_seconds(), Headers::draft6(), Headers::ietf()]
+}
+
+#[tokio::test]
+async fn inner_refusal_reports_the_longer_wait_of_both_layers() {
+    for headers in families() {
+        for (outer, inner, waits) in [
+            ("fixed-window 2/hour", "fixed-window 1/minute", [Some(3_600), Some(3_600)]),
+            // The outer layer would admit the client again, so its wait does not count.
+            ("fixed-window 3/hour", "fixed-window 1/minute", [Some(60), Some(3_600)]),
+            ("fixed-window 2/minute", "fixed-window 1/hour", [Some(3_600), Some(60)]),
+            ("leaky-bucket 1/minute queue 0", "fixed-window 1/second", [Some(60), Some(60)]),
+        ] {
+            let (storage, clock) = memory_with_manual_clock();
+            let service = layer(outer, &storage).headers(headers).layer(layer(inner, &storage).layer(Inner::default()));
+            assert_eq!(ask(&service, get("/")).await.status(), 200);
+            if outer.starts_with("leaky") {
+                // The only place is free again after a minute, and the inner window is used up by another client.
+                let hit = layer(inner, &storage).limiter().unwrap();
+                clock.advance(Duration::from_secs(60));
+                assert!(hit.hit(&Key::everybody()).await.unwrap().is_admitted());
+            }
+            for wait in waits {
+                let refused = ask(&service, get("/")).await;
+                assert_eq!(
+                    (refused.status().as_u16(), retry_after(&refused)),
+                    (429, wait),
+                    "{outer}, {inner}, {headers:?}"
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn client_that_obeys_an_inner_refusal_is_admitted() {
+    let (storage, clock) = memory_with_manual_clock();
+    let by_cost = |head: &Head<'_>| head.uri.path()[1..].parse::<u32>().unwrap();
+    // Two of five units remain outside, and each request costs three.
+    let outer = layer("fixed-window 8/hour", &storage).cost(by_cost);
+    let service = outer.layer(layer("fixed-window 1/minute", &storage).layer(Inner::default()));
+    assert_eq!(ask(&service, get("/3")).await.status(), 200);
+    let refused = ask(&service, get("/3")).await;
+    assert_eq!((refused.status().as_u16(), retry_after(&refused)), (429, Some(3_600)));
+    assert_eq!(numbers(&refused).map(|[limit, left, _]| (limit, left)), Some((1, 0)), "it keeps its own numbers");
+    clock.advance(Duration::from_secs(3_600));
+    assert_eq!(ask(&service, get("/3")).await.status(), 200);
+}
+
+#[tokio::test]
+async fn wait_of_an_inner_refusal_that_has_none_or_a_date_is_unchanged() {
+    for value in [None, Some("Sun, 22 Nov 2026 06:31:00 GMT")] {
+        let (storage, _clock) = memory_with_manual_clock();
+        let inner = layer("fixed-window 1/minute", &storage).cost(|_: &Head<'_>| 2);
+        let dated = tower::util::MapResponseLayer::new(move |mut response: Response<String>| {
+            if let Some(value) = value {
+                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(value));
+            }
+            response
+        });
+        let service = layer("fixed-window 1/hour", &storage).layer(dated.layer(inner.layer(Inner::default())));
+        let refused = ask(&service, get("/")).await;
+        assert_eq!(refused.status(), 429);
+        assert_eq!(refused.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap()), value);
+    }
+}
+
+/// The recipe in the documentation of `RateLimitLayer`.
+#[tokio::test]
+async fn outer_layer_can_give_back_what_an_inner_layer_refuses() {
+    async fn check<St: Storage>(outer_storage: St, wait: u64) {
+        let (storage, _clock) = memory_with_manual_clock();
+        let outer = layer("fixed-window 2/hour", &outer_storage)
+            .charge_when(|response: &ResponseHead<'_>| response.extensions.get().is_none_or(Decision::is_admitted));
+        let limiter = outer.limiter().unwrap();
+        let service = outer.layer(layer("fixed-window 1/minute", &storage).layer(Inner::default()));
+        assert_eq!(ask(&service, get("/")).await.status(), 200);
+        for _ in 0..5 {
+            let refused = ask(&service, get("/")).await;
+            assert_eq!((refused.status().as_u16(), retry_after(&refused)), (429, Some(wait)));
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            let left = limiter.peek(&Key::everybody()).await;
+            assert_eq!(left.ok().map(|decision| decision.remaining()), Some(1), "the inner layer refused");
+        }
+    }
+    check(memory_with_manual_clock().0, 60).await;
+    check(slow(memory_with_manual_clock().0), 60).await;
+}
+
+/// A custom rejection of the outer layer is not asked about an inner layer's refusal.
+#[tokio::test]
+async fn inner_refusal_keeps_its_body() {
+    let (storage, _clock) = memory_with_manual_clock();
+    let loud = |_: Refused<'_>, _: &Head<'_>| Response::builder().status(429).body("outer".to_owned()).unwrap();
+    let outer = layer("fixed-window 2/hour", &storage).rejection(loud);
+    let service = outer.layer(layer("fixed-window 1/minute", &storage).layer(Inner::default()));
+    assert_eq!(ask(&service, get("/")).await.status(), 200);
+    for (body, wait) in [(false, 3_600), (true, 3_600)] {
+        let refused = ask(&service, get("/")).await;
+        assert_eq!((refused.body() == "outer", retry_after(&refused)), (body, Some(wait)));
+    }
+}
