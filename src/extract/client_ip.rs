@@ -190,7 +190,7 @@ impl ClientIp {
     #[must_use]
     #[track_caller]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
-        Self { ipv6_prefix: Ipv6Prefix::new(bits), ..self }
+        Self { ipv6_prefix: self.ipv6_prefix.with_bits(bits), ..self }
     }
 
     /// As [`ipv6_prefix`](Self::ipv6_prefix).
@@ -199,7 +199,16 @@ impl ClientIp {
     ///
     /// When there are more than 128.
     pub fn try_ipv6_prefix(self, bits: u8) -> Result<Self, ConfigError> {
-        Ok(Self { ipv6_prefix: Ipv6Prefix::try_new(bits)?, ..self })
+        Ok(Self { ipv6_prefix: self.ipv6_prefix.try_with_bits(bits)?, ..self })
+    }
+
+    /// Uses the IPv4 address in a NAT64 address as the key, as for [`PeerIp`](crate::PeerIp::nat64).
+    /// Defaults to `true`.
+    ///
+    /// Which proxies are trusted is decided by the address as it is.
+    #[must_use]
+    pub fn nat64(self, unwrap: bool) -> Self {
+        Self { ipv6_prefix: self.ipv6_prefix.with_nat64(unwrap), ..self }
     }
 
     /// The client's address itself: all of its bits, an IPv4-mapped one as IPv4.

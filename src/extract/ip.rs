@@ -1,4 +1,4 @@
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::peer::{no_peer, peer};
 use super::{Caveat, Head, KeyExtractor, Missing};
@@ -12,7 +12,9 @@ use crate::{ConfigError, Key};
 ///
 /// 1. IPv4 addresses are keys as they are.
 /// 2. An IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) is the IPv4 address, decided by its bits, not by how it is written.
-/// 3. Other IPv6 addresses are taken as their /64, since one client has all of one; see
+/// 3. A NAT64 address (`64:ff9b::1.2.3.4`, RFC 6052) is the IPv4 address too, because all IPv4 clients
+///    of one translator share a /64; see [`nat64`](Self::nat64).
+/// 4. Other IPv6 addresses are taken as their /64, since one client has all of one; see
 ///    [`ipv6_prefix`](Self::ipv6_prefix).
 ///
 /// Without an address the key is missing, and since no client can do anything about that the answer is 500.
@@ -39,7 +41,7 @@ pub struct PeerIp {
 impl PeerIp {
     /// The peer's address, IPv6 as its /64.
     pub const fn new() -> Self {
-        Self { ipv6_prefix: Ipv6Prefix(64) }
+        Self { ipv6_prefix: Ipv6Prefix::DEFAULT }
     }
 
     /// How many bits of an IPv6 address tell clients apart: 64 unless said, 56 or 48 where whole sites are one client,
@@ -51,7 +53,7 @@ impl PeerIp {
     #[must_use]
     #[track_caller]
     pub const fn ipv6_prefix(self, bits: u8) -> Self {
-        Self { ipv6_prefix: Ipv6Prefix::new(bits) }
+        Self { ipv6_prefix: self.ipv6_prefix.with_bits(bits) }
     }
 
     /// As [`ipv6_prefix`](Self::ipv6_prefix).
@@ -60,7 +62,27 @@ impl PeerIp {
     ///
     /// When there are more than 128.
     pub fn try_ipv6_prefix(self, bits: u8) -> Result<Self, ConfigError> {
-        Ok(Self { ipv6_prefix: Ipv6Prefix::try_new(bits)? })
+        Ok(Self { ipv6_prefix: self.ipv6_prefix.try_with_bits(bits)? })
+    }
+
+    /// Uses the IPv4 address in a NAT64 address as the key. Defaults to `true`.
+    ///
+    /// This is about the well-known prefix `64:ff9b::/96` only. With `false` such an address is keyed like
+    /// any other IPv6 address. The [address](Self::address) itself stays as it is, and so do the networks
+    /// of an [`AllowList`](crate::extract::AllowList).
+    ///
+    /// ```
+    /// use tower_ratelimit::PeerIp;
+    ///
+    /// let keys = |peer: PeerIp| ["64:ff9b::192.0.2.1", "64:ff9b::192.0.2.2", "192.0.2.1"].map(|it| peer.key(it.parse().unwrap()));
+    /// let [one, two, same] = keys(PeerIp::new());
+    /// assert!(one != two && one == same);
+    /// let [one, two, other] = keys(PeerIp::new().nat64(false));
+    /// assert!(one == two && one != other);
+    /// ```
+    #[must_use]
+    pub const fn nat64(self, unwrap: bool) -> Self {
+        Self { ipv6_prefix: self.ipv6_prefix.with_nat64(unwrap) }
     }
 
     /// The address itself: all of its bits, an IPv4-mapped one as IPv4.
@@ -95,28 +117,37 @@ impl KeyExtractor for PeerIp {
     }
 }
 
-/// How many bits of an IPv6 address tell clients apart.
+/// How many bits of an IPv6 address tell clients apart, and whether it may stand for an IPv4 address.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ipv6Prefix(u8);
+pub(super) struct Ipv6Prefix {
+    bits: u8,
+    unwraps_nat64: bool,
+}
 
 impl Ipv6Prefix {
+    pub(super) const DEFAULT: Self = Self { bits: 64, unwraps_nat64: true };
+
     #[track_caller]
-    pub(super) const fn new(bits: u8) -> Self {
+    pub(super) const fn with_bits(self, bits: u8) -> Self {
         assert!(bits <= 128, "an IPv6 address has 128 bits: use a prefix of at most that, for example 64");
-        Self(bits)
+        Self { bits, ..self }
     }
 
-    pub(super) fn try_new(bits: u8) -> Result<Self, ConfigError> {
+    pub(super) fn try_with_bits(self, bits: u8) -> Result<Self, ConfigError> {
         if bits > 128 {
             return Err(ConfigError::new(format!(
                 "an IPv6 address has 128 bits, so its prefix cannot have {bits}: use for example 64"
             )));
         }
-        Ok(Self(bits))
+        Ok(Self { bits, ..self })
+    }
+
+    pub(super) const fn with_nat64(self, unwraps_nat64: bool) -> Self {
+        Self { unwraps_nat64, ..self }
     }
 
     pub(super) fn caveat(self) -> Option<Caveat> {
-        (self.0 > 64).then_some(Caveat::Ipv6PerAddress)
+        (self.bits > 64).then_some(Caveat::Ipv6PerAddress)
     }
 
     /// The key of a client with this address, which is no IPv4-mapped one.
@@ -124,16 +155,25 @@ impl Ipv6Prefix {
     pub(super) fn key(self, address: IpAddr) -> Key {
         match address {
             IpAddr::V4(v4) => v4.into(),
-            IpAddr::V6(v6) => {
-                let mask = u128::MAX.checked_shl(128 - u32::from(self.0)).unwrap_or(0);
-                Ipv6Addr::from_bits(v6.to_bits() & mask).into()
-            }
+            IpAddr::V6(v6) => match behind_nat64(v6).filter(|_| self.unwraps_nat64) {
+                Some(v4) => v4.into(),
+                None => {
+                    let mask = u128::MAX.checked_shl(128 - u32::from(self.bits)).unwrap_or(0);
+                    Ipv6Addr::from_bits(v6.to_bits() & mask).into()
+                }
+            },
         }
     }
 }
 
+/// The IPv4 address in one with the well-known prefix of NAT64, `64:ff9b::/96` (RFC 6052, section 2.1).
+fn behind_nat64(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let [.., a, b, c, d] = address.octets();
+    (address.to_bits() >> 32 == 0x0064_ff9b << 64).then_some(Ipv4Addr::new(a, b, c, d))
+}
+
 impl Default for Ipv6Prefix {
     fn default() -> Self {
-        Self(64)
+        Self::DEFAULT
     }
 }

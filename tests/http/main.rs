@@ -11,6 +11,7 @@ mod handlers;
 mod headers;
 mod inner_fields;
 mod middleware;
+mod nat64;
 #[cfg(feature = "metrics")]
 mod observe;
 mod rejections;
