@@ -38,10 +38,25 @@ fn login(text: &str, wrong: &Wrong<'_>) -> Result<Login, ConfigError> {
 }
 
 fn host(text: &str, port: u16, wrong: &Wrong<'_>) -> Result<Host, ConfigError> {
-    let read = Host::read(text, port);
-    read.ok_or_else(|| {
-        wrong(format!("{text:?} is no host: write host:{port}, 192.0.2.1:{port} or [2001:db8::1]:{port}"))
+    Host::read(text, port).ok_or_else(|| {
+        let help = format!("write host:{port}, 192.0.2.1:{port} or [2001:db8::1]:{port}");
+        if may_be_login(text) {
+            return wrong(format!("a host cannot be read: {help}, and a password as user:password@ before it"));
+        }
+        wrong(format!("{text:?} is no host: {help}"))
     })
+}
+
+/// Returns `true` if a host cannot be shown, since behind its colon is neither a port nor an IPv6 address
+/// but perhaps a password, whose `@` was forgotten.
+pub(super) fn may_be_login(host: &str) -> bool {
+    let is_address = |text: &str| text.parse::<Ipv6Addr>().is_ok();
+    let is_port = |text: &str| text.len() <= 5 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'+' | b'-'));
+    if let Some(inside) = host.strip_prefix('[') {
+        let (address, rest) = inside.split_once(']').unwrap_or((inside, ""));
+        return !is_address(address) || !is_port(rest.trim_start_matches(':'));
+    }
+    host.split_once(':').is_some_and(|(_, port)| !is_port(port) && !is_address(host))
 }
 
 impl Host {

@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 pub(super) use self::authority::Authority;
+use self::authority::may_be_login;
 pub(super) use self::options::{Options, checked_prefix};
 use crate::ConfigError;
 
@@ -99,11 +100,17 @@ fn decoded(text: &str) -> Result<String, &'static str> {
 }
 
 /// What can be shown of a URL: no user and no password, wherever they may stand, and no options.
+///
+/// If the `@` was forgotten, a password stands where a port would. Then nothing but the scheme is shown.
 fn without_secrets(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, _)| url.split_at(scheme.len() + 3));
-    let shown = rest.rsplit_once('@').map_or(rest, |(_, shown)| shown);
-    let hidden = if shown.len() < rest.len() { "***@" } else { "" };
-    format!("{scheme}{hidden}{}", shown.split('?').next().unwrap_or_default())
+    let (hidden, shown) = rest.rsplit_once('@').map_or(("", rest), |(_, shown)| ("***@", shown));
+    let shown = shown.split('?').next().unwrap_or_default();
+    let authority = shown.split('/').next().unwrap_or_default();
+    if hidden.is_empty() && authority.split(',').any(may_be_login) {
+        return format!("{scheme}***");
+    }
+    format!("{scheme}{hidden}{shown}")
 }
 
 impl fmt::Display for Host {
@@ -126,5 +133,53 @@ impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let password = self.password.as_ref().map(|_| "***");
         f.debug_struct("Login").field("user", &self.user).field("password", &password).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(url: &str) -> String {
+        let hosts = |parts: &Parts<'_>, wrong: &Wrong<'_>| {
+            Authority::parse(parts.authority, 6379, wrong).map(|authority| authority.hosts)
+        };
+        read(url, "write redis://host:6379", hosts).expect_err(url).to_string()
+    }
+
+    #[test]
+    fn password_without_the_at_sign_is_not_shown() {
+        for url in [
+            "redis://me:secret",
+            "redis://:secret",
+            "redis://me:secret:6379",
+            "redis://me:secrethost:6379",
+            "redis://me:secret/0",
+            "redis://me:pa/secret",
+            "redis://me:secret?deadline=1s",
+            "redis://host,me:secret",
+            "redis://me:secret,host",
+            "redis://[secret",
+            "redis://[::1]:secret",
+            "me:secret",
+            "me:secret/0",
+        ] {
+            let error = error(url);
+            assert!(!error.contains("secret") && error.contains("write"), "{url}: {error}");
+        }
+        let error = error("redis://me:secret:6379");
+        assert!(error.contains("user:password@"), "{error}");
+    }
+
+    #[test]
+    fn host_that_holds_no_password_is_quoted() {
+        for host in
+            [":6379", "host:", "host:0", "host:65536", "host:+1", "ho st", "2001:db8::1", "[::1", "[::1]6379", "[::1]:"]
+        {
+            let error = error(&format!("redis://{host}"));
+            assert_eq!(error.matches(&format!("{host:?}")).count(), 1, "{error}");
+            assert!(error.contains(&format!("redis://{host}")), "{error}");
+        }
+        assert!(error("localhost:6379").contains("\"localhost:6379\""));
     }
 }
