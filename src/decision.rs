@@ -197,9 +197,7 @@ impl Decision {
     /// [`retry_after`](Status::retry_after) (never is latest), else the one with the least remaining, and of equals the
     /// one with the latest [`reset_after`](Status::reset_after).
     ///
-    /// # Panics
-    ///
-    /// Never: a policy has at least one limit.
+    /// A decision without limits, which only [`of_limits`](Self::of_limits) makes, shows zeros.
     pub fn shown(&self) -> &Status {
         shown(self.limits())
     }
@@ -211,9 +209,7 @@ pub(crate) fn shown(limits: &[Status]) -> &Status {
     let room = |status: &Status| (status.remaining(), Reverse(status.reset_after_micros()));
     match limits {
         [only] => only,
-        several => {
-            several.iter().min_by_key(|status| (wait(status), room(status))).expect("a policy has at least one limit")
-        }
+        several => several.iter().min_by_key(|status| (wait(status), room(status))).unwrap_or(&Status::BLANK),
     }
 }
 

@@ -6,7 +6,8 @@ use std::panic::catch_unwind;
 use std::time::Duration;
 
 use tower_ratelimit::{
-    ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MovingWindow, Policy, Quota, SlidingWindowCounter, TokenBucket,
+    Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MovingWindow, Policy, Quota, SlidingWindowCounter,
+    Timestamp, TokenBucket,
 };
 
 #[test]
@@ -231,4 +232,13 @@ fn public_types_are_send_sync_and_debug() {
     check::<(extract::MatchedPath, extract::Or<Header, PeerIp>, extract::And<Header, PeerIp>)>();
     check::<(storage::Cas<Store>, storage::CasError, storage::Loaded<u64>, storage::Swapped<u64>)>();
     check_future::<ResponseFuture<Inner, (), MemoryStorage, TextRejection>>();
+}
+
+#[test]
+fn decision_without_limits_shows_zeros() {
+    let decision = Decision::of_limits(Timestamp::EPOCH, 1, std::iter::empty());
+    assert!(decision.is_admitted());
+    let shown = decision.shown();
+    assert_eq!((shown.capacity(), shown.remaining(), shown.reset_after()), (0, 0, Duration::ZERO));
+    assert_eq!((decision.capacity(), decision.remaining(), decision.retry_after()), (0, 0, None));
 }
