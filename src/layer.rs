@@ -275,8 +275,9 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.ruled(|rules| rules.reporter.observer = Some(Arc::new(observer)))
     }
 
-    /// Lets the events in the log (feature `tracing`) say whose key it was: by default none does, since keys are addresses
-    /// and secrets. What is no printable ASCII is escaped.
+    /// Adds the key to the events in the log (feature `tracing`). By default the log has no keys, because
+    /// they are addresses and secrets. Bytes that are not printable ASCII are escaped, and only the first
+    /// 256 bytes of a key are written.
     pub fn log_keys(self) -> Self {
         self.ruled(|rules| rules.reporter.logs_keys = true)
     }

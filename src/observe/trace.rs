@@ -4,8 +4,12 @@ use std::error::Error;
 use std::iter::successors;
 
 use super::{Event, What};
+use crate::Key;
 use crate::lint::Lint;
 use crate::storage::BreakerError;
+
+/// So many bytes of a key are logged.
+const MAX_KEY: usize = 256;
 
 #[inline]
 pub(super) fn event(event: &Event<'_>, with_key: bool) {
@@ -18,7 +22,7 @@ pub(super) fn event(event: &Event<'_>, with_key: bool) {
 fn out_of_the_ordinary(event: &Event<'_>, with_key: bool) {
     let (policy, outcome, shadow) = (event.policy.identity(), event.outcome(), event.shadow);
     // As text, which is written in quotes: a key cannot look like other fields.
-    let key = event.key.filter(|_| with_key).map(|key| key.as_bytes().escape_ascii().to_string());
+    let key = event.key.filter(|_| with_key).map(shortened);
     let key = key.as_deref();
     match event.what {
         What::Decided(decision) => {
@@ -44,6 +48,15 @@ fn out_of_the_ordinary(event: &Event<'_>, with_key: bool) {
             tracing::warn!(policy, outcome, shadow, error, key, "a hit could not be given back");
         }
         What::Refunded(_) => tracing::trace!(policy, outcome, shadow, key, "a hit was given back"),
+    }
+}
+
+/// The key in printable ASCII. A client may choose it, so a long one is cut off.
+fn shortened(key: &Key) -> String {
+    let bytes = key.as_bytes();
+    match bytes.get(..MAX_KEY) {
+        Some(start) if bytes.len() > MAX_KEY => format!("{}... ({} bytes)", start.escape_ascii(), bytes.len()),
+        _ => bytes.escape_ascii().to_string(),
     }
 }
 
