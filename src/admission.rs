@@ -35,6 +35,7 @@ pub(crate) enum Considered<St: Storage, ResBody> {
 /// What a decision means for a request.
 pub(crate) enum Verdict<St: Storage, ResBody> {
     Admitted(Told<St>),
+    /// It has not been reported yet.
     Delayed(Box<Decision>),
     Refused(Response<ResBody>),
 }
@@ -121,7 +122,18 @@ impl<St: Storage, R> Shared<St, R> {
             },
             Poll::Pending => None,
         };
-        Considered::Wait(Place::new(self.account(&policy, key, false), cost, delayed), deciding)
+        let place = Place::new(self.account(&policy, key, false), cost, delayed);
+        self.tell_delayed(&place);
+        Considered::Wait(place, deciding)
+    }
+
+    /// Reports a delayed decision. Its place is already in a guard, which gives it back if the
+    /// observer panics.
+    pub(crate) fn tell_delayed(&self, place: &Place<St>) {
+        if let Some(decision) = &place.taken {
+            let ask = place.ask();
+            self.tell(What::Decided(decision), ask.policy, Some(ask.key));
+        }
     }
 
     /// What becomes of a request on which the storage has answered. If it is refused, what was attached to it is taken.
@@ -139,11 +151,12 @@ impl<St: Storage, R> Shared<St, R> {
             Ok(ref decision) => decision,
             Err(error) => return self.without_storage(&error.into(), ask, &Head::of(request)),
         };
+        if decision.is_admitted() && !decision.is_at_once() {
+            return Verdict::Delayed(Box::new(decision.clone()));
+        }
         self.tell(What::Decided(decision), ask.policy, Some(ask.key));
-        if decision.is_at_once() {
+        if decision.is_admitted() {
             Verdict::Admitted(self.admitted(decision, ask, request))
-        } else if decision.is_admitted() {
-            Verdict::Delayed(Box::new(decision.clone()))
         } else {
             let refused = Refused::Limit(Refusal::new(decision, ask.policy));
             let mut response = self.rejection.reject(refused, &Head::of(request));

@@ -192,9 +192,11 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
                 Verdict::Admitted(told) => break told,
                 Verdict::Refused(response) => return Poll::Ready(Ok(Done::Refused(response))),
                 Verdict::Delayed(decision) => {
-                    *service = unready(service);
-                    this.delay.set(Some(tokio::time::sleep(decision.delay())));
+                    let delay = decision.delay();
                     this.place.taken = Some(decision);
+                    this.shared.tell_delayed(this.place);
+                    *service = unready(service);
+                    this.delay.set(Some(tokio::time::sleep(delay)));
                 }
             }
         };

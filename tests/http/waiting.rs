@@ -17,7 +17,7 @@ use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::extract::{Head, Missing};
 use tower_ratelimit::storage::TokioClock;
-use tower_ratelimit::{Global, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, Refused, Storage};
+use tower_ratelimit::{Event, Global, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, Refused, Storage};
 
 /// Panics when it is called without having been polled ready, which a clone never has been. Answers
 /// which clone it is.
@@ -403,6 +403,27 @@ async fn remote_storage_refunds_the_place_in_the_background() {
         tokio::task::yield_now().await;
     }
     assert_eq!(units_left(&limiter).await, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn place_is_refunded_when_the_observer_panics() {
+    async fn check<St: Storage<Error: Debug>>(storage: St) {
+        let observer = |event: &Event<'_>| assert_ne!(event.outcome(), "delayed", "the observer panics");
+        let layer = layer(QUEUE, storage).observer(observer);
+        let limiter = layer.limiter().unwrap();
+        let service = layer.layer(Inner::default());
+        assert_eq!(ask(&service, get("/")).await.status(), 200);
+        for _ in 0..5 {
+            let answer = tokio::spawn(service.clone().oneshot(get("/"))).await;
+            assert!(answer.unwrap_err().is_panic());
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(units_left(&limiter).await, 2);
+        }
+    }
+    check(memory_with_manual_clock().0).await;
+    check(slow(memory_with_manual_clock().0)).await;
 }
 
 #[tokio::test(start_paused = true)]
