@@ -1,6 +1,5 @@
 //! The layer: what to limit, by which key, where it is kept.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,8 +9,9 @@ use crate::admission::Shared;
 use crate::error::or_panic;
 use crate::extract::{Head, KeyExtractor};
 use crate::observe::Observer;
-use crate::per_request::{Choice, CostFn, IntoCost, Policies, ResponseHead, Skip};
+use crate::per_request::{Choice, CostFn, IntoCost, IntoPolicies, Policies, ResponseHead, Skip};
 use crate::rules::{OnError, Rules};
+use crate::storage::InfallibleStorage;
 use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejection};
 
 /// Limits the requests to a service.
@@ -66,12 +66,12 @@ impl RateLimitLayer {
     ///
     /// `policy` is a [`Policy`](crate::Policy), a [`Quota`](crate::Quota), or chosen for each request by
     /// [`policy_by`](crate::policy_by).
-    pub fn new(policy: impl Into<Policies>, key: impl KeyExtractor) -> Self {
-        Self::with(policy.into(), key, MemoryStorage::new())
+    pub fn new(policy: impl IntoPolicies, key: impl KeyExtractor) -> Self {
+        Self::with(policy.into_policies(), key, MemoryStorage::new())
     }
 }
 
-impl<St: Storage<Error = Infallible>> RateLimitLayer<St> {
+impl<St: InfallibleStorage> RateLimitLayer<St> {
     /// Keeps `policy` for each key on a storage that cannot fail: a memory storage with other bounds, or shared by several
     /// layers.
     ///
@@ -87,8 +87,8 @@ impl<St: Storage<Error = Infallible>> RateLimitLayer<St> {
     ///
     /// When the storage cannot keep the policy, as it may remember more than there is room for.
     #[track_caller]
-    pub fn with_storage(policy: impl Into<Policies>, key: impl KeyExtractor, storage: St) -> Self {
-        let policies = policy.into();
+    pub fn with_storage(policy: impl IntoPolicies, key: impl KeyExtractor, storage: St) -> Self {
+        let policies = policy.into_policies();
         or_panic(policies.fit(&storage));
         Self::with(policies, key, storage)
     }
@@ -98,7 +98,7 @@ impl<St: Storage<Error = Infallible>> RateLimitLayer<St> {
     /// For a storage that can fail, say what becomes of a request then: [`new`](RateLimitLayer::new) with the limiter's policy, and
     /// [`storage`](RateLimitLayer::storage) with its storage.
     pub fn from_limiter(limiter: &RateLimiter<St>, key: impl KeyExtractor) -> Self {
-        Self::with(limiter.policy().clone().into(), key, limiter.storage().clone())
+        Self::with(limiter.policy().clone().into_policies(), key, limiter.storage().clone())
     }
 }
 
@@ -170,7 +170,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
     ///
     /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new())
-    ///     .skip(|head: &Head<'_>| head.uri.path() == "/health" || head.method == Method::OPTIONS)
+    ///     .skip(|head: &Head<'_>| head.uri().path() == "/health" || head.method == Method::OPTIONS)
     ///     .skip(AllowList::by(PeerIp::new()).limit("10.9.0.0/16").allow("10.0.0.0/8"));
     /// ```
     pub fn skip(self, skip: impl Skip) -> Self {
@@ -188,7 +188,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
     ///
     /// let layer = RateLimitLayer::new(Quota::per_minute(100), PeerIp::new())
-    ///     .cost(|head: &Head<'_>| if head.uri.path().starts_with("/search") { 10 } else { 1 });
+    ///     .cost(|head: &Head<'_>| if head.uri().path().starts_with("/search") { 10 } else { 1 });
     /// ```
     pub fn cost<F, T>(self, cost: F) -> Self
     where

@@ -83,7 +83,7 @@
 //! use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, Refused};
 //!
 //! let layer = RateLimitLayer::new(Quota::per_minute(100), PeerIp::new())
-//!     .cost(|head: &Head<'_>| if head.uri.path() == "/export" { 20 } else { 1 })
+//!     .cost(|head: &Head<'_>| if head.uri().path() == "/export" { 20 } else { 1 })
 //!     .rejection(|refused: Refused<'_>, _: &Head<'_>| {
 //!         let mut response = Response::new("slow down".to_owned());
 //!         *response.status_mut() = refused.status();
@@ -101,7 +101,7 @@
 //! let client = ClientIp::behind(["10.0.0.0/8"])?;
 //! let layer = RateLimitLayer::new(Quota::per_minute(5), client.clone())
 //!     .skip(AllowList::by(client).allow("192.0.2.0/24"))
-//!     .skip(|head: &Head<'_>| head.uri.path() == "/health")
+//!     .skip(|head: &Head<'_>| head.uri().path() == "/health")
 //!     .charge_when(|response: &ResponseHead<'_>| response.status == 401)
 //!     .headers(Headers::x_rate_limit().and(Headers::ietf()))
 //!     .rejection(ProblemRejection);
@@ -226,14 +226,14 @@ pub use self::lint::Lint;
 #[cfg(feature = "metrics")]
 pub use self::observe::MetricsObserver;
 pub use self::observe::{Event, Observer, What};
-pub use self::per_request::{IntoCost, Policies, ResponseHead, Skip, policy_by};
-pub use self::policy::{Limit, Op, Policy, PolicyBuilder};
+pub use self::per_request::{ChosenPolicy, IntoCost, IntoPolicies, Policies, ResponseHead, Skip, policy_by};
+pub use self::policy::{IntoPolicy, Limit, Op, Policy, PolicyBuilder};
 pub use self::quota::Quota;
 pub use self::rejection::{
-    EmptyRejection, GrpcRejection, ProblemRejection, Refusal, Refused, Rejection, TextRejection,
+    EmptyRejection, GrpcRejection, ProblemRejection, Refusal, Refused, Rejection, TextRejection, rejection_by,
 };
 pub use self::rules::OnError;
-pub use self::service::RateLimit;
+pub use self::service::{CloneService, RateLimit};
 #[cfg(feature = "etcd")]
 #[doc(no_inline)]
 pub use self::storage::EtcdStorage;

@@ -2,7 +2,7 @@
 
 use crate::error::or_panic;
 use crate::storage::{Ask, MemoryStorage, Storage};
-use crate::{ConfigError, Decision, Key, Op, Policy};
+use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy};
 
 /// A policy on a storage: what decides, without HTTP.
 ///
@@ -38,8 +38,8 @@ pub struct RateLimiter<St = MemoryStorage> {
 
 impl RateLimiter {
     /// Keeps this policy on a memory storage of its own.
-    pub fn new(policy: impl Into<Policy>) -> Self {
-        Self { policy: policy.into(), storage: MemoryStorage::new() }
+    pub fn new(policy: impl IntoPolicy) -> Self {
+        Self { policy: policy.into_policy(), storage: MemoryStorage::new() }
     }
 }
 
@@ -78,7 +78,7 @@ impl<St: Storage> RateLimiter<St> {
     /// When the storage cannot keep the policy, as it may remember more than there is room for: a long log. The memory storage and
     /// Redis can keep all, and [leases](crate::storage::Leases) are of fixed windows alone; [`try_with_storage`](Self::try_with_storage) returns an error instead.
     #[track_caller]
-    pub fn with_storage(policy: impl Into<Policy>, storage: St) -> Self {
+    pub fn with_storage(policy: impl IntoPolicy, storage: St) -> Self {
         or_panic(Self::try_with_storage(policy, storage))
     }
 
@@ -87,8 +87,8 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// When the storage cannot keep the policy.
-    pub fn try_with_storage(policy: impl Into<Policy>, storage: St) -> Result<Self, ConfigError> {
-        let policy = policy.into();
+    pub fn try_with_storage(policy: impl IntoPolicy, storage: St) -> Result<Self, ConfigError> {
+        let policy = policy.into_policy();
         storage.validate(&policy)?;
         Ok(Self { policy, storage })
     }

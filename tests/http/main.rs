@@ -9,6 +9,8 @@ mod fuzz_corpus;
 mod grpc;
 mod handlers;
 mod headers;
+mod lints;
+mod log;
 mod middleware;
 #[cfg(feature = "metrics")]
 mod observe;

@@ -137,7 +137,7 @@ async fn slow_storage_gives_the_same_answers() {
         storage: impl FnOnce(MemoryStorage) -> St,
     ) -> Vec<(u16, Option<[u64; 3]>, Option<u64>)> {
         let (memory, clock) = memory_with_manual_clock();
-        let key = |head: &Head<'_>| match head.uri.path() {
+        let key = |head: &Head<'_>| match head.uri().path() {
             "/missing" => Err(Missing::client("no key")),
             "/broken" => Err(Missing::server("no key")),
             "/free" => Ok(None),
@@ -145,7 +145,7 @@ async fn slow_storage_gives_the_same_answers() {
         };
         let text = "fixed-window 4/minute; token-bucket 2/second";
         let layer = RateLimitLayer::new(policy(text), key).storage(storage(memory), OnError::Refuse);
-        let layer = layer.cost(|head: &Head<'_>| head.uri.query().map_or(1, |cost| cost.parse().unwrap()));
+        let layer = layer.cost(|head: &Head<'_>| head.uri().query().map_or(1, |cost| cost.parse().unwrap()));
         let service = layer.layer(Probe::new());
         let mut answers = Vec::new();
         for path in ["/", "/", "/", "/?0", "/?2", "/missing", "/?1", "/broken", "/free", "/?9", "/", "/"] {
