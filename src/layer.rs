@@ -210,15 +210,21 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// 3. Without a response there is nothing to ask about: a request that fails with an error of the inner service, or is
     ///    dropped half way (the client has gone), stays charged. Else hanging up early would be a way not to be counted.
     ///
+    /// Count failed logins by a [`MovingWindow`](crate::MovingWindow), as below. An
+    /// [`ElasticWindow`](crate::ElasticWindow) locks out clients that behave: a success that is not charged still moves the
+    /// window's end, so old failures never expire ([`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded)).
+    ///
     /// What a request that costs nothing took is not given back. A body that breaks off later changes nothing. Of stacked layers each asks for itself; the refusal of an inner one is
     /// a response like others.
     ///
     /// ```
     /// use http::StatusCode;
-    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, ResponseHead};
+    /// use tower_ratelimit::{PeerIp, Policy, RateLimitLayer, ResponseHead};
     ///
-    /// let failed_logins = RateLimitLayer::new(Quota::per_minute(5), PeerIp::new())
+    /// let policy: Policy = "moving-window 5/minute".parse()?;
+    /// let failed_logins = RateLimitLayer::new(policy, PeerIp::new())
     ///     .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED);
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
     /// ```
     pub fn charge_when<F>(self, charge: F) -> Self
     where

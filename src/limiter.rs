@@ -6,8 +6,8 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy};
 
 /// A policy on a storage: what decides, without HTTP.
 ///
-/// For keys that are in a body, a job, a message. The middleware has one inside; see
-/// [`RateLimitLayer::limiter`](crate::RateLimitLayer::limiter). Cloning is cheap and shares what is remembered.
+/// Use it for jobs, messages and keys in a body. Cloning is cheap, and clones share their counts.
+/// [`RateLimitLayer::limiter`](crate::RateLimitLayer::limiter) returns the limiter of a layer.
 ///
 /// ```
 /// use tower_ratelimit::{Key, Quota, RateLimiter};
@@ -27,6 +27,34 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy};
 ///
 /// limiter.clear(&alice).await?;
 /// assert_eq!(limiter.peek(&alice).await?.remaining(), 2);
+/// # Ok(())
+/// # }
+/// ```
+/// # Other requests than HTTP
+///
+/// [`RateLimitLayer`](crate::RateLimitLayer) takes `http::Request` only. In front of a tower service
+/// with requests of another type, ask the limiter in `filter_async`:
+///
+/// ```
+/// use std::convert::Infallible;
+/// use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
+/// use tower_ratelimit::{Key, Quota, RateLimiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), BoxError> {
+/// let limiter = RateLimiter::new(Quota::per_minute(1));
+/// let service = ServiceBuilder::new()
+///     .filter_async(move |job: String| {
+///         let limiter = limiter.clone();
+///         async move {
+///             let decision = limiter.hit(&Key::from(&job)).await?;
+///             if decision.is_admitted() { Ok(job) } else { Err(BoxError::from("too many jobs")) }
+///         }
+///     })
+///     .service(service_fn(|job: String| async move { Ok::<_, Infallible>(job.len()) }));
+///
+/// assert_eq!(service.clone().oneshot("alice".to_owned()).await?, 5);
+/// assert_eq!(service.oneshot("alice".to_owned()).await.unwrap_err().to_string(), "too many jobs");
 /// # Ok(())
 /// # }
 /// ```

@@ -24,7 +24,7 @@ type KeyFn<T> = dyn Fn(&T) -> Result<Option<Key>, Missing> + Send + Sync;
 ///     id: u64,
 /// }
 ///
-/// let by_user = Extension::by(|user: &User| Key::from(user.id.to_string()));
+/// let by_user = Extension::by(|user: &User| Key::from(user.id));
 /// // Requests of guests have no user, and are known by their address.
 /// let layer = RateLimitLayer::new(Quota::per_minute(60), by_user.or(PeerIp::new()));
 /// ```
