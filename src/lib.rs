@@ -11,7 +11,7 @@
 //!     .layer(RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()));
 //! ```
 //!
-//! Each client is admitted sixty times a minute. Every response tells how many requests are left. The
+//! Each client is admitted sixty times a minute. Every response says how many requests are left. The
 //! sixty-first is answered with 429 and says when to retry. The counts are in memory, which is bounded.
 //! Serve an axum router with `into_make_service_with_connect_info::<SocketAddr>()`: the layer reads
 //! the peer's address from it. Behind proxies, [`ClientIp`] finds the client.
@@ -61,7 +61,7 @@
 //! ```
 //!
 //! Several limits under one key are taken together or not at all, and each tier has its own. Key by
-//! what was authenticated: a client that may choose its key gets a new quota with each.
+//! the authenticated user: a client that may choose its key gets a new quota with each.
 //!
 //! ```
 //! use tower_ratelimit::extract::Extension;
@@ -141,7 +141,7 @@
 //! | [`TokenBucket`] | APIs whose clients work in bursts of B | at most B + N | 103; 13 with a burst of 10 | 16 bytes |
 //! | [`MovingWindow`] | a promise to the letter, small quotas | at most N | 100 | 16 bytes a hit |
 //! | [`FixedWindow`] | the simplest; billing by the hour or day, aligned | at most 2N - 1, 2N aligned | 199 | 16 bytes |
-//! | [`ElasticWindow`] | locking out who keeps trying, until it is quiet for a period | at most N between silences | 99 | 16 bytes |
+//! | [`ElasticWindow`] | locking out a client that keeps trying, until it is quiet for a period | at most N between silences | 99 | 16 bytes |
 //! | [`LeakyBucket`] | delaying instead of refusing | one start each P/N, Q waiting | all, one by one | 16 bytes |
 //!
 //! The column in the middle is a client with `100/minute` that hits once at second 0 and then as often as it can from second

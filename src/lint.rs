@@ -16,7 +16,7 @@ use crate::extract::{Caveat, FORWARDING, Head, KeyExtractor};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lint {
-    /// `RL001`: IPv6 clients are told apart by more than 64 bits of their addresses.
+    /// `RL001`: IPv6 clients are distinguished by more than 64 bits of their addresses.
     ///
     /// One client usually has all of a /64, which is 2^64 addresses. It gets a new quota with each
     /// address and fills the storage with keys. Leave [`ipv6_prefix`](crate::PeerIp::ipv6_prefix) at
@@ -99,7 +99,7 @@ impl fmt::Display for Lint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ipv6PerAddress => {
-                "IPv6 clients are told apart by more than 64 bits, and each client has that many addresses"
+                "IPv6 clients are distinguished by more than 64 bits, and each client has that many addresses"
             }
             Self::TrustsEveryAddress => "every address is trusted as a proxy, so clients choose their own keys",
             Self::ForwardedPeer => "requests come through a proxy, and all its clients have the proxy's address",

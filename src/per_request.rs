@@ -54,7 +54,7 @@ impl Policies {
     }
 }
 
-/// What a layer can be given as its policy: a [`Policy`], a [`Quota`](crate::Quota), a
+/// The policy argument of a layer: a [`Policy`], a [`Quota`](crate::Quota), a
 /// [`Limit`](crate::Limit), or the [`Policies`] that [`policy_by`] returns.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",
@@ -80,7 +80,7 @@ impl<P: IntoPolicy> IntoPolicies for P {
     }
 }
 
-/// What the closure of [`policy_by`] may return: a [`Policy`], a [`Quota`](crate::Quota), a
+/// The return value of the closure of [`policy_by`]: a [`Policy`], a [`Quota`](crate::Quota), a
 /// [`Limit`](crate::Limit), or an `Option` of one.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",

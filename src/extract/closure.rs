@@ -1,7 +1,7 @@
 use super::{Head, KeyExtractor, Missing};
 use crate::Key;
 
-/// What a closure that extracts a key may return.
+/// The return value of a closure that extracts a key.
 ///
 /// It is a [`Key`], an `Option<Key>` (`None`: the request is not limited), or a `Result` of one of
 /// them with [`Missing`].

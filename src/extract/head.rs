@@ -39,7 +39,7 @@ impl<'a> Head<'a> {
     /// Inside axum's [`nest`](https://docs.rs/axum/0.8/axum/struct.Router.html#method.nest) the
     /// request itself has lost the prefix of the nested router. With the feature `axum` this
     /// method still returns the whole target, from axum's `OriginalUri`.
-    /// [`routed_uri`](Self::routed_uri) returns what is left of it.
+    /// [`routed_uri`](Self::routed_uri) returns the rest.
     pub fn uri(&self) -> &'a Uri {
         #[cfg(feature = "axum")]
         if let Some(axum::extract::OriginalUri(uri)) = self.extensions.get() {

@@ -64,18 +64,18 @@ pub trait KeyExtractor: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// When there is no key and there should be one. The middleware then answers the request with
+    /// The key is missing from a request that needs one. The middleware answers the request with
     /// [`Missing::status`].
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing>;
 
-    /// What may be wrong with how the extractor is set up. The middleware reports each as a
+    /// Returns possible mistakes in the extractor's configuration. The middleware reports each as a
     /// [`Lint`](crate::Lint), some of them only when a request shows that it matters.
     fn caveats(&self) -> Vec<Caveat> {
         Vec::new()
     }
 
-    /// What a request shows to be wrong with how the extractor is set up. The middleware asks this
-    /// of its first 1,024 requests.
+    /// Returns mistakes in the extractor's configuration that this request shows. The middleware
+    /// calls it for its first 1,024 requests.
     fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
         let _ = head;
         Vec::new()
@@ -150,9 +150,9 @@ pub enum Caveat {
 
 /// Why a request has no key or no cost, and the status to answer with.
 ///
-/// The reason goes to the log (feature `tracing`) and into the response's extensions. A client is
-/// told the reason when it can do something about it, so do not put secrets into it. The reason of
-/// a [server's](Self::server) mistake is told only by a build with debug assertions.
+/// The reason is in the log (feature `tracing`) and in the response's extensions. The body of a 400 or
+/// 401 contains it, so do not put secrets into it. The body of a 500 contains it only in builds with
+/// debug assertions.
 ///
 /// ```
 /// use tower_ratelimit::extract::{Head, Missing};

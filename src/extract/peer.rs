@@ -39,7 +39,7 @@ fn through_tls(head: &Head<'_>) -> Option<SocketAddr> {
     tonic::Request::from_parts(tonic::metadata::MetadataMap::new(), head.extensions.clone(), ()).remote_addr()
 }
 
-/// Why there is no address, and what to do about it.
+/// The error without an address. It lists the ways to provide one.
 #[cold]
 pub(super) fn no_peer() -> Missing {
     let axum = if cfg!(feature = "axum") {

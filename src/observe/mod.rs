@@ -122,7 +122,7 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
 #[derive(Clone, Default)]
 pub(crate) struct Reporter {
     pub(crate) observer: Option<Arc<dyn Observer>>,
-    /// Whether the log may name keys.
+    /// True if the log may name keys.
     pub(crate) logs_keys: bool,
     #[cfg(feature = "tracing")]
     log: Arc<trace::Log>,
@@ -159,6 +159,9 @@ impl Reporter {
 impl fmt::Debug for Reporter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let observed = self.observer.is_some();
-        f.debug_struct("Reporter").field("observed", &observed).field("logs_keys", &self.logs_keys).finish()
+        f.debug_struct("Reporter")
+            .field("observed", &observed)
+            .field("logs_keys", &self.logs_keys)
+            .finish_non_exhaustive()
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 pub(super) struct Throttle {
     interval: Duration,
     counted: Mutex<Counted>,
-    /// Whether something happened since [`ended`](Self::ended) last said yes.
+    /// True from an event until [`ended`](Self::ended) reports the end.
     lasts: AtomicBool,
 }
 
@@ -45,8 +45,7 @@ impl Throttle {
         Some(std::mem::take(&mut counted.held_back))
     }
 
-    /// How often it happened in total, when it has stopped: the last time was at least an interval
-    /// ago. Answers so once.
+    /// Returns the total number of events once, when the last one was at least an interval ago.
     #[inline]
     pub(super) fn ended(&self) -> Option<u64> {
         if self.lasts.load(Ordering::Relaxed) { self.ended_by_now() } else { None }

@@ -1,4 +1,4 @@
-//! Events for the log. They name a key only if the layer was told to.
+//! Events for the log. They name keys only after `RateLimitLayer::log_keys`.
 
 use std::error::Error;
 use std::iter::successors;
@@ -9,7 +9,7 @@ use super::{Event, What};
 use crate::lint::Lint;
 use crate::storage::BreakerError;
 
-/// What one layer writes to the log. An outage writes a line when it begins, one a second while it
+/// The log of one layer. An outage writes a line when it begins, one a second while it
 /// lasts, and one when it has ended.
 #[derive(Debug)]
 pub(super) struct Log {
@@ -103,7 +103,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Whether it was logged when a breaker opened, so that an outage need not log it for each request.
+/// True for the error of an open breaker. Its cause was logged when the breaker opened.
 fn is_known(error: &(dyn Error + 'static)) -> bool {
     let mut sources = successors(Some(error), |error: &&(dyn Error + 'static)| Error::source(*error));
     sources.any(|error| error.downcast_ref().is_some_and(BreakerError::is_left_alone))

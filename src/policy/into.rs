@@ -1,7 +1,7 @@
 use super::{Limit, Policy};
 use crate::Quota;
 
-/// What can be given where a [`Policy`] is wanted: a `Policy`, a [`Quota`] or a [`Limit`].
+/// Types that convert into a [`Policy`]: itself, a [`Quota`] and a [`Limit`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",
     label = "expected a `Policy`, a `Quota` or a `Limit`",

@@ -7,9 +7,9 @@ use crate::time::seconds_up;
 
 /// A short text in English, the default of a layer.
 ///
-/// A missing key or cost is answered with its reason if the client can do something about it. The
-/// reason of a server's mistake is told only by a build with debug assertions, which has it in the log
-/// too; a release says "internal server error".
+/// A missing key or cost is answered with its reason if the client can do something about it. A
+/// server's mistake is answered with its reason in builds with debug assertions, and with "internal
+/// server error" in others.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct TextRejection;
@@ -25,7 +25,7 @@ impl<B: From<String>> Rejection<B> for TextRejection {
 }
 
 impl Refused<'_> {
-    /// What people are told, and then `end`.
+    /// The message to the client, followed by `end`.
     pub(super) fn message(&self, end: &str) -> String {
         let text = match self {
             Self::Limit(refusal) => match refusal.retry_after() {
@@ -37,7 +37,7 @@ impl Refused<'_> {
                 None => "too many requests: this one is larger than the limit",
             },
             Self::Storage => "temporarily unavailable, retry in 1 s",
-            // Whoever develops the server is told what is wrong with it; clients of a release are not.
+            // Developers see the reason of their mistake. Clients of a release do not.
             Self::Missing(missing) if missing.is_clients_fault() || cfg!(debug_assertions) => missing.reason(),
             Self::Missing(_) => "internal server error",
         };

@@ -5,10 +5,10 @@ use crate::{Quota, Timestamp};
 /// N units between silences of P. Each hit on a live window moves its end to one period from now, a
 /// refused hit too.
 ///
-/// It keeps a client out until the client has been quiet for a whole period. **Who keeps trying is
-/// never admitted again**, which is also what happens to a person who reloads a page, or to a program
-/// that retries by a fixed interval shorter than P. To bound attempts at a password without that,
-/// take a [`MovingWindow`](crate::MovingWindow).
+/// It keeps a client out until the client has been quiet for a whole period. **A client that
+/// keeps trying is never admitted again**. This includes a person who reloads a page and a program that
+/// retries at a fixed interval shorter than P. To bound attempts at a password without that, use a
+/// [`MovingWindow`](crate::MovingWindow).
 ///
 /// `retry_after` of a refusal is always P, since the refused hit has moved the end, also when another
 /// limit of the policy refused. A peek moves nothing.

@@ -153,7 +153,7 @@ async fn peer_ip_ignores_forwarding_headers() {
     assert_eq!(admitted, 1);
 }
 
-/// A client is told what it left out. A server's mistake is told by a build with debug assertions.
+/// The body explains a client's mistake. It explains a server's in builds with debug assertions.
 #[tokio::test]
 async fn missing_keys_are_400_or_500_with_the_reason() {
     async fn check(extractor: impl KeyExtractor, expected: u16, reason: &str) {

@@ -16,7 +16,7 @@ fn by_client(text: &str) -> RateLimitLayer {
     RateLimitLayer::new(policy(text), Header::new("x-client"))
 }
 
-/// Keeps the lints it is told.
+/// Keeps the lints that are reported to it.
 #[derive(Clone, Default)]
 struct Linted(Arc<Mutex<Vec<Lint>>>);
 
@@ -33,7 +33,7 @@ impl Linted {
         RateLimitLayer::new(policy("5/day"), key).observer(self.clone())
     }
 
-    fn told(&self) -> Vec<Lint> {
+    fn take(&self) -> Vec<Lint> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 }
@@ -54,7 +54,7 @@ async fn ipv6_prefix_lint_is_reported_once() {
         for _ in 0..3 {
             let _ = layer.clone().layer(Inner::default());
         }
-        assert_eq!(linted.told(), expected, "/{prefix}");
+        assert_eq!(linted.take(), expected, "/{prefix}");
     }
 }
 
@@ -71,11 +71,11 @@ async fn trusts_every_address_lint_is_reported_once() {
         for _ in 0..3 {
             ask(&layer.layer(Inner::default()), forwarded("x-forwarded-for")).await;
         }
-        assert_eq!(linted.told(), expected, "{trusted:?}");
+        assert_eq!(linted.take(), expected, "{trusted:?}");
     }
     let linted = Linted::default();
     let _ = linted.layer(ClientIp::behind_hops(1).ipv6_prefix(128)).layer(Inner::default());
-    assert_eq!(linted.told(), [Lint::Ipv6PerAddress]);
+    assert_eq!(linted.take(), [Lint::Ipv6PerAddress]);
 }
 
 #[tokio::test]
@@ -86,14 +86,14 @@ async fn forwarded_peer_lint_is_reported_once() {
         let mut direct = get("/");
         direct.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
         ask(&service, direct).await;
-        assert_eq!(linted.told(), []);
+        assert_eq!(linted.take(), []);
         for _ in 0..3 {
             ask(&service, forwarded(name)).await;
         }
-        assert_eq!(linted.told(), [Lint::ForwardedPeer], "{name}");
+        assert_eq!(linted.take(), [Lint::ForwardedPeer], "{name}");
         let other = linted.layer(Header::new(name)).layer(Inner::default());
         ask(&other, forwarded(name)).await;
-        assert_eq!(linted.told(), [], "{name} is the key");
+        assert_eq!(linted.take(), [], "{name} is the key");
     }
 }
 
@@ -105,14 +105,14 @@ async fn same_layer_twice_lint_is_reported_once() {
     for _ in 0..2 {
         ask(&twice, get("/")).await;
     }
-    assert_eq!(linted.told(), [Lint::SameLayerTwice]);
+    assert_eq!(linted.take(), [Lint::SameLayerTwice]);
 
     let [outer, inner] = [linted.layer(Global), linted.layer(Global)];
     let stacked = outer.layer(inner.layer(Inner::default()));
     for _ in 0..2 {
         ask(&stacked, get("/")).await;
     }
-    assert_eq!(linted.told(), [], "two layers are two layers");
+    assert_eq!(linted.take(), [], "two layers are two layers");
 }
 
 #[tokio::test]
@@ -120,26 +120,26 @@ async fn lints_are_reported_once_and_only_if_they_apply() {
     let linted = Linted::default();
     let all = ClientIp::behind(["0.0.0.0/0"]).unwrap().ipv6_prefix(128);
     let _ = linted.layer(all.clone().or(PeerIp::new().ipv6_prefix(128))).layer(Inner::default());
-    assert_eq!(linted.told(), [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress], "each once");
+    assert_eq!(linted.take(), [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress], "each once");
 
     let _ = linted.layer(Global).skip(AllowList::by(all).allow("10.0.0.0/8")).layer(Inner::default());
-    assert_eq!(linted.told(), [Lint::TrustsEveryAddress], "who may say where it is from may say it is allowed");
+    assert_eq!(linted.take(), [Lint::TrustsEveryAddress], "who may say where it is from may say it is allowed");
 
     for key in [
         Box::new(ClientIp::behind(["10.0.0.0/8"]).unwrap().or(PeerIp::new())) as Box<dyn KeyExtractor>,
         Box::new(Header::new("x-forwarded-for").or(PeerIp::new())),
     ] {
         ask(&linted.layer(key).layer(Inner::default()), forwarded("x-forwarded-for")).await;
-        assert_eq!(linted.told(), [], "the header is read");
+        assert_eq!(linted.take(), [], "the header is read");
     }
     ask(&linted.layer(Header::new("x-api-key").or(PeerIp::new())).layer(Inner::default()), forwarded("forwarded"))
         .await;
-    assert_eq!(linted.told(), [Lint::ForwardedPeer], "for those without a key");
+    assert_eq!(linted.take(), [Lint::ForwardedPeer], "for those without a key");
 
     let skipping = linted.layer(PeerIp::new()).skip(|_: &Head<'_>| true);
     let twice = skipping.layer(skipping.layer(Inner::default()));
     ask(&twice, forwarded("forwarded")).await;
-    assert_eq!(linted.told(), [], "what is not limited is charged to nobody");
+    assert_eq!(linted.take(), [], "a request that is not limited is not charged");
 }
 
 /// Field defect: a proxy that sends another field than the one that is read.
@@ -167,7 +167,7 @@ async fn forwarding_field_missing_lint_is_reported_once() {
         for _ in 0..2 {
             ask(&service, from(peer, name)).await;
         }
-        assert_eq!(linted.told(), expected, "{peer} {name:?}");
+        assert_eq!(linted.take(), expected, "{peer} {name:?}");
     }
     let lint = missing(Some("x-real-ip"));
     assert!(lint.to_string().contains("it did send \"x-real-ip\""), "{lint}");
@@ -179,19 +179,19 @@ async fn elastic_window_refunded_lint_is_reported_once() {
     let charged = |layer: RateLimitLayer| layer.observer(linted.clone()).charge_when(|_: &ResponseHead<'_>| true);
     let elastic = || policy("10/second; elastic-window 5/minute");
     let _ = charged(RateLimitLayer::new(elastic(), Global)).layer(Inner::default());
-    assert_eq!(linted.told(), [Lint::ElasticWindowRefunded], "before the first request");
+    assert_eq!(linted.take(), [Lint::ElasticWindowRefunded], "before the first request");
 
     let chosen = charged(RateLimitLayer::new(policy_by(move |_| elastic()), Global)).layer(Inner::default());
-    assert_eq!(linted.told(), [], "not known yet");
+    assert_eq!(linted.take(), [], "not known yet");
     for _ in 0..2 {
         ask(&chosen, get("/")).await;
     }
-    assert_eq!(linted.told(), [Lint::ElasticWindowRefunded]);
+    assert_eq!(linted.take(), [Lint::ElasticWindowRefunded]);
 
     let _ = charged(RateLimitLayer::new(policy("moving-window 5/minute"), Global)).layer(Inner::default());
     let _ =
         RateLimitLayer::new(policy("elastic-window 5/minute"), Global).observer(linted.clone()).layer(Inner::default());
-    assert_eq!(linted.told(), []);
+    assert_eq!(linted.take(), []);
 }
 
 #[tokio::test]

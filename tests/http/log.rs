@@ -1,4 +1,4 @@
-//! What a layer writes to the log.
+//! The log of a layer.
 
 use std::fmt::{self, Write};
 use std::sync::{Arc, Mutex};
@@ -19,8 +19,8 @@ use tracing::span;
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
-/// The lines that are logged meanwhile. Where there is one subscriber, an event that is met first
-/// on a thread without it is taken for one that nobody wants; so there are two.
+/// Returns the lines that `work` logs. The second subscriber keeps `tracing` from caching that an
+/// event has no subscriber, when another thread logs it first.
 pub(crate) fn log_of(work: impl FnOnce()) -> Vec<String> {
     let (log, _another) = (Log::default(), tracing::Dispatch::new(Log::default()));
     tracing::subscriber::with_default(log.clone(), work);
@@ -57,7 +57,7 @@ impl Visit for Fields<'_> {
     }
 }
 
-/// What is logged while requests go through a layer.
+/// Returns the log of a layer that handles these requests.
 pub(crate) fn logged<R, St>(layer: &RateLimitLayer<St, R>, requests: Vec<Request<()>>) -> Vec<String>
 where
     St: tower_ratelimit::Storage,
@@ -78,7 +78,7 @@ fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
     let layer = RateLimitLayer::new(policy("fixed-window 1/minute").with_name("api"), Header::new("x-client"))
         .storage(memory_with_manual_clock().0, OnError::Refuse);
     let lines = logged(&layer, vec![alice(), alice(), get("/")]);
-    assert_eq!(lines.len(), 2, "nothing about what is admitted: {lines:?}");
+    assert_eq!(lines.len(), 2, "admitted requests are not logged: {lines:?}");
     for part in ["DEBUG", "refused", "policy=\"api\"", "60s"] {
         assert!(lines[0].contains(part), "{part}: {lines:?}");
     }
@@ -192,8 +192,7 @@ fn an_outage_without_a_breaker_logs_a_line_a_second() {
             }
         });
     });
-    let counts: Vec<&str> =
-        lines.iter().filter_map(|line| Some(line.split("failed=").nth(1)?.split(' ').next()?)).collect();
+    let counts: Vec<&str> = lines.iter().filter_map(|line| line.split("failed=").nth(1)?.split(' ').next()).collect();
     assert_eq!(counts, ["1", "59", "59", "59", "180"], "{lines:#?}");
     assert!(lines[4].starts_with("INFO") && lines[4].contains("answers again"), "{lines:#?}");
     for line in &lines[..4] {
@@ -201,7 +200,7 @@ fn an_outage_without_a_breaker_logs_a_line_a_second() {
     }
 }
 
-/// A storage that fails now and then is no new outage each time.
+/// A storage that fails at every second request does not log a new outage each time.
 #[test]
 fn a_storage_that_fails_now_and_then_logs_a_line_a_second() {
     let lines = log_of(|| {
@@ -233,8 +232,7 @@ fn missing_peer_logs_an_error_a_minute() {
             }
         });
     });
-    let counts: Vec<&str> =
-        lines.iter().filter_map(|line| Some(line.split("requests=").nth(1)?.split(' ').next()?)).collect();
+    let counts: Vec<&str> = lines.iter().filter_map(|line| line.split("requests=").nth(1)?.split(' ').next()).collect();
     assert_eq!(counts, ["1", "60", "60"], "{lines:#?}");
     assert!(lines.iter().all(|line| line.starts_with("ERROR") && line.contains("connect_info")), "{lines:#?}");
 }
