@@ -64,7 +64,7 @@ impl Refused<'_> {
     note = "`.rejection(GrpcRejection)` needs `{B}: Default` and is for gRPC, tonic's servers for example",
     note = "`.rejection(|refused: Refused<'_>, head: &Head<'_>| ..)` makes any response",
     note = "if a layer inside of this one changes the body (TraceLayer, CompressionLayer, CatchPanicLayer), put \
-            `MapResponseBodyLayer::new(axum::body::Body::new)` of tower-http between the two",
+            `MapResponseBodyLayer::new(Body::new)` of tower-http between the two",
     note = "let the compiler infer the types of a closure's arguments by `rejection_by(|refused, head| ..)`"
 )]
 pub trait Rejection<B>: Send + Sync + 'static {

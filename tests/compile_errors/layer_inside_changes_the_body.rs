@@ -1,5 +1,5 @@
 //~ cannot make a response with the body
-//~ `MapResponseBodyLayer::new(axum::body::Body::new)`
+//~ `MapResponseBodyLayer::new(Body::new)`
 
 use axum::Router;
 use axum::routing::get;
