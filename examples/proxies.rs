@@ -17,7 +17,7 @@ fn app() -> Result<Router, ConfigError> {
     Ok(Router::new().route("/", get(|| async { "hello\n" })).layer(
         RateLimitLayer::new(Quota::per_minute(2), client)
             .skip(monitoring)
-            .skip(|head: &Head<'_>| head.method == Method::OPTIONS || head.uri.path() == "/health"),
+            .skip(|head: &Head<'_>| head.method == Method::OPTIONS || head.uri().path() == "/health"),
     ))
 }
 

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use tower_ratelimit::{ConfigError, Global, PeerIp, Policy, Quota, RateLimitLayer};
 
 fn app() -> Result<Router, ConfigError> {
-    // Five attempts per client in a window that every further attempt extends.
-    let login: Policy = "elastic-window 5/minute".parse()?;
+    // Never more than five attempts of a client in any minute.
+    let login: Policy = "moving-window 5/minute".parse()?;
     Ok(Router::new()
         .route("/login", post(|| async { "welcome" }).layer(RateLimitLayer::new(login, PeerIp::new())))
         .route("/", get(|| async { "hello" }))

@@ -15,7 +15,7 @@ fn app() -> Router {
         .limit(MovingWindow::new(), Quota::per_day(1_000));
     let paid = Policy::named("paid").limit(TokenBucket::new(), Quota::per_second(200).burst(400));
     let tier = move |head: &Head<'_>| {
-        if head.uri.path() == "/health" {
+        if head.uri().path() == "/health" {
             return None; // not limited
         }
         Some(if is_paid(head) { paid.clone() } else { free.clone() })

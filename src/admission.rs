@@ -4,17 +4,22 @@ use std::mem;
 use std::sync::Arc;
 use std::task::Poll;
 
-use http::header::{HeaderValue, RETRY_AFTER};
+use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Request, Response};
 
 use crate::aftermath::{Account, After, Place, Trial, poll_once};
 use crate::extract::{Head, Missing};
 use crate::headers::Numbers;
-use crate::lint::Lints;
+use crate::lint::{Lint, Lints};
 use crate::observe::{Event, What};
 use crate::rules::{OnError, Rules};
 use crate::storage::{Ask, Shown};
-use crate::{BoxError, Decision, Key, Op, Policy, Refusal, Refused, Rejection, Storage, headers};
+use crate::strategy::Strategy;
+use crate::{BoxError, Decision, ElasticWindow, Key, Limit, Op, Policy, Refusal, Refused, Rejection, Storage, headers};
+
+fn is_elastic(limit: &Limit) -> bool {
+    limit.strategy().name() == ElasticWindow::new().name()
+}
 
 /// What all services of a layer share.
 pub(crate) struct Shared<St, R> {
@@ -60,14 +65,26 @@ impl<St, R> Shared<St, R> {
         Arc::new(Self { rules, storage, rejection, lints: Lints::default() })
     }
 
-    /// Warns of what can be told before the first request.
+    /// Reports the lints that can be known before the first request.
     pub(crate) fn start(&self) {
         self.lints.at_start(|| self.rules.caveats(), |lint| self.rules.reporter.warn(lint));
+        if let Some(policy) = self.rules.policies.only() {
+            self.lint_policy(policy);
+        }
     }
 
-    /// Warns of what the first requests show.
-    pub(crate) fn look_at<B>(&self, request: &mut Request<B>) {
-        self.lints.look(request, || self.rules.caveats(), |lint| self.rules.reporter.warn(lint));
+    /// Reports the lints that the first requests show.
+    #[cold]
+    pub(crate) fn look_at<B>(&self, request: &mut Request<B>, policy: &Policy) {
+        let rules = &self.rules;
+        self.lints.look(request, &*rules.key, || rules.caveats(), |lint| rules.reporter.warn(lint));
+        self.lint_policy(policy);
+    }
+
+    fn lint_policy(&self, policy: &Policy) {
+        if self.rules.charge.is_some() && policy.limits().iter().any(is_elastic) {
+            self.lints.report_once(Lint::ElasticWindowRefunded, |lint| self.rules.reporter.warn(lint));
+        }
     }
 }
 
@@ -96,7 +113,7 @@ impl<St: Storage, R> Shared<St, R> {
             Err(missing) => return self.without(&missing, &policy, &head),
         };
         if self.lints.are_looking() {
-            self.look_at(request);
+            self.look_at(request, &policy);
         }
         // What is free shows how things stand.
         let op = if cost == 0 { Op::Peek } else { Op::Hit };
@@ -252,6 +269,9 @@ impl<St: Storage, R> Shared<St, R> {
             return Considered::PassOn(Told::NOTHING);
         }
         let mut response = self.rejection.reject(Refused::Missing(missing), head);
+        if let Some(challenge) = missing.www_authenticate() {
+            response.headers_mut().entry(WWW_AUTHENTICATE).or_insert_with(|| challenge.clone());
+        }
         response.extensions_mut().insert(missing.clone());
         Considered::Answer(response)
     }

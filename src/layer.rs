@@ -1,6 +1,5 @@
 //! The layer: what to limit, by which key, where it is kept.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,8 +9,9 @@ use crate::admission::Shared;
 use crate::error::or_panic;
 use crate::extract::{Head, KeyExtractor};
 use crate::observe::Observer;
-use crate::per_request::{Choice, CostFn, IntoCost, Policies, ResponseHead, Skip};
+use crate::per_request::{Choice, CostFn, IntoCost, IntoPolicies, Policies, ResponseHead, Skip};
 use crate::rules::{OnError, Rules};
+use crate::storage::InfallibleStorage;
 use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejection};
 
 /// Limits the requests to a service.
@@ -83,12 +83,12 @@ impl RateLimitLayer {
     ///
     /// `policy` is a [`Policy`](crate::Policy), a [`Quota`](crate::Quota), or chosen for each request by
     /// [`policy_by`](crate::policy_by).
-    pub fn new(policy: impl Into<Policies>, key: impl KeyExtractor) -> Self {
-        Self::with(policy.into(), key, MemoryStorage::new())
+    pub fn new(policy: impl IntoPolicies, key: impl KeyExtractor) -> Self {
+        Self::with(policy.into_policies(), key, MemoryStorage::new())
     }
 }
 
-impl<St: Storage<Error = Infallible>> RateLimitLayer<St> {
+impl<St: InfallibleStorage> RateLimitLayer<St> {
     /// Keeps `policy` for each key on a storage that cannot fail: a memory storage with other bounds, or shared by several
     /// layers.
     ///
@@ -104,8 +104,8 @@ impl<St: Storage<Error = Infallible>> RateLimitLayer<St> {
     ///
     /// When the storage cannot keep the policy, as it may remember more than there is room for.
     #[track_caller]
-    pub fn with_storage(policy: impl Into<Policies>, key: impl KeyExtractor, storage: St) -> Self {
-        let policies = policy.into();
+    pub fn with_storage(policy: impl IntoPolicies, key: impl KeyExtractor, storage: St) -> Self {
+        let policies = policy.into_policies();
         or_panic(policies.fit(&storage));
         Self::with(policies, key, storage)
     }
@@ -115,7 +115,7 @@ impl<St: Storage<Error = Infallible>> RateLimitLayer<St> {
     /// For a storage that can fail, say what becomes of a request then: [`new`](RateLimitLayer::new) with the limiter's policy, and
     /// [`storage`](RateLimitLayer::storage) with its storage.
     pub fn from_limiter(limiter: &RateLimiter<St>, key: impl KeyExtractor) -> Self {
-        Self::with(limiter.policy().clone().into(), key, limiter.storage().clone())
+        Self::with(limiter.policy().clone().into_policies(), key, limiter.storage().clone())
     }
 }
 
@@ -187,7 +187,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
     ///
     /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new())
-    ///     .skip(|head: &Head<'_>| head.uri.path() == "/health" || head.method == Method::OPTIONS)
+    ///     .skip(|head: &Head<'_>| head.uri().path() == "/health" || head.method == Method::OPTIONS)
     ///     .skip(AllowList::by(PeerIp::new()).limit("10.9.0.0/16").allow("10.0.0.0/8"));
     /// ```
     pub fn skip(self, skip: impl Skip) -> Self {
@@ -205,7 +205,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
     ///
     /// let layer = RateLimitLayer::new(Quota::per_minute(100), PeerIp::new())
-    ///     .cost(|head: &Head<'_>| if head.uri.path().starts_with("/search") { 10 } else { 1 });
+    ///     .cost(|head: &Head<'_>| if head.uri().path().starts_with("/search") { 10 } else { 1 });
     /// ```
     pub fn cost<F, T>(self, cost: F) -> Self
     where
@@ -227,15 +227,21 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// 3. Without a response there is nothing to ask about: a request that fails with an error of the inner service, or is
     ///    dropped half way (the client has gone), stays charged. Else hanging up early would be a way not to be counted.
     ///
+    /// Count failed logins by a [`MovingWindow`](crate::MovingWindow), as below. An
+    /// [`ElasticWindow`](crate::ElasticWindow) locks out clients that behave: a success that is not charged still moves the
+    /// window's end, so old failures never expire ([`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded)).
+    ///
     /// What a request that costs nothing took is not given back. A body that breaks off later changes nothing. Of stacked layers each asks for itself; the refusal of an inner one is
     /// a response like others.
     ///
     /// ```
     /// use http::StatusCode;
-    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, ResponseHead};
+    /// use tower_ratelimit::{PeerIp, Policy, RateLimitLayer, ResponseHead};
     ///
-    /// let failed_logins = RateLimitLayer::new(Quota::per_minute(5), PeerIp::new())
+    /// let policy: Policy = "moving-window 5/minute".parse()?;
+    /// let failed_logins = RateLimitLayer::new(policy, PeerIp::new())
     ///     .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED);
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
     /// ```
     pub fn charge_when<F>(self, charge: F) -> Self
     where

@@ -1,4 +1,5 @@
-//! Rate limiting for tower services: axum, hyper, tonic, and anything without HTTP.
+//! Rate limiting for HTTP services on tower: axum, hyper and tonic. [`RateLimiter`] is the same
+//! limiter without HTTP.
 //!
 //! ```
 //! use axum::Router;
@@ -10,10 +11,10 @@
 //!     .layer(RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()));
 //! ```
 //!
-//! Each client may ask sixty times a minute. Every response says how things stand; the sixty-first is 429 and says when to
-//! come back. What is counted is in memory, bounded, and forgotten when it no longer matters. With axum, enable the feature
-//! `axum` and serve with `into_make_service_with_connect_info::<SocketAddr>()`, so that there is a peer to know by its
-//! address. Behind proxies, [`ClientIp`] finds the client.
+//! Each client is admitted sixty times a minute. Every response says how many requests are left. The
+//! sixty-first is answered with 429 and says when to retry. The counts are in memory, which is bounded.
+//! Serve an axum router with `into_make_service_with_connect_info::<SocketAddr>()`: the layer reads
+//! the peer's address from it. Behind proxies, [`ClientIp`] finds the client.
 //!
 //! # Words
 //!
@@ -51,7 +52,7 @@
 //! use axum::routing::{get, post};
 //! use tower_ratelimit::{Global, PeerIp, Policy, Quota, RateLimitLayer};
 //!
-//! let login: Policy = "elastic-window 5/minute".parse()?;
+//! let login: Policy = "moving-window 5/minute".parse()?;
 //! let app: Router = Router::new()
 //!     .route("/login", post(|| async { "welcome" }).layer(RateLimitLayer::new(login, PeerIp::new())))
 //!     .route("/", get(|| async { "hello" }))
@@ -59,19 +60,28 @@
 //! # Ok::<(), tower_ratelimit::ConfigError>(())
 //! ```
 //!
-//! Several limits under one key are taken together or not at all, and each tier has its own:
+//! Several limits under one key are taken together or not at all, and each tier has its own. Key by
+//! the authenticated user: a client that may choose its key gets a new quota with each.
 //!
 //! ```
-//! use tower_ratelimit::extract::Head;
-//! use tower_ratelimit::{Header, KeyExtractor, PeerIp, Policy, Quota, RateLimitLayer, policy_by};
+//! use tower_ratelimit::extract::Extension;
+//! use tower_ratelimit::{Key, KeyExtractor, PeerIp, Policy, Quota, RateLimitLayer, policy_by};
+//!
+//! /// What an authentication layer, outside of this one, inserts into the extensions.
+//! #[derive(Clone)]
+//! struct User {
+//!     id: u64,
+//!     has_paid: bool,
+//! }
 //!
 //! let free = "10/second; moving-window 1000/day".parse::<Policy>()?.with_name("free");
 //! let paid = Policy::from(Quota::per_second(200).burst(400)).with_name("paid");
-//! let tier = move |head: &Head<'_>| {
-//!     let key = head.headers.get("x-api-key");
-//!     if key.is_some_and(|key| key.as_bytes().starts_with(b"paid-")) { paid.clone() } else { free.clone() }
-//! };
-//! let layer = RateLimitLayer::new(policy_by(tier), Header::new("x-api-key").or(PeerIp::new()));
+//! let tier = policy_by(move |head| {
+//!     let has_paid = head.extensions.get::<User>().is_some_and(|user| user.has_paid);
+//!     if has_paid { paid.clone() } else { free.clone() }
+//! });
+//! let by_user = Extension::by(|user: &User| Key::from(user.id));
+//! let layer = RateLimitLayer::new(tier, by_user.or(PeerIp::new()));
 //! # Ok::<(), tower_ratelimit::ConfigError>(())
 //! ```
 //!
@@ -83,7 +93,7 @@
 //! use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, Refused};
 //!
 //! let layer = RateLimitLayer::new(Quota::per_minute(100), PeerIp::new())
-//!     .cost(|head: &Head<'_>| if head.uri.path() == "/export" { 20 } else { 1 })
+//!     .cost(|head: &Head<'_>| if head.uri().path() == "/export" { 20 } else { 1 })
 //!     .rejection(|refused: Refused<'_>, _: &Head<'_>| {
 //!         let mut response = Response::new("slow down".to_owned());
 //!         *response.status_mut() = refused.status();
@@ -101,9 +111,9 @@
 //! let client = ClientIp::behind(["10.0.0.0/8"])?;
 //! let layer = RateLimitLayer::new(Quota::per_minute(5), client.clone())
 //!     .skip(AllowList::by(client).allow("192.0.2.0/24"))
-//!     .skip(|head: &Head<'_>| head.uri.path() == "/health")
+//!     .skip(|head: &Head<'_>| head.uri().path() == "/health")
 //!     .charge_when(|response: &ResponseHead<'_>| response.status == 401)
-//!     .headers(Headers::x_rate_limit().and(Headers::ietf()))
+//!     .headers(Headers::x_rate_limit().reset_in_seconds())
 //!     .rejection(ProblemRejection);
 //! # Ok::<(), tower_ratelimit::ConfigError>(())
 //! ```
@@ -131,7 +141,7 @@
 //! | [`TokenBucket`] | APIs whose clients work in bursts of B | at most B + N | 103; 13 with a burst of 10 | 16 bytes |
 //! | [`MovingWindow`] | a promise to the letter, small quotas | at most N | 100 | 16 bytes a hit |
 //! | [`FixedWindow`] | the simplest; billing by the hour or day, aligned | at most 2N - 1, 2N aligned | 199 | 16 bytes |
-//! | [`ElasticWindow`] | passwords: quiet first, then again | at most N between silences | 99 | 16 bytes |
+//! | [`ElasticWindow`] | locking out a client that keeps trying, until it is quiet for a period | at most N between silences | 99 | 16 bytes |
 //! | [`LeakyBucket`] | delaying instead of refusing | one start each P/N, Q waiting | all, one by one | 16 bytes |
 //!
 //! The column in the middle is a client with `100/minute` that hits once at second 0 and then as often as it can from second
@@ -160,7 +170,7 @@
 //!
 //! 1. [`skip`](RateLimitLayer::skip): whatever it names passes, and nothing else looks at it.
 //! 2. The policy is chosen ([`policy_by`]): `None` passes.
-//! 3. The key is taken: `None` passes, a missing one is answered with 400 or 500.
+//! 3. The key is taken: `None` passes, a missing one is answered with 400, 401 or 500.
 //! 4. The [cost](RateLimitLayer::cost) is asked for; 0 passes.
 //! 5. The limits decide, all together. What they refuse is answered, and the inner service never sees it.
 //! 6. [Shadow limits](Policy#shadow-limits) decide, each for itself, beside a request that was admitted.
@@ -175,7 +185,8 @@
 //! - `tracing` (default): events for what an operator must know: refusals at debug, storage trouble and [lints](Lint) at warn.
 //! - `quanta` (default): [`storage::SystemClock`] reads the processor's tick counter, which is
 //!   faster than the system's clock.
-//! - `axum`: [`PeerIp`] reads `ConnectInfo`, `extract::MatchedPath` is there, and [`Decision`] is an extractor.
+//! - `axum` (default): [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`, [`Head::uri`] reads
+//!   `OriginalUri`, `extract::MatchedPath` is there, and [`Decision`] is an extractor.
 //! - `tonic`: [`PeerIp`] reads the connect info of tonic's server. [`GrpcRejection`] is there without it.
 //! - `metrics`: `MetricsObserver` counts decisions by policy and outcome.
 //! - `partition-key`: `Headers::partition_key` adds the parameter `pk`, a keyed hash of the key, to
@@ -226,14 +237,14 @@ pub use self::lint::Lint;
 #[cfg(feature = "metrics")]
 pub use self::observe::MetricsObserver;
 pub use self::observe::{Event, Observer, What};
-pub use self::per_request::{IntoCost, Policies, ResponseHead, Skip, policy_by};
-pub use self::policy::{Limit, Op, Policy, PolicyBuilder};
+pub use self::per_request::{ChosenPolicy, IntoCost, IntoPolicies, Policies, ResponseHead, Skip, policy_by};
+pub use self::policy::{IntoPolicy, Limit, Op, Policy, PolicyBuilder};
 pub use self::quota::Quota;
 pub use self::rejection::{
-    EmptyRejection, GrpcRejection, ProblemRejection, Refusal, Refused, Rejection, TextRejection,
+    EmptyRejection, GrpcRejection, ProblemRejection, Refusal, Refused, Rejection, TextRejection, rejection_by,
 };
 pub use self::rules::OnError;
-pub use self::service::RateLimit;
+pub use self::service::{CloneService, RateLimit};
 #[cfg(feature = "etcd")]
 #[doc(no_inline)]
 pub use self::storage::EtcdStorage;

@@ -2,12 +2,12 @@
 
 use crate::error::or_panic;
 use crate::storage::{Ask, MemoryStorage, Storage};
-use crate::{ConfigError, Decision, Key, Op, Policy};
+use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy};
 
 /// A policy on a storage: what decides, without HTTP.
 ///
-/// For keys that are in a body, a job, a message. The middleware has one inside; see
-/// [`RateLimitLayer::limiter`](crate::RateLimitLayer::limiter). Cloning is cheap and shares what is remembered.
+/// Use it for jobs, messages and keys in a body. Cloning is cheap, and clones share their counts.
+/// [`RateLimitLayer::limiter`](crate::RateLimitLayer::limiter) returns the limiter of a layer.
 ///
 /// ```
 /// use tower_ratelimit::{Key, Quota, RateLimiter};
@@ -30,6 +30,34 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// # Ok(())
 /// # }
 /// ```
+/// # Other requests than HTTP
+///
+/// [`RateLimitLayer`](crate::RateLimitLayer) takes `http::Request` only. In front of a tower service
+/// with requests of another type, ask the limiter in `filter_async`:
+///
+/// ```
+/// use std::convert::Infallible;
+/// use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
+/// use tower_ratelimit::{Key, Quota, RateLimiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), BoxError> {
+/// let limiter = RateLimiter::new(Quota::per_minute(1));
+/// let service = ServiceBuilder::new()
+///     .filter_async(move |job: String| {
+///         let limiter = limiter.clone();
+///         async move {
+///             let decision = limiter.hit(&Key::from(&job)).await?;
+///             if decision.is_admitted() { Ok(job) } else { Err(BoxError::from("too many jobs")) }
+///         }
+///     })
+///     .service(service_fn(|job: String| async move { Ok::<_, Infallible>(job.len()) }));
+///
+/// assert_eq!(service.clone().oneshot("alice".to_owned()).await?, 5);
+/// assert_eq!(service.oneshot("alice".to_owned()).await.unwrap_err().to_string(), "too many jobs");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct RateLimiter<St = MemoryStorage> {
     policy: Policy,
@@ -38,8 +66,8 @@ pub struct RateLimiter<St = MemoryStorage> {
 
 impl RateLimiter {
     /// Keeps this policy on a memory storage of its own.
-    pub fn new(policy: impl Into<Policy>) -> Self {
-        Self { policy: policy.into(), storage: MemoryStorage::new() }
+    pub fn new(policy: impl IntoPolicy) -> Self {
+        Self { policy: policy.into_policy(), storage: MemoryStorage::new() }
     }
 }
 
@@ -78,7 +106,7 @@ impl<St: Storage> RateLimiter<St> {
     /// When the storage cannot keep the policy, as it may remember more than there is room for: a long log. The memory storage and
     /// Redis can keep all, and [leases](crate::storage::Leases) are of fixed windows alone; [`try_with_storage`](Self::try_with_storage) returns an error instead.
     #[track_caller]
-    pub fn with_storage(policy: impl Into<Policy>, storage: St) -> Self {
+    pub fn with_storage(policy: impl IntoPolicy, storage: St) -> Self {
         or_panic(Self::try_with_storage(policy, storage))
     }
 
@@ -87,8 +115,8 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// When the storage cannot keep the policy.
-    pub fn try_with_storage(policy: impl Into<Policy>, storage: St) -> Result<Self, ConfigError> {
-        let policy = policy.into();
+    pub fn try_with_storage(policy: impl IntoPolicy, storage: St) -> Result<Self, ConfigError> {
+        let policy = policy.into_policy();
         storage.validate(&policy)?;
         Ok(Self { policy, storage })
     }

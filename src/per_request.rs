@@ -8,7 +8,7 @@ use std::sync::Arc;
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
 use crate::extract::{AllowList, Caveat, Head, Missing};
-use crate::{ConfigError, Policy, Storage};
+use crate::{ConfigError, IntoPolicy, Policy, Storage};
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, Missing> + Send + Sync;
@@ -34,6 +34,14 @@ impl Policies {
         }
     }
 
+    /// The policy, when it is the same for all requests.
+    pub(crate) fn only(&self) -> Option<&Policy> {
+        match &self.0 {
+            Choice::Always(policy) => Some(policy),
+            Choice::By(_) => None,
+        }
+    }
+
     /// Whether the storage can keep what is known beforehand, limits that are only tried out too.
     pub(crate) fn fit(&self, storage: &impl Storage) -> Result<(), ConfigError> {
         match &self.0 {
@@ -46,9 +54,54 @@ impl Policies {
     }
 }
 
-impl<P: Into<Policy>> From<P> for Policies {
-    fn from(policy: P) -> Self {
-        Self(Choice::Always(policy.into()))
+/// The policy argument of a layer: a [`Policy`], a [`Quota`](crate::Quota), a
+/// [`Limit`](crate::Limit), or the [`Policies`] that [`policy_by`] returns.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a policy",
+    label = "expected a `Policy`, a `Quota`, a `Limit` or `policy_by(..)`",
+    note = "parse a text: `\"10/second\".parse::<Policy>()?`",
+    note = "choose a policy for each request by `policy_by(|head| ..)`"
+)]
+pub trait IntoPolicies {
+    /// The policies.
+    fn into_policies(self) -> Policies;
+}
+
+impl IntoPolicies for Policies {
+    fn into_policies(self) -> Policies {
+        self
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<P: IntoPolicy> IntoPolicies for P {
+    fn into_policies(self) -> Policies {
+        Policies(Choice::Always(self.into_policy()))
+    }
+}
+
+/// The return value of the closure of [`policy_by`]: a [`Policy`], a [`Quota`](crate::Quota), a
+/// [`Limit`](crate::Limit), or an `Option` of one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a policy",
+    label = "the closure of `policy_by` returns a `Policy`, a `Quota`, a `Limit`, or an `Option` of one",
+    note = "parse texts once, outside of the closure: `\"10/second\".parse::<Policy>()?`"
+)]
+pub trait ChosenPolicy {
+    /// The policy; `None` when the request is not limited.
+    fn chosen(self) -> Option<Policy>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<P: IntoPolicy> ChosenPolicy for P {
+    fn chosen(self) -> Option<Policy> {
+        Some(self.into_policy())
+    }
+}
+
+impl<P: IntoPolicy> ChosenPolicy for Option<P> {
+    fn chosen(self) -> Option<Policy> {
+        self.map(P::into_policy)
     }
 }
 
@@ -63,8 +116,9 @@ impl fmt::Debug for Policies {
 
 /// Chooses the policy of each request by its head: tiers, tenants, exceptions.
 ///
-/// The closure answers a [`Policy`], or an `Option` of one: `None` is not limited. Make the policies once and clone them,
-/// which is cheap, and name them: equal names share what is remembered, and two tiers should not.
+/// The closure returns a [`Policy`], a [`Quota`](crate::Quota), or an `Option` of one, where `None`
+/// leaves the request unlimited. Make the policies once and clone them, which is cheap. Name them:
+/// policies of one name share what they remember, and two tiers should not.
 ///
 /// ```
 /// use tower_ratelimit::extract::Head;
@@ -81,9 +135,9 @@ impl fmt::Debug for Policies {
 pub fn policy_by<F, T>(choose: F) -> Policies
 where
     F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
-    T: Into<Option<Policy>>,
+    T: ChosenPolicy,
 {
-    Policies(Choice::By(Arc::new(move |head: &Head<'_>| choose(head).into())))
+    Policies(Choice::By(Arc::new(move |head: &Head<'_>| choose(head).chosen())))
 }
 
 /// What a closure given to [`RateLimitLayer::cost`](crate::RateLimitLayer::cost) may answer: units, or a `Result` of them with [`Missing`].

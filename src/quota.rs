@@ -342,7 +342,10 @@ fn scan_unit(scanner: &mut Scanner<'_>) -> Result<u64, ConfigError> {
         .iter()
         .find(|(_, name, others)| [name].into_iter().chain(*others).any(|known| known.eq_ignore_ascii_case(word)))
         .map(|&(micros, ..)| micros)
-        .ok_or_else(|| scanner.unreadable("the unit", word, "expected s, min, h, d, week, month, year or ms"))
+        .ok_or_else(|| {
+            let names = UNITS.map(|(_, name, _)| name);
+            scanner.unknown("the unit", word, &names, "s, min, h, d, week, month, year or ms")
+        })
 }
 
 impl FromStr for Quota {

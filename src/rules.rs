@@ -50,9 +50,10 @@ impl Rules {
         }
     }
 
-    /// The same with one rule changed.
+    /// The same with one rule changed, for another layer.
     pub(crate) fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
+        self.reporter = self.reporter.for_another_layer();
         self.wants_decisions = self.charge.is_some()
             || self.headers.tell_more()
             || self.shares_decision

@@ -47,9 +47,20 @@ impl<S, St: Storage, R> RateLimit<S, St, R> {
     }
 }
 
+/// A service that can be cloned, as the one inside of a [`RateLimit`] has to be.
+#[diagnostic::on_unimplemented(
+    message = "the service `{Self}` inside of a rate limit is not `Clone`",
+    label = "a request that waits for its storage takes the service along and leaves a clone behind",
+    note = "put a `tower::buffer::BufferLayer` between the two, or make the service with `boxed_clone`"
+)]
+pub trait CloneService: Clone {}
+
+#[diagnostic::do_not_recommend]
+impl<S: Clone> CloneService for S {}
+
 impl<S, St, R, B, ResBody> Service<Request<B>> for RateLimit<S, St, R>
 where
-    S: Service<Request<B>, Response = Response<ResBody>> + Clone,
+    S: Service<Request<B>, Response = Response<ResBody>> + CloneService,
     St: Storage,
     R: Rejection<ResBody>,
 {

@@ -102,7 +102,49 @@ impl<'a> Scanner<'a> {
         ConfigError::new(format!("cannot read {found} in {text:?}: {why}, for example \"10/minute\""))
     }
 
+    /// The error for the word `found`, which is none of the `known` ones. It suggests the nearest.
+    pub(crate) fn unknown(&self, what: &str, found: &str, known: &[&str], expected: &str) -> ConfigError {
+        let why = match nearest(found, known) {
+            Some(near) => format!("did you mean {:?}? Expected {expected}", self.text.replacen(found, near, 1)),
+            None => format!("expected {expected}"),
+        };
+        self.unreadable(what, found, &why)
+    }
+
     fn advance(&mut self, bytes: usize) {
         self.rest = self.rest[bytes..].trim_start();
+    }
+}
+
+/// The known word that `word` is most likely meant to be, if there is one: the two differ by at most
+/// two letters, hyphens and case aside, or `word` is the beginning of the known one.
+fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let letters = |word: &str| word.replace('-', "").to_ascii_lowercase();
+    let word = letters(word);
+    let distance = |known: &str| {
+        let known = letters(known);
+        if word.len() >= 3 && known.starts_with(&word) { 1 } else { strsim::osa_distance(&word, &known) }
+    };
+    let (distance, near) = known.iter().map(|known| (distance(known), *known)).min_by_key(|(distance, _)| *distance)?;
+    (distance <= 2 && distance < word.len()).then_some(near)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::nearest;
+
+    #[test]
+    fn nearest_word_is_suggested_only_when_it_is_near() {
+        let known = ["fixed-window", "token-bucket", "minute", "month"];
+        for (word, near) in [
+            ("TokenBucket", Some("token-bucket")),
+            ("token-buckt", Some("token-bucket")),
+            ("fixed", Some("fixed-window")),
+            ("minuet", Some("minute")),
+            ("fortnight", None),
+            ("xy", None),
+        ] {
+            assert_eq!(nearest(word, &known), near, "{word}");
+        }
     }
 }

@@ -20,18 +20,17 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-fn app(options: &Options) -> Result<Router, String> {
-    let storage = storage(options)?;
+fn app(options: &Options, storage: &BoxStorage) -> Result<Router, String> {
     let mut app = Router::new().fallback(answer);
     for (path, policy) in &options.routes {
-        app = app.route(path, any(answer).layer(layer(options, &storage, policy)?));
+        app = app.route(path, any(answer).layer(layer(options, storage, policy)?));
     }
-    Ok(app.layer(layer(options, &storage, &options.policy)?))
+    Ok(app.layer(layer(options, storage, &options.policy)?))
 }
 
-/// Returns the storage that the flags name, in the wrappers that they name. The breaker is innermost, because it has to
-/// see each call to the server.
-fn storage(options: &Options) -> Result<BoxStorage, String> {
+/// Returns the storage that the flags name, in the wrappers that they name, and its leases. The
+/// breaker is innermost, because it has to see each call to the server.
+fn storage(options: &Options) -> Result<(BoxStorage, Option<Leases<BoxStorage>>), String> {
     let mut storage = BoxStorage::new(options.storage.clone());
     if let Some(replicas) = options.replicas {
         let breaker = Breaker::new(storage).try_fallback(MemoryStorage::new(), replicas);
@@ -40,11 +39,9 @@ fn storage(options: &Options) -> Result<BoxStorage, String> {
     if options.deny_cache {
         storage = BoxStorage::new(RefusalCache::new(storage));
     }
-    if let Some(slice) = options.lease {
-        let leases = Leases::try_new(storage, slice);
-        storage = BoxStorage::new(leases.map_err(|error| format!("--lease: {error}"))?);
-    }
-    Ok(storage)
+    let Some(slice) = options.lease else { return Ok((storage, None)) };
+    let leases = Leases::try_new(storage, slice).map_err(|error| format!("--lease: {error}"))?;
+    Ok((BoxStorage::new(leases.clone()), Some(leases)))
 }
 
 fn layer(
@@ -115,7 +112,8 @@ async fn start(options: Options) -> Result<(), String> {
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
     tracing_subscriber::registry().with(log).with(Targets::new().with_target("tower_ratelimit", level)).init();
 
-    let app = app(&options)?;
+    let (storage, leases) = storage(&options)?;
+    let app = app(&options, &storage)?;
     let listen = options.listen;
     let listener =
         tokio::net::TcpListener::bind(listen).await.map_err(|error| format!("cannot listen on {listen}: {error}"))?;
@@ -123,5 +121,26 @@ async fn start(options: Options) -> Result<(), String> {
     println!("listening on http://{address}");
     println!("try: curl -i http://{address}/");
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, service).await.map_err(|error| error.to_string())
+    let served = axum::serve(listener, service).with_graceful_shutdown(stop_signal()).await;
+    if let Some(leases) = leases {
+        // Gives the units back that were leased and not spent.
+        leases.close().await.map_err(|error| format!("leased units are lost: {error}"))?;
+    }
+    served.map_err(|error| error.to_string())
+}
+
+/// Ends at Ctrl-C, and on Unix at SIGTERM too.
+async fn stop_signal() {
+    let interrupt = async { tokio::signal::ctrl_c().await.expect("Ctrl-C can be listened for") };
+    #[cfg(unix)]
+    let terminate = async {
+        use tokio::signal::unix::{SignalKind, signal};
+        signal(SignalKind::terminate()).expect("SIGTERM can be listened for").recv().await;
+    };
+    #[cfg(not(unix))]
+    let terminate = std::future::pending();
+    tokio::select! {
+        () = interrupt => {}
+        () = terminate => {}
+    }
 }

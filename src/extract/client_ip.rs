@@ -3,7 +3,7 @@ use std::net::IpAddr;
 use http::HeaderName;
 use http::header::FORWARDED;
 
-use super::forwarded::{Entries, Grammar};
+use super::forwarded::{Entries, FORWARDING, FORWARDING_NAMES, Grammar};
 use super::header::field_name;
 use super::ip::Ipv6Prefix;
 use super::networks::Networks;
@@ -253,5 +253,13 @@ impl KeyExtractor for ClientIp {
         let trusts_all = matches!(&self.proxies, Proxies::In(networks) if networks.covers_everything());
         let trust = trusts_all.then_some(Caveat::TrustsEveryAddress);
         self.ipv6_prefix.caveat().into_iter().chain(trust).chain([Caveat::ReadsForwarding]).collect()
+    }
+
+    fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
+        if !self.trusts(peer(head), 0) || head.headers.contains_key(&self.field) {
+            return Vec::new();
+        }
+        let found = FORWARDING.into_iter().position(|name| head.headers.contains_key(name));
+        vec![Caveat::ForwardingFieldMissing { found: found.map(|at| FORWARDING_NAMES[at]) }]
     }
 }

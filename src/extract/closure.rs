@@ -1,8 +1,15 @@
 use super::{Head, KeyExtractor, Missing};
 use crate::Key;
 
-/// What a closure may answer: a [`Key`], an `Option<Key>` (`None`: not limited), or a `Result` of one of them with
-/// [`Missing`].
+/// The return value of a closure that extracts a key.
+///
+/// It is a [`Key`], an `Option<Key>` (`None`: the request is not limited), or a `Result` of one of
+/// them with [`Missing`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a key",
+    label = "a closure that extracts a key returns `Key`, `Option<Key>`, or a `Result` of them with `Missing`",
+    note = "write `Key::from(..)` around an address, a text or bytes"
+)]
 pub trait IntoKey {
     /// The answer as [`KeyExtractor::extract`] gives it.
     ///
@@ -38,4 +45,23 @@ where
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
         self(head).into_key()
     }
+}
+
+/// Lets the compiler infer the argument's type of a closure that is used as a [`KeyExtractor`].
+///
+/// A closure that names the type, `|head: &Head<'_>| ..`, needs no `key_by`.
+///
+/// ```
+/// use tower_ratelimit::extract::key_by;
+/// use tower_ratelimit::{Key, Quota, RateLimitLayer};
+///
+/// let by_host = key_by(|head| Key::from(head.uri().host().unwrap_or("none")));
+/// let layer = RateLimitLayer::new(Quota::per_minute(60), by_host);
+/// ```
+pub fn key_by<F, T>(extract: F) -> F
+where
+    F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
+    T: IntoKey,
+{
+    extract
 }

@@ -22,6 +22,10 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn caveats(&self) -> Vec<Caveat> {
         [self.first.caveats(), self.second.caveats()].concat()
     }
+
+    fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
+        [self.first.caveats_of(head), self.second.caveats_of(head)].concat()
+    }
 }
 
 /// Both extractors' keys as one. See [`KeyExtractor::and`].
@@ -48,5 +52,9 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
 
     fn caveats(&self) -> Vec<Caveat> {
         [self.first.caveats(), self.second.caveats()].concat()
+    }
+
+    fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
+        [self.first.caveats_of(head), self.second.caveats_of(head)].concat()
     }
 }

@@ -4,12 +4,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use http::HeaderName;
 use http::header::FORWARDED;
 
-/// Fields in which proxies say whom they stand for.
+/// The names of the fields in which proxies write the address of the client.
+pub(super) const FORWARDING_NAMES: [&str; 4] = ["forwarded", "x-forwarded-for", "x-real-ip", "cf-connecting-ip"];
+
+/// The fields in which proxies write the address of the client.
 pub(crate) const FORWARDING: [HeaderName; 4] = [
     FORWARDED,
-    HeaderName::from_static("x-forwarded-for"),
-    HeaderName::from_static("x-real-ip"),
-    HeaderName::from_static("cf-connecting-ip"),
+    HeaderName::from_static(FORWARDING_NAMES[1]),
+    HeaderName::from_static(FORWARDING_NAMES[2]),
+    HeaderName::from_static(FORWARDING_NAMES[3]),
 ];
 
 /// How a field that proxies write is to be read.

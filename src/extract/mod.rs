@@ -9,6 +9,7 @@ mod closure;
 mod combine;
 #[cfg(feature = "axum")]
 mod decision;
+mod extension;
 mod forwarded;
 mod head;
 mod header;
@@ -20,14 +21,17 @@ mod route;
 use std::fmt;
 use std::sync::Arc;
 
+use http::{HeaderValue, StatusCode};
+
 use crate::Key;
 
 pub use self::allow_list::{AddressSource, AllowList};
 pub use self::client_ip::ClientIp;
-pub use self::closure::IntoKey;
+pub use self::closure::{IntoKey, key_by};
 pub use self::combine::{And, Or};
 #[cfg(feature = "axum")]
 pub use self::decision::NoDecision;
+pub use self::extension::Extension;
 pub(crate) use self::forwarded::FORWARDING;
 pub use self::head::Head;
 pub use self::header::Header;
@@ -46,7 +50,7 @@ pub use self::route::{Global, Method, Path};
 /// let by_client = Header::new("x-api-key").or(PeerIp::new());
 ///
 /// // Each client on each host for itself; a health check is not limited.
-/// let by_client_and_host = by_client.and(|head: &Head<'_>| match head.uri.path() {
+/// let by_client_and_host = by_client.and(|head: &Head<'_>| match head.uri().path() {
 ///     "/health" => Ok(None),
 ///     _ => match head.headers.get("host") {
 ///         Some(host) => Ok(Some(Key::from(host.as_bytes()))),
@@ -60,12 +64,20 @@ pub trait KeyExtractor: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// When there is no key and there should be one: the middleware answers for the request, with 400 when the client
-    /// left something out, with 500 when the server is set up wrong.
+    /// The key is missing from a request that needs one. The middleware answers the request with
+    /// [`Missing::status`].
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing>;
 
-    /// What may be wrong with how it is set up: whatever of it turns out to be so, the middleware warns of once.
+    /// Returns possible mistakes in the extractor's configuration. The middleware reports each as a
+    /// [`Lint`](crate::Lint), some of them only when a request shows that it matters.
     fn caveats(&self) -> Vec<Caveat> {
+        Vec::new()
+    }
+
+    /// Returns mistakes in the extractor's configuration that this request shows. The middleware
+    /// calls it for its first 1,024 requests.
+    fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
+        let _ = head;
         Vec::new()
     }
 
@@ -97,6 +109,10 @@ impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
     fn caveats(&self) -> Vec<Caveat> {
         (**self).caveats()
     }
+
+    fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
+        (**self).caveats_of(head)
+    }
 }
 
 impl KeyExtractor for Box<dyn KeyExtractor> {
@@ -106,6 +122,10 @@ impl KeyExtractor for Box<dyn KeyExtractor> {
 
     fn caveats(&self) -> Vec<Caveat> {
         (**self).caveats()
+    }
+
+    fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
+        (**self).caveats_of(head)
     }
 }
 
@@ -121,36 +141,83 @@ pub enum Caveat {
     OnlyPeer,
     /// It reads what a proxy says about the client.
     ReadsForwarding,
+    /// A trusted proxy did not send the field that is read.
+    ForwardingFieldMissing {
+        /// Another forwarding field that the request has.
+        found: Option<&'static str>,
+    },
 }
 
-/// Why there is no key, or no cost, and whose fault it is.
+/// Why a request has no key or no cost, and the status to answer with.
 ///
-/// The reason goes to the log (feature `tracing`) and into the response's extensions, not to the client.
+/// The reason is in the log (feature `tracing`) and in the response's extensions. The body of a 400 or
+/// 401 contains it, so do not put secrets into it. The body of a 500 contains it only in builds with
+/// debug assertions.
+///
+/// ```
+/// use tower_ratelimit::extract::{Head, Missing};
+/// use tower_ratelimit::{Key, Quota, RateLimitLayer};
+///
+/// let by_token = |head: &Head<'_>| match head.headers.get("authorization") {
+///     Some(token) => Ok(Key::from(token.as_bytes())),
+///     None => Err(Missing::unauthorized("send a bearer token")),
+/// };
+/// let layer = RateLimitLayer::new(Quota::per_minute(60), by_token);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    by_client: bool,
+    status: StatusCode,
     reason: Arc<str>,
+    challenge: Option<HeaderValue>,
 }
 
 impl Missing {
-    /// The client left something out, or sent what cannot be read: 400.
+    /// The client left something out, or sent what cannot be read: status 400.
     pub fn client(reason: impl Into<String>) -> Self {
-        Self { by_client: true, reason: reason.into().into() }
+        Self::with_status(StatusCode::BAD_REQUEST, reason)
     }
 
-    /// The server is set up wrong: 500.
+    /// The client has not said who it is: status 401.
+    ///
+    /// A response with this status needs the field `WWW-Authenticate` (RFC 9110, section 15.5.2).
+    /// It is `Bearer` unless [`challenge`](Self::challenge) sets another.
+    pub fn unauthorized(reason: impl Into<String>) -> Self {
+        Self::with_status(StatusCode::UNAUTHORIZED, reason).challenge(HeaderValue::from_static("Bearer"))
+    }
+
+    /// The server is set up wrong: status 500.
     pub fn server(reason: impl Into<String>) -> Self {
-        Self { by_client: false, reason: reason.into().into() }
+        Self::with_status(StatusCode::INTERNAL_SERVER_ERROR, reason)
+    }
+
+    fn with_status(status: StatusCode, reason: impl Into<String>) -> Self {
+        Self { status, reason: reason.into().into(), challenge: None }
+    }
+
+    /// Sets the response's field `WWW-Authenticate`, for example `Basic realm="api"`.
+    #[must_use]
+    pub fn challenge(self, challenge: HeaderValue) -> Self {
+        Self { challenge: Some(challenge), ..self }
+    }
+
+    /// The status to answer with: 400, 401 or 500.
+    pub fn status(&self) -> StatusCode {
+        self.status
     }
 
     /// Whether the client can do something about it.
     pub fn is_clients_fault(&self) -> bool {
-        self.by_client
+        self.status.is_client_error()
     }
 
     /// What is missing.
     pub fn reason(&self) -> &str {
         &self.reason
+    }
+
+    /// The value of `WWW-Authenticate`.
+    pub(crate) fn www_authenticate(&self) -> Option<&HeaderValue> {
+        self.challenge.as_ref()
     }
 }
 

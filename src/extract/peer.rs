@@ -16,6 +16,10 @@ fn attached(head: &Head<'_>) -> Option<SocketAddr> {
     if let Some(axum::extract::ConnectInfo(address)) = head.extensions.get() {
         return Some(*address);
     }
+    #[cfg(feature = "axum")]
+    if let Some(axum::extract::connect_info::MockConnectInfo(address)) = head.extensions.get() {
+        return Some(*address);
+    }
     #[cfg(feature = "tonic")]
     if let Some(address) = head.extensions.get().and_then(tonic::transport::server::TcpConnectInfo::remote_addr) {
         return Some(address);
@@ -35,12 +39,23 @@ fn through_tls(head: &Head<'_>) -> Option<SocketAddr> {
     tonic::Request::from_parts(tonic::metadata::MetadataMap::new(), head.extensions.clone(), ()).remote_addr()
 }
 
-/// Why there is no address.
+/// The error without an address. It lists the ways to provide one.
 #[cold]
 pub(super) fn no_peer() -> Missing {
-    Missing::server(
-        "the peer's address is missing: with axum, enable the feature \"axum\" of tower-ratelimit and serve with \
-         into_make_service_with_connect_info::<SocketAddr>(); with tonic, enable the feature \"tonic\" and serve \
-         over TCP; with another server, insert a SocketAddr into the request's extensions",
-    )
+    let axum = if cfg!(feature = "axum") {
+        "with axum, serve with into_make_service_with_connect_info::<SocketAddr>()"
+    } else {
+        "with axum, enable the feature \"axum\" of tower-ratelimit and serve with \
+         into_make_service_with_connect_info::<SocketAddr>()"
+    };
+    let tonic = if cfg!(feature = "tonic") {
+        "with tonic, serve over TCP"
+    } else {
+        "with tonic, enable the feature \"tonic\" of tower-ratelimit and serve over TCP"
+    };
+    Missing::server(format!(
+        "the peer's address is missing: {axum}; {tonic}; with another server, insert a SocketAddr into each \
+         request's extensions; on a Unix socket no peer has an address, so limit by ClientIp::behind_hops(1) or \
+         by another key"
+    ))
 }

@@ -12,16 +12,19 @@ impl KeyExtractor for Global {
     }
 }
 
-/// The path, as the client wrote it: `/users/7` and `/users/8` are two keys. `MatchedPath` (feature `axum`) is the route.
+/// The path as the client wrote it: `/users/7` and `/users/8` are two keys.
 ///
-/// A client that may ask for any path gets a new quota with each; combine it, or put it on routes without parameters.
+/// Nested routers do not change it, see [`Head::uri`]. `MatchedPath` (feature `axum`) is the route instead.
+///
+/// A client that may ask for any path gets a new quota with each. Combine this extractor with another by
+/// [`and`](KeyExtractor::and), or put the layer on routes without parameters.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Path;
 
 impl KeyExtractor for Path {
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
-        Ok(Some(Key::from(head.uri.path())))
+        Ok(Some(Key::from(head.uri().path())))
     }
 }
 

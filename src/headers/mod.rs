@@ -41,8 +41,24 @@ use crate::{Decision, Key, Policy, Timestamp};
 /// use tower_ratelimit::{Global, Headers, Quota, RateLimitLayer};
 ///
 /// let layer = RateLimitLayer::new(Quota::per_second(10), Global)
-///     .headers(Headers::x_rate_limit().reset_in_seconds().and(Headers::ietf()));
+///     .headers(Headers::x_rate_limit().reset_in_seconds());
 /// ```
+///
+/// # Which fields clients read
+///
+/// `Retry-After` is read by most HTTP clients that retry. npm's `ratelimit-header-parser` (0.1.0)
+/// takes the field `RateLimit` for the form of the seventh draft, `limit=10, remaining=3, reset=1`,
+/// which later drafts have dropped, and then reads nothing, whatever other fields are there:
+///
+/// | fields | `ratelimit-header-parser` reads |
+/// |---|---|
+/// | `x_rate_limit()` | limit, remaining, reset |
+/// | `draft6()` | limit, remaining, reset |
+/// | `x_rate_limit().and(draft6())` | limit, remaining, reset |
+/// | `ietf()`, alone or with others | `NaN` |
+///
+/// So write the IETF's fields only for clients of which you know that they read them. In the
+/// repository, `scripts/header-parsers` makes this table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)] // a set of families
 pub struct Headers {

@@ -3,6 +3,8 @@
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "tracing")]
+mod throttle;
+#[cfg(feature = "tracing")]
 mod trace;
 
 use std::fmt;
@@ -116,19 +118,30 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
     }
 }
 
-/// Tells the log (feature `tracing`) and whoever else wants to know.
+/// Passes events on to the log (feature `tracing`) and to the observer.
 #[derive(Clone, Default)]
 pub(crate) struct Reporter {
     pub(crate) observer: Option<Arc<dyn Observer>>,
-    /// Whether the log may say whose key it was.
+    /// True if the log may name keys.
     pub(crate) logs_keys: bool,
+    #[cfg(feature = "tracing")]
+    log: Arc<trace::Log>,
 }
 
 impl Reporter {
+    /// The same for another layer, which counts its own failures.
+    pub(crate) fn for_another_layer(self) -> Self {
+        Self {
+            #[cfg(feature = "tracing")]
+            log: Arc::default(),
+            ..self
+        }
+    }
+
     #[inline]
     pub(crate) fn tell(&self, event: &Event<'_>) {
         #[cfg(feature = "tracing")]
-        trace::event(event, self.logs_keys);
+        self.log.event(event, self.logs_keys);
         if let Some(observer) = &self.observer {
             observer.observe(event);
         }
@@ -146,6 +159,9 @@ impl Reporter {
 impl fmt::Debug for Reporter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let observed = self.observer.is_some();
-        f.debug_struct("Reporter").field("observed", &observed).field("logs_keys", &self.logs_keys).finish()
+        f.debug_struct("Reporter")
+            .field("observed", &observed)
+            .field("logs_keys", &self.logs_keys)
+            .finish_non_exhaustive()
     }
 }

@@ -1,8 +1,10 @@
-//! Events for the log. None names a key unless that was asked for.
+//! Events for the log. They name keys only after `RateLimitLayer::log_keys`.
 
 use std::error::Error;
 use std::iter::successors;
+use std::time::Duration;
 
+use super::throttle::Throttle;
 use super::{Event, What};
 use crate::Key;
 use crate::lint::Lint;
@@ -11,43 +13,85 @@ use crate::storage::BreakerError;
 /// So many bytes of a key are logged.
 const MAX_KEY: usize = 256;
 
-#[inline]
-pub(super) fn event(event: &Event<'_>, with_key: bool) {
-    match event.what {
-        What::Decided(decision) if decision.is_admitted() => {}
-        _ => out_of_the_ordinary(event, with_key),
+/// The log of one layer. An outage writes a line when it begins, one a second while it
+/// lasts, and one when it has ended.
+#[derive(Debug)]
+pub(super) struct Log {
+    storage_failures: Throttle,
+    refund_failures: Throttle,
+    setup_mistakes: Throttle,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
+        Self {
+            storage_failures: Throttle::new(second),
+            refund_failures: Throttle::new(second),
+            setup_mistakes: Throttle::new(minute),
+        }
     }
 }
 
-fn out_of_the_ordinary(event: &Event<'_>, with_key: bool) {
-    let (policy, outcome, shadow) = (event.policy.identity(), event.outcome(), event.shadow);
-    // As text, which is written in quotes: a key cannot look like other fields.
-    let key = event.key.filter(|_| with_key).map(shortened);
-    let key = key.as_deref();
-    match event.what {
-        What::Decided(decision) => {
-            let retry_after = decision.retry_after().map(tracing::field::debug);
-            tracing::debug!(policy, outcome, shadow, cost = decision.cost(), retry_after, key, "a request was refused");
+impl Log {
+    #[inline]
+    pub(super) fn event(&self, event: &Event<'_>, with_key: bool) {
+        if let What::Decided(decision) = event.what {
+            if let Some(failed) = self.storage_failures.ended() {
+                tracing::info!(policy = event.policy.identity(), failed, "the rate limit storage answers again");
+            }
+            if decision.is_admitted() {
+                return;
+            }
         }
-        What::Failed { error, .. } if is_known(&**error) => {
-            let error: &(dyn Error + 'static) = &**error;
-            tracing::debug!(policy, outcome, shadow, error, key, "the rate limit storage was not asked");
+        self.out_of_the_ordinary(event, with_key);
+    }
+
+    fn out_of_the_ordinary(&self, event: &Event<'_>, with_key: bool) {
+        let (policy, outcome, shadow) = (event.policy.identity(), event.outcome(), event.shadow);
+        // As text, which is written in quotes: a key cannot look like other fields.
+        let key = event.key.filter(|_| with_key).map(shortened);
+        let key = key.as_deref();
+        match event.what {
+            What::Decided(decision) => {
+                let retry_after = decision.retry_after().map(tracing::field::debug);
+                tracing::debug!(
+                    policy,
+                    outcome,
+                    shadow,
+                    cost = decision.cost(),
+                    retry_after,
+                    key,
+                    "a request was refused"
+                );
+            }
+            What::Failed { error, .. } if is_known(&**error) => {
+                let error = chain(&**error);
+                tracing::debug!(policy, outcome, shadow, error, key, "the rate limit storage was not asked");
+            }
+            What::Failed { error, .. } => {
+                if let Some(failed) = self.storage_failures.due() {
+                    let error = chain(&**error);
+                    tracing::warn!(policy, outcome, shadow, failed, error, key, "the rate limit storage failed");
+                }
+            }
+            What::Missing(missing) if missing.is_clients_fault() => {
+                tracing::debug!(policy, outcome, shadow, reason = missing.reason(), "a request could not be limited");
+            }
+            What::Missing(missing) => {
+                if let Some(requests) = self.setup_mistakes.due() {
+                    let reason = missing.reason();
+                    tracing::error!(policy, outcome, shadow, requests, reason, "requests cannot be limited");
+                }
+            }
+            What::NotRefunded(error) => {
+                if let Some(failed) = self.refund_failures.due() {
+                    let error = chain(&**error);
+                    tracing::warn!(policy, outcome, shadow, failed, error, key, "a hit could not be refunded");
+                }
+            }
+            What::Refunded(_) => tracing::trace!(policy, outcome, shadow, key, "a hit was refunded"),
         }
-        What::Failed { error, .. } => {
-            let error: &(dyn Error + 'static) = &**error;
-            tracing::warn!(policy, outcome, shadow, error, key, "the rate limit storage failed");
-        }
-        What::Missing(missing) if missing.is_clients_fault() => {
-            tracing::debug!(policy, outcome, shadow, reason = missing.reason(), "a request could not be limited");
-        }
-        What::Missing(missing) => {
-            tracing::error!(policy, outcome, shadow, reason = missing.reason(), "requests cannot be limited");
-        }
-        What::NotRefunded(error) => {
-            let error: &(dyn Error + 'static) = &**error;
-            tracing::warn!(policy, outcome, shadow, error, key, "a hit could not be given back");
-        }
-        What::Refunded(_) => tracing::trace!(policy, outcome, shadow, key, "a hit was given back"),
     }
 }
 
@@ -60,7 +104,19 @@ fn shortened(key: &Key) -> String {
     }
 }
 
-/// Whether it was told when a breaker opened: a line for each request would be told by an outage.
+/// The text of an error and of its sources, each once: many errors repeat their source.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    for source in successors(error.source(), |&source| source.source()) {
+        let source = source.to_string();
+        if !text.contains(&source) {
+            text = [&text, ": ", &source].concat();
+        }
+    }
+    text
+}
+
+/// True for the error of an open breaker. Its cause was logged when the breaker opened.
 fn is_known(error: &(dyn Error + 'static)) -> bool {
     let mut sources = successors(Some(error), |error: &&(dyn Error + 'static)| Error::source(*error));
     sources.any(|error| error.downcast_ref().is_some_and(BreakerError::is_left_alone))

@@ -1,5 +1,6 @@
 //! The limits that bind one key.
 
+mod into;
 mod limit;
 mod name;
 mod text;
@@ -10,6 +11,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+pub use self::into::IntoPolicy;
 pub use self::limit::Limit;
 pub(crate) use self::limit::SHADOW;
 use crate::decision::{Decision, Statuses};

@@ -68,7 +68,7 @@ fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, ConfigError> {
     let strategy = match strategy_name {
         "" => None,
         name => Some(by_name(name).ok_or_else(|| {
-            scanner.unreadable("the strategy", name, &format!("expected {NAMES}, or an amount and a period"))
+            scanner.unknown("the strategy", name, &NAMES, &format!("{}, or an amount and a period", NAMES.join(", ")))
         })?),
     };
     let quota = Quota::scan(scanner)?;

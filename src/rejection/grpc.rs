@@ -1,11 +1,14 @@
-use http::Response;
+use std::fmt::Write;
+
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{Response, StatusCode};
 
 use super::{Refused, Rejection};
 use crate::extract::Head;
 
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
 /// A gRPC status without a body, for the servers of tonic and for any other that speaks gRPC.
 ///
@@ -17,11 +20,16 @@ const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// | refused | `grpc-status` |
 /// |---|---|
 /// | by a limit | 8, `RESOURCE_EXHAUSTED` |
-/// | for the storage failed | 14, `UNAVAILABLE` |
-/// | for the client left something out | 3, `INVALID_ARGUMENT` |
-/// | for the server is set up wrong | 13, `INTERNAL` |
+/// | because the storage failed | 14, `UNAVAILABLE` |
+/// | because the client left something out | 3, `INVALID_ARGUMENT` |
+/// | because the client did not say who it is | 16, `UNAUTHENTICATED` |
+/// | because the server is set up wrong | 13, `INTERNAL` |
 ///
-/// `grpc-message` says the same in words as [`TextRejection`](crate::TextRejection).
+/// `grpc-message` has the text of [`TextRejection`](crate::TextRejection).
+///
+/// `grpc-retry-pushback-ms` says when a client with a retry policy tries again (gRFC A6): after the
+/// milliseconds until the request would be admitted, rounded up; after a second when the storage
+/// failed; never (-1) when the cost does not fit the limit.
 ///
 /// ```
 /// # #[cfg(feature = "tonic")]
@@ -43,16 +51,45 @@ impl<B: Default> Rejection<B> for GrpcRejection {
         let status = match refused {
             Refused::Limit(_) => "8",
             Refused::Storage => "14",
+            Refused::Missing(missing) if missing.status() == StatusCode::UNAUTHORIZED => "16",
             Refused::Missing(missing) if missing.is_clients_fault() => "3",
             Refused::Missing(_) => "13",
         };
-        // To be percent-encoded, were there anything to encode: printable ASCII is as it is, but for the percent sign.
-        let message = HeaderValue::try_from(refused.in_words("")).expect("printable ASCII can stand in a header");
+        let message = HeaderValue::try_from(percent_encoded(&refused.message("")));
+        let message = message.expect("printable ASCII is the value of a header field");
         let mut response = Response::new(B::default());
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         headers.insert(STATUS, HeaderValue::from_static(status));
         headers.insert(MESSAGE, message);
+        if let Some(pushback) = pushback(refused) {
+            headers.insert(PUSHBACK, pushback);
+        }
         response
     }
+}
+
+/// When a client may retry: milliseconds, or -1 for never (gRFC A6).
+fn pushback(refused: Refused<'_>) -> Option<HeaderValue> {
+    match refused {
+        Refused::Limit(refusal) => Some(match refusal.retry_after() {
+            Some(wait) => u64::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX).into(),
+            None => HeaderValue::from_static("-1"),
+        }),
+        Refused::Storage => Some(HeaderValue::from_static("1000")),
+        Refused::Missing(_) => None,
+    }
+}
+
+/// Encodes a message as gRPC wants it: bytes that are not printable ASCII, and the percent sign, as
+/// `%` and two digits.
+fn percent_encoded(message: &str) -> String {
+    let mut encoded = String::with_capacity(message.len());
+    for byte in message.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'%' => encoded.push(char::from(byte)),
+            _ => write!(encoded, "%{byte:02X}").expect("writing to a string does not fail"),
+        }
+    }
+    encoded
 }

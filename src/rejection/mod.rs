@@ -28,14 +28,13 @@ pub enum Refused<'a> {
 }
 
 impl Refused<'_> {
-    /// The status to answer with: 429 for a limit, 503 for a storage, and for what is missing 400 or 500, by whose fault
-    /// it is.
+    /// The status to answer with: 429 for a limit, 503 for a storage, and [`Missing::status`] for a
+    /// missing key or cost.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Limit(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Storage => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Missing(missing) if missing.is_clients_fault() => StatusCode::BAD_REQUEST,
-            Self::Missing(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Missing(missing) => missing.status(),
         }
     }
 }
@@ -51,7 +50,7 @@ impl Refused<'_> {
 /// use tower_ratelimit::{Global, Quota, RateLimitLayer, Refused};
 ///
 /// let layer = RateLimitLayer::new(Quota::per_second(10), Global).rejection(|refused: Refused<'_>, head: &Head<'_>| {
-///     let mut response = Response::new(format!("not now: {}", head.uri.path()));
+///     let mut response = Response::new(format!("not now: {}", head.uri().path()));
 ///     *response.status_mut() = refused.status();
 ///     response
 /// });
@@ -63,7 +62,10 @@ impl Refused<'_> {
     note = "`.rejection(ProblemRejection)` needs `{B}: From<String>` too",
     note = "`.rejection(EmptyRejection)` needs `{B}: Default`",
     note = "`.rejection(GrpcRejection)` needs `{B}: Default` and is for gRPC, tonic's servers for example",
-    note = "`.rejection(|refused: Refused<'_>, head: &Head<'_>| ..)` makes any response"
+    note = "`.rejection(|refused: Refused<'_>, head: &Head<'_>| ..)` makes any response",
+    note = "if a layer inside of this one changes the body (TraceLayer, CompressionLayer, CatchPanicLayer), put \
+            `MapResponseBodyLayer::new(Body::new)` of tower-http between the two",
+    note = "let the compiler infer the types of a closure's arguments by `rejection_by(|refused, head| ..)`"
 )]
 pub trait Rejection<B>: Send + Sync + 'static {
     /// The response to a refused request.
@@ -90,6 +92,28 @@ where
     fn reject(&self, refused: Refused<'_>, head: &Head<'_>) -> Response<B> {
         self(refused, head)
     }
+}
+
+/// Lets the compiler infer the types of the arguments of a closure that is used as a [`Rejection`].
+///
+/// A closure that names the types, `|refused: Refused<'_>, head: &Head<'_>| ..`, needs no
+/// `rejection_by`.
+///
+/// ```
+/// use http::Response;
+/// use tower_ratelimit::{Global, Quota, RateLimitLayer, rejection_by};
+///
+/// let layer = RateLimitLayer::new(Quota::per_second(10), Global).rejection(rejection_by(|refused, head| {
+///     let mut response = Response::new(format!("not now: {}", head.uri().path()));
+///     *response.status_mut() = refused.status();
+///     response
+/// }));
+/// ```
+pub fn rejection_by<F, B>(reject: F) -> F
+where
+    F: Fn(Refused<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
+{
+    reject
 }
 
 /// One for several layers.

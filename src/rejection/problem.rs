@@ -11,12 +11,13 @@ use crate::extract::Head;
 /// | refused | status | `type` |
 /// |---|---|---|
 /// | by a limit | 429 | `https://iana.org/assignments/http-problem-types#quota-exceeded` |
-/// | for the storage failed | 503 | `about:blank` |
-/// | for something is missing | 400 or 500 | `about:blank` |
+/// | because the storage failed | 503 | `about:blank` |
+/// | because the key or cost is missing | 400, 401 or 500 | `about:blank` |
 ///
-/// Every problem has its `title` and its `status`. The first two have a `detail`, which says in words when to come back.
-/// That of a limit has `violated-policies` (draft-ietf-httpapi-ratelimit-headers, section 5): what the limits that refuse
-/// are called, the same names as elsewhere on the wire. What is missing is not told.
+/// Every problem has a `title`, a `status`, and a `detail` with the text of
+/// [`TextRejection`](crate::TextRejection). The problem of a limit has `violated-policies`
+/// (draft-ietf-httpapi-ratelimit-headers, section 5) with the names of the limits that refuse, which
+/// are the names in the header fields.
 ///
 /// ```
 /// # use http::{Request, Response};
@@ -61,11 +62,8 @@ fn write_problem(refused: Refused<'_>, json: &mut String) -> fmt::Result {
         Refused::Storage | Refused::Missing(_) => ("about:blank", status.canonical_reason().unwrap_or_default()),
     };
     write!(json, r#"{{"type":"{kind}","title":"{title}","status":{}"#, status.as_u16())?;
-    match refused {
-        Refused::Limit(_) | Refused::Storage => write!(json, r#","detail":"{}""#, refused.in_words(""))?,
-        // The title has said it all.
-        Refused::Missing(_) => {}
-    }
+    json.push_str(r#","detail":"#);
+    write_string(&refused.message(""), json)?;
     if let Refused::Limit(refusal) = refused {
         json.push_str(r#","violated-policies":["#);
         for (i, position) in refusal.refusing().enumerate() {
@@ -76,5 +74,19 @@ fn write_problem(refused: Refused<'_>, json: &mut String) -> fmt::Result {
         json.push(']');
     }
     json.push('}');
+    Ok(())
+}
+
+/// Writes a string of JSON (RFC 8259, section 7).
+fn write_string(text: &str, json: &mut String) -> fmt::Result {
+    json.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => json.extend(['\\', c]),
+            '\0'..' ' => write!(json, "\\u{:04x}", u32::from(c))?,
+            _ => json.push(c),
+        }
+    }
+    json.push('"');
     Ok(())
 }

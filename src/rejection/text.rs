@@ -5,7 +5,11 @@ use super::{Refused, Rejection};
 use crate::extract::Head;
 use crate::time::seconds_up;
 
-/// A short text in English: what a layer answers unless told otherwise.
+/// A short text in English, the default of a layer.
+///
+/// A missing key or cost is answered with its reason if the client can do something about it. A
+/// server's mistake is answered with its reason in builds with debug assertions, and with "internal
+/// server error" in others.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct TextRejection;
@@ -13,7 +17,7 @@ pub struct TextRejection;
 #[diagnostic::do_not_recommend]
 impl<B: From<String>> Rejection<B> for TextRejection {
     fn reject(&self, refused: Refused<'_>, _: &Head<'_>) -> Response<B> {
-        let mut response = Response::new(refused.in_words("\n").into());
+        let mut response = Response::new(refused.message("\n").into());
         *response.status_mut() = refused.status();
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         response
@@ -21,9 +25,8 @@ impl<B: From<String>> Rejection<B> for TextRejection {
 }
 
 impl Refused<'_> {
-    /// What is said to people, and then `end`. It is printable ASCII without a percent sign, a quote or a backslash, so that
-    /// it can stand as it is in a header field and in JSON.
-    pub(super) fn in_words(&self, end: &str) -> String {
+    /// The message to the client, followed by `end`.
+    pub(super) fn message(&self, end: &str) -> String {
         let text = match self {
             Self::Limit(refusal) => match refusal.retry_after() {
                 Some(wait) => {
@@ -34,7 +37,8 @@ impl Refused<'_> {
                 None => "too many requests: this one is larger than the limit",
             },
             Self::Storage => "temporarily unavailable, retry in 1 s",
-            Self::Missing(missing) if missing.is_clients_fault() => "bad request",
+            // Developers see the reason of their mistake. Clients of a release do not.
+            Self::Missing(missing) if missing.is_clients_fault() || cfg!(debug_assertions) => missing.reason(),
             Self::Missing(_) => "internal server error",
         };
         [text, end].concat()

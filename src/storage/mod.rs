@@ -52,6 +52,7 @@ mod clock;
 mod deadline;
 #[cfg(feature = "etcd")]
 mod etcd;
+mod infallible;
 #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
 mod link;
 #[cfg(feature = "memcached")]
@@ -83,6 +84,7 @@ pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 #[cfg(feature = "etcd")]
 pub use self::etcd::{EtcdStorage, EtcdStorageError};
+pub use self::infallible::InfallibleStorage;
 #[cfg(feature = "memcached")]
 pub use self::memcached::{MemcachedStorage, MemcachedStorageError};
 pub use self::memory::{MemoryStorage, MemoryStorageBuilder};

@@ -2,11 +2,21 @@ use super::fixed_window::status;
 use super::{Hit, Script, State, Status, Strategy, low_bits};
 use crate::{Quota, Timestamp};
 
-/// N units between silences of P: every hit on a live window, refused ones too, moves its end one period ahead.
+/// N units between silences of P. Each hit on a live window moves its end to one period from now, a
+/// refused hit too.
 ///
-/// For those who must be quiet before they may come back: guessing a password, solving a captcha. A client that keeps
-/// knocking is kept out for good. `retry_after` of a refusal is always P, for the refused hit itself moved the end, also
-/// when it was another limit of the policy that refused. A peek moves nothing.
+/// It keeps a client out until the client has been quiet for a whole period. **A client that
+/// keeps trying is never admitted again**. This includes a person who reloads a page and a program that
+/// retries at a fixed interval shorter than P. To bound attempts at a password without that, use a
+/// [`MovingWindow`](crate::MovingWindow).
+///
+/// `retry_after` of a refusal is always P, since the refused hit has moved the end, also when another
+/// limit of the policy refused. A peek moves nothing.
+///
+/// A [refund](crate::RateLimiter::refund) does not move the end back. With
+/// [`charge_when`](crate::RateLimitLayer::charge_when) the successes of a well-behaved client
+/// therefore keep its old failures alive, until it is locked out. The lint
+/// [`ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded) warns of the combination.
 ///
 /// In strings: `elastic-window 10/minute`.
 ///

@@ -217,8 +217,16 @@ pub(crate) fn by_name(name: &str) -> Option<Arc<dyn Kernel>> {
 }
 
 /// The names that [`by_name`] knows, for messages.
-pub(crate) const NAMES: &str = "fixed-window, fixed-window-aligned, elastic-window, moving-window, \
-     sliding-window-counter, sliding-window-counter-aligned, token-bucket or leaky-bucket";
+pub(crate) const NAMES: [&str; 8] = [
+    "fixed-window",
+    "fixed-window-aligned",
+    "elastic-window",
+    "moving-window",
+    "sliding-window-counter",
+    "sliding-window-counter-aligned",
+    "token-bucket",
+    "leaky-bucket",
+];
 
 /// The low bits of an instant: an anchor, enough to tell the windows of one key apart.
 #[allow(clippy::cast_possible_truncation)]

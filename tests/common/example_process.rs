@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 /// The example server, running.
 #[derive(Debug)]
@@ -31,6 +31,13 @@ impl Server {
         let second = lines.next().unwrap().unwrap();
         assert!(second.contains(&format!("curl -i http://{address}/")), "{second}");
         Self { child, address }
+    }
+
+    /// Asks the process to end, as an init system does, and waits until it has.
+    pub fn terminate(&mut self) -> ExitStatus {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        self.child.wait().unwrap()
     }
 
     pub fn address(&self) -> &str {

@@ -192,7 +192,7 @@ async fn the_refusal_of_an_inner_layer_is_a_response_like_others() {
 async fn free_and_unlimited_requests_refund_nothing() {
     let (storage, _clock) = memory_with_manual_clock();
     let service = layer("fixed-window 3/minute", storage.clone())
-        .cost(|head: &tower_ratelimit::extract::Head<'_>| u32::from(head.uri.path() == "/401"))
+        .cost(|head: &tower_ratelimit::extract::Head<'_>| u32::from(head.uri().path() == "/401"))
         .layer(AnswersWithStatus);
     ask(&service, get("/401")).await;
     for _ in 0..5 {

@@ -10,6 +10,8 @@ mod grpc;
 mod handlers;
 mod headers;
 mod inner_fields;
+mod lints;
+mod log;
 mod middleware;
 mod nat64;
 #[cfg(feature = "metrics")]

@@ -130,7 +130,7 @@ async fn one_microsecond_before_the_end_retry_after_is_one() {
 async fn a_cost_that_can_never_fit_is_refused_without_retry_after_and_takes_nothing() {
     for text in EVERY_STRATEGY {
         let (storage, _clock) = memory_with_manual_clock();
-        let cost = |head: &Head<'_>| if head.uri.path() == "/huge" { u32::MAX } else { 1 };
+        let cost = |head: &Head<'_>| if head.uri().path() == "/huge" { u32::MAX } else { 1 };
         let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).cost(cost);
         let service = layer.layer(Inner::default());
         let huge = ask(&service, get("/huge")).await;
@@ -255,7 +255,7 @@ async fn a_closure_makes_the_refusal_and_its_own_fields_stay() {
     let (storage, _clock) = memory_with_manual_clock();
     let rejection = |refused: Refused<'_>, head: &Head<'_>| {
         let Refused::Limit(decision) = refused else { panic!("{refused:?}") };
-        let text = format!("{} {} {}", refused.status(), head.uri.path(), decision.capacity());
+        let text = format!("{} {} {}", refused.status(), head.uri().path(), decision.capacity());
         Response::builder().status(418).header("x-mine", "yes").body(text).unwrap()
     };
     let layer = RateLimitLayer::new(policy("fixed-window 1/minute"), Global)

@@ -1,8 +1,6 @@
-//! Observers, metrics, the log and lints.
+//! Observers and metrics.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Write};
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -10,17 +8,15 @@ use common::fake_cas_store::FakeCasStore;
 use common::{
     Behavior, FAILURE, FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, policy, poll, status, with,
 };
-use http::Request;
 use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
 use tower::Layer;
-use tower_ratelimit::extract::{AllowList, Head, Missing};
+use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{Breaker, Cas, Clock, Leases, ManualClock, RefusalCache};
 use tower_ratelimit::{
-    ClientIp, Event, Global, Header, Key, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer, OnError,
-    PeerIp, Policy, RateLimitLayer, RateLimiter, ResponseHead, Skip, What,
+    Event, Header, Key, MemoryStorage, MetricsObserver, OnError, RateLimitLayer, RateLimiter, ResponseHead, What,
 };
-use tracing::field::{Field, Visit};
-use tracing::span;
+
+use crate::log::log_of;
 
 fn layer(text: &str) -> RateLimitLayer {
     RateLimitLayer::new(policy(text).with_name("api"), Header::new("x-client"))
@@ -161,28 +157,6 @@ fn metrics_count_by_policy_and_outcome_and_never_by_key() {
     );
 }
 
-/// The log of an outage has the failures that opened the breaker and its opening, but no line per
-/// request after that.
-#[test]
-fn an_outage_does_not_flood_the_log() {
-    let lines = log_of(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(async {
-            let hour = std::time::Duration::from_secs(3_600);
-            let storage = RefusalCache::new(Breaker::new(failing()).failures(2).probe_after(hour, hour));
-            let layer = RateLimitLayer::new(policy("1/day"), Header::new("x-client"));
-            let service = layer.storage(storage, OnError::Refuse).layer(Inner::default());
-            for _ in 0..20 {
-                assert_eq!(status(&service, with("x-client", "a")).await, 503);
-            }
-        });
-    });
-    let of =
-        |level: &str, what: &str| lines.iter().filter(|line| line.starts_with(level) && line.contains(what)).count();
-    assert_eq!((of("WARN", "the rate limit storage failed"), of("WARN", "left alone for now")), (2, 1), "{lines:?}");
-    assert_eq!((of("DEBUG", "was not asked"), of("WARN", "")), (18, 3), "{lines:?}");
-}
-
 #[test]
 fn gauge_counts_open_breakers() {
     let counters = Counters::default();
@@ -243,244 +217,6 @@ fn metrics_count_which_of_two_storages_decided() {
     assert_eq!(counts, expected.each_ref().map(|(name, count)| (name.as_str(), *count)));
 }
 
-/// Keeps the events of this crate as lines.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<String>>>);
-
-/// The lines that are logged meanwhile. Where there is one subscriber, an event that is met first
-/// on a thread without it is taken for one that nobody wants; so there are two.
-fn log_of(work: impl FnOnce()) -> Vec<String> {
-    let (log, _another) = (Log::default(), tracing::Dispatch::new(Log::default()));
-    tracing::subscriber::with_default(log.clone(), work);
-    let lines = log.0.lock().unwrap();
-    lines.clone()
-}
-
-impl tracing::Subscriber for Log {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target().starts_with("tower_ratelimit")
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        let mut line = event.metadata().level().to_string();
-        event.record(&mut Fields(&mut line));
-        self.0.lock().unwrap().push(line);
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        panic!("no spans")
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
-}
-
-struct Fields<'a>(&'a mut String);
-
-impl Visit for Fields<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        write!(self.0, " {field}={value:?}").unwrap();
-    }
-}
-
-/// What is logged while requests go through a layer.
-fn logged<R, St>(layer: &RateLimitLayer<St, R>, requests: Vec<Request<()>>) -> Vec<String>
-where
-    St: tower_ratelimit::Storage,
-    R: tower_ratelimit::Rejection<String>,
-{
-    log_of(|| {
-        let service = layer.layer(Inner::default());
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        for request in requests {
-            runtime.block_on(ask(&service, request));
-        }
-    })
-}
-
-#[test]
-fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
-    let alice = || with("x-client", "alice@example.org");
-    let layer = layer("fixed-window 1/minute");
-    let lines = logged(&layer, vec![alice(), alice(), get("/")]);
-    assert_eq!(lines.len(), 2, "nothing about what is admitted: {lines:?}");
-    for part in ["DEBUG", "refused", "policy=\"api\"", "60s"] {
-        assert!(lines[0].contains(part), "{part}: {lines:?}");
-    }
-    assert!(lines[1].contains("DEBUG") && lines[1].contains("x-client"), "{lines:?}");
-    assert!(!lines.concat().contains("alice"), "{lines:?}");
-
-    let lines = logged(&layer.clone().log_keys(), vec![alice()]);
-    assert!(lines[0].contains("alice@example.org"), "asked for: {lines:?}");
-    let forged = || with("x-client", "a shadow=true outcome=admitted \"");
-    let lines = logged(&layer.clone().log_keys(), vec![forged(), forged()]);
-    assert!(lines[0].contains("key=\"ta shadow=true outcome=admitted"), "in quotes: {lines:?}");
-
-    // 64 kB of a byte that is escaped as four characters.
-    let long = || Request::get("/").header("x-client", &[0xFF; 65_536][..]).body(()).unwrap();
-    let lines = logged(&layer.clone().log_keys(), vec![long(), long()]);
-    assert!(lines[0].contains("\\xff... (65537 bytes)") && lines[0].len() < 3_000, "{}", lines[0].len());
-
-    let lines = logged(&layer.storage(failing(), OnError::Admit), vec![alice()]);
-    assert!(lines[0].contains("WARN") && lines[0].contains(FAILURE), "{lines:?}");
-    assert!(!lines.concat().contains("alice"), "{lines:?}");
-
-    let broken = |_: &Head<'_>| -> Result<tower_ratelimit::Key, Missing> { Err(Missing::server("no table")) };
-    let lines = logged(&RateLimitLayer::new(policy("1/day"), broken), vec![get("/")]);
-    assert!(lines[0].contains("ERROR") && lines[0].contains("no table"), "{lines:?}");
-}
-
-#[test]
-fn breaker_logs_when_it_opens_and_closes() {
-    let lines = log_of(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        runtime.block_on(async {
-            let (primary, _) = FakeStorage::in_memory(Behavior::Fails);
-            let breaker = Breaker::new(primary.clone()).fallback(memory_with_manual_clock().0, 2);
-            let limiter = RateLimiter::with_storage(policy("100/day"), breaker);
-            for _ in 0..50 {
-                let _ = limiter.hit(&tower_ratelimit::Key::everybody()).await.unwrap();
-            }
-            primary.set(Behavior::Works);
-            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-            let _ = limiter.hit(&tower_ratelimit::Key::everybody()).await.unwrap();
-        });
-    });
-    let [left_alone, back] = &lines[..] else { panic!("once each: {lines:?}") };
-    for part in ["WARN", "left alone", "failures=5", FAILURE] {
-        assert!(left_alone.contains(part), "{part}: {lines:?}");
-    }
-    assert!(back.contains("INFO") && back.contains("back"), "{lines:?}");
-}
-
-/// Keeps the lints it is told.
-#[derive(Clone, Default)]
-struct Linted(Arc<Mutex<Vec<Lint>>>);
-
-impl Observer for Linted {
-    fn observe(&self, _: &Event<'_>) {}
-
-    fn warn(&self, lint: Lint) {
-        self.0.lock().unwrap().push(lint);
-    }
-}
-
-impl Linted {
-    fn layer(&self, key: impl KeyExtractor) -> RateLimitLayer {
-        RateLimitLayer::new(Policy::from(tower_ratelimit::Quota::per_day(5)), key).observer(self.clone())
-    }
-
-    fn told(&self) -> Vec<Lint> {
-        std::mem::take(&mut self.0.lock().unwrap())
-    }
-}
-
-fn forwarded(name: &str) -> Request<()> {
-    let mut request = with(name, "203.0.113.7");
-    request.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
-    request
-}
-
-#[tokio::test]
-async fn ipv6_prefix_lint_is_reported_once() {
-    let linted = Linted::default();
-    for (prefix, expected) in
-        [(48, vec![]), (64, vec![]), (65, vec![Lint::Ipv6PerAddress]), (128, vec![Lint::Ipv6PerAddress])]
-    {
-        let layer = linted.layer(Header::new("x-client").or(Global.and(PeerIp::new().ipv6_prefix(prefix))));
-        for _ in 0..3 {
-            let _ = layer.clone().layer(Inner::default());
-        }
-        assert_eq!(linted.told(), expected, "/{prefix}");
-    }
-}
-
-#[tokio::test]
-async fn trusts_every_address_lint_is_reported_once() {
-    for (trusted, expected) in [
-        (&["10.0.0.0/8"][..], vec![]),
-        (&["0.0.0.0/0"], vec![Lint::TrustsEveryAddress]),
-        (&["10.0.0.0/8", "::/0"], vec![Lint::TrustsEveryAddress]),
-        (&["0.0.0.0/1", "128.0.0.0/1"], vec![Lint::TrustsEveryAddress]),
-    ] {
-        let linted = Linted::default();
-        let layer = linted.layer(ClientIp::behind(trusted).unwrap().and(Global));
-        for _ in 0..3 {
-            ask(&layer.layer(Inner::default()), forwarded("x-forwarded-for")).await;
-        }
-        assert_eq!(linted.told(), expected, "{trusted:?}");
-    }
-    let linted = Linted::default();
-    let _ = linted.layer(ClientIp::behind_hops(1).ipv6_prefix(128)).layer(Inner::default());
-    assert_eq!(linted.told(), [Lint::Ipv6PerAddress]);
-}
-
-#[tokio::test]
-async fn forwarded_peer_lint_is_reported_once() {
-    for name in ["x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip"] {
-        let linted = Linted::default();
-        let service = linted.layer(PeerIp::new()).layer(Inner::default());
-        let mut direct = get("/");
-        direct.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
-        ask(&service, direct).await;
-        assert_eq!(linted.told(), []);
-        for _ in 0..3 {
-            ask(&service, forwarded(name)).await;
-        }
-        assert_eq!(linted.told(), [Lint::ForwardedPeer], "{name}");
-        let other = linted.layer(Header::new(name)).layer(Inner::default());
-        ask(&other, forwarded(name)).await;
-        assert_eq!(linted.told(), [], "{name} is the key");
-    }
-}
-
-#[tokio::test]
-async fn same_layer_twice_lint_is_reported_once() {
-    let linted = Linted::default();
-    let layer = linted.layer(Global);
-    let twice = layer.layer(layer.clone().layer(Inner::default()));
-    for _ in 0..2 {
-        ask(&twice, get("/")).await;
-    }
-    assert_eq!(linted.told(), [Lint::SameLayerTwice]);
-
-    let [outer, inner] = [linted.layer(Global), linted.layer(Global)];
-    let stacked = outer.layer(inner.layer(Inner::default()));
-    for _ in 0..2 {
-        ask(&stacked, get("/")).await;
-    }
-    assert_eq!(linted.told(), [], "two layers are two layers");
-}
-
-#[tokio::test]
-async fn lints_are_reported_once_and_only_if_they_apply() {
-    let linted = Linted::default();
-    let all = ClientIp::behind(["0.0.0.0/0"]).unwrap().ipv6_prefix(128);
-    let _ = linted.layer(all.clone().or(PeerIp::new().ipv6_prefix(128))).layer(Inner::default());
-    assert_eq!(linted.told(), [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress], "each once");
-
-    let _ = linted.layer(Global).skip(AllowList::by(all).allow("10.0.0.0/8")).layer(Inner::default());
-    assert_eq!(linted.told(), [Lint::TrustsEveryAddress], "who may say where it is from may say it is allowed");
-
-    for key in [
-        Box::new(ClientIp::behind(["10.0.0.0/8"]).unwrap().or(PeerIp::new())) as Box<dyn KeyExtractor>,
-        Box::new(Header::new("x-forwarded-for").or(PeerIp::new())),
-    ] {
-        ask(&linted.layer(key).layer(Inner::default()), forwarded("x-forwarded-for")).await;
-        assert_eq!(linted.told(), [], "the header is read");
-    }
-    ask(&linted.layer(Header::new("x-api-key").or(PeerIp::new())).layer(Inner::default()), forwarded("forwarded"))
-        .await;
-    assert_eq!(linted.told(), [Lint::ForwardedPeer], "for those without a key");
-
-    let skipping = linted.layer(PeerIp::new()).skip(|_: &Head<'_>| true);
-    let twice = skipping.layer(skipping.layer(Inner::default()));
-    ask(&twice, forwarded("forwarded")).await;
-    assert_eq!(linted.told(), [], "what is not limited is charged to nobody");
-}
-
 #[test]
 fn failed_refund_is_reported_as_not_refunded() {
     for later in [false, true] {
@@ -511,31 +247,6 @@ async fn free_requests_are_not_refunded() {
         .layer(Inner::default());
     assert_eq!(status(&service, with("x-client", "a")).await, 200);
     assert_eq!(*told.lock().unwrap(), ["admitted"]);
-}
-
-#[tokio::test]
-async fn one_observer_may_watch_several_layers() {
-    let linted: Arc<dyn Observer> = Arc::new(Linted::default());
-    let skip: Arc<dyn Skip> = Arc::new(|_: &Head<'_>| false);
-    let [one, two] = ["1/day", "2/day"].map(|text| layer(text).observer(Arc::clone(&linted)).skip(Arc::clone(&skip)));
-    let service = one.layer(two.layer(Inner::default()));
-    assert_eq!(status(&service, with("x-client", "a")).await, 200);
-}
-
-#[test]
-fn lint_is_logged_as_a_warning_with_code_and_link() {
-    let key = PeerIp::new().ipv6_prefix(128);
-    let lines = logged(&RateLimitLayer::new(policy("1/day"), key), vec![forwarded("x-forwarded-for")]);
-    assert_eq!(lines.len(), 2, "{lines:?}");
-    for (line, code, anchor) in
-        [(&lines[0], "RL001", "variant.Ipv6PerAddress"), (&lines[1], "RL003", "variant.ForwardedPeer")]
-    {
-        assert!(line.contains("WARN") && line.contains(code) && line.contains(anchor), "{line}");
-    }
-    let lints = [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress, Lint::ForwardedPeer, Lint::SameLayerTwice];
-    for lint in lints {
-        assert!(lint.docs().ends_with(&format!("#variant.{lint:?}")), "{lint:?}");
-    }
 }
 
 /// A node whose clock is right, after a hit of a node in another year.

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::future::ready;
 
-use common::{FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, policy, slow, with};
+use common::{FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, policy, retry_after, slow, with};
 use http::{Request, Response};
 use serde_json::{Value, json};
 use tower::{Layer, service_fn};
@@ -64,8 +64,8 @@ async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
         .with(Limit::new(MovingWindow::new(), Quota::per_hour(1)).named(r#"say "when" \"#));
     let full = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();
     let by_client = RateLimitLayer::with_storage(policy("fixed-window 1/minute"), Header::new("x-client"), full);
-    let client = |_: &Head<'_>| -> Result<Key, _> { Err(Missing::client("the secret field")) };
-    let server = |_: &Head<'_>| -> Result<Key, _> { Err(Missing::server("the secret table")) };
+    let client = |_: &Head<'_>| -> Result<Key, _> { Err(Missing::client("send \"x-tenant\", 100% of it: é")) };
+    let server = |_: &Head<'_>| -> Result<Key, _> { Err(Missing::server("no table")) };
     let failing = RateLimitLayer::new(Quota::per_hour(1), Global).storage(failing(), OnError::Refuse);
     [
         last(kept(policy("fixed-window 1 per 10 seconds").with_name("free")), [get("/"), get("/")]).await,
@@ -96,8 +96,8 @@ async fn text_rejection_contains_the_wait() {
         (429, plain, "too many requests, retry in 60 s\n"),
         (429, plain, "too many requests: this one is larger than the limit\n"),
         (503, plain, "temporarily unavailable, retry in 1 s\n"),
-        (400, plain, "bad request\n"),
-        (500, plain, "internal server error\n"),
+        (400, plain, "send \"x-tenant\", 100% of it: é\n"),
+        (500, plain, if cfg!(debug_assertions) { "no table\n" } else { "internal server error\n" }),
     ];
     check(TextRejection, &expected).await;
 }
@@ -127,14 +127,22 @@ async fn a_problem_names_the_limits_that_refuse() {
         r#"{"type":"about:blank","title":"Service Unavailable","status":503,"#,
         r#""detail":"temporarily unavailable, retry in 1 s"}"#,
     );
+    let bad_request = concat!(
+        r#"{"type":"about:blank","title":"Bad Request","status":400,"#,
+        r#""detail":"send \"x-tenant\", 100% of it: é"}"#,
+    );
+    let mistake = format!(
+        r#"{{"type":"about:blank","title":"Internal Server Error","status":500,"detail":"{}"}}"#,
+        if cfg!(debug_assertions) { "no table" } else { "internal server error" },
+    );
     let expected = [
         (429, fields, &*limits[0]),
         (429, fields, &*limits[1]),
         (429, fields, &*limits[2]),
         (429, fields, &*limits[3]),
         (503, fields, unavailable),
-        (400, fields, r#"{"type":"about:blank","title":"Bad Request","status":400}"#),
-        (500, fields, r#"{"type":"about:blank","title":"Internal Server Error","status":500}"#),
+        (400, fields, bad_request),
+        (500, fields, &mistake),
     ];
     check(ProblemRejection, &expected).await;
 }
@@ -142,16 +150,76 @@ async fn a_problem_names_the_limits_that_refuse() {
 #[tokio::test]
 async fn a_grpc_refusal_is_200_and_trailers_only() {
     const GRPC: &str = "content-type: application/grpc";
+    let seconds = |seconds: u32| {
+        let message = format!("grpc-message: too many requests, retry in {seconds} s");
+        [message, format!("grpc-retry-pushback-ms: {seconds}000")]
+    };
+    let [ten, hour, minute] = [10, 3_600, 60].map(seconds);
+    let mistake = if cfg!(debug_assertions) { "grpc-message: no table" } else { "grpc-message: internal server error" };
     let expected: [(u16, &[&str], &str); 7] = [
-        (200, &[GRPC, "grpc-status: 8", "grpc-message: too many requests, retry in 10 s"], ""),
-        (200, &[GRPC, "grpc-status: 8", "grpc-message: too many requests, retry in 3600 s"], ""),
-        (200, &[GRPC, "grpc-status: 8", "grpc-message: too many requests, retry in 60 s"], ""),
-        (200, &[GRPC, "grpc-status: 8", "grpc-message: too many requests: this one is larger than the limit"], ""),
-        (200, &[GRPC, "grpc-status: 14", "grpc-message: temporarily unavailable, retry in 1 s"], ""),
-        (200, &[GRPC, "grpc-status: 3", "grpc-message: bad request"], ""),
-        (200, &[GRPC, "grpc-status: 13", "grpc-message: internal server error"], ""),
+        (200, &[GRPC, "grpc-status: 8", &ten[0], &ten[1]], ""),
+        (200, &[GRPC, "grpc-status: 8", &hour[0], &hour[1]], ""),
+        (200, &[GRPC, "grpc-status: 8", &minute[0], &minute[1]], ""),
+        (
+            200,
+            &[
+                GRPC,
+                "grpc-status: 8",
+                "grpc-message: too many requests: this one is larger than the limit",
+                "grpc-retry-pushback-ms: -1",
+            ],
+            "",
+        ),
+        (
+            200,
+            &[
+                GRPC,
+                "grpc-status: 14",
+                "grpc-message: temporarily unavailable, retry in 1 s",
+                "grpc-retry-pushback-ms: 1000",
+            ],
+            "",
+        ),
+        (200, &[GRPC, "grpc-status: 3", "grpc-message: send \"x-tenant\", 100%25 of it: %C3%A9"], ""),
+        (200, &[GRPC, "grpc-status: 13", mistake], ""),
     ];
     check(GrpcRejection, &expected).await;
+}
+
+/// A pushback is in milliseconds, rounded up, where `Retry-After` is in seconds.
+#[tokio::test]
+async fn grpc_pushback_is_rounded_up_to_a_millisecond() {
+    let (storage, _clock) = memory_with_manual_clock();
+    let policy: Policy = "token-bucket 3/second burst 1".parse().unwrap();
+    let service =
+        RateLimitLayer::with_storage(policy, Global, storage).rejection(GrpcRejection).layer(Inner::default());
+    ask(&service, get("/")).await;
+    let refused = ask(&service, get("/")).await;
+    assert_eq!(
+        (&refused.headers()["grpc-retry-pushback-ms"], retry_after(&refused)),
+        (&"334".parse().unwrap(), Some(1))
+    );
+}
+
+#[tokio::test]
+async fn missing_credential_is_401_with_a_challenge() {
+    async fn refused<R: Rejection<String>>(missing: Missing, rejection: R) -> Golden {
+        let key = move |_: &Head<'_>| -> Result<Key, _> { Err(missing.clone()) };
+        let layer = RateLimitLayer::new(Quota::per_hour(1), key).rejection(rejection);
+        golden(ask(&layer.layer(Inner::default()), get("/")).await)
+    }
+    let missing = || Missing::unauthorized("send a token");
+    let bearer = "www-authenticate: Bearer".to_owned();
+    assert_eq!(refused(missing(), EmptyRejection).await, (401, vec![bearer.clone()], String::new()));
+    let basic = missing().challenge("Basic realm=\"api\"".parse().unwrap());
+    let (status, fields, body) = refused(basic, TextRejection).await;
+    assert_eq!((status, &*fields[1], &*body), (401, "www-authenticate: Basic realm=\"api\"", "send a token\n"));
+    let (status, fields, _) = refused(missing(), GrpcRejection).await;
+    assert!(status == 200 && fields.contains(&"grpc-status: 16".to_owned()), "{fields:?}");
+    let own = |_: Refused<'_>, _: &Head<'_>| {
+        Response::builder().status(401).header("www-authenticate", "Digest").body(String::new()).unwrap()
+    };
+    assert_eq!(refused(missing(), own).await, (401, vec!["www-authenticate: Digest".to_owned()], String::new()));
 }
 
 #[tokio::test]
@@ -186,7 +254,7 @@ async fn rejection_closure_gets_the_refusing_limits() {
             let hourly = Limit::new(FixedWindow::new(), Quota::per_hour(1)).named(format!("{name}, hourly"));
             Policy::named(name).limit(FixedWindow::new(), Quota::per_minute(per_minute)).with(hourly)
         });
-        let tier = move |head: &Head<'_>| if head.uri.path() == "/paid" { paid.clone() } else { free.clone() };
+        let tier = move |head: &Head<'_>| if head.uri().path() == "/paid" { paid.clone() } else { free.clone() };
         let layer = RateLimitLayer::new(policy_by(tier), Global).storage(storage, OnError::Refuse).rejection(seen);
         let service = layer.layer(Inner::default());
         for (path, expected) in [

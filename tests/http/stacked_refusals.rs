@@ -54,7 +54,7 @@ async fn inner_refusal_reports_the_longer_wait_of_both_layers() {
 #[tokio::test]
 async fn client_that_obeys_an_inner_refusal_is_admitted() {
     let (storage, clock) = memory_with_manual_clock();
-    let by_cost = |head: &Head<'_>| head.uri.path()[1..].parse::<u32>().unwrap();
+    let by_cost = |head: &Head<'_>| head.uri().path()[1..].parse::<u32>().unwrap();
     // Two of five units remain outside, and each request costs three.
     let outer = layer("fixed-window 8/hour", &storage).cost(by_cost);
     let service = outer.layer(layer("fixed-window 1/minute", &storage).layer(Inner::default()));

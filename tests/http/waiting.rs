@@ -139,7 +139,7 @@ async fn slow_storage_gives_the_same_answers() {
         storage: impl FnOnce(MemoryStorage) -> St,
     ) -> Vec<(u16, Option<[u64; 3]>, Option<u64>)> {
         let (memory, clock) = memory_with_manual_clock();
-        let key = |head: &Head<'_>| match head.uri.path() {
+        let key = |head: &Head<'_>| match head.uri().path() {
             "/missing" => Err(Missing::client("no key")),
             "/broken" => Err(Missing::server("no key")),
             "/free" => Ok(None),
@@ -147,7 +147,7 @@ async fn slow_storage_gives_the_same_answers() {
         };
         let text = "fixed-window 4/minute; token-bucket 2/second";
         let layer = RateLimitLayer::new(policy(text), key).storage(storage(memory), OnError::Refuse);
-        let layer = layer.cost(|head: &Head<'_>| head.uri.query().map_or(1, |cost| cost.parse().unwrap()));
+        let layer = layer.cost(|head: &Head<'_>| head.uri().query().map_or(1, |cost| cost.parse().unwrap()));
         let service = layer.layer(Probe::new());
         let mut answers = Vec::new();
         for path in ["/", "/", "/", "/?0", "/?2", "/missing", "/?1", "/broken", "/free", "/?9", "/", "/"] {
@@ -284,7 +284,7 @@ async fn another_client_is_served_meanwhile<S>(inner: S, storage: impl Storage)
 where
     S: Service<Request<()>, Response = Response<String>, Error: Debug + Send, Future: Send> + Clone + Send + 'static,
 {
-    let by_client = |head: &Head<'_>| Ok(Some(Key::from(head.uri.path())));
+    let by_client = |head: &Head<'_>| Ok(Some(Key::from(head.uri().path())));
     let limited = RateLimitLayer::new(policy(QUEUE), by_client).storage(storage, OnError::Refuse);
     let service = limited.layer(inner);
     let begin = tokio::time::Instant::now();

@@ -10,7 +10,8 @@ use tokio::task::JoinSet;
 use tower_ratelimit::storage::{Ask, Cas, CasError, ManualClock};
 use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
 use tower_ratelimit::{
-    Decision, FixedWindow, Global, Key, OnError, Op, Policy, Quota, RateLimitLayer, RateLimiter, Storage, Timestamp,
+    Decision, FixedWindow, Global, IntoPolicy, Key, OnError, Op, Policy, Quota, RateLimitLayer, RateLimiter, Storage,
+    Timestamp,
 };
 
 /// Nobody waits that long in a test that goes well.
@@ -23,7 +24,7 @@ fn over(store: &FakeCasStore) -> Cas<FakeCasStore> {
     Cas::new(store.clone()).deadline(LONG)
 }
 
-fn limiter(store: &FakeCasStore, policy: impl Into<Policy>) -> RateLimiter<Cas<FakeCasStore>> {
+fn limiter(store: &FakeCasStore, policy: impl IntoPolicy) -> RateLimiter<Cas<FakeCasStore>> {
     RateLimiter::with_storage(policy, over(store))
 }
 

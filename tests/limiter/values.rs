@@ -81,6 +81,9 @@ fn second_names_are_read() {
 fn errors_say_what_was_wrong_and_what_to_write() {
     for (text, quoted, hint) in [
         ("10/fortnight", "\"fortnight\"", "expected s, min, h"),
+        ("TokenBucket 5/s", "\"TokenBucket\"", "did you mean \"token-bucket 5/s\"?"),
+        ("1/second; fixed 5/s", "\"fixed\"", "did you mean \"1/second; fixed-window 5/s\"?"),
+        ("10/minuet", "\"minuet\"", "did you mean \"10/minute\"?"),
         ("0/minute", "\"0\"", "at least 1"),
         ("10/0 minute", "\"0\"", "at least 1"),
         ("4294967296/second", "\"4294967296\"", "at most 4294967295"),

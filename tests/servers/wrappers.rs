@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use common::example_process::Server as ExampleServer;
 use common::policy;
 use common::servers::Server;
 use common::servers::storage::{RUNTIME, on};
@@ -35,6 +36,27 @@ fn nodes_on_redis_share_one_window_exactly() {
     assert_eq!(admitted, 500);
     let trips: u64 = nodes.iter().map(|node| node.inner().asked()).sum();
     assert!(trips < 400, "{trips} commands for 4800 hits");
+}
+
+/// The example server returns its leased units at SIGTERM.
+#[test]
+fn example_server_returns_its_lease_when_it_is_terminated() {
+    let redis = Server::start(&[]);
+    let url = redis.url();
+    let flags = ["--storage", &url, "--policy", "fixed-window 1000/day", "--key", "global"];
+    let mut leasing = ExampleServer::start(&[&flags[..], &["--lease", "100"]].concat());
+    for _ in 0..3 {
+        assert_eq!(leasing.status("/", ""), 200);
+    }
+    let plain = ExampleServer::start(&flags);
+    let remaining = || {
+        let (_, head) = plain.get("/", "");
+        head.lines().find_map(|line| line.strip_prefix("x-ratelimit-remaining: ")?.parse::<u32>().ok()).unwrap()
+    };
+    let leased = remaining();
+    assert!(leased < 950, "a slice is leased: {leased}");
+    assert!(leasing.terminate().success());
+    assert_eq!(remaining(), 1_000 - 3 - 2);
 }
 
 /// Of thousands of concurrent refused hits, one for each key reaches the server in each time to

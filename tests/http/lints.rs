@@ -1,0 +1,205 @@
+//! Lints: settings that work and that were probably not meant.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use common::{Inner, ask, get, policy, status, with};
+use http::{HeaderName, Request};
+use tower::Layer;
+use tower_ratelimit::extract::{AllowList, Head};
+use tower_ratelimit::{
+    ClientIp, Event, Global, Header, KeyExtractor, Lint, Observer, PeerIp, RateLimitLayer, ResponseHead, Skip,
+    policy_by,
+};
+
+fn by_client(text: &str) -> RateLimitLayer {
+    RateLimitLayer::new(policy(text), Header::new("x-client"))
+}
+
+/// Keeps the lints that are reported to it.
+#[derive(Clone, Default)]
+struct Linted(Arc<Mutex<Vec<Lint>>>);
+
+impl Observer for Linted {
+    fn observe(&self, _: &Event<'_>) {}
+
+    fn warn(&self, lint: Lint) {
+        self.0.lock().unwrap().push(lint);
+    }
+}
+
+impl Linted {
+    fn layer(&self, key: impl KeyExtractor) -> RateLimitLayer {
+        RateLimitLayer::new(policy("5/day"), key).observer(self.clone())
+    }
+
+    fn take(&self) -> Vec<Lint> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+pub(crate) fn forwarded(name: &str) -> Request<()> {
+    let mut request = with(name, "203.0.113.7");
+    request.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
+    request
+}
+
+#[tokio::test]
+async fn ipv6_prefix_lint_is_reported_once() {
+    let linted = Linted::default();
+    for (prefix, expected) in
+        [(48, vec![]), (64, vec![]), (65, vec![Lint::Ipv6PerAddress]), (128, vec![Lint::Ipv6PerAddress])]
+    {
+        let layer = linted.layer(Header::new("x-client").or(Global.and(PeerIp::new().ipv6_prefix(prefix))));
+        for _ in 0..3 {
+            let _ = layer.clone().layer(Inner::default());
+        }
+        assert_eq!(linted.take(), expected, "/{prefix}");
+    }
+}
+
+#[tokio::test]
+async fn trusts_every_address_lint_is_reported_once() {
+    for (trusted, expected) in [
+        (&["10.0.0.0/8"][..], vec![]),
+        (&["0.0.0.0/0"], vec![Lint::TrustsEveryAddress]),
+        (&["10.0.0.0/8", "::/0"], vec![Lint::TrustsEveryAddress]),
+        (&["0.0.0.0/1", "128.0.0.0/1"], vec![Lint::TrustsEveryAddress]),
+    ] {
+        let linted = Linted::default();
+        let layer = linted.layer(ClientIp::behind(trusted).unwrap().and(Global));
+        for _ in 0..3 {
+            ask(&layer.layer(Inner::default()), forwarded("x-forwarded-for")).await;
+        }
+        assert_eq!(linted.take(), expected, "{trusted:?}");
+    }
+    let linted = Linted::default();
+    let _ = linted.layer(ClientIp::behind_hops(1).ipv6_prefix(128)).layer(Inner::default());
+    assert_eq!(linted.take(), [Lint::Ipv6PerAddress]);
+}
+
+#[tokio::test]
+async fn forwarded_peer_lint_is_reported_once() {
+    for name in ["x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip"] {
+        let linted = Linted::default();
+        let service = linted.layer(PeerIp::new()).layer(Inner::default());
+        let mut direct = get("/");
+        direct.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
+        ask(&service, direct).await;
+        assert_eq!(linted.take(), []);
+        for _ in 0..3 {
+            ask(&service, forwarded(name)).await;
+        }
+        assert_eq!(linted.take(), [Lint::ForwardedPeer], "{name}");
+        let other = linted.layer(Header::new(name)).layer(Inner::default());
+        ask(&other, forwarded(name)).await;
+        assert_eq!(linted.take(), [], "{name} is the key");
+    }
+}
+
+#[tokio::test]
+async fn same_layer_twice_lint_is_reported_once() {
+    let linted = Linted::default();
+    let layer = linted.layer(Global);
+    let twice = layer.layer(layer.clone().layer(Inner::default()));
+    for _ in 0..2 {
+        ask(&twice, get("/")).await;
+    }
+    assert_eq!(linted.take(), [Lint::SameLayerTwice]);
+
+    let [outer, inner] = [linted.layer(Global), linted.layer(Global)];
+    let stacked = outer.layer(inner.layer(Inner::default()));
+    for _ in 0..2 {
+        ask(&stacked, get("/")).await;
+    }
+    assert_eq!(linted.take(), [], "two layers are two layers");
+}
+
+#[tokio::test]
+async fn lints_are_reported_once_and_only_if_they_apply() {
+    let linted = Linted::default();
+    let all = ClientIp::behind(["0.0.0.0/0"]).unwrap().ipv6_prefix(128);
+    let _ = linted.layer(all.clone().or(PeerIp::new().ipv6_prefix(128))).layer(Inner::default());
+    assert_eq!(linted.take(), [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress], "each once");
+
+    let _ = linted.layer(Global).skip(AllowList::by(all).allow("10.0.0.0/8")).layer(Inner::default());
+    assert_eq!(linted.take(), [Lint::TrustsEveryAddress], "who may say where it is from may say it is allowed");
+
+    for key in [
+        Box::new(ClientIp::behind(["10.0.0.0/8"]).unwrap().or(PeerIp::new())) as Box<dyn KeyExtractor>,
+        Box::new(Header::new("x-forwarded-for").or(PeerIp::new())),
+    ] {
+        ask(&linted.layer(key).layer(Inner::default()), forwarded("x-forwarded-for")).await;
+        assert_eq!(linted.take(), [], "the header is read");
+    }
+    ask(&linted.layer(Header::new("x-api-key").or(PeerIp::new())).layer(Inner::default()), forwarded("forwarded"))
+        .await;
+    assert_eq!(linted.take(), [Lint::ForwardedPeer], "for those without a key");
+
+    let skipping = linted.layer(PeerIp::new()).skip(|_: &Head<'_>| true);
+    let twice = skipping.layer(skipping.layer(Inner::default()));
+    ask(&twice, forwarded("forwarded")).await;
+    assert_eq!(linted.take(), [], "a request that is not limited is not charged");
+}
+
+/// Field defect: a proxy that sends another field than the one that is read.
+#[tokio::test]
+async fn forwarding_field_missing_lint_is_reported_once() {
+    let linted = Linted::default();
+    let from = |peer: &str, name: Option<&str>| {
+        let mut request = get("/");
+        request.extensions_mut().insert(peer.parse::<SocketAddr>().unwrap());
+        if let Some(name) = name {
+            request.headers_mut().insert(HeaderName::try_from(name).unwrap(), "1.2.3.4".parse().unwrap());
+        }
+        request
+    };
+    let missing = |found| Lint::ForwardingFieldMissing { found };
+    for (peer, name, expected) in [
+        ("10.0.0.1:80", None, vec![missing(None)]),
+        ("10.0.0.1:80", Some("x-real-ip"), vec![missing(Some("x-real-ip"))]),
+        ("10.0.0.1:80", Some("forwarded"), vec![missing(Some("forwarded"))]),
+        ("10.0.0.1:80", Some("x-forwarded-for"), vec![]),
+        ("5.6.7.8:80", Some("x-real-ip"), vec![]),
+    ] {
+        let layer = linted.layer(ClientIp::behind(["10.0.0.0/8"]).unwrap().or(Global));
+        let service = layer.layer(Inner::default());
+        for _ in 0..2 {
+            ask(&service, from(peer, name)).await;
+        }
+        assert_eq!(linted.take(), expected, "{peer} {name:?}");
+    }
+    let lint = missing(Some("x-real-ip"));
+    assert!(lint.to_string().contains("it did send \"x-real-ip\""), "{lint}");
+}
+
+#[tokio::test]
+async fn elastic_window_refunded_lint_is_reported_once() {
+    let linted = Linted::default();
+    let charged = |layer: RateLimitLayer| layer.observer(linted.clone()).charge_when(|_: &ResponseHead<'_>| true);
+    let elastic = || policy("10/second; elastic-window 5/minute");
+    let _ = charged(RateLimitLayer::new(elastic(), Global)).layer(Inner::default());
+    assert_eq!(linted.take(), [Lint::ElasticWindowRefunded], "before the first request");
+
+    let chosen = charged(RateLimitLayer::new(policy_by(move |_| elastic()), Global)).layer(Inner::default());
+    assert_eq!(linted.take(), [], "not known yet");
+    for _ in 0..2 {
+        ask(&chosen, get("/")).await;
+    }
+    assert_eq!(linted.take(), [Lint::ElasticWindowRefunded]);
+
+    let _ = charged(RateLimitLayer::new(policy("moving-window 5/minute"), Global)).layer(Inner::default());
+    let _ =
+        RateLimitLayer::new(policy("elastic-window 5/minute"), Global).observer(linted.clone()).layer(Inner::default());
+    assert_eq!(linted.take(), []);
+}
+
+#[tokio::test]
+async fn one_observer_may_watch_several_layers() {
+    let linted: Arc<dyn Observer> = Arc::new(Linted::default());
+    let skip: Arc<dyn Skip> = Arc::new(|_: &Head<'_>| false);
+    let [one, two] =
+        ["1/day", "2/day"].map(|text| by_client(text).observer(Arc::clone(&linted)).skip(Arc::clone(&skip)));
+    let service = one.layer(two.layer(Inner::default()));
+    assert_eq!(status(&service, with("x-client", "a")).await, 200);
+}

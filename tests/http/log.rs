@@ -1,0 +1,242 @@
+//! The log of a layer.
+
+use std::fmt::{self, Write};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{
+    Behavior, FAILURE, FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, policy, status, with,
+};
+use http::Request;
+use tower::Layer;
+use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::storage::{Breaker, RefusalCache};
+use tower_ratelimit::{Header, Key, Lint, OnError, PeerIp, RateLimitLayer, RateLimiter};
+use tracing::field::{Field, Visit};
+use tracing::span;
+
+/// Keeps the events of this crate as lines.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+/// Returns the lines that `work` logs. The second subscriber keeps `tracing` from caching that an
+/// event has no subscriber, when another thread logs it first.
+pub(crate) fn log_of(work: impl FnOnce()) -> Vec<String> {
+    let (log, _another) = (Log::default(), tracing::Dispatch::new(Log::default()));
+    tracing::subscriber::with_default(log.clone(), work);
+    let lines = log.0.lock().unwrap();
+    lines.clone()
+}
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("tower_ratelimit")
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = event.metadata().level().to_string();
+        event.record(&mut Fields(&mut line));
+        self.0.lock().unwrap().push(line);
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        panic!("no spans")
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+struct Fields<'a>(&'a mut String);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        write!(self.0, " {field}={value:?}").unwrap();
+    }
+}
+
+/// Returns the log of a layer that handles these requests.
+pub(crate) fn logged<R, St>(layer: &RateLimitLayer<St, R>, requests: Vec<Request<()>>) -> Vec<String>
+where
+    St: tower_ratelimit::Storage,
+    R: tower_ratelimit::Rejection<String>,
+{
+    log_of(|| {
+        let service = layer.layer(Inner::default());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for request in requests {
+            runtime.block_on(ask(&service, request));
+        }
+    })
+}
+
+#[test]
+fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
+    let alice = || with("x-client", "alice@example.org");
+    let layer = RateLimitLayer::new(policy("fixed-window 1/minute").with_name("api"), Header::new("x-client"))
+        .storage(memory_with_manual_clock().0, OnError::Refuse);
+    let lines = logged(&layer, vec![alice(), alice(), get("/")]);
+    assert_eq!(lines.len(), 2, "admitted requests are not logged: {lines:?}");
+    for part in ["DEBUG", "refused", "policy=\"api\"", "60s"] {
+        assert!(lines[0].contains(part), "{part}: {lines:?}");
+    }
+    assert!(lines[1].contains("DEBUG") && lines[1].contains("x-client"), "{lines:?}");
+    assert!(!lines.concat().contains("alice"), "{lines:?}");
+
+    let lines = logged(&layer.clone().log_keys(), vec![alice()]);
+    assert!(lines[0].contains("alice@example.org"), "asked for: {lines:?}");
+    let forged = || with("x-client", "a shadow=true outcome=admitted \"");
+    let lines = logged(&layer.clone().log_keys(), vec![forged(), forged()]);
+    assert!(lines[0].contains("key=\"ta shadow=true outcome=admitted"), "in quotes: {lines:?}");
+    // 64 kB of a byte that is escaped as four characters.
+    let long = || Request::get("/").header("x-client", &[0xFF; 65_536][..]).body(()).unwrap();
+    let lines = logged(&layer.clone().log_keys(), vec![long(), long()]);
+    assert!(lines[0].contains("\\xff... (65537 bytes)") && lines[0].len() < 3_000, "{}", lines[0].len());
+
+    let lines = logged(&layer.storage(failing(), OnError::Admit), vec![alice()]);
+    assert!(lines[0].contains("WARN") && lines[0].contains(FAILURE), "{lines:?}");
+    assert!(!lines.concat().contains("alice"), "{lines:?}");
+
+    let broken = |_: &Head<'_>| -> Result<Key, Missing> { Err(Missing::server("no table")) };
+    let lines = logged(&RateLimitLayer::new(policy("1/day"), broken), vec![get("/")]);
+    assert!(lines[0].contains("ERROR") && lines[0].contains("no table"), "{lines:?}");
+}
+
+#[test]
+fn breaker_logs_when_it_opens_and_closes() {
+    let lines = log_of(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let (primary, _) = FakeStorage::in_memory(Behavior::Fails);
+            let breaker = Breaker::new(primary.clone()).fallback(memory_with_manual_clock().0, 2);
+            let limiter = RateLimiter::with_storage(policy("100/day"), breaker);
+            for _ in 0..50 {
+                let _ = limiter.hit(&Key::everybody()).await.unwrap();
+            }
+            primary.set(Behavior::Works);
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            let _ = limiter.hit(&Key::everybody()).await.unwrap();
+        });
+    });
+    let [left_alone, back] = &lines[..] else { panic!("once each: {lines:?}") };
+    for part in ["WARN", "left alone", "failures=5", FAILURE] {
+        assert!(left_alone.contains(part), "{part}: {lines:?}");
+    }
+    assert!(back.contains("INFO") && back.contains("back"), "{lines:?}");
+}
+
+/// The log of an outage has the failures that opened the breaker and its opening, but no line per
+/// request after that.
+#[test]
+fn an_outage_does_not_flood_the_log() {
+    let lines = log_of(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let hour = std::time::Duration::from_secs(3_600);
+            let storage = RefusalCache::new(Breaker::new(failing()).failures(2).probe_after(hour, hour));
+            let layer = RateLimitLayer::new(policy("1/day"), Header::new("x-client"));
+            let service = layer.storage(storage, OnError::Refuse).layer(Inner::default());
+            for _ in 0..20 {
+                assert_eq!(status(&service, with("x-client", "a")).await, 503);
+            }
+        });
+    });
+    let of =
+        |level: &str, what: &str| lines.iter().filter(|line| line.starts_with(level) && line.contains(what)).count();
+    assert_eq!((of("WARN", "the rate limit storage failed"), of("WARN", "left alone for now")), (1, 1), "{lines:?}");
+    assert_eq!((of("DEBUG", "was not asked"), of("WARN", "")), (18, 2), "{lines:?}");
+}
+
+#[test]
+fn lint_is_logged_as_a_warning_with_code_and_link() {
+    let key = PeerIp::new().ipv6_prefix(128);
+    let lines = logged(&RateLimitLayer::new(policy("1/day"), key), vec![crate::lints::forwarded("x-forwarded-for")]);
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    for (line, code, anchor) in
+        [(&lines[0], "RL001", "variant.Ipv6PerAddress"), (&lines[1], "RL003", "variant.ForwardedPeer")]
+    {
+        assert!(line.contains("WARN") && line.contains(code) && line.contains(anchor), "{line}");
+    }
+    let lints = [
+        Lint::Ipv6PerAddress,
+        Lint::TrustsEveryAddress,
+        Lint::ForwardedPeer,
+        Lint::SameLayerTwice,
+        Lint::ForwardingFieldMissing { found: None },
+        Lint::ElasticWindowRefunded,
+    ];
+    for (number, lint) in (1..).zip(lints) {
+        assert_eq!(lint.code(), format!("RL{number:03}"));
+        let variant = format!("{lint:?}");
+        let variant = variant.split(' ').next().unwrap();
+        assert!(lint.docs().ends_with(&format!("#variant.{variant}")), "{lint:?}");
+    }
+}
+
+/// Sixty requests a second for three seconds without a breaker: a line when the failures begin, one
+/// a second with their number, and one when they have ended.
+#[test]
+fn an_outage_without_a_breaker_logs_a_line_a_second() {
+    let lines = log_of(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let (storage, _) = FakeStorage::in_memory(Behavior::Fails);
+            let layer = RateLimitLayer::new(policy("1000/day"), Header::new("x-client"));
+            let service = layer.storage(storage.clone(), OnError::Refuse).layer(Inner::default());
+            for _ in 0..180 {
+                assert_eq!(status(&service, with("x-client", "a")).await, 503);
+                tokio::time::sleep(Duration::from_millis(17)).await;
+            }
+            storage.set(Behavior::Works);
+            for _ in 0..120 {
+                assert_eq!(status(&service, with("x-client", "a")).await, 200);
+                tokio::time::sleep(Duration::from_millis(17)).await;
+            }
+        });
+    });
+    let counts: Vec<&str> = lines.iter().filter_map(|line| line.split("failed=").nth(1)?.split(' ').next()).collect();
+    assert_eq!(counts, ["1", "59", "59", "59", "180"], "{lines:#?}");
+    assert!(lines[4].starts_with("INFO") && lines[4].contains("answers again"), "{lines:#?}");
+    for line in &lines[..4] {
+        assert!(line.starts_with("WARN") && line.matches(FAILURE).count() == 1, "the cause once: {line}");
+    }
+}
+
+/// A storage that fails at every second request does not log a new outage each time.
+#[test]
+fn a_storage_that_fails_now_and_then_logs_a_line_a_second() {
+    let lines = log_of(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let (storage, _) = FakeStorage::in_memory(Behavior::Works);
+            let layer = RateLimitLayer::new(policy("1000/day"), Header::new("x-client"));
+            let service = layer.storage(storage.clone(), OnError::Refuse).layer(Inner::default());
+            for i in 0..200 {
+                storage.set(if i % 2 == 0 { Behavior::Fails } else { Behavior::Works });
+                status(&service, with("x-client", "a")).await;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+    });
+    assert_eq!(lines.len(), 2, "{lines:#?}");
+}
+
+/// The server is set up wrong: an error at the first request, and then at most one a minute.
+#[test]
+fn missing_peer_logs_an_error_a_minute() {
+    let lines = log_of(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let service = RateLimitLayer::new(policy("1/day"), PeerIp::new()).layer(Inner::default());
+            for _ in 0..121 {
+                assert_eq!(status(&service, get("/")).await, 500);
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
+    });
+    let counts: Vec<&str> = lines.iter().filter_map(|line| line.split("requests=").nth(1)?.split(' ').next()).collect();
+    assert_eq!(counts, ["1", "60", "60"], "{lines:#?}");
+    assert!(lines.iter().all(|line| line.starts_with("ERROR") && line.contains("connect_info")), "{lines:#?}");
+}
