@@ -16,6 +16,7 @@ use self::partition::Secret;
 use self::text::{Frequent, frequent};
 pub(crate) use self::triple::Numbers;
 use self::triple::{DRAFT_6, X};
+use crate::rejection::PUSHBACK;
 use crate::strategy::Status;
 use crate::time::seconds_up;
 use crate::{Decision, Key, Policy, Timestamp};
@@ -248,13 +249,17 @@ fn is_refusal<B>(response: &Response<B>) -> bool {
     response.extensions().get::<Decision>().is_some_and(Decision::is_refused)
 }
 
-/// Makes the `Retry-After` of a refusal at least this long. A refusal without the field can never be
-/// admitted, and one with a date is not ours.
+/// Makes the `Retry-After` of a refusal at least this long, and the pushback of a gRPC refusal. A
+/// refusal without the field can never be admitted, and one with a date is not ours.
 #[cold]
 fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
-    let value = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if value.is_some_and(|written| written < seconds.into()) {
-        set(response.headers_mut(), RETRY_AFTER, frequent(Frequent::Time, seconds.into()));
+    let seconds = u64::from(seconds);
+    let headers = response.headers_mut();
+    for (name, wait) in [(RETRY_AFTER, seconds), (PUSHBACK, seconds * 1_000)] {
+        let written = headers.get(&name).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+        if written.is_some_and(|written| written < wait) {
+            set(headers, name, frequent(Frequent::Time, wait));
+        }
     }
 }
 

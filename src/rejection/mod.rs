@@ -10,6 +10,7 @@ use std::sync::Arc;
 use http::{Response, StatusCode};
 
 pub use self::grpc::GrpcRejection;
+pub(crate) use self::grpc::PUSHBACK;
 pub use self::problem::ProblemRejection;
 pub use self::refusal::Refusal;
 pub use self::text::TextRejection;

@@ -8,7 +8,8 @@ use http::header::{HeaderValue, RETRY_AFTER};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::{
-    Decision, Global, Headers, Key, OnError, RateLimitLayer, Refused, ResponseHead, Storage, TextRejection,
+    Decision, Global, GrpcRejection, Headers, Key, OnError, RateLimitLayer, Refused, ResponseHead, Storage,
+    TextRejection,
 };
 
 fn layer<St: Storage>(text: &str, storage: &St) -> RateLimitLayer<St, TextRejection> {
@@ -119,5 +120,19 @@ async fn inner_refusal_keeps_its_body() {
     for (body, wait) in [(false, 3_600), (true, 3_600)] {
         let refused = ask(&service, get("/")).await;
         assert_eq!((refused.body() == "outer", retry_after(&refused)), (body, Some(wait)));
+    }
+}
+
+#[tokio::test]
+async fn pushback_of_an_inner_grpc_refusal_is_the_longer_wait_too() {
+    for (inner, pushback) in [("fixed-window 1/minute", "3600000"), ("fixed-window 1/day", "86400000")] {
+        let (storage, _clock) = memory_with_manual_clock();
+        let grpc = layer(inner, &storage).rejection(GrpcRejection);
+        let service = layer("fixed-window 2/hour", &storage).layer(grpc.layer(Inner::default()));
+        for expected in [None, Some(pushback)] {
+            let response = ask(&service, get("/")).await;
+            let written = response.headers().get("grpc-retry-pushback-ms");
+            assert_eq!(written.map(|value| value.to_str().unwrap()), expected);
+        }
     }
 }
