@@ -4,22 +4,22 @@
 //!
 //! ```text
 //! curl -i -H 'x-api-key: k-42' http://127.0.0.1:3000/         a limited request
-//! curl http://127.0.0.1:3001/limits/k-42                      peeks at a key and spends nothing
-//! curl -X DELETE http://127.0.0.1:3001/limits/k-42            clears the key
+//! curl http://127.0.0.1:3001/limits/alice                     peeks at a user's limits and spends nothing
+//! curl -X DELETE http://127.0.0.1:3001/limits/alice           clears the user's limits
 //! curl http://127.0.0.1:3001/storage                          the circuit breaker and the refusal cache
 //! ```
 //!
 //! Stop that Redis, and the fallback decides. Keep the second address private: it lifts limits.
 
 use axum::Router;
-use axum::extract::{Path, State};
-use axum::http::StatusCode;
-use axum::response::IntoResponse;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use tower_ratelimit::extract::Extension;
 use tower_ratelimit::storage::{AnyStorage, Breaker, RefusalCache};
-use tower_ratelimit::{
-    BoxError, ConfigError, Header, Key, MemoryStorage, OnError, Policy, Quota, RateLimitLayer, RateLimiter,
-};
+use tower_ratelimit::{BoxError, ConfigError, Key, MemoryStorage, OnError, Policy, Quota, RateLimitLayer, RateLimiter};
 
 /// On one of three servers, so that it admits a third by itself while the storage is away.
 const REPLICAS: u32 = 3;
@@ -31,15 +31,32 @@ fn limiter(url: &str) -> Result<Limiter, ConfigError> {
     RateLimiter::try_with_storage(Policy::from(Quota::per_minute(30)).with_name("api"), RefusalCache::new(storage))
 }
 
+/// An authenticated user.
+#[derive(Clone)]
+struct User(&'static str);
+
+/// Looks up the API key and inserts the user. A limit by the key itself would stop nobody, because a
+/// client could make up a new key for each request.
+async fn authenticate(mut request: Request, next: Next) -> Result<Response, StatusCode> {
+    // Stands for a look into the database of users.
+    let user = match request.headers().get("x-api-key").map(HeaderValue::as_bytes) {
+        Some(b"k-42") => User("alice"),
+        _ => return Err(StatusCode::UNAUTHORIZED),
+    };
+    request.extensions_mut().insert(user);
+    Ok(next.run(request).await)
+}
+
 fn api(limiter: &Limiter) -> Router {
-    let limit = RateLimitLayer::new(limiter.policy().clone(), Header::new("x-api-key"))
-        .storage(limiter.storage().clone(), OnError::Admit);
-    Router::new().route("/", get(|| async { "hello\n" })).layer(limit)
+    let by_user = Extension::by(|user: &User| Key::from(user.0));
+    let limit =
+        RateLimitLayer::new(limiter.policy().clone(), by_user).storage(limiter.storage().clone(), OnError::Admit);
+    Router::new().route("/", get(|| async { "hello\n" })).layer(limit).layer(from_fn(authenticate))
 }
 
 /// For operators. It shares the storage with what is limited, and knows its policy.
 fn operators(limiter: Limiter) -> Router {
-    Router::new().route("/limits/{key}", get(peek).delete(clear)).route("/storage", get(storage)).with_state(limiter)
+    Router::new().route("/limits/{user}", get(peek).delete(clear)).route("/storage", get(storage)).with_state(limiter)
 }
 
 async fn peek(State(limiter): State<Limiter>, Path(key): Path<String>) -> Result<String, (StatusCode, String)> {
@@ -93,7 +110,7 @@ async fn main() -> Result<(), BoxError> {
     let limiter = limiter(&url)?;
     let [users, operator] = [3000, 3001].map(|port| tokio::net::TcpListener::bind(("127.0.0.1", port)));
     let (users, operator) = (users.await?, operator.await?);
-    println!("limited: http://127.0.0.1:3000/\nfor operators: http://127.0.0.1:3001/storage and /limits/KEY");
+    println!("limited: http://127.0.0.1:3000/\nfor operators: http://127.0.0.1:3001/storage and /limits/USER");
     let api = axum::serve(users, api(&limiter)).into_future();
     let operators = axum::serve(operator, operators(limiter)).into_future();
     tokio::try_join!(api, operators)?;
@@ -124,7 +141,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn operators_see_a_limited_key_and_clear_it() {
+    async fn requests_without_a_valid_api_key_are_not_counted() {
+        let limiter = limiter("memory://").unwrap();
+        let api = api(&limiter);
+        for number in 0..100 {
+            let request = Request::get("/").header("x-api-key", number).body(Body::empty()).unwrap();
+            assert_eq!(api.clone().oneshot(request).await.unwrap().status(), StatusCode::UNAUTHORIZED);
+        }
+        assert_eq!(limiter.storage().asked(), 0);
+    }
+
+    #[tokio::test]
+    async fn operators_see_a_limited_user_and_clear_its_limits() {
         let limiter = limiter("memory://").unwrap();
         let (api, operators) = (api(&limiter), operators(limiter));
         for _ in 0..30 {
@@ -133,7 +161,7 @@ mod tests {
         for _ in 0..5 {
             assert_eq!(ask(&api, "GET", "/").await.0, 429);
         }
-        let (_, seen) = ask(&operators, "GET", "/limits/k-42").await;
+        let (_, seen) = ask(&operators, "GET", "/limits/alice").await;
         assert_eq!((value(&seen, "would_be_admitted"), value(&seen, "by_fallback")), ("false", "false"));
         assert_eq!(value(&seen, "policy"), "api");
         assert!(value(&seen, "limit").contains(": 0 of 30 remain"), "{seen}");
@@ -142,8 +170,8 @@ mod tests {
         assert_eq!(value(&storage, "cached_refusals"), "1");
         assert!(value(&storage, "cache_hits").parse::<u64>().unwrap() >= 4, "{storage}");
 
-        assert_eq!(ask(&operators, "DELETE", "/limits/k-42").await.0, 204);
-        let (_, seen) = ask(&operators, "GET", "/limits/k-42").await;
+        assert_eq!(ask(&operators, "DELETE", "/limits/alice").await.0, 204);
+        let (_, seen) = ask(&operators, "GET", "/limits/alice").await;
         assert_eq!(value(&seen, "would_be_admitted"), "true");
         assert!(value(&seen, "limit").contains(": 30 of 30 remain"), "{seen}");
         assert_eq!(ask(&api, "GET", "/").await.0, 200);
@@ -159,13 +187,13 @@ mod tests {
             admitted += u32::from(ask(&api, "GET", "/").await.0 == 200);
         }
         assert_eq!(admitted, 10, "a third");
-        let (_, seen) = ask(&operators, "GET", "/limits/k-42").await;
+        let (_, seen) = ask(&operators, "GET", "/limits/alice").await;
         assert_eq!(value(&seen, "by_fallback"), "true");
         assert!(value(&seen, "limit").contains(" of 10 remain"), "{seen}");
         let (_, storage) = ask(&operators, "GET", "/storage").await;
         assert_ne!(value(&storage, "circuit"), "closed");
         assert_eq!(value(&storage, "decisions_by_fallback"), "16");
-        assert_eq!(ask(&operators, "DELETE", "/limits/k-42").await.0, 503);
+        assert_eq!(ask(&operators, "DELETE", "/limits/alice").await.0, 503);
         assert_eq!(ask(&api, "GET", "/").await.0, 200, "the fallback has forgotten");
     }
 }

@@ -1,13 +1,44 @@
-//! Each API key has the limits of its tier; who has none shares the free tier's by address.
+//! Each user has the limits of its tier. Requests without a valid API key share the free tier's by address.
+//!
+//! The authentication layer looks up the API key, and the limit goes by the user that it finds. A limit by
+//! the key itself would stop nobody: a client could make up a new key for each request.
 
 use std::net::SocketAddr;
 
 use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
 use axum::routing::get;
-use tower_ratelimit::extract::Head;
+use tower_ratelimit::extract::{Extension, Head};
 use tower_ratelimit::{
-    FixedWindow, Header, KeyExtractor, MovingWindow, PeerIp, Policy, Quota, RateLimitLayer, TokenBucket, policy_by,
+    FixedWindow, Key, KeyExtractor, MovingWindow, PeerIp, Policy, Quota, RateLimitLayer, TokenBucket, policy_by,
 };
+
+/// An authenticated user.
+#[derive(Clone)]
+struct User {
+    id: u64,
+    has_paid: bool,
+}
+
+/// Stands for a look into the database of users.
+fn user_of(api_key: &[u8]) -> Option<User> {
+    match api_key {
+        b"key-of-alice" => Some(User { id: 1, has_paid: true }),
+        b"key-of-bob" => Some(User { id: 2, has_paid: false }),
+        b"key-of-carol" => Some(User { id: 3, has_paid: false }),
+        _ => None,
+    }
+}
+
+async fn authenticate(mut request: Request, next: Next) -> Response {
+    let user = request.headers().get("x-api-key").and_then(|key| user_of(key.as_bytes()));
+    if let Some(user) = user {
+        request.extensions_mut().insert(user);
+    }
+    next.run(request).await
+}
 
 fn app() -> Router {
     let free = Policy::named("free")
@@ -18,17 +49,16 @@ fn app() -> Router {
         if head.uri().path() == "/health" {
             return None; // not limited
         }
-        Some(if is_paid(head) { paid.clone() } else { free.clone() })
+        let has_paid = head.extensions.get::<User>().is_some_and(|user| user.has_paid);
+        Some(if has_paid { paid.clone() } else { free.clone() })
     };
+    let by_user = Extension::by(|user: &User| Key::from(user.id)).or(PeerIp::new());
     Router::new()
         .route("/", get(|| async { "hello" }))
         .route("/health", get(|| async { "well" }))
-        .layer(RateLimitLayer::new(policy_by(tier), Header::new("x-api-key").or(PeerIp::new())))
-}
-
-/// Stands for a look at the database of customers.
-fn is_paid(head: &Head<'_>) -> bool {
-    head.headers.get("x-api-key").is_some_and(|key| key.as_bytes().starts_with(b"paid-"))
+        .layer(RateLimitLayer::new(policy_by(tier), by_user))
+        // Outside of the limit, so that the limit sees the user.
+        .layer(from_fn(authenticate))
 }
 
 #[tokio::main]
@@ -45,27 +75,39 @@ mod tests {
 
     use super::*;
 
+    async fn ask(app: &Router, path: &str, key: Option<&str>) -> Response {
+        let mut request = Request::get(path);
+        if let Some(key) = key {
+            request = request.header("x-api-key", key);
+        }
+        let mut request = request.body(Body::empty()).unwrap();
+        request.extensions_mut().insert(SocketAddr::from(([192, 0, 2, 1], 1234)));
+        app.clone().oneshot(request).await.unwrap()
+    }
+
     #[tokio::test]
     async fn each_tier_has_its_own_limits() {
         let app = app();
-        let ask = async |path: &str, key: Option<&str>| {
-            let mut request = Request::get(path);
-            if let Some(key) = key {
-                request = request.header("x-api-key", key);
-            }
-            let mut request = request.body(Body::empty()).unwrap();
-            request.extensions_mut().insert(SocketAddr::from(([192, 0, 2, 1], 1234)));
-            app.clone().oneshot(request).await.unwrap()
-        };
         for _ in 0..3 {
-            assert_eq!(ask("/", Some("paid-1")).await.headers()["x-ratelimit-limit"], "400");
+            assert_eq!(ask(&app, "/", Some("key-of-alice")).await.headers()["x-ratelimit-limit"], "400");
         }
-        // The second is all that is left, for each free key and for those without any.
-        for client in [Some("free-1"), Some("free-2"), None] {
-            assert_eq!(ask("/", client).await.headers()["x-ratelimit-limit"], "2");
-            assert_eq!(ask("/", client).await.status(), StatusCode::OK);
-            assert_eq!(ask("/", client).await.status(), StatusCode::TOO_MANY_REQUESTS);
+        // The second is all that is left, for each free user and for those without a key.
+        for client in [Some("key-of-bob"), Some("key-of-carol"), None] {
+            assert_eq!(ask(&app, "/", client).await.headers()["x-ratelimit-limit"], "2");
+            assert_eq!(ask(&app, "/", client).await.status(), StatusCode::OK);
+            assert_eq!(ask(&app, "/", client).await.status(), StatusCode::TOO_MANY_REQUESTS);
         }
-        assert!(!ask("/health", None).await.headers().contains_key("x-ratelimit-limit"));
+        assert!(!ask(&app, "/health", None).await.headers().contains_key("x-ratelimit-limit"));
+    }
+
+    #[tokio::test]
+    async fn made_up_keys_of_one_address_share_one_quota() {
+        let app = app();
+        let mut admitted = 0;
+        for number in 0..100 {
+            let key = format!("key-of-nobody-{number}");
+            admitted += u32::from(ask(&app, "/", Some(&key)).await.status() == StatusCode::OK);
+        }
+        assert!(admitted < 100, "each made-up key has a quota of its own");
     }
 }

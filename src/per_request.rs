@@ -121,16 +121,23 @@ impl fmt::Debug for Policies {
 /// policies of one name share what they remember, and two tiers should not.
 ///
 /// ```
-/// use tower_ratelimit::extract::Head;
-/// use tower_ratelimit::{Header, Policy, Quota, RateLimitLayer, policy_by};
+/// use tower_ratelimit::extract::{Extension, Head};
+/// use tower_ratelimit::{Key, Policy, Quota, RateLimitLayer, policy_by};
+///
+/// /// What the authentication layer has inserted into the extensions.
+/// #[derive(Clone)]
+/// struct User {
+///     id: u64,
+///     has_paid: bool,
+/// }
 ///
 /// let free = Policy::from(Quota::per_minute(10)).with_name("free");
 /// let paid = Policy::from(Quota::per_minute(1_000)).with_name("paid");
 /// let tier = move |head: &Head<'_>| {
-///     let key = head.headers.get("x-api-key");
-///     if key.is_some_and(|key| key.as_bytes().starts_with(b"paid-")) { paid.clone() } else { free.clone() }
+///     let has_paid = head.extensions.get::<User>().is_some_and(|user| user.has_paid);
+///     if has_paid { paid.clone() } else { free.clone() }
 /// };
-/// let layer = RateLimitLayer::new(policy_by(tier), Header::new("x-api-key"));
+/// let layer = RateLimitLayer::new(policy_by(tier), Extension::by(|user: &User| Key::from(user.id)));
 /// ```
 pub fn policy_by<F, T>(choose: F) -> Policies
 where

@@ -43,11 +43,17 @@ pub use self::route::{Global, Method, Path};
 /// Takes the key out of a request.
 ///
 /// ```
-/// use tower_ratelimit::extract::{Head, KeyExtractor, Missing};
-/// use tower_ratelimit::{Global, Header, Key, PeerIp};
+/// use tower_ratelimit::extract::{Extension, Head, KeyExtractor, Missing};
+/// use tower_ratelimit::{Global, Key, PeerIp};
 ///
-/// // The API key; who has none is known by the address.
-/// let by_client = Header::new("x-api-key").or(PeerIp::new());
+/// /// What the authentication layer has inserted into the extensions.
+/// #[derive(Clone)]
+/// struct User {
+///     id: u64,
+/// }
+///
+/// // The user. A request without one is known by its address.
+/// let by_client = Extension::by(|user: &User| Key::from(user.id)).or(PeerIp::new());
 ///
 /// // Each client on each host for itself; a health check is not limited.
 /// let by_client_and_host = by_client.and(|head: &Head<'_>| match head.uri().path() {
