@@ -155,13 +155,13 @@ impl Ipv6Prefix {
     pub(super) fn key(self, address: IpAddr) -> Key {
         match address {
             IpAddr::V4(v4) => v4.into(),
-            IpAddr::V6(v6) => match behind_nat64(v6).filter(|_| self.unwraps_nat64) {
-                Some(v4) => v4.into(),
-                None => {
-                    let mask = u128::MAX.checked_shl(128 - u32::from(self.bits)).unwrap_or(0);
-                    Ipv6Addr::from_bits(v6.to_bits() & mask).into()
+            IpAddr::V6(v6) => {
+                if let Some(v4) = behind_nat64(v6).filter(|_| self.unwraps_nat64) {
+                    return v4.into();
                 }
-            },
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.bits)).unwrap_or(0);
+                Ipv6Addr::from_bits(v6.to_bits() & mask).into()
+            }
         }
     }
 }

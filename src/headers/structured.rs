@@ -120,7 +120,7 @@ impl<'a> Reader<'a> {
         self.next();
         let text = self.take_while(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte));
         let padding = text.iter().rev().take_while(|&&byte| byte == b'=').count();
-        let is_whole = text.len() % 4 == 0 && padding <= 2 && !text[..text.len() - padding].contains(&b'=');
+        let is_whole = text.len().is_multiple_of(4) && padding <= 2 && !text[..text.len() - padding].contains(&b'=');
         (self.skip(b':') && is_whole).then_some(())
     }
 

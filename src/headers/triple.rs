@@ -67,7 +67,7 @@ impl Numbers {
     /// Writes them unless the response has all three fields already, and no more units remain by
     /// those. So of equal numbers the inner service's stay.
     pub(super) fn write_if_fewer(self, names: &'static Names, headers: &mut HeaderMap) {
-        let number = |name| headers.get(name).and_then(|value| digits(value));
+        let number = |name| headers.get(name).and_then(digits);
         let stays = number(&names.remaining).is_some_and(|written| written <= self.remaining.into())
             && number(&names.limit).is_some()
             && number(&names.reset).is_some();

@@ -91,7 +91,7 @@ fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
     let lines = logged(&layer.clone().log_keys(), vec![forged(), forged()]);
     assert!(lines[0].contains("key=\"ta shadow=true outcome=admitted"), "in quotes: {lines:?}");
     // 64 kB of a byte that is escaped as four characters.
-    let long = || Request::get("/").header("x-client", &[0xFF; 65_536][..]).body(()).unwrap();
+    let long = || Request::get("/").header("x-client", &*vec![0xFF; 65_536]).body(()).unwrap();
     let lines = logged(&layer.clone().log_keys(), vec![long(), long()]);
     assert!(lines[0].contains("\\xff... (65537 bytes)") && lines[0].len() < 3_000, "{}", lines[0].len());
 
