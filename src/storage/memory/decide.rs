@@ -155,7 +155,7 @@ impl Shared {
                 return peek;
             }
         }
-        let log_grows = |state: &State| matches!(state, State::Log(log) if log.grows_at(now));
+        let log_grows = |state: &State| matches!(state, State::Log(log) if log.growth_at(now) > 0);
         let grows = cost > 0 && (before == 0 || states.iter().any(log_grows));
         let mut crowded = None;
         if grows && self.is_full() {

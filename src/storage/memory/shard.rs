@@ -274,5 +274,5 @@ impl Shard {
 
 /// What a log weighs beside its key: as much as a key for every 128 bytes.
 fn weight_of_log(log: &Log) -> usize {
-    log.room() / 8
+    log.bytes() / 128
 }
