@@ -85,7 +85,7 @@ pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 pub use self::etcd::{EtcdStorage, EtcdStorageError};
 #[cfg(feature = "memcached")]
 pub use self::memcached::{MemcachedStorage, MemcachedStorageError};
-pub use self::memory::{MemoryStorage, MemoryStorageBuilder};
+pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisStorage, RedisStorageError};
 
@@ -220,5 +220,14 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         let _ = policy;
         Ok(())
+    }
+
+    /// Returns how many clients that have exhausted `policy` fill this storage. Then it refuses new
+    /// clients. `None`, the default, if it has no bound of its own.
+    ///
+    /// A layer warns of fewer than 10,000: see [`Lint::SmallStorage`](crate::Lint::SmallStorage).
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
+        let _ = policy;
+        None
     }
 }

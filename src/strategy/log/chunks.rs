@@ -66,6 +66,16 @@ impl Chunks {
         self.bytes + self.open.data.capacity() + self.sealed.capacity() * LISTED + mem::size_of::<Self>()
     }
 
+    /// About the bytes of so many entries, each so many microseconds after the one before, with those
+    /// of the ring in front.
+    pub(super) fn full_bytes(entries: usize, micros: u64) -> usize {
+        let entry = varint::len(micros);
+        let data = entries * entry;
+        let chunk = (data / 16).clamp(LEAST, MOST);
+        let first = chunk / entry * mem::size_of::<Entry>();
+        mem::size_of::<Self>() + first + data + data.div_ceil(chunk) * LISTED
+    }
+
     /// The most bytes that one entry more allocates.
     pub(super) fn growth(&self) -> usize {
         let seals = self.open.data.len() + varint::LONGEST >= self.sealed_at();

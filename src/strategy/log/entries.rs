@@ -78,6 +78,14 @@ impl Entries {
         self.ring.capacity() * mem::size_of::<Entry>() + self.chunks.as_ref().map_or(0, |chunks| chunks.bytes())
     }
 
+    /// About the bytes of so many entries that are spread over `period` microseconds.
+    pub(super) fn full_bytes(entries: usize, period: u64) -> usize {
+        if entries <= LONGEST_RING {
+            return entries.max(4).next_power_of_two() * mem::size_of::<Entry>();
+        }
+        Chunks::full_bytes(entries, period / entries as u64)
+    }
+
     /// The most bytes that one entry more allocates.
     #[inline]
     pub(super) fn growth(&self) -> usize {

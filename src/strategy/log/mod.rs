@@ -63,6 +63,12 @@ impl Log {
         mem::size_of::<Self>() + self.entries.bytes()
     }
 
+    /// Returns about how many bytes a log of so many entries takes that are spread over `period`
+    /// microseconds.
+    pub(crate) fn full_bytes(entries: u32, period: u64) -> usize {
+        mem::size_of::<Self>() + Entries::full_bytes(entries as usize, period)
+    }
+
     /// Returns the most bytes by which a hit at `now` makes the log larger: 0 if there is room for an
     /// entry, or an expired one to drop for it.
     ///

@@ -16,6 +16,13 @@ const LOW_BITS: u32 = 4;
 /// The number of bytes for the other bits of the time, by the three bits that stand for it.
 const LENGTHS: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 8];
 
+/// The bytes of an entry of one unit that is `micros` microseconds after the one before it.
+pub(super) fn len(micros: u64) -> usize {
+    let mut data = Vec::new();
+    push(&mut data, micros, 1);
+    data.len()
+}
+
 /// Appends an entry that is `micros` microseconds after the one before it.
 #[inline]
 pub(super) fn push(data: &mut Vec<u8>, micros: u64, units: u64) {
