@@ -36,6 +36,16 @@ pub enum Lint {
     /// It is charged twice then. Usually a layer was put on a router and again on one of its routes. Meant are clones of one
     /// layer; of two that were made or changed apart nobody knows that they are to be one, also if they share a storage.
     SameLayerTwice,
+    /// `RL005`: the storage is full once fewer than 10,000 clients have used up the policy's quota.
+    ///
+    /// It refuses new clients then, so a few addresses keep all others out. Most often the policy has
+    /// a moving window of a large amount, whose log takes up to six bytes for each hit. Raise
+    /// [`max_bytes`](crate::storage::MemoryStorageBuilder::max_bytes), or use another strategy, such
+    /// as the sliding window counter.
+    SmallStorage {
+        /// The number of clients that fill the storage.
+        clients: u64,
+    },
 }
 
 impl Lint {
@@ -46,6 +56,7 @@ impl Lint {
             Self::TrustsEveryAddress => "RL002",
             Self::ForwardedPeer => "RL003",
             Self::SameLayerTwice => "RL004",
+            Self::SmallStorage { .. } => "RL005",
         }
     }
 
@@ -56,6 +67,7 @@ impl Lint {
             Self::TrustsEveryAddress => "tower_ratelimit/enum.Lint.html#variant.TrustsEveryAddress",
             Self::ForwardedPeer => "tower_ratelimit/enum.Lint.html#variant.ForwardedPeer",
             Self::SameLayerTwice => "tower_ratelimit/enum.Lint.html#variant.SameLayerTwice",
+            Self::SmallStorage { .. } => "tower_ratelimit/enum.Lint.html#variant.SmallStorage",
         }
     }
 }
@@ -69,6 +81,9 @@ impl fmt::Display for Lint {
             Self::TrustsEveryAddress => "every address is trusted as a proxy, so clients choose their own keys",
             Self::ForwardedPeer => "requests come through a proxy, whose address all clients then have",
             Self::SameLayerTwice => "a request came to the same layer twice, and is charged twice",
+            Self::SmallStorage { clients } => {
+                return write!(f, "{clients} clients that have used up their quota fill the storage; raise max_bytes");
+            }
         })
     }
 }
@@ -112,6 +127,11 @@ impl Lints {
         {
             if caveats.contains(&caveat) {
                 tell(lint);
+            }
+        }
+        for caveat in caveats {
+            if let Caveat::SmallStorage { clients } = caveat {
+                tell(Lint::SmallStorage { clients });
             }
         }
     }

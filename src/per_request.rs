@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
@@ -16,7 +17,29 @@ pub(crate) type ChargeFn = dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync;
 
 /// Which policy binds a request: always the same, or one chosen by its head.
 #[derive(Clone)]
-pub struct Policies(pub(crate) Choice);
+pub struct Policies(pub(crate) Choice, Clients);
+
+/// The number of clients that fill the storage, as far as it is known.
+struct Clients(AtomicU64);
+
+impl Clients {
+    const UNKNOWN: u64 = u64::MAX;
+}
+
+impl Default for Clients {
+    fn default() -> Self {
+        Self(Self::UNKNOWN.into())
+    }
+}
+
+impl Clone for Clients {
+    fn clone(&self) -> Self {
+        Self(self.0.load(Ordering::Relaxed).into())
+    }
+}
+
+/// A layer warns of a storage that fewer clients fill.
+const FEW_CLIENTS: u64 = 10_000;
 
 #[derive(Clone)]
 pub(crate) enum Choice {
@@ -39,16 +62,24 @@ impl Policies {
         match &self.0 {
             Choice::Always(policy) => {
                 storage.validate(policy)?;
+                let clients = storage.clients_to_fill(policy).unwrap_or(Clients::UNKNOWN);
+                self.1.0.store(clients, Ordering::Relaxed);
                 policy.shadows().iter().try_for_each(|shadow| storage.validate(shadow))
             }
             Choice::By(_) => Ok(()),
         }
     }
+
+    /// What may be wrong with the storage, by the last call of [`fit`](Self::fit).
+    pub(crate) fn caveats(&self) -> Option<Caveat> {
+        let clients = self.1.0.load(Ordering::Relaxed);
+        (clients < FEW_CLIENTS).then_some(Caveat::SmallStorage { clients })
+    }
 }
 
 impl<P: Into<Policy>> From<P> for Policies {
     fn from(policy: P) -> Self {
-        Self(Choice::Always(policy.into()))
+        Self(Choice::Always(policy.into()), Clients::default())
     }
 }
 
@@ -83,7 +114,7 @@ where
     F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
     T: Into<Option<Policy>>,
 {
-    Policies(Choice::By(Arc::new(move |head: &Head<'_>| choose(head).into())))
+    Policies(Choice::By(Arc::new(move |head: &Head<'_>| choose(head).into())), Clients::default())
 }
 
 /// What a closure given to [`RateLimitLayer::cost`](crate::RateLimitLayer::cost) may answer: units, or a `Result` of them with [`Missing`].

@@ -68,7 +68,8 @@ impl Rules {
 
     /// What may be wrong with how it is set up.
     pub(crate) fn caveats(&self) -> Vec<Caveat> {
-        self.skip.iter().map(Skip::caveats).chain([self.key.caveats()]).flatten().collect()
+        let policies = self.policies.caveats().into_iter().collect();
+        self.skip.iter().map(Skip::caveats).chain([self.key.caveats(), policies]).flatten().collect()
     }
 
     #[inline]

@@ -121,6 +121,11 @@ pub enum Caveat {
     OnlyPeer,
     /// It reads what a proxy says about the client.
     ReadsForwarding,
+    /// So many clients that have exhausted the policy fill the storage. No extractor returns this.
+    SmallStorage {
+        /// The number of clients.
+        clients: u64,
+    },
 }
 
 /// Why there is no key, or no cost, and whose fault it is.

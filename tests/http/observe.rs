@@ -14,7 +14,7 @@ use http::Request;
 use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
 use tower::Layer;
 use tower_ratelimit::extract::{AllowList, Head, Missing};
-use tower_ratelimit::storage::{Breaker, Cas, Clock, Leases, ManualClock, RefusalCache};
+use tower_ratelimit::storage::{Breaker, Cas, Clock, Leases, ManualClock, OnFull, RefusalCache};
 use tower_ratelimit::{
     ClientIp, Event, Global, Header, Key, KeyExtractor, Lint, MemoryStorage, MetricsObserver, Observer, OnError,
     PeerIp, Policy, RateLimitLayer, RateLimiter, ResponseHead, Skip, What,
@@ -447,6 +447,56 @@ async fn same_layer_twice_lint_is_reported_once() {
         ask(&stacked, get("/")).await;
     }
     assert_eq!(linted.told(), [], "two layers are two layers");
+}
+
+#[tokio::test]
+async fn small_storage_lint_is_reported_once_with_the_number_of_clients() {
+    for (text, max_bytes, clients) in [
+        ("moving-window 10000/day", 128_000_000, Some(900..1_100)),
+        ("moving-window 10000/day", 2_000_000_000, None),
+        ("fixed-window 10000/day", 128_000_000, None),
+        ("fixed-window 10000/day", 80_000, Some(2_000..2_001)),
+    ] {
+        let storage = MemoryStorage::builder().max_bytes(max_bytes).build().unwrap();
+        let linted = Linted::default();
+        let with_storage = RateLimitLayer::with_storage(policy(text), Global, storage.clone());
+        let set_later = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse);
+        for layer in [with_storage, set_later] {
+            let layer = layer.observer(linted.clone());
+            for _ in 0..2 {
+                let _ = layer.clone().layer(Inner::default());
+            }
+            match (&linted.told()[..], &clients) {
+                ([], None) => {}
+                ([Lint::SmallStorage { clients: told }], Some(clients)) => {
+                    assert!(clients.contains(told), "{text}: {told}")
+                }
+                (told, _) => panic!("{text} on {max_bytes} bytes: {told:?}"),
+            }
+        }
+    }
+    let lint = Lint::SmallStorage { clients: 980 };
+    assert_eq!((lint.code(), lint.to_string().starts_with("980 clients")), ("RL005", true));
+    assert!(lint.docs().ends_with("#variant.SmallStorage"));
+}
+
+#[test]
+fn hits_without_room_are_counted() {
+    let counters = counters_of(async {
+        for on_full in [OnFull::Refuse, OnFull::Admit] {
+            let builder = MemoryStorage::builder().max_keys(1).on_full(on_full);
+            let limiter = RateLimiter::with_storage(policy("fixed-window 1/day"), builder.build().unwrap());
+            for client in 0..3_u64 {
+                let _ = limiter.hit(&client.into()).await.unwrap();
+            }
+        }
+    });
+    let mut counts = counters.counts();
+    counts.sort();
+    assert_eq!(
+        counts,
+        ["ratelimit_memory_full_total{outcome=admitted} 2", "ratelimit_memory_full_total{outcome=refused} 2"]
+    );
 }
 
 #[tokio::test]
