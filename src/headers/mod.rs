@@ -143,7 +143,7 @@ impl Headers {
 
     #[inline]
     pub(crate) fn numbers_of(self, decision: &Decision) -> Option<Numbers> {
-        self.numbers(decision.at(), decision.shown())
+        self.numbers(decision.wall_at(), decision.shown())
     }
 
     /// What the other fields say.

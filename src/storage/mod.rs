@@ -114,7 +114,7 @@ impl<'a> Ask<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
 pub struct Shown {
-    /// When the storage decided, by its own clock.
+    /// When the storage decided, by the wall clock.
     pub at: Timestamp,
     /// The answer of the one limit that a decision would [show](Decision::shown).
     pub limit: Status,

@@ -52,6 +52,7 @@ impl Shared {
     pub(super) fn decide(&self, ask: &Ask<'_>) -> Decision {
         let mut decision = Decision::blank();
         self.fill_in(ask, &mut decision);
+        decision.set_ahead(self.clock.ahead());
         decision
     }
 
@@ -69,7 +70,15 @@ impl Shared {
         }
     }
 
+    #[inline]
     pub(super) fn hit_at_once(&self, ask: &Ask<'_>, want: Want, shown: Option<&mut Shown>) -> bool {
+        let Some(shown) = shown else { return self.try_hit(ask, want, None) };
+        let is_admitted = self.try_hit(ask, want, Some(shown));
+        shown.at = shown.at.minus(u64::from(self.clock.ahead()) * 1_000_000);
+        is_admitted
+    }
+
+    fn try_hit(&self, ask: &Ask<'_>, want: Want, shown: Option<&mut Shown>) -> bool {
         match ask.policy.limits() {
             [limit] => self.hit_one_at_once(ask, limit, want, shown),
             several => match several.len() {
