@@ -341,6 +341,33 @@ fn a_fresh_and_an_idle_key_admit_the_same() {
     }
 }
 
+/// Field defect: two limits whose hashes collide in 30 bits and so share their states.
+#[test]
+fn limits_with_colliding_hashes_count_apart() {
+    let (first, second) = ("fixed-window 10/minute", "fixed-window 100/2786174215 ms");
+    let (limiter, _) = limiter(&format!("{first}; {second}"), 10);
+    let decision = hit(&limiter, "k");
+    let remaining = decision.limits().iter().map(tower_ratelimit::strategy::Status::remaining);
+    assert_eq!(remaining.collect::<Vec<_>>(), [9, 99]);
+
+    let tried_out = policy(&format!("1/day; shadow {first}; shadow {second}"));
+    let remaining = tried_out.shadows().iter().map(|shadow| {
+        let limiter = RateLimiter::with_storage(shadow.clone(), limiter.storage().clone());
+        hit(&limiter, "k").remaining()
+    });
+    assert_eq!(remaining.collect::<Vec<_>>(), [9, 99]);
+}
+
+#[test]
+fn digests_of_a_policy_differ() {
+    let text = (1..=40).map(|minutes| format!("fixed-window 9/{minutes} min")).collect::<Vec<_>>().join("; ");
+    let colliding = policy(&format!("fixed-window 10/minute; fixed-window 100/2786174215 ms; {text}"));
+    let mut digests: Vec<_> = colliding.limit_digests().iter().map(|digest| digest >> 2).collect();
+    digests.sort_unstable();
+    digests.dedup();
+    assert_eq!(digests.len(), 42);
+}
+
 /// Field defect: several limits, the earlier ones spent although a later one refused.
 #[test]
 fn refusal_takes_nothing_from_any_limit() {
