@@ -154,15 +154,15 @@ impl Shared {
 
     fn decide_all(&self, place: &mut Place<'_>, ask: &Ask<'_>, want: Want, states: &mut [State]) -> Decision {
         let Ask { policy, op, cost, .. } = *ask;
-        let &mut Place { ref mut shard, number, key, now } = place;
-        let mut run = shard.run(key);
-        let before = shard.load(run.clone(), key, policy.limit_digests(), states);
+        let Place { number, key, now, .. } = *place;
+        let mut run = place.shard.run(key);
+        let before = place.shard.load(run.clone(), key, policy.limit_digests(), states);
         let taken_out = TakenOut { shared: self, logs: before.logs };
         if want != Want::Decision {
             let peek = policy.decide(states, now, Op::Peek, cost);
             if !want.takes(peek.is_refused(), !peek.delay().is_zero()) {
                 mem::forget(taken_out);
-                self.usage.settle(before, shard.save(run, key, policy.limit_digests(), states, now, None));
+                self.usage.settle(before, place.shard.save(run, key, policy.limit_digests(), states, now, None));
                 return peek;
             }
         }
@@ -170,8 +170,8 @@ impl Shared {
         if cost > 0 {
             let need = Need::of(policy, states, now, before.keys == 0);
             if !need.is_nothing() && self.usage.lack(self.bounds, &need).is_some() {
-                no_room = self.make_room(shard, number, key, now, ask, states, &need).err();
-                run = shard.run(key);
+                no_room = self.make_room(place, ask, states, &need).err();
+                run = place.shard.run(key);
             }
         }
         let is_final = op == Op::Hit && want != Want::Yes;
@@ -191,7 +191,7 @@ impl Shared {
         mem::forget(taken_out);
         self.shards[number].take_down(key.hash);
         let said = (op == Op::Hit && no_room.is_none()).then(|| decision.limits());
-        let after = shard.save(run, key, policy.limit_digests(), states, now, said);
+        let after = place.shard.save(run, key, policy.limit_digests(), states, now, said);
         self.usage.settle(before, after);
         decision
     }

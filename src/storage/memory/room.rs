@@ -1,5 +1,6 @@
 use std::sync::atomic::Ordering;
 
+use super::decide::Place;
 use super::shard::{KeyHash, LOG, Shard};
 use super::usage::{Lack, Need, Size, Usage};
 use super::{OnFull, Shared};
@@ -52,14 +53,12 @@ impl Shared {
     #[cold]
     pub(super) fn make_room(
         &self,
-        shard: &mut Shard,
-        number: usize,
-        key: KeyHash,
-        now: Timestamp,
+        place: &mut Place<'_>,
         ask: &Ask<'_>,
         states: &mut [State],
         need: &Need,
     ) -> Result<(), NoRoom> {
+        let &mut Place { ref mut shard, number, key, now } = place;
         // A hit that is refused anyway is not stored and needs no room.
         let is_fresh = states.iter().all(|state| *state == State::Fresh);
         let is_refused = if is_fresh {

@@ -17,6 +17,7 @@ pub(super) struct Swept {
     /// The end of the shard was reached.
     is_at_end: bool,
     /// The logs, to be freed when the shard is unlocked.
+    #[expect(clippy::vec_box, reason = "unboxing would free memory while the shard is locked")]
     logs: Vec<Box<Log>>,
 }
 

@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use super::chunks::MOST;
 use super::entries::LONGEST_RING;
@@ -249,10 +250,10 @@ fn a_full_log_takes_at_most_six_bytes_for_each_hit_in_the_mean() {
         let mut log = Log::default();
         let (mut now, mut sum, mut hits) = (DAY, 0, 0);
         for hit in 0..3 * amount {
-            // The time between hits is exponentially distributed.
-            #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-            let wait = -((pair.below(1 << 30) + 1) as f64 / f64::from(1 << 30)).ln() * (DAY / amount) as f64;
-            now += wait as u64;
+            // The time between hits, in microseconds, is exponentially distributed.
+            #[allow(clippy::cast_precision_loss)]
+            let (random, mean) = ((pair.below(1 << 30) + 1) as f64 / f64::from(1 << 30), (DAY / amount) as f64);
+            now += Duration::from_secs_f64(-random.ln() * mean).as_secs();
             log.add(Timestamp::from_micros(now), DAY, 1);
             if hit >= 2 * amount && hit % (amount / 50) == 0 {
                 sum += log.bytes() as u64;
