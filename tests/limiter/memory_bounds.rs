@@ -229,7 +229,7 @@ fn memory_of_a_flood_comes_back_with_a_few_thousand_hits_or_peeks() {
                 }
                 assert_eq!(storage.stats().keys, 300_000);
                 clock.advance(Duration::from_secs(3));
-                for _ in 0..6_000 {
+                for _ in 0..10_000 {
                     let _ = match op {
                         Op::Hit => hit(&limiter, "k"),
                         Op::Peek => now(limiter.peek(&"k".into())),

@@ -10,6 +10,9 @@ use crate::strategy::Log;
 /// The number of slots that a sweep looks at: side by side they cost little more than one.
 const SLOTS: usize = 64;
 
+/// The most logs that a sweep frees, since freeing memory takes longer than removing a slot.
+const MOST_LOGS: usize = 1_024;
+
 /// What a sweep has removed.
 #[derive(Debug, Default)]
 pub(super) struct Swept {
@@ -69,20 +72,23 @@ impl Shard {
         swept.freed.keys += usize::from(self.table.run(slot.hash).is_empty());
     }
 
-    /// Removes all expired states of the shard.
+    /// Removes all expired states of the shard, or those that have the first few logs.
     fn sweep_all(&mut self, now: Timestamp, swept: &mut Swept) {
         let keys = self.table.keys();
         let Self { table, logs, .. } = self;
+        swept.is_at_end = true;
         table.retain(|slot| {
-            let stays = !slot.is_expired(now);
+            let has_log = slot.limit & LOG != 0;
+            let is_later = has_log && swept.logs.len() >= MOST_LOGS;
+            let stays = is_later || !slot.is_expired(now);
+            swept.is_at_end &= !is_later;
             if !stays {
-                swept.count(if slot.limit & LOG == 0 { None } else { logs.remove(slot.first) });
+                swept.count(if has_log { logs.remove(slot.first) } else { None });
             }
             stays
         });
         swept.freed.keys += keys - self.table.keys();
         self.swept = 0;
-        swept.is_at_end = true;
     }
 }
 
