@@ -29,6 +29,9 @@ pub(crate) struct Shared<St, R> {
     pub(crate) lints: Lints,
 }
 
+/// A layer warns of a storage that fewer exhausted clients fill.
+const FEW_CLIENTS: u64 = 10_000;
+
 /// What is to be done with a request.
 pub(crate) enum Considered<St: Storage, ResBody> {
     PassOn(Told<St>),
@@ -64,7 +67,9 @@ impl<St, R> Shared<St, R> {
     pub(crate) fn new(rules: Rules, storage: St, rejection: Arc<R>) -> Arc<Self> {
         Arc::new(Self { rules, storage, rejection, lints: Lints::default() })
     }
+}
 
+impl<St: Storage, R> Shared<St, R> {
     /// Reports the lints that can be known before the first request.
     pub(crate) fn start(&self) {
         self.lints.at_start(|| self.rules.caveats(), |lint| self.rules.reporter.warn(lint));
@@ -84,6 +89,9 @@ impl<St, R> Shared<St, R> {
     fn lint_policy(&self, policy: &Policy) {
         if self.rules.charge.is_some() && policy.limits().iter().any(is_elastic) {
             self.lints.report_once(Lint::ElasticWindowRefunded, |lint| self.rules.reporter.warn(lint));
+        }
+        if let Some(clients) = self.storage.clients_to_fill(policy).filter(|clients| *clients < FEW_CLIENTS) {
+            self.lints.report_once(Lint::SmallStorage { clients }, |lint| self.rules.reporter.warn(lint));
         }
     }
 }

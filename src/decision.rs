@@ -33,6 +33,8 @@ use crate::strategy::Status;
 #[must_use = "a decision says whether to go on"]
 pub struct Decision {
     at: Timestamp,
+    /// How many seconds `at` is ahead of the wall clock.
+    ahead: u32,
     cost: u32,
     verdict: Verdict,
     statuses: Statuses,
@@ -41,7 +43,7 @@ pub struct Decision {
 impl Decision {
     /// The decision on a hit of `cost` units at `at`, admitted if every limit admits.
     pub(crate) fn new(at: Timestamp, cost: u32, statuses: Statuses) -> Self {
-        let mut decision = Self { at, cost, verdict: Verdict::REFUSED, statuses };
+        let mut decision = Self { at, ahead: 0, cost, verdict: Verdict::REFUSED, statuses };
         decision.conclude(at);
         decision
     }
@@ -63,7 +65,7 @@ impl Decision {
     #[inline]
     pub(crate) const fn blank() -> Self {
         let statuses = Statuses::More(Vec::new());
-        Self { at: Timestamp::EPOCH, cost: 0, verdict: Verdict::REFUSED, statuses }
+        Self { at: Timestamp::EPOCH, ahead: 0, cost: 0, verdict: Verdict::REFUSED, statuses }
     }
 
     /// The answers of so many limits, to be filled in.
@@ -142,6 +144,18 @@ impl Decision {
     /// When the storage decided, by its own clock.
     pub fn at(&self) -> Timestamp {
         self.at
+    }
+
+    /// When the storage decided, by the wall clock.
+    #[inline]
+    pub(crate) fn wall_at(&self) -> Timestamp {
+        self.at.minus(u64::from(self.ahead) * 1_000_000)
+    }
+
+    /// Sets how many seconds the storage's clock is ahead of the wall clock.
+    #[inline]
+    pub(crate) fn set_ahead(&mut self, seconds: u32) {
+        self.ahead = seconds;
     }
 
     /// How many units the hit asked for.

@@ -55,6 +55,16 @@ pub enum Lint {
     /// failed login an hour and a success every 30 seconds, it is locked out after five hours. Use a
     /// [`MovingWindow`](crate::MovingWindow) to count failures.
     ElasticWindowRefunded,
+    /// `RL007`: the storage is full once fewer than 10,000 clients have used up the policy's quota.
+    ///
+    /// It refuses new clients then, so a few addresses keep all others out. Most often the policy has
+    /// a moving window of a large amount, whose log takes up to six bytes for each hit. Raise
+    /// [`max_bytes`](crate::storage::MemoryStorageBuilder::max_bytes), or use another strategy, such
+    /// as the sliding window counter.
+    SmallStorage {
+        /// The number of clients that fill the storage.
+        clients: u64,
+    },
 }
 
 impl Lint {
@@ -67,6 +77,7 @@ impl Lint {
             Self::SameLayerTwice => "RL004",
             Self::ForwardingFieldMissing { .. } => "RL005",
             Self::ElasticWindowRefunded => "RL006",
+            Self::SmallStorage { .. } => "RL007",
         }
     }
 
@@ -79,6 +90,7 @@ impl Lint {
             Self::SameLayerTwice => "tower_ratelimit/enum.Lint.html#variant.SameLayerTwice",
             Self::ForwardingFieldMissing { .. } => "tower_ratelimit/enum.Lint.html#variant.ForwardingFieldMissing",
             Self::ElasticWindowRefunded => "tower_ratelimit/enum.Lint.html#variant.ElasticWindowRefunded",
+            Self::SmallStorage { .. } => "tower_ratelimit/enum.Lint.html#variant.SmallStorage",
         }
     }
 
@@ -91,6 +103,7 @@ impl Lint {
             Self::SameLayerTwice => 3,
             Self::ForwardingFieldMissing { .. } => 4,
             Self::ElasticWindowRefunded => 5,
+            Self::SmallStorage { .. } => 6,
         }
     }
 }
@@ -116,6 +129,9 @@ impl fmt::Display for Lint {
             }
             Self::ElasticWindowRefunded => {
                 "an elastic window with charge_when locks clients out that behave: use a moving window"
+            }
+            Self::SmallStorage { clients } => {
+                return write!(f, "{clients} clients that have used up their quota fill the storage; raise max_bytes");
             }
         })
     }

@@ -167,7 +167,7 @@ impl Headers {
 
     #[inline]
     pub(crate) fn numbers_of(self, decision: &Decision) -> Option<Numbers> {
-        self.numbers(decision.at(), decision.shown(), decision.cost())
+        self.numbers(decision.wall_at(), decision.shown(), decision.cost())
     }
 
     /// What the other fields say.

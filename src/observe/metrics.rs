@@ -11,12 +11,13 @@ use crate::storage::PATHS;
 /// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) answered (`here`), and questions to the `storage` inside |
 /// | `ratelimit_path_total` | `path` | decisions that a [`Breaker`](crate::storage::Breaker) has passed on, by who made them: `primary`, `fallback` or `none` |
 /// | `ratelimit_clock_skew_total` | | decisions on keys whose newest decision was ahead of the clock by more than [`max_skew`](crate::storage::Cas::max_skew) |
+/// | `ratelimit_memory_full_total` | `outcome` | hits for which a [`MemoryStorage`](crate::MemoryStorage) had no room: `refused` and `admitted` newcomers, `log_refused` |
 ///
 /// | gauge | is |
 /// |---|---|
 /// | `ratelimit_breakers_open` | how many [`Breaker`](crate::storage::Breaker)s of this process leave their primary alone |
 ///
-/// The last four counters and the gauge are the storages', whether or not there is an observer, without HTTP too.
+/// The last five counters and the gauge are the storages', whether or not there is an observer, without HTTP too.
 ///
 /// `policy` is [`Policy::identity`](crate::Policy::identity), `mode` is `enforced` or `shadow`. Nothing is labelled by key: there
 /// are as many of them as clients.

@@ -11,6 +11,21 @@ use crate::{ConfigError, Quota, SlidingWindowCounter, Timestamp, TokenBucket};
 /// The bit of a limit's digest that says that the limit is only tried out.
 pub(crate) const SHADOW: u32 = 2;
 
+/// The bits of a limit's digest that storages use for other things.
+const LOW_BITS: u32 = 3;
+
+/// A different number for each limit of a policy. Two hashes that collide by chance would make two
+/// limits share their states, so the later limit gets another hash.
+pub(super) fn digests<'a>(limits: impl IntoIterator<Item = &'a Limit>, shadow: bool) -> Vec<u32> {
+    let mut digests = Vec::new();
+    for (position, limit) in limits.into_iter().enumerate() {
+        let flag = if shadow { SHADOW } else { 0 };
+        let mut attempts = (0..).map(|attempt| limit.digest(position, attempt) | flag);
+        digests.extend(attempts.find(|digest| !digests.contains(digest)));
+    }
+    digests
+}
+
 /// A quota with its strategy, and perhaps a name of its own.
 ///
 /// Most policies are built without naming this type; it is for a limit that is to be called something else than
@@ -119,14 +134,17 @@ impl Limit {
         u64::try_from(seconds).unwrap_or(u64::MAX)
     }
 
-    /// A number for this strategy and period at this place of a policy: what tells its states from those of another
-    /// strategy, period and limit. One bit of it says whether the limit is only tried out.
-    pub(super) fn digest(&self, position: usize, shadow: bool) -> u32 {
+    /// A number for this strategy and period at this place of a policy. It tells the states of this
+    /// limit from those of others. One bit of it says whether the limit is enforced.
+    fn digest(&self, position: usize, attempt: u32) -> u32 {
         let mut hasher = DefaultHasher::new();
         (position, self.strategy.name(), self.quota.period_micros()).hash(&mut hasher);
+        if attempt > 0 {
+            attempt.hash(&mut hasher);
+        }
         #[allow(clippy::cast_possible_truncation)]
         let digest = hasher.finish() as u32;
-        if shadow { digest | SHADOW } else { digest & !SHADOW }
+        digest & !LOW_BITS
     }
 
     /// What this limit answers to a hit of `cost` units that a storage decided elsewhere: `state` is what was left, and
@@ -199,5 +217,21 @@ impl fmt::Display for Limit {
 impl fmt::Debug for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Limit({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_whose_hashes_collide_get_different_digests() {
+        let limit = |text: &str| crate::Policy::limits(&text.parse().unwrap())[0].clone();
+        let limits = [limit("fixed-window 10/minute"), limit("fixed-window 100/2786174215 ms")];
+        assert_eq!(limits[0].digest(0, 0), limits[1].digest(1, 0), "this pair collides");
+        for shadow in [false, true] {
+            let digests = digests(&limits, shadow);
+            assert_ne!(digests[0], digests[1]);
+        }
     }
 }

@@ -217,13 +217,14 @@ impl Policy {
     fn of(name: Option<Box<str>>, limits: Vec<Limit>, shadow: Vec<Limit>) -> Self {
         let identity = name.as_deref().map_or_else(|| text::of_limits(&limits), str::to_owned);
         let digest = digest(&identity);
-        let limit_digests = limits.iter().enumerate().map(|(position, limit)| limit.digest(position, false)).collect();
+        let limit_digests = limit::digests(&limits, false);
         // What is only tried out is no part of the identity: it comes and goes, and what was spent stays.
-        let shadows = shadow.into_iter().enumerate().map(|(position, limit)| {
+        let shadow_digests = limit::digests(&shadow, true);
+        let shadows = shadow.into_iter().zip(shadow_digests).enumerate().map(|(position, (limit, limit_digest))| {
             let called = format!("{identity} shadow-{}", position + 1);
             // All names are ASCII, so none can be the same.
             let identity = format!("{identity}\u{b7}shadow-{}", position + 1);
-            let limit_digests = vec![limit.digest(position, true)];
+            let limit_digests = vec![limit_digest];
             let (limits, shadows) = (vec![limit], Vec::new());
             Self(Arc::new(Inner { name: None, limits, identity, digest, limit_digests, called, shadows }))
         });

@@ -184,6 +184,14 @@ impl Storage for AnyStorage {
         }
     }
 
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
+        match &self.0 {
+            Any::Memory(storage) => storage.clients_to_fill(policy),
+            #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+            _ => None,
+        }
+    }
+
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         match &self.0 {
             Any::Memory(storage) => storage.validate(policy),

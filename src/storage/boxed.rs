@@ -74,6 +74,10 @@ impl Storage for BoxStorage {
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.0.validate(policy)
     }
+
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
+        self.0.clients_to_fill(policy)
+    }
 }
 
 /// [`Storage`] without associated types.
@@ -83,6 +87,7 @@ trait AnyKind: fmt::Debug + Send + Sync {
     fn clear(&self, policy: &Policy, key: &Key) -> BoxAnswer<()>;
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> BoxAnswer<()>;
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError>;
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64>;
 }
 
 impl<St: Storage> AnyKind for St {
@@ -104,6 +109,10 @@ impl<St: Storage> AnyKind for St {
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         Storage::validate(self, policy)
+    }
+
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
+        Storage::clients_to_fill(self, policy)
     }
 }
 

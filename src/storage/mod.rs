@@ -87,7 +87,7 @@ pub use self::etcd::{EtcdStorage, EtcdStorageError};
 pub use self::infallible::InfallibleStorage;
 #[cfg(feature = "memcached")]
 pub use self::memcached::{MemcachedStorage, MemcachedStorageError};
-pub use self::memory::{MemoryStorage, MemoryStorageBuilder};
+pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisStorage, RedisStorageError};
 
@@ -116,7 +116,7 @@ impl<'a> Ask<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
 pub struct Shown {
-    /// When the storage decided, by its own clock.
+    /// When the storage decided, by the wall clock.
     pub at: Timestamp,
     /// The answer of the one limit that a decision would [show](Decision::shown).
     pub limit: Status,
@@ -222,5 +222,14 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         let _ = policy;
         Ok(())
+    }
+
+    /// Returns how many clients that have exhausted `policy` fill this storage. Then it refuses new
+    /// clients. `None`, the default, if it has no bound of its own.
+    ///
+    /// A layer warns of fewer than 10,000: see [`Lint::SmallStorage`](crate::Lint::SmallStorage).
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
+        let _ = policy;
+        None
     }
 }

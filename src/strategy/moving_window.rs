@@ -5,8 +5,8 @@ use crate::{Quota, Timestamp};
 
 /// N units in any span of P, exactly: a log of when units were admitted.
 ///
-/// The strictest window, at 16 bytes for each admitted instant: for small quotas, or where the promise is worth it. A
-/// decision is found by halving the log, never by scanning it.
+/// The strictest window. Each admitted instant takes 16 bytes in a log of up to 128 entries, and four to six bytes in
+/// a longer one. A decision searches the log by halves and never scans it.
 ///
 /// In strings: `moving-window 10/minute`.
 ///

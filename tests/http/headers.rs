@@ -8,11 +8,11 @@ use proptest::prelude::*;
 use sfv::{BareItem, List, ListEntry, Parser};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::extract::Head;
-use tower_ratelimit::storage::{ManualClock, TokioClock};
+use tower_ratelimit::storage::{Clock, ManualClock, TokioClock};
 use tower_ratelimit::strategy::Strategy;
 use tower_ratelimit::{
     Decision, FixedWindow, Global, Headers, Limit, MemoryStorage, MovingWindow, OnError, Policy, Quota, RateLimit,
-    RateLimitLayer, TokenBucket,
+    RateLimitLayer, Timestamp, TokenBucket,
 };
 
 fn layer(policy: Policy, storage: &MemoryStorage, headers: Headers) -> RateLimitLayer {
@@ -38,6 +38,35 @@ fn free() -> Policy {
 
 fn free_and_daily() -> Policy {
     free().with(Limit::new(MovingWindow::new(), Quota::per_day(12)).named("daily"))
+}
+
+/// Field defect: a reset that is an hour off after the wall clock was an hour ahead for a moment.
+#[tokio::test]
+async fn reset_is_a_time_of_the_wall_clock_whatever_the_clock_of_the_storage() {
+    /// A clock that stands an hour ahead of the wall clock.
+    #[derive(Debug)]
+    struct HourAhead;
+
+    impl Clock for HourAhead {
+        fn now(&self) -> Timestamp {
+            Timestamp::from_micros((T0 + 3_600) * 1_000_000)
+        }
+
+        fn ahead_of_wall_clock(&self) -> u32 {
+            3_600
+        }
+    }
+
+    for shown in [Headers::x_rate_limit(), Headers::x_rate_limit().and(Headers::ietf())] {
+        let storage = MemoryStorage::builder().clock(HourAhead).build().unwrap();
+        let policy = Policy::new(FixedWindow::new(), Quota::per_minute(2));
+        let service = layer(policy, &storage, shown).layer(Inner::default());
+        for expected in [200, 200, 429, 429] {
+            let response = ask(&service, get("/")).await;
+            assert_eq!(response.status(), expected);
+            assert_eq!(numbers(&response).unwrap()[2], T0 + 60, "{expected}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -8,8 +8,8 @@ use http::{HeaderName, Request};
 use tower::Layer;
 use tower_ratelimit::extract::{AllowList, Head};
 use tower_ratelimit::{
-    ClientIp, Event, Global, Header, KeyExtractor, Lint, Observer, PeerIp, RateLimitLayer, ResponseHead, Skip,
-    policy_by,
+    ClientIp, Event, Global, Header, KeyExtractor, Lint, MemoryStorage, Observer, OnError, PeerIp, RateLimitLayer,
+    ResponseHead, Skip, policy_by,
 };
 
 fn by_client(text: &str) -> RateLimitLayer {
@@ -192,6 +192,37 @@ async fn elastic_window_refunded_lint_is_reported_once() {
     let _ =
         RateLimitLayer::new(policy("elastic-window 5/minute"), Global).observer(linted.clone()).layer(Inner::default());
     assert_eq!(linted.take(), []);
+}
+
+#[tokio::test]
+async fn small_storage_lint_is_reported_once_with_the_number_of_clients() {
+    for (text, max_bytes, clients) in [
+        ("moving-window 10000/day", 128_000_000, Some(900..1_100)),
+        ("moving-window 10000/day", 2_000_000_000, None),
+        ("fixed-window 10000/day", 128_000_000, None),
+        ("fixed-window 10000/day", 80_000, Some(2_000..2_001)),
+    ] {
+        let storage = MemoryStorage::builder().max_bytes(max_bytes).build().unwrap();
+        let linted = Linted::default();
+        let with_storage = RateLimitLayer::with_storage(policy(text), Global, storage.clone());
+        let set_later = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse);
+        for layer in [with_storage, set_later] {
+            let layer = layer.observer(linted.clone());
+            for _ in 0..2 {
+                let _ = layer.clone().layer(Inner::default());
+            }
+            match (&linted.take()[..], &clients) {
+                ([], None) => {}
+                ([Lint::SmallStorage { clients: reported }], Some(clients)) => {
+                    assert!(clients.contains(reported), "{text}: {reported}")
+                }
+                (lints, _) => panic!("{text} on {max_bytes} bytes: {lints:?}"),
+            }
+        }
+    }
+    let lint = Lint::SmallStorage { clients: 980 };
+    assert_eq!((lint.code(), lint.to_string().starts_with("980 clients")), ("RL007", true));
+    assert!(lint.docs().ends_with("#variant.SmallStorage"));
 }
 
 #[tokio::test]

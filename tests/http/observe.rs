@@ -11,7 +11,7 @@ use common::{
 use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
-use tower_ratelimit::storage::{Breaker, Cas, Clock, Leases, ManualClock, RefusalCache};
+use tower_ratelimit::storage::{Breaker, Cas, Clock, Leases, ManualClock, OnFull, RefusalCache};
 use tower_ratelimit::{
     Event, Header, Key, MemoryStorage, MetricsObserver, OnError, RateLimitLayer, RateLimiter, ResponseHead, What,
 };
@@ -270,4 +270,23 @@ fn clock_that_is_too_far_ahead_is_counted_and_warned_of_once() {
     assert_eq!(counts, ["ratelimit_clock_skew_total{} 3"]);
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].starts_with("WARN ") && lines[0].contains("check NTP") && lines[0].contains("max_skew=5s"));
+}
+
+#[test]
+fn hits_without_room_are_counted() {
+    let counters = counters_of(async {
+        for on_full in [OnFull::Refuse, OnFull::Admit] {
+            let builder = MemoryStorage::builder().max_keys(1).on_full(on_full);
+            let limiter = RateLimiter::with_storage(policy("fixed-window 1/day"), builder.build().unwrap());
+            for client in 0..3_u64 {
+                let _ = limiter.hit(&client.into()).await.unwrap();
+            }
+        }
+    });
+    let mut counts = counters.counts();
+    counts.sort();
+    assert_eq!(
+        counts,
+        ["ratelimit_memory_full_total{outcome=admitted} 2", "ratelimit_memory_full_total{outcome=refused} 2"]
+    );
 }

@@ -5,6 +5,7 @@ mod cas;
 mod cas_skew;
 mod divided_quotas;
 mod memory;
+mod memory_bounds;
 mod quota_changes;
 mod refund;
 mod values;

@@ -28,7 +28,7 @@ fn flood_of_keys_stays_within_the_cap_and_evicts_no_refused_key() {
         }
         for key in 0..20_000 {
             let _ = hit(&limiter, key);
-            assert!(limiter.storage().weight() <= max_keys);
+            assert!(limiter.storage().stats().keys <= max_keys);
         }
         for key in refused {
             assert!(hit(&limiter, key).is_refused(), "{policy} at {max_keys}");
@@ -51,8 +51,8 @@ fn new_key_is_refused_with_a_wait_if_all_others_are_refused() {
         assert_eq!(decision.retry_after(), Some(Duration::from_secs(30)), "when the first of the three may come back");
         assert_eq!((decision.remaining(), decision.capacity()), (0, 1));
     }
-    assert_eq!(limiter.storage().crowded(), 1, "a peek does not count");
-    assert_eq!(limiter.storage().weight(), 3);
+    assert_eq!(limiter.storage().stats().newcomers_refused, 1, "a peek does not count");
+    assert_eq!(limiter.storage().stats().keys, 3);
     clock.advance(Duration::from_secs(30));
     assert!(now(limiter.hit(&newcomer)).is_admitted());
     assert!(hit(&limiter, 1_u64).is_refused(), "one who is being refused is not thrown out");
@@ -102,12 +102,12 @@ fn hits_on_one_key_sweep_all_expired_keys() {
         for key in 0..20_000_u64 {
             let _ = hit(&limiter, key);
         }
-        assert_eq!(limiter.storage().weight(), 20_000, "{policy}");
+        assert_eq!(limiter.storage().stats().keys, 20_000, "{policy}");
         clock.advance(Duration::from_secs(2));
         for _ in 0..40_000 {
             let _ = hit(&limiter, "the one");
         }
-        assert_eq!(limiter.storage().weight(), 1, "{policy}");
+        assert_eq!(limiter.storage().stats().keys, 1, "{policy}");
         // And again: sweeping does not stop after the first round.
         for key in 0..20_000_u64 {
             let _ = hit(&limiter, key);
@@ -116,7 +116,7 @@ fn hits_on_one_key_sweep_all_expired_keys() {
         for _ in 0..40_000 {
             let _ = hit(&limiter, "the one");
         }
-        assert_eq!(limiter.storage().weight(), 1, "{policy}");
+        assert_eq!(limiter.storage().stats().keys, 1, "{policy}");
     }
 }
 
@@ -132,41 +132,7 @@ fn calls_that_spend_nothing_store_nothing() {
         let _ = hit(&limiter, key);
         now(limiter.clear(&key.into()));
     }
-    assert_eq!(limiter.storage().weight(), 0);
-}
-
-#[test]
-fn long_logs_weigh_more_and_are_evicted_like_keys() {
-    let (limiter, clock) = limiter("moving-window 1000/minute", 300);
-    let tick = |key: u64| {
-        clock.advance(Duration::from_micros(1));
-        hit(&limiter, key)
-    };
-    for _ in 0..1_000 {
-        assert!(tick(0).is_admitted());
-    }
-    let alone = limiter.storage().weight();
-    assert!((126..300).contains(&alone), "a thousand entries of 16 bytes weigh {alone}");
-    for key in 1..1_000 {
-        let _ = tick(key);
-        assert!(limiter.storage().weight() <= 300);
-    }
-    assert!(tick(0).is_refused());
-    now(limiter.clear(&0_u64.into()));
-    assert!(limiter.storage().weight() <= 300 - alone);
-}
-
-/// Field defect: unbounded maps, by way of a few keys with long logs.
-#[test]
-fn a_flood_of_growing_logs_stays_near_the_cap() {
-    let (limiter, clock) = limiter("moving-window 100000/hour", 200);
-    for round in 0..2_000 {
-        for key in 0..50_u64 {
-            clock.advance(Duration::from_micros(1));
-            let _ = hit(&limiter, key);
-        }
-        assert!(limiter.storage().weight() < 600, "{} in round {round}", limiter.storage().weight());
-    }
+    assert_eq!(limiter.storage().stats().keys, 0);
 }
 
 /// Field defect: a cap of 0 that disables the limit.
@@ -314,20 +280,6 @@ fn a_log_that_need_not_grow_needs_no_room() {
     assert!(hit(&moving, "a").is_admitted(), "its first entry has expired and makes place for the next");
 }
 
-#[test]
-fn room_is_made_in_other_shards_too() {
-    // Enough for several shards, and all of it taken by the log of one key.
-    let (limiter, clock) = limiter("moving-window 200000/hour", 5_000);
-    while limiter.storage().weight() < 5_000 {
-        clock.advance(Duration::from_micros(1));
-        assert!(hit(&limiter, "greedy").is_admitted());
-    }
-    for key in 0..50_u64 {
-        assert!(hit(&limiter, key).is_admitted());
-        assert!(limiter.storage().weight() <= 5_000);
-    }
-}
-
 /// A strategy that panics spoils nothing for others.
 #[test]
 fn a_panic_in_a_strategy_leaves_the_storage_usable() {
@@ -360,11 +312,11 @@ fn a_panic_in_a_strategy_leaves_the_storage_usable() {
     let storage = MemoryStorage::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
     let panics = RateLimiter::with_storage(Policy::new(Panics, Quota::per_day(1)), storage.clone());
     let fixed = RateLimiter::with_storage(Policy::new(FixedWindow::new(), Quota::per_day(1)), storage);
-    assert!(hit(&panics, "k").is_admitted() && panics.storage().weight() > 100);
+    assert!(hit(&panics, "k").is_admitted() && panics.storage().stats().log_bytes > 1_000);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| panics.hit_with_cost(&"k".into(), 2)));
     assert!(caught.is_err());
     now(panics.clear(&"k".into()));
-    assert_eq!(panics.storage().weight(), 0, "what was lost weighs nothing");
+    assert_eq!(panics.storage().stats().bytes, 0, "lost logs take no room");
     assert!(hit(&fixed, "k").is_admitted());
     assert!(hit(&fixed, "k").is_refused());
     for key in 0..100_u64 {
@@ -374,7 +326,7 @@ fn a_panic_in_a_strategy_leaves_the_storage_usable() {
     for _ in 0..1_000 {
         let _ = hit(&fixed, "k");
     }
-    assert_eq!(fixed.storage().weight(), 1, "sweeping goes on");
+    assert_eq!(fixed.storage().stats().keys, 1, "sweeping goes on");
 }
 
 /// Field defect: burst + 1 after an idle spell.
@@ -387,6 +339,33 @@ fn a_fresh_and_an_idle_key_admit_the_same() {
         clock.advance(Duration::from_secs(1_000));
         assert_eq!(burst(), 7, "{strategy}");
     }
+}
+
+/// Field defect: two limits whose hashes collide in 30 bits and so share their states.
+#[test]
+fn limits_with_colliding_hashes_count_apart() {
+    let (first, second) = ("fixed-window 10/minute", "fixed-window 100/2786174215 ms");
+    let (limiter, _) = limiter(&format!("{first}; {second}"), 10);
+    let decision = hit(&limiter, "k");
+    let remaining = decision.limits().iter().map(tower_ratelimit::strategy::Status::remaining);
+    assert_eq!(remaining.collect::<Vec<_>>(), [9, 99]);
+
+    let tried_out = policy(&format!("1/day; shadow {first}; shadow {second}"));
+    let remaining = tried_out.shadows().iter().map(|shadow| {
+        let limiter = RateLimiter::with_storage(shadow.clone(), limiter.storage().clone());
+        hit(&limiter, "k").remaining()
+    });
+    assert_eq!(remaining.collect::<Vec<_>>(), [9, 99]);
+}
+
+#[test]
+fn digests_of_a_policy_differ() {
+    let text = (1..=40).map(|minutes| format!("fixed-window 9/{minutes} min")).collect::<Vec<_>>().join("; ");
+    let colliding = policy(&format!("fixed-window 10/minute; fixed-window 100/2786174215 ms; {text}"));
+    let mut digests: Vec<_> = colliding.limit_digests().iter().map(|digest| digest >> 2).collect();
+    digests.sort_unstable();
+    digests.dedup();
+    assert_eq!(digests.len(), 42);
 }
 
 /// Field defect: several limits, the earlier ones spent although a later one refused.
@@ -492,7 +471,7 @@ fn key_refused_by_a_lowered_limit_is_not_evicted() {
         let _ = hit(&others, key);
     }
     assert!(hit(&strict, "k").is_refused());
-    assert_eq!(storage.weight(), 2);
+    assert_eq!(storage.stats().keys, 2);
 }
 
 /// A yes is looked for first and a refusal decided after, but it happens once.
@@ -508,7 +487,7 @@ async fn a_refusal_through_the_middleware_counts_once() {
         service_fn(async |_: http::Request<()>| Ok::<_, std::convert::Infallible>(http::Response::new(String::new())));
     let mut service = RateLimitLayer::with_storage(Quota::per_minute(5), Global, storage.clone()).layer(ok);
     let refused = service.ready().await.unwrap().call(http::Request::new(())).await.unwrap();
-    assert_eq!((refused.status().as_u16(), storage.crowded()), (429, 1));
+    assert_eq!((refused.status().as_u16(), storage.stats().newcomers_refused), (429, 1));
 }
 
 #[test]
@@ -616,7 +595,7 @@ fn refusal_found_by_hit_at_once_counts_once() {
 }
 
 #[test]
-fn reset_forgets_every_key_and_its_weight() {
+fn reset_forgets_every_key_and_its_bytes() {
     let (limiter, _) = limiter("moving-window 200/day; 300/day", 100_000);
     for client in 0..1_000_u64 {
         let cost = if client == 7 { 200 } else { 1 };
@@ -626,8 +605,8 @@ fn reset_forgets_every_key_and_its_weight() {
     for _ in 0..3 {
         assert!(now(limiter.hit(&Key::from(7))).is_refused());
     }
-    assert!(limiter.storage().weight() >= 1_000);
+    assert!(limiter.storage().stats().keys >= 1_000);
     assert_eq!(limiter.storage().reset(), 1_000);
-    assert_eq!((limiter.storage().weight(), limiter.storage().reset()), (0, 0));
+    assert_eq!((limiter.storage().stats().bytes, limiter.storage().reset()), (0, 0));
     assert!(limiter.admit(&Key::from(7)) && now(limiter.hit_with_cost(&Key::from(7), 199)).is_admitted());
 }

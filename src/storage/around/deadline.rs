@@ -88,6 +88,10 @@ impl<St: Storage> Storage for Deadline<St> {
         self.in_time(self.storage.refund(policy, key, decision), true)
     }
 
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
+        self.storage.clients_to_fill(policy)
+    }
+
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.storage.validate(policy)
     }

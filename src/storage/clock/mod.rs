@@ -5,7 +5,7 @@ mod instant;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 #[cfg(feature = "quanta")]
@@ -19,11 +19,25 @@ use crate::time::micros;
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The present instant.
     fn now(&self) -> Timestamp;
+
+    /// Returns how many seconds this clock is ahead of the wall clock. Defaults to 0.
+    ///
+    /// Decisions are made at the time that [`now`](Self::now) returns. A [`MemoryStorage`] shows times
+    /// of day to clients, as in `X-RateLimit-Reset`, by the wall clock.
+    ///
+    /// [`MemoryStorage`]: crate::MemoryStorage
+    fn ahead_of_wall_clock(&self) -> u32 {
+        0
+    }
 }
 
 impl<C: Clock + ?Sized> Clock for Arc<C> {
     fn now(&self) -> Timestamp {
         (**self).now()
+    }
+
+    fn ahead_of_wall_clock(&self) -> u32 {
+        (**self).ahead_of_wall_clock()
     }
 }
 
@@ -36,9 +50,10 @@ const SECOND: u64 = 1_000_000;
 /// the system's clock, and corrects the result by the system's monotonic clock once a second.
 /// Without the feature it reads the system's monotonic clock ([`std::time::Instant`]).
 ///
-/// If the wall clock is set back, the time does not follow. If the wall clock is more than a second
-/// ahead, for example after the machine was asleep, the next correction follows it. That check too
-/// is made once a second.
+/// If the wall clock is more than a second ahead, for example after the machine was asleep, the next
+/// correction follows it. If the wall clock is set back, the time does not follow, because windows would
+/// last longer. The times of day that clients are shown follow the wall clock in both cases. That check
+/// too is made once a second.
 ///
 /// The time does not go back, with one exception: two threads that read the clock while it is being
 /// corrected may differ by the error that is corrected.
@@ -55,6 +70,8 @@ pub struct SystemClock {
     floor: AtomicU64,
     /// The ticks at the last correction.
     corrected: AtomicU64,
+    /// How many seconds the time was ahead of the wall clock at the last correction.
+    ahead: AtomicU32,
 }
 
 impl SystemClock {
@@ -62,7 +79,14 @@ impl SystemClock {
     pub fn new() -> Self {
         let ticks = Ticks::start();
         let epoch = Timestamp::wall_clock().as_micros();
-        Self { ticks, epoch: epoch.into(), offset: epoch.into(), floor: epoch.into(), corrected: 0.into() }
+        Self {
+            ticks,
+            epoch: epoch.into(),
+            offset: epoch.into(),
+            floor: epoch.into(),
+            corrected: 0.into(),
+            ahead: 0.into(),
+        }
     }
 
     /// Corrects the offset. `ticked` and `monotonic` are the time since the start, counted in ticks
@@ -77,6 +101,8 @@ impl SystemClock {
         }
         let now = self.epoch.load(Ordering::Relaxed).saturating_add(monotonic);
         self.offset.store(now.saturating_sub(ticked), Ordering::Relaxed);
+        let ahead = Timestamp::from_micros(now).since(wall) / SECOND;
+        self.ahead.store(u32::try_from(ahead).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
     #[inline]
@@ -96,6 +122,11 @@ impl Clock for SystemClock {
             self.correct(ticked, self.ticks.monotonic(ticked), Timestamp::wall_clock());
         }
         self.at(ticked)
+    }
+
+    #[inline]
+    fn ahead_of_wall_clock(&self) -> u32 {
+        self.ahead.load(Ordering::Relaxed)
     }
 }
 
@@ -194,6 +225,22 @@ mod tests {
         ] {
             clock.correct(0, 0, Timestamp::from_micros(wall));
             assert_eq!(clock.at(0).as_micros(), expected);
+        }
+    }
+
+    /// Field defect: `X-RateLimit-Reset` an hour off until the restart.
+    #[test]
+    fn wall_clock_that_was_ahead_for_a_moment_is_followed_back_without_moving_time() {
+        let clock = SystemClock::new();
+        let start = clock.epoch.load(Ordering::Relaxed);
+        for (wall, time, ahead) in [
+            (start + 3_600 * SECOND, start + 3_600 * SECOND, 0),
+            (start, start + 3_600 * SECOND, 3_600),
+            (start - 60 * SECOND, start + 3_600 * SECOND, 3_660),
+            (start + 3_600 * SECOND, start + 3_600 * SECOND, 0),
+        ] {
+            clock.correct(0, 0, Timestamp::from_micros(wall));
+            assert_eq!((clock.at(0).as_micros(), clock.ahead_of_wall_clock()), (time, ahead));
         }
     }
 

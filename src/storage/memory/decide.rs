@@ -1,8 +1,8 @@
 use std::mem;
-use std::sync::atomic::Ordering;
 
 use super::Shared;
 use super::shard::{KeyHash, Shard};
+use super::usage::{Need, Size};
 use crate::storage::{Ask, Shown};
 use crate::strategy::State;
 use crate::sync::MutexGuard;
@@ -52,6 +52,7 @@ impl Shared {
     pub(super) fn decide(&self, ask: &Ask<'_>) -> Decision {
         let mut decision = Decision::blank();
         self.fill_in(ask, &mut decision);
+        decision.set_ahead(self.clock.ahead());
         decision
     }
 
@@ -69,7 +70,15 @@ impl Shared {
         }
     }
 
+    #[inline]
     pub(super) fn hit_at_once(&self, ask: &Ask<'_>, want: Want, shown: Option<&mut Shown>) -> bool {
+        let Some(shown) = shown else { return self.try_hit(ask, want, None) };
+        let is_admitted = self.try_hit(ask, want, Some(shown));
+        shown.at = shown.at.minus(u64::from(self.clock.ahead()) * 1_000_000);
+        is_admitted
+    }
+
+    fn try_hit(&self, ask: &Ask<'_>, want: Want, shown: Option<&mut Shown>) -> bool {
         match ask.policy.limits() {
             [limit] => self.hit_one_at_once(ask, limit, want, shown),
             several => match several.len() {
@@ -100,8 +109,8 @@ impl Shared {
 
     /// Unlocks the shard, and sweeps another if it is time.
     #[inline(always)]
-    pub(super) fn leave(&self, mut place: Place<'_>, op: Op) {
-        if op == Op::Hit && place.shard.is_sweep_due() {
+    pub(super) fn leave(&self, mut place: Place<'_>) {
+        if place.shard.is_sweep_due() {
             drop(place.shard);
             self.sweep(place.now);
         }
@@ -112,17 +121,19 @@ impl Shared {
     pub(super) fn resave(&self, place: &mut Place<'_>, policy: &Policy, state: &State) {
         let Place { shard, key, now, .. } = place;
         let run = shard.run(*key);
+        let before = run.len();
         let states = &mut [state.clone()];
         let peek = policy.decide(states, *now, Op::Peek, 1);
         let after = shard.save(run, *key, policy.limit_digests(), states, *now, Some(peek.limits()));
-        self.settle(1, after);
+        let before = Size { keys: 1, slots: before, logs: 0 };
+        self.usage.settle(before, after);
     }
 
     /// Any number of states, which may be missing, be logs, and need room.
     #[inline(never)]
     pub(super) fn decide_any(&self, mut place: Place<'_>, ask: &Ask<'_>, want: Want) -> Decision {
         let decision = with_states(ask.policy, |states| self.decide_all(&mut place, ask, want, states));
-        self.leave(place, ask.op);
+        self.leave(place);
         decision
     }
 
@@ -143,50 +154,59 @@ impl Shared {
 
     fn decide_all(&self, place: &mut Place<'_>, ask: &Ask<'_>, want: Want, states: &mut [State]) -> Decision {
         let Ask { policy, op, cost, .. } = *ask;
-        let &mut Place { ref mut shard, number, key, now } = place;
-        let mut run = shard.run(key);
-        let before = shard.load(run.clone(), key, policy.limit_digests(), states);
-        let taken_out = TakenOut { shared: self, weight: before.saturating_sub(1) };
+        let Place { number, key, now, .. } = *place;
+        let mut run = place.shard.run(key);
+        let before = place.shard.load(run.clone(), key, policy.limit_digests(), states);
+        let taken_out = TakenOut { shared: self, logs: before.logs };
         if want != Want::Decision {
             let peek = policy.decide(states, now, Op::Peek, cost);
             if !want.takes(peek.is_refused(), !peek.delay().is_zero()) {
                 mem::forget(taken_out);
-                self.settle(before, shard.save(run, key, policy.limit_digests(), states, now, None));
+                self.usage.settle(before, place.shard.save(run, key, policy.limit_digests(), states, now, None));
                 return peek;
             }
         }
-        let log_grows = |state: &State| matches!(state, State::Log(log) if log.grows_at(now));
-        let grows = cost > 0 && (before == 0 || states.iter().any(log_grows));
-        let mut crowded = None;
-        if grows && self.is_full() {
-            crowded = self.make_room(shard, number, key, now, ask, states);
-            run = shard.run(key);
+        let mut no_room = None;
+        if cost > 0 {
+            let need = Need::of(policy, states, now, before.keys == 0);
+            if !need.is_nothing() && self.usage.lack(self.bounds, &need).is_some() {
+                no_room = self.make_room(place, ask, states, &need).err();
+                run = place.shard.run(key);
+            }
         }
-        let decision = match crowded {
+        let is_final = op == Op::Hit && want != Want::Yes;
+        let decision = match no_room {
             None => policy.decide(states, now, op, cost),
-            Some(soonest) => policy.refuse(now, cost, soonest).crowded(),
+            // Nothing is stored of a newcomer that is admitted although there is no room.
+            Some(no_room) if before.keys == 0 && self.is_admitted(no_room) => {
+                let decision = policy.decide(states, now, op, cost);
+                states.fill(State::Fresh);
+                decision
+            }
+            Some(no_room) => policy.refuse(now, cost, no_room.wait()).crowded(),
         };
+        if let Some(no_room) = no_room.filter(|_| op == Op::Hit) {
+            self.count_full(no_room, before.keys == 0, is_final);
+        }
         mem::forget(taken_out);
         self.shards[number].take_down(key.hash);
-        let said = (op == Op::Hit).then(|| decision.limits());
-        let after = shard.save(run, key, policy.limit_digests(), states, now, said);
-        self.settle(before, after);
-        if op == Op::Hit && crowded.is_some() && want != Want::Yes {
-            self.crowded.fetch_add(1, Ordering::Relaxed);
-        }
+        let said = (op == Op::Hit && no_room.is_none()).then(|| decision.limits());
+        let after = place.shard.save(run, key, policy.limit_digests(), states, now, said);
+        self.usage.settle(before, after);
         decision
     }
 }
 
-/// The logs of a key while they are decided on: if the strategy panics they are lost, and weigh nothing.
+/// The logs of a key while they are decided on: if the strategy panics they are lost, and take no room.
 struct TakenOut<'a> {
     shared: &'a Shared,
-    weight: usize,
+    logs: usize,
 }
 
 impl Drop for TakenOut<'_> {
     fn drop(&mut self) {
-        self.shared.settle(self.weight, 0);
+        let lost = Size { logs: self.logs, ..Size::default() };
+        self.shared.usage.settle(lost, Size::default());
     }
 }
 

@@ -87,7 +87,7 @@ impl Shared {
                 place.shard.write_back(places, &slots);
             }
         }
-        self.leave(place, op);
+        self.leave(place);
         Ok(then(now, &slots, parts))
     }
 }

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use loom::sync::atomic::AtomicBool;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use super::MemoryStorage;
 use super::notice::Notice;
 use super::padded::Padded;
 use super::shard::KeyHash;
-use super::{MemoryStorage, Time};
 use crate::storage::{Ask, ManualClock, Storage};
 use crate::strategy::State;
 use crate::sync::race::model;
@@ -146,7 +146,7 @@ fn removed_refusal_is_not_seen_by_a_thread_that_knows_of_the_change() {
     });
 }
 
-/// The same with the storage itself. Peeks do not sweep, so each run does the same.
+/// The same with the storage itself. No run makes enough decisions for a sweep, so each does the same.
 #[test]
 fn cleared_key_is_admitted_by_a_thread_that_knows_of_it() {
     fn policy() -> Policy {
@@ -156,7 +156,7 @@ fn cleared_key_is_admitted_by_a_thread_that_knows_of_it() {
         storage.0.decide(&Ask::new(&policy(), &Key::from("alice"), op, 1)).is_admitted()
     }
     model(|race| {
-        let storage = MemoryStorage::with(1, Time::Other(Box::new(ManualClock::default())));
+        let storage = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();
         assert!(is_admitted(&storage, Op::Hit));
         assert!(!is_admitted(&storage, Op::Hit));
         let shared = Arc::new((storage, AtomicBool::new(false)));

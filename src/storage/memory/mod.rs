@@ -1,5 +1,7 @@
+mod builder;
 mod decide;
 mod few;
+mod logs;
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
 mod newcomer;
@@ -9,8 +11,13 @@ mod padded;
 mod room;
 mod shard;
 mod slot;
+mod stats;
+mod sweep;
 mod table;
+#[cfg(test)]
+mod tests;
 mod time;
+mod usage;
 
 use std::convert::Infallible;
 use std::fmt;
@@ -22,37 +29,64 @@ use std::sync::{Arc, PoisonError, TryLockError};
 
 use foldhash::quality::RandomState;
 
+pub use self::builder::{MemoryStorageBuilder, OnFull};
 use self::decide::{Want, with_states};
 use self::padded::Padded;
 use self::shard::{KeyHash, Shard};
+use self::stats::Counts;
+pub use self::stats::MemoryStats;
 use self::time::Time;
-use super::{Ask, Clock, Shown, Storage, SystemClock};
+use self::usage::{Bounds, Size, Usage};
+use super::{Ask, Shown, Storage};
 use crate::sync::MutexGuard;
-use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
+use crate::{Decision, Key, Op, Policy};
 
-/// Keeps states in this process: sharded, bounded, exact, with no task in the background. The default.
+/// Keeps states in this process: sharded, bounded and exact, without a background task. The default.
 ///
 /// Clones are handles on the same states. It cannot fail.
 ///
 /// # Bounds
 ///
-/// At most a million keys are kept unless [told otherwise](MemoryStorageBuilder::max_keys), each of about forty bytes for
-/// one limit. The bound counts weight: one for a key, and as much again for every 128 bytes of a moving window's log.
+/// It holds at most 1,000,000 keys ([`max_keys`](MemoryStorageBuilder::max_keys)) and at most 128 bytes
+/// for each of them ([`max_bytes`](MemoryStorageBuilder::max_bytes)). Both bounds hold at every instant,
+/// and the bytes are exact to within 10 %, beside about 3 kB for each of its shards. A shard is for 8,192
+/// keys.
 ///
-/// Each hit does a little sweeping, so what has expired is soon gone without anybody coming back for it. When all the room
-/// is taken, a few keys are looked at to make some: one that has expired goes first, else the one that would be forgotten
-/// soonest of those that would be admitted anyway. A key that is being refused is never thrown out, so a flood of new
-/// keys frees nobody. If all that were looked at are being refused, the newcomer is not stored but refused itself: such a
-/// decision [is crowded](Decision::is_crowded), its `retry_after` is the soonest of theirs, and
-/// [`crowded`](Self::crowded) counts it.
+/// Logs of moving windows take at most half of the bytes. A log is long if it takes more than a
+/// ten-thousandth of that half, and more than 128 entries do. Long logs take at most three quarters of
+/// that half, so that other clients have room beside them.
 ///
-/// A key is being refused when not one unit is left to it; one that is refused only for asking more than it has left may be
-/// thrown out. Policies that share a storage share its room: keys refused for a day by one crowd the newcomers of another. A
-/// log that has to grow makes room in the same way, but where no other key can make room for it, because there is none, it
-/// grows beyond the bound.
+/// Each hit and each peek does a little sweeping. Expired keys are soon gone, even if their clients
+/// never come back. After a flood of keys has expired, the next few thousand hits give its memory back.
 ///
-/// Keys themselves are not kept, only a keyed hash of each, 95 bits and which shard, with a secret of this storage's own: two
-/// keys meet by chance once in 2^95, and nobody outside knows where to aim.
+/// # When it is full
+///
+/// - A newcomer evicts a key. It looks at a few keys, first in its own shard and then in all others. An
+///   expired key goes first, else the one that would be forgotten soonest. A key that is being refused is
+///   never evicted, so a flood of new keys frees no key from its limit.
+/// - If all keys that it looked at are being refused, the newcomer is refused. Such a decision is
+///   [crowded](Decision::is_crowded). With [`OnFull::Admit`] it is admitted and not stored.
+/// - A log that has to grow evicts the keys of other logs if it is short. A long log that cannot grow
+///   refuses its own client, and no other one, until its oldest entry expires.
+///
+/// A key is being refused if no unit is left to it. A key that is refused only because it asked for more
+/// than it has left may be evicted. Policies that share a storage share its room. [`stats`](Self::stats)
+/// counts the hits that found no room.
+///
+/// # Bytes of a client
+///
+/// A state takes 40 bytes. A moving window has a log beside it: 16 bytes for each hit up to 128 hits, and
+/// four to six for longer logs. The table shows clients that have used up one limit, by hits that are
+/// spread over the period, in a storage with the default bounds.
+///
+#[doc = include_str!("capacity.md")]
+///
+/// # Collisions
+///
+/// The storage keeps a keyed hash of each key and not the key itself. It has 95 bits, and the secret is
+/// random. Two keys collide by chance once in 2^95, and an attacker cannot aim at a collision.
+///
+/// # Examples
 ///
 /// ```
 /// use tower_ratelimit::{MemoryStorage, Quota, RateLimiter};
@@ -68,40 +102,42 @@ struct Shared {
     shards: Box<[Padded]>,
     /// How far to shift a hash for the number of its shard.
     shift: u32,
-    weight: AtomicUsize,
-    max_weight: usize,
-    crowded: AtomicU64,
+    usage: Usage,
+    bounds: Bounds,
+    on_full: OnFull,
+    counts: Counts,
+    /// Until then no shard is looked at for a key to evict, and for a log to evict: microseconds.
+    full_until: [AtomicU64; 2],
     /// The shard that is being swept.
     sweeping: AtomicUsize,
     secrets: [RandomState; 2],
     clock: Time,
 }
 
-/// Unless told otherwise.
-const MAX_KEYS: usize = 1_000_000;
-
 /// So many keys share a lock, when the storage is full. Small tables: no insert has much to move when one grows.
 const KEYS_PER_SHARD: usize = 8_192;
 
 impl MemoryStorage {
-    /// A storage for up to a million keys, with the system's time.
+    /// Creates a storage for up to 1,000,000 keys and 128 MB, with the system's time.
     pub fn new() -> Self {
-        Self::with(MAX_KEYS, Time::System(SystemClock::new()))
+        Self::builder().build().unwrap_or_else(|_| unreachable!("the defaults are valid"))
     }
 
-    /// A storage with other bounds or another clock.
+    /// Returns a builder for a storage with other bounds or another clock.
     pub fn builder() -> MemoryStorageBuilder {
-        MemoryStorageBuilder { max_keys: MAX_KEYS, clock: None }
+        MemoryStorageBuilder::new()
     }
 
-    fn with(max_keys: usize, clock: Time) -> Self {
-        let shards = (max_keys / KEYS_PER_SHARD).clamp(1, 4_096).next_power_of_two();
+    fn with(bounds: Bounds, on_full: OnFull, clock: Time) -> Self {
+        let shards = (bounds.keys / KEYS_PER_SHARD).clamp(1, 4_096).next_power_of_two();
         Self(Arc::new(Shared {
             shards: (0..shards).map(|_| Padded::default()).collect(),
             shift: u64::BITS - shards.trailing_zeros(),
-            weight: AtomicUsize::new(0),
-            max_weight: max_keys,
-            crowded: AtomicU64::new(0),
+            usage: Usage::default(),
+            bounds,
+            on_full,
+            counts: Counts::default(),
+            full_until: Default::default(),
             sweeping: AtomicUsize::new(0),
             secrets: [RandomState::default(), RandomState::default()],
             clock,
@@ -128,14 +164,9 @@ impl MemoryStorage {
         self.0.forget_all()
     }
 
-    /// The weight of all that is kept: one for each key, and more for long logs.
-    pub fn weight(&self) -> usize {
-        self.0.weight.load(Ordering::Relaxed)
-    }
-
-    /// How many newcomers have been refused for want of room.
-    pub fn crowded(&self) -> u64 {
-        self.0.crowded.load(Ordering::Relaxed)
+    /// Returns what the storage holds, and how many hits found no room.
+    pub fn stats(&self) -> MemoryStats {
+        self.0.counts.stats(self.0.usage.size())
     }
 }
 
@@ -148,8 +179,9 @@ impl Default for MemoryStorage {
 impl fmt::Debug for MemoryStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryStorage")
-            .field("weight", &self.weight())
-            .field("max_weight", &self.0.max_weight)
+            .field("stats", &self.stats())
+            .field("max_keys", &self.0.bounds.keys)
+            .field("max_bytes", &self.0.bounds.bytes)
             .field("clock", &self.0.clock)
             .finish_non_exhaustive()
     }
@@ -176,7 +208,7 @@ impl Storage for MemoryStorage {
         self.0.shards[number].take_down(key.hash);
         let freed = shard.clear(key, policy.limit_digests());
         drop(shard);
-        self.0.weight.fetch_sub(freed, Ordering::Relaxed);
+        self.0.usage.settle(freed, Size::default());
         ready(Ok(()))
     }
 
@@ -192,34 +224,30 @@ impl Storage for MemoryStorage {
             policy.refund(states, now, decision);
             let peek = policy.decide(states, now, Op::Peek, 1);
             let after = shard.save(run, key, policy.limit_digests(), states, now, Some(peek.limits()));
-            self.0.settle(before, after);
+            self.0.usage.settle(before, after);
         });
+        // The key may be one that can be evicted now.
+        self.0.full_until.iter().for_each(|until| until.store(0, Ordering::Relaxed));
         ready(Ok(()))
+    }
+
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
+        Some(self.0.bounds.clients(policy) as u64)
     }
 }
 
 impl Shared {
-    /// Sweeps a part of the next shard.
-    fn sweep(&self, now: Timestamp) {
-        let number = self.sweeping.load(Ordering::Relaxed) % self.shards.len();
-        // Somebody else's decision, or sweep, comes first.
-        let Some(mut shard) = self.try_lock(number) else { return };
-        let (freed, at_end) = shard.sweep(now);
-        drop(shard);
-        self.settle(freed, 0);
-        if at_end {
-            self.sweeping.store(number + 1, Ordering::Relaxed);
-        }
-    }
-
-    /// Counts what has been stored or removed.
-    #[inline]
-    fn settle(&self, before: usize, after: usize) {
-        if after > before {
-            self.weight.fetch_add(after - before, Ordering::Relaxed);
-        } else if before > after {
-            self.weight.fetch_sub(before - after, Ordering::Relaxed);
-        }
+    /// Forgets all keys. Returns how many there were.
+    fn forget_all(&self) -> u64 {
+        let forget = |number: usize| {
+            let mut shard = self.lock(number);
+            self.shards[number].take_down_any();
+            let freed = shard.reset();
+            drop(shard);
+            self.usage.settle(freed, Size::default());
+            freed.keys as u64
+        };
+        (0..self.shards.len()).map(forget).sum()
     }
 
     /// The key under this policy as a keyed hash, and the number of its shard.
@@ -275,73 +303,5 @@ impl Shared {
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
-    }
-}
-
-/// Builds a [`MemoryStorage`] with other bounds or another clock.
-#[derive(Debug)]
-#[must_use]
-pub struct MemoryStorageBuilder {
-    max_keys: usize,
-    clock: Option<Box<dyn Clock>>,
-}
-
-impl MemoryStorageBuilder {
-    /// How many keys are kept at most, a million unless said. Keys with long logs count for several.
-    pub fn max_keys(self, max_keys: usize) -> Self {
-        Self { max_keys, ..self }
-    }
-
-    /// Another clock than the system's.
-    pub fn clock(self, clock: impl Clock) -> Self {
-        Self { clock: Some(Box::new(clock)), ..self }
-    }
-
-    /// The storage.
-    ///
-    /// # Errors
-    ///
-    /// When it may keep no keys: nothing would ever be limited.
-    pub fn build(self) -> Result<MemoryStorage, ConfigError> {
-        if self.max_keys == 0 {
-            return Err(ConfigError::new(
-                "max_keys must be at least 1, for example 1_000_000: a storage that keeps nothing limits nobody",
-            ));
-        }
-        let clock = self.clock.map_or_else(|| Time::System(SystemClock::new()), Time::Other);
-        Ok(MemoryStorage::with(self.max_keys, clock))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Op, Quota};
-
-    /// Field defect: a resize that stalls one request for milliseconds. No table is ever large, so none takes long to move.
-    #[test]
-    fn no_insert_grows_a_big_table() {
-        let storage = MemoryStorage::builder().max_keys(200_000).build().unwrap();
-        let policy = Policy::from(Quota::per_hour(9));
-        for key in 0..200_000_u64 {
-            let _ = storage.0.decide(&Ask::new(&policy, &key.into(), Op::Hit, 1));
-        }
-        assert_eq!(storage.weight(), 200_000);
-        let slots: Vec<_> = (0..storage.0.shards.len()).map(|number| storage.0.lock(number).slots()).collect();
-        let (all, largest) = (slots.iter().sum::<usize>(), slots.iter().max().unwrap());
-        assert!(*largest < 2 * KEYS_PER_SHARD, "{largest} slots in one table");
-        assert!(all < 200_000 * 4 / 3, "{all} slots for 200,000 keys");
-    }
-
-    #[test]
-    fn time_goes_back_only_with_the_clock() {
-        let clock = crate::storage::ManualClock::default();
-        let (early, late) = (clock.now(), clock.now().plus(100));
-        clock.set(late);
-        let (mut shard, time) = (Shard::default(), Time::Other(Box::new(clock.clone())));
-        assert_eq!(shard.time(late, &time), late);
-        assert_eq!(shard.time(early, &time), late, "read before somebody else decided");
-        clock.set(early);
-        assert_eq!(shard.time(early, &time), early);
     }
 }

@@ -1,10 +1,9 @@
-use std::sync::atomic::Ordering;
-
 use super::Shared;
 use super::decide::{Place, Want};
-use super::room::LOOKS;
+use super::room::{LOOKS, NoRoom};
 use super::shard::{LOG, Shard};
 use super::slot::Slot;
+use super::usage::{Lack, Need};
 use crate::policy::SHADOW;
 use crate::storage::Ask;
 use crate::strategy::{Outcome, State};
@@ -12,9 +11,10 @@ use crate::{Op, Timestamp};
 
 /// What became of a key that was not there.
 pub(super) enum Newcomer {
-    /// It was let in, and has left this.
+    /// It was admitted, and has left this.
     Decided(State, Outcome),
-    /// There is no room: all the keys that were looked at are being refused, the first one for so many microseconds more.
+    /// There is no room: all keys that were looked at are being refused, the first one for so many
+    /// microseconds more.
     Crowded(u64),
 }
 
@@ -53,16 +53,27 @@ impl Shared {
         }
         let mut slot = Slot::new(place.key.hash, place.key.limit(digest), until);
         slot.update(&state, place.now, limit, Some(outcome));
-        match place.shard.put(start, slot, self.is_full(), place.now) {
-            Put::Added => {
-                self.weight.fetch_add(1, Ordering::Relaxed);
-            }
+        let lack = self.usage.lack(self.bounds, &Need::SMALL);
+        match place.shard.put(start, slot, lack.is_some(), place.now) {
+            Put::Added => self.usage.add_small(),
             Put::Replaced(forgotten) => self.shards[place.number].take_down(forgotten),
             Put::Crowded(soonest) => {
-                if want != Want::Yes {
-                    self.crowded.fetch_add(1, Ordering::Relaxed);
+                match self.make_room_elsewhere(place.number, place.key, place.now, ask.op, Lack::Room, soonest) {
+                    Ok(()) => {
+                        place.shard.table.insert_at(start, slot);
+                        self.usage.add_small();
+                    }
+                    Err(soonest) => {
+                        let no_room = NoRoom::Full(soonest);
+                        self.count_full(no_room, true, want != Want::Yes);
+                        let is_admitted = self.is_admitted(no_room);
+                        return Some(if is_admitted {
+                            Newcomer::Decided(state, outcome)
+                        } else {
+                            Newcomer::Crowded(soonest)
+                        });
+                    }
                 }
-                return Some(Newcomer::Crowded(soonest));
             }
             Put::Unclear => return None,
         }

@@ -1,117 +1,183 @@
 use std::sync::atomic::Ordering;
 
-use super::Shared;
-use super::shard::{KeyHash, Shard};
+use super::decide::Place;
+use super::shard::{KeyHash, LOG, Shard};
+use super::usage::{Lack, Need, Size, Usage};
+use super::{OnFull, Shared};
 use crate::storage::Ask;
 use crate::strategy::State;
-use crate::{Op, Timestamp};
+use crate::{Op, Policy, Timestamp};
 
-/// How many keys are looked at for one to make room.
+/// The number of keys that are looked at in a shard for one to make room.
 pub(super) const LOOKS: usize = 8;
 
-/// What can be done about a storage that is full.
+/// The number of slots that are looked at for a key that has a log.
+const LOG_LOOKS: usize = 256;
+
+/// After no shard had room, none is looked at again for so long: microseconds, and for each shard.
+const PAUSE: u64 = 1_000;
+const PAUSE_FOR_EACH: u64 = 8;
+
+/// The wait of a refused newcomer if it is not known when there will be room.
+const UNKNOWN_WAIT: u64 = 1_000_000;
+
+/// A hit for which there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoRoom {
+    /// Every key that was looked at is being refused, the first one for so many microseconds more.
+    Full(u64),
+    /// The key's own log is long and cannot grow before its oldest entry expires, in so many
+    /// microseconds.
+    OwnLog(u64),
+}
+
+impl NoRoom {
+    pub(super) fn wait(self) -> u64 {
+        match self {
+            Self::Full(wait) | Self::OwnLog(wait) => wait,
+        }
+    }
+}
+
+/// A key that makes room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Room {
     /// The states in these slots can go.
     Take(usize, usize),
-    /// Nothing can: of the keys that were looked at, the first one is admitted again after so many microseconds.
-    Crowded(u64),
-    /// There are no other keys here.
-    Alone,
+    /// No key that was looked at can go. The first one is admitted again after so many microseconds.
+    Full(u64),
 }
 
 impl Shared {
-    /// Forgets all keys. Returns how many there were.
-    pub(super) fn forget_all(&self) -> u64 {
-        let forget = |number: usize| {
-            let mut shard = self.lock(number);
-            self.shards[number].take_down_any();
-            let (keys, weight) = shard.reset();
-            drop(shard);
-            self.settle(weight, 0);
-            keys
-        };
-        (0..self.shards.len()).map(forget).sum()
-    }
-
-    pub(super) fn is_full(&self) -> bool {
-        self.weight.load(Ordering::Relaxed) >= self.max_weight
-    }
-
-    /// Makes room for what the hit would store. If there is none, how long until there may be.
+    /// Makes room for what the hit would store.
     #[cold]
     pub(super) fn make_room(
         &self,
-        shard: &mut Shard,
-        number: usize,
-        key: KeyHash,
-        now: Timestamp,
+        place: &mut Place<'_>,
         ask: &Ask<'_>,
         states: &mut [State],
-    ) -> Option<u64> {
-        // What is refused anyway is not stored and needs no room.
-        let is_new = states.iter().all(|state| *state == State::Fresh);
-        let refused = if is_new {
+        need: &Need,
+    ) -> Result<(), NoRoom> {
+        let &mut Place { ref mut shard, number, key, now } = place;
+        // A hit that is refused anyway is not stored and needs no room.
+        let is_fresh = states.iter().all(|state| *state == State::Fresh);
+        let is_refused = if is_fresh {
             ask.policy.limits().iter().any(|limit| ask.cost > limit.capacity())
         } else {
             ask.policy.decide(states, now, Op::Peek, ask.cost).is_refused()
         };
-        if refused {
-            return None;
+        if is_refused {
+            return Ok(());
         }
         if ask.policy.is_shadow() {
-            // Nobody has to go for what is only tried out.
-            return Some(ask.policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0));
+            // No key is evicted for a limit that is not enforced.
+            return Err(NoRoom::Full(longest_period(ask.policy)));
         }
-        while self.is_full() {
-            match shard.look_for_room(key.hash, now) {
-                Room::Take(..) if ask.op == Op::Peek => return None,
+        while let Some(lack) = self.usage.lack(self.bounds, need) {
+            if Usage::is_own_fault(self.bounds, need) {
+                return Err(NoRoom::OwnLog(expires_in(states, now)));
+            }
+            match shard.look_for_room(key.hash, now, lack) {
+                Room::Take(..) if ask.op == Op::Peek => return Ok(()),
                 Room::Take(start, end) => self.evict(shard, number, start, end),
-                Room::Crowded(soonest) => return Some(soonest),
-                Room::Alone => return self.make_room_elsewhere(number, key, now, ask.op),
+                Room::Full(soonest) => {
+                    self.make_room_elsewhere(number, key, now, ask.op, lack, soonest).map_err(NoRoom::Full)?;
+                    if ask.op == Op::Peek {
+                        return Ok(());
+                    }
+                }
             }
         }
-        None
+        Ok(())
     }
 
     fn evict(&self, shard: &mut Shard, number: usize, start: usize, end: usize) {
         if let Some(slot) = shard.table.get(start) {
             self.shards[number].take_down(slot.hash);
         }
-        self.settle(shard.evict(start, end), 0);
+        self.usage.settle(shard.evict(start, end), Size::default());
     }
 
-    /// The same in the other shards, when there is no other key in the key's own.
-    fn make_room_elsewhere(&self, number: usize, key: KeyHash, now: Timestamp, op: Op) -> Option<u64> {
-        let mut soonest = None;
+    /// Evicts a key of another shard, when the key's own has none to evict. Returns the wait until
+    /// there may be room if no shard has any.
+    #[cold]
+    pub(super) fn make_room_elsewhere(
+        &self,
+        number: usize,
+        key: KeyHash,
+        now: Timestamp,
+        op: Op,
+        lack: Lack,
+        mut soonest: u64,
+    ) -> Result<(), u64> {
+        // A flood of newcomers does not look into all shards each time.
+        let pause = PAUSE.max(PAUSE_FOR_EACH * self.shards.len() as u64);
+        let full_until = &self.full_until[usize::from(lack == Lack::LogRoom)];
+        let left = Timestamp::from_micros(full_until.load(Ordering::Relaxed)).since(now);
+        let is_full = (1..=pause).contains(&left);
         for other in (1..self.shards.len()).map(|step| (number + step) % self.shards.len()) {
-            // Two that wait for each other's shard would wait forever.
+            if is_full {
+                break;
+            }
+            // Two threads that wait for each other's shard would wait forever.
             let Some(mut shard) = self.try_lock(other) else { continue };
-            match shard.look_for_room(key.hash, now) {
-                Room::Take(..) if op == Op::Peek => return None,
+            match shard.look_for_room(key.hash, now, lack) {
                 Room::Take(start, end) => {
-                    self.evict(&mut shard, other, start, end);
-                    return None;
+                    if op == Op::Hit {
+                        self.evict(&mut shard, other, start, end);
+                    }
+                    return Ok(());
                 }
-                Room::Crowded(wait) => soonest = Some(soonest.map_or(wait, |least: u64| least.min(wait))),
-                Room::Alone => {}
+                Room::Full(wait) => soonest = soonest.min(wait),
             }
         }
-        soonest
+        if !is_full {
+            full_until.store(now.plus(pause.min(soonest)).as_micros(), Ordering::Relaxed);
+        }
+        Err(if soonest == u64::MAX { UNKNOWN_WAIT } else { soonest })
+    }
+
+    /// Counts a hit for which there was no room. `is_final` is `false` if it is asked for again.
+    #[cold]
+    pub(super) fn count_full(&self, no_room: NoRoom, is_new: bool, is_final: bool) {
+        if is_new && self.is_admitted(no_room) {
+            self.counts.admitted();
+        } else if is_final {
+            self.counts.refused(is_new);
+        }
+    }
+
+    /// Returns `true` if a newcomer is admitted although nothing is stored of it.
+    pub(super) fn is_admitted(&self, no_room: NoRoom) -> bool {
+        self.on_full == OnFull::Admit && matches!(no_room, NoRoom::Full(_))
     }
 }
 
+fn longest_period(policy: &Policy) -> u64 {
+    policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0)
+}
+
+/// The time until no log has to grow for a hit.
+fn expires_in(states: &[State], now: Timestamp) -> u64 {
+    let expiry = |state: &State| match state {
+        State::Log(log) if log.growth_at(now) > 0 => log.oldest_expires_at(),
+        _ => None,
+    };
+    states.iter().filter_map(expiry).max().map_or(UNKNOWN_WAIT, |at| at.since(now))
+}
+
 impl Shard {
-    /// Looks at a few keys near `hash`, but not at it, for one to make room: one that has expired, else the one that
-    /// is forgotten soonest of those that would be admitted.
-    fn look_for_room(&self, hash: u64, now: Timestamp) -> Room {
+    /// Looks at a few keys near `hash`, but not at its own, for one to make room: one that has expired,
+    /// else the one that is forgotten soonest of those that would be admitted.
+    fn look_for_room(&self, hash: u64, now: Timestamp, lack: Lack) -> Room {
         let behind = self.table.run(hash).end;
         let mut best: Option<(Timestamp, usize, usize)> = None;
         let mut soonest = u64::MAX;
         let mut index = behind;
-        let mut seen = 0;
+        let (mut seen, mut looked_at) = (0, 0);
         let mut wrapped = false;
-        while seen < LOOKS {
+        while seen < LOOKS && looked_at < LOG_LOOKS {
+            looked_at += usize::from(lack == Lack::LogRoom);
             if index >= self.table.slots() {
                 if wrapped {
                     break;
@@ -128,13 +194,15 @@ impl Shard {
             };
             // The states of one key stand side by side.
             let (mut until, mut refuses_for, mut end) = (first.makes_room_from(), first.refuses_for(now), index + 1);
+            let mut has_log = first.limit & LOG != 0;
             while let Some(slot) = self.table.get(end).filter(|slot| slot.hash == first.hash) {
                 until = until.max(slot.makes_room_from());
                 refuses_for = refuses_for.max(slot.refuses_for(now));
+                has_log |= slot.limit & LOG != 0;
                 end += 1;
             }
             let start = std::mem::replace(&mut index, end);
-            if first.hash == hash {
+            if first.hash == hash || lack == Lack::LogRoom && !has_log {
                 continue;
             }
             seen += 1;
@@ -149,8 +217,7 @@ impl Shard {
         }
         match best {
             Some((_, start, end)) => Room::Take(start, end),
-            None if seen == 0 => Room::Alone,
-            None => Room::Crowded(soonest),
+            None => Room::Full(soonest),
         }
     }
 }

@@ -1,11 +1,11 @@
 use std::mem;
 use std::ops::Range;
 
-use slab::Slab;
-
+use super::logs::Logs;
 use super::slot::Slot;
 use super::table::Table;
 use super::time::Time;
+use super::usage::{Size, log_bytes};
 use crate::Timestamp;
 use crate::policy::SHADOW;
 use crate::strategy::{Log, State, Status};
@@ -20,9 +20,9 @@ pub(super) struct Shard {
     /// The latest instant at which something was decided here.
     latest: Timestamp,
     hits: u32,
-    logs: Slab<Option<Box<Log>>>,
+    pub(super) logs: Logs,
     /// Where the next sweep begins.
-    swept: usize,
+    pub(super) swept: usize,
 }
 
 /// A key under a policy: a keyed hash, so that nobody outside can aim at a collision.
@@ -41,9 +41,8 @@ impl KeyHash {
 /// The bit of [`Slot::limit`] that says that the state is a log, kept at the index that stands in the first amount.
 pub(super) const LOG: u32 = 1;
 
-/// A hit out of so many sweeps, and so many slots at a time: what is side by side costs little more than one.
+/// One hit or peek out of so many sweeps.
 pub(super) const SWEEP_EVERY: u32 = 16;
-const SWEEP_SLOTS: usize = 64;
 
 impl Shard {
     /// The time to decide at. The clock was read before the lock was taken, to hold that shortly; if somebody else has
@@ -95,25 +94,26 @@ impl Shard {
         Some(self.table.get_mut(index))
     }
 
-    /// Moves the states of a key out of its slots, in the order of the policy's limits. Returns what they weigh.
+    /// Moves the states of a key out of its slots, in the order of the policy's limits. Returns what
+    /// the key takes, without the logs of other limits.
     #[inline]
-    pub(super) fn load(&mut self, run: Range<usize>, key: KeyHash, digests: &[u32], states: &mut [State]) -> usize {
-        let mut weight = usize::from(!run.is_empty());
+    pub(super) fn load(&mut self, run: Range<usize>, key: KeyHash, digests: &[u32], states: &mut [State]) -> Size {
+        let mut size = Size { keys: usize::from(!run.is_empty()), slots: run.len(), logs: 0 };
         for (state, &digest) in states.iter_mut().zip(digests) {
             let Some(index) = self.find(run.clone(), key.limit(digest)) else { continue };
             let slot = self.table.get_mut(index);
             if slot.limit & LOG == 0 {
                 *state = slot.state();
-            } else if let Some(log) = self.logs[slot.first as usize].take() {
-                weight += weight_of_log(&log);
+            } else if let Some(log) = self.logs.take(slot.first) {
+                size.logs += log_bytes(&log);
                 *state = State::Log(log);
             }
         }
-        weight
+        size
     }
 
     /// Puts the states of a key back into its slots. `said` is what their limits say of them, if they may have changed.
-    /// Returns what they weigh now.
+    /// Returns what the key takes now, without the logs of other limits.
     pub(super) fn save(
         &mut self,
         mut run: Range<usize>,
@@ -122,7 +122,7 @@ impl Shard {
         states: &mut [State],
         now: Timestamp,
         said: Option<&[Status]>,
-    ) -> usize {
+    ) -> Size {
         let mut logs = 0;
         for (position, (state, &digest)) in states.iter_mut().zip(digests).enumerate() {
             let digest = key.limit(digest);
@@ -134,7 +134,7 @@ impl Shard {
                     index
                 }
                 Some(index) => {
-                    self.remove(index);
+                    drop(self.remove(index));
                     run = self.run(key);
                     continue;
                 }
@@ -145,10 +145,10 @@ impl Shard {
             }
             logs += self.write(index, state);
         }
-        usize::from(!run.is_empty()) + logs
+        Size { keys: usize::from(!run.is_empty()), slots: run.len(), logs }
     }
 
-    /// Writes a state into its slot. Returns what its log weighs.
+    /// Writes a state into its slot. Returns the bytes of its log.
     #[inline]
     fn write(&mut self, index: usize, state: &mut State) -> usize {
         let slot = self.table.get_mut(index);
@@ -157,20 +157,20 @@ impl Shard {
             State::Fresh => 0,
             State::Counts { amounts: [first, second], .. } => {
                 if slot.limit & LOG != 0 {
-                    self.logs.remove(slot.first as usize);
+                    drop(self.logs.remove(slot.first));
                     slot.limit &= !LOG;
                 }
                 (slot.first, slot.second) = (first, second);
                 0
             }
             State::Log(log) => {
-                let weight = weight_of_log(&log);
+                let bytes = log_bytes(&log);
                 if slot.limit & LOG == 0 {
                     slot.limit |= LOG;
-                    slot.first = u32::try_from(self.logs.insert(None)).expect("fewer than 2^32 logs");
+                    slot.first = self.logs.add();
                 }
-                self.logs[slot.first as usize] = Some(log);
-                weight
+                self.logs.put(slot.first, log);
+                bytes
             }
         }
     }
@@ -181,81 +181,58 @@ impl Shard {
         self.table.slots()
     }
 
-    /// Forgets a key. Returns the weight it had.
-    pub(super) fn clear(&mut self, key: KeyHash, digests: &[u32]) -> usize {
-        let before = self.weight(self.run(key));
+    /// Forgets a key. Returns what that has freed.
+    pub(super) fn clear(&mut self, key: KeyHash, digests: &[u32]) -> Size {
+        let mut freed = Size::default();
         for &digest in digests {
             if let Some(index) = self.find(self.run(key), key.limit(digest)) {
-                self.remove(index);
+                let log = self.remove(index);
+                freed.slots += 1;
+                freed.logs += log.map_or(0, |log| log_bytes(&log));
             }
         }
-        before - self.weight(self.run(key))
+        freed.keys = usize::from(freed.slots > 0 && self.run(key).is_empty());
+        self.tidy();
+        freed
     }
 
-    /// Forgets all keys. Returns how many there were, and their weight.
-    pub(super) fn reset(&mut self) -> (u64, usize) {
-        let (mut keys, mut weight, mut index) = (0, 0, 0);
-        while index < self.table.slots() {
-            let Some(slot) = self.table.get(index) else {
-                index += 1;
-                continue;
-            };
-            let run = self.table.run(slot.hash);
-            index = run.end;
-            keys += 1;
-            weight += self.weight(run);
-        }
+    /// Forgets all keys. Returns what that has freed.
+    pub(super) fn reset(&mut self) -> Size {
+        let logs = (0..self.table.slots()).filter_map(|index| self.log(index)).map(log_bytes).sum();
+        let freed = Size { keys: self.table.keys(), slots: self.table.used_mut().count(), logs };
         *self = Self { latest: self.latest, ..Self::default() };
-        (keys, weight)
+        freed
     }
 
-    /// Removes the states in these slots, all of one key. Returns the weight it had.
-    pub(super) fn evict(&mut self, start: usize, end: usize) -> usize {
-        let weight = self.weight(start..end);
+    /// Removes the states in these slots, all of one key. Returns what that has freed.
+    pub(super) fn evict(&mut self, start: usize, end: usize) -> Size {
+        let mut freed = Size { keys: 1, slots: end - start, logs: 0 };
         for index in (start..end).rev() {
-            self.remove(index);
+            freed.logs += self.remove(index).map_or(0, |log| log_bytes(&log));
         }
-        weight
+        self.tidy();
+        freed
     }
 
-    /// Counts a hit. Whether it is one that sweeps.
+    /// Gives memory back after states were removed.
+    pub(super) fn tidy(&mut self) {
+        self.table.shrink();
+        if self.logs.is_sparse() {
+            let logs = self.table.used_mut().filter(|slot| slot.limit & LOG != 0);
+            self.logs.shrink(logs.map(|slot| &mut slot.first));
+        }
+    }
+
+    /// Counts a decision. Returns `true` if it sweeps.
     #[inline]
     pub(super) fn is_sweep_due(&mut self) -> bool {
         self.hits = self.hits.wrapping_add(1);
         self.hits.is_multiple_of(SWEEP_EVERY)
     }
 
-    /// Looks at a few slots and removes what has expired. Returns the weight removed, and whether the end was reached.
-    pub(super) fn sweep(&mut self, now: Timestamp) -> (usize, bool) {
-        let mut freed = 0;
-        for _ in 0..SWEEP_SLOTS {
-            if self.swept >= self.table.slots() {
-                self.swept = 0;
-                self.table.shrink();
-                return (freed, true);
-            }
-            match self.table.get(self.swept) {
-                Some(slot) if slot.is_expired(now) => {
-                    let hash = slot.hash;
-                    let before = self.weight(self.table.run(hash));
-                    self.remove(self.swept);
-                    freed += before - self.weight(self.table.run(hash));
-                }
-                _ => self.swept += 1,
-            }
-        }
-        (freed, false)
-    }
-
-    /// One for a key, and more for its logs.
-    fn weight(&self, run: Range<usize>) -> usize {
-        let logs = run.clone().map(|index| self.log(index).map_or(0, weight_of_log)).sum::<usize>();
-        usize::from(!run.is_empty()) + logs
-    }
-
     fn log(&self, index: usize) -> Option<&Log> {
         let slot = self.table.get(index)?;
-        if slot.limit & LOG == 0 { None } else { self.logs[slot.first as usize].as_deref() }
+        if slot.limit & LOG == 0 { None } else { self.logs.get(slot.first) }
     }
 
     #[inline]
@@ -263,16 +240,10 @@ impl Shard {
         run.find(|&index| self.table.get(index).is_some_and(|slot| slot.limit & !LOG == limit))
     }
 
-    fn remove(&mut self, index: usize) {
-        let Slot { limit, first, .. } = *self.table.get_mut(index);
-        if limit & LOG != 0 {
-            self.logs.remove(first as usize);
-        }
+    /// Removes the state at `index`. Returns its log.
+    pub(super) fn remove(&mut self, index: usize) -> Option<Box<Log>> {
+        let Slot { limit, first, .. } = *self.table.slot(index);
         self.table.remove(index);
+        if limit & LOG == 0 { None } else { self.logs.remove(first) }
     }
-}
-
-/// What a log weighs beside its key: as much as a key for every 128 bytes.
-fn weight_of_log(log: &Log) -> usize {
-    log.room() / 8
 }

@@ -144,11 +144,38 @@ impl Table {
         self.used -= 1;
     }
 
-    /// Gives memory back when most of it is vacant.
+    /// Gives memory back if a quarter of it is vacant, so that what is stored takes about 40 bytes for
+    /// each state.
     pub(super) fn shrink(&mut self) {
-        if self.spread > 64 && self.used < self.spread / 4 {
-            self.resize(self.spread / 2);
+        if self.spread > 64 && self.used < self.spread * 73 / 100 {
+            self.resize(self.used + self.used / 4);
         }
+    }
+
+    /// Removes the states that `stays` is false for.
+    pub(super) fn retain(&mut self, mut stays: impl FnMut(&Slot) -> bool) {
+        let mut removed = 0;
+        for slot in self.slots.iter_mut().filter(|slot| !slot.is_vacant()) {
+            if !stays(slot) {
+                *slot = Slot::default();
+                removed += 1;
+            }
+        }
+        // Those that are left move to where they hash to.
+        self.used -= removed;
+        self.resize(self.spread.min((self.used + self.used / 4).max(64)));
+    }
+
+    /// Returns the number of different hashes.
+    pub(super) fn keys(&self) -> usize {
+        let hashes = || self.slots.iter().filter(|slot| !slot.is_vacant()).map(|slot| slot.hash);
+        let equal = hashes().zip(hashes().skip(1)).filter(|(hash, next)| hash == next).count();
+        self.used - equal
+    }
+
+    /// Returns the slots that are not vacant.
+    pub(super) fn used_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+        self.slots.iter_mut().filter(|slot| !slot.is_vacant())
     }
 
     #[inline]
@@ -225,15 +252,35 @@ mod tests {
 
     #[test]
     fn gives_memory_back() {
+        let spread = |hash: u64| hash.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let mut table = Table::default();
         for hash in 0..1_000 {
-            table.insert(slot(hash << 54, 0));
+            table.insert(slot(spread(hash), 0));
         }
         let full = table.slots();
         for hash in 0..1_000 {
-            table.remove(table.find(hash << 54, 0).unwrap());
+            table.remove(table.find(spread(hash), 0).unwrap());
             table.shrink();
+            let most = (table.used * 100 / 73).max(64) + 2 * TAIL;
+            assert!(table.slots() <= most, "{} slots for {}", table.slots(), table.used);
         }
         assert!(table.slots() < full / 8, "{} of {full}", table.slots());
+    }
+
+    #[test]
+    fn retain_keeps_the_others_findable() {
+        let mut table = Table::default();
+        for hash in 0..1_000_u64 {
+            table.insert(slot(hash.wrapping_mul(0x9E37_79B9_7F4A_7C15), 0));
+            table.insert(slot(hash.wrapping_mul(0x9E37_79B9_7F4A_7C15), 4));
+        }
+        assert_eq!(table.keys(), 1_000);
+        table.retain(|slot| slot.limit == 0 && slot.hash.is_multiple_of(3));
+        assert_eq!(table.keys(), table.used);
+        for hash in (0..1_000_u64).map(|hash| hash.wrapping_mul(0x9E37_79B9_7F4A_7C15)) {
+            assert_eq!(table.find(hash, 0).is_some(), hash.is_multiple_of(3));
+            assert_eq!(table.find(hash, 4), None);
+        }
+        assert!(table.slots() < 500);
     }
 }

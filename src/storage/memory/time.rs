@@ -16,4 +16,13 @@ impl Time {
             Self::Other(clock) => clock.now(),
         }
     }
+
+    /// Returns how many seconds the clock is ahead of the wall clock.
+    #[inline]
+    pub(super) fn ahead(&self) -> u32 {
+        match self {
+            Self::System(clock) => clock.ahead_of_wall_clock(),
+            Self::Other(clock) => clock.ahead_of_wall_clock(),
+        }
+    }
 }

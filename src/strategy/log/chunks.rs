@@ -1,212 +1,281 @@
 use std::collections::VecDeque;
 use std::mem;
 
+use super::chunk::Chunk;
 use super::entries::Entry;
+use super::varint;
 use crate::Timestamp;
 
-/// The number of entries of a chunk.
+/// The bytes of a chunk: the 16th part of the log's, but at least and at most these.
 ///
-/// A refund rewrites up to one chunk and one number for each later chunk. For a log of a million
-/// entries the two are about equal.
-pub(super) const CHUNK: usize = 1_024;
+/// Small chunks make the log small, because its first chunk is decoded. Large chunks make the list
+/// of chunks short, all of which a refund touches.
+const LEAST: usize = 128;
+pub(super) const MOST: usize = 1_024;
 
-/// Entries in chunks of a fixed capacity, so that neither growth nor a refund touches all of them.
+/// The bytes of the list of chunks for each of them.
+const LISTED: usize = mem::size_of::<Chunk<Box<[u8]>>>();
+
+/// Entries as [bytes](super::varint), in chunks, so that no operation touches all of them.
 ///
-/// Between calls no chunk is empty. The methods that return an entry panic if there is no chunk.
+/// An operation decodes at most two chunks. A refund changes one number in each later chunk.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks {
-    chunks: VecDeque<Chunk>,
+    /// Full chunks. None is empty.
+    sealed: VecDeque<Chunk<Box<[u8]>>>,
+    /// The bytes of the full chunks.
+    bytes: usize,
+    /// The chunk that is appended to. It may be empty.
+    open: Chunk<Vec<u8>>,
+    /// The running total before the last entry.
+    before_last: u64,
+    /// The last entry, which is in no chunk: more units may be added to it.
+    last: Entry,
 }
 
-#[derive(Clone, Debug)]
-struct Chunk {
-    /// The running total before the first entry. The totals of the entries start from it.
-    before: u64,
-    entries: Vec<Entry>,
-}
-
-impl Chunk {
-    fn new(before: u64) -> Self {
-        Self { before, entries: Vec::with_capacity(CHUNK) }
-    }
-
-    /// An entry of this chunk with its running total in the whole log.
-    fn entry(&self, index: usize) -> Entry {
-        let Entry { at, total } = self.entries[index];
-        Entry { at, total: self.before + total }
-    }
-
-    fn last(&self) -> Entry {
-        self.entry(self.entries.len() - 1)
-    }
-
-    fn push(&mut self, at: Timestamp, total: u64) {
-        if self.entries.len() == self.entries.capacity() {
-            // A clone has no more room than it has entries.
-            self.entries.reserve_exact(CHUNK - self.entries.len());
+/// The first entry that does not satisfy `is_so`, with the running total before it.
+fn find(mut before: u64, entries: impl Iterator<Item = Entry>, is_so: impl Fn(&Entry) -> bool) -> Option<(u64, Entry)> {
+    for entry in entries {
+        if !is_so(&entry) {
+            return Some((before, entry));
         }
-        self.entries.push(Entry { at, total: total - self.before });
+        before = entry.total;
     }
-
-    /// The running total in front of this entry, in this chunk.
-    fn total_before(&self, index: usize) -> u64 {
-        index.checked_sub(1).map_or(0, |last| self.entries[last].total)
-    }
-
-    /// Removes up to `units` from the entry at `at`. Returns how many.
-    fn take_back(&mut self, at: Timestamp, units: u64) -> u64 {
-        let Ok(index) = self.entries.binary_search_by_key(&at, |entry| entry.at) else { return 0 };
-        let before = self.total_before(index);
-        let taken = units.min(self.entries[index].total - before);
-        for entry in &mut self.entries[index..] {
-            entry.total -= taken;
-        }
-        if self.entries[index].total == before {
-            self.entries.remove(index);
-        }
-        taken
-    }
+    None
 }
 
 impl Chunks {
-    /// A first chunk for the entries after a running total of `before`. It has to get one.
-    pub(super) fn after(before: u64) -> Self {
-        Self { chunks: VecDeque::from([Chunk::new(before)]) }
+    /// A log whose first entry is this one, after a running total of `before`.
+    pub(super) fn new(before: u64, first: Entry) -> Self {
+        let open = Chunk::new(before);
+        Self { sealed: VecDeque::new(), bytes: 0, open, before_last: before, last: first }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = Entry> + '_ {
-        self.chunks.iter().flat_map(|chunk| (0..chunk.entries.len()).map(|index| chunk.entry(index)))
+        self.sealed.iter().flat_map(Chunk::entries).chain(self.open.entries()).chain([self.last])
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.chunks.is_empty()
-    }
-
-    pub(super) fn is_single(&self) -> bool {
-        self.chunks.len() == 1
-    }
-
+    #[inline]
     pub(super) fn last(&self) -> Entry {
-        self.chunks[self.chunks.len() - 1].last()
+        self.last
     }
 
-    /// The number of entries that fit into the memory that is allocated, with that of the list of
-    /// chunks.
-    pub(super) fn room(&self) -> usize {
-        const LISTED: usize = mem::size_of::<Chunk>() / mem::size_of::<Entry>();
-        self.chunks.len() * CHUNK + self.chunks.capacity() * LISTED
+    /// The bytes that are allocated.
+    #[inline]
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes + self.open.data.capacity() + self.sealed.capacity() * LISTED + mem::size_of::<Self>()
     }
 
-    /// Returns `true` if one entry more takes a new chunk.
-    pub(super) fn is_full(&self) -> bool {
-        self.chunks.back().is_none_or(|last| last.entries.len() == CHUNK)
+    /// About the bytes of so many entries, each so many microseconds after the one before, with those
+    /// of the ring in front.
+    pub(super) fn full_bytes(entries: usize, micros: u64) -> usize {
+        let entry = varint::len(micros);
+        let data = entries * entry;
+        let chunk = (data / 16).clamp(LEAST, MOST);
+        let first = chunk / entry * mem::size_of::<Entry>();
+        mem::size_of::<Self>() + first + data + data.div_ceil(chunk) * LISTED
     }
 
-    /// Where the first entry is that does not satisfy `is_so`: the number of its chunk and its index
-    /// there. Behind the last chunk if all do.
-    fn find(&self, is_so: impl Fn(&Entry) -> bool) -> (usize, usize) {
-        let number = self.chunks.partition_point(|chunk| is_so(&chunk.last()));
-        let index = self.chunks.get(number).map_or(0, |chunk| {
-            let whole = |entry: &Entry| Entry { at: entry.at, total: chunk.before + entry.total };
-            chunk.entries.partition_point(|entry| is_so(&whole(entry)))
-        });
-        (number, index)
+    /// The most bytes that one entry more allocates.
+    pub(super) fn growth(&self) -> usize {
+        let seals = self.open.data.len() + varint::LONGEST >= self.sealed_at();
+        self.open.growth() + if seals { 64 + self.list_growth() * LISTED } else { 0 }
+    }
+
+    fn list_growth(&self) -> usize {
+        if self.sealed.len() < self.sealed.capacity() { 0 } else { 4 + self.sealed.len() / 8 }
+    }
+
+    /// The length at which the open chunk is full.
+    #[inline]
+    fn sealed_at(&self) -> usize {
+        (self.bytes / 16).clamp(LEAST, MOST)
+    }
+
+    /// The running total after the full chunk `number`.
+    fn total_after(&self, number: usize) -> u64 {
+        self.sealed.get(number + 1).map_or(self.open.before, |next| next.before)
+    }
+
+    /// The number of leading full chunks of which all entries satisfy `is_so`.
+    fn leading(&self, is_so: impl Fn(&Entry) -> bool) -> usize {
+        let (mut from, mut to) = (0, self.sealed.len());
+        while from < to {
+            let middle = from.midpoint(to);
+            if is_so(&Entry { at: self.sealed[middle].last, total: self.total_after(middle) }) {
+                from = middle + 1;
+            } else {
+                to = middle;
+            }
+        }
+        from
+    }
+
+    /// The first entry that does not satisfy `is_so`, with the running total before it.
+    fn find(&self, is_so: impl Fn(&Entry) -> bool) -> Option<(u64, Entry)> {
+        let number = self.leading(&is_so);
+        match self.sealed.get(number) {
+            Some(chunk) => find(chunk.before, chunk.entries(), is_so),
+            None => find(self.open.before, self.open.entries().chain([self.last]), is_so),
+        }
     }
 
     #[inline(never)]
     pub(super) fn total_before(&self, is_so: impl Fn(&Entry) -> bool) -> u64 {
-        let (number, index) = self.find(is_so);
-        self.chunks.get(number).map_or_else(|| self.last().total, |chunk| chunk.before + chunk.total_before(index))
+        self.find(is_so).map_or(self.last.total, |(before, _)| before)
     }
 
     #[inline(never)]
     pub(super) fn first_not(&self, is_so: impl Fn(&Entry) -> bool) -> Option<Entry> {
-        let (number, index) = self.find(is_so);
-        self.chunks.get(number).map(|chunk| chunk.entry(index))
+        self.find(is_so).map(|(_, entry)| entry)
     }
 
-    /// Removes the leading chunks of which all entries satisfy `is_so`. Returns the number of
-    /// entries that do in the first chunk that is left.
-    pub(super) fn drop_leading(&mut self, is_so: impl Fn(&Entry) -> bool) -> usize {
-        let (number, index) = self.find(is_so);
-        self.chunks.drain(..number);
-        index
+    /// Removes the leading chunks of which all entries satisfy `is_so`.
+    pub(super) fn drop_leading(&mut self, is_so: impl Fn(&Entry) -> bool) {
+        let number = self.leading(is_so);
+        self.bytes -= self.sealed.drain(..number).map(|chunk| chunk.data.len()).sum::<usize>();
+        self.shrink_list();
     }
 
-    /// Takes out the entries of the first chunk. Running totals start anew with it.
-    pub(super) fn pop_first(&mut self) -> Vec<Entry> {
-        let Some(first) = self.chunks.pop_front() else { return Vec::new() };
+    /// Moves the entries of the first chunk to the end of `ring`. Running totals start anew with
+    /// them. Returns `true` if no entries are left here.
+    pub(super) fn move_first(&mut self, ring: &mut VecDeque<Entry>) -> bool {
+        let Some(first) = self.sealed.pop_front() else {
+            self.lower(self.open.before);
+            ring.extend(self.iter());
+            return true;
+        };
+        self.bytes -= first.data.len();
+        ring.extend(Chunk { before: 0, ..first }.entries());
         self.lower(first.before);
-        // The list of a log that was long once gives its memory back.
-        if self.chunks.capacity() > 16 && self.chunks.len() < self.chunks.capacity() / 4 {
-            self.chunks.shrink_to(self.chunks.len() * 2);
+        self.shrink_list();
+        false
+    }
+
+    /// Returns `true` if there are at most `most` entries.
+    pub(super) fn is_short(&self, most: usize) -> bool {
+        self.sealed.is_empty() && self.open.data.len() < most && self.iter().count() <= most
+    }
+
+    /// The list of a log that was long once gives its memory back.
+    fn shrink_list(&mut self) {
+        if self.sealed.capacity() > 16 && self.sealed.len() < self.sealed.capacity() / 4 {
+            self.sealed.shrink_to(self.sealed.len() * 2);
         }
-        first.entries
     }
 
     /// Lowers the running totals of all entries, of which something in front was removed.
     pub(super) fn lower(&mut self, units: u64) {
-        for chunk in &mut self.chunks {
+        self.lower_from(0, units);
+    }
+
+    /// Lowers the running totals of all entries behind the full chunk in front of `number`.
+    fn lower_from(&mut self, number: usize, units: u64) {
+        for chunk in self.sealed.range_mut(number..) {
             chunk.before -= units;
         }
+        self.open.before -= units;
+        self.before_last -= units;
+        self.last.total -= units;
     }
 
-    /// Removes the entries after `now`.
-    pub(super) fn drop_after(&mut self, now: Timestamp) {
-        let (number, index) = self.find(|entry| entry.at <= now);
-        self.chunks.truncate(number + usize::from(index > 0));
-        if let Some(last) = self.chunks.get_mut(number) {
-            last.entries.truncate(index);
+    /// Removes the entries after `now`. Returns `true` if none are left.
+    pub(super) fn drop_after(&mut self, now: Timestamp) -> bool {
+        if self.last.at <= now {
+            return false;
         }
+        let number = self.leading(|entry| entry.at <= now);
+        let (before, mut entries) = match self.sealed.get(number) {
+            Some(chunk) => (chunk.before, chunk.entries().collect::<Vec<_>>()),
+            None => (self.open.before, self.open.entries().collect()),
+        };
+        entries.retain(|entry| entry.at <= now);
+        self.bytes -= self.sealed.drain(number..).map(|chunk| chunk.data.len()).sum::<usize>();
+        self.reopen(before, &entries)
     }
 
-    /// Removes up to `units` from the entry at `at`, if there is one.
-    pub(super) fn take_back(&mut self, at: Timestamp, units: u64) {
-        let (number, _) = self.find(|entry| entry.at < at);
-        let Some(chunk) = self.chunks.get_mut(number) else { return };
-        let taken = chunk.take_back(at, units);
-        for later in self.chunks.range_mut(number + 1..) {
-            later.before -= taken;
+    /// Makes these the entries of the open chunk and the last entry. Where there are none, they are
+    /// taken from the last full chunk. Returns `true` if there is none either.
+    fn reopen(&mut self, before: u64, entries: &[Entry]) -> bool {
+        if let Some((last, others)) = entries.split_last() {
+            self.open = Chunk::of(before, others);
+            self.before_last = others.last().map_or(before, |entry| entry.total);
+            self.last = *last;
+            return false;
         }
-        self.merge(number);
-        self.merge(number.saturating_sub(1));
+        let Some(chunk) = self.sealed.pop_back() else { return true };
+        self.bytes -= chunk.data.len();
+        self.reopen(chunk.before, &chunk.entries().collect::<Vec<_>>())
     }
 
-    /// Merges a chunk with the one behind it if together they fill less than half a chunk, so that
-    /// many refunds do not leave a long list of nearly empty chunks. Removes it if it is empty.
+    /// Removes up to `units` from the entry at `at`, if there is one. Returns `true` if no entries
+    /// are left.
+    pub(super) fn take_back(&mut self, at: Timestamp, units: u64) -> bool {
+        if at == self.last.at {
+            self.last.total -= units.min(self.last.total - self.before_last);
+            let has_left = self.last.total == self.before_last;
+            return has_left && self.reopen(self.open.before, &self.open.entries().collect::<Vec<_>>());
+        }
+        let number = self.leading(|entry| entry.at < at);
+        if let Some(chunk) = self.sealed.get_mut(number) {
+            let Some((rest, taken)) = chunk.without(at, units) else { return false };
+            self.bytes = self.bytes - chunk.data.len() + rest.data.len();
+            *chunk = rest.sealed();
+            self.lower_from(number + 1, taken);
+            self.merge(number);
+            self.merge(number.saturating_sub(1));
+        } else if let Some((rest, taken)) = self.open.without(at, units) {
+            self.open = rest;
+            self.before_last -= taken;
+            self.last.total -= taken;
+        }
+        false
+    }
+
+    /// Merges a full chunk with the one behind it if both are nearly empty, so that many refunds do
+    /// not leave a long list of such chunks. Removes it if it is empty.
     fn merge(&mut self, number: usize) {
-        let len = |number: usize| self.chunks.get(number).map(|chunk| chunk.entries.len());
+        let len = |number: usize| self.sealed.get(number).map(|chunk| chunk.data.len());
         match (len(number), len(number + 1)) {
             (Some(0), _) => {
-                self.chunks.remove(number);
+                self.sealed.remove(number);
             }
-            (Some(here), Some(next)) if here + next < CHUNK / 2 => {
-                if let Some(next) = self.chunks.remove(number + 1) {
-                    for index in 0..next.entries.len() {
-                        let Entry { at, total } = next.entry(index);
-                        self.chunks[number].push(at, total);
-                    }
+            (Some(here), Some(next)) if here + next < LEAST => {
+                if let Some(next) = self.sealed.remove(number + 1) {
+                    let chunk = &mut self.sealed[number];
+                    let entries: Vec<_> = chunk.entries().chain(next.entries()).collect();
+                    *chunk = Chunk::of(chunk.before, &entries).sealed();
+                    self.bytes = self.bytes - here - next.data.len() + chunk.data.len();
                 }
             }
             _ => {}
         }
+        self.shrink_list();
     }
 
     /// Raises the running total at the end to `total`, at an instant that is not before the last
     /// entry.
     #[inline(never)]
     pub(super) fn append(&mut self, at: Timestamp, total: u64) {
-        if self.is_full() {
-            let last = self.last();
-            if last.at != at {
-                self.chunks.push_back(Chunk::new(last.total));
-            }
+        if self.last.at == at {
+            self.last.total = total;
+            return;
         }
-        let number = self.chunks.len() - 1;
-        let chunk = &mut self.chunks[number];
-        match chunk.entries.last_mut() {
-            Some(last) if last.at == at => last.total = total - chunk.before,
-            _ => chunk.push(at, total),
+        self.open.push(self.last.at, self.last.total - self.before_last);
+        self.before_last = self.last.total;
+        self.last = Entry { at, total };
+        if self.open.data.len() >= self.sealed_at() {
+            self.seal();
         }
+    }
+
+    fn seal(&mut self) {
+        let growth = self.list_growth();
+        if growth > 0 {
+            self.sealed.reserve_exact(growth);
+        }
+        let full = mem::replace(&mut self.open, Chunk::new(self.before_last)).sealed();
+        self.bytes += full.data.len();
+        self.sealed.push_back(full);
     }
 }

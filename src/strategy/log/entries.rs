@@ -1,10 +1,14 @@
 use std::collections::VecDeque;
+use std::mem;
 
-use super::chunks::{CHUNK, Chunks};
+use super::chunks::Chunks;
 use crate::Timestamp;
 
 /// A ring of more entries than this is split into chunks.
-pub(super) const LONGEST_RING: usize = 16_384;
+pub(super) const LONGEST_RING: usize = 128;
+
+/// The number of entries that stay in the ring when it is split.
+const FIRST: usize = 32;
 
 /// An instant and the running total of units up to and with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,17 +19,17 @@ pub(super) struct Entry {
 
 /// The entries of a log, oldest first.
 ///
-/// Up to [`LONGEST_RING`] entries are one ring, whose capacity doubles. Doubling a longer ring, or a
-/// refund in front of so many entries, would take milliseconds under the lock of a shard. A longer
-/// log therefore has a ring for its oldest entries only, and the later ones in chunks. It becomes
-/// one ring again when it is down to a single chunk.
+/// Up to [`LONGEST_RING`] entries are one ring, whose capacity doubles. A longer log has a ring for
+/// its oldest entries only, and the later ones as bytes in chunks, which take a quarter of the memory.
+/// It becomes one ring again when half as many entries are left. A short log stays a ring because a
+/// hit on a ring needs fewer instructions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Entries {
     /// The running total before the first entry.
     dropped: u64,
     /// The oldest entries. Empty only if the log is.
     ring: VecDeque<Entry>,
-    /// The entries after the ring. Boxed, so that a short log takes one word for it.
+    /// The entries after the ring. They are boxed, so a short log takes one word for them.
     chunks: Option<Box<Chunks>>,
 }
 
@@ -68,18 +72,29 @@ impl Entries {
         }
     }
 
-    /// The number of entries that fit into the memory that is allocated.
+    /// The bytes that are allocated.
     #[inline]
-    pub(super) fn room(&self) -> usize {
-        self.ring.capacity() + self.chunks.as_ref().map_or(0, |chunks| chunks.room())
+    pub(super) fn bytes(&self) -> usize {
+        self.ring.capacity() * mem::size_of::<Entry>() + self.chunks.as_ref().map_or(0, |chunks| chunks.bytes())
     }
 
-    /// Returns `true` if one entry more takes more memory.
+    /// About the bytes of so many entries that are spread over `period` microseconds.
+    pub(super) fn full_bytes(entries: usize, period: u64) -> usize {
+        if entries <= LONGEST_RING {
+            return entries.max(4).next_power_of_two() * mem::size_of::<Entry>();
+        }
+        Chunks::full_bytes(entries, period / entries as u64)
+    }
+
+    /// The most bytes that one entry more allocates.
     #[inline]
-    pub(super) fn is_full(&self) -> bool {
+    pub(super) fn growth(&self) -> usize {
         match &self.chunks {
-            None => self.ring.len() == self.ring.capacity(),
-            Some(chunks) => chunks.is_full(),
+            None if self.ring.len() < LONGEST_RING.min(self.ring.capacity()) => 0,
+            None if self.ring.len() < LONGEST_RING => self.ring.capacity().max(4) * mem::size_of::<Entry>(),
+            // The ring becomes shorter by more than the chunks take.
+            None => 0,
+            Some(chunks) => chunks.growth(),
         }
     }
 
@@ -132,16 +147,18 @@ impl Entries {
     /// Removes the leading chunks of which all entries satisfy `is_so`. `leading` entries of the
     /// ring do. Returns the number of those that do in the ring that is left.
     #[inline(never)]
-    fn drop_chunks(&mut self, leading: usize, is_so: impl Fn(&Entry) -> bool) -> usize {
-        let Some(chunks) = &mut self.chunks else { return leading };
-        let leading = if leading == self.ring.len() {
-            let index = chunks.drop_leading(is_so);
+    fn drop_chunks(&mut self, mut leading: usize, is_so: impl Fn(&Entry) -> bool) -> usize {
+        if leading == self.ring.len()
+            && let Some(chunks) = &mut self.chunks
+        {
+            chunks.drop_leading(&is_so);
             self.next_chunk();
-            index
-        } else {
-            leading
-        };
-        if let Some(chunks) = self.chunks.take_if(|chunks| chunks.is_single()) {
+            leading = self.leading(is_so);
+        }
+        // Half of the ring's length, so that a log whose length varies a little does not change its
+        // form at each hit.
+        let most = (LONGEST_RING / 2).saturating_sub(self.ring.len());
+        if let Some(chunks) = self.chunks.take_if(|chunks| chunks.is_short(most)) {
             self.ring.extend(chunks.iter());
         }
         leading
@@ -160,19 +177,21 @@ impl Entries {
         if self.ring.is_empty() {
             self.dropped = 0;
         }
-        // A log that was long once gives its memory back.
-        if self.ring.capacity() > 16 && self.ring.len() < self.ring.capacity() / 4 {
-            self.ring.shrink_to(self.ring.len() * 2);
+        // A log that was long once gives its memory back. A ring in front of chunks is never pushed to.
+        let (least, room) = if self.chunks.is_some() { (2, 1) } else { (4, 2) };
+        if self.ring.capacity() > 16 && self.ring.len() < self.ring.capacity() / least {
+            self.ring.shrink_to(self.ring.len() * room);
         }
     }
 
-    /// Makes the first chunk the ring, in place of the ring that has no entries to keep. Running
-    /// totals start anew with it.
+    /// Makes the entries of the first chunk the ring, in place of the ring that has no entries to
+    /// keep. Running totals start anew with it.
     fn next_chunk(&mut self) {
         self.dropped = 0;
-        let Some(chunks) = &mut self.chunks else { return };
-        self.ring = chunks.pop_first().into();
-        if chunks.is_empty() {
+        self.ring.clear();
+        if let Some(chunks) = &mut self.chunks
+            && chunks.move_first(&mut self.ring)
+        {
             self.chunks = None;
         }
     }
@@ -180,12 +199,7 @@ impl Entries {
     /// Removes the entries after `now`.
     #[cold]
     pub(super) fn drop_after(&mut self, now: Timestamp) {
-        if let Some(chunks) = &mut self.chunks {
-            chunks.drop_after(now);
-            if chunks.is_empty() {
-                self.chunks = None;
-            }
-        }
+        self.chunks.take_if(|chunks| chunks.drop_after(now));
         self.ring.truncate(self.ring.partition_point(|entry| entry.at <= now));
     }
 
@@ -194,8 +208,7 @@ impl Entries {
         if let Some(chunks) = &mut self.chunks
             && self.ring.back().is_none_or(|last| last.at < at)
         {
-            chunks.take_back(at, units);
-            if chunks.is_empty() {
+            if chunks.take_back(at, units) {
                 self.chunks = None;
             }
             return;
@@ -235,11 +248,11 @@ impl Entries {
     /// Moves all entries of the ring but the oldest into chunks.
     #[cold]
     fn split(&mut self) -> &mut Chunks {
-        let mut chunks = Chunks::after(self.ring[CHUNK - 1].total);
-        for entry in self.ring.range(CHUNK..) {
+        let mut chunks = Chunks::new(self.ring[FIRST - 1].total, self.ring[FIRST]);
+        for entry in self.ring.range(FIRST + 1..) {
             chunks.append(entry.at, entry.total);
         }
-        self.ring.truncate(CHUNK);
+        self.ring.truncate(FIRST);
         self.ring.shrink_to_fit();
         self.chunks.insert(Box::new(chunks))
     }

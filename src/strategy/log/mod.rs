@@ -1,7 +1,11 @@
+mod chunk;
 mod chunks;
 mod entries;
 #[cfg(test)]
 mod tests;
+mod varint;
+
+use std::mem;
 
 use self::entries::Entries;
 use crate::Timestamp;
@@ -11,9 +15,9 @@ use crate::Timestamp;
 /// A binary search over the running totals finds the units of any span, so a decision on a log of
 /// ten thousand entries costs little more than one on a log of ten.
 ///
-/// An entry takes 16 bytes. A log of up to 16,384 entries is one ring that doubles when it is full.
-/// A longer one consists of chunks of 1,024 entries, so that neither its growth nor a refund of an
-/// old entry touches all of it.
+/// Up to 128 entries are a ring of 16 bytes each. The later entries of a longer log are encoded as
+/// differences, in chunks. They take about four bytes each where hits are up to two minutes apart.
+/// Neither growth nor a refund of an old entry touches all of a log.
 ///
 /// ```
 /// use tower_ratelimit::Timestamp;
@@ -53,23 +57,35 @@ impl Log {
         self.until
     }
 
-    /// The number of entries that fit into the memory that the log has allocated, 16 bytes each.
-    pub fn room(&self) -> usize {
-        self.entries.room()
+    /// Returns the number of bytes that the log has allocated.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        mem::size_of::<Self>() + self.entries.bytes()
     }
 
-    /// Returns `true` if a hit at `now` takes more memory: the log has no room for an entry, and no
-    /// expired one to drop for it.
+    /// Returns about how many bytes a log of so many entries takes that are spread over `period`
+    /// microseconds.
+    pub(crate) fn full_bytes(entries: u32, period: u64) -> usize {
+        mem::size_of::<Self>() + Entries::full_bytes(entries as usize, period)
+    }
+
+    /// Returns the most bytes by which a hit at `now` makes the log larger: 0 if there is room for an
+    /// entry, or an expired one to drop for it.
     ///
-    /// A log of more than 16,384 entries takes memory for 1,024 at a time. While each hit drops an
-    /// entry, it returns as much as it takes, but may do so up to 1,024 hits later.
+    /// While each hit drops an entry, a long log returns as much as it takes, but may do so up to one
+    /// chunk later. A chunk is a sixteenth of the log, at least 128 bytes and at most 1,024.
     #[inline]
-    pub fn grows_at(&self, now: Timestamp) -> bool {
-        if !self.entries.is_full() {
-            return false;
+    pub fn growth_at(&self, now: Timestamp) -> usize {
+        match (self.entries.last_at(), self.oldest_expires_at()) {
+            (Some(last), Some(expiry)) if last == now || expiry <= now => 0,
+            _ => self.entries.growth(),
         }
-        let (Some(first), Some(last)) = (self.entries.first_at(), self.entries.last_at()) else { return true };
-        now.since(first) < self.until.since(last) && last != now
+    }
+
+    /// Returns the instant at which the oldest entry expires, `None` for an empty log.
+    #[inline]
+    pub(crate) fn oldest_expires_at(&self) -> Option<Timestamp> {
+        Some(self.entries.first_at()?.plus(self.until.since(self.entries.last_at()?)))
     }
 
     /// Units that are younger than `period`.

@@ -256,6 +256,15 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
         }
     }
 
+    /// The smaller number of the two storages.
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
+        let fallback = self.0.fallback.as_ref().and_then(|fallback| {
+            let policy = policy.share(fallback.replicas).ok()?;
+            fallback.storage.clients_to_fill(&policy)
+        });
+        self.0.primary.clients_to_fill(policy).into_iter().chain(fallback).min()
+    }
+
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.0.primary.validate(policy)?;
         match &self.0.fallback {

@@ -330,6 +330,10 @@ impl<St: Storage> Storage for Leases<St> {
         self.done(turn, |inner| inner.refund(policy, key, decision))
     }
 
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
+        self.0.inner.clients_to_fill(policy)
+    }
+
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         check(policy)?;
         self.0.inner.validate(policy)

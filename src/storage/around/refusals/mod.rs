@@ -240,6 +240,10 @@ impl<St: Storage> Storage for RefusalCache<St> {
         self.change(policy, key, |storage| storage.refund(policy, key, decision))
     }
 
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
+        self.inner.clients_to_fill(policy)
+    }
+
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.inner.validate(policy)
     }

@@ -1,0 +1,100 @@
+use super::MemoryStorage;
+use super::time::Time;
+use super::usage::Bounds;
+use crate::ConfigError;
+use crate::storage::{Clock, SystemClock};
+
+/// The default of [`MemoryStorageBuilder::max_keys`].
+pub(super) const MAX_KEYS: usize = 1_000_000;
+
+/// The default of [`MemoryStorageBuilder::max_bytes`], for each key.
+const BYTES_PER_KEY: usize = 128;
+
+/// The least default of `max_bytes`.
+const LEAST_BYTES: usize = 1 << 20;
+
+/// The least `max_bytes` that is accepted: a few keys of many limits fit into it.
+const FEWEST_BYTES: usize = 65_536;
+
+/// What a [`MemoryStorage`] does with a newcomer when it is full and cannot evict a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a newcomer is either refused or admitted")]
+pub enum OnFull {
+    /// Refuses the newcomer. The limits hold, and new clients are kept out until a stored key
+    /// expires.
+    #[default]
+    Refuse,
+    /// Admits the newcomer and stores nothing of it. New clients get in, and no limit holds for
+    /// them.
+    Admit,
+}
+
+/// Builds a [`MemoryStorage`] with other bounds or another clock.
+#[derive(Debug)]
+#[must_use]
+pub struct MemoryStorageBuilder {
+    max_keys: usize,
+    max_bytes: Option<usize>,
+    on_full: OnFull,
+    clock: Option<Box<dyn Clock>>,
+}
+
+impl MemoryStorageBuilder {
+    pub(super) fn new() -> Self {
+        Self { max_keys: MAX_KEYS, max_bytes: None, on_full: OnFull::Refuse, clock: None }
+    }
+
+    /// Sets the maximum number of keys. Defaults to 1,000,000.
+    pub fn max_keys(self, max_keys: usize) -> Self {
+        Self { max_keys, ..self }
+    }
+
+    /// Sets the maximum number of bytes for states. Defaults to 128 for each of
+    /// [`max_keys`](Self::max_keys), and at least 1 MiB.
+    ///
+    /// [`MemoryStorage`] documents the bytes of a client.
+    pub fn max_bytes(self, max_bytes: usize) -> Self {
+        Self { max_bytes: Some(max_bytes), ..self }
+    }
+
+    /// Sets what happens to newcomers while the storage is full. Defaults to [`OnFull::Refuse`].
+    ///
+    /// ```
+    /// use tower_ratelimit::MemoryStorage;
+    /// use tower_ratelimit::storage::OnFull;
+    ///
+    /// let storage = MemoryStorage::builder().max_bytes(64 << 20).on_full(OnFull::Admit).build()?;
+    /// assert_eq!(storage.stats().newcomers_admitted, 0);
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
+    pub fn on_full(self, on_full: OnFull) -> Self {
+        Self { on_full, ..self }
+    }
+
+    /// Sets the clock. Defaults to the system's time.
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self { clock: Some(Box::new(clock)), ..self }
+    }
+
+    /// Builds the storage.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `max_keys` is 0 or `max_bytes` is less than 65,536.
+    pub fn build(self) -> Result<MemoryStorage, ConfigError> {
+        if self.max_keys == 0 {
+            return Err(ConfigError::new(
+                "max_keys must be at least 1, for example 1_000_000: a storage that keeps nothing limits nobody",
+            ));
+        }
+        if let Some(bytes) = self.max_bytes.filter(|&bytes| bytes < FEWEST_BYTES) {
+            return Err(ConfigError::new(format!(
+                "invalid max_bytes {bytes}: it must be at least 65_536, for example 128_000_000"
+            )));
+        }
+        let clock = self.clock.map_or_else(|| Time::System(SystemClock::new()), Time::Other);
+        let default_bytes = self.max_keys.saturating_mul(BYTES_PER_KEY).max(LEAST_BYTES);
+        let bounds = Bounds { keys: self.max_keys, bytes: self.max_bytes.unwrap_or(default_bytes) };
+        Ok(MemoryStorage::with(bounds, self.on_full, clock))
+    }
+}

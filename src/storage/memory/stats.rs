@@ -1,0 +1,67 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::usage::Size;
+
+/// What a [`MemoryStorage`](crate::MemoryStorage) holds, and what it did when it was full.
+///
+/// With the feature `metrics`, the counter `ratelimit_memory_full_total` counts the last three, with
+/// the label `outcome`: `refused`, `admitted` or `log_refused`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryStats {
+    /// The number of keys that are stored, by policy.
+    pub keys: usize,
+    /// The bytes that all states take, with the bytes of logs.
+    pub bytes: usize,
+    /// The bytes that the logs of moving windows take.
+    pub log_bytes: usize,
+    /// The number of hits of newcomers that were refused because the storage was full.
+    pub newcomers_refused: u64,
+    /// The number of hits of newcomers that were admitted without being stored, because the storage
+    /// was full: see [`OnFull::Admit`](super::OnFull::Admit).
+    pub newcomers_admitted: u64,
+    /// The number of hits that were refused because their own client's log could not grow.
+    pub logs_refused: u64,
+}
+
+/// Counts hits for which there was no room.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    newcomers_refused: AtomicU64,
+    newcomers_admitted: AtomicU64,
+    logs_refused: AtomicU64,
+}
+
+impl Counts {
+    pub(super) fn admitted(&self) {
+        self.newcomers_admitted.fetch_add(1, Ordering::Relaxed);
+        report("admitted");
+    }
+
+    pub(super) fn refused(&self, is_new: bool) {
+        let (counter, outcome) =
+            if is_new { (&self.newcomers_refused, "refused") } else { (&self.logs_refused, "log_refused") };
+        counter.fetch_add(1, Ordering::Relaxed);
+        report(outcome);
+    }
+
+    pub(super) fn stats(&self, size: Size) -> MemoryStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        MemoryStats {
+            keys: size.keys,
+            bytes: size.bytes(),
+            log_bytes: size.logs,
+            newcomers_refused: load(&self.newcomers_refused),
+            newcomers_admitted: load(&self.newcomers_admitted),
+            logs_refused: load(&self.logs_refused),
+        }
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn report(outcome: &'static str) {
+    metrics::counter!("ratelimit_memory_full_total", "outcome" => outcome).increment(1);
+}
+
+#[cfg(not(feature = "metrics"))]
+const fn report(_: &'static str) {}

@@ -1,0 +1,60 @@
+use super::*;
+use crate::storage::Clock;
+use crate::{Op, Quota};
+
+/// Field defect: a resize that stalls one request for milliseconds. No table is ever large, so none takes long to move.
+#[test]
+fn no_insert_grows_a_big_table() {
+    let storage = MemoryStorage::builder().max_keys(200_000).build().unwrap();
+    let policy = Policy::from(Quota::per_hour(9));
+    for key in 0..200_000_u64 {
+        let _ = storage.0.decide(&Ask::new(&policy, &key.into(), Op::Hit, 1));
+    }
+    assert_eq!(storage.stats().keys, 200_000);
+    let slots: Vec<_> = (0..storage.0.shards.len()).map(|number| storage.0.lock(number).slots()).collect();
+    let (all, largest) = (slots.iter().sum::<usize>(), slots.iter().max().unwrap());
+    assert!(*largest < 2 * KEYS_PER_SHARD, "{largest} slots in one table");
+    assert!(all < 200_000 * 4 / 3, "{all} slots for 200,000 keys");
+}
+
+/// Field defect: a newcomer is refused because its own shard has no room.
+#[test]
+fn newcomer_evicts_a_key_of_another_shard() {
+    for text in ["fixed-window 1/day", "fixed-window 1/day; fixed-window 1/week"] {
+        let storage = MemoryStorage::builder().max_keys(4 * KEYS_PER_SHARD).build().unwrap();
+        assert_eq!(storage.0.shards.len(), 4);
+        let exhausts: Policy = text.parse().unwrap();
+        let spends: Policy = "fixed-window 9/day".parse().unwrap();
+        let shard_of = |policy: &Policy, key: u64| storage.0.locate(policy, &key.into()).1;
+        let admits =
+            |policy: &Policy, key: u64| storage.0.decide(&Ask::new(policy, &key.into(), Op::Hit, 1)).is_admitted();
+        // The keys of the first shard are being refused. Those of the last one can be evicted.
+        let mut keys = 0_u64..;
+        while storage.stats().keys < 4 * KEYS_PER_SHARD {
+            let key = keys.next().unwrap();
+            if shard_of(&spends, key) == 3 {
+                assert!(admits(&spends, key));
+            } else if shard_of(&exhausts, key) != 3 {
+                assert!(admits(&exhausts, key));
+            }
+        }
+        let newcomers: Vec<_> = keys.filter(|&key| shard_of(&exhausts, key) == 0).take(500).collect();
+        for key in newcomers {
+            assert!(admits(&exhausts, key) && !admits(&exhausts, key), "{text}");
+        }
+        assert_eq!(storage.stats().newcomers_refused, 0);
+        assert!(storage.stats().keys <= 4 * KEYS_PER_SHARD);
+    }
+}
+
+#[test]
+fn time_goes_back_only_with_the_clock() {
+    let clock = crate::storage::ManualClock::default();
+    let (early, late) = (clock.now(), clock.now().plus(100));
+    clock.set(late);
+    let (mut shard, time) = (Shard::default(), Time::Other(Box::new(clock.clone())));
+    assert_eq!(shard.time(late, &time), late);
+    assert_eq!(shard.time(early, &time), late, "read before somebody else decided");
+    clock.set(early);
+    assert_eq!(shard.time(early, &time), early);
+}

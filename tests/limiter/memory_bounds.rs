@@ -1,0 +1,244 @@
+//! The memory storage when it is full: its bounds, its logs, newcomers, and the memory of a flood.
+
+use std::time::Duration;
+
+use common::{memory_with_manual_clock, now, policy};
+use tower_ratelimit::storage::{ManualClock, OnFull};
+use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, RateLimiter};
+
+const MIB: usize = 1 << 20;
+
+/// The memory of the empty shards of a small storage, and of one log that is copied.
+const FIXED: usize = 20_000;
+
+fn storage(max_keys: usize, max_bytes: usize) -> (MemoryStorage, ManualClock) {
+    let clock = ManualClock::default();
+    let builder = MemoryStorage::builder().max_keys(max_keys).max_bytes(max_bytes);
+    (builder.clock(clock.clone()).build().unwrap(), clock)
+}
+
+fn hit(limiter: &RateLimiter, key: impl Into<Key>) -> Decision {
+    now(limiter.hit(&key.into()))
+}
+
+/// As many limits, with different periods.
+fn several(limits: u64, strategy: &str, shadow: bool) -> Policy {
+    let of = |period: u64| format!("{strategy} 100000/{} min", 100 + period);
+    let mut text = (0..limits).map(of).collect::<Vec<_>>().join("; ");
+    if shadow {
+        text += &format!("; shadow {}; shadow {}", of(50), of(51));
+    }
+    policy(&text)
+}
+
+/// The hits of a flood of keys, in which some come back. A layer decides shadow limits as policies of
+/// their own.
+fn flood(storage: &MemoryStorage, clock: &ManualClock, policy: &Policy, hits: u64, mut after_each: impl FnMut()) {
+    let policies = [policy].into_iter().chain(policy.shadows());
+    let limiters: Vec<_> = policies.map(|policy| RateLimiter::with_storage(policy.clone(), storage.clone())).collect();
+    for number in 0..hits {
+        clock.advance(Duration::from_millis(3));
+        let key = if number % 4 == 0 { number % 64 } else { number };
+        for limiter in &limiters {
+            let _ = hit(limiter, key);
+            after_each();
+        }
+    }
+}
+
+/// Field defect: a log that doubles after one key of weight 1 was evicted, 4.2 times the bound.
+#[test]
+fn bytes_stay_within_their_bound_for_any_number_of_limits() {
+    for limits in [1, 2, 6, 7, 20] {
+        for (strategy, shadow) in
+            [("fixed-window", false), ("moving-window", false), ("fixed-window", true), ("moving-window", true)]
+        {
+            let policy = several(limits, strategy, shadow);
+            let (storage, clock) = storage(1_000_000, MIB);
+            let hits = if strategy == "moving-window" { 12_000 } else { 60_000 } / limits;
+            let mut highest = 0;
+            flood(&storage, &clock, &policy, hits, || {
+                let stats = storage.stats();
+                highest = highest.max(stats.bytes);
+                assert!(stats.log_bytes <= MIB / 2 + MIB / 20, "{policy}: {stats:?}");
+            });
+            assert!(highest <= MIB + MIB / 20, "{policy}: {highest} bytes");
+            assert!(highest >= MIB / 3, "{policy}: {highest} bytes: the storage was not full");
+        }
+    }
+}
+
+#[test]
+fn counted_bytes_are_those_that_are_allocated() {
+    for (text, hits) in [
+        ("fixed-window 10/day", 100_000),
+        ("fixed-window 10/day; token-bucket 9/day; shadow fixed-window 5/hour", 40_000),
+        ("moving-window 100000/day", 30_000),
+        ("moving-window 100000/day; moving-window 200000/week; fixed-window 9/day", 20_000),
+    ] {
+        let policy = policy(text);
+        let (storage, clock) = storage(1_000_000, 2 * MIB);
+        let info = allocation_counter::measure(|| flood(&storage, &clock, &policy, hits, || {}));
+        let counted = storage.stats().bytes;
+        let allocated = usize::try_from(info.bytes_current).unwrap();
+        let most = usize::try_from(info.bytes_max).unwrap();
+        assert!(allocated <= counted + counted / 10 + FIXED, "{text}: {allocated} allocated, {counted} counted");
+        assert!(allocated + FIXED >= counted - counted / 7, "{text}: {allocated} allocated, {counted} counted");
+        assert!(most <= 2 * MIB + 2 * MIB / 10 + FIXED, "{text}: {most} at the worst instant");
+    }
+}
+
+/// Field defect: 30 addresses shut out all others.
+#[test]
+fn long_logs_that_cannot_grow_refuse_their_own_clients_only() {
+    let (storage, clock) = storage(50_000, 4 * MIB);
+    let greedy = RateLimiter::with_storage(policy("moving-window 1000000/day"), storage.clone());
+    let modest = RateLimiter::with_storage(policy("moving-window 100/day"), storage.clone());
+    let newcomers = RateLimiter::with_storage(policy("fixed-window 5/day"), storage.clone());
+    let mut refused = 0;
+    for round in 0..20_000_u64 {
+        clock.advance(Duration::from_millis(100));
+        for client in 0..40_u64 {
+            let decision = hit(&greedy, client);
+            refused += u32::from(decision.is_refused());
+            assert!(decision.is_admitted() || decision.is_crowded());
+        }
+        if round % 500 == 0 {
+            for customer in 1_000..1_300_u64 {
+                let decision = hit(&modest, customer);
+                assert!(decision.is_admitted());
+                assert_eq!(u64::from(decision.remaining()), 99 - round / 500, "no customer was evicted");
+            }
+        }
+        assert!(hit(&newcomers, round).is_admitted());
+    }
+    let stats = storage.stats();
+    assert!(refused > 100_000, "{refused} refused");
+    assert_eq!((stats.logs_refused, stats.newcomers_refused), (u64::from(refused), 0));
+    assert!(stats.log_bytes <= 2 * MIB, "{stats:?}");
+}
+
+#[test]
+fn client_whose_log_cannot_grow_is_admitted_after_its_wait() {
+    let (storage, clock) = storage(1_000, MIB);
+    let limiter = RateLimiter::with_storage(policy("moving-window 1000000/day"), storage);
+    let refused = loop {
+        clock.advance(Duration::from_millis(20));
+        let decision = hit(&limiter, "greedy");
+        if decision.is_refused() {
+            break decision;
+        }
+    };
+    assert!(refused.is_crowded());
+    let wait = refused.retry_after().unwrap();
+    assert!(hit(&limiter, "greedy").is_refused());
+    clock.advance(wait.saturating_sub(Duration::from_micros(1)));
+    assert!(hit(&limiter, "greedy").is_refused());
+    clock.advance(Duration::from_micros(1));
+    assert!(hit(&limiter, "greedy").is_admitted(), "its oldest entry has expired");
+}
+
+#[test]
+fn short_logs_evict_other_logs_and_no_refused_one() {
+    let (storage, clock) = storage(100_000, MIB);
+    let limiter = RateLimiter::with_storage(policy("moving-window 3/day"), storage.clone());
+    for _ in 0..4 {
+        let _ = hit(&limiter, u64::MAX);
+    }
+    let others = RateLimiter::with_storage(policy("fixed-window 3/day"), storage.clone());
+    assert!((0..1_000_u64).all(|key| hit(&others, key).is_admitted()));
+    for key in 0..10_000_u64 {
+        clock.advance(Duration::from_millis(1));
+        assert!(hit(&limiter, key).is_admitted());
+    }
+    assert!(hit(&limiter, u64::MAX).is_refused());
+    let is_stored = |key: u64| now(others.peek(&key.into())).remaining() == 2;
+    assert_eq!((0..1_000).filter(|&key| is_stored(key)).count(), 1_000, "a log takes no room from small states");
+}
+
+#[test]
+fn newcomers_are_refused_or_admitted_as_chosen_and_counted() {
+    for (on_full, strategy) in [
+        (OnFull::Refuse, "fixed-window 1/day"),
+        (OnFull::Admit, "fixed-window 1/day"),
+        (OnFull::Refuse, "fixed-window 1/day; token-bucket 1/day"),
+        (OnFull::Admit, "fixed-window 1/day; token-bucket 1/day"),
+    ] {
+        let builder = MemoryStorage::builder().max_keys(100).on_full(on_full).clock(ManualClock::default());
+        let storage = builder.build().unwrap();
+        let limiter = RateLimiter::with_storage(policy(strategy), storage.clone());
+        assert!((0..100_u64).all(|key| hit(&limiter, key).is_admitted()));
+        for key in 100..150_u64 {
+            let decision = hit(&limiter, key);
+            assert_eq!(
+                (decision.is_admitted(), decision.is_crowded()),
+                match on_full {
+                    OnFull::Admit => (true, false),
+                    OnFull::Refuse => (false, true),
+                }
+            );
+            assert_eq!(limiter.admit(&key.into()), on_full == OnFull::Admit);
+        }
+        assert!((0..100_u64).all(|key| hit(&limiter, key).is_refused()), "stored keys keep their limit");
+        let stats = storage.stats();
+        let counts = (stats.newcomers_admitted, stats.newcomers_refused, stats.logs_refused, stats.keys);
+        assert_eq!(counts, if on_full == OnFull::Admit { (100, 0, 0, 100) } else { (0, 100, 0, 100) });
+    }
+}
+
+#[test]
+fn newcomers_with_logs_are_admitted_as_chosen() {
+    let builder = MemoryStorage::builder().max_bytes(65_536).on_full(OnFull::Admit);
+    let storage = builder.clock(ManualClock::default()).build().unwrap();
+    let limiter = RateLimiter::with_storage(policy("moving-window 1/day"), storage.clone());
+    assert!((0..1_000_u64).all(|key| hit(&limiter, key).is_admitted()));
+    let stats = storage.stats();
+    assert!(stats.newcomers_admitted > 500 && stats.log_bytes <= 32_768, "{stats:?}");
+    assert_eq!(stats.keys as u64 + stats.newcomers_admitted, 1_000);
+}
+
+#[test]
+fn refund_makes_a_key_evictable_at_once() {
+    let builder = MemoryStorage::builder().max_keys(20_000).clock(ManualClock::default());
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day"), builder.build().unwrap());
+    let first: Vec<_> = (0..20_000_u64).map(|key| (hit(&limiter, key), hit(&limiter, key)).0).collect();
+    assert!(hit(&limiter, "newcomer").is_crowded());
+    for (key, decision) in first.iter().enumerate() {
+        now(limiter.refund(&(key as u64).into(), decision));
+    }
+    assert!(hit(&limiter, "newcomer").is_admitted());
+}
+
+#[test]
+fn bound_of_few_bytes_is_an_error() {
+    let error = MemoryStorage::builder().max_bytes(65_535).build().unwrap_err();
+    assert!(error.to_string().contains("invalid max_bytes 65535: it must be at least 65_536"), "{error}");
+    assert!(MemoryStorage::builder().max_bytes(65_536).build().is_ok());
+}
+
+/// Field defect: the memory of a flood comes back only after millions of hits.
+#[test]
+fn memory_of_a_flood_comes_back_with_a_few_thousand_hits_or_peeks() {
+    for text in ["fixed-window 5/second", "fixed-window 5/second; 9/second", "moving-window 5/second"] {
+        for op in [Op::Hit, Op::Peek] {
+            let (storage, clock) = memory_with_manual_clock();
+            let limiter = RateLimiter::with_storage(policy(text), storage.clone());
+            let info = allocation_counter::measure(|| {
+                for key in 0..300_000_u64 {
+                    let _ = hit(&limiter, key);
+                }
+                assert_eq!(storage.stats().keys, 300_000);
+                clock.advance(Duration::from_secs(3));
+                for _ in 0..10_000 {
+                    let _ = match op {
+                        Op::Hit => hit(&limiter, "k"),
+                        Op::Peek => now(limiter.peek(&"k".into())),
+                    };
+                }
+            });
+            let stats = storage.stats();
+            assert!(stats.keys <= 1, "{text}: {stats:?} after {op:?}s");
+            assert!(info.bytes_current < 128 * 4_000, "{text}: {} bytes after {op:?}s", info.bytes_current);
+        }
+    }
+}
