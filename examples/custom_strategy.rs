@@ -47,6 +47,16 @@ impl Strategy for PenaltyBox {
         0
     }
 
+    /// An end that is ahead of a clock that has gone back is stored as of now, so that the client is not refused for longer.
+    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
+        let (_, left) = spent(quota, state, now);
+        if let State::Counts { until, .. } = state
+            && left > 0
+        {
+            *until = now.plus(left);
+        }
+    }
+
     /// Only the last hit can be given back: where the end was before it nobody remembers, so it stays where it is.
     fn refund(&self, _: &Quota, state: &mut State, _: Timestamp, hit: &Hit) {
         if let State::Counts { until, amounts: [spent, _] } = state

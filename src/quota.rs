@@ -62,6 +62,7 @@ pub struct Quota {
     /// How long one unit takes to come back, and as many as fit at once: kept ready, for dividing takes long.
     unit: Span,
     full: Span,
+    largest: u32,
 }
 
 /// A span in whole microseconds and a rest in parts of one, of which a quota's amount make a whole one.
@@ -145,7 +146,7 @@ impl Quota {
     pub const fn burst(self, burst: u32) -> Self {
         assert!(burst >= 1, "a quota's burst must be at least 1");
         assert!(self.refills_in_time(burst), "a quota's burst must come back within 2^52 microseconds (142 years)");
-        Self { burst: Some(burst), full: self.span_of(burst), ..self }
+        self.with_room(burst)
     }
 
     /// As [`per_second`](Self::per_second).
@@ -203,7 +204,7 @@ impl Quota {
             return Err(ConfigError::new("a burst must be at least 1, for example \"10/second burst 20\""));
         }
         self.check_refill(burst)?;
-        Ok(Self { burst: Some(burst), full: self.span_of(burst), ..self })
+        Ok(self.with_room(burst))
     }
 
     /// What one of so many has of it that divide it: the amount and the burst, each rounded down and at least 1, per the same
@@ -223,7 +224,7 @@ impl Quota {
         let share = Self::of(part(self.amount), self.period);
         self.burst.map_or(share, |burst| {
             let burst = part(burst).min(share.most_in_time());
-            Self { burst: Some(burst), full: share.span_of(burst), ..share }
+            share.with_room(burst)
         })
     }
 
@@ -262,6 +263,12 @@ impl Quota {
         self.full
     }
 
+    /// The mark of a debt of all that can be spent at once: see [`Span::largest_mark`].
+    #[inline]
+    pub(crate) const fn largest_mark(&self) -> u32 {
+        self.largest
+    }
+
     /// Refuses a capacity that would take more than 2^52 microseconds to come back at this quota's rate, for a
     /// strategy whose capacity is not the quota's.
     ///
@@ -293,7 +300,13 @@ impl Quota {
     const fn of(amount: u32, period: u64) -> Self {
         assert!(amount >= 1, "a quota's amount must be at least 1");
         let unit = Span::of(amount, period as u128);
-        Self { amount, period, burst: None, unit, full: Span { micros: period, part: 0 } }
+        let full = Span { micros: period, part: 0 };
+        Self { amount, period, burst: None, unit, full, largest: full.largest_mark() }
+    }
+
+    const fn with_room(self, burst: u32) -> Self {
+        let full = self.span_of(burst);
+        Self { burst: Some(burst), full, largest: full.largest_mark(), ..self }
     }
 
     fn try_of(amount: u32, period: u64) -> Result<Self, ConfigError> {
@@ -324,9 +337,28 @@ impl Quota {
 }
 
 impl Span {
+    /// Whole microseconds, rounded up.
+    #[inline]
+    pub(crate) const fn micros_up(self) -> u64 {
+        self.micros + (self.part > 0) as u64
+    }
+
+    /// The largest second amount of the state of a bucket that fills in this span: the scale on which it counts, the
+    /// span on that scale, and any anchor.
+    #[allow(clippy::cast_possible_truncation)] // 10 bits
+    pub(crate) const fn largest_mark(self) -> u32 {
+        let span = self.micros_up();
+        let shift = (64 - span.leading_zeros()).saturating_sub(10);
+        shift << 26 | ((span >> shift) as u32) << 16 | 0xffff
+    }
+
     /// So many parts of a microsecond; the longest there is if they do not fit.
     #[allow(clippy::cast_possible_truncation)]
     const fn of(amount: u32, parts: u128) -> Self {
+        if parts <= u64::MAX as u128 {
+            let (parts, amount) = (parts as u64, amount as u64);
+            return Self { micros: parts / amount, part: (parts % amount) as u32 };
+        }
         let micros = parts / amount as u128;
         let micros = if micros < u64::MAX as u128 { micros as u64 } else { u64::MAX };
         Self { micros, part: (parts % amount as u128) as u32 }

@@ -47,11 +47,14 @@ use crate::{ConfigError, Quota, Timestamp};
 /// |---|---|
 /// | the amount of a window or log | stays: of 10 with 8 spent, lowered to 5, nothing remains; raised to 20, 12 remain |
 /// | the amount of a bucket, and its burst with it | keeps its proportion: a bucket of 10 with 4 left, raised to 20, has 8 |
-/// | the amount of a bucket, its burst staying | keeps the time until it is full again |
+/// | the amount of a bucket, its burst staying | keeps the time until it is full again, up to that of an empty bucket |
 /// | a bucket's burst or a queue's places alone | stays, as far as it fits: of a burst of 20 with 5 left, lowered to 15, nothing remains |
 /// | the period, the strategy, or the place among the limits | is forgotten: the limit starts afresh |
 ///
 /// An unnamed policy whose text changes is another policy, and starts afresh.
+///
+/// `retry_after` is exact after any of these changes. A client of a bucket waits for no longer than if it had emptied a
+/// bucket of the new quota with its last admitted hit (plus up to 0.2 % of the time in which that bucket fills).
 ///
 /// # Shadow limits
 ///

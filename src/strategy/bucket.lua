@@ -1,18 +1,37 @@
 -- What TokenBucket and LeakyBucket have in common: how long until all is paid back, in microseconds and by how many Nths of
 -- one that is too long. Adding and comparing only: what has to be multiplied and divided was so before.
--- Arguments: amount (N), the span in which all of the capacity comes back, in microseconds and Nths of one, and the same for
--- what the hit costs.
+-- Arguments: amount (N), the span in which all of the capacity comes back, in microseconds and Nths of one, the same for
+-- what the hit costs, the largest mark, and the length of its steps.
 
-local function owed(now, till, early, anchor, at)
-  if till <= now then
-    return 0, 0, now % 4294967296
-  end
-  return till - now, early < tonumber(ARGV[at]) and early or 0, anchor
+-- The size of a debt when it was written, rounded up. See mark.rs.
+local function bucket_size(mark)
+  local steps, scale = mark / 65536 % 1024, mark / 67108864
+  return math.ldexp(steps - steps % 1 + 1, scale - scale % 1)
 end
 
-local function bucket_hit(now, till, early, anchor, at)
-  local before, anchor = 0, anchor
-  before, early, anchor = owed(now, till, early, anchor, at)
+local function bucket_mark(micros, anchor, at)
+  local largest, step = ARGV[at + 5], ARGV[at + 6]
+  return largest - largest % 67108864 + (micros - micros % step) / step * 65536 + anchor
+end
+
+local function owed(now, till, early, mark, at)
+  if till <= now then
+    return 0, 0, now % 32749
+  end
+  local micros = till - now
+  if mark > tonumber(ARGV[at + 5]) then
+    -- A bucket of another quota wrote it, which may have owed more than this one holds.
+    micros = micros - math.max(bucket_size(mark) - ARGV[at + 1], 0)
+    if micros <= 0 then
+      return 0, 0, now % 32749
+    end
+  end
+  return micros, early < tonumber(ARGV[at]) and early or 0, mark % 65536
+end
+
+local function bucket_hit(now, till, early, mark, at)
+  local before, anchor
+  before, early, anchor = owed(now, till, early, mark, at)
   local after, part = before + ARGV[at + 3], tonumber(ARGV[at + 4])
   if early >= part then
     early = early - part
@@ -21,26 +40,34 @@ local function bucket_hit(now, till, early, anchor, at)
   end
   local over = after - ARGV[at + 1]
   if over < 1 or (over == 1 and early + ARGV[at + 2] >= tonumber(ARGV[at])) then
-    return now + after, early, anchor, before
+    return now + after, early, bucket_mark(after, anchor, at), before
+  end
+end
+
+-- A debt that is ahead of a clock that has gone back is as much as fits, from now on.
+local function bucket_refuse(now, till, early, mark, at)
+  local micros, _, anchor = owed(now, till, early, mark, at)
+  if micros > tonumber(ARGV[at + 1]) and micros >= bucket_size(ARGV[at + 5]) then
+    local full, part = ARGV[at + 1] + 0, ARGV[at + 2] + 0
+    early = 0
+    if part > 0 then
+      full, early = full + 1, ARGV[at] - part
+    end
+    return now + full, early, bucket_mark(full, anchor, at)
   end
 end
 
 -- Only for refunds.
 
-local function bucket_refund(now, till, early, anchor, at, hit)
-  if anchor ~= hit.anchor then return end
+local function bucket_refund(now, till, early, mark, at, hit)
   local amount = tonumber(ARGV[at])
-  local micros
-  micros, early = owed(now, till, early, anchor, at)
-  -- It can owe no more than the full bucket does, whatever a clock that has gone back makes of it.
-  local full, full_part = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  local full_early = 0
-  if full_part > 0 then
-    full, full_early = full + 1, amount - full_part
+  local settled, rest, other = bucket_refuse(now, till, early, mark, at)
+  if settled then
+    till, early, mark = settled, rest, other
   end
-  if micros > full or (micros == full and early < full_early) then
-    micros, early = full, full_early
-  end
+  local micros, anchor
+  micros, early, anchor = owed(now, till, early, mark, at)
+  if anchor ~= hit.anchor % 65536 then return end
   -- What has not been paid back of the hit, first come, first paid.
   local span, part = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
   local unpaid = math.max(hit.till - now, 0)
@@ -54,5 +81,5 @@ local function bucket_refund(now, till, early, anchor, at, hit)
   if micros <= 0 then
     return 0, 0, 0
   end
-  return now + micros, early, anchor
+  return now + micros, early, bucket_mark(micros, anchor, at)
 end

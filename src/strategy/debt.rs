@@ -1,5 +1,6 @@
-use super::exact::{div_ceil, product};
-use super::{Hit, State, Status, low_bits};
+use super::exact::{div_ceil, mul_div_floor, product};
+use super::mark::Mark;
+use super::{Hit, State, Status};
 use crate::{Quota, Timestamp};
 
 /// A bucket that is paid back continuously, counted exactly: what a token bucket and a leaky bucket have in common.
@@ -15,25 +16,42 @@ pub(super) struct Debt {
     /// 1/N microseconds that one unit costs.
     price: u64,
     owed: u128,
-    /// What tells this debt from one made after all was paid.
-    anchor: u32,
+    mark: Mark,
+    /// That of a debt as large as the capacity.
+    largest: u32,
+    /// The clock has gone back since the state was written: it says that more is owed than the bucket holds.
+    is_ahead: bool,
 }
 
 impl Debt {
-    /// The debt that [`store`](Self::store) stored, as it is at `now`. It can be no larger than the full bucket's, whatever
-    /// a clock that has gone back makes of it.
+    /// The debt that [`store`](Self::store) stored, as it is at `now`.
+    ///
+    /// What a bucket of another quota owed beyond the capacity of this one counts as paid when the state was written.
+    /// What is owed beyond the capacity after that is ahead of a clock that has gone back, and is not owed.
     #[inline(always)]
-    pub(super) fn of(quota: &Quota, capacity: u32, state: &State, now: Timestamp) -> Self {
+    pub(super) fn of(quota: &Quota, capacity: u32, largest: u32, state: &State, now: Timestamp) -> Self {
         let (rate, price) = (quota.amount().into(), quota.period_micros());
-        let none = Self { capacity, rate, price, owed: 0, anchor: low_bits(now) };
-        match *state {
-            State::Counts { until, amounts: [early, anchor] } if until > now => {
-                let early = if u64::from(early) < rate { u128::from(early) } else { 0 };
-                let owed = product(until.since(now), rate).saturating_sub(early);
-                Self { owed: owed.min(none.worth(capacity)), anchor, ..none }
+        let debt = |owed, mark, is_ahead| Self { capacity, rate, price, owed, mark, largest, is_ahead };
+        if let State::Counts { until, amounts: [early, mark] } = *state
+            && until > now
+        {
+            let (mut micros, mark) = (until.since(now), Mark::from_amount(mark));
+            if mark.amount() > largest {
+                micros = converted(micros, mark, price, capacity, rate);
+                if micros == 0 {
+                    return debt(0, Mark::new(now), false);
+                }
             }
-            _ => none,
+            let early = if u64::from(early) < rate { u128::from(early) } else { 0 };
+            let owed = product(micros, rate).saturating_sub(early);
+            let full = product(price, capacity.into());
+            // A little more may be owed where the quota has changed by less than sizes are rounded by.
+            if owed > full && micros >= Mark::from_amount(largest).size() {
+                return debt(full, mark, true);
+            }
+            return debt(owed, mark, false);
         }
+        debt(0, Mark::new(now), false)
     }
 
     /// The answer to a hit of `cost` units on this debt.
@@ -41,7 +59,7 @@ impl Debt {
     pub(super) fn status(&self, cost: u32) -> Status {
         let (capacity, remaining) = (self.capacity, self.remaining());
         let reset = if remaining == capacity { 0 } else { self.until_fits(remaining + 1) };
-        if self.fits(cost) {
+        if cost <= remaining {
             Status::admitted(capacity, remaining, reset)
         } else {
             Status::refused(capacity, remaining, reset, (cost <= capacity).then(|| self.until_fits(cost)))
@@ -76,19 +94,22 @@ impl Debt {
         let micros = self.until_paid();
         #[allow(clippy::cast_possible_truncation)] // less than the rate
         let early = product(micros, self.rate).saturating_sub(self.owed) as u32;
-        State::Counts { until: now.plus(micros), amounts: [early, self.anchor] }
+        State::Counts { until: now.plus(micros), amounts: [early, self.mark.with_size(micros, self.largest).amount()] }
     }
 
-    /// Whether `units` more fit now: `units <= remaining()` without the division.
+    /// Stores a debt that is ahead of the clock as one that was made now. Otherwise each refusal would count anew from
+    /// the instant at which it looks.
     #[inline(always)]
-    pub(super) fn fits(&self, units: u32) -> bool {
-        self.capacity.checked_sub(units).is_some_and(|others| self.owed <= self.worth(others))
+    pub(super) fn settle(&self, state: &mut State, now: Timestamp) {
+        if self.is_ahead {
+            *state = self.store(now);
+        }
     }
 
     /// Whether this debt was made when `hit` was, or after it and before all was paid.
     #[inline(always)]
     pub(super) fn has(&self, hit: &Hit) -> bool {
-        self.anchor == hit.anchor
+        self.mark.anchor() == Mark::from_amount(hit.anchor).anchor()
     }
 
     /// Units that fit now.
@@ -111,8 +132,18 @@ impl Debt {
     }
 }
 
-/// What a bucket's script has to know: the amount, how long the capacity takes to come back, and how long the cost does.
+/// The rest of a debt of which at most what fits in this bucket was left when a bucket of another quota wrote it.
+#[cold]
+fn converted(micros: u64, mark: Mark, price: u64, capacity: u32, rate: u64) -> u64 {
+    let full = mul_div_floor(price, capacity.into(), rate);
+    micros.saturating_sub(mark.size().saturating_sub(full))
+}
+
+/// What a bucket's script has to know: the amount, how long the capacity takes to come back, how long the cost does, and the
+/// largest mark with the length of its steps.
 pub(super) fn script_arguments(quota: &Quota, capacity: u32, cost: u32) -> Vec<u64> {
     let (full, span) = (quota.span_of(capacity), quota.span_of(cost));
-    vec![quota.amount().into(), full.micros, full.part.into(), span.micros.min(1 << 53), span.part.into()]
+    let largest = full.largest_mark();
+    let costs = [span.micros.min(1 << 53), span.part.into()];
+    vec![quota.amount().into(), full.micros, full.part.into(), costs[0], costs[1], largest.into(), 1 << (largest >> 26)]
 }

@@ -20,6 +20,14 @@ function fixed_window_hit(now, cost, till, count, anchor, at)
   end
 end
 
+-- A window that ends later than one that begins now was begun before the clock went back. It ends when that one does.
+function fixed_window_refuse(now, till, count, anchor, at)
+  local latest = fixed_window_end(now, at)
+  if count > 0 and till > latest then
+    return latest, count, anchor
+  end
+end
+
 -- Only for refunds.
 
 function fixed_window_refund(now, cost, till, count, anchor, at, hit)

@@ -54,7 +54,8 @@ impl FixedWindow {
     }
 
     /// The live window's end, count and anchor. An end later than a window started now could have was written by a
-    /// clock that has gone back since: the window counts as started now.
+    /// clock that has gone back since: the window counts as started now. A refusal stores that end, so that later
+    /// decisions do not move it.
     #[inline(always)]
     fn live(self, quota: &Quota, state: &State, now: Timestamp) -> Option<(Timestamp, u32, u32)> {
         match *state {
@@ -85,6 +86,13 @@ impl Strategy for FixedWindow {
         let count = count.saturating_add(cost);
         *state = State::Counts { until: end, amounts: [count, anchor] };
         0
+    }
+
+    #[inline]
+    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
+        if let Some((end, count, anchor)) = self.live(quota, state, now) {
+            *state = State::Counts { until: end, amounts: [count, anchor] };
+        }
     }
 
     fn script(&self, quota: &Quota, _: u32) -> Option<Script> {

@@ -55,7 +55,8 @@ impl LeakyBucket {
 
     #[inline]
     fn debt(self, quota: &Quota, state: &State, now: Timestamp) -> Debt {
-        Debt::of(quota, self.capacity(quota), state, now)
+        let capacity = self.capacity(quota);
+        Debt::of(quota, capacity, quota.span_of(capacity).largest_mark(), state, now)
     }
 }
 
@@ -98,6 +99,10 @@ impl Strategy for LeakyBucket {
         let before = self.debt(quota, state, now);
         *state = before.plus(cost).store(now);
         before.until_paid()
+    }
+
+    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
+        self.debt(quota, state, now).settle(state, now);
     }
 
     /// Places are divided too: at least one stays if there was one, unless that would be a wait of more than 142 years.

@@ -9,9 +9,13 @@
 //!    excepted). It is absent when the cost can never fit.
 //! 4. No more is admitted than the strategy promises.
 //! 5. Spending j, then k at the same instant is spending j + k; a peek predicts the hit and changes nothing.
-//! 6. A stored instant ahead of now counts as now, a debt as at most the full one: a clock that goes back neither panics
-//!    nor grants.
+//! 6. A clock that goes back neither panics nor grants. A stored instant ahead of now counts as now, a debt as at most the
+//!    full one, and a refusal stores that: from the first refused hit on `retry_after` is tight, and nobody waits for longer
+//!    than after spending everything.
 //! 7. It is total: any state, any cost, any instant. A state that the strategy cannot have written is a fresh start.
+//!
+//! 8. When the quota's amount or burst changes, `retry_after` is tight at every look, and nobody waits for longer than after
+//!    spending everything by the new quota.
 //!
 //! All rules are exact: they count in whole microseconds, or in fractions of one where a period is no multiple of the
 //! amount.
@@ -23,6 +27,7 @@ mod fixed_window;
 mod kernel;
 mod leaky_bucket;
 mod log;
+mod mark;
 mod moving_window;
 mod outcome;
 mod script;
@@ -141,14 +146,20 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// same hit on the same state. Returns the microseconds until the hit's turn: 0 unless the strategy makes hits wait.
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64;
 
-    /// What a refused hit does to the state: nothing, except for the elastic window. Called also when this limit admits
-    /// and another one of the policy refuses.
+    /// Changes the state after a refusal. Called also when this limit admits and another one of the policy refuses.
+    ///
+    /// A refusal takes nothing, so this does nothing, with two exceptions:
+    ///
+    /// - The elastic window moves its end.
+    /// - A state that is ahead of `now` was written before the clock went back. It counts as written now, and a strategy
+    ///   stores that here: otherwise it would count anew at each look, and `retry_after` would be wrong for as long as
+    ///   the clock is behind the state.
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
         let _ = (quota, state, now);
     }
 
-    /// Whether [`refuse`](Self::refuse) does anything. If it does not, a storage may refuse a key from what it knows,
-    /// without asking for its state again.
+    /// Returns `true` if every refusal changes the state. If it is `false`, a storage may refuse a key from what it
+    /// knows, without asking for its state again, as long as its clock does not go back.
     fn counts_refusals(&self) -> bool {
         false
     }

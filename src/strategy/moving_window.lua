@@ -252,6 +252,20 @@ function log_add(log, cost)
   redis.call('SET', log.key, entry .. string.rep('\0', 3 * log.width), 'PX', keep)
 end
 
+-- Makes entries ahead of now count as made now from here on. Returns whether the log has changed.
+function log_settle(log)
+  local length = log.length
+  if length == 0 then
+    return false
+  end
+  local _, ahead = log_rare().cut(log)
+  log.length = length
+  if ahead then
+    log_add(log, 0)
+  end
+  return ahead
+end
+
 function log_text(log, tag)
   return string.format('%s%d%08d,%u,%d%08d,%u,%u,%u,%u,%u]', tag, log.till / 100000000, log.till % 100000000, log.units,
     log.oldest / 100000000, log.oldest % 100000000, log.first, log.length, log.room, log.head, log.tail)

@@ -74,11 +74,21 @@ impl Strategy for MovingWindow {
         0
     }
 
+    #[inline]
+    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
+        if let State::Log(log) = state
+            && log.is_ahead_of(now)
+        {
+            log.add(now, quota.period_micros(), 0);
+        }
+    }
+
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
         let (capacity, period) = (u64::from(quota.amount()), quota.period_micros());
         let active = if let State::Log(log) = state { log.active(now, period) } else { 0 };
         let after = active.saturating_add(cost.into());
         if after > capacity {
+            self.refuse(quota, state, now);
             return Outcome::Refused;
         }
         self.spend(quota, state, now, cost);
@@ -96,10 +106,13 @@ impl Strategy for MovingWindow {
         Some(Script { name: "moving-window", sources: &[include_str!("moving_window.lua")], arguments, delays: false })
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, _: Timestamp, hit: &Hit) {
-        if let State::Log(log) = state
-            && !log.take_back(hit.at, quota.period_micros(), hit.cost)
-        {
+    /// Drops expired entries if the hit was still there, as an admitted hit does.
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        let State::Log(log) = state else { return };
+        let period = quota.period_micros();
+        let before = log.active(now, period);
+        let is_left = log.take_back(hit.at, period, hit.cost);
+        if !is_left || log.active(now, period) != before && !log.expire(now, period) {
             *state = State::Fresh;
         }
     }

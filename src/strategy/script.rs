@@ -4,8 +4,8 @@
 /// declares them) called by the [`name`](Self::name), with `_` for `-`, and one of:
 ///
 /// - `NAME_hit(now, cost, till, a, b, at)` answers the state after a hit, as `till, a, b, delay`, or nothing when it refuses;
-/// - `NAME_refuse(now, till, a, b, at)`, only if the strategy [counts refusals](super::Strategy::counts_refusals), answers the state after
-///   one, or nothing when nothing changes;
+/// - `NAME_refuse(now, till, a, b, at)`, if there is one, returns the state after a
+///   [refusal](super::Strategy::refuse), or nothing when nothing changes;
 /// - `NAME_refund(now, cost, till, a, b, at, hit)` answers the state without a hit (`hit.at`, `hit.till`, `hit.anchor`), with a `till` of 0 for
 ///   none, or nothing when nothing changes.
 ///

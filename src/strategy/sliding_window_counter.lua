@@ -59,6 +59,16 @@ function sliding_window_counter_hit(now, cost, till, previous, current, at)
   end
 end
 
+-- Buckets that begin ahead of a clock that has gone back begin now.
+function sliding_window_counter_refuse(now, till, previous, current, at)
+  if till - 2 * ARGV[at + 1] > now and previous + current > 0 then
+    local start, _, _, _, period = sliding_buckets(now, till, previous, current, at)
+    if start + 2 * period ~= till then
+      return start + 2 * period, previous, current
+    end
+  end
+end
+
 -- Only for refunds.
 
 function sliding_window_counter_refund(now, cost, till, previous, current, at, hit)

@@ -42,6 +42,8 @@ pub struct SlidingWindowCounter {
 struct Buckets {
     start: Timestamp,
     period: u64,
+    /// Microseconds until the current bucket begins, which is so only when a clock has gone back.
+    ahead: u64,
     elapsed: u64,
     previous: u32,
     current: u32,
@@ -62,7 +64,7 @@ impl SlidingWindowCounter {
     fn fresh(self, quota: &Quota, now: Timestamp) -> Buckets {
         let period = quota.period_micros();
         let start = if self.aligned { now.floor_to(period) } else { now };
-        Buckets { start, period, elapsed: now.since(start), previous: 0, current: 0 }
+        Buckets { start, period, ahead: 0, elapsed: now.since(start), previous: 0, current: 0 }
     }
 
     /// The state turned to `now`; `None` when nothing in it counts any more.
@@ -75,21 +77,34 @@ impl SlidingWindowCounter {
             // A no-op unless the quota's period has changed.
             start = start.floor_to(period);
         }
+        let mut ahead = 0;
         if start > now {
-            // A clock has gone back: the bucket counts as started now, or on the grid as soon after as can be.
+            // A clock has gone back: the bucket counts as started now, or on the grid as soon after as can be. A
+            // refusal stores that, so that later decisions do not move it.
             let latest = if self.aligned { now.floor_to(period).plus(period) } else { now };
             start = start.min(latest);
+            ahead = start.since(now);
         }
         let elapsed = now.since(start);
         let buckets = if elapsed < period {
-            Buckets { start, period, elapsed, previous, current }
+            Buckets { start, period, ahead, elapsed, previous, current }
         } else if elapsed < 2 * period {
             let (start, elapsed) = (start.plus(period), elapsed - period);
-            Buckets { start, period, elapsed, previous: current, current: 0 }
+            Buckets { start, period, ahead, elapsed, previous: current, current: 0 }
         } else {
             return None;
         };
         (buckets.previous > 0 || buckets.current > 0).then_some(buckets)
+    }
+}
+
+impl SlidingWindowCounter {
+    /// Stores buckets that are ahead of the clock where they count as begun.
+    #[cold]
+    fn settle(self, quota: &Quota, state: &mut State, now: Timestamp) {
+        if let Some(buckets) = self.buckets(quota, state, now) {
+            *state = buckets.store();
+        }
     }
 }
 
@@ -123,11 +138,12 @@ impl Buckets {
 
     /// Microseconds until the estimate has fallen to `units` or below, when it is above now.
     fn falls_to(&self, units: u32) -> u64 {
-        match units.checked_sub(self.current) {
+        let falls = match units.checked_sub(self.current) {
             Some(units) => weighs_at_most(self.previous, units, self.period) - self.elapsed,
             // The current bucket has to become the previous one, and lose weight.
             None => self.period - self.elapsed + weighs_at_most(self.current, units, self.period),
-        }
+        };
+        self.ahead + falls
     }
 }
 
@@ -156,10 +172,18 @@ impl Strategy for SlidingWindowCounter {
         0
     }
 
+    #[inline]
+    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
+        if state.until().minus(2 * quota.period_micros()) > now {
+            self.settle(quota, state, now);
+        }
+    }
+
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
         let mut buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
         let (capacity, after) = (u64::from(quota.amount()), buckets.estimate() + u64::from(cost));
         if after > capacity {
+            self.refuse(quota, state, now);
             return Outcome::Refused;
         }
         buckets.current = buckets.current.saturating_add(cost);

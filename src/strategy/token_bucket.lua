@@ -1,12 +1,14 @@
 -- TokenBucket. Arguments: a bucket's.
 
-function token_bucket_hit(now, cost, till, early, anchor, at)
-  till, early, anchor = bucket_hit(now, till, early, anchor, at)
-  return till, early, anchor, 0
+function token_bucket_hit(now, cost, till, early, mark, at)
+  till, early, mark = bucket_hit(now, till, early, mark, at)
+  return till, early, mark, 0
 end
+
+token_bucket_refuse = bucket_refuse
 
 -- Only for refunds.
 
-function token_bucket_refund(now, cost, till, early, anchor, at, hit)
-  return bucket_refund(now, till, early, anchor, at, hit)
+function token_bucket_refund(now, cost, till, early, mark, at, hit)
+  return bucket_refund(now, till, early, mark, at, hit)
 end

@@ -1,5 +1,6 @@
 use super::debt::{Debt, script_arguments};
-use super::{Hit, Outcome, Script, State, Status, Strategy, low_bits};
+use super::mark::Mark;
+use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::quota::Span;
 use crate::{ConfigError, Quota, Timestamp};
 
@@ -44,7 +45,7 @@ impl TokenBucket {
 
     #[inline(always)]
     fn debt(self, quota: &Quota, state: &State, now: Timestamp) -> Debt {
-        Debt::of(quota, self.capacity(quota), state, now)
+        Debt::of(quota, self.capacity(quota), quota.largest_mark(), state, now)
     }
 }
 
@@ -73,19 +74,25 @@ impl Strategy for TokenBucket {
         0
     }
 
+    #[cold]
+    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
+        self.debt(quota, state, now).settle(state, now);
+    }
+
     /// In time instead of debt: adding and comparing, where the others multiply and divide.
     #[inline]
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
-        if cost > self.capacity(quota) {
-            return Outcome::Refused;
-        }
-        let (before, anchor) = Owed::of(quota, state, now);
+        let (before, mark) = Owed::of(quota, state, now);
         let full = quota.full_span();
         let after = before.plus(quota.span_of(cost), quota.amount());
         if !after.is_within(full, quota.amount()) {
+            if before.micros > full.micros {
+                self.refuse(quota, state, now);
+            }
             return Outcome::Refused;
         }
-        *state = State::Counts { until: now.plus(after.micros), amounts: [after.early, anchor] };
+        let mark = mark.with_size(after.micros, quota.largest_mark()).amount();
+        *state = State::Counts { until: now.plus(after.micros), amounts: [after.early, mark] };
         Outcome::spent(0, after.plus(quota.span_of(1), quota.amount()).is_within(full, quota.amount()))
     }
 
@@ -111,15 +118,29 @@ struct Owed {
 }
 
 impl Owed {
-    /// What the state says at `now`, and its anchor: see [`Debt::store`].
+    const NONE: Self = Self { micros: 0, early: 0 };
+
+    /// What the state says at `now`, and its mark: see [`Debt::of`]. It may be more than the bucket holds.
     #[inline(always)]
-    fn of(quota: &Quota, state: &State, now: Timestamp) -> (Self, u32) {
+    fn of(quota: &Quota, state: &State, now: Timestamp) -> (Self, Mark) {
         match *state {
-            State::Counts { until, amounts: [early, anchor] } if until > now => {
+            State::Counts { until, amounts: [early, mark] } if until > now => {
+                let mark = Mark::from_amount(mark);
+                if mark.amount() > quota.largest_mark() {
+                    return Self::of_another_quota(quota, until.since(now), early, mark, now);
+                }
                 let early = if early < quota.amount() { early } else { 0 };
-                (Self { micros: until.since(now), early }, anchor)
+                (Self { micros: until.since(now), early }, mark)
             }
-            _ => (Self { micros: 0, early: 0 }, low_bits(now)),
+            _ => (Self::NONE, Mark::new(now)),
+        }
+    }
+
+    #[cold]
+    fn of_another_quota(quota: &Quota, micros: u64, early: u32, mark: Mark, now: Timestamp) -> (Self, Mark) {
+        match micros.saturating_sub(mark.size().saturating_sub(quota.full_span().micros)) {
+            0 => (Self::NONE, Mark::new(now)),
+            micros => (Self { micros, early: if early < quota.amount() { early } else { 0 } }, mark),
         }
     }
 

@@ -6,11 +6,11 @@ use super::laws::Outcome;
 use crate::strategy::{State, Status};
 use crate::{Decision, Op, Policy, Timestamp};
 
-fn peek(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Decision {
+pub(super) fn peek(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Decision {
     policy.decide(&mut states.to_vec(), now, Op::Peek, cost)
 }
 
-fn hit(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> (Decision, Vec<State>) {
+pub(super) fn hit(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> (Decision, Vec<State>) {
     let mut after = states.to_vec();
     let decision = policy.decide(&mut after, now, Op::Hit, cost);
     (decision, after)
@@ -20,7 +20,7 @@ fn remaining(decision: &Decision) -> Vec<u32> {
     decision.limits().iter().map(Status::remaining).collect()
 }
 
-fn micros(span: std::time::Duration) -> u64 {
+pub(super) fn micros(span: std::time::Duration) -> u64 {
     crate::time::micros(span)
 }
 
@@ -125,7 +125,8 @@ pub(super) fn clock_goes_back(policy: &Policy, states: &[State], now: Timestamp,
         let (then, _) = hit(policy, &after, earlier, 1);
         prop_assert!(peek(policy, &after, earlier, 1).remaining() <= decision.remaining(), "granted {back} us back");
         prop_assert!(then.remaining() <= decision.remaining());
-        let longest = 2 * policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0);
+        // Until a window on a grid begins, and two periods more.
+        let longest = 3 * policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0);
         for waiting in [then, peek(policy, &after, earlier, 1)] {
             prop_assert!(micros(waiting.reset_after()) <= longest, "{back} us back it waits for longer than ever");
         }

@@ -2,9 +2,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use proptest::prelude::{Strategy as Generator, any};
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 use proptest::{prop_assert, prop_assert_eq};
 
+use super::each_change::{waits_are_tight_after_a_change, waits_are_tight_after_a_clock_went_back};
 use super::each_hit::{
     clock_goes_back, forgetting_is_invisible, hit_is_check_then_spend, log_is_as_long_as_said, peek_predicts,
     refund_undoes, refusal_takes_nothing, spending_adds_up, waits_are_tight,
@@ -65,9 +66,11 @@ impl Laws {
         self.each_hit("5: a hit in one go is a check, then a spend or a refusal", hit_is_check_then_spend);
         self.each_hit("5: spending j then k is spending j + k", spending_adds_up);
         self.each_hit("6: a clock that goes back grants nothing", clock_goes_back);
+        self.each_hit("6: waits are tight after a clock has gone back", waits_are_tight_after_a_clock_went_back);
         self.each_hit("11: a log is as long as it says", log_is_as_long_as_said);
         self.each_hit("of refunds: one at once undoes the hit", refund_undoes);
         self.total();
+        self.waits_after_a_change();
     }
 
     fn limits(&self) -> impl Generator<Value = Limit> + use<> {
@@ -89,6 +92,33 @@ impl Laws {
                 now = now.plus(wait);
                 law(&policy, &states, now, cost)?;
                 let _ = policy.decide(&mut states, now, Op::Hit, cost);
+            }
+            Ok(())
+        });
+    }
+
+    /// Two quotas of one period decide in turn.
+    fn waits_after_a_change(&self) {
+        let (make, bursts) = (Arc::clone(&self.limit), self.bursts);
+        let cases = self.limits().prop_flat_map(move |limit| {
+            let (make, period) = (Arc::clone(&make), limit.quota().period());
+            let other = quotas(bursts).prop_filter_map("the strategy cannot keep this quota", move |other| {
+                let quota = Quota::try_per(other.amount(), period).ok()?;
+                make(other.burst_size().map_or(Ok(quota), |burst| quota.try_burst(burst)).ok()?)
+            });
+            let script = scripts(*limit.quota(), limit.capacity());
+            (other, script).prop_map(move |(other, script)| ([limit.clone(), other], script))
+        });
+        run("12: waits are tight after a quota has changed", &cases, |(limits, script)| {
+            let [first, second] = limits.map(Policy::from);
+            let (mut states, mut now) = (vec![State::Fresh], START);
+            for (number, Step { wait, cost }) in script.into_iter().enumerate() {
+                now = now.plus(wait);
+                let [before, after] = if number < 20 { [&first, &second] } else { [&second, &first] };
+                for cost in [1, cost, after.limits()[0].capacity()] {
+                    waits_are_tight_after_a_change(before, after, &states, now, cost)?;
+                }
+                let _ = before.decide(&mut states, now, Op::Hit, cost);
             }
             Ok(())
         });
@@ -153,7 +183,12 @@ pub(super) fn run<G: Generator>(name: &str, cases: &G, test: impl Fn(G::Value) -
 /// Tests this many generated cases.
 pub(super) fn run_some<G: Generator>(name: &str, count: u32, cases: &G, test: impl Fn(G::Value) -> Outcome) {
     let config = Config { cases: count, failure_persistence: None, ..Config::default() };
-    if let Err(error) = TestRunner::new(config).run(cases, test) {
-        panic!("law {name}: {error}");
+    match TestRunner::new(config).run(cases, test) {
+        Ok(()) => {}
+        Err(TestError::Fail(why, input)) => {
+            let why = why.message().lines().map(str::trim).collect::<Vec<_>>().join(" ");
+            panic!("law {name}: {why}\nsmallest script: {input:?}")
+        }
+        Err(TestError::Abort(why)) => panic!("law {name}: no script could be made: {why}"),
     }
 }

@@ -11,14 +11,34 @@ use super::Model;
 use super::desk::{Desk, runtime};
 use super::laws::run_some;
 use crate::storage::{Ask, Clock, ManualClock, Shown};
-use crate::{Decision, Key, Op, Policy, Storage};
+use crate::{Decision, Key, Limit, Op, Policy, Storage};
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
-    Decide(Op, u32),
-    HitAtOnce(u32),
+    Decide(Op, Cost),
+    HitAtOnce(Cost),
     RefundLast,
     Clear,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Cost {
+    Units(u32),
+    /// The policy's capacity, less so many thousandths of it; or one unit more than it.
+    Capacity(u32),
+}
+
+impl Cost {
+    fn units(self, policy: &Policy) -> u32 {
+        let capacity = policy.limits().iter().map(Limit::capacity).min().unwrap_or(1);
+        match self {
+            Self::Units(units) => units,
+            Self::Capacity(0) => capacity.saturating_add(1),
+            Self::Capacity(less) => {
+                capacity - u32::try_from(u64::from(capacity) * u64::from(less - 1) / 1_000).unwrap_or(0)
+            }
+        }
+    }
 }
 
 /// Law 8: a storage with this clock decides like the model, on random scripts of hits, peeks, refunds and clears over
@@ -77,10 +97,12 @@ fn like_the_model<St: Storage>(
     make: &impl Fn(ManualClock) -> St,
 ) {
     let runtime = runtime();
+    let costs =
+        |least: u32| prop_oneof![9 => (least..=3).prop_map(Cost::Units), 1 => (0..=999_u32).prop_map(Cost::Capacity)];
     let actions = prop_oneof![
-        12 => (1..=3_u32).prop_map(|cost| Action::Decide(Op::Hit, cost)),
-        6 => (0..=3_u32).prop_map(Action::HitAtOnce),
-        3 => (0..=3_u32).prop_map(|cost| Action::Decide(Op::Peek, cost)),
+        12 => costs(1).prop_map(|cost| Action::Decide(Op::Hit, cost)),
+        6 => costs(0).prop_map(Action::HitAtOnce),
+        3 => costs(0).prop_map(|cost| Action::Decide(Op::Peek, cost)),
         2 => Just(Action::RefundLast),
         1 => Just(Action::Clear),
     ];
@@ -95,11 +117,13 @@ fn like_the_model<St: Storage>(
             let (policy, key, now) = (&policies[policy], Key::from(key), desk.clock.now());
             match action {
                 Action::Decide(op, cost) => {
+                    let cost = cost.units(policy);
                     let decision = desk.try_decide(policy, &key, op, cost).map_err(TestCaseError::fail)?;
                     prop_assert_eq!(&decision, &model.decide(policy, &key, op, cost, now));
                     last = Some((policy, key, decision));
                 }
                 Action::HitAtOnce(cost) => {
+                    let cost = cost.units(policy);
                     let mut shown = Shown::default();
                     let admitted = desk.storage.hit_at_once(Ask::new(policy, &key, Op::Hit, cost), Some(&mut shown));
                     let expected = model.decide(policy, &key, Op::Hit, cost, now);

@@ -6,8 +6,8 @@
 //! | a [`Storage`](crate::Storage) | [`StorageLaws`] |
 //! | a [`CasStorage`](crate::storage::CasStorage) | [`SwapLaws`], then [`StorageLaws`] of a [`Cas`](crate::storage::Cas) over it |
 //!
-//! A failure names the law that is broken, and shows the smallest script of hits that does so where scripts are random.
-//! `PROPTEST_CASES` says how many of those are tried.
+//! A failure names the law that is broken, in at most ten lines. Where scripts are random it shows the smallest script that
+//! breaks the law. `PROPTEST_CASES` sets how many scripts are tried.
 //!
 //! ```no_run
 //! use tower_ratelimit::{FixedWindow, testing};
@@ -17,9 +17,12 @@
 //! ```
 
 mod at_once;
+mod changes;
 mod desk;
+mod each_change;
 mod each_hit;
 mod generate;
+mod large;
 mod laws;
 mod like_the_model;
 mod model;

@@ -16,13 +16,15 @@ pub(super) struct Trial<'a, M> {
     pub(super) make: &'a M,
     /// Of one limit each.
     pub(super) policies: &'a [Policy],
+    /// How many random scripts other laws are tried with: fewer where a storage is slow.
+    pub(super) scripts: u32,
 }
 
 /// For how long a storage is watched that is to remember for seconds.
 const WATCHED: Duration = Duration::from_millis(250);
 
 impl<St: Storage, M: Fn(ManualClock) -> St> Trial<'_, M> {
-    fn desk(&self, law: &'static str) -> Desk<'_, St> {
+    pub(super) fn desk(&self, law: &'static str) -> Desk<'_, St> {
         Desk::new(law, self.runtime, self.make)
     }
 
@@ -120,6 +122,8 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Trial<'_, M> {
         keys.extend([
             Key::everybody(),
             Key::from(1_u64),
+            Key::from(1_u64 << 32),
+            Key::from((1_u64 << 32) + 1),
             Key::from(std::net::Ipv4Addr::new(1, 2, 3, 4)),
             Key::from(format!("{long}y")),
             Key::join([&Key::from("a"), &Key::from("bc")]),

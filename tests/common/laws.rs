@@ -10,6 +10,7 @@ pub fn assert_breaks(law: &str, broken: impl Debug, check: impl FnOnce()) {
     };
     let message = panic.downcast_ref::<String>().cloned().unwrap_or_default();
     assert!(message.starts_with(law), "{broken:?} should break {law:?}, and the suite reports: {message}");
+    assert!(message.lines().count() <= 10, "{broken:?}: a failure is at most ten lines: {message}");
 }
 
 /// Asserts that each fault breaks the law beside it.

@@ -67,6 +67,15 @@ macro_rules! decides_like {
             tower_ratelimit::strategy::Strategy::spend(&($other)(self), quota, state, now, cost)
         }
 
+        fn refuse(
+            &self,
+            quota: &tower_ratelimit::Quota,
+            state: &mut tower_ratelimit::strategy::State,
+            now: tower_ratelimit::Timestamp,
+        ) {
+            tower_ratelimit::strategy::Strategy::refuse(&($other)(self), quota, state, now);
+        }
+
         fn refund(
             &self,
             quota: &tower_ratelimit::Quota,

@@ -1,7 +1,9 @@
 //! Storages with one fault each: the suite reports the law that each breaks.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -9,7 +11,7 @@ use common::assert_each_breaks;
 use common::fake_cas_store::{FakeCasStore, Fault};
 use tokio::task::yield_now;
 use tower_ratelimit::storage::{Ask, Cas, Clock, ManualClock};
-use tower_ratelimit::strategy::State;
+use tower_ratelimit::strategy::{Log, State, Status};
 use tower_ratelimit::testing::{StorageLaws, SwapLaws};
 use tower_ratelimit::{BoxError, Decision, Key, Op, Policy, Storage, Timestamp};
 
@@ -19,6 +21,8 @@ enum Wrong {
     Nothing,
     /// Overwrites what others have stored since it loaded.
     LosesUpdates,
+    /// The same, once in a thousand decisions.
+    LosesAnUpdateInAThousand,
     /// Checks and spends in two steps.
     ChecksThenWrites,
     /// Fails when another process was faster.
@@ -30,12 +34,20 @@ enum Wrong {
     TakesBeforeItRefuses,
     ForgetsALittleEarly,
     ForgetsByAnotherClock,
+    /// Forgets a state in the millisecond in which 2^32 microseconds of it are left.
+    ForgetsAtAPowerOfTwo,
+    /// The same when it was stored so long ago.
+    ForgetsAtAnAgeOfAPowerOfTwo,
+    /// Keeps the newest 64 entries of a log.
+    CutsLogs,
     /// Its time is in milliseconds.
     CountsMillis,
     ReadsTheMachinesClock,
     /// Takes states that are ahead of its clock for garbage.
     DistrustsTheFuture,
     SharesKeys,
+    /// Keeps 32 bits of a hash of each key.
+    HashesKeys,
     IgnoresCase,
     SharesPolicies,
     TellsNoStrategiesApart,
@@ -46,6 +58,12 @@ enum Wrong {
     RefundsWhatIsForgotten,
     KeepsFourLimits,
     RoundsInstants,
+    /// Returns a `retry_after` that is a microsecond too long for costs above 3.
+    RoundsLongWaitsUp,
+    /// Keeps no state that a refusal has changed.
+    StoresNoRefusals,
+    /// Keeps 16 bits of the second amount of a bucket.
+    CutsAmounts,
     /// Gives the reply of a dropped caller to the next one.
     AnswersWhoComesNext,
 }
@@ -61,6 +79,7 @@ struct Broken {
     /// Held during a decision.
     step: Arc<Mutex<()>>,
     replies: Arc<Mutex<VecDeque<Decision>>>,
+    decisions: Arc<AtomicU32>,
 }
 
 impl Broken {
@@ -75,6 +94,11 @@ impl Broken {
     fn names(&self, policy: &Policy, key: &Key) -> Vec<Name> {
         let key = match self.wrong {
             Wrong::SharesKeys => String::new(),
+            Wrong::HashesKeys => {
+                let mut hasher = DefaultHasher::new();
+                key.hash(&mut hasher);
+                (hasher.finish() >> 32).to_string()
+            }
             Wrong::IgnoresCase => key.to_string().to_lowercase(),
             _ => key.to_string(),
         };
@@ -94,6 +118,12 @@ impl Broken {
             let period = policy.limits()[0].quota().period_micros();
             match self.wrong {
                 Wrong::ForgetsALittleEarly if left < period / 8 => State::Fresh,
+                Wrong::ForgetsAtAPowerOfTwo if left >> 32 == 1 && left % (1 << 32) < 1_000 => State::Fresh,
+                Wrong::ForgetsAtAnAgeOfAPowerOfTwo
+                    if (1 << 32..(1 << 32) + 1_000).contains(&(period - left.min(period))) =>
+                {
+                    State::Fresh
+                }
                 Wrong::ForgetsByAnotherClock if written.elapsed() > Duration::from_millis(50) => State::Fresh,
                 Wrong::DistrustsTheFuture if left > 2 * period => State::Fresh,
                 _ => state,
@@ -105,10 +135,21 @@ impl Broken {
     fn save(&self, policy: &Policy, key: &Key, states: Vec<State>) {
         let names = self.names(policy, key).into_iter().zip(states).enumerate();
         let kept = names.filter(|(position, _)| self.wrong != Wrong::KeepsFourLimits || *position < 4);
-        let rounded = kept.map(|(_, (name, state))| match state {
+        let bucket = |position: usize| policy.limits()[position].strategy().name() == "token-bucket";
+        let rounded = kept.map(|(position, (name, state))| match state {
             State::Counts { until, amounts } if self.wrong == Wrong::RoundsInstants => {
                 let until = Timestamp::from_micros(until.as_micros().next_multiple_of(1_000));
                 (name, (State::Counts { until, amounts }, Instant::now()))
+            }
+            State::Counts { until, amounts: [first, second] }
+                if self.wrong == Wrong::CutsAmounts && bucket(position) =>
+            {
+                (name, (State::Counts { until, amounts: [first, second & 0xffff] }, Instant::now()))
+            }
+            State::Log(log) if self.wrong == Wrong::CutsLogs => {
+                let entries: Vec<_> = log.entries().collect();
+                let kept = entries[entries.len().saturating_sub(64)..].to_vec();
+                (name, (State::Log(Box::new(Log::from_entries(log.until(), kept))), Instant::now()))
             }
             state => (name, (state, Instant::now())),
         });
@@ -125,10 +166,10 @@ impl Broken {
                 let _ = limit.strategy().hit(limit.quota(), state, self.now(), cost);
             }
         }
-        if op == Op::Hit {
+        if op == Op::Hit && !(decision.is_refused() && self.wrong == Wrong::StoresNoRefusals) {
             self.save(policy, key, states);
         }
-        decision
+        if self.wrong == Wrong::RoundsLongWaitsUp { waits_longer(decision) } else { decision }
     }
 
     /// Decides in two steps, between which others may decide.
@@ -165,6 +206,9 @@ impl Storage for Broken {
         let op = if self.wrong == Wrong::SpendsInPeeks { Op::Hit } else { op };
         Box::pin(async move {
             match storage.wrong {
+                Wrong::LosesAnUpdateInAThousand if storage.decisions.fetch_add(1, Ordering::Relaxed) % 1_000 == 999 => {
+                    storage.hit_in_steps(&policy, &key, op, cost).await
+                }
                 Wrong::LosesUpdates | Wrong::ChecksThenWrites | Wrong::FailsWhenOutrun => {
                     storage.hit_in_steps(&policy, &key, op, cost).await
                 }
@@ -208,13 +252,30 @@ impl Storage for Broken {
     }
 }
 
+/// The decision with a wait that is a microsecond longer if it cost more than 3 units.
+fn waits_longer(decision: Decision) -> Decision {
+    if decision.cost() <= 3 {
+        return decision;
+    }
+    let longer = decision.limits().iter().map(|status| {
+        let wait = status.retry_after().map(|wait| u64::try_from(wait.as_micros()).unwrap() + 1);
+        match (status.is_admitted(), wait) {
+            (true, _) => *status,
+            (false, wait) => Status::refused(status.capacity(), status.remaining(), status.reset_after_micros(), wait),
+        }
+    });
+    Decision::of_limits(decision.at(), decision.cost(), longer)
+}
+
 /// Runs the suite on a storage with this fault.
 fn check(wrong: Wrong) {
     let empty = |clock| {
-        let (states, step, replies) = Default::default();
-        Broken { wrong, clock, states, step, replies }
+        let (states, step, replies, decisions) = Default::default();
+        Broken { wrong, clock, states, step, replies, decisions }
     };
-    StorageLaws::new(empty).check();
+    // These two take as many keys and hits as come with 256 scripts.
+    let is_rare = matches!(wrong, Wrong::HashesKeys | Wrong::LosesAnUpdateInAThousand);
+    StorageLaws::new(empty).scripts(if is_rare { 256 } else { 96 }).check();
 }
 
 #[test]
@@ -226,6 +287,7 @@ fn without_a_fault_all_laws_are_kept() {
 fn each_fault_breaks_its_law() {
     let faults = [
         (Wrong::LosesUpdates, "law 9: "),
+        (Wrong::LosesAnUpdateInAThousand, "law 9: "),
         (Wrong::ChecksThenWrites, "law 9: "),
         (Wrong::FailsWhenOutrun, "law 9: the storage failed: others were faster"),
         (Wrong::TakesOneForAll, "law 5: "),
@@ -234,10 +296,14 @@ fn each_fault_breaks_its_law() {
         (Wrong::TakesBeforeItRefuses, "law 1: "),
         (Wrong::ForgetsALittleEarly, "law 11: nothing is forgotten early"),
         (Wrong::ForgetsByAnotherClock, "law 11: nothing is forgotten early, also when time really passes"),
+        (Wrong::ForgetsAtAPowerOfTwo, "law 11: nothing is forgotten early, around powers of two"),
+        (Wrong::ForgetsAtAnAgeOfAPowerOfTwo, "law 11: nothing is forgotten early, around powers of two"),
+        (Wrong::CutsLogs, "law 8: it decides like the model, on a long log"),
         (Wrong::CountsMillis, "law 3: "),
         (Wrong::ReadsTheMachinesClock, "law 3: "),
         (Wrong::DistrustsTheFuture, "law 6: "),
         (Wrong::SharesKeys, "law 10: keys and policies do not mix"),
+        (Wrong::HashesKeys, "law 10: keys do not mix"),
         (Wrong::IgnoresCase, "law 10: keys and policies do not mix"),
         (Wrong::SharesPolicies, "law 10: keys and policies do not mix"),
         (Wrong::TellsNoStrategiesApart, "law 10: policies of one name"),
@@ -248,6 +314,9 @@ fn each_fault_breaks_its_law() {
         (Wrong::RefundsWhatIsForgotten, "law of refunds: "),
         (Wrong::KeepsFourLimits, "law 8: "),
         (Wrong::RoundsInstants, "law "),
+        (Wrong::RoundsLongWaitsUp, "law 8: "),
+        (Wrong::StoresNoRefusals, "law 6: waits are tight after a clock has gone back"),
+        (Wrong::CutsAmounts, "law 12: "),
         (Wrong::AnswersWhoComesNext, "law of leaving: "),
     ];
     assert_each_breaks(faults, check);
@@ -285,6 +354,6 @@ fn storage_over_a_broken_store_breaks_its_laws() {
     assert_each_breaks(faults, |fault| {
         let laws = StorageLaws::new(|clock| over(FakeCasStore::with_fault(fault)).clock(clock));
         // The second handle's clock has not advanced.
-        laws.elsewhere(move |storage| over(storage.store().clone()).clock(ManualClock::default())).check();
+        laws.scripts(96).elsewhere(move |storage| over(storage.store().clone()).clock(ManualClock::default())).check();
     });
 }

@@ -3,7 +3,7 @@
 use common::{assert_breaks, assert_each_breaks, decides_like};
 use tower_ratelimit::strategy::{Hit, Outcome, State, Status, Strategy};
 use tower_ratelimit::testing::Laws;
-use tower_ratelimit::{FixedWindow, MovingWindow, Quota, Timestamp};
+use tower_ratelimit::{ConfigError, FixedWindow, MovingWindow, Quota, Timestamp, TokenBucket};
 
 /// The fault of a fixed window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,7 @@ enum Wrong {
     EndsTooLate,
     RoundsWaitsDown,
     RoundsWaitsUp,
+    RoundsLongWaitsUp,
     AdmitsMore,
     /// Admits a last hit that costs more than remains.
     Overdraws,
@@ -21,6 +22,8 @@ enum Wrong {
     /// A hit differs from a check and a spend.
     HitsOtherwise,
     DistrustsTheFuture,
+    /// A refusal does not store where a window that is ahead of the clock ends.
+    RefusesFromTheFuture,
     Underflows,
     RefundsNothing,
     RefundsTwice,
@@ -74,6 +77,9 @@ impl Strategy for Broken {
         let wait = status.retry_after().map(|wait| u64::try_from(wait.as_micros()).unwrap());
         match (self.0, wait) {
             (Wrong::RoundsWaitsDown, Some(wait)) => Status::refused(capacity, left, reset, Some((wait - 1).max(1))),
+            (Wrong::RoundsLongWaitsUp, Some(wait)) if cost > 3 => {
+                Status::refused(capacity, left, reset, Some(wait + 1))
+            }
             (Wrong::RoundsWaitsUp, Some(wait)) => Status::refused(capacity, left, reset, Some(wait + 1)),
             (Wrong::Overdraws, Some(_)) if left > 0 && cost == left + 1 => Status::admitted(capacity, left, reset),
             _ => status,
@@ -94,7 +100,10 @@ impl Strategy for Broken {
         delay
     }
 
-    fn refuse(&self, _: &Quota, state: &mut State, _: Timestamp) {
+    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
+        if self.0 != Wrong::RefusesFromTheFuture {
+            RIGHT.refuse(quota, state, now);
+        }
         if let State::Counts { amounts: [spent, _], .. } = state
             && self.0 == Wrong::RefusalsTake
         {
@@ -140,12 +149,14 @@ fn each_fault_breaks_its_law() {
         (Wrong::EndsTooLate, "law 2: "),
         (Wrong::RoundsWaitsDown, "law 3: "),
         (Wrong::RoundsWaitsUp, "law 3: "),
+        (Wrong::RoundsLongWaitsUp, "law 3: "),
         (Wrong::EndsTooEarly, "law 4: "),
         (Wrong::AdmitsMore, "law 4: "),
         (Wrong::Overdraws, "law 5: a peek predicts the hit"),
         (Wrong::HitsOtherwise, "law 5: a hit in one go"),
         (Wrong::ChargesALargeHitMore, "law 5: spending j then k"),
-        (Wrong::DistrustsTheFuture, "law 6: "),
+        (Wrong::DistrustsTheFuture, "law 6: a clock that goes back grants nothing"),
+        (Wrong::RefusesFromTheFuture, "law 6: waits are tight after a clock has gone back"),
         (Wrong::Underflows, "law 7: "),
         (Wrong::RefundsNothing, "law of refunds: "),
         (Wrong::RefundsTwice, "law of refunds: "),
@@ -168,4 +179,65 @@ impl Strategy for Unsaid {
 #[test]
 fn log_without_a_declared_length_breaks_a_law() {
     assert_breaks("law 11: a log is as long as it says", "Unsaid", || Laws::new(Unsaid(MovingWindow::new())).check());
+}
+
+/// A token bucket of which each decision assumes that the bucket was just emptied when more is owed than it holds.
+#[derive(Clone, Copy, Debug)]
+struct Clamping(TokenBucket);
+
+impl Clamping {
+    fn seen(quota: &Quota, state: &State, now: Timestamp) -> State {
+        let capacity = u128::from(quota.burst_size().unwrap_or(quota.amount()));
+        let full = (u128::from(quota.period_micros()) * capacity).div_ceil(quota.amount().into());
+        let full = u64::try_from(full).unwrap();
+        match *state {
+            State::Counts { until, amounts } => {
+                State::Counts { until: until.min(now.plus(full)), amounts: [amounts[0], amounts[1] & 0xffff] }
+            }
+            _ => state.clone(),
+        }
+    }
+}
+
+impl Strategy for Clamping {
+    fn name(&self) -> &'static str {
+        "clamping"
+    }
+
+    fn capacity(&self, quota: &Quota) -> u32 {
+        self.0.capacity(quota)
+    }
+
+    fn validate(&self, quota: &Quota) -> Result<(), ConfigError> {
+        self.0.validate(quota)
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        self.0.check(quota, &Self::seen(quota, state, now), now, cost)
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
+        *state = Self::seen(quota, state, now);
+        self.0.spend(quota, state, now, cost)
+    }
+
+    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
+        let seen = Self::seen(quota, state, now);
+        if seen.until() != state.until() {
+            *state = seen;
+        }
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+        *state = Self::seen(quota, state, now);
+        self.0.refund(quota, state, now, hit);
+    }
+}
+
+/// Field defect: 181 refusals in a row each promised 0.6 s.
+#[test]
+fn debt_that_is_cut_at_each_look_breaks_a_law() {
+    let clamping = Clamping(TokenBucket::new());
+    let law = "law 12: waits are tight after a quota has changed";
+    assert_breaks(law, clamping, || Laws::new(clamping).with_bursts().check());
 }

@@ -26,5 +26,6 @@ fn compare_and_swap_storage_keeps_the_laws() {
             Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
             Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
         ])
+        .scripts(128)
         .check();
 }

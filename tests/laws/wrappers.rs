@@ -32,23 +32,25 @@ fn cached_memory() -> (RefusalCache<FakeStorage>, ManualClock) {
 #[test]
 fn timeout_keeps_the_laws() {
     let make = |clock: ManualClock| Deadline::new(memory(clock), Duration::from_secs(1));
-    StorageLaws::new(make).check();
+    StorageLaws::new(make).scripts(128).check();
 }
 
 #[test]
 fn boxed_storages_keep_the_laws() {
-    StorageLaws::new(|clock| BoxStorage::new(memory(clock))).check();
+    StorageLaws::new(|clock| BoxStorage::new(memory(clock))).scripts(128).check();
     StorageLaws::new(|clock: ManualClock| {
         let breaker = BoxStorage::new(Breaker::new(BoxStorage::new(memory(clock.clone()))));
         BoxStorage::new(RefusalCache::new(breaker).clock(FastClock(clock)))
     })
+    .scripts(128)
     .check();
 }
 
 #[test]
 fn breaker_keeps_the_laws() {
-    StorageLaws::new(|clock| Breaker::new(memory(clock))).check();
+    StorageLaws::new(|clock| Breaker::new(memory(clock))).scripts(128).check();
     StorageLaws::new(|clock| Breaker::new(Breaker::new(memory(clock))).fallback(memory(ManualClock::default()), 3))
+        .scripts(128)
         .check();
 }
 
@@ -103,6 +105,7 @@ fn refusal_cache_keeps_the_laws() {
         let storage = memory(clock.clone());
         RefusalCache::new(storage).clock(FastClock(clock))
     })
+    .scripts(128)
     .check();
 }
 
@@ -186,6 +189,7 @@ fn leases_keep_the_laws() {
             let storage = memory(clock.clone());
             Leases::new(storage, slice).clock(clock)
         })
+        .scripts(96)
         .check();
     }
 }
@@ -209,5 +213,6 @@ fn all_wrappers_together_keep_the_laws() {
         let breaker = Breaker::new(Deadline::new(memory(), Duration::from_secs(1))).fallback(memory(), 2);
         Leases::new(RefusalCache::new(breaker).clock(FastClock(clock.clone())), 5).clock(clock)
     })
+    .scripts(96)
     .check();
 }

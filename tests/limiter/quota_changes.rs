@@ -126,3 +126,52 @@ async fn unchanged_limits_keep_their_state() {
     let left: Vec<u32> = decision.limits().iter().map(tower_ratelimit::strategy::Status::remaining).collect();
     assert_eq!(left, [10, 193]);
 }
+
+/// A client spends everything under the first quota, and then the second one decides.
+const CHANGED: [(&str, &str); 6] = [
+    ("token-bucket 10/minute burst 20", "token-bucket 100/minute burst 20"),
+    ("token-bucket 10/minute burst 10", "token-bucket 600/minute burst 10"),
+    ("token-bucket 10/minute burst 20", "token-bucket 10/minute burst 10"),
+    ("token-bucket 7/minute burst 20", "token-bucket 100/minute burst 11"),
+    ("leaky-bucket 10/minute queue 19", "leaky-bucket 100/minute queue 19"),
+    ("leaky-bucket 10/minute queue 19", "leaky-bucket 10/minute queue 3"),
+];
+
+/// Field defect: 181 refusals in a row each promised 0.6 s, and the client was admitted after 108.6 s.
+#[tokio::test]
+async fn retry_after_of_a_bucket_is_tight_after_its_quota_changed() {
+    let micro = Duration::from_micros(1);
+    for (before, after) in CHANGED {
+        let (account, key) = (Account::new(), Key::from("a"));
+        account.spend(before, account.left(before).await).await;
+        account.1.advance(Duration::from_millis(50));
+        let limiter = account.under(after);
+        let fresh = Key::from("fresh");
+        assert!(limiter.hit_with_cost(&fresh, limiter.policy().limits()[0].capacity()).await.unwrap().is_admitted());
+        let longest = limiter.peek(&fresh).await.unwrap().retry_after().unwrap();
+        let promised = limiter.peek(&key).await.unwrap().retry_after().unwrap();
+        assert!(promised <= longest, "{before} -> {after}: {promised:?}, an empty bucket refuses for {longest:?}");
+        for step in 1..=3 {
+            account.1.advance(promised / 4);
+            let refused = limiter.hit(&key).await.unwrap().retry_after();
+            assert_eq!(refused, Some(promised - promised / 4 * step), "{before} -> {after}, look {step}");
+        }
+        account.1.advance(promised - promised / 4 * 3 - micro);
+        assert_eq!(limiter.peek(&key).await.unwrap().retry_after(), Some(micro), "{before} -> {after}");
+        account.1.advance(micro);
+        assert!(limiter.hit(&key).await.unwrap().is_admitted(), "{before} -> {after}");
+    }
+}
+
+/// In a rolling deployment two quotas decide in turn.
+#[tokio::test]
+async fn quotas_that_alternate_forgive_no_debt() {
+    let account = Account::new();
+    let mut admitted = 0;
+    for _ in 0..100 {
+        for text in ["token-bucket 10/minute burst 30", "token-bucket 10/minute burst 20"] {
+            admitted += u32::from(account.under(text).hit(&Key::from("a")).await.unwrap().is_admitted());
+        }
+    }
+    assert_eq!(admitted, 30);
+}

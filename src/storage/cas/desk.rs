@@ -46,9 +46,9 @@ impl<'a> Desk<'a> {
         let open = self.open(policy);
         let (decision, changed) = match want {
             Want::Hit(cost) => {
+                let before = open.states.clone();
                 let decision = policy.decide(&mut open.states, now, Op::Hit, *cost);
-                let counts = || policy.limits().iter().any(|limit| limit.strategy().counts_refusals());
-                let changed = decision.is_admitted() || counts();
+                let changed = decision.is_admitted() || open.states != before;
                 (Some(decision), changed)
             }
             Want::Refund(decision) => {

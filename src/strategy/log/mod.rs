@@ -101,6 +101,18 @@ impl Log {
         Some(at.min(now).plus(period))
     }
 
+    /// Returns `true` if an entry is later than `now`: the clock has gone back since.
+    #[inline]
+    pub(super) fn is_ahead_of(&self, now: Timestamp) -> bool {
+        self.entries.last_at().is_some_and(|last| last > now)
+    }
+
+    /// Drops what is at least `period` old at `now`. Returns `true` if anything is left.
+    pub(super) fn expire(&mut self, now: Timestamp, period: u64) -> bool {
+        self.entries.drop_leading(|entry| now.since(entry.at) >= period);
+        !self.entries.is_empty()
+    }
+
     /// Adds units at `now`, after dropping what is at least `period` old.
     pub(super) fn add(&mut self, now: Timestamp, period: u64, units: u32) {
         self.entries.drop_leading(|entry| now.since(entry.at) >= period);

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use common::policy;
 use common::random::{Numbers, random_amount};
 use common::servers::storage::{RUNTIME, on};
 use common::servers::{Reply, Server};
+use common::{EVERY_STRATEGY, policy};
 use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::testing::Model;
@@ -290,5 +290,28 @@ fn keys_live_as_long_as_their_state() {
                 }
             }
         }
+    }
+}
+
+/// Field defect: 61 refusals in a row each promised 60 s, and the client was admitted after 3,660 s.
+#[test]
+fn refusals_after_a_clock_went_back_promise_one_instant() {
+    let server = Server::start(&[]);
+    for text in EVERY_STRATEGY {
+        let (clock, policy) = (ManualClock::default(), policy(&text.replace("7 seconds", "minute")));
+        let (storage, start) = (on(&server, clock.clone()), clock.now());
+        while hit(&storage, &policy).is_admitted() {}
+        clock.set(start.minus(3_600_000_000));
+        let first = hit(&storage, &policy);
+        let wait = first.retry_after().unwrap();
+        assert!(wait <= Duration::from_secs(180), "{text}: {wait:?}");
+        let later = Duration::from_secs(1);
+        clock.advance(later);
+        let second = hit(&storage, &policy);
+        if !text.starts_with("elastic") {
+            assert_eq!(second.retry_after(), Some(wait - later), "{text}");
+        }
+        clock.set(second.at().plus(u64::try_from(second.retry_after().unwrap().as_micros()).unwrap()));
+        assert!(hit(&storage, &policy).is_admitted(), "{text}");
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn text(kind: Kind, parts: &[Part], words: usize) -> String {
 fn define(text: &mut String, kind: Kind, part: &Part) {
     let name = &part.function;
     if part.is_log {
-        text.push_str("local log_open, log_told, log_add, log_text, log_take_back\ndo\n");
+        text.push_str("local log_open, log_told, log_add, log_settle, log_text, log_take_back\ndo\n");
     } else {
         writeln!(text, "local {name}_hit, {name}_refuse, {name}_refund\ndo")
             .expect("writing to a string does not fail");
@@ -99,7 +99,6 @@ impl Part {
             "small" => !self.is_log,
             "log" => self.is_log,
             "that delays" => self.delays,
-            "that counts refusals" => self.counts_refusals,
             _ => true,
         }
     }

@@ -25,12 +25,16 @@ if changed then
   log_add(log$, cost)
   -- done
 else
-  -- each that counts refusals:
-  if till$ > now then
+  -- each small:
+  if NAME$_refuse and till$ > now then
     forgotten, a, b = NAME$_refuse(now, till$, first$, second$, AT$ + 1)
     if forgotten then
       till$, first$, second$, text$, changed = forgotten, a, b, nil, true
     end
+  end
+  -- each log:
+  if log$.newest > now and log_settle(log$) then
+    changed = true
   end
   -- done
 end
