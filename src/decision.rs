@@ -106,7 +106,8 @@ impl Decision {
         !self.is_admitted()
     }
 
-    /// Whether a newcomer was refused because the storage was full of keys that are being refused: see
+    /// Returns `true` if the hit was refused because the storage was full: a newcomer that found only
+    /// keys that are being refused, or a client whose own log could not grow. See
     /// [`MemoryStorage`](crate::MemoryStorage).
     pub fn is_crowded(&self) -> bool {
         self.verdict.is(Verdict::CROWDED)

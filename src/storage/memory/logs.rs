@@ -13,14 +13,17 @@ impl Logs {
         u32::try_from(self.0.insert(None)).expect("fewer than 2^32 logs")
     }
 
+    #[inline]
     pub(super) fn get(&self, index: u32) -> Option<&Log> {
         self.0[index as usize].as_deref()
     }
 
+    #[inline]
     pub(super) fn take(&mut self, index: u32) -> Option<Box<Log>> {
         self.0[index as usize].take()
     }
 
+    #[inline]
     pub(super) fn put(&mut self, index: u32, log: Box<Log>) {
         self.0[index as usize] = Some(log);
     }

@@ -14,9 +14,11 @@ pub(super) const LOOKS: usize = 8;
 /// The number of slots that are looked at for a key that has a log.
 const LOG_LOOKS: usize = 256;
 
-/// After no shard had room, none is looked at again for so long: microseconds, and for each shard.
+/// After no shard had room, none is looked at again for so long: microseconds, and for each shard. A
+/// look for logs takes longer.
 const PAUSE: u64 = 1_000;
 const PAUSE_FOR_EACH: u64 = 8;
+const PAUSE_FOR_LOGS: u64 = 8;
 
 /// The wait of a refused newcomer if it is not known when there will be room.
 const UNKNOWN_WAIT: u64 = 1_000_000;
@@ -111,8 +113,11 @@ impl Shared {
         mut soonest: u64,
     ) -> Result<(), u64> {
         // A flood of newcomers does not look into all shards each time.
-        let pause = PAUSE.max(PAUSE_FOR_EACH * self.shards.len() as u64);
-        let full_until = &self.full_until[usize::from(lack == Lack::LogRoom)];
+        let (full_until, times) = match lack {
+            Lack::Room => (&self.full_until[0], 1),
+            Lack::LogRoom => (&self.full_until[1], PAUSE_FOR_LOGS),
+        };
+        let pause = times * PAUSE.max(PAUSE_FOR_EACH * self.shards.len() as u64);
         let left = Timestamp::from_micros(full_until.load(Ordering::Relaxed)).since(now);
         let is_full = (1..=pause).contains(&left);
         for other in (1..self.shards.len()).map(|step| (number + step) % self.shards.len()) {

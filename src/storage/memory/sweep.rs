@@ -76,19 +76,22 @@ impl Shard {
     fn sweep_all(&mut self, now: Timestamp, swept: &mut Swept) {
         let keys = self.table.keys();
         let Self { table, logs, .. } = self;
-        swept.is_at_end = true;
+        let mut first_left = None;
         table.retain(|slot| {
-            let has_log = slot.limit & LOG != 0;
-            let is_later = has_log && swept.logs.len() >= MOST_LOGS;
-            let stays = is_later || !slot.is_expired(now);
-            swept.is_at_end &= !is_later;
-            if !stays {
-                swept.count(if has_log { logs.remove(slot.first) } else { None });
+            if !slot.is_expired(now) {
+                return true;
             }
-            stays
+            let has_log = slot.limit & LOG != 0;
+            if has_log && swept.logs.len() >= MOST_LOGS {
+                first_left = first_left.or(Some(slot.hash));
+                return true;
+            }
+            swept.count(if has_log { logs.remove(slot.first) } else { None });
+            false
         });
         swept.freed.keys += keys - self.table.keys();
-        self.swept = 0;
+        swept.is_at_end = first_left.is_none();
+        self.swept = first_left.map_or(0, |hash| self.table.place(hash));
     }
 }
 

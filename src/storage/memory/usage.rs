@@ -39,6 +39,7 @@ impl Size {
 }
 
 /// The bytes of a log in a storage.
+#[inline]
 pub(super) fn log_bytes(log: &Log) -> usize {
     LISTED + log.bytes()
 }

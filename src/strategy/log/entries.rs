@@ -90,7 +90,7 @@ impl Entries {
     #[inline]
     pub(super) fn growth(&self) -> usize {
         match &self.chunks {
-            None if self.ring.len() < LONGEST_RING.min(self.ring.capacity()) => 0,
+            None if self.ring.len() < self.ring.capacity() => 0,
             None if self.ring.len() < LONGEST_RING => self.ring.capacity().max(4) * mem::size_of::<Entry>(),
             // The ring becomes shorter by more than the chunks take.
             None => 0,

@@ -76,9 +76,13 @@ impl Log {
     /// chunk later. A chunk is a sixteenth of the log, at least 128 bytes and at most 1,024.
     #[inline]
     pub fn growth_at(&self, now: Timestamp) -> usize {
+        let growth = self.entries.growth();
+        if growth == 0 {
+            return 0;
+        }
         match (self.entries.last_at(), self.oldest_expires_at()) {
             (Some(last), Some(expiry)) if last == now || expiry <= now => 0,
-            _ => self.entries.growth(),
+            _ => growth,
         }
     }
 
