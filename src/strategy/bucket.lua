@@ -1,37 +1,30 @@
 -- What TokenBucket and LeakyBucket have in common: how long until all is paid back, in microseconds and by how many Nths of
 -- one that is too long. Adding and comparing only: what has to be multiplied and divided was so before.
 -- Arguments: amount (N), the span in which all of the capacity comes back, in microseconds and Nths of one, the same for
--- what the hit costs, the largest mark, and the length of its steps.
+-- what the hit costs, and the largest mark. mark.rs explains marks. They are made in place, because making a function takes
+-- time in each call.
 
--- The size of a debt when it was written, rounded up. See mark.rs.
-local function bucket_size(mark)
-  local steps, scale = mark / 65536 % 1024, mark / 67108864
-  return math.ldexp(steps - steps % 1 + 1, scale - scale % 1)
-end
-
-local function bucket_mark(micros, anchor, at)
-  local largest, step = ARGV[at + 5], ARGV[at + 6]
-  return largest - largest % 67108864 + (micros - micros % step) / step * 65536 + anchor
-end
-
-local function owed(now, till, early, mark, at)
+local function owed(now, till, early, mark, at, largest)
   if till <= now then
     return 0, 0, now % 32749
   end
   local micros = till - now
-  if mark > tonumber(ARGV[at + 5]) then
+  if mark > largest then
     -- A bucket of another quota wrote it, which may have owed more than this one holds.
-    micros = micros - math.max(bucket_size(mark) - ARGV[at + 1], 0)
+    local steps, scale = mark / 65536 % 1024, mark / 67108864
+    local size = math.ldexp(steps - steps % 1 + 1, scale - scale % 1)
+    micros = micros - math.max(size - ARGV[at + 1], 0)
     if micros <= 0 then
       return 0, 0, now % 32749
     end
   end
-  return micros, early < tonumber(ARGV[at]) and early or 0, mark % 65536
+  return micros, early > 0 and early < tonumber(ARGV[at]) and early or 0, mark % 65536
 end
 
 local function bucket_hit(now, till, early, mark, at)
   local before, anchor
-  before, early, anchor = owed(now, till, early, mark, at)
+  local largest = ARGV[at + 5] + 0
+  before, early, anchor = owed(now, till, early, mark, at, largest)
   local after, part = before + ARGV[at + 3], tonumber(ARGV[at + 4])
   if early >= part then
     early = early - part
@@ -40,33 +33,40 @@ local function bucket_hit(now, till, early, mark, at)
   end
   local over = after - ARGV[at + 1]
   if over < 1 or (over == 1 and early + ARGV[at + 2] >= tonumber(ARGV[at])) then
-    return now + after, early, bucket_mark(after, anchor, at), before
+    local scale = largest - largest % 67108864
+    local step = 2 ^ (scale / 67108864)
+    return now + after, early, scale + (after - after % step) / step * 65536 + anchor, before
   end
+  -- More is owed than fits.
+  return nil, nil, nil, nil, over > after - before
 end
 
 -- A debt that is ahead of a clock that has gone back is as much as fits, from now on.
 local function bucket_refuse(now, till, early, mark, at)
-  local micros, _, anchor = owed(now, till, early, mark, at)
-  if micros > tonumber(ARGV[at + 1]) and micros >= bucket_size(ARGV[at + 5]) then
+  local largest = ARGV[at + 5] + 0
+  local scale = largest - largest % 67108864
+  local step = 2 ^ (scale / 67108864)
+  local micros, _, anchor = owed(now, till, early, mark, at, largest)
+  if micros >= (largest % 67108864 + 1) / 65536 * step then
     local full, part = ARGV[at + 1] + 0, ARGV[at + 2] + 0
     early = 0
     if part > 0 then
       full, early = full + 1, ARGV[at] - part
     end
-    return now + full, early, bucket_mark(full, anchor, at)
+    return now + full, early, scale + (full - full % step) / step * 65536 + anchor
   end
 end
 
 -- Only for refunds.
 
 local function bucket_refund(now, till, early, mark, at, hit)
-  local amount = tonumber(ARGV[at])
+  local amount, largest = tonumber(ARGV[at]), ARGV[at + 5] + 0
   local settled, rest, other = bucket_refuse(now, till, early, mark, at)
   if settled then
     till, early, mark = settled, rest, other
   end
   local micros, anchor
-  micros, early, anchor = owed(now, till, early, mark, at)
+  micros, early, anchor = owed(now, till, early, mark, at, largest)
   if anchor ~= hit.anchor % 65536 then return end
   -- What has not been paid back of the hit, first come, first paid.
   local span, part = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
@@ -81,5 +81,7 @@ local function bucket_refund(now, till, early, mark, at, hit)
   if micros <= 0 then
     return 0, 0, 0
   end
-  return now + micros, early, bucket_mark(micros, anchor, at)
+  local scale = largest - largest % 67108864
+  local step = 2 ^ (scale / 67108864)
+  return now + micros, early, scale + (micros - micros % step) / step * 65536 + anchor
 end

@@ -140,10 +140,9 @@ fn converted(micros: u64, mark: Mark, price: u64, capacity: u32, rate: u64) -> u
 }
 
 /// What a bucket's script has to know: the amount, how long the capacity takes to come back, how long the cost does, and the
-/// largest mark with the length of its steps.
+/// largest mark.
 pub(super) fn script_arguments(quota: &Quota, capacity: u32, cost: u32) -> Vec<u64> {
     let (full, span) = (quota.span_of(capacity), quota.span_of(cost));
-    let largest = full.largest_mark();
-    let costs = [span.micros.min(1 << 53), span.part.into()];
-    vec![quota.amount().into(), full.micros, full.part.into(), costs[0], costs[1], largest.into(), 1 << (largest >> 26)]
+    let (micros, largest) = (span.micros.min(1 << 53), full.largest_mark().into());
+    vec![quota.amount().into(), full.micros, full.part.into(), micros, span.part.into(), largest]
 }

@@ -9,15 +9,16 @@ local function fixed_window_end(now, at)
 end
 
 function fixed_window_hit(now, cost, till, count, anchor, at)
-  local latest = fixed_window_end(now, at)
+  local latest, ahead = fixed_window_end(now, at)
   if count == 0 or till <= now then
     till, count, anchor = latest, 0, now % 4294967296
   elseif till > latest then
-    till = latest
+    till, ahead = latest, true
   end
   if count + cost <= tonumber(ARGV[at]) then
-    return till, count + cost, anchor, 0
+    return till, count + cost, anchor, 0, ahead
   end
+  return nil, nil, nil, nil, ahead
 end
 
 -- A window that ends later than one that begins now was begun before the clock went back. It ends when that one does.

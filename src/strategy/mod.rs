@@ -14,8 +14,9 @@
 //!    than after spending everything.
 //! 7. It is total: any state, any cost, any instant. A state that the strategy cannot have written is a fresh start.
 //!
-//! 8. When the quota's amount or burst changes, `retry_after` is tight at every look, and nobody waits for longer than after
-//!    spending everything by the new quota.
+//! The suite has three more. A log is as long as it says (11), a refund at once undoes the hit, and when the quota's amount
+//! or burst changes, `retry_after` is tight at every look (12): a raised limit refuses nobody for longer than if all of it
+//! had been spent.
 //!
 //! All rules are exact: they count in whole microseconds, or in fractions of one where a period is no multiple of the
 //! amount.

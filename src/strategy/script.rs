@@ -3,9 +3,11 @@
 /// The sources are pieces of one script, in which each piece stands once. They define functions (global ones by the look of them: the script
 /// declares them) called by the [`name`](Self::name), with `_` for `-`, and one of:
 ///
-/// - `NAME_hit(now, cost, till, a, b, at)` answers the state after a hit, as `till, a, b, delay`, or nothing when it refuses;
-/// - `NAME_refuse(now, till, a, b, at)`, if there is one, returns the state after a
-///   [refusal](super::Strategy::refuse), or nothing when nothing changes;
+/// - `NAME_hit(now, cost, till, a, b, at)` returns the state after a hit as `till, a, b, delay`, or nothing when it refuses.
+///   A fifth value of `true`, also after four of `nil`, says that the state is ahead of a clock that has gone back;
+/// - `NAME_refuse(now, till, a, b, at)` returns the state after a [refusal](super::Strategy::refuse), or nothing when nothing
+///   changes. It is called for a state that is ahead of the clock, and always if the strategy
+///   [counts refusals](super::Strategy::counts_refusals);
 /// - `NAME_refund(now, cost, till, a, b, at, hit)` answers the state without a hit (`hit.at`, `hit.till`, `hit.anchor`), with a `till` of 0 for
 ///   none, or nothing when nothing changes.
 ///

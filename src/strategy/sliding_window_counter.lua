@@ -51,12 +51,12 @@ end
 
 function sliding_window_counter_hit(now, cost, till, previous, current, at)
   local start, elapsed, before, spent, period = sliding_buckets(now, till, previous, current, at)
-  local room = ARGV[at] - cost - spent
-  if room < 0 then return end
+  local room, ahead = ARGV[at] - cost - spent, till - 2 * period > now
   -- floor(before * (period - elapsed) / period) <= room
-  if before <= room or is_less(before, period - elapsed, room + 1, period) then
-    return start + 2 * period, before, spent + cost, 0
+  if room >= 0 and (before <= room or is_less(before, period - elapsed, room + 1, period)) then
+    return start + 2 * period, before, spent + cost, 0, ahead
   end
+  return nil, nil, nil, nil, ahead
 end
 
 -- Buckets that begin ahead of a clock that has gone back begin now.

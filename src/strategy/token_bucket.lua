@@ -1,8 +1,9 @@
 -- TokenBucket. Arguments: a bucket's.
 
 function token_bucket_hit(now, cost, till, early, mark, at)
-  till, early, mark = bucket_hit(now, till, early, mark, at)
-  return till, early, mark, 0
+  local ahead, _
+  till, early, mark, _, ahead = bucket_hit(now, till, early, mark, at)
+  return till, early, mark, 0, ahead
 end
 
 token_bucket_refuse = bucket_refuse

@@ -94,8 +94,8 @@ fn around_powers_of_two(start: Timestamp, until: Timestamp, scripts: u32) -> Vec
 
 /// Law 10: as many keys have a state each. If a storage tells keys apart by a number of 32 bits, two of these have one.
 pub(super) fn many_keys_do_not_mix<St: Storage>(runtime: &Runtime, scripts: u32, storage: &St) {
-    let cube = u64::from(scripts.min(256)).pow(3);
-    let each = u32::try_from(cube / 100).unwrap_or(0) / TASKS;
+    let keys = u64::from(scripts.min(256)).pow(4) / 25_600;
+    let each = u32::try_from(keys).unwrap_or(0) / TASKS;
     let policy = parsed("fixed-window 1/day");
     runtime.block_on(async {
         let mut all = JoinSet::new();

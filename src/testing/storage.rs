@@ -103,7 +103,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     /// the environment variable `PROPTEST_CASES`.
     ///
     /// A script has up to 80 operations, so fewer of them suit a slow storage. The other laws that take many operations take
-    /// fewer of them too: 256 scripts come with 167,000 keys and 4,096 concurrent hits, 32 scripts with 320 keys and 512 hits.
+    /// fewer of them too: 256 scripts come with 167,000 keys and 4,096 concurrent hits, 64 scripts with 650 keys and 1,024 hits.
     pub fn scripts(self, scripts: u32) -> Self {
         Self { scripts, ..self }
     }

@@ -154,9 +154,9 @@ async fn retry_after_of_a_bucket_is_tight_after_its_quota_changed() {
         for step in 1..=3 {
             account.1.advance(promised / 4);
             let refused = limiter.hit(&key).await.unwrap().retry_after();
-            assert_eq!(refused, Some(promised - promised / 4 * step), "{before} -> {after}, look {step}");
+            assert_eq!(refused, Some(promised.saturating_sub(promised / 4 * step)), "{before} -> {after}, look {step}");
         }
-        account.1.advance(promised - promised / 4 * 3 - micro);
+        account.1.advance(promised.saturating_sub(promised / 4 * 3 + micro));
         assert_eq!(limiter.peek(&key).await.unwrap().retry_after(), Some(micro), "{before} -> {after}");
         account.1.advance(micro);
         assert!(limiter.hit(&key).await.unwrap().is_admitted(), "{before} -> {after}");

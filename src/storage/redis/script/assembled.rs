@@ -13,7 +13,7 @@ const WRITE: &str = include_str!("write.lua");
 const ONLY_FOR_REFUNDS: &str = "-- Only for refunds.\n";
 
 /// What a template has once for each limit: local variables, of which a function of Lua can have 200, or places in tables.
-const VARIABLES: &str = "text, first, second, till, new_till, new_first, new_second, delay, log";
+const VARIABLES: &str = "text, first, second, till, new_till, new_first, new_second, delay, ahead, log";
 const MOST_WITH_VARIABLES: usize = 12;
 
 /// The script that does this for limits like these. Those that have a time of their own find it after `words`.
@@ -99,6 +99,8 @@ impl Part {
             "small" => !self.is_log,
             "log" => self.is_log,
             "that delays" => self.delays,
+            "that counts refusals" => self.counts_refusals,
+            "that does not" => !self.is_log && !self.counts_refusals,
             _ => true,
         }
     }

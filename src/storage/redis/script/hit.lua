@@ -4,7 +4,7 @@
 -- read
 local admitted = 1
 -- each small:
-local new_till$, new_first$, new_second$, delay$ = NAME$_hit(now, cost, till$, first$, second$, AT$ + 1)
+local new_till$, new_first$, new_second$, delay$, ahead$ = NAME$_hit(now, cost, till$, first$, second$, AT$ + 1)
 if not new_till$ then
   admitted = 0
 end
@@ -25,8 +25,15 @@ if changed then
   log_add(log$, cost)
   -- done
 else
-  -- each small:
-  if NAME$_refuse and till$ > now then
+  -- each that counts refusals:
+  if till$ > now then
+    forgotten, a, b = NAME$_refuse(now, till$, first$, second$, AT$ + 1)
+    if forgotten then
+      till$, first$, second$, text$, changed = forgotten, a, b, nil, true
+    end
+  end
+  -- each that does not:
+  if ahead$ then
     forgotten, a, b = NAME$_refuse(now, till$, first$, second$, AT$ + 1)
     if forgotten then
       till$, first$, second$, text$, changed = forgotten, a, b, nil, true

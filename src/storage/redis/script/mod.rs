@@ -39,6 +39,7 @@ struct Shape {
     sources: usize,
     words: usize,
     delays: bool,
+    counts_refusals: bool,
 }
 
 #[derive(Debug)]
@@ -60,6 +61,7 @@ struct Part {
     sources: &'static [&'static str],
     is_log: bool,
     delays: bool,
+    counts_refusals: bool,
 }
 
 /// A script with what it is asked.
@@ -138,22 +140,23 @@ impl Scripts {
                 arguments.extend([until.to_string(), anchor.to_string()]);
             }
         }
-        let script = self.script(kind, &twins, arguments.len());
+        let script = self.script(kind, limits, &twins, arguments.len());
         arguments.extend(now.map(|now| now.as_micros().to_string()));
         Some(Call { script, keys, arguments, told: twins.iter().map(told).collect() })
     }
 
-    fn script(&self, kind: Kind, twins: &[Twin], words: usize) -> Arc<Script> {
-        let shape = |twin: &Twin| Shape {
+    fn script(&self, kind: Kind, limits: &[Limit], twins: &[Twin], words: usize) -> Arc<Script> {
+        let shape = |(limit, twin): (&Limit, &Twin)| Shape {
             name: twin.name,
             sources: twin.sources.as_ptr().addr(),
             words: twin.arguments.len(),
             delays: twin.delays,
+            counts_refusals: limit.strategy().counts_refusals(),
         };
-        let what = (kind, twins.iter().map(shape).collect());
+        let what = (kind, limits.iter().zip(twins).map(shape).collect());
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&what).cloned();
         known.unwrap_or_else(|| {
-            let text = assembled::text(kind, &parts(kind, twins), words);
+            let text = assembled::text(kind, &parts(kind, limits, twins), words);
             let hash = redis::Script::new(&text).get_hash().to_owned();
             let script = Arc::new(Script { text, hash });
             self.0.write().unwrap_or_else(PoisonError::into_inner).insert(what, Arc::clone(&script));
@@ -184,10 +187,10 @@ fn told(twin: &Twin) -> Told {
     }
 }
 
-fn parts(kind: Kind, twins: &[Twin]) -> Vec<Part> {
+fn parts(kind: Kind, limits: &[Limit], twins: &[Twin]) -> Vec<Part> {
     let (first, of_hit) = if kind == Kind::Refund { (3, 2) } else { (2, 0) };
     let (mut tag, mut key) = (first, 1);
-    let part = |twin: &Twin| {
+    let part = |(limit, twin): (&Limit, &Twin)| {
         let is_log = is_log(twin);
         key += usize::from(is_log);
         let hit = tag + 1 + twin.arguments.len();
@@ -199,11 +202,12 @@ fn parts(kind: Kind, twins: &[Twin]) -> Vec<Part> {
             sources: twin.sources,
             is_log,
             delays: told(twin) == Told::Delay,
+            counts_refusals: !is_log && limit.strategy().counts_refusals(),
         };
         tag = hit + of_hit;
         part
     };
-    twins.iter().map(part).collect()
+    limits.iter().zip(twins).map(part).collect()
 }
 
 impl Call {
