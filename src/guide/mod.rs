@@ -1,0 +1,101 @@
+//! Guides: choosing limits, finding clients, sharing limits, and operating all of it.
+//!
+//! | question | guide |
+//! |---|---|
+//! | Which strategy fits? | [`choosing_a_strategy`] |
+//! | Who is the client, also behind a proxy? | [`keys_and_proxies`] |
+//! | How do some requests cost more, or nothing? | [`costs`] |
+//! | What do clients see? | [`headers_and_refusals`] |
+//! | How do several processes share limits? | [`several_processes`] |
+//! | What happens when Redis dies? | [`outages`] |
+//! | How do I test an app that has limits? | [`testing_your_app`] |
+//! | How much memory does it take, and what do I monitor? | [`operating`] |
+//! | How do I move from `tower_governor`? | [`migrating_from_tower_governor`] |
+//!
+//! # The path of a request
+//!
+//! ```text
+//! request ---> KeyExtractor ---> Key -----.
+//!    |                                    +--> Storage: load states, decide, save
+//!    '-------> which Policy? -------------'                   |
+//!                                                          Decision
+//!                                                             |
+//!    admitted: (wait for the delay) -> inner service -> response --.
+//!    refused:  Rejection -> 429 -----------------------------------+--> header fields
+//! ```
+//!
+//! A [`RateLimitLayer`] handles a request in this order:
+//!
+//! 1. [`skip`](RateLimitLayer::skip): a skipped request passes. Nothing else of the layer sees it.
+//! 2. The policy is chosen. If [`policy_by`](crate::policy_by) returns `None`, the request passes.
+//! 3. The key is extracted. If the extractor returns `None`, the request passes. If the key is
+//!    missing, the response is 400, 401 or 500.
+//! 4. The [cost](RateLimitLayer::cost) is computed. A request that costs 0 passes, and its header
+//!    fields report the state of the limits.
+//! 5. All limits of the policy decide together. If one refuses, the response is 429, and the inner
+//!    service never sees the request.
+//! 6. [Shadow limits](crate::Policy#shadow-limits) count the request if it was admitted.
+//! 7. The inner service is called, after the delay if the limit is a leaky bucket.
+//! 8. [`charge_when`](RateLimitLayer::charge_when) looks at the response and decides whether the
+//!    hit is refunded. Then the header fields are written.
+//!
+//! The request is charged in step 5. It stays charged if the inner service fails or the client
+//! hangs up.
+//!
+//! # Stacked layers
+//!
+//! The outer layer decides first. What it has charged stays charged if an inner layer refuses. To
+//! take all limits or none, put them into one policy: see
+//! [several limits](choosing_a_strategy#several-limits).
+//!
+//! Put a CORS layer outside of the rate limit. Then preflight requests are answered before they are
+//! counted, and refusals carry the fields that let a browser show them to the page. If the CORS layer
+//! must be inside, skip `OPTIONS` requests.
+//!
+//! # Commands
+//!
+//! The commands in these guides run in a checkout of the repository. `cargo run --example server`
+//! starts an axum server that admits ten requests per minute, and `--help` lists its flags.
+#![cfg_attr(
+    not(all(feature = "axum", feature = "etcd", feature = "memcached", feature = "metrics", feature = "redis")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
+
+#[cfg(doc)]
+use crate::RateLimitLayer;
+
+pub mod choosing_a_strategy {
+    #![doc = include_str!("choosing_a_strategy.md")]
+}
+
+pub mod keys_and_proxies {
+    #![doc = include_str!("keys_and_proxies.md")]
+}
+
+pub mod costs {
+    #![doc = include_str!("costs.md")]
+}
+
+pub mod headers_and_refusals {
+    #![doc = include_str!("headers_and_refusals.md")]
+}
+
+pub mod several_processes {
+    #![doc = include_str!("several_processes.md")]
+}
+
+pub mod outages {
+    #![doc = include_str!("outages.md")]
+}
+
+pub mod testing_your_app {
+    #![doc = include_str!("testing_your_app.md")]
+}
+
+pub mod operating {
+    #![doc = include_str!("operating.md")]
+}
+
+pub mod migrating_from_tower_governor {
+    #![doc = include_str!("migrating_from_tower_governor.md")]
+}
