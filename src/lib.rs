@@ -18,18 +18,18 @@
 //!
 //! # Guides
 //!
-//! | question | guide |
+//! | task | guide |
 //! |---|---|
-//! | Which strategy fits? | [Choosing a strategy](guide::choosing_a_strategy) |
-//! | Who is the client, also behind a proxy? | [Keys and proxies](guide::keys_and_proxies) |
-//! | How do some requests cost more, or nothing? | [Costs](guide::costs) |
-//! | What do clients see? | [Headers and refusals](guide::headers_and_refusals) |
-//! | How do several processes share limits? | [Several processes](guide::several_processes) |
-//! | What happens when Redis dies? | [Outages](guide::outages) |
-//! | How do I test my app? | [Testing your app](guide::testing_your_app) |
-//! | How much memory does it take? What do I monitor? | [Operating](guide::operating) |
-//! | How do I move from `tower_governor`? | [Migrating](guide::migrating_from_tower_governor) |
-//! | In which order does a layer work? | [The path of a request](guide#the-path-of-a-request) |
+//! | Choose a strategy | [Choosing a strategy](guide::choosing_a_strategy) |
+//! | Find the client, also behind a proxy | [Keys and proxies](guide::keys_and_proxies) |
+//! | Let some requests cost more, or nothing | [Costs](guide::costs) |
+//! | Choose what clients see | [Headers and refusals](guide::headers_and_refusals) |
+//! | Share limits between processes | [Several processes](guide::several_processes) |
+//! | Know what happens when Redis dies | [Outages](guide::outages) |
+//! | Test an app that has limits | [Testing your app](guide::testing_your_app) |
+//! | Plan memory, monitor, set rights | [Operating](guide::operating) |
+//! | Move from `tower_governor` | [Migrating from tower_governor](guide::migrating_from_tower_governor) |
+//! | See in which order a layer works | [The path of a request](guide#the-path-of-a-request) |
 //!
 //! # Words
 //!

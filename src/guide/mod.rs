@@ -1,16 +1,16 @@
 //! Guides: choosing limits, finding clients, sharing limits, and operating all of it.
 //!
-//! | question | guide |
+//! | task | guide |
 //! |---|---|
-//! | Which strategy fits? | [`choosing_a_strategy`] |
-//! | Who is the client, also behind a proxy? | [`keys_and_proxies`] |
-//! | How do some requests cost more, or nothing? | [`costs`] |
-//! | What do clients see? | [`headers_and_refusals`] |
-//! | How do several processes share limits? | [`several_processes`] |
-//! | What happens when Redis dies? | [`outages`] |
-//! | How do I test an app that has limits? | [`testing_your_app`] |
-//! | How much memory does it take, and what do I monitor? | [`operating`] |
-//! | How do I move from `tower_governor`? | [`migrating_from_tower_governor`] |
+//! | Choose a strategy | [Choosing a strategy](choosing_a_strategy) |
+//! | Find the client, also behind a proxy | [Keys and proxies](keys_and_proxies) |
+//! | Let some requests cost more, or nothing | [Costs](costs) |
+//! | Choose what clients see | [Headers and refusals](headers_and_refusals) |
+//! | Share limits between processes | [Several processes](several_processes) |
+//! | Know what happens when Redis dies | [Outages](outages) |
+//! | Test an app that has limits | [Testing your app](testing_your_app) |
+//! | Plan memory, monitor, set rights | [Operating](operating) |
+//! | Move from `tower_governor` | [Migrating from tower_governor](migrating_from_tower_governor) |
 //!
 //! # The path of a request
 //!
