@@ -1,4 +1,4 @@
-//! Caches refusals in front of a storage.
+//! A cache of refusals in front of a storage.
 
 mod held;
 mod known;
@@ -40,14 +40,15 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// ```
 ///
 /// A refusal is cached until its `retry_after` has passed, for at most 1 second ([`life`](Self::life)).
-/// Until then, hits of the same policy and key with the same or a larger cost are refused without asking
-/// the storage. `retry_after` counts down meanwhile. Peeks, elastic windows and leaky buckets always ask
-/// the storage.
+/// Until then, hits of the same policy and key with the same or a larger cost, or with a cost above the
+/// remaining units, are refused without asking the storage. `retry_after` counts down meanwhile. Peeks,
+/// elastic windows and leaky buckets always ask the storage.
 ///
 /// A [`clear`](Storage::clear) or a [`refund`](Storage::refund) through a handle on this cache drops the
 /// key's entry. Changes by other processes show after at most one `life`.
 ///
-/// It caches the refusals of up to 100,000 keys ([`max_keys`](Self::max_keys)), some 300 bytes each.
+/// It caches the refusals of up to 100,000 keys ([`max_keys`](Self::max_keys)), some 300 bytes for
+/// each of up to four costs of a key.
 ///
 /// Put it around a [`Breaker`](super::Breaker). It gains nothing around the memory storage. The guide on
 /// [several processes](crate::guide::several_processes#fewer-requests-to-the-storage) has the details.
