@@ -1,4 +1,4 @@
-//! The layer: what to limit, by which key, where it is kept.
+//! The layer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,81 +16,54 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 
 /// Limits the requests to a service.
 ///
-/// 1. The [`KeyExtractor`] says who is asking. If it says nobody, the request passes and gets no header fields; if the
-///    key is missing, the answer is 400 or 500.
-/// 2. All limits of the policy have to admit. The request is charged at that moment, whatever comes of it, unless its
-///    response is to say whether it [is charged](Self::charge_when).
-/// 3. Admitted: the inner service is called, after the delay of a leaky bucket if there is one. Its response gets
-///    `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`.
-/// 4. Refused: the inner service never sees the request. The answer is 429 with the same fields and `Retry-After` (none
-///    when the cost can never fit). A refusal is a response, never an error: `Error` is the inner service's own.
-///
-/// What is remembered lives in the layer, so all services made by one layer, and its clones, share it. Each layer built
-/// without a storage has a [`MemoryStorage`] of its own.
-///
 /// ```
-/// use axum::Router;
-/// use axum::routing::{get, post};
-/// use tower_ratelimit::{Global, PeerIp, Policy, Quota, RateLimitLayer};
+/// use axum::{Router, routing::get};
+/// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
 ///
-/// # fn app() -> Result<Router, tower_ratelimit::ConfigError> {
-/// let login: Policy = "fixed-window 5/minute".parse()?;
-/// let app = Router::new()
-///     .route("/login", post(|| async { "welcome" }).layer(RateLimitLayer::new(login, PeerIp::new())))
-///     .route("/", get(|| async { "hello" }))
-///     .layer(RateLimitLayer::new(Quota::per_second(1_000), Global));
-/// # Ok(app)
-/// # }
+/// let limit = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new());
+/// let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(limit);
 /// ```
 ///
-/// # Stacking
+/// An admitted request goes to the inner service, and its response gets `X-RateLimit-Limit`,
+/// `X-RateLimit-Remaining` and `X-RateLimit-Reset`. A refused request gets a 429 with these fields and
+/// `Retry-After`, and the inner service never sees it.
 ///
-/// Layers stack. The outer layer decides first, and an inner layer decides only on what the outer one
-/// admits.
+/// Defaults to a [`MemoryStorage`] of its own, a cost of 1, [`Headers::x_rate_limit`] and
+/// [`TextRejection`]. All services of one layer, and of its clones, share their counts.
 ///
-/// - The response shows the numbers of the layer with fewer units remaining. A refusal keeps the numbers
-///   of the layer that refuses.
-/// - The `Retry-After` of an inner layer's refusal is the longer wait of both layers, if the request spent
-///   the outer layer's last units and the outer layer writes header fields. So a client that obeys
-///   it is not refused by the outer layer instead.
-/// - What the outer layer has charged stays charged when an inner layer refuses. To give it back, let the
-///   outer layer charge only requests that no inner layer refuses:
+/// The guides explain [the order of all steps](crate::guide#the-path-of-a-request),
+/// [stacked layers](crate::guide#stacked-layers), [keys](crate::guide::keys_and_proxies),
+/// [costs](crate::guide::costs), [responses](crate::guide::headers_and_refusals) and
+/// [shared storages](crate::guide::several_processes).
 ///
-/// ```
-/// use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer, ResponseHead};
+/// # Errors
 ///
-/// let outer = RateLimitLayer::new(Quota::per_hour(1_000), Global)
-///     .charge_when(|response: &ResponseHead<'_>| response.extensions.get().is_none_or(Decision::is_admitted));
-/// ```
+/// A refusal is a response. The error type is the inner service's own. If the storage fails,
+/// [`OnError`] admits the request or refuses it with a 503. If the key is missing, the response is 400,
+/// 401 or 500.
 ///
-/// # Caveats
+/// # Panics
 ///
-/// A leaky bucket's delay is waited for by tokio's timer: outside a tokio runtime that has time enabled, a request that
-/// has to wait panics. Nothing else needs a runtime.
-///
-/// A response of an inner layer that is no refusal by a limit (400, 500, 503) is to the layers outside like any other
-/// response, and gets their numbers.
-///
-/// A CORS layer belongs outside, so that preflights are answered before they are counted and refusals carry the CORS
-/// fields that let a browser read them. In which order a layer does things is told in the [crate's documentation](crate).
+/// The delay of a leaky bucket needs a tokio runtime with time enabled. A request that has to wait
+/// panics outside of one. Nothing else needs a runtime.
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<St = MemoryStorage, R = TextRejection> {
     pub(crate) shared: Arc<Shared<St, R>>,
 }
 
 impl RateLimitLayer {
-    /// Keeps `policy` for each key, in memory.
+    /// Creates a layer that keeps its counts in memory.
     ///
-    /// `policy` is a [`Policy`](crate::Policy), a [`Quota`](crate::Quota), or chosen for each request by
-    /// [`policy_by`](crate::policy_by).
+    /// `policy` is a [`Policy`](crate::Policy), a [`Quota`](crate::Quota), or the result of
+    /// [`policy_by`](crate::policy_by), which chooses a policy for each request.
     pub fn new(policy: impl IntoPolicies, key: impl KeyExtractor) -> Self {
         Self::with(policy.into_policies(), key, MemoryStorage::new())
     }
 }
 
 impl<St: InfallibleStorage> RateLimitLayer<St> {
-    /// Keeps `policy` for each key on a storage that cannot fail: a memory storage with other bounds, or shared by several
-    /// layers.
+    /// Creates a layer on a storage that cannot fail: a memory storage with other bounds, or one that several
+    /// layers share.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryStorage, PeerIp, Quota, RateLimitLayer};
@@ -102,7 +75,7 @@ impl<St: InfallibleStorage> RateLimitLayer<St> {
     ///
     /// # Panics
     ///
-    /// When the storage cannot keep the policy, as it may remember more than there is room for.
+    /// Panics if the storage cannot keep the policy.
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicies, key: impl KeyExtractor, storage: St) -> Self {
         let policies = policy.into_policies();
@@ -110,10 +83,10 @@ impl<St: InfallibleStorage> RateLimitLayer<St> {
         Self::with(policies, key, storage)
     }
 
-    /// Keeps the limiter's policy on the limiter's storage: what is spent there is spent here.
+    /// Creates a layer with the limiter's policy on the limiter's storage, so that both share their counts.
     ///
-    /// For a storage that can fail, say what becomes of a request then: [`new`](RateLimitLayer::new) with the limiter's policy, and
-    /// [`storage`](RateLimitLayer::storage) with its storage.
+    /// For a storage that can fail, use [`new`](RateLimitLayer::new) with the limiter's policy, and
+    /// [`storage`](RateLimitLayer::storage) with its storage and an [`OnError`].
     pub fn from_limiter(limiter: &RateLimiter<St>, key: impl KeyExtractor) -> Self {
         Self::with(limiter.policy().clone().into_policies(), key, limiter.storage().clone())
     }
@@ -125,25 +98,26 @@ impl<St: Storage> RateLimitLayer<St> {
     }
 }
 
-/// Where it keeps states, and what it answers.
+/// The storage and the responses.
 impl<St: Storage, R> RateLimitLayer<St, R> {
-    /// Keeps states on `storage`. When it fails, `on_error` says what becomes of the request.
+    /// Sets the storage, and whether requests pass while it fails.
     ///
     /// # Panics
     ///
-    /// When the storage cannot keep the policy, as it may remember more than there is room for, a long log on a store whose values
-    /// are bounded, or as it is no fixed window and the storage has [leases](crate::storage::Leases). [`try_storage`](Self::try_storage) returns an error instead. A policy that is chosen
-    /// [for each request](crate::policy_by) meets the storage then: that it cannot be kept is a failure of the storage.
+    /// Panics if the storage cannot keep the policy: a long log on a storage of bounded values, or a policy
+    /// that is not a fixed window with [leases](crate::storage::Leases). [`try_storage`](Self::try_storage)
+    /// returns an error instead. A policy that is chosen [for each request](crate::policy_by) is validated
+    /// then, and counts as a failure of the storage.
     #[track_caller]
     pub fn storage<T: Storage>(self, storage: T, on_error: OnError) -> RateLimitLayer<T, R> {
         or_panic(self.try_storage(storage, on_error))
     }
 
-    /// As [`storage`](Self::storage).
+    /// As [`storage`](Self::storage), without panics.
     ///
     /// # Errors
     ///
-    /// When the storage cannot keep the policy.
+    /// Returns an error if the storage cannot keep the policy.
     pub fn try_storage<T: Storage>(self, storage: T, on_error: OnError) -> Result<RateLimitLayer<T, R>, ConfigError> {
         let (rules, _, rejection) = self.into_parts();
         rules.policies.fit(&storage)?;
@@ -151,13 +125,14 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         Ok(RateLimitLayer { shared: Shared::new(rules, storage, rejection) })
     }
 
-    /// Answers refused requests with what `rejection` makes: see [`Rejection`](crate::Rejection).
+    /// Sets the response to refused requests. Defaults to [`TextRejection`]. See
+    /// [`Rejection`](crate::Rejection).
     pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<St, T> {
         let (rules, storage, _) = self.into_parts();
         RateLimitLayer { shared: Shared::new(rules, storage, Arc::new(rejection)) }
     }
 
-    /// Tells clients about their limits in these header fields.
+    /// Sets the header fields. Defaults to [`Headers::x_rate_limit`].
     pub fn headers(self, headers: Headers) -> Self {
         self.ruled(|rules| rules.headers = headers)
     }
@@ -173,13 +148,13 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     }
 }
 
-/// What differs from request to request.
+/// Options that depend on the request.
 impl<St: Storage, R> RateLimitLayer<St, R> {
-    /// Lets requests pass that `skip` names: they are not counted, get no header fields, and nothing else of the layer looks
-    /// at them.
+    /// Does not limit the requests that `skip` selects. They are not counted, get no header fields, and no
+    /// other part of the layer sees them.
     ///
-    /// `skip` is a closure over the [`Head`], or an [`AllowList`](crate::extract::AllowList) of networks. Each call adds
-    /// one; a request passes that any of them names.
+    /// `skip` is a closure over the [`Head`], or an [`AllowList`](crate::extract::AllowList) of networks. Each
+    /// call adds one. A request is skipped if any of them selects it.
     ///
     /// ```
     /// use http::Method;
@@ -194,11 +169,11 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.ruled(|rules| rules.skip.push(Arc::new(skip)))
     }
 
-    /// Charges each request what `cost` says, in units, instead of 1.
+    /// Sets the cost of each request in units. Defaults to 1.
     ///
-    /// The closure answers a `u32`, or a `Result` of one with
-    /// [`Missing`](crate::extract::Missing). A request that costs 0 is free: it passes,
-    /// spends nothing, and its header fields show how things stand. Never let a client say what its own request costs.
+    /// The closure returns a `u32`, or a `Result` of one with [`Missing`](crate::extract::Missing). A request
+    /// that costs 0 passes and spends nothing, and its header fields report the state of the limits. Never let
+    /// a client choose the cost of its own request.
     ///
     /// ```
     /// use tower_ratelimit::extract::Head;
@@ -216,23 +191,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.ruled(|rules| rules.cost = Some(cost))
     }
 
-    /// Charges only requests whose response `charge` says yes to: only failed logins, only successes.
-    ///
-    /// 1. Each request is charged before it is passed on, so however many are under way at once, no more of them than the
-    ///    limit can turn out to count.
-    /// 2. When the response's head is there and `charge` says no, what was taken is given back, as
-    ///    [`RateLimiter::refund`] does: each limit only into the window it was taken from, and a leaky bucket only its last
-    ///    place. A storage that does so at once (memory) has the header fields tell of it already; on others the response
-    ///    does not wait for it, and its fields show the charge.
-    /// 3. Without a response there is nothing to ask about: a request that fails with an error of the inner service, or is
-    ///    dropped half way (the client has gone), stays charged. Else hanging up early would be a way not to be counted.
-    ///
-    /// Count failed logins by a [`MovingWindow`](crate::MovingWindow), as below. An
-    /// [`ElasticWindow`](crate::ElasticWindow) locks out clients that behave: a success that is not charged still moves the
-    /// window's end, so old failures never expire ([`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded)).
-    ///
-    /// What a request that costs nothing took is not given back. A body that breaks off later changes nothing. Of stacked layers each asks for itself; the refusal of an inner one is
-    /// a response like others.
+    /// Charges only requests whose responses `charge` selects: only failed logins, only successes.
     ///
     /// ```
     /// use http::StatusCode;
@@ -243,6 +202,14 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///     .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED);
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
     /// ```
+    ///
+    /// Every request is charged before the inner service is called. If `charge` returns `false`, the hit is
+    /// [refunded](RateLimiter::refund) when the head of the response is ready. A request stays charged if the
+    /// inner service fails or the client hangs up. A request that cost nothing is not refunded.
+    ///
+    /// Do not use an [`ElasticWindow`](crate::ElasticWindow), which locks out well-behaved clients:
+    /// [`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded) reports it. The guide on
+    /// [costs](crate::guide::costs#charge-by-the-response) has the details.
     pub fn charge_when<F>(self, charge: F) -> Self
     where
         F: Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
@@ -251,32 +218,33 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     }
 }
 
-/// What can be seen of it.
+/// Observation.
 impl<St: Storage, R> RateLimitLayer<St, R> {
-    /// Only tries the layer out: it decides, counts and tells its [observer](Self::observer) and the log, and every request
-    /// goes on at once, whatever was decided: also one without a key, or when the storage fails. No header field shows it, and
-    /// nobody waits for its storage.
+    /// Tries the layer out. It decides, counts, and reports to its [observer](Self::observer) and the log.
+    /// Every request goes on at once, even without a key or if the storage fails. It gets no header fields and
+    /// does not wait for the storage.
     ///
-    /// All enforced limits of the policy are tried out, together; its shadow limits are not asked. Requests that cost nothing are
-    /// not looked at. Give it a memory storage of its own, as it has unless told otherwise: what it keeps takes room, and where
-    /// others keep theirs too it can crowd them out.
+    /// It tries all enforced limits of the policy, and not its shadow limits. Requests that cost nothing are
+    /// not counted. Use a memory storage of its own, which is the default: in a shared one its keys take room
+    /// from others.
     ///
-    /// One limit of several can be tried out too: see [`Policy::shadow`](crate::Policy::shadow).
+    /// To try one limit of several, see [`Policy::shadow`](crate::Policy::shadow).
     pub fn shadow(self) -> Self {
         self.ruled(|rules| rules.shadow = true)
     }
 
-    /// Attaches the [`Decision`](crate::Decision) to each admitted request, for handlers: it is in the request's extensions.
+    /// Inserts the [`Decision`](crate::Decision) into the extensions of each admitted request, for handlers.
     /// With the feature `axum` it is an extractor.
     ///
-    /// A request has none that is not limited, or whose storage failed, or made one wait where the layer is only
-    /// [tried out](Self::shadow): let handlers take an `Option<Decision>`. Of stacked layers that do so the innermost one's is there.
+    /// A request has no decision if it is not limited, if the storage failed, or if it would have had to wait
+    /// in a [shadow](Self::shadow) layer. So handlers should take an `Option<Decision>`. In stacked layers,
+    /// the innermost layer's decision is there.
     pub fn share_decision(self) -> Self {
         self.ruled(|rules| rules.shares_decision = true)
     }
 
-    /// Tells `observer` whatever this layer decides: a closure over the [`Event`](crate::Event), or an
-    /// [`Observer`](crate::Observer) of one's own. `MetricsObserver` (feature `metrics`) counts.
+    /// Reports every decision to `observer`: a closure over the [`Event`](crate::Event), or an
+    /// [`Observer`](crate::Observer). `MetricsObserver` (feature `metrics`) counts them.
     pub fn observer(self, observer: impl Observer) -> Self {
         self.ruled(|rules| rules.reporter.observer = Some(Arc::new(observer)))
     }
@@ -288,8 +256,9 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.ruled(|rules| rules.reporter.logs_keys = true)
     }
 
-    /// The limiter inside, to peek at a key, to clear it, to charge it elsewhere; `None` when [`policy_by`](crate::policy_by) chooses
-    /// the policy for each request: make one for a policy and the [storage](Self::storage_handle) then.
+    /// Returns the limiter inside, to peek at a key, clear it, or charge it elsewhere. Returns `None` if
+    /// [`policy_by`](crate::policy_by) chooses the policy of each request. Then create one from a policy and the
+    /// [storage](Self::storage_handle).
     pub fn limiter(&self) -> Option<RateLimiter<St>> {
         match &self.shared.rules.policies.0 {
             Choice::Always(policy) => Some(RateLimiter::with_storage(policy.clone(), self.storage_handle())),
@@ -297,7 +266,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         }
     }
 
-    /// Another handle on the storage.
+    /// Returns another handle on the storage.
     pub fn storage_handle(&self) -> St {
         self.shared.storage.clone()
     }

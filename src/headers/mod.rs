@@ -21,22 +21,7 @@ use crate::strategy::Status;
 use crate::time::seconds_up;
 use crate::{Decision, Key, Policy, Timestamp};
 
-/// Which header fields tell a client about its limits.
-///
-/// All times are in whole seconds, rounded up. Families of fields can be [combined](Self::and). Give all
-/// stacked layers the same ones: the layer whose numbers are shown writes them in its own way.
-///
-/// If the inner service has written three fields of a family itself, and all of them are numbers, they are
-/// kept unless fewer units remain here. Anything else in these fields is replaced.
-///
-/// | family | an admitted request's response |
-/// |---|---|
-/// | [`x_rate_limit`](Self::x_rate_limit) | `X-RateLimit-Limit: 10`, `X-RateLimit-Remaining: 3`, `X-RateLimit-Reset: 1728000060` |
-/// | [`ietf`](Self::ietf) | `RateLimit-Policy: "free";q=10;w=1`, `RateLimit: "free";r=3;t=1`: a member for each limit |
-/// | [`draft6`](Self::draft6) | `RateLimit-Limit: 10`, `RateLimit-Remaining: 3`, `RateLimit-Reset: 1` |
-/// | [`none`](Self::none) | nothing |
-///
-/// A refusal always has `Retry-After`, unless no waiting would help, and `Cache-Control: no-store`.
+/// The header fields that report limits to clients.
 ///
 /// ```
 /// use tower_ratelimit::{Global, Headers, Quota, RateLimitLayer};
@@ -45,21 +30,19 @@ use crate::{Decision, Key, Policy, Timestamp};
 ///     .headers(Headers::x_rate_limit().reset_in_seconds());
 /// ```
 ///
-/// # Which fields clients read
-///
-/// `Retry-After` is read by most HTTP clients that retry. npm's `ratelimit-header-parser` (0.1.0)
-/// takes the field `RateLimit` for the form of the seventh draft, `limit=10, remaining=3, reset=1`,
-/// which later drafts have dropped, and then reads nothing, whatever other fields are there:
-///
-/// | fields | `ratelimit-header-parser` reads |
+/// | family | fields of an admitted response |
 /// |---|---|
-/// | `x_rate_limit()` | limit, remaining, reset |
-/// | `draft6()` | limit, remaining, reset |
-/// | `x_rate_limit().and(draft6())` | limit, remaining, reset |
-/// | `ietf()`, alone or with others | `NaN` |
+/// | [`x_rate_limit`](Self::x_rate_limit) | `X-RateLimit-Limit: 10`, `X-RateLimit-Remaining: 3`, `X-RateLimit-Reset: 1728000060` |
+/// | [`ietf`](Self::ietf) | `RateLimit-Policy: "free";q=10;w=1`, `RateLimit: "free";r=3;t=1` |
+/// | [`draft6`](Self::draft6) | `RateLimit-Limit: 10`, `RateLimit-Remaining: 3`, `RateLimit-Reset: 1` |
+/// | [`none`](Self::none) | none |
 ///
-/// So write the IETF's fields only for clients of which you know that they read them. In the
-/// repository, `scripts/header-parsers` makes this table.
+/// Defaults to [`x_rate_limit`](Self::x_rate_limit). [`and`](Self::and) combines families. Times are in
+/// whole seconds, rounded up. A refusal always has `Cache-Control`, and `Retry-After` unless waiting does
+/// not help.
+///
+/// The guide on [headers and refusals](crate::guide::headers_and_refusals) explains each field, stacked
+/// layers, and which fields clients read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)] // a set of families
 pub struct Headers {
@@ -71,43 +54,38 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`, the last one in seconds since the unix epoch, of
-    /// the one limit that a decision [shows](Decision::shown). What a layer writes unless told otherwise.
+    /// Writes `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the limit that a decision
+    /// [shows](Decision::shown). `X-RateLimit-Reset` is in seconds since the Unix epoch. This is the default.
     pub const fn x_rate_limit() -> Self {
         Self { x: true, ..Self::none() }
     }
 
-    /// The fields of the IETF's draft, as Structured Fields (RFC 9651) with a member for each limit: `RateLimit-Policy` has
-    /// its capacity `q` and the seconds `w` in which all of that comes back, `RateLimit` what remains, `r`, and the
-    /// seconds `t` until more does. Members are called as [`Policy::limit_name`] says, so give the policy a name that
-    /// clients may see: without one it is called by its text. Names had better differ, also since stacked layers whose policies are called the same make members that are called the same.
+    /// Writes `RateLimit-Policy` and `RateLimit` of the IETF draft, as Structured Fields (RFC 9651) with a
+    /// member for each limit.
     ///
-    /// Of a bucket's share, by which a [fallback](Decision::is_from_fallback) decides, `w` is left out.
-    ///
-    /// Times are whole seconds, so a period below one reads as one. A sliding window counter gives its next unit back a
-    /// microsecond after the period, so its `t` can be one above its `w`.
-    ///
-    /// If an inner service has written these fields itself, its members come first. A line of it that is
-    /// not a list of strings with parameters (RFC 9651) is dropped, because it would make clients drop the
-    /// whole field.
+    /// A member has the name that [`Policy::limit_name`] returns. So give the policy a name that clients may
+    /// see, and use a different name for each policy. The guide explains
+    /// [the parameters](crate::guide::headers_and_refusals#the-ietf-draft).
     ///
     /// Source: draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4.
     pub const fn ietf() -> Self {
         Self { ietf: true, ..Self::none() }
     }
 
-    /// `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, the last one in seconds from now: what clients read
-    /// that were written for an early draft of the IETF's (draft-ietf-httpapi-ratelimit-headers-06).
+    /// Writes `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, the last one in seconds from
+    /// now.
+    ///
+    /// Source: draft-ietf-httpapi-ratelimit-headers-06.
     pub const fn draft6() -> Self {
         Self { draft_6: true, ..Self::none() }
     }
 
-    /// Only `Retry-After` and `Cache-Control`, on a refusal.
+    /// Writes only `Retry-After` and `Cache-Control` to refusals.
     pub const fn none() -> Self {
         Self { x: false, from_now: false, draft_6: false, ietf: false, partition: None }
     }
 
-    /// These fields, and `others` too.
+    /// Writes the fields of both.
     #[must_use]
     pub const fn and(self, others: Self) -> Self {
         let partition = match self.partition {
@@ -123,7 +101,7 @@ impl Headers {
         }
     }
 
-    /// The same with `X-RateLimit-Reset`, if it is written, in seconds from now.
+    /// Writes `X-RateLimit-Reset` in seconds from now instead of a Unix time.
     #[must_use]
     pub const fn reset_in_seconds(self) -> Self {
         Self { from_now: true, ..self }

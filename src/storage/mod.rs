@@ -1,48 +1,26 @@
-//! What keeps states and lets a policy decide on them: the trait, the memory storage, anything that compares and swaps, and servers
-//! behind their features.
+//! Storages: the trait, the memory storage, shared storages, and wrappers around them.
 //!
-//! Every strategy runs on every storage, and a policy of several limits costs what one limit does. How often it goes to the server and back:
+//! | storage | for | feature |
+//! |---|---|---|
+//! | [`MemoryStorage`] | one process; the default | |
+//! | `RedisStorage` | several processes, on Redis or Valkey | `redis` |
+//! | `MemcachedStorage` | several processes, on memcached | `memcached` |
+//! | `EtcdStorage` | several processes, on etcd | `etcd` |
+//! | [`Cas`] | your own store, by two methods of [`CasStorage`] | |
+//! | [`AnyStorage`] | a URL from the configuration | |
 //!
-//! | storage | strategies | a hit | a refusal | a peek | admits |
-//! |---|---|---|---|---|---|
-//! | [`MemoryStorage`] | all | 0 | 0 | 0 | exactly the limit, in one process |
-//! | `RedisStorage` | with a [script](crate::strategy::Strategy::script): all of ours | 1 | 1 | 1 | exactly the limit, all processes together |
-//! | | others | 2 | 1 | 1 | the limit, as below |
-//! | `MemcachedStorage`, `EtcdStorage`, [`Cas`] | all | 2 | 1 | 1 | never more than the limit, all processes together; exactly it once those who were told [`contended`](crate::Decision::is_contended) have come back |
+//! Every strategy runs on every storage. Wrappers are storages around a storage, listed here from the inside
+//! out:
 //!
-//! Where it is two, each time that another process was faster is one more, and hits that wait for one key in one process go
-//! together. A refusal by an elastic window changes its state, so it is a hit there. Servers that forget (an eviction, a restart, a failover)
-//! forget what was spent.
-//!
-//! # Around a storage
-//!
-//! What is put around any of them, or around one of your own, is a storage too. From the inside out:
-//!
-//! | around | so that |
+//! | wrapper | adds |
 //! |---|---|
-//! | [`Deadline`] | nobody waits for longer; those on servers have one of their own |
-//! | [`Breaker`] | what keeps failing is left alone, and another storage stands in for it with a share of each quota |
-//! | [`RefusalCache`] | who is refused is refused here until it is over, and an attack does not reach the server |
-//! | [`Leases`] | a window that is hit more often than a server can be asked is spent by the slice |
+//! | [`Deadline`] | a timeout; the shared storages have one of their own |
+//! | [`Breaker`] | no calls to a storage that keeps failing, and a fallback |
+//! | [`RefusalCache`] | refusals without a round trip |
+//! | [`Leases`] | hits without a round trip |
 //!
-//! ```
-//! use tower_ratelimit::storage::{Breaker, Leases, RefusalCache};
-//! use tower_ratelimit::{Global, MemoryStorage, OnError, Policy, RateLimitLayer};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let redis = MemoryStorage::new();
-//! // Three replicas share what is in `redis`.
-//! let storage = Breaker::new(redis).fallback(MemoryStorage::new(), 3);
-//! // One key, which all requests hit: worth a lease. With a fallback in memory there are no errors left to admit or to refuse.
-//! let storage = Leases::new(RefusalCache::new(storage), 100);
-//! let policy: Policy = "fixed-window 100000/minute".parse()?;
-//! let layer = RateLimitLayer::new(policy, Global).storage(storage, OnError::Admit);
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! What becomes of requests, limits and memory in these modes while a Redis dies, hangs and comes back is tried by `scripts/soak`; the
-//! docs of [`Breaker`] say what holds.
+//! The guide on [several processes](crate::guide::several_processes) helps to choose, and has the round trips
+//! of each storage. The guide on [outages](crate::guide::outages) says which requests fail, and for how long.
 
 mod any;
 mod around;

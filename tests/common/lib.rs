@@ -17,6 +17,7 @@ pub mod fake_cas_store;
 mod fake_storage;
 pub mod harness;
 mod laws;
+pub mod pages;
 mod poll;
 pub mod random;
 mod requests;

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};
 
 use common::example_process::{Server, server};
+use common::pages::example_commands;
 
 /// The value of a field of a head in lower case.
 fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
@@ -240,18 +241,18 @@ fn lints_are_printed_to_stderr() {
     assert!(line.contains("WARN") && line.contains("RL002"), "{line}");
 }
 
-/// A command line of the README that starts this server: the features that it is built with, and its flags.
+/// A command line of the README or a guide that starts this server.
 struct Line {
-    features: Option<&'static str>,
-    flags: Vec<&'static str>,
+    /// The features that the server is built with.
+    features: Option<String>,
+    flags: Vec<String>,
 }
 
-fn readme_lines() -> Vec<Line> {
-    let readme = include_str!("../../README.md");
-    let lines = readme.split("cargo run --example server ").skip(1);
-    let lines: Vec<Line> = lines
+fn documented_lines() -> Vec<Line> {
+    let commands = example_commands();
+    let servers = commands.iter().filter_map(|command| command.strip_prefix("server "));
+    let lines: Vec<Line> = servers
         .map(|line| {
-            let line = line.split(['`', '\n']).next().unwrap();
             let (cargo, server) = line.split_once("-- ").unwrap();
             // Only double quotes, and no escapes: every second part is in quotes.
             let parts = server.split('"').enumerate();
@@ -259,10 +260,11 @@ fn readme_lines() -> Vec<Line> {
                 0 => part.split_whitespace().collect::<Vec<_>>(),
                 _ => vec![part],
             });
-            Line { features: cargo.strip_prefix("--features ").map(str::trim), flags: flags.collect() }
+            let features = cargo.strip_prefix("--features ").map(|features| features.trim().to_owned());
+            Line { features, flags: flags.map(str::to_owned).collect() }
         })
         .collect();
-    assert!(lines.len() >= 10, "the lines were found");
+    assert!(lines.len() >= 16, "the lines were found");
     lines
 }
 
@@ -277,21 +279,21 @@ fn built_with(feature: &str) -> bool {
 }
 
 #[test]
-fn command_lines_of_the_readme_run() {
-    for Line { features, flags } in readme_lines() {
-        if features.is_none_or(built_with) {
-            let server = Server::start(&flags);
+fn documented_command_lines_run() {
+    for Line { features, flags } in documented_lines() {
+        if features.as_deref().is_none_or(built_with) {
+            let server = Server::start(&flags.iter().map(String::as_str).collect::<Vec<_>>());
             assert_eq!(server.status("/", ""), 200, "{flags:?}");
         }
     }
 }
 
-/// Without a feature, the error names the features that the README's command line has.
+/// Without a feature, the error names the features that the documented command line has.
 #[test]
 fn storage_without_its_feature_is_refused_with_the_command_that_adds_it() {
-    for Line { features, flags } in readme_lines() {
+    for Line { features, flags } in documented_lines() {
         let Some(feature) = features.filter(|feature| !built_with(feature)) else { continue };
-        let output = refused(&flags);
+        let output = refused(&flags.iter().map(String::as_str).collect::<Vec<_>>());
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{flags:?}");
         let command = format!("run: cargo run --example server --features {feature} -- --storage {feature}://...");

@@ -1,7 +1,9 @@
-//! The README: its examples and links exist, also for readers of the published package.
+//! The README and the guides: their examples and links exist, also for readers of the published package.
 
 use std::fs;
 use std::path::Path;
+
+use common::pages::{example_commands, guides, readme};
 
 use crate::ROOT;
 
@@ -9,18 +11,11 @@ fn read(file: &str) -> String {
     fs::read_to_string(Path::new(ROOT).join(file)).unwrap()
 }
 
-/// Each `cargo run --example NAME` with the text between the name and the end of the command.
-fn example_commands(readme: &str) -> Vec<(&str, &str)> {
-    let commands = readme.split("cargo run --example ").skip(1).map(|rest| rest.split(['`', '\n']).next().unwrap());
-    commands.map(|command| command.split_once(' ').unwrap_or((command, ""))).collect()
-}
-
 #[test]
-fn examples_of_the_readme_exist_and_name_the_features_they_need() {
-    let (readme, manifest) = (read("README.md"), read("examples/Cargo.toml"));
-    let commands = example_commands(&readme);
-    assert!(commands.len() > 10, "the commands were found");
-    for (name, rest) in commands {
+fn examples_of_the_pages_exist_and_name_the_features_they_need() {
+    let manifest = read("examples/Cargo.toml");
+    for command in example_commands() {
+        let (name, rest) = command.split_once(' ').unwrap_or((&command, ""));
         let target = manifest.split("[[example]]").find(|target| target.contains(&format!("name = \"{name}\"")));
         let target = target.unwrap_or_else(|| panic!("examples/Cargo.toml has no example {name}"));
         if let Some(features) = target.split("required-features = [\"").nth(1) {
@@ -30,15 +25,54 @@ fn examples_of_the_readme_exist_and_name_the_features_they_need() {
     }
 }
 
+#[test]
+fn every_example_has_a_command() {
+    let (manifest, commands) = (read("examples/Cargo.toml"), example_commands());
+    let examples: Vec<&str> =
+        manifest.split("[[example]]\nname = \"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+    assert!(examples.len() > 10, "the examples were found");
+    for example in examples {
+        let is_named = commands.iter().any(|command| command.split(' ').next() == Some(example));
+        assert!(is_named, "no guide has a command for the example {example}");
+    }
+}
+
 /// A relative link of the README leads to a file of the published package.
 #[test]
 fn links_of_the_readme_lead_to_packaged_files() {
-    let (readme, manifest) = (read("README.md"), read("Cargo.toml"));
+    let (readme, manifest) = (readme(), read("Cargo.toml"));
     let include = manifest.split("include = [").nth(1).unwrap().split(']').next().unwrap();
     let links: Vec<&str> = readme.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()).collect();
     assert!(!links.is_empty(), "the links were found");
     for link in links.into_iter().filter(|link| !link.starts_with("https://") && !link.starts_with('#')) {
         assert!(Path::new(ROOT).join(link).is_file(), "{link} does not exist");
-        assert!(include.contains(&format!("\"/{link}\"")), "{link} is not in `include` of Cargo.toml");
+        let is_packaged = |path: &Path| include.contains(&format!("\"/{}\"", path.display()));
+        assert!(Path::new(link).ancestors().any(is_packaged), "{link} is not in `include` of Cargo.toml");
     }
+}
+
+#[test]
+fn readme_links_to_every_guide() {
+    let readme = readme();
+    for (file, _) in guides().iter().filter(|(file, _)| file != "mod.rs") {
+        assert!(readme.contains(&format!("](src/guide/{file})")), "{file}");
+    }
+}
+
+/// The compiler checks the code of the guides. So the code of the README is taken from them.
+#[test]
+fn code_of_the_readme_is_in_the_guides() {
+    let checked: String = guides().into_iter().map(|(_, text)| text).chain([read("src/lib.rs")]).collect();
+    let checked: Vec<&str> = checked.lines().map(|line| line.trim_start_matches("//!").trim()).collect();
+    let readme = readme();
+    let blocks: Vec<&str> = readme.split("```rust\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(blocks.len() >= 9, "the code was found");
+    for line in blocks.into_iter().flat_map(str::lines).map(str::trim) {
+        assert!(checked.contains(&line), "no guide has the line {line:?}");
+    }
+}
+
+#[test]
+fn readme_has_at_most_120_lines() {
+    assert!(readme().lines().count() <= 120);
 }

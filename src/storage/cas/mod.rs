@@ -1,4 +1,4 @@
-//! Compare and swap: two methods, and every strategy runs on a store.
+//! A storage over any store that compares and swaps.
 
 mod busy;
 mod desk;
@@ -18,15 +18,15 @@ pub use self::error::CasError;
 pub use self::storage::Cas;
 use crate::{BoxError, Timestamp};
 
-/// A store that can say what stands under a key, and put something else there unless somebody else has done so meanwhile.
+/// A store that loads the text under a key, and replaces it only if it has not changed.
 ///
-/// What stands there is text: the states of the key's limits, written and read by [`Cas`], which makes a
-/// [`Storage`](crate::Storage) of it. A store keeps it as it is.
+/// [`Cas`] makes a [`Storage`](crate::Storage) of it, and writes and reads the texts. The store keeps
+/// them unchanged.
 ///
-/// A store has to compare and to put in one step: looking first and putting then loses what somebody else puts in between. The
-/// feature `testing` has the suite that finds out.
+/// The comparison and the replacement must be one atomic step. Otherwise a text that another process
+/// stores in between is lost. `testing::SwapLaws` (feature `testing`) tests that.
 ///
-/// The futures of both methods may be dropped at any time, and are when it takes too long.
+/// The futures of both methods are dropped when they exceed the timeout.
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -36,7 +36,7 @@ use crate::{BoxError, Timestamp};
 /// use tower_ratelimit::storage::{Cas, CasStorage, Loaded, Swapped};
 /// use tower_ratelimit::{Key, Quota, RateLimiter};
 ///
-/// /// Texts with the number of their writing. It never forgets, for a look at the shape.
+/// /// Texts, each with the number of its last change. This example never forgets.
 /// #[derive(Clone, Debug, Default)]
 /// struct Texts(Arc<Mutex<HashMap<String, (String, u64)>>>);
 ///
@@ -51,11 +51,11 @@ use crate::{BoxError, Timestamp};
 ///
 ///     async fn swap(&self, key: &str, version: &u64, text: &str, _: Duration) -> Result<Swapped<u64>, Infallible> {
 ///         let mut texts = self.0.lock().unwrap();
-///         let stands = texts.entry(key.to_owned()).or_default();
-///         if stands.1 != *version {
+///         let stored = texts.entry(key.to_owned()).or_default();
+///         if stored.1 != *version {
 ///             return Ok(Swapped::Lost(None));
 ///         }
-///         *stands = (text.to_owned(), version + 1);
+///         *stored = (text.to_owned(), version + 1);
 ///         Ok(Swapped::Stored)
 ///     }
 /// }
@@ -68,25 +68,29 @@ use crate::{BoxError, Timestamp};
 /// # }
 /// ```
 pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
-    /// Why it could not say or do so.
+    /// The error of the store.
     type Error: Into<BoxError> + Send + 'static;
-    /// What tells a text under a key from all that stand there before and after, and from nothing being there: a number that each
-    /// writing has for itself, or the text.
+    /// Identifies a text under a key, and its absence: a number that changes with each write, or the text
+    /// itself.
     ///
-    /// When a key is removed and another text written there, the version is none that was there before: what counts has to go on
-    /// counting.
+    /// A version must never repeat. If a key is removed and written again, a counter continues.
     type Version: Send + Sync + 'static;
 
-    /// What stands under a key: printable ASCII of any length, with spaces in it. Where that is too long for a store, or its keys
-    /// have no spaces, it keeps a hash.
-    fn load(&self, key: &str) -> impl Future<Output = Result<Loaded<Self::Version>, Self::Error>> + Send;
-
-    /// Puts `text` under a key, or nothing when it is empty, if what stands there is still what was loaded as `version`.
-    /// It is to stay at least for `keep`, and not much longer.
+    /// Returns the text under a key, and its version. A key is printable ASCII of any length and can
+    /// contain spaces. A store that limits the length or forbids spaces stores a hash of the key.
     ///
     /// # Errors
     ///
-    /// When it is not known that the text stands there, nor that it does not. It is not tried again: that could count twice.
+    /// Returns an error if the store cannot be read.
+    fn load(&self, key: &str) -> impl Future<Output = Result<Loaded<Self::Version>, Self::Error>> + Send;
+
+    /// Stores `text` under a key if the version is still `version`. An empty text removes the key. The
+    /// store keeps the text at least for `keep`, and not much longer.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if it is unknown whether the text was stored. The caller does not retry, because a
+    /// retry could count twice.
     fn swap(
         &self,
         key: &str,
@@ -95,31 +99,32 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
         keep: Duration,
     ) -> impl Future<Output = Result<Swapped<Self::Version>, Self::Error>> + Send;
 
-    /// How long a text may be, in bytes; `None` when there is no saying. A policy that may remember more is refused when it meets
-    /// the storage.
+    /// Returns the largest length of a text in bytes, or `None` if it is unlimited. Policies that can
+    /// need more are rejected when they meet the storage.
     fn longest(&self) -> Option<usize> {
         None
     }
 }
 
-/// What stands under a key.
+/// The text under a key.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
 pub struct Loaded<V> {
-    /// Empty when there is nothing.
+    /// The text. Empty if the key does not exist.
     pub text: String,
-    /// What [`swap`](CasStorage::swap) compares with.
+    /// The version that [`swap`](CasStorage::swap) compares with.
     pub version: V,
-    /// The store's time, if it has a clock of its own that all processes share.
+    /// The store's time, if it has a clock that all processes share.
     pub now: Option<Timestamp>,
 }
 
-/// What became of an attempt to swap.
+/// The result of [`CasStorage::swap`].
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_enums, reason = "a swap is either stored or lost")]
 pub enum Swapped<V> {
-    /// The text stands there.
+    /// The text was stored.
     Stored,
-    /// Somebody else was faster: what stands there now, where the store says so in the same breath.
+    /// Another process stored a text first. Contains that text if the store returns it in the same round
+    /// trip.
     Lost(Option<Loaded<V>>),
 }

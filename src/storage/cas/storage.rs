@@ -23,38 +23,32 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 #[cfg(any(feature = "memcached", feature = "etcd"))]
 const LONGEST_LOG: u32 = 1_000;
 
-/// Makes a storage of anything that can compare and swap: of a [`CasStorage`].
+/// A storage over any store that compares and swaps: a [`CasStorage`], whose page has an example.
 ///
-/// Every strategy and every policy runs on it. A hit loads what stands under its key, decides on it, and puts what that leaves
-/// there instead, unless somebody else has done so meanwhile; then it tries again. Clones are handles on the same store.
+/// Every strategy and every policy runs on it. A hit loads the state of its key, decides, and stores the
+/// new state if no other process has stored one meanwhile. Otherwise it tries again. Hits of this
+/// process that wait for the same key are decided together. Clones are handles on the same store.
 ///
-/// 1. Hits that wait for one key in this process are decided one after another on what was loaded once, and stored at once: a
-///    key that everybody uses costs the store no more than one that few do. No key waits for another.
-/// 2. A hit that others outran all the time is refused, to come back soon: its decision
-///    [is contended](Decision::is_contended). That is no failure of the storage, which [`OnError`](crate::OnError) would decide on.
-/// 3. Each answer comes within the [deadline](Self::deadline). Silence of the store until then is an error.
-/// 4. A swap of which it is not known what became of it is an error, and is not tried again: that could count twice.
-/// 5. A peek, and a hit of cost 0, are a load and nothing more. So is a refusal, except by a strategy that counts them.
-/// 6. A hit is charged from the first time its future is polled: dropping it later does not undo that.
-/// 7. Clearing a key, and giving back, change only what the policy's own limits remember: policies of one name that are
-///    configured differently keep their states side by side. When others are always faster, that is an error.
+/// - A hit that loses every race is refused as [contended](Decision::is_contended). It has spent
+///   nothing, and retrying can succeed.
+/// - A hit counts from the first poll of its future. Dropping it later does not undo it.
+/// - A call takes at most 100 milliseconds ([`deadline`](Self::deadline)).
+/// - It needs a tokio runtime with time, and can be created outside of one.
+///
+/// The guide on [several processes](crate::guide::several_processes#your-own-store) has the details.
 ///
 /// # Clocks
 ///
-/// The time is the store's if it reports one, else this machine's. The clocks of two machines differ, so the
-/// newest instant at which a key was decided is stored with the key, and no decision is made earlier than
-/// that. All nodes together spend one limit on one time line, which is never ahead of the fastest clock and
-/// never behind the slowest. In `d` of real time they admit at most what the strategy promises for `d` plus the
-/// skew. A node whose clock is behind may have to wait longer than `retry_after`, by the skew at most.
+/// The store's time decides if it reports one, otherwise this machine's. The newest instant of a
+/// decision is stored with the key, and no decision is made earlier than that, as long as it is at most 5
+/// seconds ahead ([`max_skew`](Self::max_skew)). The guide says
+/// [what this promises](crate::guide::several_processes#clocks).
 ///
-/// That holds up to [`max_skew`](Self::max_skew), 5 seconds. If a stored instant is further ahead of a node's
-/// clock, one of the clocks is broken. The node then decides by its own clock, so that a node in the wrong
-/// year locks no client out. It logs a warning, at most once a minute, and counts each such decision in
-/// `ratelimit_clock_skew_total` (feature `metrics`). Until the clocks are set, a window that one node began may
-/// be over for another: each hit of a node with a clock that is ahead by a period or more can give all
-/// others a new window. Buckets admit no more than they promise: nodes that are behind find them empty.
+/// # Errors
 ///
-/// It needs a runtime of tokio's with time, and may be made outside of one. The [`CasStorage`] shows one in use.
+/// Decisions, refunds and clears fail if the store fails or does not answer in time. A swap without an
+/// answer is not retried, because a retry could count twice. A refund or a clear fails if other
+/// processes win every race.
 #[derive(Clone)]
 pub struct Cas<S> {
     shared: Arc<Shared<S>>,
@@ -64,7 +58,7 @@ pub struct Cas<S> {
 }
 
 impl<S: CasStorage> Cas<S> {
-    /// A storage over this store.
+    /// Creates a storage over `store`.
     pub fn new(store: S) -> Self {
         let shared = Shared::new(store, Time::Stores, Skew::new(MAX_SKEW));
         Self { shared: Arc::new(shared), deadline: DEADLINE, longest_log: None }
@@ -77,28 +71,30 @@ impl<S: CasStorage> Cas<S> {
         Self { longest_log: Some(LONGEST_LOG), ..self }
     }
 
-    /// How long an answer may take: 100 milliseconds unless it is said.
+    /// Sets the timeout of a call. Defaults to 100 milliseconds.
     ///
     /// # Panics
     ///
-    /// When it is less than a millisecond or more than an hour; [`try_deadline`](Self::try_deadline) returns an error instead.
+    /// Panics if `deadline` is less than a millisecond or more than an hour.
+    /// [`try_deadline`](Self::try_deadline) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn deadline(self, deadline: Duration) -> Self {
         or_panic(self.try_deadline(deadline))
     }
 
-    /// As [`deadline`](Self::deadline).
+    /// As [`deadline`](Self::deadline), without panics.
     ///
     /// # Errors
     ///
-    /// When it is less than a millisecond or more than an hour.
+    /// Returns an error if `deadline` is less than a millisecond or more than an hour.
     pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
         deadline::checked(deadline)?;
         Ok(Self { deadline, ..self })
     }
 
-    /// Decides by this clock, whatever time the store says: for tests, or where the machine's clock is not to be trusted.
+    /// Sets the clock, in place of the store's and the machine's; for tests, or if the machine's clock
+    /// cannot be trusted.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let shared = self.shared.with(Some(Time::Chosen(Arc::new(clock))), self.shared.skew.max());
@@ -107,29 +103,30 @@ impl<S: CasStorage> Cas<S> {
 
     /// Sets how far the newest decision on a key may be ahead of this node's clock. Defaults to 5 seconds.
     ///
-    /// See [clocks](Self#clocks). States are kept for as much longer than they matter. 0 switches this
-    /// off: each node decides by its own clock alone, and a node in the wrong year may lock a key.
+    /// See [clocks](Self#clocks). States are kept for that much longer. 0 switches the comparison off: each
+    /// node decides by its own clock alone, and a node in the wrong year can lock a key.
     ///
     /// # Panics
     ///
-    /// If it is more than a day. [`try_max_skew`](Self::try_max_skew) returns an error instead.
+    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an error
+    /// instead.
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
         or_panic(self.try_max_skew(max_skew))
     }
 
-    /// As [`max_skew`](Self::max_skew).
+    /// As [`max_skew`](Self::max_skew), without panics.
     ///
     /// # Errors
     ///
-    /// If it is more than a day.
+    /// Returns an error if `max_skew` is more than a day.
     pub fn try_max_skew(self, max_skew: Duration) -> Result<Self, ConfigError> {
         let shared = self.shared.with(None, skew::checked(max_skew)?);
         Ok(Self { shared: Arc::new(shared), ..self })
     }
 
-    /// The store.
+    /// Returns the store.
     pub fn store(&self) -> &S {
         &self.shared.store
     }

@@ -10,15 +10,15 @@ use super::{RedisStorage, RedisStorageError};
 const AT_ONCE: u32 = 500;
 
 impl RedisStorage {
-    /// Forgets everything that begins with the prefix: all keys of all policies, also those that other processes keep under
-    /// it. Returns how many keys of the server there were.
+    /// Deletes all keys of the prefix: of all policies, and of other processes that use it. Returns the
+    /// number of keys that were deleted.
     ///
-    /// It walks through all keys of the server (`SCAN`), a few at a time: for an operator, not for the way of a request. Each step has
-    /// the [deadline](Self::deadline) for itself. What is counted meanwhile may stay.
+    /// It scans all keys of the server (`SCAN`) in steps, so it is for operators and tests, not for requests.
+    /// Each step has a [timeout](Self::deadline) of its own. Hits during the scan can survive.
     ///
     /// # Errors
     ///
-    /// When a server does not answer in time; what has been forgotten by then stays forgotten.
+    /// Returns an error if a server does not answer in time. Keys that were deleted before stay deleted.
     pub async fn reset(&self) -> Result<u64, RedisStorageError> {
         let mut forgotten = 0;
         for node in self.link.nodes(Instant::now() + self.deadline).await? {

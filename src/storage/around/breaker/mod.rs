@@ -1,4 +1,4 @@
-//! A storage that fails is left alone, and another stands in for it.
+//! A circuit breaker around a storage, with an optional fallback.
 
 mod circuit;
 mod error;
@@ -24,68 +24,38 @@ use crate::error::or_panic;
 use crate::storage::{Ask, Shown, Storage};
 use crate::{ConfigError, Decision, Key, Policy, Way};
 
-/// Leaves a storage alone that keeps failing, the primary, and lets another stand in for it: the fallback.
+/// A circuit breaker: stops calling a storage that keeps failing, the primary, and can fall back to
+/// another one.
 ///
 /// ```
 /// use tower_ratelimit::storage::Breaker;
 /// use tower_ratelimit::{MemoryStorage, OnError, PeerIp, Quota, RateLimitLayer};
 ///
 /// # let redis = MemoryStorage::new();
-/// // Three replicas of this program share what is in `redis`. While it is away, each admits a third of the quota.
+/// // Three replicas of this program share `redis`. During an outage, each admits a third of the quota.
 /// let storage = Breaker::new(redis).fallback(MemoryStorage::new(), 3);
 /// let circuit = storage.circuit().clone();
 /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
 /// assert_eq!(circuit.state().failures, 0);
 /// ```
 ///
-/// 1. After [five](Self::failures) failures in a row the primary is not asked any more. A hit that is refused, as
-///    [contended](Decision::is_contended) too, is an answer and no failure; but as it may only have been looked up, it does not end
-///    a row of them. Nor is it a failure that a policy is one the primary [cannot keep](Storage::validate).
-/// 2. A tenth of a second later one hit tries it: a probe, one at a time. While probes fail, the next comes after twice as long,
-///    up to [a second](Self::probe_after), less up to half of that by chance. The first that succeeds ends it. Giving back and
-///    clearing are probes too; peeks are none, for a server that is read from may still not be written to.
-/// 3. Whatever the primary did not answer, the fallback does: the failures that open the circuit, all hits while it is open, and
-///    a probe that fails. Nothing is asked of the primary twice, so what may have been counted there is not counted again.
-/// 4. The fallback has a [share](Policy::share) of each policy: amounts, bursts and queues divided by the number of replicas,
-///    rounded down and at least 1. Clients are told the share's numbers. A cost for which only the whole quota has room is refused
-///    until the primary may be asked again.
-/// 5. Refunds go where the decision came from, which it [knows](Decision::back); while the primary is left alone, what was
-///    spent there cannot be given back, and that is an error. Clearing a key clears both, and says so if the primary is left alone.
-/// 6. What the fallback has admitted is not written back to the primary: that has forgotten nothing of what it had counted before.
-/// 7. What is asked before the circuit opens or closes says nothing about it afterwards. A probe that is dropped, or of which
-///    nothing is heard for as long as probes are apart at most, is not waited for.
+/// The breaker opens after 5 consecutive failures ([`failures`](Self::failures)). It then probes the
+/// primary with one hit after 100 milliseconds, and up to every second while probes fail
+/// ([`probe_after`](Self::probe_after)). The first probe that the primary answers closes it.
 ///
-/// A primary that may hang needs a deadline; [`Deadline`](super::Deadline) gives it one, and our own on servers have theirs. Whoever
-/// waits outside of the breaker had better be more patient than that: hits that are dropped before it are no failures, so a shorter
-/// timeout of requests, or a deadline around the breaker, keeps it closed while everybody waits.
+/// While it is open, the fallback decides by a [share](Policy::share) of each policy. Without a fallback,
+/// decisions fail at once, and [`OnError`](crate::OnError) decides. Clones share one state.
 ///
-/// # What holds while the primary is away
+/// The primary needs a timeout. The storages of this crate have one, and
+/// [`Deadline`](super::Deadline) adds one to others.
 ///
-/// | storage | a request | more than the limit is admitted |
-/// |---|---|---|
-/// | the primary alone, `OnError::Admit` | waits for the deadline, then passes | without bound |
-/// | the primary alone, `OnError::Refuse` | waits for the deadline, then is refused with 503 | never |
-/// | `Breaker`, `OnError::Admit` | passes at once, but for a probe | without bound |
-/// | `Breaker`, `OnError::Refuse` | is refused with 503 at once, but for a probe | never |
-/// | `Breaker` with a fallback | is decided at once, but for a probe and for the failures that open it, which wait for the deadline | by at most the limit once more, in a period in which both have decided; by the shares rounded up to 1, when there are more replicas than units |
+/// The guide on [outages](crate::guide::outages#the-circuit-breaker) has the details and the bounds.
 ///
-/// Each replica that was not counted among those that share adds another share. Of a leaky bucket each serves one at once, beside the
-/// places in its queue, and so each adds one.
+/// # Errors
 ///
-/// Without a fallback, what the primary does not answer is an error, and while it is left alone that comes at once: so
-/// [`OnError`](crate::OnError) decides without anybody having waited.
-///
-/// # How many
-///
-/// One for a server: what is told of it holds for all layers with a clone of it. A route that is rather refused than decided by a
-/// fallback needs one of its own, without, which finds out by itself; the log tells one from another by its error.
-///
-/// # Watching it
-///
-/// It learns from hits, refunds and clears alone: without any it says what it last knew, also long after a server has died or come back.
-/// [`Circuit::state`] says how things stand, and a decision [whether a fallback made it](Decision::is_from_fallback). With the
-/// feature `tracing`, opening is logged as a warning and closing as information; with `metrics`, decisions are counted by `path`, and breakers that are open:
-/// see `MetricsObserver`.
+/// Decisions, refunds and clears fail with [`BreakerError`] if neither storage has answered. A refund
+/// fails if the primary made the decision and the breaker is open. A clear fails if the primary was not
+/// cleared.
 #[derive(Clone, Debug)]
 pub struct Breaker<P, F = NoFallback>(Arc<Parts<P, F>>);
 
@@ -96,12 +66,12 @@ struct Parts<P, F> {
     circuit: Circuit,
 }
 
-/// Unless told otherwise.
+/// The defaults.
 const PATIENCE: Patience =
     Patience { failures: 5, shortest: Duration::from_millis(100), longest: Duration::from_secs(1) };
 
 impl<P: Storage> Breaker<P> {
-    /// Leaves `primary` alone when it keeps failing.
+    /// Wraps `primary`.
     pub fn new(primary: P) -> Self {
         Self::with(primary, None, PATIENCE)
     }
@@ -112,23 +82,25 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         Self(Arc::new(Parts { primary, fallback, circuit: Circuit::new(patience) }))
     }
 
-    /// Lets `fallback` stand in for the primary with quotas divided by `replicas`: how many processes share the primary. It had
-    /// better not fail, as memory does not. What this returns is another breaker than this one, which has not failed yet.
+    /// Sets the storage that decides while the primary fails, with quotas divided by `replicas`, the
+    /// number of processes that share the primary. Use a storage that cannot fail, such as memory.
+    ///
+    /// Returns a new breaker, which is closed.
     ///
     /// # Panics
     ///
-    /// When there are 0 replicas; [`try_fallback`](Self::try_fallback) returns an error instead.
+    /// Panics if `replicas` is 0. [`try_fallback`](Self::try_fallback) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn fallback<G: Storage>(self, fallback: G, replicas: u32) -> Breaker<P, G> {
         or_panic(self.try_fallback(fallback, replicas))
     }
 
-    /// As [`fallback`](Self::fallback).
+    /// As [`fallback`](Self::fallback), without panics.
     ///
     /// # Errors
     ///
-    /// When there are 0 replicas.
+    /// Returns an error if `replicas` is 0.
     pub fn try_fallback<G: Storage>(self, fallback: G, replicas: u32) -> Result<Breaker<P, G>, ConfigError> {
         let replicas = NonZeroU32::new(replicas).ok_or_else(|| {
             ConfigError::new("0 replicas cannot divide a quota: write how many processes share the storage, at least 1")
@@ -137,23 +109,24 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         Ok(Breaker::with(primary.clone(), Some(Fallback::new(fallback, replicas)), circuit.patience()))
     }
 
-    /// After how many failures in a row the primary is left alone: 5 unless it is said. What this returns is another breaker than
-    /// this one, which has not failed yet.
+    /// Sets the number of consecutive failures that open the breaker. Defaults to 5.
+    ///
+    /// Returns a new breaker, which is closed.
     ///
     /// # Panics
     ///
-    /// When it is 0; [`try_failures`](Self::try_failures) returns an error instead.
+    /// Panics if `failures` is 0. [`try_failures`](Self::try_failures) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn failures(self, failures: u32) -> Self {
         or_panic(self.try_failures(failures))
     }
 
-    /// As [`failures`](Self::failures).
+    /// As [`failures`](Self::failures), without panics.
     ///
     /// # Errors
     ///
-    /// When it is 0.
+    /// Returns an error if `failures` is 0.
     pub fn try_failures(self, failures: u32) -> Result<Self, ConfigError> {
         if failures == 0 {
             return Err(ConfigError::new(
@@ -163,24 +136,28 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         Ok(self.patient(Patience { failures, ..self.0.circuit.patience() }))
     }
 
-    /// How soon the primary is tried when it is left alone, and how much later at most while that fails: 100 milliseconds and a
-    /// second unless it is said. What this returns is another breaker than this one, which has not failed yet.
+    /// Sets the time until the first probe, and the longest time between probes. Defaults to 100
+    /// milliseconds and 1 second. The time doubles with each failed probe, and up to half of it is
+    /// subtracted at random.
+    ///
+    /// Returns a new breaker, which is closed.
     ///
     /// # Panics
     ///
-    /// When the first is less than a millisecond, or the second less than the first or more than an hour;
-    /// [`try_probe_after`](Self::try_probe_after) returns an error instead.
+    /// Panics if `shortest` is less than a millisecond, or if `longest` is less than `shortest` or more
+    /// than an hour. [`try_probe_after`](Self::try_probe_after) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn probe_after(self, shortest: Duration, longest: Duration) -> Self {
         or_panic(self.try_probe_after(shortest, longest))
     }
 
-    /// As [`probe_after`](Self::probe_after).
+    /// As [`probe_after`](Self::probe_after), without panics.
     ///
     /// # Errors
     ///
-    /// When the first is less than a millisecond, or the second less than the first or more than an hour.
+    /// Returns an error if `shortest` is less than a millisecond, or if `longest` is less than `shortest`
+    /// or more than an hour.
     pub fn try_probe_after(self, shortest: Duration, longest: Duration) -> Result<Self, ConfigError> {
         if shortest < Duration::from_millis(1) || longest < shortest || longest > Duration::from_secs(3_600) {
             return Err(ConfigError::new(format!(
@@ -197,12 +174,12 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         Self::with(primary.clone(), fallback, patience)
     }
 
-    /// How it stands. Clones of it can be kept where the types of the storages are of no interest.
+    /// Returns a handle on the breaker's state that does not depend on the types of the storages.
     pub fn circuit(&self) -> &Circuit {
         &self.0.circuit
     }
 
-    /// The storage that may be left alone.
+    /// Returns the primary.
     pub fn primary(&self) -> &P {
         &self.0.primary
     }

@@ -26,108 +26,7 @@ use crate::storage::{Ask, Clock, Shown, Storage, SystemClock};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
 /// Takes units of a fixed window from the storage in slices, and spends them locally. Use it for
-/// the few keys that several nodes hit more often than a server can be asked.
-///
-/// A hit takes `slice` units in one round trip. The next hits are decided locally until the slice
-/// is spent. The storage counts leased units as spent, so all nodes together never admit more than
-/// the limit.
-///
-/// - **Size.** A slice is at most a sixteenth of the units that remain in the window. The remaining
-///   units are those that the storage reported last, or the whole limit if it reported none. The
-///   last units are taken one by one. If the storage refuses a slice, the node asks for less, down
-///   to the cost of one hit.
-/// - **End of the window.** A slice ends with its window. The node measures this from before it
-///   asked the storage, with its own monotonic clock. So no unit is spent after its window, however
-///   slow the reply is and however far the clocks are apart.
-/// - **One round trip for all callers.** Callers of one key wait for one request, which asks for
-///   what all of them need. Units for a caller that has left stay in the slice.
-/// - **Refund.** [`refund`](Storage::refund) puts the units back into the slice that they came
-///   from, or refunds them to the storage if that slice is gone.
-/// - **Clear.** [`clear`](Storage::clear) drops the slice and clears the storage. Other nodes keep
-///   their slices until their windows end, so after a clear they can admit that much more.
-/// - **Numbers.** An admitted hit reports the units left in the slice plus those that remained in
-///   the storage at the last request, so the number can be too high. A refusal always comes from
-///   the storage.
-///
-/// A single node decides exactly as it would without leases.
-///
-/// # Unused units
-///
-/// Units that are leased and not spent cannot be used by other nodes. Of `n` nodes, up to `n - 1`
-/// hold an unused slice when the first hit is refused. This is the worst case: the other nodes took
-/// a slice and had no hit since. If the load is even, less is unused, because slices shrink as the
-/// window is used up.
-///
-/// A slice of one percent of the limit is a good choice. It costs one or two round trips per
-/// hundred hits. With eight nodes and an even load, half a percent of the limit is unused at the
-/// first refusal, and if the demand is a quarter above the limit, all of it is spent before the
-/// window ends. `BENCHMARKS.md` has the curves.
-///
-/// # Lost units
-///
-/// The storage has counted a lost unit, and no hit can spend it until the window ends. Each bound
-/// is per key and node.
-///
-/// | Event | Lost units, at most |
-/// |---|---|
-/// | an outage that loses replies | one slice, plus the cost of the hits that waited for those replies |
-/// | a crash, or a shutdown without `close` | one slice, plus the units that were refunded into it |
-/// | [`close`](Self::close), if the storage answers | none |
-///
-/// If a request for units fails, the storage may have counted it. This also holds if a
-/// [fallback](Decision::is_from_fallback) decided instead. The node then takes no slices:
-///
-/// - The key asks for what one hit needs, until one of its requests succeeds. So each further lost
-///   reply costs at most one hit.
-/// - All other keys do the same, until any request that was sent after the failure succeeds. So
-///   only keys whose requests were in flight when the first of them failed lose a slice.
-///
-/// An outage of a key lasts from its first failed request to its next successful one. A node
-/// remembers the failures of up to `max_keys` keys. If a refund fails, its units are lost too.
-///
-/// # Shutdown
-///
-/// Call [`close`](Self::close) after the server has handled its last request:
-///
-/// ```no_run
-/// # use tower_ratelimit::storage::Leases;
-/// # use tower_ratelimit::MemoryStorage;
-/// # async fn serve() {}
-/// # async fn run(leases: Leases<MemoryStorage>) {
-/// serve().await; // returns on a signal, for example by axum's graceful shutdown
-/// if let Err(error) = leases.close().await {
-///     eprintln!("some leased units are lost: {error}");
-/// }
-/// # }
-/// ```
-///
-/// Dropping the last handle inside a tokio runtime spawns a task that does the same. It is too late
-/// if the runtime shuts down right afterwards. Outside a runtime, nothing is refunded.
-///
-/// # Which policies
-///
-/// The policy must be one [`FixedWindow`](crate::FixedWindow), anchored or aligned. Other policies
-/// fail [validation](Storage::validate). Shadow limits, and policies chosen per request that are
-/// not one fixed window, go to the storage unchanged. A key that is hit rarely holds a slice of its
-/// window on each node that sees it, so give such keys a policy without leases.
-///
-/// # Limits and failures
-///
-/// - Defaults to leases for at most 10,000 keys ([`max_keys`](Self::max_keys)). When there is no
-///   room, the least recently used lease is evicted, and its units are refunded.
-/// - If the storage fails, all hits that wait for this reply fail with the same error.
-/// - A hit can wait for two timeouts of the storage inside: one of the request that was in flight,
-///   and one of its own. Set that timeout to half of what a request may take. With a fallback
-///   inside, a hit during an outage can wait for a third one.
-/// - A storage that does not answer at once needs a tokio runtime.
-///
-/// # Order
-///
-/// Put leases around all other storages:
-/// `Leases::new(RefusalCache::new(Breaker::new(redis).fallback(..)), 100)`. With a
-/// [`RefusalCache`](super::RefusalCache) inside, a window that is used up is not asked for again.
-/// With a [`Breaker`](super::Breaker) inside, leased units are spent while Redis is down. No slice
-/// is taken from a fallback.
+/// the few keys that several nodes hit more often than a server can answer.
 ///
 /// ```
 /// use tower_ratelimit::storage::Leases;
@@ -147,10 +46,34 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// # Ok(())
 /// # }
 /// ```
+///
+/// The storage counts leased units as spent, so all nodes together never admit more than the limit.
+/// Units that a node has leased and not spent are not available to other nodes. A slice of one percent
+/// of the limit is a good choice. A slice is at most a sixteenth of the units that remain, and ends
+/// with its window.
+///
+/// The policy must be one [`FixedWindow`](crate::FixedWindow), anchored or aligned. Other policies fail
+/// [validation](Storage::validate). Shadow limits, and policies chosen per request that are not one
+/// fixed window, go to the storage unchanged.
+///
+/// It leases for at most 10,000 keys ([`max_keys`](Self::max_keys)), and refunds the least recently used
+/// lease to make room. Call [`close`](Self::close) at shutdown, or unspent units are lost until their
+/// window ends. Dropping the last handle inside a tokio runtime spawns a task that does the same.
+/// Outside a runtime, nothing is refunded.
+///
+/// Put leases around all other storages. A storage that does not answer at once needs a tokio runtime.
+/// The guide on [several processes](crate::guide::several_processes#fewer-requests-to-the-storage) has
+/// the details and the bounds.
+///
+/// # Errors
+///
+/// If the storage fails, all hits that wait for this reply fail with the same [`LeaseError`]. A hit can
+/// wait for two timeouts of the storage: one of the request that was in flight, and one of its own. With a
+/// fallback inside, it can wait for a third one.
 #[derive(Clone)]
 pub struct Leases<St: Storage>(Arc<Shared<St>>);
 
-/// Unless told otherwise.
+/// The default.
 const MAX_KEYS: usize = 10_000;
 
 impl<St: Storage> Leases<St> {

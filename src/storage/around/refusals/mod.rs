@@ -16,61 +16,7 @@ use crate::storage::{Ask, Clock, Shown, Storage, SystemClock};
 use crate::time::micros;
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
-/// Caches refusals, so that refused clients barely reach the storage.
-///
-/// While a client is refused, each process asks the storage once for as long as the refusal says, or
-/// once per [`life`](Self::life) (defaults to one second) if that is shorter. When a life is over, one
-/// caller asks again. The others get the cached answer meanwhile, for one more life at most. Callers that
-/// come before the first refusal has arrived ask the storage too.
-///
-/// A client cannot get past the cache by varying the cost of its requests: after at most four costs of
-/// one key, all other costs are answered here.
-///
-/// # Cache hits
-///
-/// 1. A refusal at some cost refuses all larger costs until its `retry_after` is over. It also reports the
-///    remaining units, and refuses all costs above those until more units come back. A quota that has
-///    changed under the policy's name has entries of its own.
-/// 2. A cached refusal is the storage's answer, as long as nobody else has changed the key. `retry_after`
-///    and `reset_after` are what is left of them, at most one round trip too long. If units have come back
-///    meanwhile, the remaining units are a lower bound.
-/// 3. The wait of another cost is known for a fixed window, for a cost that can never fit, and for the
-///    cost that is one unit above what remains. Otherwise the storage is asked once for that cost. Up to
-///    four costs of one key are cached. While they are, and while a caller is asking, the wait of any
-///    other cost is a lower bound: the client may have to wait again, and is never made to wait longer
-///    than necessary. For a token bucket it is at most one microsecond too short.
-/// 4. The time of an entry counts from before the storage was asked. So a refusal never outlives its
-///    reason, however long its answer took.
-///
-/// # What is not cached
-///
-/// - Peeks, hits of cost 0, and costs that may fit into what remains.
-/// - Policies with an elastic window: each refusal moves the window's end, so each has to reach the storage.
-/// - Policies with a leaky bucket: dropped requests give their places back at any time.
-/// - Refusals that are [contended](Decision::is_contended), [crowded](Decision::is_crowded) or
-///   [from a fallback](Decision::is_from_fallback).
-///
-/// For these, a refused client reaches the storage with every request.
-///
-/// # What ends it early
-///
-/// A [`clear`](Storage::clear) or [`refund`](Storage::refund) by a handle on this cache drops the entries of
-/// its key. So does an admitted hit, because fewer units remain. A refusal that was decided before that
-/// and arrives later is not cached. What other processes clear and give back, and what the storage
-/// loses, shows when the life is over and the storage has been asked.
-///
-/// # Bounds
-///
-/// [`max_keys`](Self::max_keys) bounds the number of cached keys. It defaults to 100,000. A key takes
-/// some 300 bytes for each of its up to four costs. Sixteen keys share a bucket. When a bucket is full,
-/// the key whose refusal ends first is evicted. So an attacker with many keys makes the storage be asked
-/// more often, and gets nothing else.
-///
-/// # Order
-///
-/// Put it around the [`Breaker`](super::Breaker), if there is one: `RefusalCache::new(Breaker::new(redis).fallback(..))`. So who is known to
-/// be refused stays refused while Redis is away, and what the cache answers is not taken for a sign of life. Refusals by a
-/// [fallback](Decision::is_from_fallback) are not kept. Around the memory storage there is nothing to win.
+/// Caches refusals, so that refused clients barely touch the storage.
 ///
 /// ```
 /// use std::time::Duration;
@@ -79,7 +25,7 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // In place of a server's.
+/// // In production, this is the storage of a server.
 /// let storage = RefusalCache::new(MemoryStorage::new()).life(Duration::from_millis(500));
 /// let limiter = RateLimiter::with_storage(Quota::per_hour(1), storage.clone());
 /// let alice = Key::from("alice");
@@ -92,44 +38,64 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// # Ok(())
 /// # }
 /// ```
+///
+/// A refusal is cached until its `retry_after` has passed, for at most 1 second ([`life`](Self::life)).
+/// Until then, hits of the same policy and key with the same or a larger cost, or with a cost above the
+/// remaining units, are refused without asking the storage. `retry_after` counts down meanwhile. Peeks,
+/// elastic windows and leaky buckets always ask the storage.
+///
+/// A [`clear`](Storage::clear) or a [`refund`](Storage::refund) through a handle on this cache drops the
+/// key's entry. Changes by other processes show after at most one `life`.
+///
+/// It caches the refusals of up to 100,000 keys ([`max_keys`](Self::max_keys)), some 300 bytes for
+/// each of up to four costs of a key.
+///
+/// Put it around a [`Breaker`](super::Breaker). It gains nothing around the memory storage. The guide on
+/// [several processes](crate::guide::several_processes#fewer-requests-to-the-storage) has the details.
+///
+/// # Errors
+///
+/// The errors are those of the storage inside.
 #[derive(Clone)]
 pub struct RefusalCache<St> {
     inner: St,
     known: Arc<Known>,
 }
 
-/// Unless told otherwise.
+/// The defaults.
 const MAX_KEYS: usize = 100_000;
 const LIFE: u64 = 1_000_000;
 
 impl<St: Storage> RefusalCache<St> {
-    /// A cache in front of this storage.
+    /// Wraps `storage`.
     pub fn new(storage: St) -> Self {
         Self { inner: storage, known: Arc::new(Known::new(MAX_KEYS, LIFE, Arc::new(SystemClock::new()))) }
     }
 
-    /// The same with nothing in it.
+    /// Returns the same with an empty cache.
     fn with(self, max_keys: usize, life: u64, clock: Arc<dyn Clock>) -> Self {
         Self { known: Arc::new(Known::new(max_keys, life, clock)), ..self }
     }
 
-    /// For how long a refusal is answered without asking, a second unless it is said: after that the storage is asked again, and what
-    /// others have cleared, given back or changed shows. Say it before the cache is used: what it knows is gone.
+    /// Sets the longest time for which a refusal is cached. Defaults to 1 second.
+    ///
+    /// Call it before the first hit: the returned cache is empty.
     ///
     /// # Panics
     ///
-    /// When it is less than a millisecond or more than a day; [`try_life`](Self::try_life) returns an error instead.
+    /// Panics if `life` is less than a millisecond or more than a day. [`try_life`](Self::try_life)
+    /// returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn life(self, life: Duration) -> Self {
         or_panic(self.try_life(life))
     }
 
-    /// As [`life`](Self::life).
+    /// As [`life`](Self::life), without panics.
     ///
     /// # Errors
     ///
-    /// When it is less than a millisecond or more than a day.
+    /// Returns an error if `life` is less than a millisecond or more than a day.
     pub fn try_life(self, life: Duration) -> Result<Self, ConfigError> {
         if !(Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&life) {
             return Err(ConfigError::new(format!(
@@ -141,22 +107,25 @@ impl<St: Storage> RefusalCache<St> {
         Ok(self.with(max_keys, micros(life), clock))
     }
 
-    /// Of how many keys refusals are kept at most, 100,000 unless it is said. Say it before the cache is used.
+    /// Sets the largest number of keys whose refusals are cached. Defaults to 100,000.
+    ///
+    /// Call it before the first hit: the returned cache is empty.
     ///
     /// # Panics
     ///
-    /// When it is 0 or more than 100 million; [`try_max_keys`](Self::try_max_keys) returns an error instead.
+    /// Panics if `max_keys` is 0 or more than 100 million. [`try_max_keys`](Self::try_max_keys) returns
+    /// an error instead.
     #[must_use]
     #[track_caller]
     pub fn max_keys(self, max_keys: usize) -> Self {
         or_panic(self.try_max_keys(max_keys))
     }
 
-    /// As [`max_keys`](Self::max_keys).
+    /// As [`max_keys`](Self::max_keys), without panics.
     ///
     /// # Errors
     ///
-    /// When it is 0 or more than 100 million.
+    /// Returns an error if `max_keys` is 0 or more than 100 million.
     pub fn try_max_keys(self, max_keys: usize) -> Result<Self, ConfigError> {
         if max_keys == 0 || max_keys > MOST {
             return Err(ConfigError::new(
@@ -167,29 +136,30 @@ impl<St: Storage> RefusalCache<St> {
         Ok(self.with(max_keys, life, clock))
     }
 
-    /// Another clock than the system's, for what passes here: for tests. It need not agree with the storage's.
+    /// Sets the clock that measures how long a refusal is cached; for tests. It need not agree with the
+    /// storage's clock.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let (max_keys, life) = (self.known.max_keys, self.known.life);
         self.with(max_keys, life, Arc::new(clock))
     }
 
-    /// The storage inside.
+    /// Returns the storage inside.
     pub fn inner(&self) -> &St {
         &self.inner
     }
 
-    /// How many hits have been refused from what is known.
+    /// Returns the number of hits that were refused from the cache.
     pub fn answered(&self) -> u64 {
         self.known.tally.counted().0
     }
 
-    /// How many hits the storage has been asked to decide.
+    /// Returns the number of hits that the storage inside decided.
     pub fn asked(&self) -> u64 {
         self.known.tally.counted().1
     }
 
-    /// Of how many keys a refusal is kept; some of them may be over, as nobody has come by since.
+    /// Returns the number of cached keys, including expired ones that no hit has removed yet.
     pub fn held(&self) -> usize {
         self.known.held()
     }

@@ -1,0 +1,147 @@
+//! Guides: choosing limits, finding clients, sharing limits, and operating all of it.
+//!
+//! | task | guide |
+//! |---|---|
+//! | Choose a strategy | [Choosing a strategy](choosing_a_strategy) |
+//! | Find the client, also behind a proxy | [Keys and proxies](keys_and_proxies) |
+//! | Let some requests cost more, or nothing | [Costs](costs) |
+//! | Choose what clients see | [Headers and refusals](headers_and_refusals) |
+//! | Share limits between processes | [Several processes](several_processes) |
+//! | Know what happens when Redis dies | [Outages](outages) |
+//! | Test an app that has limits | [Testing your app](testing_your_app) |
+//! | Plan memory, monitor, set rights | [Operating](operating) |
+//! | Move from `tower_governor` | [Migrating from tower_governor](migrating_from_tower_governor) |
+//!
+//! # The path of a request
+//!
+//! ```text
+//! request ---> KeyExtractor ---> Key -----.
+//!    |                                    +--> Storage: load states, decide, save
+//!    '-------> which Policy? -------------'                   |
+//!                                                          Decision
+//!                                                             |
+//!    admitted: (wait for the delay) -> inner service -> response --.
+//!    refused:  Rejection -> 429 -----------------------------------+--> header fields
+//! ```
+//!
+//! A [`RateLimitLayer`] handles a request in this order:
+//!
+//! 1. [`skip`](crate::RateLimitLayer::skip): a skipped request passes. Nothing else of the layer sees it.
+//! 2. The policy is chosen. If [`policy_by`](crate::policy_by) returns `None`, the request passes.
+//! 3. The key is extracted. If the extractor returns `None`, the request passes. If the key is
+//!    missing, the response is 400, 401 or 500.
+//! 4. The [cost](crate::RateLimitLayer::cost) is computed. A request that costs 0 passes, and its header
+//!    fields report the state of the limits.
+//! 5. All limits of the policy decide together. If one refuses, the response is 429, and the inner
+//!    service never sees the request.
+//! 6. [Shadow limits](crate::Policy#shadow-limits) count the request if it was admitted.
+//! 7. The inner service is called, after the delay if the limit is a leaky bucket.
+//! 8. [`charge_when`](crate::RateLimitLayer::charge_when) looks at the response and decides whether the
+//!    hit is refunded. Then the header fields are written.
+//!
+//! The request is charged in step 5. It stays charged if the inner service fails or the client
+//! hangs up.
+//!
+//! # Stacked layers
+//!
+//! The outer layer decides first, and an inner layer decides only on requests that the outer one
+//! admits.
+//!
+//! - The response shows the numbers of the layer with fewer remaining units. A refusal keeps the
+//!   numbers of the layer that refuses.
+//! - The `Retry-After` of an inner layer's refusal is the longer wait of both layers, if the request
+//!   spent the outer layer's last units and the outer layer writes header fields.
+//! - What the outer layer has charged stays charged if an inner layer refuses. To take all limits or
+//!   none, put them into [one policy](choosing_a_strategy#several-limits). If the layers have
+//!   different keys, let the outer layer charge only requests that no inner layer refuses:
+//!
+//! ```
+//! use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer, ResponseHead};
+//!
+//! let outer = RateLimitLayer::new(Quota::per_hour(1_000), Global)
+//!     .charge_when(|response: &ResponseHead<'_>| response.extensions.get().is_none_or(Decision::is_admitted));
+//! ```
+//!
+//! Put a CORS layer outside of the rate limit. Then preflight requests are answered before they are
+//! counted, and refusals carry the fields that let a browser show them to the page. If the CORS layer
+//! must be inside, skip `OPTIONS` requests.
+//!
+//! # Without HTTP
+//!
+//! [`RateLimiter`] limits jobs, messages, and keys in a body:
+//!
+//! ```
+//! use tower_ratelimit::{Key, Quota, RateLimiter};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let limiter = RateLimiter::new(Quota::per_minute(5));
+//! if limiter.hit(&Key::from("alice")).await?.is_refused() {
+//!     println!("not now, alice");
+//! }
+//! // The memory storage decides without await.
+//! if limiter.admit(&Key::from("alice")) {
+//!     println!("hello, alice");
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Guarantees
+//!
+//! - A refusal takes nothing from any limit of the policy, and `Retry-After` is when the request would be
+//!   admitted. The elastic window is the exception: a refusal extends its window.
+//! - Memory is bounded: see [memory](operating#memory-of-the-process).
+//! - A client cannot choose its identity: see [proxies](keys_and_proxies#behind-a-proxy).
+//! - The service that was polled ready is the one that is called, except after a delay. Errors and
+//!   bodies are the inner service's own.
+//! - Your service stays up while the storage is down: see [outages].
+//! - The crate contains no `unsafe` code.
+//!
+//! # Commands
+//!
+//! The commands in these guides run in a checkout of the repository. `cargo run --example server`
+//! starts an axum server that admits ten requests per minute, and `--help` lists its flags.
+//!
+//! [`RateLimitLayer`]: crate::RateLimitLayer
+//! [`RateLimiter`]: crate::RateLimiter
+#![cfg_attr(
+    not(all(feature = "axum", feature = "etcd", feature = "memcached", feature = "metrics", feature = "redis")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
+
+pub mod choosing_a_strategy {
+    #![doc = include_str!("choosing_a_strategy.md")]
+}
+
+pub mod keys_and_proxies {
+    #![doc = include_str!("keys_and_proxies.md")]
+}
+
+pub mod costs {
+    #![doc = include_str!("costs.md")]
+}
+
+pub mod headers_and_refusals {
+    #![doc = include_str!("headers_and_refusals.md")]
+}
+
+pub mod several_processes {
+    #![doc = include_str!("several_processes.md")]
+}
+
+pub mod outages {
+    #![doc = include_str!("outages.md")]
+}
+
+pub mod testing_your_app {
+    #![doc = include_str!("testing_your_app.md")]
+}
+
+pub mod operating {
+    #![doc = include_str!("operating.md")]
+}
+
+pub mod migrating_from_tower_governor {
+    #![doc = include_str!("migrating_from_tower_governor.md")]
+}
