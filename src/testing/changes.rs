@@ -53,6 +53,8 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Trial<'_, M> {
                 let key = Key::from(format!("{} {back} us back", policy.identity()));
                 desk.clock.set(start);
                 spend_all(&desk, policy, &key);
+                // A storage may cache the refusal.
+                desk.must(desk.hit(policy, &key, 1).is_refused(), || format!("{policy} admits one hit too many"));
                 desk.clock.set(start.minus(back));
                 let what = format!("{policy}, {back} us back,");
                 let wait = waits_stay_tight(&desk, policy, &key, Op::Hit, &what);

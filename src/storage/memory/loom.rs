@@ -33,10 +33,10 @@ fn state(number: u32) -> State {
 fn reader_never_sees_a_write_in_progress() {
     model(|race| {
         let notice = Arc::new(Notice::default());
-        let write = |notice: &Notice| notice.put_up(key(1), 0, &state(1));
-        let ((), read) = race.run(&notice, write, |notice| notice.read(key(1), 0));
+        let write = |notice: &Notice| notice.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
+        let ((), read) = race.run(&notice, write, |notice| notice.read(key(1), 0, Timestamp::EPOCH));
         assert!(read.is_none() || read == Some(state(1)), "{read:?}");
-        assert_eq!(notice.read(key(1), 0), Some(state(1)));
+        assert_eq!(notice.read(key(1), 0, Timestamp::EPOCH), Some(state(1)));
     });
 }
 
@@ -45,12 +45,12 @@ fn reader_never_mixes_two_states_of_one_key() {
     model(|race| {
         let notice = Arc::new(Notice::default());
         let write = |notice: &Notice| {
-            notice.put_up(key(1), 0, &state(1));
-            notice.put_up(key(1), 0, &state(2));
+            notice.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
+            notice.put_up(key(1), 0, &state(2), Timestamp::EPOCH);
         };
-        let ((), read) = race.run(&notice, write, |notice| notice.read(key(1), 0));
+        let ((), read) = race.run(&notice, write, |notice| notice.read(key(1), 0, Timestamp::EPOCH));
         assert!(read.is_none() || read == Some(state(1)) || read == Some(state(2)), "{read:?}");
-        assert_eq!(notice.read(key(1), 0), Some(state(2)));
+        assert_eq!(notice.read(key(1), 0, Timestamp::EPOCH), Some(state(2)));
     });
 }
 
@@ -59,11 +59,15 @@ fn reader_never_mixes_the_states_of_two_keys() {
     for read_key in [1, 2] {
         model(move |race| {
             let notice = Arc::new(Notice::default());
-            notice.put_up(key(1), 0, &state(1));
-            let write = |notice: &Notice| notice.put_up(key(2), 0, &state(2));
-            let ((), read) = race.run(&notice, write, move |notice| notice.read(key(read_key.into()), 0));
+            notice.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
+            let write = |notice: &Notice| notice.put_up(key(2), 0, &state(2), Timestamp::EPOCH);
+            let ((), read) =
+                race.run(&notice, write, move |notice| notice.read(key(read_key.into()), 0, Timestamp::EPOCH));
             assert!(read.is_none() || read == Some(state(read_key)), "{read:?}");
-            assert_eq!((notice.read(key(1), 0), notice.read(key(2), 0)), (None, Some(state(2))));
+            assert_eq!(
+                (notice.read(key(1), 0, Timestamp::EPOCH), notice.read(key(2), 0, Timestamp::EPOCH)),
+                (None, Some(state(2)))
+            );
         });
     }
 }
@@ -72,10 +76,10 @@ fn reader_never_mixes_the_states_of_two_keys() {
 fn reader_never_mixes_a_state_with_its_removal() {
     model(|race| {
         let notice = Arc::new(Notice::default());
-        notice.put_up(key(1), 0, &state(1));
-        let ((), read) = race.run(&notice, Notice::take_down, |notice| notice.read(key(1), 0));
+        notice.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
+        let ((), read) = race.run(&notice, Notice::take_down, |notice| notice.read(key(1), 0, Timestamp::EPOCH));
         assert!(read.is_none() || read == Some(state(1)), "{read:?}");
-        assert_eq!(notice.read(key(1), 0), None);
+        assert_eq!(notice.read(key(1), 0, Timestamp::EPOCH), None);
     });
 }
 
@@ -87,16 +91,16 @@ fn notice_of_two_writers_is_one_of_theirs() {
         let write = |number: u32| {
             move |padded: &Padded| {
                 let shard = padded.shard.lock().unwrap();
-                padded.put_up(key(number.into()), 0, &state(number));
+                padded.put_up(key(number.into()), 0, &state(number), Timestamp::EPOCH);
                 drop(shard);
-                padded.noticed(key(2), 0)
+                padded.noticed(key(2), 0, Timestamp::EPOCH)
             }
         };
         let reads = race.run(&padded, write(1), write(2));
         for read in <[_; 2]>::from(reads) {
             assert!(read.is_none() || read == Some(state(2)), "{read:?}");
         }
-        let read = (padded.noticed(key(1), 0), padded.noticed(key(2), 0));
+        let read = (padded.noticed(key(1), 0, Timestamp::EPOCH), padded.noticed(key(2), 0, Timestamp::EPOCH));
         assert!([(Some(state(1)), None), (None, Some(state(2)))].contains(&read), "{read:?}");
     });
 }
@@ -107,13 +111,13 @@ fn removed_refusal_is_not_seen_after_the_lock() {
     for refuses_another in [false, true] {
         model(move |race| {
             let padded = Arc::new((Padded::default(), AtomicBool::new(false)));
-            padded.0.put_up(key(1), 0, &state(1));
+            padded.0.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
             let change = move |(padded, flag): &(Padded, AtomicBool)| {
                 let shard = padded.shard.lock().unwrap();
                 padded.take_down(1);
                 flag.store(true, Relaxed);
                 if refuses_another {
-                    padded.put_up(key(2), 0, &state(2));
+                    padded.put_up(key(2), 0, &state(2), Timestamp::EPOCH);
                 }
                 drop(shard);
             };
@@ -121,7 +125,7 @@ fn removed_refusal_is_not_seen_after_the_lock() {
                 let shard = padded.shard.lock().unwrap();
                 let has_changed = flag.load(Relaxed);
                 drop(shard);
-                (has_changed, padded.noticed(key(1), 0))
+                (has_changed, padded.noticed(key(1), 0, Timestamp::EPOCH))
             };
             let ((), (has_changed, read)) = race.run(&padded, change, read);
             assert!(read.is_none() || !has_changed && read == Some(state(1)), "{read:?}");
@@ -133,14 +137,15 @@ fn removed_refusal_is_not_seen_after_the_lock() {
 fn removed_refusal_is_not_seen_by_a_thread_that_knows_of_the_change() {
     model(|race| {
         let padded = Arc::new((Padded::default(), AtomicBool::new(false)));
-        padded.0.put_up(key(1), 0, &state(1));
+        padded.0.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
         let change = |(padded, flag): &(Padded, AtomicBool)| {
             let shard = padded.shard.lock().unwrap();
             padded.take_down(1);
             drop(shard);
             flag.store(true, Release);
         };
-        let read = |(padded, flag): &(Padded, AtomicBool)| (flag.load(Acquire), padded.noticed(key(1), 0));
+        let read =
+            |(padded, flag): &(Padded, AtomicBool)| (flag.load(Acquire), padded.noticed(key(1), 0, Timestamp::EPOCH));
         let ((), (has_changed, read)) = race.run(&padded, change, read);
         assert!(read.is_none() || !has_changed && read == Some(state(1)), "{read:?}");
     });

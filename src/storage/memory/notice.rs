@@ -17,7 +17,8 @@ use crate::sync::atomic::{AtomicU64, Ordering, fence};
 ///   of a write also sees that the version has changed.
 ///
 /// [Take the notice down](Self::take_down) before you change the key's state. Only the passage of time
-/// may change what the state means while the notice is up.
+/// may change what the state means while the notice is up. A clock that goes back is no passage of
+/// time, so a notice is read only from the instant on at which it was written.
 ///
 /// `scripts/loom` checks this protocol.
 #[derive(Debug, Default)]
@@ -28,20 +29,24 @@ pub(super) struct Notice {
     limit: AtomicU64,
     until: AtomicU64,
     amounts: AtomicU64,
+    written: AtomicU64,
 }
 
 impl Notice {
-    /// Returns the state of this key if the notice is about it and no write is in progress.
+    /// Returns the state of this key if the notice is about it, was not written after `now`, and no
+    /// write is in progress.
     #[inline]
-    pub(super) fn read(&self, key: KeyHash, digest: u32) -> Option<State> {
+    pub(super) fn read(&self, key: KeyHash, digest: u32, now: Timestamp) -> Option<State> {
         let version = self.version.load(Ordering::Acquire);
         let hash = self.hash.load(Ordering::Relaxed);
         let limit = self.limit.load(Ordering::Relaxed);
         let until = self.until.load(Ordering::Relaxed);
         let amounts = self.amounts.load(Ordering::Relaxed);
+        let written = self.written.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         let belong_together = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
-        if !belong_together || hash != key.hash || limit != u64::from(key.limit(digest)) {
+        let is_about_it = hash == key.hash && limit == u64::from(key.limit(digest));
+        if !belong_together || !is_about_it || now.as_micros() < written {
             return None;
         }
         #[allow(clippy::cast_possible_truncation)] // the two halves
@@ -50,20 +55,20 @@ impl Notice {
     }
 
     /// Publishes the state of a key that is refused. The caller holds the shard's lock.
-    pub(super) fn put_up(&self, key: KeyHash, digest: u32, state: &State) {
+    pub(super) fn put_up(&self, key: KeyHash, digest: u32, state: &State, now: Timestamp) {
         if let State::Counts { until, amounts: [first, second] } = *state {
             let amounts = u64::from(first) << 32 | u64::from(second);
-            self.write(key.hash, key.limit(digest).into(), until, amounts);
+            self.write(key.hash, key.limit(digest).into(), until, amounts, now);
         }
     }
 
     /// Clears the notice. The caller holds the shard's lock.
     pub(super) fn take_down(&self) {
         // A key whose hash is 0 may match, but a state that expired at the epoch refuses nothing.
-        self.write(0, 0, Timestamp::EPOCH, 0);
+        self.write(0, 0, Timestamp::EPOCH, 0, Timestamp::EPOCH);
     }
 
-    fn write(&self, hash: u64, limit: u64, until: Timestamp, amounts: u64) {
+    fn write(&self, hash: u64, limit: u64, until: Timestamp, amounts: u64, now: Timestamp) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
@@ -71,6 +76,7 @@ impl Notice {
         self.limit.store(limit, Ordering::Relaxed);
         self.until.store(until.as_micros(), Ordering::Relaxed);
         self.amounts.store(amounts, Ordering::Relaxed);
+        self.written.store(now.as_micros(), Ordering::Relaxed);
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 }
@@ -92,13 +98,24 @@ mod tests {
     #[test]
     fn says_it_of_the_last_key_only_and_until_it_is_taken_down() {
         let notice = Notice::default();
-        notice.put_up(key(1), 0, &state(1));
-        assert_eq!(notice.read(key(1), 0), Some(state(1)));
-        assert_eq!(notice.read(key(1), 2), None, "another limit");
-        notice.put_up(key(2), 0, &state(2));
-        assert_eq!((notice.read(key(1), 0), notice.read(key(2), 0)), (None, Some(state(2))));
+        notice.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
+        assert_eq!(notice.read(key(1), 0, Timestamp::EPOCH), Some(state(1)));
+        assert_eq!(notice.read(key(1), 2, Timestamp::EPOCH), None, "another limit");
+        notice.put_up(key(2), 0, &state(2), Timestamp::EPOCH);
+        assert_eq!(
+            (notice.read(key(1), 0, Timestamp::EPOCH), notice.read(key(2), 0, Timestamp::EPOCH)),
+            (None, Some(state(2)))
+        );
         notice.take_down();
-        assert_eq!(notice.read(key(2), 0), None);
+        assert_eq!(notice.read(key(2), 0, Timestamp::EPOCH), None);
+    }
+
+    #[test]
+    fn is_not_read_before_the_instant_of_its_writing() {
+        let notice = Notice::default();
+        let [earlier, now, later] = [9, 10, 11].map(Timestamp::from_micros);
+        notice.put_up(key(1), 0, &state(99), now);
+        assert_eq!([earlier, now, later].map(|at| notice.read(key(1), 0, at).is_some()), [false, true, true]);
     }
 
     /// What is read was written together, however the writer is interrupted.
@@ -109,11 +126,11 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 for number in (1..).take_while(|_| done.load(Ordering::Relaxed) == 0) {
-                    notice.put_up(key(u64::from(number % 2) + 1), 0, &state(number));
+                    notice.put_up(key(u64::from(number % 2) + 1), 0, &state(number), Timestamp::EPOCH);
                 }
             });
             for hash in [1, 2].into_iter().cycle().take(3_000_000) {
-                let Some(read) = notice.read(key(hash), 0) else { continue };
+                let Some(read) = notice.read(key(hash), 0, Timestamp::EPOCH) else { continue };
                 let State::Counts { amounts: [number, _], .. } = read else { unreachable!() };
                 assert_eq!((read, u64::from(number % 2) + 1), (state(number), hash));
             }

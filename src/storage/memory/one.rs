@@ -119,7 +119,7 @@ impl Shared {
             part = Some(outcome);
             let padded = &self.shards[spot.number];
             if outcome == Outcome::Refused && slot.refuses(&state) && !limit.counts_refusals() {
-                padded.put_up(spot.key, digest, &state);
+                padded.put_up(spot.key, digest, &state, now);
             } else if want.takes(outcome == Outcome::Refused, outcome.is_delayed()) {
                 padded.take_down(spot.key.hash);
                 if !slot.update(&state, now, limit, part) {
@@ -134,7 +134,7 @@ impl Shared {
     /// The state of a key that was refused a moment ago.
     #[inline(always)]
     fn noticed(&self, spot: Spot, ask: &Ask<'_>) -> Option<State> {
-        self.shards[spot.number].noticed(spot.key, *ask.policy.limit_digests().first()?)
+        self.shards[spot.number].noticed(spot.key, *ask.policy.limit_digests().first()?, spot.now)
     }
 
     /// Refuses from what is on the notice, if that still refuses.

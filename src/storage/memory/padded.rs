@@ -1,5 +1,6 @@
 use super::notice::Notice;
 use super::shard::{KeyHash, Shard};
+use crate::Timestamp;
 use crate::strategy::State;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -23,13 +24,13 @@ pub(super) struct Padded {
 impl Padded {
     /// Returns the published state of this key, if there is one. Takes no lock.
     #[inline(always)]
-    pub(super) fn noticed(&self, key: KeyHash, digest: u32) -> Option<State> {
-        if self.noticed.load(Ordering::Relaxed) == key.hash { self.notice.read(key, digest) } else { None }
+    pub(super) fn noticed(&self, key: KeyHash, digest: u32, now: Timestamp) -> Option<State> {
+        if self.noticed.load(Ordering::Relaxed) == key.hash { self.notice.read(key, digest, now) } else { None }
     }
 
     /// Publishes the state of a key that is refused. The caller holds the lock.
-    pub(super) fn put_up(&self, key: KeyHash, digest: u32, state: &State) {
-        self.notice.put_up(key, digest, state);
+    pub(super) fn put_up(&self, key: KeyHash, digest: u32, state: &State, now: Timestamp) {
+        self.notice.put_up(key, digest, state, now);
         self.noticed.store(key.hash, Ordering::Relaxed);
     }
 
