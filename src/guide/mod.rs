@@ -10,7 +10,7 @@
 //! | Know what happens when Redis dies | [Outages](outages) |
 //! | Test an app that has limits | [Testing your app](testing_your_app) |
 //! | Plan memory, monitor, set rights | [Operating](operating) |
-//! | Move from `tower_governor` | [Migrating from tower_governor](migrating_from_tower_governor) |
+//! | Move from `tower_governor` | [Migrating](migrating_from_tower_governor) |
 //!
 //! # The path of a request
 //!

@@ -197,9 +197,8 @@ impl fmt::Debug for Headers {
 
 /// Writes the numbers of an admitted request into its response.
 ///
-/// Where layers are stacked, the response may have an inner layer's numbers already. The fewer
-/// units remaining are the truth for the client, and of equal numbers the inner one's stay. Lists
-/// name every limit.
+/// In stacked layers the response can have the numbers of an inner layer already. The numbers with
+/// fewer remaining units win, and the inner ones if both are equal. Lists name every limit.
 ///
 /// An inner layer's refusal, which carries its decision, keeps its own numbers. Its `Retry-After`
 /// becomes the wait of this layer if that is longer, because the client would be refused here until
