@@ -249,16 +249,16 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.ruled(|rules| rules.reporter.observer = Some(Arc::new(observer)))
     }
 
-    /// Adds the key to the events in the log (feature `tracing`). By default the log has no keys, because
-    /// they are addresses and secrets. Bytes that are not printable ASCII are escaped, and only the first
-    /// 256 bytes of a key are written.
+    /// Adds the key to the events in the log (feature `tracing`). By default the log has no keys,
+    /// because they are addresses and secrets. Bytes that are not printable ASCII are escaped, and
+    /// only the first 256 bytes of a key are written.
     pub fn log_keys(self) -> Self {
         self.ruled(|rules| rules.reporter.logs_keys = true)
     }
 
-    /// Returns the limiter inside, to peek at a key, clear it, or charge it elsewhere. Returns `None` if
-    /// [`policy_by`](crate::policy_by) chooses the policy of each request. Then create one from a policy and the
-    /// [storage](Self::storage_handle).
+    /// Returns the limiter inside, to peek at a key, clear it, or charge it elsewhere. Returns
+    /// `None` if [`policy_by`](crate::policy_by) chooses the policy of each request. Then create
+    /// one from a policy and the [storage](Self::storage_handle).
     pub fn limiter(&self) -> Option<RateLimiter<St>> {
         match &self.shared.rules.policies.0 {
             Choice::Always(policy) => Some(RateLimiter::with_storage(policy.clone(), self.storage_handle())),

@@ -28,7 +28,7 @@
 //! | Know what happens when Redis dies | [Outages](guide::outages) |
 //! | Test an app that has limits | [Testing your app](guide::testing_your_app) |
 //! | Plan memory, monitor, set rights | [Operating](guide::operating) |
-//! | Move from `tower_governor` | [Migrating from tower_governor](guide::migrating_from_tower_governor) |
+//! | Move from `tower_governor` | [Migrating](guide::migrating_from_tower_governor) |
 //! | See in which order a layer works | [The path of a request](guide#the-path-of-a-request) |
 //!
 //! # Words

@@ -7,13 +7,15 @@ use crate::extract::{Caveat, Head, KeyExtractor};
 use crate::observe::Reporter;
 use crate::per_request::{ChargeFn, CostFn, Policies, Skip};
 
-/// What to do with a request when the storage has failed.
+/// Decides requests while the storage fails. The guide on [outages](crate::guide::outages) compares
+/// both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a failure either admits or refuses")]
 pub enum OnError {
-    /// Pass it on, without rate-limit header fields: the service stays up, unprotected.
+    /// Passes the request on without rate-limit header fields. The service stays up, without
+    /// limits.
     Admit,
-    /// Answer 503 with `Retry-After: 1`: the service stays protected, and down.
+    /// Answers 503 with `Retry-After: 1`. The limits hold, and the service is down.
     Refuse,
 }
 

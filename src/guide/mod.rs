@@ -10,7 +10,7 @@
 //! | Know what happens when Redis dies | [Outages](outages) |
 //! | Test an app that has limits | [Testing your app](testing_your_app) |
 //! | Plan memory, monitor, set rights | [Operating](operating) |
-//! | Move from `tower_governor` | [Migrating from tower_governor](migrating_from_tower_governor) |
+//! | Move from `tower_governor` | [Migrating](migrating_from_tower_governor) |
 //!
 //! # The path of a request
 //!
@@ -26,18 +26,19 @@
 //!
 //! A [`RateLimitLayer`] handles a request in this order:
 //!
-//! 1. [`skip`](crate::RateLimitLayer::skip): a skipped request passes. Nothing else of the layer sees it.
+//! 1. [`skip`](crate::RateLimitLayer::skip): a skipped request passes. Nothing else of the layer
+//!    sees it.
 //! 2. The policy is chosen. If [`policy_by`](crate::policy_by) returns `None`, the request passes.
 //! 3. The key is extracted. If the extractor returns `None`, the request passes. If the key is
 //!    missing, the response is 400, 401 or 500.
-//! 4. The [cost](crate::RateLimitLayer::cost) is computed. A request that costs 0 passes, and its header
-//!    fields report the state of the limits.
+//! 4. The [cost](crate::RateLimitLayer::cost) is computed. A request that costs 0 passes, and its
+//!    header fields report the state of the limits.
 //! 5. All limits of the policy decide together. If one refuses, the response is 429, and the inner
 //!    service never sees the request.
 //! 6. [Shadow limits](crate::Policy#shadow-limits) count the request if it was admitted.
 //! 7. The inner service is called, after the delay if the limit is a leaky bucket.
-//! 8. [`charge_when`](crate::RateLimitLayer::charge_when) looks at the response and decides whether the
-//!    hit is refunded. Then the header fields are written.
+//! 8. [`charge_when`](crate::RateLimitLayer::charge_when) looks at the response and decides whether
+//!    the hit is refunded. Then the header fields are written.
 //!
 //! The request is charged in step 5. It stays charged if the inner service fails or the client
 //! hangs up.
@@ -49,10 +50,10 @@
 //!
 //! - The response shows the numbers of the layer with fewer remaining units. A refusal keeps the
 //!   numbers of the layer that refuses.
-//! - The `Retry-After` of an inner layer's refusal is the longer wait of both layers, if the request
-//!   spent the outer layer's last units and the outer layer writes header fields.
-//! - What the outer layer has charged stays charged if an inner layer refuses. To take all limits or
-//!   none, put them into [one policy](choosing_a_strategy#several-limits). If the layers have
+//! - The `Retry-After` of an inner layer's refusal is the longer wait of both layers, if the
+//!   request spent the outer layer's last units and the outer layer writes header fields.
+//! - What the outer layer has charged stays charged if an inner layer refuses. To take all limits
+//!   or none, put them into [one policy](choosing_a_strategy#several-limits). If the layers have
 //!   different keys, let the outer layer charge only requests that no inner layer refuses:
 //!
 //! ```
@@ -63,8 +64,8 @@
 //! ```
 //!
 //! Put a CORS layer outside of the rate limit. Then preflight requests are answered before they are
-//! counted, and refusals carry the fields that let a browser show them to the page. If the CORS layer
-//! must be inside, skip `OPTIONS` requests.
+//! counted, and refusals carry the fields that let a browser show them to the page. If the CORS
+//! layer must be inside, skip `OPTIONS` requests.
 //!
 //! # Without HTTP
 //!
@@ -89,8 +90,8 @@
 //!
 //! # Guarantees
 //!
-//! - A refusal takes nothing from any limit of the policy, and `Retry-After` is when the request would be
-//!   admitted. The elastic window is the exception: a refusal extends its window.
+//! - A refusal takes nothing from any limit of the policy, and `Retry-After` is when the request
+//!   would be admitted. The elastic window is the exception: a refusal extends its window.
 //! - Memory is bounded: see [memory](operating#memory-of-the-process).
 //! - A client cannot choose its identity: see [proxies](keys_and_proxies#behind-a-proxy).
 //! - The service that was polled ready is the one that is called, except after a delay. Errors and

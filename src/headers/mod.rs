@@ -54,8 +54,9 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// Writes `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the limit that a decision
-    /// [shows](Decision::shown). `X-RateLimit-Reset` is in seconds since the Unix epoch. This is the default.
+    /// Writes `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the limit
+    /// that a decision [shows](Decision::shown). `X-RateLimit-Reset` is in seconds since the Unix
+    /// epoch. This is the default.
     pub const fn x_rate_limit() -> Self {
         Self { x: true, ..Self::none() }
     }
@@ -72,8 +73,8 @@ impl Headers {
         Self { ietf: true, ..Self::none() }
     }
 
-    /// Writes `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, the last one in seconds from
-    /// now.
+    /// Writes `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, the last one in
+    /// seconds from now.
     ///
     /// Source: draft-ietf-httpapi-ratelimit-headers-06.
     pub const fn draft6() -> Self {
@@ -196,12 +197,12 @@ impl fmt::Debug for Headers {
 
 /// Writes the numbers of an admitted request into its response.
 ///
-/// Where layers are stacked, the response may have an inner layer's numbers already. The fewer units
-/// remaining are the truth for the client, and of equal numbers the inner one's stay. Lists name every
-/// limit.
+/// In stacked layers the response can have the numbers of an inner layer already. The numbers with
+/// fewer remaining units win, and the inner ones if both are equal. Lists name every limit.
 ///
-/// An inner layer's refusal, which carries its decision, keeps its own numbers. Its `Retry-After` becomes
-/// the wait of this layer if that is longer, because the client would be refused here until then.
+/// An inner layer's refusal, which carries its decision, keeps its own numbers. Its `Retry-After`
+/// becomes the wait of this layer if that is longer, because the client would be refused here until
+/// then.
 #[inline]
 pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Option<Numbers>, more: Option<More>) {
     if let Some(numbers) = numbers {

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use super::{Ask, MemoryStorage, Shown, Storage};
 use crate::{BoxError, ConfigError, Decision, Key, Policy};
 
-/// Any of the storages, chosen by a URL: for choices that are made in configuration.
+/// A storage that a URL chooses, for example one from the configuration.
 ///
 /// | URL | storage | feature |
 /// |---|---|---|
@@ -20,7 +20,9 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// | `memcached://host,host`, `memcached+unix://` | `MemcachedStorage` | `memcached` |
 /// | `etcd://host,host`, `etcds://` | `EtcdStorage` | `etcd`, TLS `etcd-rustls` |
 ///
-/// Memory inside of it stays what it is: it answers at once, and nothing is boxed.
+/// The memory storage inside decides without allocations and without waiting.
+///
+/// Parsing fails if the scheme is unknown or needs a feature that is not enabled.
 ///
 /// ```
 /// use tower_ratelimit::storage::AnyStorage;
@@ -109,11 +111,11 @@ fn missing(scheme: &str, feature: &str) -> ConfigError {
 }
 
 impl AnyStorage {
-    /// Forgets all keys of the prefix, in memory all keys. Returns how many there were.
+    /// Deletes all keys of the prefix, or in memory all keys. Returns the number of keys that were deleted.
     ///
     /// # Errors
     ///
-    /// When the storage fails. memcached always does: it cannot list its keys.
+    /// Returns an error if the storage fails. memcached always fails, because it cannot list its keys.
     #[allow(clippy::unused_async, reason = "without servers there is nothing to wait for")]
     pub async fn reset(&self) -> Result<u64, BoxError> {
         match &self.0 {

@@ -72,6 +72,18 @@ fn code_of_the_readme_is_in_the_guides() {
     }
 }
 
+/// The guide repeats rows of the table of the memory storage.
+#[test]
+fn memory_of_the_guide_is_that_of_the_memory_storage() {
+    let (guide, measured) = (read("src/guide/operating.md"), read("src/storage/memory/capacity.md"));
+    let table = guide.split("# Memory of the process").nth(1).unwrap().split("\n# ").next().unwrap();
+    let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| `")).collect();
+    assert!(rows.len() > 4, "the rows were found");
+    for row in rows {
+        assert!(measured.lines().any(|line| line == row), "{row}");
+    }
+}
+
 #[test]
 fn readme_has_at_most_120_lines() {
     assert!(readme().lines().count() <= 120);

@@ -13,12 +13,8 @@ use crate::storage::deadline::checked;
 use crate::storage::{Ask, Shown, Storage};
 use crate::{BoxError, ConfigError, Decision, Key, Op, Policy};
 
-/// A storage whose answers take at most so long, whatever storage it is.
-///
-/// Our own on servers have a deadline already; this one is for those that have none. An answer is waited for from when its
-/// future is first polled. Then it is an [error](DeadlineError) that says so, and what was asked is dropped: a hit may have been
-/// counted all the same. What is answered at once needs no timer; the others need a runtime of tokio's with time, and panic
-/// in one without.
+/// A storage with a timeout, around any storage. The shared storages of this crate have a timeout of their
+/// own.
 ///
 /// ```
 /// use std::time::Duration;
@@ -29,6 +25,15 @@ use crate::{BoxError, ConfigError, Decision, Key, Op, Policy};
 /// let storage = Deadline::new(mine, Duration::from_millis(50));
 /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
 /// ```
+///
+/// The time counts from the first poll of the future. A call that takes longer fails with
+/// [`DeadlineError`], and its future is dropped. The hit may have been counted all the same.
+///
+/// A call that is not ready at the first poll needs a tokio runtime. Outside of one it fails.
+///
+/// # Panics
+///
+/// Such a call panics inside a tokio runtime without time.
 #[derive(Clone, Debug)]
 pub struct Deadline<St> {
     storage: St,
@@ -36,27 +41,28 @@ pub struct Deadline<St> {
 }
 
 impl<St: Storage> Deadline<St> {
-    /// What `storage` answers within so long.
+    /// Wraps `storage`, and sets the timeout of a call.
     ///
     /// # Panics
     ///
-    /// When it is less than a millisecond or more than an hour; [`try_new`](Self::try_new) returns an error instead.
+    /// Panics if `within` is less than a millisecond or more than an hour. [`try_new`](Self::try_new)
+    /// returns an error instead.
     #[track_caller]
     pub fn new(storage: St, within: Duration) -> Self {
         or_panic(Self::try_new(storage, within))
     }
 
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), without panics.
     ///
     /// # Errors
     ///
-    /// When it is less than a millisecond or more than an hour.
+    /// Returns an error if `within` is less than a millisecond or more than an hour.
     pub fn try_new(storage: St, within: Duration) -> Result<Self, ConfigError> {
         checked(within)?;
         Ok(Self { storage, within })
     }
 
-    /// The storage inside.
+    /// Returns the storage inside.
     pub fn storage(&self) -> &St {
         &self.storage
     }
@@ -97,7 +103,7 @@ impl<St: Storage> Storage for Deadline<St> {
     }
 }
 
-/// An answer that comes in time or not at all.
+/// A call of a [`Deadline`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct InTime<A> {
     answer: A,
@@ -134,7 +140,7 @@ impl<A> fmt::Debug for InTime<A> {
     }
 }
 
-/// Why there is no answer of a storage with a [`Deadline`]: it did not come in time, or it was an error. That one is its
+/// The error of a [`Deadline`]: a timeout, or an error of the storage inside, which is its
 /// [`source`](Error::source).
 #[derive(Clone, Debug)]
 pub struct DeadlineError(Kind);
@@ -147,13 +153,13 @@ enum Kind {
 }
 
 impl DeadlineError {
-    /// Whether the storage did not answer in time.
+    /// Returns `true` if the storage did not answer in time.
     pub fn is_timeout(&self) -> bool {
         matches!(self.0, Kind::Late { .. })
     }
 
-    /// Whether the storage was asked to change something and has not been heard of since: a hit may have been counted all the
-    /// same, a refund given back, a key cleared. Of an error of its own, the storage's [`source`](Error::source) may know.
+    /// Returns `true` if a hit, a refund or a clear timed out. The storage may have executed it all
+    /// the same. If the storage itself failed, only the [`source`](Error::source) knows.
     pub fn may_have_counted(&self) -> bool {
         matches!(self.0, Kind::Late { changes: true, .. } | Kind::NoRuntime { changes: true })
     }

@@ -76,8 +76,9 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// A version must never repeat. If a key is removed and written again, a counter continues.
     type Version: Send + Sync + 'static;
 
-    /// Returns the text under a key, and its version. A key is printable ASCII of any length and can
-    /// contain spaces. A store that limits the length or forbids spaces stores a hash of the key.
+    /// Returns the text under a key, and its version. A key is printable ASCII of any length and
+    /// can contain spaces. A store that limits the length or forbids spaces stores a hash of the
+    /// key.
     ///
     /// # Errors
     ///
@@ -99,8 +100,8 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
         keep: Duration,
     ) -> impl Future<Output = Result<Swapped<Self::Version>, Self::Error>> + Send;
 
-    /// Returns the largest length of a text in bytes, or `None` if it is unlimited. Policies that can
-    /// need more are rejected when they meet the storage.
+    /// Returns the largest length of a text in bytes, or `None` if it is unlimited. Policies that
+    /// can need more are rejected when they meet the storage.
     fn longest(&self) -> Option<usize> {
         None
     }
@@ -124,7 +125,7 @@ pub struct Loaded<V> {
 pub enum Swapped<V> {
     /// The text was stored.
     Stored,
-    /// Another process stored a text first. Contains that text if the store returns it in the same round
-    /// trip.
+    /// Another process stored a text first. Contains that text if the store returns it in the same
+    /// round trip.
     Lost(Option<Loaded<V>>),
 }

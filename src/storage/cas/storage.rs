@@ -93,8 +93,8 @@ impl<S: CasStorage> Cas<S> {
         Ok(Self { deadline, ..self })
     }
 
-    /// Sets the clock, in place of the store's and the machine's; for tests, or if the machine's clock
-    /// cannot be trusted.
+    /// Sets the clock, in place of the store's and the machine's; for tests, or if the machine's
+    /// clock cannot be trusted.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let shared = self.shared.with(Some(Time::Chosen(Arc::new(clock))), self.shared.skew.max());

@@ -156,12 +156,13 @@ impl EtcdStorage {
         Ok(self.rebuilt())
     }
 
-    /// Allows policies that can keep more than 1,000 log entries per key. By default they are rejected.
+    /// Allows policies that can keep more than 1,000 log entries per key. By default they are
+    /// rejected.
     ///
-    /// Of the library's strategies only the moving window keeps a log. Each hit loads and stores the whole
-    /// log, and etcd keeps the old ones until it compacts them. `moving-window 5000/day` wrote 41 kB per hit
-    /// and filled 256 MB in 11,400 hits. Prefer [`SlidingWindowCounter`](crate::SlidingWindowCounter), which
-    /// keeps two numbers.
+    /// Of the library's strategies only the moving window keeps a log. Each hit loads and stores
+    /// the whole log, and etcd keeps the old ones until it compacts them. `moving-window 5000/day`
+    /// wrote 41 kB per hit and filled 256 MB in 11,400 hits. Prefer
+    /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
     #[must_use]
     pub fn allow_long_logs(self) -> Self {
         Self { long_logs: true, ..self }.rebuilt()

@@ -183,7 +183,8 @@ impl MemcachedStorage {
     }
 
     /// Sets the machine's clock; for tests of clocks that differ (feature `testing`). Unlike
-    /// [`clock`](Self::clock), it is corrected by the servers' time. The returned storage has new connections.
+    /// [`clock`](Self::clock), it is corrected by the servers' time. The returned storage has new
+    /// connections.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn machine_clock(mut self, machine: impl Clock) -> Self {

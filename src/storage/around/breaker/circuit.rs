@@ -19,7 +19,8 @@ mod loom;
 
 pub(super) type Shared = Arc<dyn Error + Send + Sync>;
 
-/// How a [`Breaker`](super::Breaker) stands: a handle to read it by, whatever the storages are.
+/// A handle on the state of a [`Breaker`](super::Breaker) that does not depend on the types of the
+/// storages.
 #[derive(Clone)]
 pub struct Circuit(Arc<Inner>);
 
@@ -84,7 +85,7 @@ impl Circuit {
         }))
     }
 
-    /// How things stand now.
+    /// Returns a snapshot of the state.
     pub fn state(&self) -> CircuitState {
         let (past, now) = (self.lock(), self.now());
         let phase = match past.probe {

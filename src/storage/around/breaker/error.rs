@@ -4,7 +4,8 @@ use std::fmt;
 use super::circuit::Shared;
 use crate::{BoxError, ConfigError};
 
-/// Why a [`Breaker`](super::Breaker) has no answer. Its [`source`](Error::source) is what a storage said.
+/// The error of a [`Breaker`](super::Breaker). Its [`source`](Error::source) is the error of a
+/// storage.
 #[derive(Clone, Debug)]
 pub struct BreakerError {
     kind: Kind,
@@ -15,7 +16,7 @@ pub struct BreakerError {
 enum Kind {
     /// The primary failed.
     Primary,
-    /// It was not asked.
+    /// The breaker was open.
     LeftAlone,
     /// The fallback failed too.
     Fallback,
@@ -40,7 +41,8 @@ impl BreakerError {
         Self { kind: Kind::Share, source: Some(std::sync::Arc::new(error)) }
     }
 
-    /// Whether the primary was not asked, since it has failed too often: nothing was counted. The source is its last error.
+    /// Returns `true` if the breaker was open. The hit was not counted, and the source is the last
+    /// error of the primary.
     pub fn is_left_alone(&self) -> bool {
         self.kind == Kind::LeftAlone
     }

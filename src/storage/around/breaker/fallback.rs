@@ -88,7 +88,7 @@ impl<F: fmt::Debug> fmt::Debug for Fallback<F> {
     }
 }
 
-/// What stands in where nothing does: there is none of it.
+/// Marks a [`Breaker`](super::Breaker) without a fallback.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_enums, reason = "it has no value")]
 pub enum NoFallback {}

@@ -3,37 +3,38 @@ use std::time::Duration;
 
 use super::told;
 
-/// Whether a [`Breaker`](super::Breaker)'s primary is asked.
+/// The phase of a [`Breaker`](super::Breaker).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {
-    /// It is.
+    /// The primary decides.
     Closed,
-    /// It is left alone.
+    /// The primary is not called.
     Open,
-    /// One hit is trying it.
+    /// One hit is probing the primary.
     Probing,
 }
 
-/// How a [`Breaker`](super::Breaker) stands, as [`Circuit::state`](super::Circuit::state) says.
+/// A snapshot of a [`Breaker`](super::Breaker): see [`Circuit::state`](super::Circuit::state).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CircuitState {
-    /// Whether the primary is asked.
+    /// The phase.
     pub phase: Phase,
-    /// How often the primary has failed since it last admitted a hit, gave one back or cleared a key.
+    /// The number of failures since the primary last admitted a hit, refunded one or cleared a key.
     pub failures: u32,
-    /// While it is [open](Phase::Open), how long until a hit tries the primary: zero when the next one does.
+    /// The time until the next probe while the breaker is [open](Phase::Open). Zero if the next hit
+    /// probes.
     pub probe_in: Option<Duration>,
-    /// Decisions of the primary, peeks too.
+    /// The number of decisions by the primary, including peeks.
     pub by_primary: u64,
-    /// Decisions of the fallback, peeks too.
+    /// The number of decisions by the fallback, including peeks.
     pub by_fallback: u64,
-    /// What was answered with an error.
+    /// The number of errors.
     pub by_none: u64,
 }
 
-/// How many decisions have come each way.
+/// Counts decisions by the storage that made them.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) primary: AtomicU64,

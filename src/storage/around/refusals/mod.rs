@@ -136,8 +136,8 @@ impl<St: Storage> RefusalCache<St> {
         Ok(self.with(max_keys, life, clock))
     }
 
-    /// Sets the clock that measures how long a refusal is cached; for tests. It need not agree with the
-    /// storage's clock.
+    /// Sets the clock that measures how long a refusal is cached; for tests. It need not agree with
+    /// the storage's clock.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let (max_keys, life) = (self.known.max_keys, self.known.life);
