@@ -174,7 +174,7 @@ mod around {
 
     use divan::Bencher;
     use divan::counter::ItemsCount;
-    use tower_ratelimit::storage::{Breaker, Deadline, Leases, RefusalCache};
+    use tower_ratelimit::storage::{Breaker, Leases, RefusalCache, Timeout};
     use tower_ratelimit::{FixedWindow, MemoryStorage, Storage};
 
     use super::KEYS;
@@ -200,7 +200,7 @@ mod around {
 
     #[divan::bench(args = KEYS)]
     fn admitted_within_a_deadline(bencher: Bencher<'_, '_>, keys: u32) {
-        each(bencher, keys, &Deadline::new(MemoryStorage::new(), Duration::from_millis(100)), true);
+        each(bencher, keys, &Timeout::new(MemoryStorage::new(), Duration::from_millis(100)), true);
     }
 
     #[divan::bench(args = KEYS)]

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use picture::{Curve, Panel};
-use tower_ratelimit::storage::{Ask, Clock, Leases, ManualClock};
+use tower_ratelimit::storage::{Clock, Leases, ManualClock, StorageRequest};
 use tower_ratelimit::{FixedWindow, Key, MemoryStorage, Op, Policy, Quota, Storage};
 
 /// So many windows are gone through for each point.
@@ -120,7 +120,7 @@ fn simulate(nodes: u32, slice: u32, load: Load, demand: u32) -> Outcome {
 }
 
 fn admits(node: &Leases<MemoryStorage>, policy: &Policy) -> bool {
-    let mut decided = node.decide(Ask::new(policy, &Key::everybody(), Op::Hit, 1));
+    let mut decided = node.decide(StorageRequest::new(policy, &Key::everybody(), Op::Hit, 1));
     match Pin::new(&mut decided).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(decision)) => decision.is_admitted(),
         _ => panic!("memory makes nobody wait"),

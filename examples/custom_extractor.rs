@@ -2,7 +2,7 @@
 
 use axum::Router;
 use axum::routing::get;
-use tower_ratelimit::extract::{Head, MatchedPath, Missing};
+use tower_ratelimit::extract::{Head, KeyError, MatchedPath};
 use tower_ratelimit::{Key, KeyExtractor, Quota, RateLimitLayer};
 
 /// `acme` in `acme.example.com`.
@@ -12,13 +12,13 @@ struct Tenant {
 }
 
 impl KeyExtractor for Tenant {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         let host = head.headers.get("host").and_then(|host| host.to_str().ok());
-        let host = host.ok_or_else(|| Missing::client("the Host header is missing"))?;
+        let host = host.ok_or_else(|| KeyError::client("the Host header is missing"))?;
         match host.strip_suffix(self.domain).and_then(|tenant| tenant.strip_suffix('.')) {
             Some("status") => Ok(None), // not limited
             Some(tenant) => Ok(Some(Key::from(tenant))),
-            None => Err(Missing::client(format!("{host:?} is no host of ours"))),
+            None => Err(KeyError::client(format!("{host:?} is no host of ours"))),
         }
     }
 }

@@ -108,7 +108,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use tower_ratelimit::storage::ManualClock;
-    use tower_ratelimit::testing::{StorageLaws, SwapLaws};
+    use tower_ratelimit::testing::{CasLaws, StorageLaws};
 
     use super::*;
 
@@ -121,16 +121,16 @@ mod tests {
 
     #[test]
     fn store_compares_and_swaps() {
-        SwapLaws::new(empty).check();
+        CasLaws::new(empty).check();
         // On a disk, where other processes have connections of their own.
         let folder = std::env::temp_dir().join(format!("tower-ratelimit-sqlite-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let (count, file) = (AtomicU32::new(0), folder.clone());
-        SwapLaws::new(move || {
+        CasLaws::new(move || {
             let number = count.fetch_add(1, Ordering::SeqCst);
             Sqlite::open(&file.join(number.to_string())).unwrap()
         })
-        .elsewhere(|store| Sqlite::open(Path::new(store.0.lock().unwrap().path().unwrap())).unwrap())
+        .second_handle(|store| Sqlite::open(Path::new(store.0.lock().unwrap().path().unwrap())).unwrap())
         .check();
         std::fs::remove_dir_all(folder).unwrap();
     }
@@ -139,7 +139,7 @@ mod tests {
     fn storage_keeps_the_laws() {
         let over = |store, clock: ManualClock| Cas::new(store).deadline(Duration::from_secs(20)).clock(clock);
         StorageLaws::new(move |clock| over(empty(), clock))
-            .elsewhere(move |storage| over(storage.store().clone(), ManualClock::default()))
+            .second_handle(move |storage| over(storage.store().clone(), ManualClock::default()))
             .scripts(64)
             .check();
     }

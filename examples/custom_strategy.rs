@@ -97,7 +97,7 @@ async fn main() -> Result<(), BoxError> {
 #[cfg(test)]
 mod tests {
     #[cfg(feature = "testing")]
-    use tower_ratelimit::testing::{Laws, decides_like_the_model};
+    use tower_ratelimit::testing::{StrategyLaws, decides_like_the_model};
 
     use super::*;
 
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn it_keeps_the_laws() {
         // Up to all of it just before the last hit is a period old, and all of it again.
-        Laws::new(PenaltyBox).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
+        StrategyLaws::new(PenaltyBox).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
     }
 
     #[cfg(feature = "testing")]

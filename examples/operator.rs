@@ -88,9 +88,9 @@ async fn storage(State(limiter): State<Limiter>) -> String {
         format!("decisions_by_storage {}", circuit.by_primary),
         format!("decisions_by_fallback {}", circuit.by_fallback),
         format!("decisions_by_none {}", circuit.by_none),
-        format!("cached_refusals {}", cache.held()),
-        format!("cache_hits {}", cache.answered()),
-        format!("cache_misses {}", cache.asked()),
+        format!("cached_refusals {}", cache.len()),
+        format!("cache_hits {}", cache.hits()),
+        format!("cache_misses {}", cache.misses()),
     ];
     lines.extend(circuit.probe_in.map(|wait| format!("probe_in_seconds {}", wait.as_secs_f64())));
     page(&lines)
@@ -148,7 +148,7 @@ mod tests {
             let request = Request::get("/").header("x-api-key", number).body(Body::empty()).unwrap();
             assert_eq!(api.clone().oneshot(request).await.unwrap().status(), StatusCode::UNAUTHORIZED);
         }
-        assert_eq!(limiter.storage().asked(), 0);
+        assert_eq!(limiter.storage().misses(), 0);
     }
 
     #[tokio::test]

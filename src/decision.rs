@@ -7,8 +7,8 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::time::Duration;
 
+pub use self::verdict::DecisionSource;
 use self::verdict::Verdict;
-pub use self::verdict::Way;
 use crate::Timestamp;
 use crate::strategy::Status;
 
@@ -84,9 +84,9 @@ impl Decision {
         self.verdict = if admitted { Verdict::ADMITTED } else { Verdict::REFUSED };
     }
 
-    /// The same refusal, marked [crowded](Self::is_crowded).
-    pub fn crowded(self) -> Self {
-        Self { verdict: self.verdict.instead(Verdict::CROWDED), ..self }
+    /// The same refusal, marked [storage full](Self::is_storage_full).
+    pub fn storage_full(self) -> Self {
+        Self { verdict: self.verdict.instead(Verdict::STORAGE_FULL), ..self }
     }
 
     /// The same refusal, marked [contended](Self::is_contended).
@@ -109,8 +109,8 @@ impl Decision {
     /// Returns `true` if the hit was refused because the storage was full: a newcomer that found only
     /// keys that are being refused, or a client whose own log could not grow. See
     /// [`MemoryStorage`](crate::MemoryStorage).
-    pub fn is_crowded(&self) -> bool {
-        self.verdict.is(Verdict::CROWDED)
+    pub fn is_storage_full(&self) -> bool {
+        self.verdict.is(Verdict::STORAGE_FULL)
     }
 
     /// Returns `true` if a compare-and-swap storage refused the hit because other processes changed the key
@@ -126,13 +126,13 @@ impl Decision {
 
     /// The same decision, as it is told by a storage that chooses between two and has asked this one of them. So a refund finds
     /// its way [back](Self::back).
-    pub fn via(self, way: Way) -> Self {
+    pub fn via(self, way: DecisionSource) -> Self {
         Self { verdict: self.verdict.via(way), ..self }
     }
 
     /// Which of the two a storage has asked that chooses between two, and the decision as that one told it. One that has gone
     /// [via](Self::via) neither is the primary's.
-    pub fn back(self) -> (Way, Self) {
+    pub fn back(self) -> (DecisionSource, Self) {
         let (way, verdict) = self.verdict.back();
         (way, Self { verdict, ..self })
     }

@@ -10,8 +10,8 @@ use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 use tower_service::Service;
 
-use crate::admission::{Shared, Told, Verdict};
-use crate::aftermath::Place;
+use crate::middleware::admission::{AdmissionResult, LayerState, ResponsePlan};
+use crate::middleware::post_response::QueueSlot;
 use crate::{Decision, Rejection, Storage, headers};
 
 pin_project! {
@@ -41,7 +41,7 @@ pin_project! {
         Calling {
             #[pin]
             inner: S::Future,
-            told: Told<St>,
+            told: ResponsePlan<St>,
         },
         Refused {
             response: Option<S::Response>,
@@ -57,7 +57,7 @@ where
     S: Service<Request<B>>,
     St: Storage,
 {
-    pub(crate) fn calling(inner: S::Future, told: Told<St>) -> Self {
+    pub(crate) fn calling(inner: S::Future, told: ResponsePlan<St>) -> Self {
         Self { state: State::Calling { inner, told } }
     }
 
@@ -100,7 +100,11 @@ where
 /// Polls, and writes where it is what the response is told: responses are large, and so a function by itself, which hands
 /// over what it was given.
 #[inline(never)]
-fn poll_and_tell<F, St, ResBody, E>(inner: Pin<&mut F>, told: &mut Told<St>, cx: &mut Context<'_>) -> Poll<F::Output>
+fn poll_and_tell<F, St, ResBody, E>(
+    inner: Pin<&mut F>,
+    told: &mut ResponsePlan<St>,
+    cx: &mut Context<'_>,
+) -> Poll<F::Output>
 where
     F: Future<Output = Result<Response<ResBody>, E>>,
     St: Storage,
@@ -133,12 +137,12 @@ pin_project! {
     where
         St: Storage,
     {
-        shared: Arc<Shared<St, R>>,
+        shared: Arc<LayerState<St, R>>,
         // While the storage decides, the service is the one that was polled ready. From then on it
         // is a clone, which has to be polled ready before it is called.
         call: Option<(S, Request<B>)>,
-        deciding: St::Decided,
-        place: Place<St>,
+        deciding: St::DecideFuture,
+        place: QueueSlot<St>,
         #[pin]
         delay: Option<Sleep>,
         // The decision of a request whose turn has come.
@@ -148,7 +152,7 @@ pin_project! {
 
 /// How waiting ends.
 enum Done<F, St: Storage, Response> {
-    Call(F, Told<St>),
+    Call(F, ResponsePlan<St>),
     Refused(Response),
 }
 
@@ -156,9 +160,9 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
     pub(crate) fn new(
         ready: S,
         request: Request<B>,
-        shared: Arc<Shared<St, R>>,
-        deciding: St::Decided,
-        place: Place<St>,
+        shared: Arc<LayerState<St, R>>,
+        deciding: St::DecideFuture,
+        place: QueueSlot<St>,
     ) -> Self
     where
         S: Clone,
@@ -189,9 +193,9 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
             }
             let decided = ready!(Pin::new(&mut *this.deciding).poll(cx));
             match this.shared.judge(decided, this.place.ask(), request) {
-                Verdict::Admitted(told) => break told,
-                Verdict::Refused(response) => return Poll::Ready(Ok(Done::Refused(response))),
-                Verdict::Delayed(decision) => {
+                AdmissionResult::Admitted(told) => break told,
+                AdmissionResult::Refused(response) => return Poll::Ready(Ok(Done::Refused(response))),
+                AdmissionResult::Delayed(decision) => {
                     let delay = decision.delay();
                     this.place.taken = Some(decision);
                     this.shared.tell_delayed(this.place);

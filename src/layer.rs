@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use tower_layer::Layer;
 
-use crate::admission::Shared;
 use crate::error::or_panic;
 use crate::extract::{Head, KeyExtractor};
+use crate::middleware::admission::LayerState;
+use crate::middleware::config::{LayerConfig, OnError};
+use crate::middleware::options::{Choice, CostFn, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip};
 use crate::observe::Observer;
-use crate::per_request::{Choice, CostFn, IntoCost, IntoPolicies, Policies, ResponseHead, Skip};
-use crate::rules::{OnError, Rules};
 use crate::storage::InfallibleStorage;
 use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejection};
 
@@ -26,7 +26,7 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 ///
 /// An admitted request goes to the inner service, and its response gets `X-RateLimit-Limit`,
 /// `X-RateLimit-Remaining` and `X-RateLimit-Reset`. A refused request gets a 429 with these fields and
-/// `Retry-After`, and the inner service never sees it.
+/// `Retry-PostResponse`, and the inner service never sees it.
 ///
 /// Defaults to a [`MemoryStorage`] of its own, a cost of 1, [`Headers::x_rate_limit`] and
 /// [`TextRejection`]. All services of one layer, and of its clones, share their counts.
@@ -48,7 +48,7 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 /// panics outside of one. Nothing else needs a runtime.
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<St = MemoryStorage, R = TextRejection> {
-    pub(crate) shared: Arc<Shared<St, R>>,
+    pub(crate) shared: Arc<LayerState<St, R>>,
 }
 
 impl RateLimitLayer {
@@ -56,8 +56,8 @@ impl RateLimitLayer {
     ///
     /// `policy` is a [`Policy`](crate::Policy), a [`Quota`](crate::Quota), or the result of
     /// [`policy_by`](crate::policy_by), which chooses a policy for each request.
-    pub fn new(policy: impl IntoPolicies, key: impl KeyExtractor) -> Self {
-        Self::with(policy.into_policies(), key, MemoryStorage::new())
+    pub fn new(policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
+        Self::with(policy.into_policy_source(), key, MemoryStorage::new())
     }
 }
 
@@ -77,8 +77,8 @@ impl<St: InfallibleStorage> RateLimitLayer<St> {
     ///
     /// Panics if the storage cannot keep the policy.
     #[track_caller]
-    pub fn with_storage(policy: impl IntoPolicies, key: impl KeyExtractor, storage: St) -> Self {
-        let policies = policy.into_policies();
+    pub fn with_storage(policy: impl IntoPolicySource, key: impl KeyExtractor, storage: St) -> Self {
+        let policies = policy.into_policy_source();
         or_panic(policies.fit(&storage));
         Self::with(policies, key, storage)
     }
@@ -88,13 +88,13 @@ impl<St: InfallibleStorage> RateLimitLayer<St> {
     /// For a storage that can fail, use [`new`](RateLimitLayer::new) with the limiter's policy, and
     /// [`storage`](RateLimitLayer::storage) with its storage and an [`OnError`].
     pub fn from_limiter(limiter: &RateLimiter<St>, key: impl KeyExtractor) -> Self {
-        Self::with(limiter.policy().clone().into_policies(), key, limiter.storage().clone())
+        Self::with(limiter.policy().clone().into_policy_source(), key, limiter.storage().clone())
     }
 }
 
 impl<St: Storage> RateLimitLayer<St> {
-    fn with(policies: Policies, key: impl KeyExtractor, storage: St) -> Self {
-        Self { shared: Shared::new(Rules::new(policies, Arc::new(key)), storage, Arc::new(TextRejection)) }
+    fn with(policies: PolicySource, key: impl KeyExtractor, storage: St) -> Self {
+        Self { shared: LayerState::new(LayerConfig::new(policies, Arc::new(key)), storage, Arc::new(TextRejection)) }
     }
 }
 
@@ -122,14 +122,14 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         let (rules, _, rejection) = self.into_parts();
         rules.policies.fit(&storage)?;
         let rules = rules.with(|rules| rules.on_error = on_error);
-        Ok(RateLimitLayer { shared: Shared::new(rules, storage, rejection) })
+        Ok(RateLimitLayer { shared: LayerState::new(rules, storage, rejection) })
     }
 
     /// Sets the response to refused requests. Defaults to [`TextRejection`]. See
     /// [`Rejection`](crate::Rejection).
     pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<St, T> {
         let (rules, storage, _) = self.into_parts();
-        RateLimitLayer { shared: Shared::new(rules, storage, Arc::new(rejection)) }
+        RateLimitLayer { shared: LayerState::new(rules, storage, Arc::new(rejection)) }
     }
 
     /// Sets the header fields. Defaults to [`Headers::x_rate_limit`].
@@ -137,14 +137,14 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.ruled(|rules| rules.headers = headers)
     }
 
-    fn into_parts(self) -> (Rules, St, Arc<R>) {
-        let Shared { rules, storage, rejection, .. } = &*self.shared;
+    fn into_parts(self) -> (LayerConfig, St, Arc<R>) {
+        let LayerState { rules, storage, rejection, .. } = &*self.shared;
         (rules.clone(), storage.clone(), Arc::clone(rejection))
     }
 
-    fn ruled(self, change: impl FnOnce(&mut Rules)) -> Self {
+    fn ruled(self, change: impl FnOnce(&mut LayerConfig)) -> Self {
         let (rules, storage, rejection) = self.into_parts();
-        Self { shared: Shared::new(rules.with(change), storage, rejection) }
+        Self { shared: LayerState::new(rules.with(change), storage, rejection) }
     }
 }
 
@@ -171,7 +171,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
 
     /// Sets the cost of each request in units. Defaults to 1.
     ///
-    /// The closure returns a `u32`, or a `Result` of one with [`Missing`](crate::extract::Missing). A request
+    /// The closure returns a `u32`, or a `Result` of one with [`KeyError`](crate::extract::KeyError). A request
     /// that costs 0 passes and spends nothing, and its header fields report the state of the limits. Never let
     /// a client choose the cost of its own request.
     ///

@@ -66,8 +66,6 @@
 //! | `testing` | property tests for strategies and storages of your own |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod admission;
-mod aftermath;
 mod decision;
 mod error;
 pub mod extract;
@@ -79,12 +77,11 @@ mod key;
 mod layer;
 mod limiter;
 mod lint;
+mod middleware;
 mod observe;
-mod per_request;
 mod policy;
 mod quota;
 mod rejection;
-mod rules;
 mod service;
 pub mod storage;
 pub mod strategy;
@@ -94,26 +91,27 @@ pub mod testing;
 mod text;
 mod time;
 
-pub use self::decision::{Decision, Way};
+pub use self::decision::{Decision, DecisionSource};
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]
-pub use self::extract::{ClientIp, Global, Head, Header, KeyExtractor, Missing, PeerIp};
+pub use self::extract::{ClientIp, Global, Head, Header, KeyError, KeyExtractor, PeerIp};
 pub use self::future::ResponseFuture;
 pub use self::headers::Headers;
 pub use self::key::Key;
 pub use self::layer::RateLimitLayer;
 pub use self::limiter::RateLimiter;
 pub use self::lint::Lint;
+pub use self::middleware::OnError;
+pub use self::middleware::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip, policy_by};
 #[cfg(feature = "metrics")]
 pub use self::observe::MetricsObserver;
-pub use self::observe::{Event, Observer, What};
-pub use self::per_request::{ChosenPolicy, IntoCost, IntoPolicies, Policies, ResponseHead, Skip, policy_by};
+pub use self::observe::{Event, EventKind, Observer};
 pub use self::policy::{IntoPolicy, Limit, Op, Policy, PolicyBuilder};
 pub use self::quota::Quota;
 pub use self::rejection::{
-    EmptyRejection, GrpcRejection, ProblemRejection, Refusal, Refused, Rejection, TextRejection, rejection_by,
+    EmptyRejection, GrpcRejection, LimitExceeded, ProblemRejection, RejectReason, Rejection, TextRejection,
+    rejection_by,
 };
-pub use self::rules::OnError;
 pub use self::service::{CloneService, RateLimit};
 #[cfg(feature = "etcd")]
 #[doc(no_inline)]

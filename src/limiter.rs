@@ -1,7 +1,7 @@
 //! The limiter itself, without HTTP.
 
 use crate::error::or_panic;
-use crate::storage::{Ask, MemoryStorage, Storage};
+use crate::storage::{MemoryStorage, Storage, StorageRequest};
 use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy};
 
 /// A policy on a storage: what decides, without HTTP.
@@ -94,7 +94,7 @@ impl RateLimiter {
     /// As [`admit`](Self::admit), for `cost` units, all or none. Cost 0 is admitted and spends nothing.
     #[inline]
     pub fn admit_with_cost(&self, key: &Key, cost: u32) -> bool {
-        self.storage.admit(&Ask::new(&self.policy, key, Op::Hit, cost))
+        self.storage.admit(&StorageRequest::new(&self.policy, key, Op::Hit, cost))
     }
 }
 
@@ -126,7 +126,7 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Those of the storage; the memory storage has none.
-    pub fn hit(&self, key: &Key) -> St::Decided {
+    pub fn hit(&self, key: &Key) -> St::DecideFuture {
         self.hit_with_cost(key, 1)
     }
 
@@ -135,8 +135,8 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Those of the storage; the memory storage has none.
-    pub fn hit_with_cost(&self, key: &Key, cost: u32) -> St::Decided {
-        self.storage.decide(Ask::new(&self.policy, key, Op::Hit, cost))
+    pub fn hit_with_cost(&self, key: &Key, cost: u32) -> St::DecideFuture {
+        self.storage.decide(StorageRequest::new(&self.policy, key, Op::Hit, cost))
     }
 
     /// Says what a hit would be answered now, and changes nothing.
@@ -144,7 +144,7 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Those of the storage; the memory storage has none.
-    pub fn peek(&self, key: &Key) -> St::Decided {
+    pub fn peek(&self, key: &Key) -> St::DecideFuture {
         self.peek_with_cost(key, 1)
     }
 
@@ -153,8 +153,8 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Those of the storage; the memory storage has none.
-    pub fn peek_with_cost(&self, key: &Key, cost: u32) -> St::Decided {
-        self.storage.decide(Ask::new(&self.policy, key, Op::Peek, cost))
+    pub fn peek_with_cost(&self, key: &Key, cost: u32) -> St::DecideFuture {
+        self.storage.decide(StorageRequest::new(&self.policy, key, Op::Peek, cost))
     }
 
     /// Gives back what a hit took, as far as it has not been forgotten: each limit gives back only into the window in
@@ -168,7 +168,7 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Those of the storage; the memory storage has none.
-    pub fn refund(&self, key: &Key, decision: &Decision) -> St::Done {
+    pub fn refund(&self, key: &Key, decision: &Decision) -> St::UpdateFuture {
         self.storage.refund(&self.policy, key, decision)
     }
 
@@ -177,7 +177,7 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Those of the storage; the memory storage has none.
-    pub fn clear(&self, key: &Key) -> St::Done {
+    pub fn clear(&self, key: &Key) -> St::UpdateFuture {
         self.storage.clear(&self.policy, key)
     }
 

@@ -215,11 +215,11 @@ impl Quota {
     /// use tower_ratelimit::Quota;
     ///
     /// let three = NonZeroU32::new(3).unwrap();
-    /// assert_eq!(Quota::per_second(10).burst(50).share(three), Quota::per_second(3).burst(16));
-    /// assert_eq!(Quota::per_minute(2).share(three), Quota::per_minute(1));
+    /// assert_eq!(Quota::per_second(10).burst(50).divide(three), Quota::per_second(3).burst(16));
+    /// assert_eq!(Quota::per_minute(2).divide(three), Quota::per_minute(1));
     /// ```
     #[must_use]
-    pub fn share(&self, replicas: NonZeroU32) -> Self {
+    pub fn divide(&self, replicas: NonZeroU32) -> Self {
         let part = |units: u32| (units / replicas).max(1);
         let share = Self::of(part(self.amount), self.period);
         self.burst.map_or(share, |burst| {

@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use http::{Request, Response};
 use tower_service::Service;
 
-use crate::admission::{Considered, Shared};
 use crate::future::{ResponseFuture, Waiting};
+use crate::middleware::admission::{Action, LayerState};
 use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 
 /// A service whose requests are limited, made by [`RateLimitLayer`](crate::RateLimitLayer).
@@ -24,7 +24,7 @@ pub struct RateLimit<S, St = MemoryStorage, R = TextRejection> {
 }
 
 /// A handle on what all services of a layer share.
-type Handle<St, R> = Arc<Shared<St, R>>;
+type Handle<St, R> = Arc<LayerState<St, R>>;
 
 impl<S, St: Storage, R> RateLimit<S, St, R> {
     pub(crate) fn new(inner: S, shared: Handle<St, R>) -> Self {
@@ -74,9 +74,9 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         match self.shared.consider(&mut request) {
-            Considered::PassOn(told) => ResponseFuture::calling(self.inner.call(request), told),
-            Considered::Answer(response) => ResponseFuture::refused(response),
-            Considered::Wait(place, deciding) => {
+            Action::Forward(told) => ResponseFuture::calling(self.inner.call(request), told),
+            Action::Respond(response) => ResponseFuture::refused(response),
+            Action::Wait(place, deciding) => {
                 // The future takes the service that was polled ready and leaves a clone behind. If the
                 // request has to wait for its turn, the future clones it once more and drops it.
                 let next = self.inner.clone();

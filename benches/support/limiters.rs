@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tower_ratelimit::storage::{Ask, ManualClock};
+use tower_ratelimit::storage::{ManualClock, StorageRequest};
 use tower_ratelimit::strategy::Strategy;
 use tower_ratelimit::{
     Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, MemoryStorage, MovingWindow, Op, Policy, Quota,
@@ -123,18 +123,18 @@ pub(crate) struct Away;
 
 impl Storage for Away {
     type Error = &'static str;
-    type Decided = Ready<Result<Decision, &'static str>>;
-    type Done = Ready<Result<(), &'static str>>;
+    type DecideFuture = Ready<Result<Decision, &'static str>>;
+    type UpdateFuture = Ready<Result<(), &'static str>>;
 
-    fn decide(&self, _: Ask<'_>) -> Self::Decided {
+    fn decide(&self, _: StorageRequest<'_>) -> Self::DecideFuture {
         ready(Err("it is away"))
     }
 
-    fn clear(&self, _: &Policy, _: &Key) -> Self::Done {
+    fn clear(&self, _: &Policy, _: &Key) -> Self::UpdateFuture {
         ready(Err("it is away"))
     }
 
-    fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::Done {
+    fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::UpdateFuture {
         ready(Err("it is away"))
     }
 }
@@ -142,8 +142,8 @@ impl Storage for Away {
 /// One decision by a storage that answers at once, as a layer asks it: first whether it is a yes.
 #[inline]
 pub(crate) fn answered<St: Storage>(storage: &St, policy: &Policy, key: &Key) -> bool {
-    let ask = Ask::new(policy, key, Op::Hit, 1);
-    if storage.hit_at_once(ask, None) {
+    let ask = StorageRequest::new(policy, key, Op::Hit, 1);
+    if storage.try_admit(ask, None) {
         return true;
     }
     let mut decided = storage.decide(ask);

@@ -13,7 +13,7 @@ use axum::body::Body;
 use axum::http::{HeaderName, StatusCode, Uri};
 use axum::routing::any;
 use options::{Options, USAGE};
-use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::{BoxStorage, Breaker, Leases, RefusalCache};
 use tower_ratelimit::{MemoryStorage, Policy, RateLimitLayer, Rejection, ResponseHead};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -70,13 +70,13 @@ fn layer(
 }
 
 /// The units a request says it takes.
-fn cost(header: &HeaderName, head: &Head<'_>) -> Result<u32, Missing> {
+fn cost(header: &HeaderName, head: &Head<'_>) -> Result<u32, KeyError> {
     let Some(value) = head.headers.get(header) else { return Ok(1) };
     value
         .to_str()
         .ok()
         .and_then(|value| value.trim().parse().ok())
-        .ok_or_else(|| Missing::client(format!("{header} is no whole number from 0 to 4294967295")))
+        .ok_or_else(|| KeyError::client(format!("{header} is no whole number from 0 to 4294967295")))
 }
 
 async fn answer(uri: Uri) -> (StatusCode, &'static str) {

@@ -3,7 +3,7 @@ use std::fmt;
 /// Which of two storages has answered, where one stands in for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a decision either admits or refuses")]
-pub enum Way {
+pub enum DecisionSource {
     /// The one that counts.
     Primary,
     /// The one that stands in for it.
@@ -22,7 +22,7 @@ impl Verdict {
     pub(super) const ADMITTED: Self = Self(0);
     pub(super) const REFUSED: Self = Self(1);
     // Refused, and not by the strategies:
-    pub(super) const CROWDED: Self = Self(2);
+    pub(super) const STORAGE_FULL: Self = Self(2);
     pub(super) const CONTENDED: Self = Self(3);
 
     /// Whether it says that, whichever way it has come.
@@ -40,16 +40,16 @@ impl Verdict {
         self.0 >= FIRST_WAY
     }
 
-    pub(super) const fn via(self, way: Way) -> Self {
+    pub(super) const fn via(self, way: DecisionSource) -> Self {
         let bit = match way {
-            Way::Primary => 0,
-            Way::Fallback => FIRST_WAY,
+            DecisionSource::Primary => 0,
+            DecisionSource::Fallback => FIRST_WAY,
         };
         Self((self.0 & !ANSWER) << 1 | bit | self.0 & ANSWER)
     }
 
-    pub(super) const fn back(self) -> (Way, Self) {
-        let way = if self.0 & FIRST_WAY == 0 { Way::Primary } else { Way::Fallback };
+    pub(super) const fn back(self) -> (DecisionSource, Self) {
+        let way = if self.0 & FIRST_WAY == 0 { DecisionSource::Primary } else { DecisionSource::Fallback };
         (way, Self((self.0 & !ANSWER) >> 1 & !ANSWER | self.0 & ANSWER))
     }
 }
@@ -58,7 +58,7 @@ impl fmt::Debug for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let answer = match Self(self.0 & ANSWER) {
             Self::ADMITTED => "Admitted",
-            Self::CROWDED => "Crowded",
+            Self::STORAGE_FULL => "Crowded",
             Self::CONTENDED => "Contended",
             _ => "Refused",
         };
@@ -73,13 +73,14 @@ mod tests {
 
     #[test]
     fn the_way_back_is_the_way_it_came() {
-        for answer in [Verdict::ADMITTED, Verdict::REFUSED, Verdict::CROWDED, Verdict::CONTENDED] {
+        for answer in [Verdict::ADMITTED, Verdict::REFUSED, Verdict::STORAGE_FULL, Verdict::CONTENDED] {
             for ways in 0..32_u32 {
-                let ways = (0..5).map(|bit| if ways >> bit & 1 == 0 { Way::Primary } else { Way::Fallback });
-                let ways: Vec<Way> = ways.collect();
+                let ways = (0..5)
+                    .map(|bit| if ways >> bit & 1 == 0 { DecisionSource::Primary } else { DecisionSource::Fallback });
+                let ways: Vec<DecisionSource> = ways.collect();
                 let mut verdict = ways.iter().fold(answer, |verdict, &way| verdict.via(way));
                 assert!(verdict.is(answer));
-                assert_eq!(verdict.is_from_fallback(), ways.contains(&Way::Fallback));
+                assert_eq!(verdict.is_from_fallback(), ways.contains(&DecisionSource::Fallback));
                 assert_eq!(verdict.instead(Verdict::REFUSED).instead(answer), verdict);
                 for &expected in ways.iter().rev() {
                     let (way, before) = verdict.back();
@@ -89,12 +90,12 @@ mod tests {
                 assert_eq!(verdict, answer);
             }
         }
-        assert_eq!(Verdict::ADMITTED.back(), (Way::Primary, Verdict::ADMITTED));
+        assert_eq!(Verdict::ADMITTED.back(), (DecisionSource::Primary, Verdict::ADMITTED));
     }
 
     #[test]
     fn it_is_shown_in_words() {
         assert_eq!(format!("{:?}", Verdict::ADMITTED), "Admitted");
-        assert_eq!(format!("{:?}", Verdict::CROWDED.via(Way::Fallback)), "Crowded by a fallback");
+        assert_eq!(format!("{:?}", Verdict::STORAGE_FULL.via(DecisionSource::Fallback)), "Crowded by a fallback");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::networks::network;
-use super::{Caveat, ClientIp, Head, KeyExtractor, Missing, PeerIp};
+use super::{Caveat, ClientIp, Head, KeyError, KeyExtractor, PeerIp};
 use crate::ConfigError;
 use crate::error::or_panic;
 
@@ -16,7 +16,7 @@ pub trait AddressSource: Send + Sync + 'static {
     /// # Errors
     ///
     /// When there is none.
-    fn address(&self, head: &Head<'_>) -> Result<IpAddr, Missing>;
+    fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError>;
 
     /// What may be wrong with how it is set up, as [`KeyExtractor::caveats`].
     fn caveats(&self) -> Vec<Caveat> {
@@ -25,7 +25,7 @@ pub trait AddressSource: Send + Sync + 'static {
 }
 
 impl AddressSource for PeerIp {
-    fn address(&self, head: &Head<'_>) -> Result<IpAddr, Missing> {
+    fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError> {
         self.address(head)
     }
 
@@ -35,7 +35,7 @@ impl AddressSource for PeerIp {
 }
 
 impl AddressSource for ClientIp {
-    fn address(&self, head: &Head<'_>) -> Result<IpAddr, Missing> {
+    fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError> {
         self.address(head)
     }
 

@@ -8,7 +8,7 @@ use super::header::field_name;
 use super::ip::Ipv6Prefix;
 use super::networks::Networks;
 use super::peer::{no_peer, peer};
-use super::{Caveat, Head, KeyExtractor, Missing};
+use super::{Caveat, Head, KeyError, KeyExtractor};
 use crate::error::or_panic;
 use crate::{ConfigError, Key};
 
@@ -216,7 +216,7 @@ impl ClientIp {
     /// # Errors
     ///
     /// When the server attached no peer's address, and it is needed: 500.
-    pub fn address(&self, head: &Head<'_>) -> Result<IpAddr, Missing> {
+    pub fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError> {
         let lines = head.headers.get_all(&self.field).iter().rev();
         let mut entries = lines.flat_map(|line| Entries::of(line.as_bytes(), self.grammar));
         let mut hop = peer(head);
@@ -244,7 +244,7 @@ impl ClientIp {
 }
 
 impl KeyExtractor for ClientIp {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         self.address(head).map(|address| Some(self.ipv6_prefix.key(address)))
     }
 

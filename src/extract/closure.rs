@@ -1,10 +1,10 @@
-use super::{Head, KeyExtractor, Missing};
+use super::{Head, KeyError, KeyExtractor};
 use crate::Key;
 
 /// The return value of a closure that extracts a key.
 ///
 /// It is a [`Key`], an `Option<Key>` (`None`: the request is not limited), or a `Result` of one of
-/// them with [`Missing`].
+/// them with [`KeyError`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a key",
     label = "a closure that extracts a key returns `Key`, `Option<Key>`, or a `Result` of them with `Missing`",
@@ -16,23 +16,23 @@ pub trait IntoKey {
     /// # Errors
     ///
     /// The closure's own.
-    fn into_key(self) -> Result<Option<Key>, Missing>;
+    fn into_key(self) -> Result<Option<Key>, KeyError>;
 }
 
 impl IntoKey for Key {
-    fn into_key(self) -> Result<Option<Key>, Missing> {
+    fn into_key(self) -> Result<Option<Key>, KeyError> {
         Ok(Some(self))
     }
 }
 
 impl IntoKey for Option<Key> {
-    fn into_key(self) -> Result<Option<Key>, Missing> {
+    fn into_key(self) -> Result<Option<Key>, KeyError> {
         Ok(self)
     }
 }
 
-impl<T: IntoKey> IntoKey for Result<T, Missing> {
-    fn into_key(self) -> Result<Option<Key>, Missing> {
+impl<T: IntoKey> IntoKey for Result<T, KeyError> {
+    fn into_key(self) -> Result<Option<Key>, KeyError> {
         self.and_then(T::into_key)
     }
 }
@@ -42,7 +42,7 @@ where
     F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
     T: IntoKey,
 {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         self(head).into_key()
     }
 }

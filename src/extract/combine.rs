@@ -1,4 +1,4 @@
-use super::{Caveat, Head, KeyExtractor, Missing};
+use super::{Caveat, Head, KeyError, KeyExtractor};
 use crate::Key;
 
 /// The first extractor's key, or the second's when the first one's is missing. See [`KeyExtractor::or`].
@@ -15,7 +15,7 @@ impl<A, B> Or<A, B> {
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         self.first.extract(head).or_else(|_| self.second.extract(head))
     }
 
@@ -42,7 +42,7 @@ impl<A, B> And<A, B> {
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         let keys = (self.first.extract(head)?, self.second.extract(head)?);
         Ok(match keys {
             (Some(first), Some(second)) => Some(Key::join([&first, &second])),

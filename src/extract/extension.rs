@@ -2,10 +2,10 @@ use std::any::type_name;
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Head, IntoKey, KeyExtractor, Missing};
+use super::{Head, IntoKey, KeyError, KeyExtractor};
 use crate::Key;
 
-type KeyFn<T> = dyn Fn(&T) -> Result<Option<Key>, Missing> + Send + Sync;
+type KeyFn<T> = dyn Fn(&T) -> Result<Option<Key>, KeyError> + Send + Sync;
 
 /// The key of what an outer layer has put into the request's extensions, for example the user that
 /// an authentication layer has found.
@@ -39,7 +39,7 @@ impl<T: Send + Sync + 'static> Extension<T> {
     /// Takes the key from the extension of type `T`.
     ///
     /// The closure returns a [`Key`], an `Option<Key>` (`None`: the request is not limited), or a
-    /// `Result` of one of them with [`Missing`].
+    /// `Result` of one of them with [`KeyError`].
     pub fn by<F, K>(key: F) -> Self
     where
         F: Fn(&T) -> K + Send + Sync + 'static,
@@ -50,9 +50,9 @@ impl<T: Send + Sync + 'static> Extension<T> {
 }
 
 impl<T: Send + Sync + 'static> KeyExtractor for Extension<T> {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         let Some(value) = head.extensions.get() else {
-            return Err(Missing::server(format!(
+            return Err(KeyError::server(format!(
                 "the request has no extension of type {}: put the layer that inserts it outside of the rate limit",
                 type_name::<T>()
             )));

@@ -3,7 +3,7 @@ use std::fmt;
 use http::HeaderName;
 
 use super::forwarded::FORWARDING;
-use super::{Caveat, Head, KeyExtractor, Missing};
+use super::{Caveat, Head, KeyError, KeyExtractor};
 use crate::error::or_panic;
 use crate::{ConfigError, Key};
 
@@ -86,10 +86,10 @@ pub(super) fn field_name(name: &str, like: &str) -> Result<HeaderName, ConfigErr
 }
 
 impl KeyExtractor for Header {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         match head.headers.get(&self.0) {
             Some(value) => Ok(Some(Key::from(value.as_bytes()))),
-            None => Err(Missing::client(format!("the header field {:?} is missing", self.0.as_str()))),
+            None => Err(KeyError::client(format!("the header field {:?} is missing", self.0.as_str()))),
         }
     }
 

@@ -1,7 +1,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::peer::{no_peer, peer};
-use super::{Caveat, Head, KeyExtractor, Missing};
+use super::{Caveat, Head, KeyError, KeyExtractor};
 use crate::{ConfigError, Key};
 
 /// The address at the other end of the connection.
@@ -90,7 +90,7 @@ impl PeerIp {
     /// # Errors
     ///
     /// When the server attached none: 500.
-    pub fn address(&self, head: &Head<'_>) -> Result<IpAddr, Missing> {
+    pub fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError> {
         peer(head).ok_or_else(no_peer)
     }
 
@@ -108,7 +108,7 @@ impl PeerIp {
 }
 
 impl KeyExtractor for PeerIp {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         self.address(head).map(|address| Some(self.ipv6_prefix.key(address)))
     }
 

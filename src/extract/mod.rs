@@ -43,7 +43,7 @@ pub use self::route::{Global, Method, Path};
 /// Takes the key out of a request.
 ///
 /// ```
-/// use tower_ratelimit::extract::{Extension, Head, KeyExtractor, Missing};
+/// use tower_ratelimit::extract::{Extension, Head, KeyExtractor, KeyError};
 /// use tower_ratelimit::{Global, Key, PeerIp};
 ///
 /// /// What the authentication layer has inserted into the extensions.
@@ -60,7 +60,7 @@ pub use self::route::{Global, Method, Path};
 ///     "/health" => Ok(None),
 ///     _ => match head.headers.get("host") {
 ///         Some(host) => Ok(Some(Key::from(host.as_bytes()))),
-///         None => Err(Missing::client("the request names no host")),
+///         None => Err(KeyError::client("the request names no host")),
 ///     },
 /// });
 /// # let _ = by_client_and_host;
@@ -71,8 +71,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// # Errors
     ///
     /// The key is missing from a request that needs one. The middleware answers the request with
-    /// [`Missing::status`].
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing>;
+    /// [`KeyError::status`].
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError>;
 
     /// Returns possible mistakes in the extractor's configuration. The middleware reports each as a
     /// [`Lint`](crate::Lint), some of them only when a request shows that it matters.
@@ -108,7 +108,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
 }
 
 impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         (**self).extract(head)
     }
 
@@ -122,7 +122,7 @@ impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
 }
 
 impl KeyExtractor for Box<dyn KeyExtractor> {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         (**self).extract(head)
     }
 
@@ -161,23 +161,23 @@ pub enum Caveat {
 /// debug assertions.
 ///
 /// ```
-/// use tower_ratelimit::extract::{Head, Missing};
+/// use tower_ratelimit::extract::{Head, KeyError};
 /// use tower_ratelimit::{Key, Quota, RateLimitLayer};
 ///
 /// let by_token = |head: &Head<'_>| match head.headers.get("authorization") {
 ///     Some(token) => Ok(Key::from(token.as_bytes())),
-///     None => Err(Missing::unauthorized("send a bearer token")),
+///     None => Err(KeyError::unauthorized("send a bearer token")),
 /// };
 /// let layer = RateLimitLayer::new(Quota::per_minute(60), by_token);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing {
+pub struct KeyError {
     status: StatusCode,
     reason: Arc<str>,
     challenge: Option<HeaderValue>,
 }
 
-impl Missing {
+impl KeyError {
     /// The client left something out, or sent what cannot be read: status 400.
     pub fn client(reason: impl Into<String>) -> Self {
         Self::with_status(StatusCode::BAD_REQUEST, reason)
@@ -227,10 +227,10 @@ impl Missing {
     }
 }
 
-impl fmt::Display for Missing {
+impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.reason)
     }
 }
 
-impl std::error::Error for Missing {}
+impl std::error::Error for KeyError {}

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Head, Missing};
+use super::{Head, KeyError};
 
 /// The peer's address, an IPv4-mapped one as IPv4.
 #[inline]
@@ -41,7 +41,7 @@ fn through_tls(head: &Head<'_>) -> Option<SocketAddr> {
 
 /// The error without an address. It lists the ways to provide one.
 #[cold]
-pub(super) fn no_peer() -> Missing {
+pub(super) fn no_peer() -> KeyError {
     let axum = if cfg!(feature = "axum") {
         "with axum, serve with into_make_service_with_connect_info::<SocketAddr>()"
     } else {
@@ -53,7 +53,7 @@ pub(super) fn no_peer() -> Missing {
     } else {
         "with tonic, enable the feature \"tonic\" of tower-ratelimit and serve over TCP"
     };
-    Missing::server(format!(
+    KeyError::server(format!(
         "the peer's address is missing: {axum}; {tonic}; with another server, insert a SocketAddr into each \
          request's extensions; on a Unix socket no peer has an address, so limit by ClientIp::behind_hops(1) or \
          by another key"

@@ -1,4 +1,4 @@
-use super::{Head, KeyExtractor, Missing};
+use super::{Head, KeyError, KeyExtractor};
 use crate::Key;
 
 /// One key for everybody, [`Key::everybody`]: bounds the whole service.
@@ -7,7 +7,7 @@ use crate::Key;
 pub struct Global;
 
 impl KeyExtractor for Global {
-    fn extract(&self, _: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, _: &Head<'_>) -> Result<Option<Key>, KeyError> {
         Ok(Some(Key::everybody()))
     }
 }
@@ -23,7 +23,7 @@ impl KeyExtractor for Global {
 pub struct Path;
 
 impl KeyExtractor for Path {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         Ok(Some(Key::from(head.uri().path())))
     }
 }
@@ -34,7 +34,7 @@ impl KeyExtractor for Path {
 pub struct Method;
 
 impl KeyExtractor for Method {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         Ok(Some(Key::from(head.method.as_str())))
     }
 }
@@ -50,7 +50,7 @@ pub struct MatchedPath;
 
 #[cfg(feature = "axum")]
 impl KeyExtractor for MatchedPath {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, Missing> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         let route = head.extensions.get::<axum::extract::MatchedPath>();
         Ok(Some(route.map_or_else(Key::everybody, |route| Key::from(route.as_str()))))
     }

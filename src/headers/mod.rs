@@ -1,21 +1,21 @@
 //! From a decision to header fields.
 
-mod lists;
+mod ietf;
 mod partition;
 mod structured;
-mod text;
-mod triple;
+mod value_cache;
+mod x_ratelimit;
 
 use std::fmt;
 
 use http::header::{CACHE_CONTROL, HeaderMap, HeaderValue, IntoHeaderName, RETRY_AFTER};
 use http::{Extensions, Response};
 
-use self::lists::Lists;
+use self::ietf::Lists;
 use self::partition::Secret;
-use self::text::{Frequent, frequent};
-pub(crate) use self::triple::Numbers;
-use self::triple::{DRAFT_6, X};
+use self::value_cache::{Frequent, frequent};
+pub(crate) use self::x_ratelimit::Numbers;
+use self::x_ratelimit::{DRAFT_6, X};
 use crate::rejection::PUSHBACK;
 use crate::strategy::Status;
 use crate::time::seconds_up;
@@ -157,7 +157,7 @@ impl Headers {
             let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after()), cost));
             More {
                 draft_6,
-                wait: triple::wait(shown, cost),
+                wait: x_ratelimit::wait(shown, cost),
                 lists: self.ietf.then(|| Lists::of(decision, policy, key, self.partition)),
             }
         })

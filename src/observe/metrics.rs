@@ -1,4 +1,4 @@
-use super::{Event, Observer, What};
+use super::{Event, EventKind, Observer};
 use crate::storage::PATHS;
 
 /// Counts decisions with the crate `metrics` (feature `metrics`), for whatever recorder the program has installed.
@@ -48,7 +48,8 @@ impl Observer for MetricsObserver {
     fn observe(&self, event: &Event<'_>) {
         let policy = event.policy.identity().to_owned();
         let mode = if event.shadow { "shadow" } else { "enforced" };
-        let name = if matches!(event.what, What::Refunded(_) | What::NotRefunded(_)) { REFUNDS } else { DECISIONS };
+        let name =
+            if matches!(event.kind, EventKind::Refunded(_) | EventKind::NotRefunded(_)) { REFUNDS } else { DECISIONS };
         metrics::counter!(name, "policy" => policy, "outcome" => event.outcome(), "mode" => mode).increment(1);
     }
 }

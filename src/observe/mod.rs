@@ -12,14 +12,14 @@ use std::sync::Arc;
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::MetricsObserver;
-use crate::extract::Missing;
+use crate::extract::KeyError;
 use crate::lint::Lint;
 use crate::{BoxError, Decision, Key, Policy};
 
 /// What happened: see [`Event`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum What<'a> {
+pub enum EventKind<'a> {
     /// The storage decided. [`Decision::is_admitted`] and its siblings say what.
     Decided(&'a Decision),
     /// The storage failed.
@@ -30,7 +30,7 @@ pub enum What<'a> {
         admitted: bool,
     },
     /// There was no key, or no cost.
-    Missing(&'a Missing),
+    KeyError(&'a KeyError),
     /// A hit, which was decided before, has been given back: its response is not charged, or its request was dropped while it
     /// waited for its turn.
     Refunded(&'a Decision),
@@ -43,7 +43,7 @@ pub enum What<'a> {
 #[non_exhaustive]
 pub struct Event<'a> {
     /// What happened.
-    pub what: What<'a>,
+    pub kind: EventKind<'a>,
     /// The policy that binds the request. Each [shadow limit](Policy#shadow-limits) is a policy of its own.
     pub policy: &'a Policy,
     /// Who asked; `None` when that is what is missing. It may be a secret, or personal: mind where it goes.
@@ -53,20 +53,20 @@ pub struct Event<'a> {
 }
 
 impl Event<'_> {
-    /// In one word: `admitted`, `delayed`, `refused`, [`crowded`](Decision::is_crowded),
+    /// In one word: `admitted`, `delayed`, `refused`, [`storage_full`](Decision::is_storage_full),
     /// [`contended`](Decision::is_contended), `failed_open`, `failed_closed`, `missing`, `refunded` or `not_refunded`.
     pub fn outcome(&self) -> &'static str {
-        match self.what {
-            What::Decided(decision) if decision.is_crowded() => "crowded",
-            What::Decided(decision) if decision.is_contended() => "contended",
-            What::Decided(decision) if decision.is_refused() => "refused",
-            What::Decided(decision) if decision.is_at_once() => "admitted",
-            What::Decided(_) => "delayed",
-            What::Failed { admitted: true, .. } => "failed_open",
-            What::Failed { admitted: false, .. } => "failed_closed",
-            What::Missing(_) => "missing",
-            What::Refunded(_) => "refunded",
-            What::NotRefunded(_) => "not_refunded",
+        match self.kind {
+            EventKind::Decided(decision) if decision.is_storage_full() => "storage_full",
+            EventKind::Decided(decision) if decision.is_contended() => "contended",
+            EventKind::Decided(decision) if decision.is_refused() => "refused",
+            EventKind::Decided(decision) if decision.is_at_once() => "admitted",
+            EventKind::Decided(_) => "delayed",
+            EventKind::Failed { admitted: true, .. } => "failed_open",
+            EventKind::Failed { admitted: false, .. } => "failed_closed",
+            EventKind::KeyError(_) => "missing",
+            EventKind::Refunded(_) => "refunded",
+            EventKind::NotRefunded(_) => "not_refunded",
         }
     }
 }
@@ -139,7 +139,7 @@ impl Reporter {
     }
 
     #[inline]
-    pub(crate) fn tell(&self, event: &Event<'_>) {
+    pub(crate) fn report(&self, event: &Event<'_>) {
         #[cfg(feature = "tracing")]
         self.log.event(event, self.logs_keys);
         if let Some(observer) = &self.observer {

@@ -5,7 +5,7 @@ use std::iter::successors;
 use std::time::Duration;
 
 use super::throttle::Throttle;
-use super::{Event, What};
+use super::{Event, EventKind};
 use crate::Key;
 use crate::lint::Lint;
 use crate::storage::BreakerError;
@@ -36,7 +36,7 @@ impl Default for Log {
 impl Log {
     #[inline]
     pub(super) fn event(&self, event: &Event<'_>, with_key: bool) {
-        if let What::Decided(decision) = event.what {
+        if let EventKind::Decided(decision) = event.kind {
             if let Some(failed) = self.storage_failures.ended() {
                 tracing::info!(policy = event.policy.identity(), failed, "the rate limit storage answers again");
             }
@@ -52,8 +52,8 @@ impl Log {
         // As text, which is written in quotes: a key cannot look like other fields.
         let key = event.key.filter(|_| with_key).map(shortened);
         let key = key.as_deref();
-        match event.what {
-            What::Decided(decision) => {
+        match event.kind {
+            EventKind::Decided(decision) => {
                 let retry_after = decision.retry_after().map(tracing::field::debug);
                 tracing::debug!(
                     policy,
@@ -65,32 +65,32 @@ impl Log {
                     "a request was refused"
                 );
             }
-            What::Failed { error, .. } if is_known(&**error) => {
+            EventKind::Failed { error, .. } if is_known(&**error) => {
                 let error = chain(&**error);
                 tracing::debug!(policy, outcome, shadow, error, key, "the rate limit storage was not asked");
             }
-            What::Failed { error, .. } => {
+            EventKind::Failed { error, .. } => {
                 if let Some(failed) = self.storage_failures.due() {
                     let error = chain(&**error);
                     tracing::warn!(policy, outcome, shadow, failed, error, key, "the rate limit storage failed");
                 }
             }
-            What::Missing(missing) if missing.is_clients_fault() => {
+            EventKind::KeyError(missing) if missing.is_clients_fault() => {
                 tracing::debug!(policy, outcome, shadow, reason = missing.reason(), "a request could not be limited");
             }
-            What::Missing(missing) => {
+            EventKind::KeyError(missing) => {
                 if let Some(requests) = self.setup_mistakes.due() {
                     let reason = missing.reason();
                     tracing::error!(policy, outcome, shadow, requests, reason, "requests cannot be limited");
                 }
             }
-            What::NotRefunded(error) => {
+            EventKind::NotRefunded(error) => {
                 if let Some(failed) = self.refund_failures.due() {
                     let error = chain(&**error);
                     tracing::warn!(policy, outcome, shadow, failed, error, key, "a hit could not be refunded");
                 }
             }
-            What::Refunded(_) => tracing::trace!(policy, outcome, shadow, key, "a hit was refunded"),
+            EventKind::Refunded(_) => tracing::trace!(policy, outcome, shadow, key, "a hit was refunded"),
         }
     }
 }
@@ -119,7 +119,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
 /// True for the error of an open breaker. Its cause was logged when the breaker opened.
 fn is_known(error: &(dyn Error + 'static)) -> bool {
     let mut sources = successors(Some(error), |error: &&(dyn Error + 'static)| Error::source(*error));
-    sources.any(|error| error.downcast_ref().is_some_and(BreakerError::is_left_alone))
+    sources.any(|error| error.downcast_ref().is_some_and(BreakerError::is_circuit_open))
 }
 
 pub(super) fn lint(lint: Lint) {

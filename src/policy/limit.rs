@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::name;
 use crate::error::or_panic;
-use crate::strategy::{Kernel, Outcome, Part, State, Status, Strategy};
+use crate::strategy::{Outcome, Part, State, Status, Strategy, StrategyDyn};
 use crate::{ConfigError, Quota, SlidingWindowCounter, Timestamp, TokenBucket};
 
 /// The bit of a limit's digest that says that the limit is only tried out.
@@ -42,7 +42,7 @@ pub(super) fn digests<'a>(limits: impl IntoIterator<Item = &'a Limit>, shadow: b
 /// ```
 #[derive(Clone)]
 pub struct Limit {
-    strategy: Arc<dyn Kernel>,
+    strategy: Arc<dyn StrategyDyn>,
     quota: Quota,
     name: Option<Box<str>>,
 }
@@ -68,7 +68,7 @@ impl Limit {
         Self::of(Arc::new(strategy), quota)
     }
 
-    pub(super) fn of(strategy: Arc<dyn Kernel>, quota: Quota) -> Result<Self, ConfigError> {
+    pub(super) fn of(strategy: Arc<dyn StrategyDyn>, quota: Quota) -> Result<Self, ConfigError> {
         strategy.validate(&quota)?;
         let limit = Self { strategy, quota, name: None };
         // What an unnamed policy is called on the wire.
@@ -98,10 +98,10 @@ impl Limit {
     }
 
     /// What one of so many has of it that divide it between them, under the same name.
-    pub(super) fn share(&self, replicas: NonZeroU32) -> Result<Self, ConfigError> {
-        let (strategy, quota) = match self.strategy.share(&self.quota, replicas) {
+    pub(super) fn divide(&self, replicas: NonZeroU32) -> Result<Self, ConfigError> {
+        let (strategy, quota) = match self.strategy.divide(&self.quota, replicas) {
             Some(share) => (share.strategy, share.quota),
-            None => (Arc::clone(&self.strategy), self.quota.share(replicas)),
+            None => (Arc::clone(&self.strategy), self.quota.divide(replicas)),
         };
         Ok(Self { name: self.name.clone(), ..Self::of(strategy, quota)? })
     }

@@ -244,7 +244,7 @@ impl Policy {
     /// use tower_ratelimit::Policy;
     ///
     /// let all: Policy = "token-bucket 10/second burst 50; 2/day".parse()?;
-    /// let share = all.share(NonZeroU32::new(4).unwrap())?;
+    /// let share = all.divide(NonZeroU32::new(4).unwrap())?;
     /// assert_eq!(share.to_string(), "token-bucket 2/second burst 12; sliding-window-counter 1/day");
     /// assert_eq!(share.identity(), all.identity());
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
@@ -253,19 +253,19 @@ impl Policy {
     /// # Errors
     ///
     /// When a strategy of one's own cannot keep its share. All others can.
-    pub fn share(&self, replicas: NonZeroU32) -> Result<Self, ConfigError> {
+    pub fn divide(&self, replicas: NonZeroU32) -> Result<Self, ConfigError> {
         if replicas == NonZeroU32::MIN {
             return Ok(self.clone());
         }
         let Inner { name, identity, digest, limit_digests, called, .. } = &*self.0;
         Ok(Self(Arc::new(Inner {
             name: name.clone(),
-            limits: self.limits().iter().map(|limit| limit.share(replicas)).collect::<Result<_, _>>()?,
+            limits: self.limits().iter().map(|limit| limit.divide(replicas)).collect::<Result<_, _>>()?,
             identity: identity.clone(),
             digest: *digest,
             limit_digests: limit_digests.clone(),
             called: called.clone(),
-            shadows: self.shadows().iter().map(|shadow| shadow.share(replicas)).collect::<Result<_, _>>()?,
+            shadows: self.shadows().iter().map(|shadow| shadow.divide(replicas)).collect::<Result<_, _>>()?,
         })))
     }
 
@@ -350,7 +350,7 @@ impl Policy {
     }
 
     /// The refusal of a storage that could not decide: every limit refuses, and shows nothing remaining, for
-    /// `retry_after` microseconds. Mark it [crowded](Decision::crowded) or [contended](Decision::contended).
+    /// `retry_after` microseconds. Mark it [storage full](Decision::storage_full) or [contended](Decision::contended).
     pub fn refuse(&self, now: Timestamp, cost: u32, retry_after: u64) -> Decision {
         let limits = self.limits();
         Decision::new(now, cost, Statuses::from_fn(limits.len(), |i| limits[i].refusal(retry_after)))

@@ -3,7 +3,7 @@ use std::fmt::Write;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 
-use super::{Refused, Rejection};
+use super::{RejectReason, Rejection};
 use crate::extract::Head;
 
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -47,13 +47,13 @@ pub(crate) const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-push
 pub struct GrpcRejection;
 
 impl<B: Default> Rejection<B> for GrpcRejection {
-    fn reject(&self, refused: Refused<'_>, _: &Head<'_>) -> Response<B> {
+    fn reject(&self, refused: RejectReason<'_>, _: &Head<'_>) -> Response<B> {
         let status = match refused {
-            Refused::Limit(_) => "8",
-            Refused::Storage => "14",
-            Refused::Missing(missing) if missing.status() == StatusCode::UNAUTHORIZED => "16",
-            Refused::Missing(missing) if missing.is_clients_fault() => "3",
-            Refused::Missing(_) => "13",
+            RejectReason::Limit(_) => "8",
+            RejectReason::Storage => "14",
+            RejectReason::Key(missing) if missing.status() == StatusCode::UNAUTHORIZED => "16",
+            RejectReason::Key(missing) if missing.is_clients_fault() => "3",
+            RejectReason::Key(_) => "13",
         };
         let message = HeaderValue::try_from(percent_encoded(&refused.message("")));
         let message = message.expect("printable ASCII is the value of a header field");
@@ -70,14 +70,14 @@ impl<B: Default> Rejection<B> for GrpcRejection {
 }
 
 /// When a client may retry: milliseconds, or -1 for never (gRFC A6).
-fn pushback(refused: Refused<'_>) -> Option<HeaderValue> {
+fn pushback(refused: RejectReason<'_>) -> Option<HeaderValue> {
     match refused {
-        Refused::Limit(refusal) => Some(match refusal.retry_after() {
+        RejectReason::Limit(refusal) => Some(match refusal.retry_after() {
             Some(wait) => u64::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX).into(),
             None => HeaderValue::from_static("-1"),
         }),
-        Refused::Storage => Some(HeaderValue::from_static("1000")),
-        Refused::Missing(_) => None,
+        RejectReason::Storage => Some(HeaderValue::from_static("1000")),
+        RejectReason::Key(_) => None,
     }
 }
 

@@ -1,8 +1,8 @@
 //! From a refusal to a response.
 
 mod grpc;
+mod limit_exceeded;
 mod problem;
-mod refusal;
 mod text;
 
 use std::sync::Arc;
@@ -11,46 +11,46 @@ use http::{Response, StatusCode};
 
 pub use self::grpc::GrpcRejection;
 pub(crate) use self::grpc::PUSHBACK;
+pub use self::limit_exceeded::LimitExceeded;
 pub use self::problem::ProblemRejection;
-pub use self::refusal::Refusal;
 pub use self::text::TextRejection;
-use crate::extract::{Head, Missing};
+use crate::extract::{Head, KeyError};
 
 /// Why a request is not passed on.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum Refused<'a> {
+pub enum RejectReason<'a> {
     /// The policy refused.
-    Limit(Refusal<'a>),
+    Limit(LimitExceeded<'a>),
     /// The storage failed, and [`OnError::Refuse`](crate::OnError::Refuse) was asked for.
     Storage,
     /// There is no key, or no cost.
-    Missing(&'a Missing),
+    Key(&'a KeyError),
 }
 
-impl Refused<'_> {
-    /// The status to answer with: 429 for a limit, 503 for a storage, and [`Missing::status`] for a
+impl RejectReason<'_> {
+    /// The status to answer with: 429 for a limit, 503 for a storage, and [`KeyError::status`] for a
     /// missing key or cost.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Limit(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Storage => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Missing(missing) => missing.status(),
+            Self::Key(missing) => missing.status(),
         }
     }
 }
 
 /// Makes the response to a refused request, of the inner service's own body type.
 ///
-/// Closures over [`Refused`] and the request's [`Head`] do. On whatever is made for a limit, the middleware then sets
+/// Closures over [`RejectReason`] and the request's [`Head`] do. On whatever is made for a limit, the middleware then sets
 /// `X-RateLimit-*` and `Retry-After`, and `Cache-Control: no-store` unless there is a `Cache-Control` already.
 ///
 /// ```
 /// use http::Response;
 /// use tower_ratelimit::extract::Head;
-/// use tower_ratelimit::{Global, Quota, RateLimitLayer, Refused};
+/// use tower_ratelimit::{Global, Quota, RateLimitLayer, RejectReason};
 ///
-/// let layer = RateLimitLayer::new(Quota::per_second(10), Global).rejection(|refused: Refused<'_>, head: &Head<'_>| {
+/// let layer = RateLimitLayer::new(Quota::per_second(10), Global).rejection(|refused: RejectReason<'_>, head: &Head<'_>| {
 ///     let mut response = Response::new(format!("not now: {}", head.uri().path()));
 ///     *response.status_mut() = refused.status();
 ///     response
@@ -70,7 +70,7 @@ impl Refused<'_> {
 )]
 pub trait Rejection<B>: Send + Sync + 'static {
     /// The response to a refused request.
-    fn reject(&self, refused: Refused<'_>, head: &Head<'_>) -> Response<B>;
+    fn reject(&self, refused: RejectReason<'_>, head: &Head<'_>) -> Response<B>;
 }
 
 /// A status without a body.
@@ -79,7 +79,7 @@ pub trait Rejection<B>: Send + Sync + 'static {
 pub struct EmptyRejection;
 
 impl<B: Default> Rejection<B> for EmptyRejection {
-    fn reject(&self, refused: Refused<'_>, _: &Head<'_>) -> Response<B> {
+    fn reject(&self, refused: RejectReason<'_>, _: &Head<'_>) -> Response<B> {
         let mut response = Response::new(B::default());
         *response.status_mut() = refused.status();
         response
@@ -88,16 +88,16 @@ impl<B: Default> Rejection<B> for EmptyRejection {
 
 impl<F, B> Rejection<B> for F
 where
-    F: Fn(Refused<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
+    F: Fn(RejectReason<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
 {
-    fn reject(&self, refused: Refused<'_>, head: &Head<'_>) -> Response<B> {
+    fn reject(&self, refused: RejectReason<'_>, head: &Head<'_>) -> Response<B> {
         self(refused, head)
     }
 }
 
 /// Lets the compiler infer the types of the arguments of a closure that is used as a [`Rejection`].
 ///
-/// A closure that names the types, `|refused: Refused<'_>, head: &Head<'_>| ..`, needs no
+/// A closure that names the types, `|refused: RejectReason<'_>, head: &Head<'_>| ..`, needs no
 /// `rejection_by`.
 ///
 /// ```
@@ -112,21 +112,21 @@ where
 /// ```
 pub fn rejection_by<F, B>(reject: F) -> F
 where
-    F: Fn(Refused<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
+    F: Fn(RejectReason<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
 {
     reject
 }
 
 /// One for several layers.
 impl<B, R: Rejection<B> + ?Sized> Rejection<B> for Arc<R> {
-    fn reject(&self, refused: Refused<'_>, head: &Head<'_>) -> Response<B> {
+    fn reject(&self, refused: RejectReason<'_>, head: &Head<'_>) -> Response<B> {
         (**self).reject(refused, head)
     }
 }
 
 /// One chosen while the program runs.
 impl<B: 'static> Rejection<B> for Box<dyn Rejection<B>> {
-    fn reject(&self, refused: Refused<'_>, head: &Head<'_>) -> Response<B> {
+    fn reject(&self, refused: RejectReason<'_>, head: &Head<'_>) -> Response<B> {
         (**self).reject(refused, head)
     }
 }

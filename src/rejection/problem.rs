@@ -3,7 +3,7 @@ use std::fmt::{self, Write};
 use http::Response;
 use http::header::{CONTENT_TYPE, HeaderValue};
 
-use super::{Refused, Rejection};
+use super::{RejectReason, Rejection};
 use crate::extract::Head;
 
 /// A problem in JSON, `application/problem+json` (RFC 9457), for programs to read.
@@ -44,7 +44,7 @@ use crate::extract::Head;
 pub struct ProblemRejection;
 
 impl<B: From<String>> Rejection<B> for ProblemRejection {
-    fn reject(&self, refused: Refused<'_>, _: &Head<'_>) -> Response<B> {
+    fn reject(&self, refused: RejectReason<'_>, _: &Head<'_>) -> Response<B> {
         // Room for a limit's problem with a few short names.
         let mut problem = String::with_capacity(320);
         write_problem(refused, &mut problem).expect("writing to a string does not fail");
@@ -55,16 +55,16 @@ impl<B: From<String>> Rejection<B> for ProblemRejection {
     }
 }
 
-fn write_problem(refused: Refused<'_>, json: &mut String) -> fmt::Result {
+fn write_problem(refused: RejectReason<'_>, json: &mut String) -> fmt::Result {
     let status = refused.status();
     let (kind, title) = match refused {
-        Refused::Limit(_) => ("https://iana.org/assignments/http-problem-types#quota-exceeded", "Quota exceeded"),
-        Refused::Storage | Refused::Missing(_) => ("about:blank", status.canonical_reason().unwrap_or_default()),
+        RejectReason::Limit(_) => ("https://iana.org/assignments/http-problem-types#quota-exceeded", "Quota exceeded"),
+        RejectReason::Storage | RejectReason::Key(_) => ("about:blank", status.canonical_reason().unwrap_or_default()),
     };
     write!(json, r#"{{"type":"{kind}","title":"{title}","status":{}"#, status.as_u16())?;
     json.push_str(r#","detail":"#);
     write_string(&refused.message(""), json)?;
-    if let Refused::Limit(refusal) = refused {
+    if let RejectReason::Limit(refusal) = refused {
         json.push_str(r#","violated-policies":["#);
         for (i, position) in refusal.refusing().enumerate() {
             // A name is printable ASCII, so strings of Structured Fields and of JSON are the same.

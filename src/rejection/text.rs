@@ -1,7 +1,7 @@
 use http::Response;
 use http::header::{CONTENT_TYPE, HeaderValue};
 
-use super::{Refused, Rejection};
+use super::{RejectReason, Rejection};
 use crate::extract::Head;
 use crate::time::seconds_up;
 
@@ -16,7 +16,7 @@ pub struct TextRejection;
 
 #[diagnostic::do_not_recommend]
 impl<B: From<String>> Rejection<B> for TextRejection {
-    fn reject(&self, refused: Refused<'_>, _: &Head<'_>) -> Response<B> {
+    fn reject(&self, refused: RejectReason<'_>, _: &Head<'_>) -> Response<B> {
         let mut response = Response::new(refused.message("\n").into());
         *response.status_mut() = refused.status();
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
@@ -24,7 +24,7 @@ impl<B: From<String>> Rejection<B> for TextRejection {
     }
 }
 
-impl Refused<'_> {
+impl RejectReason<'_> {
     /// The message to the client, followed by `end`.
     pub(super) fn message(&self, end: &str) -> String {
         let text = match self {
@@ -38,8 +38,8 @@ impl Refused<'_> {
             },
             Self::Storage => "temporarily unavailable, retry in 1 s",
             // Developers see the reason of their mistake. Clients of a release do not.
-            Self::Missing(missing) if missing.is_clients_fault() || cfg!(debug_assertions) => missing.reason(),
-            Self::Missing(_) => "internal server error",
+            Self::Key(missing) if missing.is_clients_fault() || cfg!(debug_assertions) => missing.reason(),
+            Self::Key(_) => "internal server error",
         };
         [text, end].concat()
     }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::str::FromStr;
 use std::task::{Context, Poll};
 
-use super::{Ask, MemoryStorage, Shown, Storage};
+use super::{MemoryStorage, Storage, StorageRequest, Summary};
 use crate::{BoxError, ConfigError, Decision, Key, Policy};
 
 /// A storage that a URL chooses, for example one from the configuration.
@@ -134,55 +134,55 @@ impl AnyStorage {
 
 impl Storage for AnyStorage {
     type Error = BoxError;
-    type Decided = Either<Decision>;
-    type Done = Either<()>;
+    type DecideFuture = AnyFuture<Decision>;
+    type UpdateFuture = AnyFuture<()>;
 
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
         match &self.0 {
-            Any::Memory(storage) => Either(Inner::Now(storage.decide(ask))),
+            Any::Memory(storage) => AnyFuture(Inner::Now(storage.decide(ask))),
             #[cfg(feature = "redis")]
-            Any::Redis(storage) => Either(Inner::Redis(storage.decide(ask))),
+            Any::Redis(storage) => AnyFuture(Inner::Redis(storage.decide(ask))),
             #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => Either(Inner::Memcached(storage.decide(ask))),
+            Any::Memcached(storage) => AnyFuture(Inner::Memcached(storage.decide(ask))),
             #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => Either(Inner::Etcd(storage.decide(ask))),
+            Any::Etcd(storage) => AnyFuture(Inner::Etcd(storage.decide(ask))),
         }
     }
 
     #[inline]
-    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
+    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
         match &self.0 {
-            Any::Memory(storage) => storage.hit_at_once(ask, shown),
+            Any::Memory(storage) => storage.try_admit(ask, shown),
             #[cfg(feature = "redis")]
-            Any::Redis(storage) => storage.hit_at_once(ask, shown),
+            Any::Redis(storage) => storage.try_admit(ask, shown),
             #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => storage.hit_at_once(ask, shown),
+            Any::Memcached(storage) => storage.try_admit(ask, shown),
             #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => storage.hit_at_once(ask, shown),
+            Any::Etcd(storage) => storage.try_admit(ask, shown),
         }
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         match &self.0 {
-            Any::Memory(storage) => Either(Inner::Now(storage.clear(policy, key))),
+            Any::Memory(storage) => AnyFuture(Inner::Now(storage.clear(policy, key))),
             #[cfg(feature = "redis")]
-            Any::Redis(storage) => Either(Inner::Redis(storage.clear(policy, key))),
+            Any::Redis(storage) => AnyFuture(Inner::Redis(storage.clear(policy, key))),
             #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => Either(Inner::Memcached(storage.clear(policy, key))),
+            Any::Memcached(storage) => AnyFuture(Inner::Memcached(storage.clear(policy, key))),
             #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => Either(Inner::Etcd(storage.clear(policy, key))),
+            Any::Etcd(storage) => AnyFuture(Inner::Etcd(storage.clear(policy, key))),
         }
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         match &self.0 {
-            Any::Memory(storage) => Either(Inner::Now(storage.refund(policy, key, decision))),
+            Any::Memory(storage) => AnyFuture(Inner::Now(storage.refund(policy, key, decision))),
             #[cfg(feature = "redis")]
-            Any::Redis(storage) => Either(Inner::Redis(storage.refund(policy, key, decision))),
+            Any::Redis(storage) => AnyFuture(Inner::Redis(storage.refund(policy, key, decision))),
             #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => Either(Inner::Memcached(storage.refund(policy, key, decision))),
+            Any::Memcached(storage) => AnyFuture(Inner::Memcached(storage.refund(policy, key, decision))),
             #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => Either(Inner::Etcd(storage.refund(policy, key, decision))),
+            Any::Etcd(storage) => AnyFuture(Inner::Etcd(storage.refund(policy, key, decision))),
         }
     }
 
@@ -209,7 +209,7 @@ impl Storage for AnyStorage {
 
 /// An answer of [`AnyStorage`], on its way.
 #[must_use = "futures do nothing unless they are polled"]
-pub struct Either<T>(Inner<T>);
+pub struct AnyFuture<T>(Inner<T>);
 
 enum Inner<T> {
     Now(Ready<Result<T, std::convert::Infallible>>),
@@ -221,7 +221,7 @@ enum Inner<T> {
     Etcd(Pin<Box<dyn Future<Output = Result<T, super::EtcdStorageError>> + Send>>),
 }
 
-impl<T> Future for Either<T>
+impl<T> Future for AnyFuture<T>
 where
     Ready<Result<T, std::convert::Infallible>>: Unpin,
 {
@@ -254,7 +254,7 @@ impl fmt::Debug for AnyStorage {
     }
 }
 
-impl<T> fmt::Debug for Either<T> {
+impl<T> fmt::Debug for AnyFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Either").finish_non_exhaustive()
     }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use super::{Ask, Shown, Storage};
+use super::{Storage, StorageRequest, Summary};
 use crate::{BoxError, ConfigError, Decision, Key, Policy};
 
 /// Any [`Storage`] behind one type, for programs that choose a storage and its wrappers at run time.
@@ -51,23 +51,23 @@ impl fmt::Debug for BoxStorage {
 
 impl Storage for BoxStorage {
     type Error = BoxError;
-    type Decided = BoxAnswer<Decision>;
-    type Done = BoxAnswer<()>;
+    type DecideFuture = BoxAnswer<Decision>;
+    type UpdateFuture = BoxAnswer<()>;
 
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
         self.0.decide(ask)
     }
 
     #[inline]
-    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
-        self.0.hit_at_once(ask, shown)
+    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+        self.0.try_admit(ask, shown)
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         self.0.clear(policy, key)
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         self.0.refund(policy, key, decision)
     }
 
@@ -82,8 +82,8 @@ impl Storage for BoxStorage {
 
 /// [`Storage`] without associated types.
 trait AnyKind: fmt::Debug + Send + Sync {
-    fn decide(&self, ask: Ask<'_>) -> BoxAnswer<Decision>;
-    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool;
+    fn decide(&self, ask: StorageRequest<'_>) -> BoxAnswer<Decision>;
+    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool;
     fn clear(&self, policy: &Policy, key: &Key) -> BoxAnswer<()>;
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> BoxAnswer<()>;
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError>;
@@ -91,12 +91,12 @@ trait AnyKind: fmt::Debug + Send + Sync {
 }
 
 impl<St: Storage> AnyKind for St {
-    fn decide(&self, ask: Ask<'_>) -> BoxAnswer<Decision> {
+    fn decide(&self, ask: StorageRequest<'_>) -> BoxAnswer<Decision> {
         BoxAnswer::of(Storage::decide(self, ask))
     }
 
-    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
-        Storage::hit_at_once(self, ask, shown)
+    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+        Storage::try_admit(self, ask, shown)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> BoxAnswer<()> {

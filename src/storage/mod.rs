@@ -14,7 +14,7 @@
 //!
 //! | wrapper | adds |
 //! |---|---|
-//! | [`Deadline`] | a timeout; the shared storages have one of their own |
+//! | [`Timeout`] | a timeout; the shared storages have one of their own |
 //! | [`Breaker`] | no calls to a storage that keeps failing, and a fallback |
 //! | [`RefusalCache`] | refusals without a round trip |
 //! | [`Leases`] | hits without a round trip |
@@ -23,23 +23,28 @@
 //! of each storage. The guide on [outages](crate::guide::outages) says which requests fail, and for how long.
 
 mod any;
-mod around;
 mod boxed;
+mod breaker;
 mod cas;
 mod clock;
+mod counters;
 mod deadline;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod infallible;
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
-mod link;
+mod key_table;
+mod leases;
 #[cfg(feature = "memcached")]
 mod memcached;
 mod memory;
 mod names;
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+mod net;
 #[cfg(feature = "redis")]
 mod redis;
+mod refusal_cache;
 mod text;
+mod timeout;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod tls;
 #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
@@ -50,29 +55,29 @@ use std::fmt;
 use crate::strategy::Status;
 use crate::{BoxError, ConfigError, Decision, Key, Op, Policy, Timestamp};
 
-pub use self::any::{AnyStorage, Either};
-#[cfg(feature = "metrics")]
-pub(crate) use self::around::PATHS;
-pub use self::around::{
-    Breaker, BreakerError, Circuit, CircuitState, Deadline, DeadlineError, LeaseError, Leases, NoFallback, Phase,
-    RefusalCache,
-};
+pub use self::any::{AnyFuture, AnyStorage};
 pub use self::boxed::{BoxAnswer, BoxStorage};
+#[cfg(feature = "metrics")]
+pub(crate) use self::breaker::PATHS;
+pub use self::breaker::{Breaker, BreakerError, Circuit, CircuitState, NoFallback, Phase};
 pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 #[cfg(feature = "etcd")]
 pub use self::etcd::{EtcdStorage, EtcdStorageError};
 pub use self::infallible::InfallibleStorage;
+pub use self::leases::{LeaseError, Leases};
 #[cfg(feature = "memcached")]
 pub use self::memcached::{MemcachedStorage, MemcachedStorageError};
 pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisStorage, RedisStorageError};
+pub use self::refusal_cache::RefusalCache;
+pub use self::timeout::{Timeout, TimeoutError};
 
 /// What a storage is asked to decide.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct Ask<'a> {
+pub struct StorageRequest<'a> {
     /// The limits that bind the key.
     pub policy: &'a Policy,
     /// Who is asking.
@@ -83,7 +88,7 @@ pub struct Ask<'a> {
     pub cost: u32,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> StorageRequest<'a> {
     /// A hit or a peek of `cost` units by `key`.
     pub fn new(policy: &'a Policy, key: &'a Key, op: Op, cost: u32) -> Self {
         Self { policy, key, op, cost }
@@ -93,14 +98,14 @@ impl<'a> Ask<'a> {
 /// What a client is told of a hit that was admitted at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
-pub struct Shown {
+pub struct Summary {
     /// When the storage decided, by the wall clock.
     pub at: Timestamp,
     /// The answer of the one limit that a decision would [show](Decision::shown).
     pub limit: Status,
 }
 
-impl Default for Shown {
+impl Default for Summary {
     #[inline]
     fn default() -> Self {
         Self { at: Timestamp::EPOCH, limit: Status::admitted(0, 0, 0) }
@@ -124,7 +129,7 @@ impl Default for Shown {
 /// use std::convert::Infallible;
 /// use std::future::{Ready, ready};
 /// use std::sync::{Arc, Mutex};
-/// use tower_ratelimit::storage::{Ask, Storage};
+/// use tower_ratelimit::storage::{StorageRequest, Storage};
 /// use tower_ratelimit::strategy::State;
 /// use tower_ratelimit::{Decision, Key, Policy, Timestamp};
 ///
@@ -146,19 +151,19 @@ impl Default for Shown {
 ///
 /// impl Storage for MapStorage {
 ///     type Error = Infallible;
-///     type Decided = Ready<Result<Decision, Infallible>>;
-///     type Done = Ready<Result<(), Infallible>>;
+///     type DecideFuture = Ready<Result<Decision, Infallible>>;
+///     type UpdateFuture = Ready<Result<(), Infallible>>;
 ///
-///     fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+///     fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
 ///         let now = Timestamp::wall_clock();
 ///         ready(Ok(self.with_states(ask.policy, ask.key, |states| ask.policy.decide(states, now, ask.op, ask.cost))))
 ///     }
 ///
-///     fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+///     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
 ///         ready(Ok(self.with_states(policy, key, |states| states.fill(State::Fresh))))
 ///     }
 ///
-///     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+///     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
 ///         let now = Timestamp::wall_clock();
 ///         ready(Ok(self.with_states(policy, key, |states| policy.refund(states, now, decision))))
 ///     }
@@ -168,27 +173,27 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Why it could not decide. A storage that cannot fail says [`Infallible`](std::convert::Infallible).
     type Error: Into<BoxError> + Send + 'static;
     /// A decision on its way.
-    type Decided: Future<Output = Result<Decision, Self::Error>> + Send + Unpin + 'static;
+    type DecideFuture: Future<Output = Result<Decision, Self::Error>> + Send + Unpin + 'static;
     /// A change on its way.
-    type Done: Future<Output = Result<(), Self::Error>> + Send + Unpin + 'static;
+    type UpdateFuture: Future<Output = Result<(), Self::Error>> + Send + Unpin + 'static;
 
     /// Decides on a hit or a peek.
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided;
+    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture;
 
     /// A hit, where that can be told at once and faster than a whole decision is put together: `true` when it is admitted
     /// and goes on without waiting; then `shown` is filled in, if it is there. `false` may mean anything, and nothing has
     /// happened, not even a refusal that counts: [`decide`](Self::decide) is asked then. It is what a storage answers that does not override this.
     #[inline]
-    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
+    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
         let _ = (ask, shown);
         false
     }
 
     /// Forgets the key: all limits of the policy.
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done;
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture;
 
     /// Gives back what a hit took, as far as [`Policy::refund`] says. `decision` is what that hit was answered.
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done;
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture;
 
     /// Refuses a policy that this storage cannot keep: one that may remember more than there is room for, or of which there are no
     /// [leases](Leases). It is asked when policy

@@ -1,8 +1,8 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use super::debt::{Debt, script_arguments};
-use super::{Hit, Script, Share, State, Status, Strategy};
+use super::gcra::{Debt, script_arguments};
+use super::{Divided, Hit, Script, State, Status, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
 
 /// A bounded queue served at a constant rate: shapes traffic instead of turning it away.
@@ -106,10 +106,10 @@ impl Strategy for LeakyBucket {
     }
 
     /// Places are divided too: at least one stays if there was one, unless that would be a wait of more than 142 years.
-    fn share(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Share> {
-        let (places, share) = (self.places(quota), quota.share(replicas));
+    fn divide(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Divided> {
+        let (places, share) = (self.places(quota), quota.divide(replicas));
         let places = (places / replicas).max(places.min(1)).min(share.most_in_time() - 1);
-        Some(Share::new(Self::new().queue(places), share))
+        Some(Divided::new(Self::new().queue(places), share))
     }
 
     fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {

@@ -21,21 +21,21 @@
 //! All rules are exact: they count in whole microseconds, or in fractions of one where a period is no multiple of the
 //! amount.
 
-mod debt;
+mod divided;
 mod elastic_window;
-mod exact;
 mod fixed_window;
-mod kernel;
+mod gcra;
 mod leaky_bucket;
 mod log;
 mod mark;
 mod moving_window;
+mod muldiv;
 mod outcome;
 mod script;
-mod share;
 mod sliding_window_counter;
 mod state;
 mod status;
+mod strategy_dyn;
 mod token_bucket;
 
 use std::fmt;
@@ -44,18 +44,18 @@ use std::sync::Arc;
 
 use crate::{ConfigError, Quota, Timestamp};
 
+pub use self::divided::Divided;
 pub use self::elastic_window::ElasticWindow;
 pub use self::fixed_window::FixedWindow;
-pub(crate) use self::kernel::{Kernel, Part};
 pub use self::leaky_bucket::LeakyBucket;
 pub use self::log::Log;
 pub use self::moving_window::MovingWindow;
 pub use self::outcome::Outcome;
 pub use self::script::Script;
-pub use self::share::Share;
 pub use self::sliding_window_counter::SlidingWindowCounter;
 pub use self::state::State;
 pub use self::status::{Hit, Status};
+pub(crate) use self::strategy_dyn::{Part, StrategyDyn};
 pub use self::token_bucket::TokenBucket;
 
 /// A rule that spends a quota over time, as a pure function.
@@ -190,8 +190,8 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     }
 
     /// What one of so many has of this limit that divide it between them. `None`, as it is unless overridden, means this strategy
-    /// and the [quota's share](Quota::share): override it where the strategy has amounts of its own, as a leaky bucket has places.
-    fn share(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Share> {
+    /// and the [quota's share](Quota::divide): override it where the strategy has amounts of its own, as a leaky bucket has places.
+    fn divide(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Divided> {
         let _ = (quota, replicas);
         None
     }
@@ -214,7 +214,7 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
 }
 
 /// The strategies that strings can name, as the vectors do, with their second names. `None` for any other name.
-pub(crate) fn by_name(name: &str) -> Option<Arc<dyn Kernel>> {
+pub(crate) fn by_name(name: &str) -> Option<Arc<dyn StrategyDyn>> {
     Some(match &*name.to_ascii_lowercase() {
         "fixed-window" | "interval-token-bucket" => Arc::new(FixedWindow::new()),
         "fixed-window-aligned" => Arc::new(FixedWindow::aligned()),

@@ -1,4 +1,4 @@
-use super::exact::{mul_div_ceil, mul_div_floor};
+use super::muldiv::{mul_div_ceil, mul_div_floor};
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 

@@ -1,4 +1,4 @@
-use super::debt::{Debt, script_arguments};
+use super::gcra::{Debt, script_arguments};
 use super::mark::Mark;
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::quota::Span;

@@ -8,7 +8,7 @@ use tokio::runtime::Runtime;
 use tokio::task::{JoinSet, yield_now};
 
 use super::desk::{failed, runtime, runtime_of_threads};
-use crate::storage::Ask;
+use crate::storage::StorageRequest;
 use crate::{Decision, Key, Op, Policy, Storage};
 
 const TASKS: u32 = 8;
@@ -94,7 +94,7 @@ pub(super) fn leaving_disturbs_nobody<St: Storage>(runtime: &Runtime, policy: &P
             all.spawn(async move {
                 let room = answer(&storage, &policy, &key, Op::Peek).await.remaining();
                 for hits in 1..=HITS {
-                    leave(storage.decide(Ask::new(&policy, &Key::from("leaves"), Op::Hit, room))).await;
+                    leave(storage.decide(StorageRequest::new(&policy, &Key::from("leaves"), Op::Hit, room))).await;
                     let hit = answer(&storage, &policy, &key, Op::Hit).await;
                     let expected = (room.saturating_sub(hits), 1, true);
                     let told = (hit.remaining(), hit.cost(), hit.is_admitted());
@@ -127,7 +127,7 @@ async fn hit_until_refused<St: Storage>(storage: St, policy: Policy, key: Key, r
     let mut admitted = 0;
     // One that admits without end is found out, too.
     while admitted <= room {
-        let at_once = at_once && storage.hit_at_once(Ask::new(&policy, &key, Op::Hit, 1), None);
+        let at_once = at_once && storage.try_admit(StorageRequest::new(&policy, &key, Op::Hit, 1), None);
         if !at_once && answer(&storage, &policy, &key, Op::Hit).await.is_refused() {
             break;
         }
@@ -139,7 +139,7 @@ async fn hit_until_refused<St: Storage>(storage: St, policy: Policy, key: Key, r
 /// What one unit is answered in the end.
 async fn answer<St: Storage>(storage: &St, policy: &Policy, key: &Key, op: Op) -> Decision {
     for _ in 0..PATIENCE {
-        let decided = storage.decide(Ask::new(policy, key, op, 1)).await.map_err(failed);
+        let decided = storage.decide(StorageRequest::new(policy, key, op, 1)).await.map_err(failed);
         let decision = decided.unwrap_or_else(|error| panic!("law 9: {error}"));
         if !decision.is_contended() {
             return decision;

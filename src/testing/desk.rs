@@ -2,7 +2,7 @@
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::storage::{Ask, ManualClock};
+use crate::storage::{ManualClock, StorageRequest};
 use crate::{BoxError, Decision, Key, Op, Policy, Storage};
 
 /// How often somebody who is alone comes back before that is no excuse any more.
@@ -36,7 +36,7 @@ impl<'a, St: Storage> Desk<'a, St> {
     /// A storage may refuse as contended now and then; who is alone gets an answer when it comes back.
     pub(super) fn try_decide(&self, policy: &Policy, key: &Key, op: Op, cost: u32) -> Result<Decision, String> {
         for _ in 0..PATIENCE {
-            let ask = self.storage.decide(Ask::new(policy, key, op, cost));
+            let ask = self.storage.decide(StorageRequest::new(policy, key, op, cost));
             let decision = self.runtime.block_on(ask).map_err(failed)?;
             if !decision.is_contended() {
                 return Ok(decision);

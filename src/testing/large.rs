@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use super::Model;
 use super::desk::failed;
 use super::one_by_one::{Trial, parsed};
-use crate::storage::{Ask, Clock, ManualClock};
+use crate::storage::{Clock, ManualClock, StorageRequest};
 use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
 
 /// Hits of as many keys at once.
@@ -104,9 +104,9 @@ pub(super) fn many_keys_do_not_mix<St: Storage>(runtime: &Runtime, scripts: u32,
             all.spawn(async move {
                 for number in 0..each {
                     let key = Key::from(format!("client {task}-{number}"));
-                    let hit = storage.decide(Ask::new(&policy, &key, Op::Hit, 1)).await.map_err(failed);
+                    let hit = storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.map_err(failed);
                     let hit = hit.unwrap_or_else(|error| panic!("law 10: {error}"));
-                    let is_first = hit.is_admitted() || hit.is_crowded() || hit.is_contended();
+                    let is_first = hit.is_admitted() || hit.is_storage_full() || hit.is_contended();
                     assert!(
                         is_first,
                         "law 10: keys do not mix: {key} has never been hit, and another key has spent its unit"

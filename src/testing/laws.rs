@@ -21,21 +21,21 @@ pub(super) type Outcome = Result<(), TestCaseError>;
 /// The laws of a strategy, tried on random quotas and scripts, alone and beside other limits.
 ///
 /// ```
-/// use tower_ratelimit::{TokenBucket, testing::Laws};
+/// use tower_ratelimit::{TokenBucket, testing::StrategyLaws};
 ///
-/// Laws::new(TokenBucket::new())
+/// StrategyLaws::new(TokenBucket::new())
 ///     .with_bursts()
 ///     .promise(|quota| u64::from(quota.burst_size().unwrap_or(quota.amount())) + u64::from(quota.amount()))
 ///     .check();
 /// ```
 #[must_use = "nothing is tried until `check` is called"]
-pub struct Laws {
+pub struct StrategyLaws {
     limit: Arc<MakeLimit>,
     bursts: bool,
     promise: Option<Arc<Promise>>,
 }
 
-impl Laws {
+impl StrategyLaws {
     /// The laws of this strategy.
     pub fn new(strategy: impl Strategy + Clone) -> Self {
         let limit = move |quota| Limit::try_new(strategy.clone(), quota).ok();
@@ -169,7 +169,7 @@ impl Laws {
     }
 }
 
-impl fmt::Debug for Laws {
+impl fmt::Debug for StrategyLaws {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Laws").field("bursts", &self.bursts).finish_non_exhaustive()
     }

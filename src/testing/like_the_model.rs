@@ -10,7 +10,7 @@ use proptest::{prop_assert, prop_assert_eq, prop_oneof};
 use super::Model;
 use super::desk::{Desk, runtime};
 use super::laws::run_some;
-use crate::storage::{Ask, Clock, ManualClock, Shown};
+use crate::storage::{Clock, ManualClock, StorageRequest, Summary};
 use crate::{Decision, Key, Limit, Op, Policy, Storage};
 
 #[derive(Clone, Copy, Debug)]
@@ -124,12 +124,13 @@ fn like_the_model<St: Storage>(
                 }
                 Action::HitAtOnce(cost) => {
                     let cost = cost.units(policy);
-                    let mut shown = Shown::default();
-                    let admitted = desk.storage.hit_at_once(Ask::new(policy, &key, Op::Hit, cost), Some(&mut shown));
+                    let mut shown = Summary::default();
+                    let admitted =
+                        desk.storage.try_admit(StorageRequest::new(policy, &key, Op::Hit, cost), Some(&mut shown));
                     let expected = model.decide(policy, &key, Op::Hit, cost, now);
                     if admitted {
                         prop_assert!(expected.is_admitted() && expected.delay().is_zero());
-                        prop_assert_eq!(shown, Shown { at: expected.at(), limit: *expected.shown() });
+                        prop_assert_eq!(shown, Summary { at: expected.at(), limit: *expected.shown() });
                     } else {
                         // It has taken nothing.
                         let decision = desk.try_decide(policy, &key, Op::Hit, cost).map_err(TestCaseError::fail)?;

@@ -2,9 +2,9 @@
 //!
 //! | what is yours | prove it with |
 //! |---|---|
-//! | a [`Strategy`](crate::strategy::Strategy) | [`Laws`] |
+//! | a [`Strategy`](crate::strategy::Strategy) | [`StrategyLaws`] |
 //! | a [`Storage`](crate::Storage) | [`StorageLaws`] |
-//! | a [`CasStorage`](crate::storage::CasStorage) | [`SwapLaws`], then [`StorageLaws`] of a [`Cas`](crate::storage::Cas) over it |
+//! | a [`CasStorage`](crate::storage::CasStorage) | [`CasLaws`], then [`StorageLaws`] of a [`Cas`](crate::storage::Cas) over it |
 //!
 //! A failure names the law that is broken, in at most ten lines. Where scripts are random it shows the smallest script that
 //! breaks the law. `PROPTEST_CASES` sets how many scripts are tried.
@@ -13,7 +13,7 @@
 //! use tower_ratelimit::{FixedWindow, testing};
 //!
 //! // In a test: FixedWindow promises fewer than twice the amount in any period.
-//! testing::Laws::new(FixedWindow::new()).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
+//! testing::StrategyLaws::new(FixedWindow::new()).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
 //! ```
 
 mod at_once;
@@ -31,8 +31,8 @@ mod storage;
 mod swaps;
 
 pub use self::at_once::{concurrent_hits_are_exact, concurrent_refunds_are_exact};
-pub use self::laws::Laws;
+pub use self::laws::StrategyLaws;
 pub use self::like_the_model::{decides_like_the_model, policies_of_one_name_share_only_what_is_the_same};
 pub use self::model::Model;
 pub use self::storage::StorageLaws;
-pub use self::swaps::SwapLaws;
+pub use self::swaps::CasLaws;

@@ -180,13 +180,13 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Trial<'_, M> {
         for policy in self.policies {
             let [key, other] =
                 ["cleared", "kept"].map(|text| Key::join([&Key::from(text), &Key::from(policy.identity())]));
-            let elsewhere = policy.clone().with_name("elsewhere");
+            let second_handle = policy.clone().with_name("elsewhere");
             let fresh = desk.peek(policy, &key, 1).remaining();
-            for (policy, key) in [(policy, &key), (policy, &other), (&elsewhere, &key)] {
+            for (policy, key) in [(policy, &key), (policy, &other), (&second_handle, &key)] {
                 let _ = desk.exhaust(policy, key);
             }
             desk.clear(policy, &key);
-            let left = [(policy, &key), (policy, &other), (&elsewhere, &key)]
+            let left = [(policy, &key), (policy, &other), (&second_handle, &key)]
                 .map(|(policy, key)| desk.peek(policy, key, 1).remaining());
             desk.must(left[0] == fresh, || format!("{policy} has {} of {fresh} left after a clear", left[0]));
             desk.must(left[1] == 0, || format!("{policy}: another key was cleared too"));

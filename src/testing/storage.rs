@@ -33,7 +33,7 @@ const TOGETHER: [&str; 4] = [
 ];
 
 /// What many callers share.
-const CROWDED: [&str; 4] = [
+const STORAGE_FULL: [&str; 4] = [
     "fixed-window 300/day",
     "token-bucket 300/year",
     "elastic-window 300/day; fixed-window 400/day",
@@ -77,20 +77,20 @@ pub struct StorageLaws<St, M> {
     make: M,
     more: Vec<Policy>,
     scripts: u32,
-    elsewhere: Option<Box<Elsewhere<St>>>,
+    second_handle: Option<Box<Elsewhere<St>>>,
 }
 
 impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     /// The laws of what `make` makes: an empty storage with this clock.
     pub fn new(make: M) -> Self {
-        Self { make, more: Vec::new(), scripts: Config::default().cases, elsewhere: None }
+        Self { make, more: Vec::new(), scripts: Config::default().cases, second_handle: None }
     }
 
-    /// Law 9 with handles on the same states as other processes have them: `elsewhere` makes one, with the time of the one it is
+    /// Law 9 with handles on the same states as other processes have them: `second_handle` makes one, with the time of the one it is
     /// given. For storages whose clones share more than the states: connections, locks, a [`Cas`](crate::storage::Cas) in which they
     /// wait for one another.
-    pub fn elsewhere(self, elsewhere: impl Fn(&St) -> St + 'static) -> Self {
-        Self { elsewhere: Some(Box::new(elsewhere)), ..self }
+    pub fn second_handle(self, second_handle: impl Fn(&St) -> St + 'static) -> Self {
+        Self { second_handle: Some(Box::new(second_handle)), ..self }
     }
 
     /// Law 8 with these policies too: those with strategies of one's own, or that the storage treats in some other way.
@@ -141,13 +141,13 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     fn many_at_once(&self) {
         // So many hits that an update that is lost once in a thousand is found out.
         let many = parsed(&format!("fixed-window {}/day", (16 * self.scripts).clamp(300, 4_096)));
-        let crowded = self.that_can_be_kept(CROWDED.map(parsed).into_iter().chain([many]));
+        let storage_full = self.that_can_be_kept(STORAGE_FULL.map(parsed).into_iter().chain([many]));
         for (runtime, threads) in [(runtime(), "one thread"), (runtime_of_threads(), "several threads")] {
-            for policy in &crowded {
+            for policy in &storage_full {
                 let mut handles = vec![self.empty(&runtime)];
-                if let Some(elsewhere) = &self.elsewhere {
+                if let Some(second_handle) = &self.second_handle {
                     let _inside = runtime.enter();
-                    handles = vec![elsewhere(&handles[0]), elsewhere(&handles[0]), handles.remove(0)];
+                    handles = vec![second_handle(&handles[0]), second_handle(&handles[0]), handles.remove(0)];
                 }
                 hits_are_exact(&runtime, policy, &handles, threads);
             }

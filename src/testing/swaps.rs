@@ -29,23 +29,23 @@ const LONG: Duration = Duration::from_secs(60);
 ///
 /// Its example is that of [`CasStorage`].
 #[must_use = "nothing is tried until `check` is called"]
-pub struct SwapLaws<S, M> {
+pub struct CasLaws<S, M> {
     make: M,
-    elsewhere: Option<Box<Elsewhere<S>>>,
+    second_handle: Option<Box<Elsewhere<S>>>,
 }
 
 type Elsewhere<S> = dyn Fn(&S) -> S;
 
-impl<S: CasStorage, M: Fn() -> S> SwapLaws<S, M> {
+impl<S: CasStorage, M: Fn() -> S> CasLaws<S, M> {
     /// The laws of what `make` makes: an empty store.
     pub fn new(make: M) -> Self {
-        Self { make, elsewhere: None }
+        Self { make, second_handle: None }
     }
 
-    /// Law 9 with handles on the same texts as other processes have them: `elsewhere` makes one of the store it is given. For stores
+    /// Law 9 with handles on the same texts as other processes have them: `second_handle` makes one of the store it is given. For stores
     /// whose clones share more than the texts: a connection, a lock.
-    pub fn elsewhere(self, elsewhere: impl Fn(&S) -> S + 'static) -> Self {
-        Self { elsewhere: Some(Box::new(elsewhere)), ..self }
+    pub fn second_handle(self, second_handle: impl Fn(&S) -> S + 'static) -> Self {
+        Self { second_handle: Some(Box::new(second_handle)), ..self }
     }
 
     /// Tries them all.
@@ -74,8 +74,8 @@ impl<S: CasStorage, M: Fn() -> S> SwapLaws<S, M> {
         let one = self.store("9");
         let mut all = JoinSet::new();
         for _ in 0..TASKS {
-            let elsewhere = self.elsewhere.as_ref().map(|elsewhere| elsewhere(&one.store));
-            let tried = Tried { law: one.law, store: elsewhere.unwrap_or_else(|| one.store.clone()) };
+            let second_handle = self.second_handle.as_ref().map(|second_handle| second_handle(&one.store));
+            let tried = Tried { law: one.law, store: second_handle.unwrap_or_else(|| one.store.clone()) };
             all.spawn(async move { tried.count_up(EACH).await });
         }
         while let Some(ended) = all.join_next().await {
@@ -259,7 +259,7 @@ fn is_stored<V>(swapped: &Swapped<V>) -> bool {
     matches!(swapped, Swapped::Stored)
 }
 
-impl<S, M> fmt::Debug for SwapLaws<S, M> {
+impl<S, M> fmt::Debug for CasLaws<S, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SwapLaws").finish_non_exhaustive()
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
-use tower_ratelimit::storage::{Ask, ManualClock};
+use tower_ratelimit::storage::{ManualClock, StorageRequest};
 use tower_ratelimit::{BoxError, ConfigError, Decision, Key, MemoryStorage, Op, Policy, Storage};
 
 use crate::memory_with_manual_clock;
@@ -37,7 +37,7 @@ pub enum Behavior {
 }
 
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
-type Script = dyn Fn(Ask<'_>) -> Option<Result<Decision, BoxError>> + Send + Sync;
+type Script = dyn Fn(StorageRequest<'_>) -> Option<Result<Decision, BoxError>> + Send + Sync;
 
 /// A storage around another one, as far away as a server: it never admits at once.
 ///
@@ -94,7 +94,7 @@ impl FakeStorage {
     /// A storage whose decisions come from `script`; those that it returns `None` for are the
     /// memory storage's.
     pub fn scripted(
-        script: impl Fn(Ask<'_>) -> Option<Result<Decision, BoxError>> + Send + Sync + 'static,
+        script: impl Fn(StorageRequest<'_>) -> Option<Result<Decision, BoxError>> + Send + Sync + 'static,
     ) -> (Self, ManualClock) {
         let (storage, clock) = Self::in_memory(Behavior::Works);
         (Self { script: Some(Arc::new(script)), ..storage }, clock)
@@ -241,14 +241,14 @@ impl Shared {
 
 impl<St: Storage> Storage for FakeStorage<St> {
     type Error = BoxError;
-    type Decided = Answer<Decision>;
-    type Done = Answer<()>;
+    type DecideFuture = Answer<Decision>;
+    type UpdateFuture = Answer<()>;
 
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
         let (inner, script) = (self.inner.clone(), self.script.clone());
         let (policy, key, op, cost) = (ask.policy.clone(), ask.key.clone(), ask.op, ask.cost);
         self.answer(Operation::Decide(op), async move {
-            let ask = Ask::new(&policy, &key, op, cost);
+            let ask = StorageRequest::new(&policy, &key, op, cost);
             match script.and_then(|script| script(ask)) {
                 Some(answer) => answer,
                 None => inner.decide(ask).await.map_err(Into::into),
@@ -256,12 +256,12 @@ impl<St: Storage> Storage for FakeStorage<St> {
         })
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         let (inner, policy, key) = (self.inner.clone(), policy.clone(), key.clone());
         self.answer(Operation::Change, async move { inner.clear(&policy, &key).await.map_err(Into::into) })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         let (inner, policy, key, decision) = (self.inner.clone(), policy.clone(), key.clone(), decision.clone());
         self.answer(Operation::Change, async move { inner.refund(&policy, &key, &decision).await.map_err(Into::into) })
     }

@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 
-use tower_ratelimit::storage::{Ask, ManualClock};
+use tower_ratelimit::storage::{ManualClock, StorageRequest};
 use tower_ratelimit::{BoxError, Decision, Key, MemoryStorage, Op, Policy, RateLimiter, Storage};
 
 use crate::now;
@@ -22,7 +22,7 @@ pub fn memory_with_manual_clock() -> (MemoryStorage, ManualClock) {
 
 /// Asks a storage that must not fail.
 pub async fn decide<St: Storage>(storage: &St, policy: &Policy, key: &str, op: Op, cost: u32) -> Decision {
-    unfailing(storage.decide(Ask::new(policy, &Key::from(key), op, cost)).await)
+    unfailing(storage.decide(StorageRequest::new(policy, &Key::from(key), op, cost)).await)
 }
 
 /// Hits a storage that must not fail.
@@ -31,8 +31,8 @@ pub async fn hit<St: Storage>(storage: &St, policy: &Policy, key: &str, cost: u3
 }
 
 /// A hit that the test polls by hand.
-pub fn start_hit<St: Storage>(storage: &St, policy: &Policy, key: &Key, cost: u32) -> Pin<Box<St::Decided>> {
-    Box::pin(storage.decide(Ask::new(policy, key, Op::Hit, cost)))
+pub fn start_hit<St: Storage>(storage: &St, policy: &Policy, key: &Key, cost: u32) -> Pin<Box<St::DecideFuture>> {
+    Box::pin(storage.decide(StorageRequest::new(policy, key, Op::Hit, cost)))
 }
 
 /// Hits a limiter with the key of everybody; its storage must not fail.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use common::{get, with};
 use http::Request;
-use tower_ratelimit::extract::{AddressSource, AllowList, Head, Missing};
+use tower_ratelimit::extract::{AddressSource, AllowList, Head, KeyError};
 use tower_ratelimit::{ClientIp, PeerIp};
 
 fn from(peer: &str, mut request: Request<()>) -> Request<()> {
@@ -79,8 +79,8 @@ fn behind_proxies_the_resolved_client_address_is_checked() {
 struct Attached;
 
 impl AddressSource for Attached {
-    fn address(&self, head: &Head<'_>) -> Result<IpAddr, Missing> {
-        head.extensions.get().copied().ok_or_else(|| Missing::server("no address is attached"))
+    fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError> {
+        head.extensions.get().copied().ok_or_else(|| KeyError::server("no address is attached"))
     }
 }
 

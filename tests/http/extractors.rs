@@ -12,7 +12,7 @@ use axum::routing::get as on_get;
 use common::{Inner, ask, get, numbers, policy, remaining, retry_after, status, with};
 use http::{HeaderValue, Request};
 use tower::{Layer, service_fn};
-use tower_ratelimit::extract::{Extension, Head, MatchedPath, Method, Missing, Path, key_by};
+use tower_ratelimit::extract::{Extension, Head, KeyError, MatchedPath, Method, Path, key_by};
 use tower_ratelimit::{ClientIp, Global, Header, Key, KeyExtractor, PeerIp, RateLimit, RateLimitLayer};
 
 /// A key that is there.
@@ -31,12 +31,12 @@ fn once(extractor: impl KeyExtractor) -> RateLimit<Inner> {
     RateLimitLayer::new(policy("1/day"), extractor).layer(Inner::default())
 }
 
-fn missing_by_client(_: &Head<'_>) -> Result<Key, Missing> {
-    Err(Missing::client("the field"))
+fn missing_by_client(_: &Head<'_>) -> Result<Key, KeyError> {
+    Err(KeyError::client("the field"))
 }
 
-fn missing_by_server(_: &Head<'_>) -> Result<Key, Missing> {
-    Err(Missing::server("the table"))
+fn missing_by_server(_: &Head<'_>) -> Result<Key, KeyError> {
+    Err(KeyError::server("the table"))
 }
 
 fn not_limited(_: &Head<'_>) -> Option<Key> {
@@ -317,7 +317,7 @@ async fn key_closures_may_return_a_key_an_option_or_a_result() {
     let maybe = |head: &Head<'_>| head.headers.get("x-key").map(|value| Key::from(value.as_bytes()));
     let or_free = |head: &Head<'_>| match head.uri().path() {
         "/free" => Ok(None),
-        "/missing" => Err(Missing::client("path")),
+        "/missing" => Err(KeyError::client("path")),
         path => Ok(Some(Key::from(path))),
     };
     let service = once(alice);
@@ -353,7 +353,7 @@ fn or_asks_the_second_only_when_the_first_is_missing() {
 fn of_two_keys_together_a_missing_one_decides_then_one_that_is_not_limited() {
     let request = get("/");
     let head = Head::of(&request);
-    let client = Err(Missing::client("the field"));
+    let client = Err(KeyError::client("the field"));
     assert_eq!(missing_by_client.and(alice).extract(&head), client);
     assert_eq!(alice.and(missing_by_client).extract(&head), client);
     assert_eq!(missing_by_client.and(not_limited).extract(&head), client);

@@ -11,7 +11,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
-use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::{
     Global, GrpcRejection, Key, KeyExtractor, OnError, PeerIp, Quota, RateLimitLayer, RateLimiter, Storage,
 };
@@ -71,9 +71,9 @@ async fn when_the_storage_fails_closed_calls_are_unavailable() {
 #[tokio::test]
 async fn missing_keys_are_grpc_statuses_with_their_reason() {
     for (missing, expected) in [
-        (Missing::client("send the field é"), Code::InvalidArgument),
-        (Missing::unauthorized("send a token"), Code::Unauthenticated),
-        (Missing::server("no table"), Code::Internal),
+        (KeyError::client("send the field é"), Code::InvalidArgument),
+        (KeyError::unauthorized("send a token"), Code::Unauthenticated),
+        (KeyError::server("no table"), Code::Internal),
     ] {
         let reason = missing.reason().to_owned();
         let key = move |_: &Head<'_>| -> Result<Key, _> { Err(missing.clone()) };

@@ -214,7 +214,7 @@ async fn small_storage_lint_is_reported_once_with_the_number_of_clients() {
             match (&linted.take()[..], &clients) {
                 ([], None) => {}
                 ([Lint::SmallStorage { clients: reported }], Some(clients)) => {
-                    assert!(clients.contains(reported), "{text}: {reported}")
+                    assert!(clients.contains(reported), "{text}: {reported}");
                 }
                 (lints, _) => panic!("{text} on {max_bytes} bytes: {lints:?}"),
             }

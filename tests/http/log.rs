@@ -9,7 +9,7 @@ use common::{
 };
 use http::Request;
 use tower::Layer;
-use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::{Breaker, RefusalCache};
 use tower_ratelimit::{Header, Key, Lint, OnError, PeerIp, RateLimitLayer, RateLimiter};
 use tracing::field::{Field, Visit};
@@ -99,7 +99,7 @@ fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
     assert!(lines[0].contains("WARN") && lines[0].contains(FAILURE), "{lines:?}");
     assert!(!lines.concat().contains("alice"), "{lines:?}");
 
-    let broken = |_: &Head<'_>| -> Result<Key, Missing> { Err(Missing::server("no table")) };
+    let broken = |_: &Head<'_>| -> Result<Key, KeyError> { Err(KeyError::server("no table")) };
     let lines = logged(&RateLimitLayer::new(policy("1/day"), broken), vec![get("/")]);
     assert!(lines[0].contains("ERROR") && lines[0].contains("no table"), "{lines:?}");
 }

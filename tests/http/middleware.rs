@@ -18,7 +18,7 @@ use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
     Decision, EmptyRejection, Global, Header, Headers, MemoryStorage, OnError, Quota, RateLimit, RateLimitLayer,
-    Refused, Rejection,
+    RejectReason, Rejection,
 };
 use tower_test::mock;
 
@@ -253,8 +253,8 @@ async fn the_default_refusal_is_a_short_text() {
 #[tokio::test]
 async fn a_closure_makes_the_refusal_and_its_own_fields_stay() {
     let (storage, _clock) = memory_with_manual_clock();
-    let rejection = |refused: Refused<'_>, head: &Head<'_>| {
-        let Refused::Limit(decision) = refused else { panic!("{refused:?}") };
+    let rejection = |refused: RejectReason<'_>, head: &Head<'_>| {
+        let RejectReason::Limit(decision) = refused else { panic!("{refused:?}") };
         let text = format!("{} {} {}", refused.status(), head.uri().path(), decision.capacity());
         Response::builder().status(418).header("x-mine", "yes").body(text).unwrap()
     };
@@ -340,7 +340,8 @@ async fn a_boxed_body_that_is_made_from_no_text_is_refused_empty_or_by_a_closure
     assert!(retry_after(&refused).is_some());
     assert!(refused.into_body().collect().await.unwrap().to_bytes().is_empty());
 
-    let grpc = |_: Refused<'_>, _: &Head<'_>| Response::builder().header("grpc-status", "8").body(boxed()).unwrap();
+    let grpc =
+        |_: RejectReason<'_>, _: &Head<'_>| Response::builder().header("grpc-status", "8").body(boxed()).unwrap();
     let [_, refused] = both(once().rejection(grpc), boxed).await;
     assert_eq!((refused.status().as_u16(), &refused.headers()["grpc-status"]), (200, &"8".parse().unwrap()));
     assert!(retry_after(&refused).is_some(), "whatever the status");
@@ -394,9 +395,9 @@ async fn refusal_by_a_full_storage_has_retry_after() {
     let service = layer.storage(storage, OnError::Refuse).layer(Inner::default());
     assert_eq!(status(&service, with("x-client", "alice")).await, 200);
     clock.advance(Duration::from_millis(10_500));
-    let crowded = ask(&service, with("x-client", "bob")).await;
-    assert_eq!((crowded.status().as_u16(), retry_after(&crowded)), (429, Some(50)));
-    assert_eq!(numbers(&crowded), Some([1, 0, T0 + 60]));
+    let storage_full = ask(&service, with("x-client", "bob")).await;
+    assert_eq!((storage_full.status().as_u16(), retry_after(&storage_full)), (429, Some(50)));
+    assert_eq!(numbers(&storage_full), Some([1, 0, T0 + 60]));
     assert_eq!(status(&service, with("x-client", "alice")).await, 429, "stays refused");
     clock.advance(Duration::from_secs(50));
     assert_eq!(status(&service, with("x-client", "bob")).await, 200);

@@ -13,7 +13,7 @@ use tower::Layer;
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{Breaker, Cas, Clock, Leases, ManualClock, OnFull, RefusalCache};
 use tower_ratelimit::{
-    Event, Header, Key, MemoryStorage, MetricsObserver, OnError, RateLimitLayer, RateLimiter, ResponseHead, What,
+    Event, EventKind, Header, Key, MemoryStorage, MetricsObserver, OnError, RateLimitLayer, RateLimiter, ResponseHead,
 };
 
 use crate::log::log_of;
@@ -28,8 +28,8 @@ async fn observer_gets_key_and_policy_of_each_decision() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&told);
     let observer = move |event: &Event<'_>| {
-        let numbers = match event.what {
-            What::Decided(decision) => decision.remaining().to_string(),
+        let numbers = match event.kind {
+            EventKind::Decided(decision) => decision.remaining().to_string(),
             _ => "-".to_owned(),
         };
         let key = event.key.map(|key| format!("{key:?}"));
@@ -48,7 +48,7 @@ async fn observer_gets_key_and_policy_of_each_decision() {
     let expected = [
         (api.clone(), "admitted", key('a'), "0".to_owned()),
         (api.clone(), "refused", key('a'), "0".to_owned()),
-        (api.clone(), "crowded", key('b'), "0".to_owned()),
+        (api.clone(), "storage_full", key('b'), "0".to_owned()),
         (api, "missing", None, "-".to_owned()),
     ];
     assert_eq!(*told.lock().unwrap(), expected);
@@ -60,7 +60,7 @@ async fn observer_gets_failures_with_their_outcome() {
         let told = Arc::new(Mutex::new(Vec::new()));
         let events = Arc::clone(&told);
         let observer = move |event: &Event<'_>| {
-            let What::Failed { error, .. } = event.what else { panic!("{event:?}") };
+            let EventKind::Failed { error, .. } = event.kind else { panic!("{event:?}") };
             events.lock().unwrap().push((event.outcome(), error.to_string()));
         };
         let service = layer("1/day").storage(failing(), on_error).observer(observer).layer(Inner::default());
@@ -120,7 +120,7 @@ fn metrics_count_cache_hits_and_leases() {
             let _ = limiter.hit(&Key::from("alice")).await.unwrap();
         }
         let (leases, cache) = (limiter.storage(), limiter.storage().inner());
-        assert_eq!((leases.answered() + leases.asked() - cache.answered(), cache.held()), (101, 1));
+        assert_eq!((leases.hits() + leases.misses() - cache.hits(), cache.len()), (101, 1));
     });
     let counts = counters.counts();
     assert_eq!(counts.len(), 4, "{counts:?}");

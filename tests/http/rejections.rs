@@ -7,12 +7,12 @@ use common::{FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, po
 use http::{Request, Response};
 use serde_json::{Value, json};
 use tower::{Layer, service_fn};
-use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
     EmptyRejection, FixedWindow, Global, GrpcRejection, Header, Headers, Key, Limit, MemoryStorage, MovingWindow,
-    OnError, Policy, ProblemRejection, Quota, RateLimitLayer, Refused, Rejection, Storage, TextRejection, Timestamp,
-    policy_by,
+    OnError, Policy, ProblemRejection, Quota, RateLimitLayer, RejectReason, Rejection, Storage, TextRejection,
+    Timestamp, policy_by,
 };
 
 /// A status, the header fields in the order of their names, and a body.
@@ -64,8 +64,8 @@ async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
         .with(Limit::new(MovingWindow::new(), Quota::per_hour(1)).named(r#"say "when" \"#));
     let full = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();
     let by_client = RateLimitLayer::with_storage(policy("fixed-window 1/minute"), Header::new("x-client"), full);
-    let client = |_: &Head<'_>| -> Result<Key, _> { Err(Missing::client("send \"x-tenant\", 100% of it: é")) };
-    let server = |_: &Head<'_>| -> Result<Key, _> { Err(Missing::server("no table")) };
+    let client = |_: &Head<'_>| -> Result<Key, _> { Err(KeyError::client("send \"x-tenant\", 100% of it: é")) };
+    let server = |_: &Head<'_>| -> Result<Key, _> { Err(KeyError::server("no table")) };
     let failing = RateLimitLayer::new(Quota::per_hour(1), Global).storage(failing(), OnError::Refuse);
     [
         last(kept(policy("fixed-window 1 per 10 seconds").with_name("free")), [get("/"), get("/")]).await,
@@ -203,12 +203,12 @@ async fn grpc_pushback_is_rounded_up_to_a_millisecond() {
 
 #[tokio::test]
 async fn missing_credential_is_401_with_a_challenge() {
-    async fn refused<R: Rejection<String>>(missing: Missing, rejection: R) -> Golden {
+    async fn refused<R: Rejection<String>>(missing: KeyError, rejection: R) -> Golden {
         let key = move |_: &Head<'_>| -> Result<Key, _> { Err(missing.clone()) };
         let layer = RateLimitLayer::new(Quota::per_hour(1), key).rejection(rejection);
         golden(ask(&layer.layer(Inner::default()), get("/")).await)
     }
-    let missing = || Missing::unauthorized("send a token");
+    let missing = || KeyError::unauthorized("send a token");
     let bearer = "www-authenticate: Bearer".to_owned();
     assert_eq!(refused(missing(), EmptyRejection).await, (401, vec![bearer.clone()], String::new()));
     let basic = missing().challenge("Basic realm=\"api\"".parse().unwrap());
@@ -216,7 +216,7 @@ async fn missing_credential_is_401_with_a_challenge() {
     assert_eq!((status, &*fields[1], &*body), (401, "www-authenticate: Basic realm=\"api\"", "send a token\n"));
     let (status, fields, _) = refused(missing(), GrpcRejection).await;
     assert!(status == 200 && fields.contains(&"grpc-status: 16".to_owned()), "{fields:?}");
-    let own = |_: Refused<'_>, _: &Head<'_>| {
+    let own = |_: RejectReason<'_>, _: &Head<'_>| {
         Response::builder().status(401).header("www-authenticate", "Digest").body(String::new()).unwrap()
     };
     assert_eq!(refused(missing(), own).await, (401, vec!["www-authenticate: Digest".to_owned()], String::new()));
@@ -240,8 +240,8 @@ async fn problem_rejection_escapes_limit_names() {
 }
 
 /// Names of the limits that refuse, the policy and the decision, as a closure sees them.
-fn seen(refused: Refused<'_>, _: &Head<'_>) -> Response<String> {
-    let Refused::Limit(refusal) = refused else { panic!("{refused:?}") };
+fn seen(refused: RejectReason<'_>, _: &Head<'_>) -> Response<String> {
+    let RejectReason::Limit(refusal) = refused else { panic!("{refused:?}") };
     assert_eq!((&*refusal, refusal.retry_after()), (refusal.decision(), refusal.decision().retry_after()));
     let names: Vec<_> = refusal.violated().collect();
     Response::new(format!("{} of {}", names.join(","), refusal.policy().identity()))
@@ -302,10 +302,10 @@ async fn cache_control_of_a_rejection_is_kept_and_admitted_responses_get_none() 
         let refused = ask(&service, get("/")).await;
         assert_eq!(refused.headers().get_all("cache-control").iter().collect::<Vec<_>>(), [expected]);
     }
-    let private = |_: Refused<'_>, _: &Head<'_>| {
+    let private = |_: RejectReason<'_>, _: &Head<'_>| {
         Response::builder().header("cache-control", "private").body(String::new()).unwrap()
     };
-    let silent = |_: Refused<'_>, _: &Head<'_>| Response::new(String::new());
+    let silent = |_: RejectReason<'_>, _: &Head<'_>| Response::new(String::new());
     check(private, "private").await;
     check(silent, "no-store").await;
     check(GrpcRejection, "no-store").await;

@@ -11,7 +11,7 @@ use common::{
 };
 use http::{Request, Response};
 use tower::{Layer, Service, service_fn};
-use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
     Decision, Event, Global, Header, Headers, Key, MemoryStorage, OnError, Policy, RateLimitLayer, RateLimiter,
@@ -88,10 +88,10 @@ async fn in_shadow_a_missing_key_and_a_failing_storage_pass() {
     assert_eq!(status(&service, get("/")).await, 200);
     assert_eq!(take(&told), ["failed_open?"]);
 
-    let key = |_: &Head<'_>| -> Result<Key, Missing> { Err(Missing::client("no key")) };
+    let key = |_: &Head<'_>| -> Result<Key, KeyError> { Err(KeyError::client("no key")) };
     let service = RateLimitLayer::new(policy("fixed-window 1/minute"), key).shadow().layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
-    let cost = |_: &Head<'_>| -> Result<u32, Missing> { Err(Missing::server("no cost")) };
+    let cost = |_: &Head<'_>| -> Result<u32, KeyError> { Err(KeyError::server("no cost")) };
     let (layer, told) = watched(policy("fixed-window 1/minute"), memory_with_manual_clock().0);
     let service = layer.cost(cost).shadow().layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);

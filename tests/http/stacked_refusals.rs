@@ -8,7 +8,7 @@ use http::header::{HeaderValue, RETRY_AFTER};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::{
-    Decision, Global, GrpcRejection, Headers, Key, OnError, RateLimitLayer, Refused, ResponseHead, Storage,
+    Decision, Global, GrpcRejection, Headers, Key, OnError, RateLimitLayer, RejectReason, ResponseHead, Storage,
     TextRejection,
 };
 
@@ -113,7 +113,7 @@ async fn outer_layer_can_give_back_what_an_inner_layer_refuses() {
 #[tokio::test]
 async fn inner_refusal_keeps_its_body() {
     let (storage, _clock) = memory_with_manual_clock();
-    let loud = |_: Refused<'_>, _: &Head<'_>| Response::builder().status(429).body("outer".to_owned()).unwrap();
+    let loud = |_: RejectReason<'_>, _: &Head<'_>| Response::builder().status(429).body("outer".to_owned()).unwrap();
     let outer = layer("fixed-window 2/hour", &storage).rejection(loud);
     let service = outer.layer(layer("fixed-window 1/minute", &storage).layer(Inner::default()));
     assert_eq!(ask(&service, get("/")).await.status(), 200);

@@ -13,7 +13,7 @@ use common::{
 };
 use http::{Method, Request, StatusCode};
 use tower::Layer;
-use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
     Decision, Global, Header, Headers, Key, MemoryStorage, OnError, PeerIp, RateLimit, RateLimitLayer, RateLimiter,
@@ -289,8 +289,8 @@ async fn a_request_takes_what_it_costs_and_one_that_costs_nothing_shows_a_peek()
 async fn a_cost_that_is_missing_is_answered_400_or_500_and_takes_nothing() {
     let (storage, _clock) = memory_with_manual_clock();
     let cost = |head: &Head<'_>| match head.uri().path() {
-        "/client" => Err(Missing::client("the field is missing")),
-        "/server" => Err(Missing::server("the table is missing")),
+        "/client" => Err(KeyError::client("the field is missing")),
+        "/server" => Err(KeyError::server("the table is missing")),
         _ => Ok(1),
     };
     let service = layer("fixed-window 10/minute", &storage).cost(cost).layer(Inner::default());

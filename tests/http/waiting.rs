@@ -15,9 +15,9 @@ use http::{Request, Response};
 use tower::buffer::Buffer;
 use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_ratelimit::extract::{Head, Missing};
+use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::TokioClock;
-use tower_ratelimit::{Event, Global, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, Refused, Storage};
+use tower_ratelimit::{Event, Global, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, RejectReason, Storage};
 
 /// Panics when it is called without having been polled ready, which a clone never has been. Answers
 /// which clone it is.
@@ -140,8 +140,8 @@ async fn slow_storage_gives_the_same_answers() {
     ) -> Vec<(u16, Option<[u64; 3]>, Option<u64>)> {
         let (memory, clock) = memory_with_manual_clock();
         let key = |head: &Head<'_>| match head.uri().path() {
-            "/missing" => Err(Missing::client("no key")),
-            "/broken" => Err(Missing::server("no key")),
+            "/missing" => Err(KeyError::client("no key")),
+            "/broken" => Err(KeyError::server("no key")),
             "/free" => Ok(None),
             _ => Ok(Some(Key::from("a"))),
         };
@@ -188,8 +188,8 @@ async fn when_the_storage_fails_closed_the_answer_is_503_retry_after_one() {
         assert_eq!((response.status().as_u16(), retry_after(&response), numbers(&response)), (503, Some(1), None));
         assert!(!response.body().contains("secret-host"), "{}", response.body());
 
-        let own = |refused: Refused<'_>, _: &Head<'_>| {
-            assert!(matches!(refused, Refused::Storage), "{refused:?}");
+        let own = |refused: RejectReason<'_>, _: &Head<'_>| {
+            assert!(matches!(refused, RejectReason::Storage), "{refused:?}");
             Response::builder().status(500).body("mine".to_owned()).unwrap()
         };
         let response = ask(&limited.rejection(own).layer(inner.clone()), get("/")).await;

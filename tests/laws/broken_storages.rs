@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use common::assert_each_breaks;
 use common::fake_cas_store::{FakeCasStore, Fault};
 use tokio::task::yield_now;
-use tower_ratelimit::storage::{Ask, Cas, Clock, ManualClock};
+use tower_ratelimit::storage::{Cas, Clock, ManualClock, StorageRequest};
 use tower_ratelimit::strategy::{Log, State, Status};
-use tower_ratelimit::testing::{StorageLaws, SwapLaws};
+use tower_ratelimit::testing::{CasLaws, StorageLaws};
 use tower_ratelimit::{BoxError, Decision, Key, Op, Policy, Storage, Timestamp};
 
 /// The fault of a storage.
@@ -193,10 +193,10 @@ impl Broken {
 
 impl Storage for Broken {
     type Error = BoxError;
-    type Decided = Pin<Box<dyn Future<Output = Result<Decision, BoxError>> + Send>>;
-    type Done = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
+    type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, BoxError>> + Send>>;
+    type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
 
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
         let (storage, policy, key, op, cost) = (self.clone(), ask.policy.clone(), ask.key.clone(), ask.op, ask.cost);
         let cost = match self.wrong {
             Wrong::TakesOneForAll => cost.min(1),
@@ -223,7 +223,7 @@ impl Storage for Broken {
         })
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         match self.wrong {
             Wrong::ClearsNothing => {}
             Wrong::ClearsEverybody => self.states.lock().unwrap().clear(),
@@ -232,7 +232,7 @@ impl Storage for Broken {
         Box::pin(async { Ok(()) })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         let _alone = self.step.lock().unwrap();
         let mut states = self.load(policy, key);
         match self.wrong {
@@ -339,7 +339,7 @@ fn each_fault_of_a_cas_store_breaks_its_law() {
         (Fault::ExpiresAfterASecond, "law of staying: what is to stay for seconds"),
         (Fault::ReportsMillis, "law of time: "),
     ];
-    assert_each_breaks(faults, |fault| SwapLaws::new(|| FakeCasStore::with_fault(fault)).check());
+    assert_each_breaks(faults, |fault| CasLaws::new(|| FakeCasStore::with_fault(fault)).check());
 }
 
 #[test]
@@ -354,6 +354,8 @@ fn storage_over_a_broken_store_breaks_its_laws() {
     assert_each_breaks(faults, |fault| {
         let laws = StorageLaws::new(|clock| over(FakeCasStore::with_fault(fault)).clock(clock));
         // The second handle's clock has not advanced.
-        laws.scripts(96).elsewhere(move |storage| over(storage.store().clone()).clock(ManualClock::default())).check();
+        laws.scripts(96)
+            .second_handle(move |storage| over(storage.store().clone()).clock(ManualClock::default()))
+            .check();
     });
 }

@@ -2,7 +2,7 @@
 
 use common::{assert_breaks, assert_each_breaks, decides_like};
 use tower_ratelimit::strategy::{Hit, Outcome, State, Status, Strategy};
-use tower_ratelimit::testing::Laws;
+use tower_ratelimit::testing::StrategyLaws;
 use tower_ratelimit::{ConfigError, FixedWindow, MovingWindow, Quota, Timestamp, TokenBucket};
 
 /// The fault of a fixed window.
@@ -134,7 +134,7 @@ impl Strategy for Broken {
 }
 
 fn check(wrong: Wrong) {
-    Laws::new(Broken(wrong)).promise(|quota| 3 * u64::from(quota.amount())).check();
+    StrategyLaws::new(Broken(wrong)).promise(|quota| 3 * u64::from(quota.amount())).check();
 }
 
 #[test]
@@ -178,7 +178,9 @@ impl Strategy for Unsaid {
 
 #[test]
 fn log_without_a_declared_length_breaks_a_law() {
-    assert_breaks("law 11: a log is as long as it says", "Unsaid", || Laws::new(Unsaid(MovingWindow::new())).check());
+    assert_breaks("law 11: a log is as long as it says", "Unsaid", || {
+        StrategyLaws::new(Unsaid(MovingWindow::new())).check();
+    });
 }
 
 /// A token bucket of which each decision assumes that the bucket was just emptied when more is owed than it holds.
@@ -239,5 +241,5 @@ impl Strategy for Clamping {
 fn debt_that_is_cut_at_each_look_breaks_a_law() {
     let clamping = Clamping(TokenBucket::new());
     let law = "law 12: waits are tight after a quota has changed";
-    assert_breaks(law, clamping, || Laws::new(clamping).with_bursts().check());
+    assert_breaks(law, clamping, || StrategyLaws::new(clamping).with_bursts().check());
 }

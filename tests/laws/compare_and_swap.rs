@@ -5,7 +5,7 @@ use std::time::Duration;
 use common::Foreign;
 use common::fake_cas_store::FakeCasStore;
 use tower_ratelimit::storage::{Cas, ManualClock};
-use tower_ratelimit::testing::{StorageLaws, SwapLaws};
+use tower_ratelimit::testing::{CasLaws, StorageLaws};
 use tower_ratelimit::{ElasticWindow, MovingWindow, Policy, Quota};
 
 fn over(store: &FakeCasStore) -> Cas<FakeCasStore> {
@@ -14,14 +14,14 @@ fn over(store: &FakeCasStore) -> Cas<FakeCasStore> {
 
 #[test]
 fn fake_store_compares_and_swaps() {
-    SwapLaws::new(FakeCasStore::default).check();
-    SwapLaws::new(FakeCasStore::with_clock).check();
+    CasLaws::new(FakeCasStore::default).check();
+    CasLaws::new(FakeCasStore::with_clock).check();
 }
 
 #[test]
 fn compare_and_swap_storage_keeps_the_laws() {
     StorageLaws::new(|clock| over(&FakeCasStore::default()).clock(clock))
-        .elsewhere(|storage| over(storage.store()).clock(ManualClock::default()))
+        .second_handle(|storage| over(storage.store()).clock(ManualClock::default()))
         .and_policies([
             Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
             Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),

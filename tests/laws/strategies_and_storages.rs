@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use common::{memory, memory_with_manual_clock, now, policy};
-use tower_ratelimit::testing::{Laws, StorageLaws, concurrent_hits_are_exact, decides_like_the_model};
+use tower_ratelimit::testing::{StorageLaws, StrategyLaws, concurrent_hits_are_exact, decides_like_the_model};
 use tower_ratelimit::{
     ElasticWindow, FixedWindow, LeakyBucket, MemoryStorage, MovingWindow, RateLimiter, SlidingWindowCounter,
     TokenBucket,
@@ -18,39 +18,39 @@ fn memory_keeps_the_laws() {
 
 #[test]
 fn fixed_window() {
-    Laws::new(FixedWindow::new()).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
+    StrategyLaws::new(FixedWindow::new()).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
 }
 
 #[test]
 fn fixed_window_aligned() {
-    Laws::new(FixedWindow::aligned()).promise(|quota| 2 * u64::from(quota.amount())).check();
+    StrategyLaws::new(FixedWindow::aligned()).promise(|quota| 2 * u64::from(quota.amount())).check();
 }
 
 #[test]
 fn elastic_window() {
-    Laws::new(ElasticWindow::new()).promise(|quota| quota.amount().into()).check();
+    StrategyLaws::new(ElasticWindow::new()).promise(|quota| quota.amount().into()).check();
 }
 
 #[test]
 fn moving_window() {
-    Laws::new(MovingWindow::new()).promise(|quota| quota.amount().into()).check();
+    StrategyLaws::new(MovingWindow::new()).promise(|quota| quota.amount().into()).check();
 }
 
 #[test]
 fn sliding_window_counter() {
     // Rounding the previous bucket's share down can let one more through than 2N - 1: at N = 1 the
     // share is always 0.
-    Laws::new(SlidingWindowCounter::new()).promise(|quota| 2 * u64::from(quota.amount())).check();
+    StrategyLaws::new(SlidingWindowCounter::new()).promise(|quota| 2 * u64::from(quota.amount())).check();
 }
 
 #[test]
 fn sliding_window_counter_aligned() {
-    Laws::new(SlidingWindowCounter::aligned()).promise(|quota| 2 * u64::from(quota.amount())).check();
+    StrategyLaws::new(SlidingWindowCounter::aligned()).promise(|quota| 2 * u64::from(quota.amount())).check();
 }
 
 #[test]
 fn token_bucket() {
-    Laws::new(TokenBucket::new())
+    StrategyLaws::new(TokenBucket::new())
         .with_bursts()
         .promise(|quota| u64::from(quota.burst_size().unwrap_or(quota.amount())) + u64::from(quota.amount()))
         .check();
@@ -60,9 +60,9 @@ fn token_bucket() {
 fn leaky_bucket() {
     for places in [0, 3] {
         let promise = move |quota: &tower_ratelimit::Quota| u64::from(places) + 1 + u64::from(quota.amount());
-        Laws::new(LeakyBucket::new().queue(places)).promise(promise).check();
+        StrategyLaws::new(LeakyBucket::new().queue(places)).promise(promise).check();
     }
-    Laws::new(LeakyBucket::new()).promise(|quota| 2 * u64::from(quota.amount()) + 1).check();
+    StrategyLaws::new(LeakyBucket::new()).promise(|quota| 2 * u64::from(quota.amount()) + 1).check();
 }
 
 #[test]

@@ -6,10 +6,10 @@ use std::time::Duration;
 use common::random::Numbers;
 use common::{EVERY_STRATEGY, FakeStorage, failing, memory, memory_with_manual_clock, policy};
 use tower_ratelimit::storage::{
-    Ask, BoxStorage, Breaker, BreakerError, Clock, Deadline, Leases, ManualClock, RefusalCache, Shown,
+    BoxStorage, Breaker, BreakerError, Clock, Leases, ManualClock, RefusalCache, StorageRequest, Summary, Timeout,
 };
 use tower_ratelimit::testing::{Model, StorageLaws, decides_like_the_model};
-use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, Storage, Timestamp, Way};
+use tower_ratelimit::{Decision, DecisionSource, Key, MemoryStorage, Op, Policy, Storage, Timestamp};
 
 /// Runs a million times as fast as the clock inside. What a cache knows expires a microsecond
 /// later, so that the cache returns the model's numbers.
@@ -31,7 +31,7 @@ fn cached_memory() -> (RefusalCache<FakeStorage>, ManualClock) {
 
 #[test]
 fn timeout_keeps_the_laws() {
-    let make = |clock: ManualClock| Deadline::new(memory(clock), Duration::from_secs(1));
+    let make = |clock: ManualClock| Timeout::new(memory(clock), Duration::from_secs(1));
     StorageLaws::new(make).scripts(128).check();
 }
 
@@ -61,23 +61,23 @@ struct FallbackOnly(Breaker<FakeStorage, MemoryStorage>);
 
 impl Storage for FallbackOnly {
     type Error = BreakerError;
-    type Decided = Pin<Box<dyn Future<Output = Result<Decision, BreakerError>> + Send>>;
-    type Done = Pin<Box<dyn Future<Output = Result<(), BreakerError>> + Send>>;
+    type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, BreakerError>> + Send>>;
+    type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), BreakerError>> + Send>>;
 
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
         let deciding = self.0.decide(ask);
         Box::pin(async {
             let (way, decision) = deciding.await?.back();
-            assert_eq!(way, Way::Fallback);
+            assert_eq!(way, DecisionSource::Fallback);
             Ok(decision)
         })
     }
 
-    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
-        self.0.hit_at_once(ask, shown)
+    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+        self.0.try_admit(ask, shown)
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         let clearing = self.0.clear(policy, key);
         Box::pin(async {
             assert!(clearing.await.is_err(), "the primary is away");
@@ -85,8 +85,8 @@ impl Storage for FallbackOnly {
         })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
-        Box::pin(self.0.refund(policy, key, &decision.clone().via(Way::Fallback)))
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
+        Box::pin(self.0.refund(policy, key, &decision.clone().via(DecisionSource::Fallback)))
     }
 }
 
@@ -122,7 +122,7 @@ async fn cached_refusals_and_waits_equal_the_models() {
         let mut answered = 0;
         for script in 0..400 {
             let (cache, clock) = cached_memory();
-            let cache = cache.life(Duration::from_millis(life));
+            let cache = cache.ttl(Duration::from_millis(life));
             let (mut model, mut last) = (Model::default(), None);
             for _ in 0..60 {
                 let wait = match numbers.below(4) {
@@ -148,7 +148,7 @@ async fn cached_refusals_and_waits_equal_the_models() {
                         }
                     }
                     _ => {
-                        let got = cache.decide(Ask::new(policy, &key, op, cost)).await.unwrap();
+                        let got = cache.decide(StorageRequest::new(policy, &key, op, cost)).await.unwrap();
                         let expected = model.decide(policy, &key, op, cost, now);
                         let answer =
                             |it: &Decision| (it.at(), it.cost(), it.is_admitted(), it.delay(), it.retry_after());
@@ -175,7 +175,7 @@ async fn cached_refusals_and_waits_equal_the_models() {
                     }
                 }
             }
-            answered += cache.answered();
+            answered += cache.hits();
         }
         assert!(answered > 300, "{answered}");
     }
@@ -210,7 +210,7 @@ fn leases_with_few_keys_and_large_quotas_decide_like_the_model() {
 fn all_wrappers_together_keep_the_laws() {
     StorageLaws::new(|clock: ManualClock| {
         let memory = || memory(clock.clone());
-        let breaker = Breaker::new(Deadline::new(memory(), Duration::from_secs(1))).fallback(memory(), 2);
+        let breaker = Breaker::new(Timeout::new(memory(), Duration::from_secs(1))).fallback(memory(), 2);
         Leases::new(RefusalCache::new(breaker).clock(FastClock(clock.clone())), 5).clock(clock)
     })
     .scripts(96)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use common::fake_cas_store::FakeCasStore;
 use common::{Foreign, foreign, policy};
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::{Ask, Cas, CasError, ManualClock};
+use tower_ratelimit::storage::{Cas, CasError, ManualClock, StorageRequest};
 use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
 use tower_ratelimit::{
     Decision, FixedWindow, Global, IntoPolicy, Key, OnError, Op, Policy, Quota, RateLimitLayer, RateLimiter, Storage,
@@ -409,9 +409,9 @@ fn stopped_runtime_does_not_block_another() {
 async fn timed_out_hit_is_not_counted_or_reports_that_it_may_be() {
     let policy = Policy::new(Ponders, Quota::per_day(100));
     let storage = Cas::new(FakeCasStore::default()).deadline(Duration::from_millis(30));
-    let error = storage.decide(Ask::new(&policy, &key(), Op::Hit, 1)).await.unwrap_err();
+    let error = storage.decide(StorageRequest::new(&policy, &key(), Op::Hit, 1)).await.unwrap_err();
     quiet(&storage).await;
-    let left = storage.decide(Ask::new(&policy, &key(), Op::Peek, 1)).await.unwrap().remaining();
+    let left = storage.decide(StorageRequest::new(&policy, &key(), Op::Peek, 1)).await.unwrap().remaining();
     assert!(error.may_have_counted() || left == 100, "{error}: {left}");
 }
 
@@ -421,7 +421,7 @@ fn calls_that_a_runtime_ended_before_their_start_are_dropped() {
     let policy = policy("fixed-window 3/day");
     for _ in 0..3 {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let mut decided = storage.decide(Ask::new(&policy, &key(), Op::Hit, 1));
+        let mut decided = storage.decide(StorageRequest::new(&policy, &key(), Op::Hit, 1));
         runtime.block_on(async { assert!(common::poll(&mut decided).is_pending()) });
     }
     assert!(format!("{storage:?}").contains("busy: 0"), "{storage:?}");
@@ -504,8 +504,9 @@ async fn policy_too_large_for_the_store_is_rejected_when_built() {
     let panics = std::panic::catch_unwind(AssertUnwindSafe(|| layer().storage(over(&store), OnError::Admit))).is_err();
     assert!(panics, "as constructors do");
     // Chosen for a request, they meet then.
-    let error =
-        over(&store).decide(tower_ratelimit::storage::Ask::new(&too_long, &key(), tower_ratelimit::Op::Hit, 1)).await;
+    let error = over(&store)
+        .decide(tower_ratelimit::storage::StorageRequest::new(&too_long, &key(), tower_ratelimit::Op::Hit, 1))
+        .await;
     assert!(!error.unwrap_err().may_have_counted());
     let fit = |longest: &usize| over(&FakeCasStore::with_max_len(*longest)).validate(&fits).is_ok();
     let least = (1..10_000).find(fit).expect("some room is enough");

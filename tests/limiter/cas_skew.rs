@@ -181,8 +181,8 @@ async fn node_in_the_wrong_year_locks_nobody_out() {
         nodes.advance(u64::try_from(wait.as_micros()).unwrap());
         assert!(nodes.hit(0, 1).await.is_admitted(), "{text}: not admitted after {wait:?}");
         // And the other one goes on in its own year.
-        let elsewhere = nodes.hit(1, 1).await;
-        assert_eq!(elsewhere.at(), nodes.world.now().plus(YEAR), "{text}");
+        let second_handle = nodes.hit(1, 1).await;
+        assert_eq!(second_handle.at(), nodes.world.now().plus(YEAR), "{text}");
     }
 }
 

@@ -5,29 +5,29 @@ use std::time::Duration;
 
 use common::{EVERY_STRATEGY, policy};
 use proptest::prelude::{Just, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
-use tower_ratelimit::strategy::{Share, Strategy};
+use tower_ratelimit::strategy::{Divided, Strategy};
 use tower_ratelimit::{FixedWindow, LeakyBucket, Limit, Policy, Quota, TokenBucket};
 
-fn share(text: &str, replicas: u32) -> String {
-    policy(text).share(NonZeroU32::new(replicas).unwrap()).unwrap().to_string()
+fn divide(text: &str, replicas: u32) -> String {
+    policy(text).divide(NonZeroU32::new(replicas).unwrap()).unwrap().to_string()
 }
 
 #[test]
 fn shares_of_amount_burst_and_queue_are_at_least_one() {
-    assert_eq!(share("fixed-window 10/minute", 3), "fixed-window 3/minute");
-    assert_eq!(share("fixed-window 10/minute", 10), "fixed-window 1/minute");
-    assert_eq!(share("fixed-window 10/minute", 11), "fixed-window 1/minute");
-    assert_eq!(share("fixed-window 10/minute", u32::MAX), "fixed-window 1/minute");
-    assert_eq!(share("token-bucket 10/second burst 50", 4), "token-bucket 2/second burst 12");
-    assert_eq!(share("token-bucket 10/second burst 3", 4), "token-bucket 2/second burst 1");
-    assert_eq!(share("leaky-bucket 10/second queue 20", 3), "leaky-bucket 3/second queue 6");
-    assert_eq!(share("leaky-bucket 10/second queue 2", 3), "leaky-bucket 3/second queue 1");
+    assert_eq!(divide("fixed-window 10/minute", 3), "fixed-window 3/minute");
+    assert_eq!(divide("fixed-window 10/minute", 10), "fixed-window 1/minute");
+    assert_eq!(divide("fixed-window 10/minute", 11), "fixed-window 1/minute");
+    assert_eq!(divide("fixed-window 10/minute", u32::MAX), "fixed-window 1/minute");
+    assert_eq!(divide("token-bucket 10/second burst 50", 4), "token-bucket 2/second burst 12");
+    assert_eq!(divide("token-bucket 10/second burst 3", 4), "token-bucket 2/second burst 1");
+    assert_eq!(divide("leaky-bucket 10/second queue 20", 3), "leaky-bucket 3/second queue 6");
+    assert_eq!(divide("leaky-bucket 10/second queue 2", 3), "leaky-bucket 3/second queue 1");
     // Where nobody waits, nobody waits.
-    assert_eq!(share("leaky-bucket 10/second queue 0", 3), "leaky-bucket 3/second queue 0");
-    assert_eq!(share("leaky-bucket 10/second", 3), "leaky-bucket 3/second queue 3");
+    assert_eq!(divide("leaky-bucket 10/second queue 0", 3), "leaky-bucket 3/second queue 0");
+    assert_eq!(divide("leaky-bucket 10/second", 3), "leaky-bucket 3/second queue 3");
     for text in EVERY_STRATEGY {
-        assert_eq!(share(text, 1), policy(text).to_string());
-        assert_eq!(policy(text).share(NonZeroU32::new(2).unwrap()).unwrap().limits()[0].quota().amount(), 1, "{text}");
+        assert_eq!(divide(text, 1), policy(text).to_string());
+        assert_eq!(policy(text).divide(NonZeroU32::new(2).unwrap()).unwrap().limits()[0].quota().amount(), 1, "{text}");
     }
 }
 
@@ -36,7 +36,7 @@ fn share_keeps_the_policys_names_and_identity() {
     let three = NonZeroU32::new(3).unwrap();
     for text in ["10/minute", "\"free\": \"a\" 9/minute; fixed-window 12/day; shadow leaky-bucket 7/second"] {
         let whole = policy(text);
-        let part = whole.share(three).unwrap();
+        let part = whole.divide(three).unwrap();
         assert_ne!(part, whole);
         let together = |policy: &Policy| -> Vec<Policy> {
             let shadows = policy.shadows().iter().cloned();
@@ -51,7 +51,7 @@ fn share_keeps_the_policys_names_and_identity() {
         }
         assert_eq!(part.shadows().len(), whole.shadows().len());
     }
-    let shadow = policy("10/minute; shadow 9/minute").share(three).unwrap();
+    let shadow = policy("10/minute; shadow 9/minute").divide(three).unwrap();
     assert_eq!(shadow.shadows()[0].limits()[0].capacity(), 3);
 }
 
@@ -80,16 +80,16 @@ impl Strategy for Even {
 
     common::decides_like_a_fixed_window!();
 
-    fn share(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Share> {
-        Some(Share::new(Self { extra: self.extra / replicas }, quota.share(replicas)))
+    fn divide(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Divided> {
+        Some(Divided::new(Self { extra: self.extra / replicas }, quota.divide(replicas)))
     }
 }
 
 #[test]
 fn custom_strategy_divides_itself_and_may_reject() {
     let whole = Policy::new(Even { extra: 10 }, Quota::per_minute(20));
-    assert_eq!(whole.share(NonZeroU32::new(5).unwrap()).unwrap().limits()[0].capacity(), 4 + 2);
-    let error = whole.share(NonZeroU32::new(4).unwrap()).unwrap_err();
+    assert_eq!(whole.divide(NonZeroU32::new(5).unwrap()).unwrap().limits()[0].capacity(), 4 + 2);
+    let error = whole.divide(NonZeroU32::new(4).unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "write an even one");
 }
 
@@ -110,7 +110,7 @@ proptest! {
         let lazy = Limit::try_new(LeakyBucket::new(), quota);
         for limit in [Limit::try_new(FixedWindow::new(), quota), bucket, queue, lazy].into_iter().flatten() {
             let whole = Policy::from(limit);
-            let part = whole.share(replicas).map_err(|error| {
+            let part = whole.divide(replicas).map_err(|error| {
                 proptest::test_runner::TestCaseError::fail(format!("{whole} by {replicas}: {error}"))
             })?;
             let (whole, part) = (&whole.limits()[0], &part.limits()[0]);

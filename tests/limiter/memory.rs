@@ -47,7 +47,7 @@ fn new_key_is_refused_with_a_wait_if_all_others_are_refused() {
     let peeked = now(limiter.peek(&newcomer));
     let refused = now(limiter.hit(&newcomer));
     for decision in [&peeked, &refused] {
-        assert!(decision.is_refused() && decision.is_crowded());
+        assert!(decision.is_refused() && decision.is_storage_full());
         assert_eq!(decision.retry_after(), Some(Duration::from_secs(30)), "when the first of the three may come back");
         assert_eq!((decision.remaining(), decision.capacity()), (0, 1));
     }
@@ -247,7 +247,7 @@ fn big_quotas_are_exact() {
 fn cost_0_is_admitted_at_once_also_when_the_storage_is_full() {
     let (limiter, _) = limiter("fixed-window 1/minute", 1);
     assert!(hit(&limiter, "resident").is_admitted());
-    assert!(hit(&limiter, "newcomer").is_crowded());
+    assert!(hit(&limiter, "newcomer").is_storage_full());
     assert!(now(limiter.hit_with_cost(&"newcomer".into(), 0)).is_admitted());
     assert!(now(limiter.peek_with_cost(&"newcomer".into(), 0)).is_admitted());
 
@@ -262,7 +262,7 @@ fn refused_new_key_evicts_nothing() {
     let (limiter, _) = limiter("fixed-window 5/minute", 1);
     assert!(hit(&limiter, "resident").is_admitted());
     let refused = now(limiter.hit_with_cost(&"newcomer".into(), 6));
-    assert!(refused.is_refused() && !refused.is_crowded());
+    assert!(refused.is_refused() && !refused.is_storage_full());
     assert_eq!(now(limiter.peek(&"resident".into())).remaining(), 4);
 }
 
@@ -492,16 +492,16 @@ async fn a_refusal_through_the_middleware_counts_once() {
 
 #[test]
 fn a_peek_is_never_a_hit_at_once() {
-    use tower_ratelimit::storage::{Ask, Storage};
+    use tower_ratelimit::storage::{Storage, StorageRequest};
     use tower_ratelimit::{Op, Policy};
 
     let policy: Policy = "2/minute".parse().unwrap();
     let storage = MemoryStorage::new();
     let key = Key::from("k");
     for _ in 0..3 {
-        assert!(!storage.hit_at_once(Ask::new(&policy, &key, Op::Peek, 1), None));
+        assert!(!storage.try_admit(StorageRequest::new(&policy, &key, Op::Peek, 1), None));
     }
-    assert!(storage.hit_at_once(Ask::new(&policy, &key, Op::Hit, 1), None));
+    assert!(storage.try_admit(StorageRequest::new(&policy, &key, Op::Hit, 1), None));
 }
 
 /// However it is hit meanwhile: by its own policy, or by one of the same name with more limits.
@@ -541,7 +541,7 @@ fn keys_with_and_without_a_trailing_zero_byte_differ() {
 /// Wherever it is looked for first: on one limit, on several.
 #[test]
 fn refusal_found_by_hit_at_once_counts_once() {
-    use tower_ratelimit::storage::{Ask, Storage};
+    use tower_ratelimit::storage::{Storage, StorageRequest};
     use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
     use tower_ratelimit::{Op, Timestamp};
 
@@ -584,10 +584,10 @@ fn refusal_found_by_hit_at_once_counts_once() {
     for policy in [one.clone(), one.limit(Penal, Quota::per_day(1))] {
         let storage = MemoryStorage::new();
         let key = Key::from("k");
-        let ask = || Ask::new(&policy, &key, Op::Hit, 1);
-        assert!(storage.hit_at_once(ask(), None));
+        let ask = || StorageRequest::new(&policy, &key, Op::Hit, 1);
+        assert!(storage.try_admit(ask(), None));
         for refusals in 1..5 {
-            assert!(!storage.hit_at_once(ask(), None));
+            assert!(!storage.try_admit(ask(), None));
             let refused = now(storage.decide(ask()));
             assert_eq!(refused.retry_after(), Some(Duration::from_micros(1 + refusals)));
         }

@@ -1,5 +1,6 @@
 //! The memory storage when it is full: its bounds, its logs, newcomers, and the memory of a flood.
 
+use std::fmt::Write;
 use std::time::Duration;
 
 use common::{memory_with_manual_clock, now, policy};
@@ -26,7 +27,7 @@ fn several(limits: u64, strategy: &str, shadow: bool) -> Policy {
     let of = |period: u64| format!("{strategy} 100000/{} min", 100 + period);
     let mut text = (0..limits).map(of).collect::<Vec<_>>().join("; ");
     if shadow {
-        text += &format!("; shadow {}; shadow {}", of(50), of(51));
+        write!(text, "; shadow {}; shadow {}", of(50), of(51)).unwrap();
     }
     policy(&text)
 }
@@ -101,7 +102,7 @@ fn long_logs_that_cannot_grow_refuse_their_own_clients_only() {
         for client in 0..40_u64 {
             let decision = hit(&greedy, client);
             refused += u32::from(decision.is_refused());
-            assert!(decision.is_admitted() || decision.is_crowded());
+            assert!(decision.is_admitted() || decision.is_storage_full());
         }
         if round % 500 == 0 {
             for customer in 1_000..1_300_u64 {
@@ -129,7 +130,7 @@ fn client_whose_log_cannot_grow_is_admitted_after_its_wait() {
             break decision;
         }
     };
-    assert!(refused.is_crowded());
+    assert!(refused.is_storage_full());
     let wait = refused.retry_after().unwrap();
     assert!(hit(&limiter, "greedy").is_refused());
     clock.advance(wait.saturating_sub(Duration::from_micros(1)));
@@ -171,7 +172,7 @@ fn newcomers_are_refused_or_admitted_as_chosen_and_counted() {
         for key in 100..150_u64 {
             let decision = hit(&limiter, key);
             assert_eq!(
-                (decision.is_admitted(), decision.is_crowded()),
+                (decision.is_admitted(), decision.is_storage_full()),
                 match on_full {
                     OnFull::Admit => (true, false),
                     OnFull::Refuse => (false, true),
@@ -202,7 +203,7 @@ fn refund_makes_a_key_evictable_at_once() {
     let builder = MemoryStorage::builder().max_keys(20_000).clock(ManualClock::default());
     let limiter = RateLimiter::with_storage(policy("fixed-window 2/day"), builder.build().unwrap());
     let first: Vec<_> = (0..20_000_u64).map(|key| (hit(&limiter, key), hit(&limiter, key)).0).collect();
-    assert!(hit(&limiter, "newcomer").is_crowded());
+    assert!(hit(&limiter, "newcomer").is_storage_full());
     for (key, decision) in first.iter().enumerate() {
         now(limiter.refund(&(key as u64).into(), decision));
     }

@@ -173,7 +173,7 @@ fn refunded_key_may_be_evicted() {
     let (alice, bob) = (Key::from("alice"), Key::from("bob"));
     let taken = now(limiter.hit(&alice));
     let _ = now(limiter.hit(&alice));
-    assert!(now(limiter.hit(&bob)).is_crowded());
+    assert!(now(limiter.hit(&bob)).is_storage_full());
     now(limiter.refund(&alice, &taken));
     assert!(now(limiter.hit(&bob)).is_admitted());
 }

@@ -1,7 +1,7 @@
 //! memcached and etcd refuse policies with long logs, unless the user allows them.
 
 use common::policy;
-use tower_ratelimit::storage::{AnyStorage, Ask, EtcdStorage, MemcachedStorage};
+use tower_ratelimit::storage::{AnyStorage, EtcdStorage, MemcachedStorage, StorageRequest};
 use tower_ratelimit::{Global, Key, OnError, Op, RateLimitLayer, RateLimiter, Storage};
 
 const MEMCACHED: &str = "memcached://127.0.0.1:1";
@@ -59,7 +59,7 @@ async fn long_log_is_refused_before_a_server_is_asked() {
     let long = policy("moving-window 5000/day");
     let key = Key::from("k");
     for url in [MEMCACHED, ETCD] {
-        let error = any(url).decide(Ask::new(&long, &key, Op::Hit, 1)).await.unwrap_err().to_string();
+        let error = any(url).decide(StorageRequest::new(&long, &key, Op::Hit, 1)).await.unwrap_err().to_string();
         assert!(error.contains("long-logs=allow") && !error.contains("cannot reach"), "{error}");
     }
 }

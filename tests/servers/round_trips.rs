@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::servers::storage::RUNTIME;
 use common::servers::{Etcd, Memcached, Server};
 use common::{EVERY_STRATEGY, foreign, policy};
-use tower_ratelimit::storage::{Ask, EtcdStorage, MemcachedStorage, RedisStorage};
+use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, RedisStorage, StorageRequest};
 use tower_ratelimit::{Key, Op, Policy, Storage};
 
 const LONG: Duration = Duration::from_secs(10);
@@ -24,7 +24,7 @@ where
     let key = Key::from("k");
     let ask = |op| {
         let before = count();
-        let decision = RUNTIME.block_on(storage.decide(Ask::new(policy, &key, op, 1))).unwrap();
+        let decision = RUNTIME.block_on(storage.decide(StorageRequest::new(policy, &key, op, 1))).unwrap();
         (decision.is_admitted(), count() - before)
     };
     let (admitted, hit) = ask(Op::Hit);

@@ -7,7 +7,7 @@ use common::policy;
 use common::servers::Server;
 use common::servers::storage::{RUNTIME, on};
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::{Ask, Leases, ManualClock, RefusalCache};
+use tower_ratelimit::storage::{Leases, ManualClock, RefusalCache, StorageRequest};
 use tower_ratelimit::{Key, Op, RateLimiter, Storage};
 
 /// The hits of several nodes, each with leases around a refusal cache.
@@ -25,7 +25,10 @@ fn nodes_on_redis_share_one_window_exactly() {
                 let mut admitted = 0;
                 for _ in 0..200 {
                     admitted += u32::from(
-                        node.decide(Ask::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap().is_admitted(),
+                        node.decide(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1))
+                            .await
+                            .unwrap()
+                            .is_admitted(),
                     );
                 }
                 admitted
@@ -34,7 +37,7 @@ fn nodes_on_redis_share_one_window_exactly() {
         all.join_all().await.into_iter().sum::<u32>()
     });
     assert_eq!(admitted, 500);
-    let trips: u64 = nodes.iter().map(|node| node.inner().asked()).sum();
+    let trips: u64 = nodes.iter().map(|node| node.inner().misses()).sum();
     assert!(trips < 400, "{trips} commands for 4800 hits");
 }
 
@@ -92,7 +95,7 @@ fn refused_hits_send_redis_one_command_for_each_key_and_ttl() {
             clock.advance(Duration::from_secs(1));
         }
         assert_eq!(server.calls("evalsha") - before, 5 * 20);
-        assert_eq!(cache.answered(), 20 + 5 * 8 * 500 - 5 * 20);
+        assert_eq!(cache.hits(), 20 + 5 * 8 * 500 - 5 * 20);
         limiter.clear(&3_u64.into()).await.unwrap();
         assert!(limiter.hit(&3_u64.into()).await.unwrap().is_admitted());
     });

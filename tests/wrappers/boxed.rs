@@ -4,7 +4,7 @@ use std::future::{Ready, ready};
 
 use common::{FAILURE, FakeStorage, failing, memory_with_manual_clock, policy, slow};
 use futures_util::FutureExt;
-use tower_ratelimit::storage::{Ask, BoxStorage};
+use tower_ratelimit::storage::{BoxStorage, StorageRequest};
 use tower_ratelimit::{BoxError, Decision, Key, Op, RateLimiter, Storage};
 
 /// Fails with an error of its own type.
@@ -13,18 +13,18 @@ struct Broken;
 
 impl Storage for Broken {
     type Error = std::io::Error;
-    type Decided = Ready<Result<Decision, std::io::Error>>;
-    type Done = Ready<Result<(), std::io::Error>>;
+    type DecideFuture = Ready<Result<Decision, std::io::Error>>;
+    type UpdateFuture = Ready<Result<(), std::io::Error>>;
 
-    fn decide(&self, _: Ask<'_>) -> Self::Decided {
+    fn decide(&self, _: StorageRequest<'_>) -> Self::DecideFuture {
         ready(Err(std::io::ErrorKind::BrokenPipe.into()))
     }
 
-    fn clear(&self, _: &tower_ratelimit::Policy, _: &Key) -> Self::Done {
+    fn clear(&self, _: &tower_ratelimit::Policy, _: &Key) -> Self::UpdateFuture {
         ready(Err(std::io::ErrorKind::BrokenPipe.into()))
     }
 
-    fn refund(&self, _: &tower_ratelimit::Policy, _: &Key, _: &Decision) -> Self::Done {
+    fn refund(&self, _: &tower_ratelimit::Policy, _: &Key, _: &Decision) -> Self::UpdateFuture {
         ready(Err(std::io::ErrorKind::BrokenPipe.into()))
     }
 }
@@ -32,7 +32,7 @@ impl Storage for Broken {
 /// Returns the number of allocations of a second hit on a key, up to the end of its future's first poll.
 fn allocations(storage: &impl Storage) -> u64 {
     let (policy, key) = (policy("1000/minute"), Key::from("k"));
-    let hit = || drop(storage.decide(Ask::new(&policy, &key, Op::Hit, 1)).now_or_never());
+    let hit = || drop(storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).now_or_never());
     hit();
     allocation_counter::measure(hit).count_total
 }
@@ -48,7 +48,7 @@ async fn answer_that_is_waited_for_costs_one_allocation() {
     let boxed = BoxStorage::new(boxed);
     assert_eq!(allocations(&boxed), allocations(&plain) + 1);
     let (policy, key) = (policy("1000/minute"), Key::from("k"));
-    assert!(boxed.decide(Ask::new(&policy, &key, Op::Hit, 1)).await.unwrap().is_admitted());
+    assert!(boxed.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.unwrap().is_admitted());
 }
 
 #[tokio::test]
@@ -77,7 +77,8 @@ fn policy_that_the_storage_inside_rejects_is_rejected() {
 #[tokio::test]
 async fn error_of_the_storage_inside_is_kept() {
     let (policy, key) = (policy("1/minute"), Key::from("k"));
-    let error: BoxError = BoxStorage::new(Broken).decide(Ask::new(&policy, &key, Op::Hit, 1)).await.unwrap_err();
+    let error: BoxError =
+        BoxStorage::new(Broken).decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.unwrap_err();
     assert_eq!(error.downcast_ref::<std::io::Error>().unwrap().kind(), std::io::ErrorKind::BrokenPipe);
     let error = BoxStorage::new(failing()).clear(&policy, &key).await.unwrap_err();
     assert_eq!(error.to_string(), FAILURE);

@@ -16,8 +16,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, advance, sleep};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
-use tower_ratelimit::storage::{Ask, Breaker, Cas, Circuit, Deadline, Phase, Shown};
-use tower_ratelimit::strategy::{Share, Strategy};
+use tower_ratelimit::storage::{Breaker, Cas, Circuit, Phase, StorageRequest, Summary, Timeout};
+use tower_ratelimit::strategy::{Divided, Strategy};
 use tower_ratelimit::{
     ConfigError, Decision, FixedWindow, Global, Headers, Key, LeakyBucket, MemoryStorage, OnError, Op, Policy, Quota,
     RateLimitLayer, RateLimiter, Storage, Timestamp, policy_by,
@@ -229,7 +229,7 @@ async fn policies_too_large_for_the_primary_do_not_affect_the_circuit() {
     let breaker = Breaker::new(Cas::new(store.clone())).fallback(memory_with_manual_clock().0, 2);
     let (kept, too_long) = (policy("fixed-window 1000/day"), policy("moving-window 100000/day"));
     let (key, state) = (Key::everybody(), || breaker.circuit().state());
-    let hit = async |policy: &Policy| breaker.decide(Ask::new(policy, &key, Op::Hit, 1)).await.unwrap();
+    let hit = async |policy: &Policy| breaker.decide(StorageRequest::new(policy, &key, Op::Hit, 1)).await.unwrap();
     for _ in 0..10 {
         assert!(hit(&too_long).await.is_from_fallback());
         assert!(!hit(&kept).await.is_from_fallback());
@@ -392,7 +392,7 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     limiter.refund(&key, &of_fallback).await.unwrap();
     assert_eq!(now(), (2, 1));
     let lost = limiter.refund(&key, &of_primary).await.unwrap_err();
-    assert!(lost.is_left_alone() && primary.changes() == 0, "it is not asked: {lost}");
+    assert!(lost.is_circuit_open() && primary.changes() == 0, "it is not asked: {lost}");
     assert_eq!(lost.source().unwrap().to_string(), FAILURE);
     // Refusals and free hits have nothing to refund, so the primary is not asked.
     let free = limiter.hit_with_cost(&key, 0).await.unwrap().back().1;
@@ -410,7 +410,7 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     primary.set(Behavior::Fails);
     open(&limiter).await;
     let _ = spend(&limiter, 1).await;
-    assert!(limiter.clear(&key).await.unwrap_err().is_left_alone());
+    assert!(limiter.clear(&key).await.unwrap_err().is_circuit_open());
     assert_eq!(now(), (1, 0), "the fallback's is forgotten at once");
     primary.set(Behavior::Works);
     // A clear may be the probe.
@@ -425,11 +425,11 @@ async fn refund_may_probe_and_its_failure_counts() {
     let spent = spend(&limiter, 1).await;
     primary.set(Behavior::Fails);
     for failures in 1..=5 {
-        assert!(!limiter.refund(&Key::everybody(), &spent).await.unwrap_err().is_left_alone());
+        assert!(!limiter.refund(&Key::everybody(), &spent).await.unwrap_err().is_circuit_open());
         assert_eq!(circuit(&limiter).state().failures, failures);
     }
     sleep(SHORTEST).await;
-    assert!(!limiter.refund(&Key::everybody(), &spent).await.unwrap_err().is_left_alone());
+    assert!(!limiter.refund(&Key::everybody(), &spent).await.unwrap_err().is_circuit_open());
     assert_eq!(circuit(&limiter).state().failures, 6);
     sleep(2 * SHORTEST).await;
     primary.set(Behavior::Works);
@@ -445,7 +445,7 @@ async fn each_replica_admits_its_share_and_no_more() {
     for text in EVERY_STRATEGY.into_iter().chain(more) {
         for replicas in [1, 2, 3, 100] {
             let whole = policy(text);
-            let share = whole.share(NonZeroU32::new(replicas).unwrap()).unwrap();
+            let share = whole.divide(NonZeroU32::new(replicas).unwrap()).unwrap();
             let most = share.limits().iter().map(tower_ratelimit::Limit::capacity).min().unwrap();
             let (limiter, ..) = limiter(text, Behavior::Fails, replicas);
             let mut admitted = 0;
@@ -516,23 +516,23 @@ async fn fallback_keeps_the_rules_of_elastic_windows_and_queues() {
 async fn open_circuit_without_a_fallback_fails_at_once() {
     let (primary, _) = FakeStorage::in_memory(Behavior::Hangs);
     let within = 70 * MS;
-    let breaker = Breaker::new(Deadline::new(primary.clone(), within));
+    let breaker = Breaker::new(Timeout::new(primary.clone(), within));
     let limiter = RateLimiter::with_storage(policy("9/day"), breaker.clone());
     let key = Key::everybody();
     for _ in 0..5 {
         let started = Instant::now();
         let error = limiter.hit(&key).await.unwrap_err();
-        assert!(!error.is_left_alone() && started.elapsed() == within);
+        assert!(!error.is_circuit_open() && started.elapsed() == within);
         assert_eq!(error.to_string(), "the storage failed: the storage did not answer within 70ms");
     }
     let started = Instant::now();
     for _ in 0..50 {
         let error = limiter.hit(&key).await.unwrap_err();
-        assert!(error.is_left_alone());
+        assert!(error.is_circuit_open());
         let said = "the storage is left alone for now, since it kept failing: the storage did not answer within 70ms";
         assert_eq!(error.to_string(), said);
     }
-    assert!(limiter.clear(&key).await.unwrap_err().is_left_alone());
+    assert!(limiter.clear(&key).await.unwrap_err().is_circuit_open());
     for (on_error, status) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {
         let layer = RateLimitLayer::new(policy("9/day"), Global).storage(breaker.clone(), on_error);
         assert_eq!(ask(&layer.layer(Inner::default()), get("/")).await.status(), status);
@@ -588,59 +588,59 @@ async fn breakers_nest() {
 #[tokio::test(start_paused = true)]
 async fn memory_and_fallback_admit_at_once() {
     let (policy, key) = (policy("fixed-window 8/day"), Key::everybody());
-    let ask = Ask::new(&policy, &key, Op::Hit, 1);
+    let ask = StorageRequest::new(&policy, &key, Op::Hit, 1);
     let breaker = Breaker::new(memory_with_manual_clock().0);
-    let mut shown = Shown::default();
-    assert!(breaker.hit_at_once(ask, Some(&mut shown)));
+    let mut shown = Summary::default();
+    assert!(breaker.try_admit(ask, Some(&mut shown)));
     assert_eq!((shown.limit.remaining(), breaker.circuit().state().by_primary), (7, 1));
 
     let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(Behavior::Fails), memory_with_manual_clock());
     let breaker = Breaker::new(primary.clone()).fallback(fallback, 4);
-    assert!(!breaker.hit_at_once(ask, None), "the primary is far away");
+    assert!(!breaker.try_admit(ask, None), "the primary is far away");
     let limiter = RateLimiter::with_storage(policy.clone(), breaker.clone());
     open(&limiter).await;
-    assert!(breaker.hit_at_once(ask, Some(&mut shown)));
+    assert!(breaker.try_admit(ask, Some(&mut shown)));
     assert_eq!((shown.limit.capacity(), shown.limit.remaining()), (2, 1));
-    assert!(breaker.hit_at_once(ask, None));
-    assert!(!breaker.hit_at_once(ask, None), "the share is spent");
+    assert!(breaker.try_admit(ask, None));
+    assert!(!breaker.try_admit(ask, None), "the share is spent");
     assert_eq!(breaker.circuit().state().by_fallback, 5 + 2);
     limiter.clear(&key).await.unwrap_err();
     sleep(SHORTEST).await;
-    assert!(!breaker.hit_at_once(ask, None), "it is time for a probe");
+    assert!(!breaker.try_admit(ask, None), "it is time for a probe");
     primary.set(Behavior::Works);
     assert!(!spend(&limiter, 1).await.is_from_fallback());
 }
 
 /// A fixed window that counts how often it is divided into shares.
 #[derive(Clone, Debug)]
-struct Divided(Arc<AtomicUsize>);
+struct CountsDivisions(Arc<AtomicUsize>);
 
-impl Strategy for Divided {
+impl Strategy for CountsDivisions {
     fn name(&self) -> &'static str {
         "divided"
     }
 
     common::decides_like_a_fixed_window!();
 
-    fn share(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Share> {
+    fn divide(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Divided> {
         self.0.fetch_add(1, Ordering::SeqCst);
         if quota.amount() == 13 {
-            return Some(Share::new(FixedWindow::new(), Quota::per_second(1).burst(1)));
+            return Some(Divided::new(FixedWindow::new(), Quota::per_second(1).burst(1)));
         }
-        Some(Share::new(self.clone(), quota.share(replicas)))
+        Some(Divided::new(self.clone(), quota.divide(replicas)))
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn each_policy_is_divided_once_even_if_names_are_equal() {
-    let divided = Divided(Arc::default());
+    let divided = CountsDivisions(Arc::default());
     let breaker = Breaker::new(failing()).fallback(memory_with_manual_clock().0, 2);
     let tier = |amount| Policy::named("tier").limit(divided.clone(), Quota::per_minute(amount));
     for _ in 0..10 {
         for amount in [20, 40] {
             // Also if a new policy is made for each request.
             for policy in [tier(amount), tier(amount)] {
-                let hit = breaker.decide(Ask::new(&policy, &Key::everybody(), Op::Hit, 1)).await.unwrap();
+                let hit = breaker.decide(StorageRequest::new(&policy, &Key::everybody(), Op::Hit, 1)).await.unwrap();
                 assert_eq!(hit.capacity(), amount / 2);
             }
         }
@@ -666,10 +666,10 @@ async fn policies_that_primary_or_fallback_reject_are_rejected_when_built() {
     );
 
     // A policy that cannot be divided is rejected when built, or at a request if it is chosen then.
-    let odd = Policy::new(Divided(Arc::default()), Quota::per_minute(13));
+    let odd = Policy::new(CountsDivisions(Arc::default()), Quota::per_minute(13));
     let said = "fixed-window has no bursts";
     assert!(error(RateLimiter::try_with_storage(odd.clone(), breaker.clone())).unwrap().starts_with(said));
-    let failed = breaker.decide(Ask::new(&odd, &Key::everybody(), Op::Hit, 1)).await.unwrap_err();
+    let failed = breaker.decide(StorageRequest::new(&odd, &Key::everybody(), Op::Hit, 1)).await.unwrap_err();
     assert!(failed.to_string().contains(said), "{failed}");
     assert_eq!(breaker.circuit().state().by_none, 1);
 }
@@ -703,7 +703,7 @@ async fn layer_reports_the_share_and_refunds_the_deciding_storage() {
     // The shadow limit is divided too, and has its own states.
     let shadow = tiers(&Head::of(&get("/"))).shadows()[0].clone();
     assert_eq!(
-        (counted(&fallback, &shadow.share(NonZeroU32::new(3).unwrap()).unwrap()), shadow.limits().len()),
+        (counted(&fallback, &shadow.divide(NonZeroU32::new(3).unwrap()).unwrap()), shadow.limits().len()),
         (2, 1)
     );
     primary.set(Behavior::Works);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::random::Numbers;
 use common::{Behavior, FAILURE, FakeStorage, decide, hit, memory_with_manual_clock, policy, poll, start_hit};
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::{Ask, Breaker, Clock, Leases, ManualClock, Shown};
+use tower_ratelimit::storage::{Breaker, Clock, Leases, ManualClock, StorageRequest, Summary};
 use tower_ratelimit::strategy::Status;
 use tower_ratelimit::{
     Decision, FixedWindow, Key, Limit, MemoryStorage, OnError, Op, PeerIp, Policy, Quota, RateLimitLayer, RateLimiter,
@@ -27,7 +27,12 @@ fn leased(slice: u32) -> (Leased, FakeStorage<MemoryStorage>, ManualClock) {
 }
 
 /// This many hits of one unit, which all wait for the storage.
-fn waiting_hits<St: Storage>(storage: &St, policy: &Policy, key: &Key, count: usize) -> Vec<Pin<Box<St::Decided>>> {
+fn waiting_hits<St: Storage>(
+    storage: &St,
+    policy: &Policy,
+    key: &Key,
+    count: usize,
+) -> Vec<Pin<Box<St::DecideFuture>>> {
     let mut hits: Vec<_> = (0..count).map(|_| start_hit(storage, policy, key, 1)).collect();
     assert!(hits.iter_mut().all(|hit| poll(hit).is_pending()));
     hits
@@ -47,11 +52,11 @@ async fn slice_costs_one_round_trip() {
         assert_eq!((decision.is_admitted(), decision.remaining()), (true, 1000 - spent));
         assert_eq!(decision.reset_after(), Duration::from_secs(60));
     }
-    assert_eq!((storage.take_decisions(), leases.asked(), leases.answered(), leases.held()), (1, 1, 9, 1));
-    assert!(!leases.hit_at_once(Ask::new(&policy, &Key::from("a"), Op::Hit, 1), None), "nothing is left here");
+    assert_eq!((storage.take_decisions(), leases.misses(), leases.hits(), leases.len()), (1, 1, 9, 1));
+    assert!(!leases.try_admit(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1), None), "nothing is left here");
     let _ = hit(&leases, &policy, "a", 1).await;
-    let mut shown = Shown::default();
-    assert!(leases.hit_at_once(Ask::new(&policy, &Key::from("a"), Op::Hit, 3), Some(&mut shown)));
+    let mut shown = Summary::default();
+    assert!(leases.try_admit(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 3), Some(&mut shown)));
     assert_eq!((storage.take_decisions(), shown.limit.remaining()), (1, 986));
 }
 
@@ -68,7 +73,7 @@ async fn last_units_are_not_leased_in_slices() {
         admitted += 1;
     }
     assert_eq!(admitted, 100);
-    assert!(leases.asked() < 60, "{}", leases.asked());
+    assert!(leases.misses() < 60, "{}", leases.misses());
     assert!(hit(&other, &policy, "a", 1).await.is_refused());
 }
 
@@ -153,7 +158,7 @@ fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
                     (nodes[task % nodes.len()].clone(), policy.clone(), Arc::clone(&admitted));
                 all.spawn(async move {
                     loop {
-                        let at_once = node.hit_at_once(Ask::new(&policy, &Key::from("a"), Op::Hit, 1), None);
+                        let at_once = node.try_admit(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1), None);
                         if !at_once && hit(&node, &policy, "a", 1).await.is_refused() {
                             break;
                         }
@@ -191,7 +196,7 @@ async fn callers_of_one_key_share_one_round_trip() {
     storage.close();
     let mut first = start_hit(&leases, &policy, &key, 50);
     let _ = poll(&mut first);
-    let mut other = Box::pin(leases.decide(Ask::new(&policy, &Key::from("b"), Op::Hit, 1)));
+    let mut other = Box::pin(leases.decide(StorageRequest::new(&policy, &Key::from("b"), Op::Hit, 1)));
     assert!(poll(&mut other).is_pending());
     assert_eq!(storage.take_decisions(), 2);
 }
@@ -227,7 +232,7 @@ async fn no_leased_unit_is_spent_after_its_window() {
         let mut here = 0;
         for _ in 0..9 {
             let now = theirs.now();
-            let at_once = leases.hit_at_once(Ask::new(&policy, &key, Op::Hit, 1), None);
+            let at_once = leases.try_admit(StorageRequest::new(&policy, &key, Op::Hit, 1), None);
             if at_once {
                 here += 1;
                 assert!(now.since(decided) < 1_000_000 - trip * 1_000 * u64::from(decides_late), "{now:?}");
@@ -271,9 +276,9 @@ async fn refunds_return_to_the_lease_or_the_storage() {
     leases.refund(&policy, &key, &first).await.unwrap();
     assert_eq!((storage.take_changes(), remains(&storage, &policy).await), (1, 1000));
     // From a node that has no lease of it, to the storage.
-    let elsewhere = Leases::new(storage.clone(), 10).clock(clock.clone());
+    let second_handle = Leases::new(storage.clone(), 10).clock(clock.clone());
     let taken = hit(&leases, &policy, "a", 10).await;
-    elsewhere.refund(&policy, &key, &taken).await.unwrap();
+    second_handle.refund(&policy, &key, &taken).await.unwrap();
     assert_eq!((storage.take_changes(), remains(&storage, &policy).await), (1, 1000));
     // After its window, nowhere.
     let old = hit(&leases, &policy, "a", 10).await;
@@ -294,7 +299,7 @@ async fn clear_drops_the_lease_and_a_slice_in_flight() {
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
     leases.clear(&policy, &key).await.unwrap();
-    assert_eq!((leases.held(), remains(&storage, &policy).await), (0, 1000));
+    assert_eq!((leases.len(), remains(&storage, &policy).await), (0, 1000));
     // While a slice is in flight.
     storage.close();
     let mut late = start_hit(&leases, &policy, &key, 1);
@@ -304,7 +309,7 @@ async fn clear_drops_the_lease_and_a_slice_in_flight() {
     storage.open();
     assert!(late.await.unwrap().is_admitted());
     clear.await.unwrap();
-    assert_eq!((leases.held(), remains(&storage, &policy).await), (0, 1000));
+    assert_eq!((leases.len(), remains(&storage, &policy).await), (0, 1000));
 }
 
 /// A caller queued before the clear takes a slice while the clear waits. That slice is dropped too.
@@ -319,7 +324,7 @@ async fn clear_drops_a_lease_taken_while_it_waited() {
     storage.open();
     assert!(asking.await.unwrap().is_admitted() && behind.await.unwrap().is_admitted());
     clear.await.unwrap();
-    assert_eq!((leases.held(), remains(&leases, &policy).await), (0, 1000));
+    assert_eq!((leases.len(), remains(&leases, &policy).await), (0, 1000));
     let mut admitted = 0;
     while hit(&leases, &policy, "a", 1).await.is_admitted() {
         admitted += 1;
@@ -349,14 +354,14 @@ fn clear_in_another_runtime_drops_the_lease_when_it_ends() {
         drop(inside);
         storage.open();
         one.block_on(async { assert!(asking.await.unwrap().is_admitted() && behind.await.unwrap().is_admitted()) });
-        assert_eq!(leases.held(), 1);
+        assert_eq!(leases.len(), 1);
         if is_given_up {
             drop(clear);
         } else {
             two.block_on(clear).unwrap();
             assert_eq!(one.block_on(remains(&storage, &policy)), 1000);
         }
-        assert_eq!(leases.held(), 0);
+        assert_eq!(leases.len(), 0);
     }
 }
 
@@ -374,7 +379,7 @@ fn slice_that_arrives_after_a_clear_in_another_runtime_is_dropped() {
     storage.open();
     two.block_on(leases.clear(&policy, &key)).unwrap();
     assert!(one.block_on(asking).unwrap().is_admitted());
-    assert_eq!((leases.held(), one.block_on(remains(&storage, &policy))), (0, 1000));
+    assert_eq!((leases.len(), one.block_on(remains(&storage, &policy))), (0, 1000));
 }
 
 /// A hit in another runtime took its units beside the lease, so a refund goes to the storage.
@@ -386,7 +391,7 @@ fn refund_of_a_hit_in_another_runtime_goes_to_the_storage() {
     assert!(one.block_on(hit(&leases, &policy, "a", 1)).is_admitted());
     storage.close();
     let inside = one.enter();
-    let mut asking = Box::pin(leases.decide(Ask::new(&policy, &key, Op::Peek, 1)));
+    let mut asking = Box::pin(leases.decide(StorageRequest::new(&policy, &key, Op::Peek, 1)));
     assert!(poll(&mut asking).is_pending());
     drop(inside);
     storage.open();
@@ -479,7 +484,7 @@ async fn contended_peek_is_returned_unchanged() {
     let policy = policy("fixed-window 1000/day");
     assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
     let peek = decide(&leases, &policy, "a", Op::Peek, 1).await;
-    assert!(leases.held() == 1 && peek.is_refused() && peek.is_contended());
+    assert!(leases.len() == 1 && peek.is_refused() && peek.is_contended());
 }
 
 /// Callers that are dropped before or after units were assigned to them spend nothing.
@@ -497,7 +502,7 @@ async fn dropped_callers_spend_nothing() {
         if left_after == "answered" {
             storage.open();
             tokio::task::yield_now().await;
-            while storage.take_decisions() > 0 || leases.held() == 0 {
+            while storage.take_decisions() > 0 || leases.is_empty() {
                 tokio::task::yield_now().await;
             }
         }
@@ -531,7 +536,7 @@ async fn units_of_callers_dropped_at_random_points_are_not_lost() {
                     let gone = usize::try_from(numbers.below(waiting.len() as u64)).unwrap();
                     drop(waiting.swap_remove(gone));
                 }
-                _ => waiting.push(Box::pin(leases.decide(Ask::new(
+                _ => waiting.push(Box::pin(leases.decide(StorageRequest::new(
                     &policy,
                     &key,
                     Op::Hit,
@@ -603,7 +608,7 @@ fn stopped_runtime_does_not_block_callers() {
     two.block_on(async {
         assert!(standing.await.is_err(), "who would have asked has ended");
         assert_eq!(hit(&leases, &policy, "a", 1).await.remaining(), 999);
-        assert_eq!(leases.held(), 1);
+        assert_eq!(leases.len(), 1);
     });
 }
 
@@ -614,7 +619,7 @@ async fn evicted_leases_return_their_units() {
     let (leases, policy) = (leases.max_keys(2), policy("fixed-window 1000/day"));
     for key in ["a", "b", "a", "c", "d"] {
         assert!(decide(&leases, &policy, key, Op::Hit, 1).await.is_admitted());
-        assert!(leases.held() <= 2);
+        assert!(leases.len() <= 2);
         clock.advance(Duration::from_millis(1));
     }
     for (key, here, there) in [("a", 998, 998), ("b", 999, 999), ("c", 999, 990), ("d", 999, 990)] {
@@ -623,7 +628,7 @@ async fn evicted_leases_return_their_units() {
     }
     for key in 0..1_000_u32 {
         assert!(decide(&leases, &policy, &key.to_string(), Op::Hit, 1).await.is_admitted());
-        assert!(leases.held() <= 2);
+        assert!(leases.len() <= 2);
     }
 }
 
@@ -632,12 +637,12 @@ async fn busy_entries_are_not_evicted() {
     let (leases, storage, _) = leased(10);
     let (leases, policy) = (leases.max_keys(1), policy("fixed-window 1000/day"));
     storage.close();
-    let hit = |key: &str| Box::pin(leases.decide(Ask::new(&policy, &Key::from(key), Op::Hit, 1)));
+    let hit = |key: &str| Box::pin(leases.decide(StorageRequest::new(&policy, &Key::from(key), Op::Hit, 1)));
     let (mut first, mut second) = (hit("a"), hit("b"));
     assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
     storage.open();
     assert!(first.await.unwrap().is_admitted() && second.await.unwrap().is_admitted());
-    assert_eq!((remains(&storage, &policy).await, leases.held()), (990, 1), "only the first is leased");
+    assert_eq!((remains(&storage, &policy).await, leases.len()), (990, 1), "only the first is leased");
 }
 
 #[tokio::test]
@@ -665,12 +670,12 @@ async fn only_one_fixed_window_is_leased() {
         for _ in 0..3 {
             assert!(hit(&leases, shadow, "a", 1).await.is_admitted());
         }
-        assert_eq!((storage.take_decisions(), leases.held()), (3, 0));
+        assert_eq!((storage.take_decisions(), leases.len()), (3, 0));
     }
     let two = policy("2/minute");
     for left in [1, 0] {
         assert_eq!(hit(&leases, &two, "a", 1).await.remaining(), left);
     }
     assert!(hit(&leases, &two, "a", 1).await.is_refused());
-    assert_eq!((storage.take_decisions(), leases.held()), (3, 0));
+    assert_eq!((storage.take_decisions(), leases.len()), (3, 0));
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::random::Numbers;
 use common::{Behavior, FakeStorage, decide, hit, memory_with_manual_clock, policy, poll, start_hit};
 use tokio::task::yield_now;
-use tower_ratelimit::storage::{Ask, Breaker, Leases, ManualClock};
+use tower_ratelimit::storage::{Breaker, Leases, ManualClock, StorageRequest};
 use tower_ratelimit::{BoxError, Decision, Key, MemoryStorage, Op, Policy, Storage, Timestamp};
 
 type Leased = Leases<FakeStorage>;
@@ -53,7 +53,7 @@ fn recorded() -> (Leased, FakeStorage, Requests) {
 }
 
 async fn fails<St: Storage>(storage: &St, policy: &Policy, key: &str, cost: u32) {
-    assert!(storage.decide(Ask::new(policy, &Key::from(key), Op::Hit, cost)).await.is_err());
+    assert!(storage.decide(StorageRequest::new(policy, &Key::from(key), Op::Hit, cost)).await.is_err());
 }
 
 #[tokio::test]
@@ -237,7 +237,7 @@ struct Node {
 struct WaitingHit {
     key: usize,
     cost: u32,
-    decided: Pin<Box<<Leased as Storage>::Decided>>,
+    decided: Pin<Box<<Leased as Storage>::DecideFuture>>,
 }
 
 impl Node {

@@ -38,7 +38,7 @@ async fn close_refunds_every_slice_and_later_hits_ask_for_their_own_cost() {
         spent = Some(hit(&leases, &policy, key, 3).await);
     }
     leases.clone().close().await.unwrap();
-    assert_eq!((storage.take_changes(), leases.held()), (500, 0));
+    assert_eq!((storage.take_changes(), leases.len()), (500, 0));
     for key in &keys {
         assert_eq!(remains(&storage, &policy, key).await, 997);
     }
@@ -51,7 +51,7 @@ async fn close_refunds_every_slice_and_later_hits_ask_for_their_own_cost() {
         let decision = hit(&leases, &policy, "0", 1).await;
         assert_eq!((decision.remaining(), remains(&storage, &policy, "0").await), (left, left));
     }
-    assert_eq!((storage.take_decisions(), leases.held()), (4, 0));
+    assert_eq!((storage.take_decisions(), leases.len()), (4, 0));
     // A refund and a clear go to the storage, too.
     leases.refund(&policy, &Key::from("499"), &spent.unwrap()).await.unwrap();
     leases.clear(&policy, &Key::from("0")).await.unwrap();
@@ -75,7 +75,7 @@ async fn close_waits_for_slices_in_flight_and_serves_their_callers() {
     assert_eq!(remains(&storage, &policy, "a").await, 997);
     assert!(first.await.unwrap().is_admitted() && queued.await.unwrap().is_admitted());
     run_tasks().await;
-    assert_eq!((remains(&storage, &policy, "a").await, leases.held()), (997, 0));
+    assert_eq!((remains(&storage, &policy, "a").await, leases.len()), (997, 0));
 }
 
 /// Units of a caller that leaves after the close go to the storage.
@@ -201,11 +201,11 @@ async fn dropped_close_leaves_the_other_leases() {
     assert!(poll(&mut close).is_pending());
     drop(close);
     let begun = storage.take_changes();
-    assert!(begun < 100 && leases.held() > 300, "{begun} refunds in flight");
+    assert!(begun < 100 && leases.len() > 300, "{begun} refunds in flight");
     storage.open();
-    let held = leases.held() as u64;
+    let held = leases.len() as u64;
     leases.close().await.unwrap();
-    assert_eq!((storage.take_changes(), leases.held()), (held, 0));
+    assert_eq!((storage.take_changes(), leases.len()), (held, 0));
 }
 
 /// The worker runs in another runtime, which may have stopped. It refunds its slice when it runs.

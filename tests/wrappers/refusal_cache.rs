@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use common::random::Numbers;
 use common::{Behavior, FAILURE, FakeStorage, hit, memory_with_manual_clock, policy, poll, start_hit};
-use tower_ratelimit::storage::{Ask, Clock, ManualClock, RefusalCache};
+use tower_ratelimit::storage::{Clock, ManualClock, RefusalCache, StorageRequest};
 use tower_ratelimit::{Key, MemoryStorage, Op, Storage, Timestamp};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ fn cached() -> (Cached, FakeStorage<MemoryStorage>, ManualClock) {
 /// comes first.
 #[tokio::test]
 async fn repeated_refusals_reach_the_storage_once_per_ttl_or_wait() {
-    for (text, life, seconds, most) in [
+    for (text, ttl, seconds, most) in [
         ("fixed-window 1/hour", 1_000, 10, 10),
         ("1/hour", 1_000, 10, 10),
         ("token-bucket 1/hour", 250, 10, 40),
@@ -32,7 +32,7 @@ async fn repeated_refusals_reach_the_storage_once_per_ttl_or_wait() {
         ("token-bucket 1 per 2 seconds", 60_000, 10, 2 * 5),
     ] {
         let (cache, storage, clock) = cached();
-        let (cache, policy) = (cache.life(Duration::from_millis(life)), policy(text));
+        let (cache, policy) = (cache.ttl(Duration::from_millis(ttl)), policy(text));
         let first = hit(&cache, &policy, "mallory", 1).await;
         assert!(first.is_admitted() && storage.take_decisions() == 1);
         let mut refused = 0;
@@ -42,16 +42,16 @@ async fn repeated_refusals_reach_the_storage_once_per_ttl_or_wait() {
         }
         let asked = storage.take_decisions();
         assert!(asked <= most && refused > 9_900, "{text}: {refused} refused, {asked} asked");
-        assert_eq!(cache.asked(), asked + 1);
-        assert!(cache.answered() >= refused - asked);
-        assert_eq!(cache.held(), 1);
+        assert_eq!(cache.misses(), asked + 1);
+        assert!(cache.hits() >= refused - asked);
+        assert_eq!(cache.len(), 1);
     }
 }
 
 #[tokio::test]
 async fn cached_refusal_reports_the_remaining_wait() {
     let (cache, storage, clock) = cached();
-    let cache = cache.life(Duration::from_secs(3_600));
+    let cache = cache.ttl(Duration::from_secs(3_600));
     let policy = policy("fixed-window 2/minute; moving-window 5/second");
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     clock.advance(Duration::from_secs(10));
@@ -63,14 +63,14 @@ async fn cached_refusal_reports_the_remaining_wait() {
     assert_eq!(asked.retry_after(), Some(Duration::from_secs(50)));
     assert_eq!((known.retry_after(), known.reset_after()), (Some(Duration::from_secs(30)), Duration::from_secs(30)));
     assert_eq!(known.at(), asked.at().plus(20_000_000));
-    assert_eq!(known, storage.inner().decide(Ask::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap());
+    assert_eq!(known, storage.inner().decide(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap());
 }
 
 /// A limit whose wait has ended admits, also while another limit still refuses.
 #[tokio::test]
 async fn each_limit_of_a_cached_refusal_expires_on_its_own() {
     let (cache, storage, clock) = cached();
-    let cache = cache.life(Duration::from_secs(3_600));
+    let cache = cache.ttl(Duration::from_secs(3_600));
     let policy = policy("fixed-window 2/minute; fixed-window 2/second");
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     for (micros, admits) in [(0, false), (999_999, false), (1, true), (1, true)] {
@@ -108,7 +108,8 @@ async fn costs_above_the_remaining_units_are_cache_hits() {
         for _ in 0..3 {
             for cost in [4, 7, 13, u32::MAX] {
                 let known = hit(&cache, &policy, "a", cost).await;
-                let direct = storage.inner().decide(Ask::new(&policy, &Key::from("a"), Op::Hit, cost)).await.unwrap();
+                let direct =
+                    storage.inner().decide(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, cost)).await.unwrap();
                 assert_eq!(known, direct, "{text}");
             }
         }
@@ -162,17 +163,17 @@ async fn random_costs_are_decided_like_the_plain_storage() {
     .map(policy);
     let mut numbers = Numbers(20_261_122);
     let (mut estimated, mut answered) = (0, 0);
-    for (life, costs) in [(1, 14), (300, 14), (60_000, 14), (60_000, 4)] {
+    for (ttl, costs) in [(1, 14), (300, 14), (60_000, 14), (60_000, 4)] {
         for script in 0..150 {
             let (memory, clock) = memory_with_manual_clock();
             let plain = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
-            let cache = RefusalCache::new(memory).clock(clock.clone()).life(Duration::from_millis(life));
+            let cache = RefusalCache::new(memory).clock(clock.clone()).ttl(Duration::from_millis(ttl));
             let policy = &policies[script % policies.len()];
             for _ in 0..120 {
                 let cost = 1 + u32::try_from(numbers.below(costs)).unwrap();
                 let cost = if costs == 4 { cost * 3 } else { cost };
                 let key = Key::from("a");
-                let expected = plain.decide(Ask::new(policy, &key, Op::Hit, cost)).await.unwrap();
+                let expected = plain.decide(StorageRequest::new(policy, &key, Op::Hit, cost)).await.unwrap();
                 let got = hit(&cache, policy, "a", cost).await;
                 let context = || format!("{policy}, cost {cost}: {got:?}, {expected:?}");
                 assert_eq!(got.is_admitted(), expected.is_admitted(), "{}", context());
@@ -187,7 +188,7 @@ async fn random_costs_are_decided_like_the_plain_storage() {
                     clock.advance(Duration::from_micros(numbers.below(300_000)));
                 }
             }
-            answered += cache.answered();
+            answered += cache.hits();
         }
     }
     assert!(answered > 10_000, "{answered}");
@@ -202,7 +203,7 @@ async fn refusals_that_may_change_are_not_cached() {
         for _ in 0..5 {
             let _ = hit(&cache, &policy, "a", 1).await;
         }
-        assert_eq!((storage.take_decisions(), cache.held()), (5, 0), "{text}");
+        assert_eq!((storage.take_decisions(), cache.len()), (5, 0), "{text}");
     }
     // A full storage refuses a new key.
     let memory = MemoryStorage::builder().max_keys(1).build().unwrap();
@@ -210,9 +211,9 @@ async fn refusals_that_may_change_are_not_cached() {
     let policy = policy("fixed-window 1/day");
     assert!(hit(&cache, &policy, "first", 1).await.is_admitted());
     for _ in 0..3 {
-        assert!(hit(&cache, &policy, "newcomer", 1).await.is_crowded());
+        assert!(hit(&cache, &policy, "newcomer", 1).await.is_storage_full());
     }
-    assert_eq!((cache.answered(), cache.held()), (0, 0));
+    assert_eq!((cache.hits(), cache.len()), (0, 0));
     // Free hits and peeks.
     let (cache, storage, _) = cached();
     for _ in 0..3 {
@@ -220,7 +221,7 @@ async fn refusals_that_may_change_are_not_cached() {
     }
     storage.take_decisions();
     for (op, cost) in [(Op::Peek, 1), (Op::Peek, 2), (Op::Hit, 0), (Op::Peek, 0)] {
-        let decision = cache.decide(Ask::new(&policy, &Key::from("a"), op, cost)).await.unwrap();
+        let decision = cache.decide(StorageRequest::new(&policy, &Key::from("a"), op, cost)).await.unwrap();
         assert_eq!(decision.is_admitted(), cost == 0);
         assert_eq!(storage.take_decisions(), 1);
     }
@@ -234,30 +235,30 @@ async fn contended_refusals_are_not_cached() {
     for _ in 0..3 {
         assert!(hit(&cache, &policy("1/day"), "a", 1).await.is_contended());
     }
-    assert_eq!((cache.answered(), cache.held(), cache.asked()), (0, 0, 3));
+    assert_eq!((cache.hits(), cache.len(), cache.misses()), (0, 0, 3));
 }
 
 #[tokio::test]
 async fn clear_and_refund_invalidate_at_once_here_and_after_the_ttl_elsewhere() {
     let (cache, storage, clock) = cached();
-    let elsewhere = RefusalCache::new(storage.clone()).clock(clock.clone());
+    let second_handle = RefusalCache::new(storage.clone()).clock(clock.clone());
     let policy = policy("moving-window 2/hour");
     let key = Key::from("a");
     let first = hit(&cache, &policy, "a", 2).await;
-    for storage in [&cache, &elsewhere] {
+    for storage in [&cache, &second_handle] {
         assert!(hit(storage, &policy, "a", 1).await.is_refused());
-        assert_eq!(storage.held(), 1);
+        assert_eq!(storage.len(), 1);
     }
     cache.refund(&policy, &key, &first).await.unwrap();
-    assert_eq!(cache.held(), 0);
+    assert_eq!(cache.len(), 0);
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
     cache.clear(&policy, &key).await.unwrap();
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
     clock.advance(Duration::from_micros(999_999));
-    assert!(hit(&elsewhere, &policy, "a", 1).await.is_refused());
+    assert!(hit(&second_handle, &policy, "a", 1).await.is_refused());
     clock.advance(Duration::from_micros(1));
-    assert!(hit(&elsewhere, &policy, "a", 1).await.is_admitted());
+    assert!(hit(&second_handle, &policy, "a", 1).await.is_admitted());
     // A clear keeps the entries of other keys and policies.
     let other = policy.clone().with_name("other");
     for (policy, key) in [(&policy, "b"), (&other, "a")] {
@@ -265,7 +266,7 @@ async fn clear_and_refund_invalidate_at_once_here_and_after_the_ttl_elsewhere() 
         assert!(hit(&cache, policy, key, 2).await.is_refused());
     }
     cache.clear(&policy, &key).await.unwrap();
-    assert_eq!(cache.held(), 2);
+    assert_eq!(cache.len(), 2);
 }
 
 /// A refusal that was decided before a clear or a refund and arrives after it is not cached.
@@ -302,7 +303,7 @@ async fn refusal_from_before_a_change_is_not_cached() {
             }
         }
         assert!(late.await.unwrap().is_refused());
-        assert_eq!(cache.held(), 0, "{change}");
+        assert_eq!(cache.len(), 0, "{change}");
         let again = hit(&cache, &policy, "a", 2).await;
         assert_eq!(again.is_admitted(), change != "admitted");
     }
@@ -322,9 +323,9 @@ async fn finished_change_invalidates_refusals_cached_meanwhile() {
     assert!(poll(&mut refused).is_pending());
     storage.open();
     assert!(refused.await.unwrap().is_refused());
-    assert_eq!(cache.held(), 1);
+    assert_eq!(cache.len(), 1);
     (&mut clear).await.unwrap();
-    assert_eq!(cache.held(), 0, "whoever still has the future in hand");
+    assert_eq!(cache.len(), 0, "whoever still has the future in hand");
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
 }
 
@@ -350,7 +351,7 @@ async fn immediate_changes_invalidate_without_being_awaited() {
 async fn slow_refusal_is_not_cached_beyond_its_wait() {
     for (decides_late, arrives) in [(false, 0), (false, 400), (false, 1_200), (true, 0), (true, 400), (true, 1_200)] {
         let (cache, storage, clock) = cached();
-        let cache = cache.life(Duration::from_secs(60));
+        let cache = cache.ttl(Duration::from_secs(60));
         let (policy, key) = (policy("fixed-window 1/second"), Key::from("a"));
         assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
         if decides_late && arrives == 1_200 {
@@ -392,10 +393,10 @@ async fn dropped_hit_that_may_have_counted_invalidates() {
     let (policy, key) = (policy("fixed-window 5/hour"), Key::from("a"));
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     assert!(hit(&cache, &policy, "a", 4).await.is_refused());
-    assert_eq!(cache.held(), 1);
+    assert_eq!(cache.len(), 1);
     storage.close();
-    drop(cache.decide(Ask::new(&policy, &key, Op::Hit, 1)));
-    assert_eq!(cache.held(), 0, "it may have been admitted");
+    drop(cache.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)));
+    assert_eq!(cache.len(), 0, "it may have been admitted");
     let mut spends = start_hit(&cache, &policy, &key, 1);
     let mut refused = start_hit(&cache, &policy, &key, 4);
     assert!(poll(&mut refused).is_pending() && poll(&mut spends).is_pending());
@@ -414,10 +415,15 @@ async fn dropped_hit_that_may_have_counted_invalidates() {
     drop(same);
     assert!(format!("{cache:?}").contains("held: "), "{cache:?}");
     assert!(hit(&cache, &policy, "a", 4).await.is_refused());
-    assert_eq!((cache.held(), cache.answered()), (1, 1));
+    assert_eq!((cache.len(), cache.hits()), (1, 1));
     // Under a larger quota of the same name it may have been admitted.
-    drop(cache.decide(Ask::new(&common::policy("fixed-window 9/hour").with_name(policy.identity()), &key, Op::Hit, 4)));
-    assert_eq!(cache.held(), 0);
+    drop(cache.decide(StorageRequest::new(
+        &common::policy("fixed-window 9/hour").with_name(policy.identity()),
+        &key,
+        Op::Hit,
+        4,
+    )));
+    assert_eq!(cache.len(), 0);
 }
 
 #[tokio::test]
@@ -426,8 +432,8 @@ async fn failures_are_not_cached() {
     let policy = policy("fixed-window 1/hour");
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
     storage.set(Behavior::FailsAfterCounting);
-    let error = cache.decide(Ask::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap_err();
-    assert_eq!((error.to_string().as_str(), cache.held()), (FAILURE, 0));
+    let error = cache.decide(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap_err();
+    assert_eq!((error.to_string().as_str(), cache.len()), (FAILURE, 0));
     storage.set(Behavior::Works);
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
     storage.set(Behavior::FailsAfterCounting);
@@ -444,17 +450,17 @@ async fn flood_of_keys_stays_within_max_keys() {
             for key in 0..5_000_u32 {
                 let decision = hit(&cache, &policy, &key.to_string(), 1).await;
                 assert_eq!(decision.is_admitted(), round == 0);
-                assert!(cache.held() <= max_keys, "{} of {max_keys}", cache.held());
+                assert!(cache.len() <= max_keys, "{} of {max_keys}", cache.len());
             }
         }
-        assert!(cache.held() * 10 >= max_keys * 9, "{} of {max_keys}", cache.held());
+        assert!(cache.len() * 10 >= max_keys * 9, "{} of {max_keys}", cache.len());
         // Later hits sweep the entries that have expired and may no longer be served during a
         // refresh.
         clock.advance(2 * SECOND);
         for key in 0..20_000_u32 {
             let _ = hit(&cache, &policy, &format!("new {key}"), 1).await;
         }
-        assert_eq!(cache.held(), 0, "of {max_keys}");
+        assert_eq!(cache.len(), 0, "of {max_keys}");
         let _ = storage.take_decisions();
     }
 }
@@ -472,7 +478,7 @@ async fn refusal_that_expires_first_is_evicted() {
     for (policy, key) in [(&long, "a"), (&long, "c")] {
         assert!(hit(&cache, policy, key, 1).await.is_refused());
     }
-    assert_eq!((storage.take_decisions(), cache.held()), (0, 2));
+    assert_eq!((storage.take_decisions(), cache.len()), (0, 2));
 }
 
 /// A changed quota under the same name is another entry. A clear of either drops both, because they
@@ -491,7 +497,7 @@ async fn quotas_of_one_name_are_separate_and_cleared_together() {
     for policy in [&paid, &free, &paid] {
         assert!(hit(&cache, policy, "a", 1).await.is_refused());
     }
-    assert_eq!((storage.take_decisions(), cache.held()), (0, 1));
+    assert_eq!((storage.take_decisions(), cache.len()), (0, 1));
     cache.clear(&free, &Key::from("a")).await.unwrap();
     assert!(hit(&cache, &paid, "a", 1).await.is_admitted());
 }
@@ -506,21 +512,21 @@ async fn shadow_limits_have_separate_entries() {
         assert_eq!(hit(&cache, shadow, "a", 1).await.is_admitted(), admitted);
         assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
     }
-    assert_eq!(cache.answered(), 1, "the policy's hits do not drop what is known of its shadow");
+    assert_eq!(cache.hits(), 1, "the policy's hits do not drop what is known of its shadow");
 }
 
 #[test]
 fn invalid_options_suggest_valid_values() {
     let cache = || RefusalCache::new(MemoryStorage::new());
-    let life = cache().try_life(Duration::ZERO).unwrap_err().to_string();
-    assert!(life.contains("0ns") && life.contains("Duration::from_secs(1)"), "{life}");
-    assert!(cache().try_life(Duration::from_secs(86_401)).is_err());
+    let ttl = cache().try_ttl(Duration::ZERO).unwrap_err().to_string();
+    assert!(ttl.contains("0ns") && ttl.contains("Duration::from_secs(1)"), "{ttl}");
+    assert!(cache().try_ttl(Duration::from_secs(86_401)).is_err());
     for keys in [0, usize::MAX] {
         let keys = cache().try_max_keys(keys).unwrap_err().to_string();
         assert!(keys.contains("100_000"), "{keys}");
     }
     for made in [
-        || drop(RefusalCache::new(MemoryStorage::new()).life(Duration::MAX)),
+        || drop(RefusalCache::new(MemoryStorage::new()).ttl(Duration::MAX)),
         || {
             drop(RefusalCache::new(MemoryStorage::new()).max_keys(0));
         },

@@ -44,7 +44,7 @@ async fn refusals_of_a_fallback_are_not_cached() {
         let refused = spend(&limiter, 1).await;
         assert!(refused.is_refused() && refused.is_from_fallback());
     }
-    assert_eq!((cache.held(), cache.answered()), (0, 0));
+    assert_eq!((cache.len(), cache.hits()), (0, 0));
     primary.set(Behavior::Works);
     sleep(MS).await;
     let decision = spend(&limiter, 1).await;
@@ -97,16 +97,16 @@ async fn leases_are_spent_during_an_outage_and_none_are_taken_from_the_fallback(
         let refused = spend(&limiter, 1).await;
         assert!(refused.is_refused() && refused.is_from_fallback());
         assert_eq!((refused.capacity(), refused.remaining(), refused.cost()), (250, 0, 1));
-        assert_eq!(leases.held(), 1, "of the server's window");
+        assert_eq!(leases.len(), 1, "of the server's window");
 
         primary.set(Behavior::Works);
         until_it_is_back(&limiter).await;
-        let asked = leases.asked();
+        let asked = leases.misses();
         for spent in 11..=30 {
             assert_eq!(spend(&limiter, 1).await.remaining(), 1_000 - spent, "{text}");
         }
         // One hit without a slice, because its key failed last, and then two slices.
-        assert_eq!(leases.asked() - asked, 3);
+        assert_eq!(leases.misses() - asked, 3);
     }
 }
 

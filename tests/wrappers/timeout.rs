@@ -6,14 +6,14 @@ use std::time::Duration;
 use common::{Behavior, FAILURE, FakeStorage, ask, counted, get, memory_with_manual_clock, policy};
 use tokio::time::Instant;
 use tower::Layer;
-use tower_ratelimit::storage::{Ask, Deadline, Shown};
+use tower_ratelimit::storage::{StorageRequest, Summary, Timeout};
 use tower_ratelimit::{Global, Key, MemoryStorage, OnError, Op, RateLimitLayer, RateLimiter, Storage};
 
 const WITHIN: Duration = Duration::from_millis(70);
 
-fn limiter(behavior: Behavior) -> (RateLimiter<Deadline<FakeStorage>>, FakeStorage) {
+fn limiter(behavior: Behavior) -> (RateLimiter<Timeout<FakeStorage>>, FakeStorage) {
     let (storage, _) = FakeStorage::in_memory(behavior);
-    (RateLimiter::with_storage(policy("fixed-window 9/day"), Deadline::new(storage.clone(), WITHIN)), storage)
+    (RateLimiter::with_storage(policy("fixed-window 9/day"), Timeout::new(storage.clone(), WITHIN)), storage)
 }
 
 #[tokio::test(start_paused = true)]
@@ -62,12 +62,12 @@ async fn an_error_of_the_storage_is_passed_on() {
 
 #[test]
 fn only_waiting_needs_a_runtime() {
-    let storage = Deadline::new(memory_with_manual_clock().0, WITHIN);
+    let storage = Timeout::new(memory_with_manual_clock().0, WITHIN);
     let (policy, key) = (policy("fixed-window 2/day"), Key::everybody());
-    let mut shown = Shown::default();
-    assert!(storage.hit_at_once(Ask::new(&policy, &key, Op::Hit, 1), Some(&mut shown)));
+    let mut shown = Summary::default();
+    assert!(storage.try_admit(StorageRequest::new(&policy, &key, Op::Hit, 1), Some(&mut shown)));
     assert_eq!(shown.limit.remaining(), 1);
-    let mut hit = Box::pin(storage.decide(Ask::new(&policy, &key, Op::Hit, 1)));
+    let mut hit = Box::pin(storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)));
     assert!(common::poll(&mut hit).is_ready());
 
     let (limiter, _) = limiter(Behavior::Hangs);
@@ -81,7 +81,7 @@ fn only_waiting_needs_a_runtime() {
 async fn layer_obeys_on_error_at_the_deadline() {
     for (on_error, status) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {
         let (storage, _) = FakeStorage::in_memory(Behavior::Hangs);
-        let layer = RateLimitLayer::new(policy("9/day"), Global).storage(Deadline::new(storage, WITHIN), on_error);
+        let layer = RateLimitLayer::new(policy("9/day"), Global).storage(Timeout::new(storage, WITHIN), on_error);
         let started = Instant::now();
         assert_eq!(ask(&layer.layer(common::Inner::default()), get("/")).await.status(), status);
         assert_eq!(started.elapsed(), WITHIN);
@@ -91,8 +91,8 @@ async fn layer_obeys_on_error_at_the_deadline() {
 #[test]
 fn invalid_deadlines_suggest_a_valid_one() {
     for wrong in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
-        let error = Deadline::try_new(MemoryStorage::new(), wrong).unwrap_err().to_string();
+        let error = Timeout::try_new(MemoryStorage::new(), wrong).unwrap_err().to_string();
         assert!(error.contains("for example Duration::from_millis(100)"), "{error}");
     }
-    assert!(std::panic::catch_unwind(|| Deadline::new(MemoryStorage::new(), Duration::ZERO)).is_err());
+    assert!(std::panic::catch_unwind(|| Timeout::new(MemoryStorage::new(), Duration::ZERO)).is_err());
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use redis::aio::MultiplexedConnection;
 use redis::{Script, cmd};
 use server::Server;
-use tower_ratelimit::storage::{Ask, ManualClock, RedisStorage};
+use tower_ratelimit::storage::{StorageRequest, ManualClock, RedisStorage};
 use tower_ratelimit::{Key, Op, Policy, Storage};
 
 /// How many are asked for at a time.
@@ -87,7 +87,7 @@ fn ours(name: &str, storage: &RedisStorage, policy: &str, admitted: bool) -> Row
     let policy: Policy = policy.parse().expect("the policy is one");
     let (policy, storage, key) = (policy.with_name(name), storage.clone(), Key::from("203.0.113.7"));
     Row::new(&format!("ours: {name}"), "evalsha", move || {
-        let decided = storage.decide(Ask::new(&policy, &key, Op::Hit, 1));
+        let decided = storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1));
         Box::pin(async move {
             assert_eq!(decided.await.expect("the server decides").is_admitted(), admitted);
         })
@@ -128,7 +128,7 @@ async fn fill(storage: &RedisStorage, policy: &str, name: &str, hits: u32) {
     let policy = policy.parse::<Policy>().expect("the policy is one").with_name(name);
     for _ in 0..hits {
         let key = Key::from("203.0.113.7");
-        _ = storage.decide(Ask::new(&policy, &key, Op::Hit, 1)).await.expect("the server decides");
+        _ = storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.expect("the server decides");
     }
 }
 

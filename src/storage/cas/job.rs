@@ -22,7 +22,7 @@ const ATTEMPTS: u32 = 24;
 pub(super) type Answer = Result<Option<Decision>, CasError>;
 
 #[derive(Clone, Debug)]
-pub(super) enum Want {
+pub(super) enum Command {
     /// So many units.
     Hit(u32),
     Refund(Box<Decision>),
@@ -33,7 +33,7 @@ pub(super) enum Want {
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) policy: Policy,
-    pub(super) want: Want,
+    pub(super) want: Command,
     deadline: Instant,
     /// How long the caller waits in all.
     pub(super) patience: Duration,
@@ -46,7 +46,7 @@ pub(super) struct Job {
 #[derive(Debug)]
 pub(super) struct Waiting {
     policy: Policy,
-    want: Want,
+    want: Command,
     deadline: Instant,
     progress: Arc<Progress>,
     reply: oneshot::Receiver<Answer>,
@@ -74,7 +74,7 @@ impl Progress {
 
 impl Job {
     /// What is to be done within `patience`, and what waits for it.
-    pub(super) fn new(policy: &Policy, want: Want, patience: Duration) -> (Self, Waiting) {
+    pub(super) fn new(policy: &Policy, want: Command, patience: Duration) -> (Self, Waiting) {
         let (sender, reply) = oneshot::channel();
         let (deadline, progress) = (Instant::now() + patience, Arc::new(Progress::default()));
         let waiting =
@@ -151,10 +151,10 @@ impl Waiting {
 
 /// The answer at the deadline. A hit that may have been stored is not refused: a refusal spends
 /// nothing.
-fn answer_without(policy: &Policy, want: &Want, stage: &Stage) -> Answer {
+fn answer_without(policy: &Policy, want: &Command, stage: &Stage) -> Answer {
     match (stage.contended, want) {
         _ if stage.sent => Err(CasError::late(true)),
-        (Some(at), Want::Hit(cost)) => Ok(Some(policy.refuse(at, *cost, COME_BACK).contended())),
+        (Some(at), Command::Hit(cost)) => Ok(Some(policy.refuse(at, *cost, COME_BACK).contended())),
         (Some(_), _) => Err(CasError::contended()),
         (None, _) => Err(CasError::late(false)),
     }

@@ -1,15 +1,15 @@
 //! A storage over any store that compares and swaps.
 
-mod busy;
-mod desk;
+mod batch;
 mod error;
 mod job;
+mod max_len;
 mod pause;
-mod round;
+mod queues;
 mod shared;
-mod size;
 pub(super) mod skew;
 mod storage;
+mod worker;
 
 use std::fmt;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::{BoxError, Timestamp};
 /// them unchanged.
 ///
 /// The comparison and the replacement must be one atomic step. Otherwise a text that another process
-/// stores in between is lost. `testing::SwapLaws` (feature `testing`) tests that.
+/// stores in between is lost. `testing::CasLaws` (feature `testing`) tests that.
 ///
 /// The futures of both methods are dropped when they exceed the timeout.
 ///

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Loaded;
-use super::busy::Busy;
+use super::queues::Queues;
 use super::skew::{Skew, View};
 use crate::Timestamp;
 use crate::storage::Clock;
 
-pub(super) struct Shared<S> {
+pub(super) struct CasShared<S> {
     pub(super) store: S,
-    pub(super) busy: Busy,
+    pub(super) busy: Queues,
     pub(super) skew: Skew,
     time: Time,
 }
@@ -23,9 +23,9 @@ pub(super) enum Time {
     Chosen(Arc<dyn Clock>),
 }
 
-impl<S> Shared<S> {
+impl<S> CasShared<S> {
     pub(super) fn new(store: S, time: Time, skew: Skew) -> Self {
-        Self { store, busy: Busy::default(), skew, time }
+        Self { store, busy: Queues::default(), skew, time }
     }
 
     /// The same store with no key in use.

@@ -9,14 +9,14 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::error::CasError;
-use super::job::{Answer, Job, Want};
-use super::round::Rounds;
-use super::shared::{Shared, Time};
+use super::job::{Answer, Command, Job};
+use super::shared::{CasShared, Time};
 use super::skew::{self, MAX_SKEW, Skew};
-use super::{CasStorage, size};
+use super::worker::Worker;
+use super::{CasStorage, max_len};
 use crate::error::or_panic;
 use crate::storage::deadline::{self, DEADLINE};
-use crate::storage::{Ask, Clock, Storage, names, text};
+use crate::storage::{Clock, Storage, StorageRequest, names, text};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
 /// The most log entries of a key on memcached and etcd, unless long logs are allowed: 19 kB.
@@ -51,7 +51,7 @@ const LONGEST_LOG: u32 = 1_000;
 /// processes win every race.
 #[derive(Clone)]
 pub struct Cas<S> {
-    shared: Arc<Shared<S>>,
+    shared: Arc<CasShared<S>>,
     deadline: Duration,
     /// The most log entries that a policy may keep of a key.
     longest_log: Option<u32>,
@@ -60,7 +60,7 @@ pub struct Cas<S> {
 impl<S: CasStorage> Cas<S> {
     /// Creates a storage over `store`.
     pub fn new(store: S) -> Self {
-        let shared = Shared::new(store, Time::Stores, Skew::new(MAX_SKEW));
+        let shared = CasShared::new(store, Time::Stores, Skew::new(MAX_SKEW));
         Self { shared: Arc::new(shared), deadline: DEADLINE, longest_log: None }
     }
 
@@ -138,7 +138,7 @@ impl<S: CasStorage> Cas<S> {
     }
 
     /// What becomes of a job, which is begun when this is first polled.
-    fn answer(&self, policy: &Policy, key: &Key, want: Want) -> impl Future<Output = Answer> + Send + use<S> {
+    fn answer(&self, policy: &Policy, key: &Key, want: Command) -> impl Future<Output = Answer> + Send + use<S> {
         let (shared, policy, name, patience) =
             (Arc::clone(&self.shared), policy.clone(), names::of(policy, key), self.deadline);
         async move {
@@ -146,14 +146,14 @@ impl<S: CasStorage> Cas<S> {
             let place = (runtime.id(), name.into());
             let (job, waiting) = Job::new(&policy, want, patience);
             if shared.busy.add(&place, job) {
-                runtime.spawn(Rounds::new(Arc::clone(&shared), place).serve());
+                runtime.spawn(Worker::new(Arc::clone(&shared), place).serve());
             }
             waiting.answer().await
         }
     }
 
     /// Looks at what stands there, and at nothing else.
-    fn look(&self, ask: Ask<'_>) -> impl Future<Output = Result<Decision, CasError>> + Send + use<S> {
+    fn look(&self, ask: StorageRequest<'_>) -> impl Future<Output = Result<Decision, CasError>> + Send + use<S> {
         let (shared, name, patience) = (Arc::clone(&self.shared), names::of(ask.policy, ask.key), self.deadline);
         let (policy, op, cost) = (ask.policy.clone(), ask.op, ask.cost);
         async move {
@@ -168,36 +168,36 @@ impl<S: CasStorage> Cas<S> {
 
 impl<S: CasStorage> Storage for Cas<S> {
     type Error = CasError;
-    type Decided = Pin<Box<dyn Future<Output = Result<Decision, CasError>> + Send>>;
-    type Done = Pin<Box<dyn Future<Output = Result<(), CasError>> + Send>>;
+    type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, CasError>> + Send>>;
+    type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), CasError>> + Send>>;
 
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
         if let Err(error) = self.validate(ask.policy) {
             return Box::pin(async { Err(CasError::too_long(error)) });
         }
         if ask.op == Op::Peek || ask.cost == 0 {
             return Box::pin(self.look(ask));
         }
-        let answer = self.answer(ask.policy, ask.key, Want::Hit(ask.cost));
+        let answer = self.answer(ask.policy, ask.key, Command::Hit(ask.cost));
         Box::pin(async { answer.await?.ok_or_else(CasError::ended) })
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
-        let answer = self.answer(policy, key, Want::Clear);
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
+        let answer = self.answer(policy, key, Command::Clear);
         Box::pin(async { answer.await.map(drop) })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         if decision.is_refused() || decision.cost() == 0 {
             return Box::pin(async { Ok(()) });
         }
-        let answer = self.answer(policy, key, Want::Refund(Box::new(decision.clone())));
+        let answer = self.answer(policy, key, Command::Refund(Box::new(decision.clone())));
         Box::pin(async { answer.await.map(drop) })
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        self.longest_log.map_or(Ok(()), |most| size::check_logs(policy, most))?;
-        self.store().longest().map_or(Ok(()), |longest| size::check(policy, longest))
+        self.longest_log.map_or(Ok(()), |most| max_len::check_logs(policy, most))?;
+        self.store().longest().map_or(Ok(()), |longest| max_len::check(policy, longest))
     }
 }
 

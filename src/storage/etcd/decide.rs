@@ -3,29 +3,29 @@
 use std::pin::Pin;
 
 use super::{EtcdStorage, EtcdStorageError};
-use crate::storage::link::overloaded;
-use crate::storage::{Ask, CasError, Storage};
+use crate::storage::net::overloaded;
+use crate::storage::{CasError, Storage, StorageRequest};
 use crate::{ConfigError, Decision, Key, Policy};
 
 type Later<T> = Pin<Box<dyn Future<Output = Result<T, EtcdStorageError>> + Send>>;
 
 impl Storage for EtcdStorage {
     type Error = EtcdStorageError;
-    type Decided = Later<Decision>;
-    type Done = Later<()>;
+    type DecideFuture = Later<Decision>;
+    type UpdateFuture = Later<()>;
 
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
         if let Some(error) = self.store.members.overload(self.deciding.busy_keys()) {
             return Box::pin(overloaded(error, self.store.deadline));
         }
         self.told(self.deciding.decide(ask))
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         self.told(self.deciding.clear(policy, key))
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         self.told(self.deciding.refund(policy, key, decision))
     }
 

@@ -6,7 +6,7 @@ use tonic::{Code, Status};
 
 use crate::BoxError;
 use crate::storage::CasError;
-use crate::storage::link::{Kind, LinkError};
+use crate::storage::net::{Kind, LinkError};
 
 /// Why etcd could not be asked, or what it answered instead of a decision.
 ///

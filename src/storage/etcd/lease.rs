@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::error::EtcdStorageError;
 use super::link::Members;
 use super::wire::LeaseGrant;
-use crate::storage::link::{Renewed, Usable};
+use crate::storage::net::{Reconnecting, Usable};
 
 /// Leases end in steps of so many seconds and a power of two, or of up to a quarter of what is to be kept: a grant is a write.
 const SHORTEST_STEP: u64 = 4;
@@ -25,7 +25,7 @@ const KEYS: u32 = 5_000;
 pub(super) struct Leases {
     /// What ends are counted from. Seconds of other processes begin elsewhere, so not all leases end at once.
     since: Instant,
-    granted: Mutex<HashMap<Ends, Arc<Renewed<Lease, EtcdStorageError>>>>,
+    granted: Mutex<HashMap<Ends, Arc<Reconnecting<Lease, EtcdStorageError>>>>,
 }
 
 /// A lease that has been granted.
@@ -66,7 +66,7 @@ impl Ends {
 
 /// A lease in use.
 pub(super) struct Taken {
-    of: Arc<Renewed<Lease, EtcdStorageError>>,
+    of: Arc<Reconnecting<Lease, EtcdStorageError>>,
     lease: Arc<Lease>,
 }
 
@@ -109,13 +109,13 @@ impl Leases {
         Ok(Taken { of, lease })
     }
 
-    fn of(&self, ends: Ends, now: Duration, members: &Members) -> Arc<Renewed<Lease, EtcdStorageError>> {
+    fn of(&self, ends: Ends, now: Duration, members: &Members) -> Arc<Reconnecting<Lease, EtcdStorageError>> {
         let mut granted = self.granted.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(renewed) = granted.get(&ends) {
             return Arc::clone(renewed);
         }
         granted.retain(|ends, _| ends.at > now.as_secs());
-        Arc::clone(granted.entry(ends).or_insert_with(|| Renewed::new(&members.names())))
+        Arc::clone(granted.entry(ends).or_insert_with(|| Reconnecting::new(&members.names())))
     }
 }
 

@@ -20,7 +20,7 @@ use self::url::Target;
 use crate::ConfigError;
 use crate::error::or_panic;
 use crate::storage::cas::skew;
-use crate::storage::link::until_ready;
+use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, Clock, deadline};
 

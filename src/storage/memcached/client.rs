@@ -10,7 +10,7 @@ use super::meta::{self, Cas, Reply};
 use super::node::{Node, Request};
 use super::ring::Ring;
 use super::{MemcachedStorageError, expiry, keys};
-use crate::storage::link::{self, LinkError};
+use crate::storage::net::{self, LinkError};
 use crate::storage::url::Address;
 use crate::storage::{CasStorage, Clock, Loaded, Swapped};
 
@@ -60,14 +60,14 @@ impl Client {
     /// Returns as soon as all servers answer.
     pub(super) async fn ready(&self, deadline: Instant) -> Result<(), MemcachedStorageError> {
         for node in &self.servers.nodes {
-            link::until_ready(deadline, |deadline| node.ping(deadline)).await?;
+            net::until_ready(deadline, |deadline| node.ping(deadline)).await?;
         }
         Ok(())
     }
 
     /// Returns the error of a call that does not fit while so many keys are busy, whichever server it goes to.
     pub(super) fn overload(&self, busy: usize) -> Option<MemcachedStorageError> {
-        let most = link::MOST * self.servers.nodes.len();
+        let most = net::MOST * self.servers.nodes.len();
         let mut error = (busy >= most).then(|| MemcachedStorageError::overloaded("memcached", busy));
         if error.is_some() {
             return error;

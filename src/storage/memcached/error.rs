@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::BoxError;
 use crate::storage::CasError;
-use crate::storage::link::{Kind, LinkError};
+use crate::storage::net::{Kind, LinkError};
 
 /// Why [`MemcachedStorage`](super::MemcachedStorage) could not decide: a server could not be asked, or answered something else.
 ///

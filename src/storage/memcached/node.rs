@@ -15,7 +15,7 @@ use super::meta::{NOOP, Reply, STATS};
 use super::server_time::ServerTime;
 use crate::BoxError;
 use crate::storage::Clock;
-use crate::storage::link::{CONNECT_WITHIN, Calls, Connected, Kind, LinkError, Renewed, Usable, socket};
+use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Kind, LinkError, Reconnecting, Usable, socket};
 use crate::storage::url::Address;
 
 /// A handle on one server.
@@ -24,7 +24,7 @@ pub(super) struct Node(Arc<Shared>);
 
 struct Shared {
     address: Address,
-    open: Arc<Renewed<Open, MemcachedStorageError>>,
+    open: Arc<Reconnecting<Open, MemcachedStorageError>>,
     time: Arc<ServerTime>,
 }
 
@@ -56,7 +56,7 @@ impl Connected for Open {
 
 impl Node {
     pub(super) fn at(address: Address, machine: Arc<dyn Clock>) -> Self {
-        let open = Renewed::new(&address.to_string());
+        let open = Reconnecting::new(&address.to_string());
         Self(Arc::new(Shared { address, open, time: Arc::new(ServerTime::new(machine)) }))
     }
 

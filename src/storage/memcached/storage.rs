@@ -11,9 +11,9 @@ use super::server_time::MachineClock;
 use super::url::Target;
 use crate::error::or_panic;
 use crate::storage::cas::skew;
-use crate::storage::link::overloaded;
+use crate::storage::net::overloaded;
 use crate::storage::url::checked_prefix;
-use crate::storage::{Ask, Cas, Clock, Storage, deadline};
+use crate::storage::{Cas, Clock, Storage, StorageRequest, deadline};
 use crate::{ConfigError, Decision, Key, Policy};
 
 /// Shares states between processes on memcached servers (1.6.10 or later).
@@ -211,10 +211,10 @@ type Later<T> = Pin<Box<dyn Future<Output = Result<T, MemcachedStorageError>> + 
 
 impl Storage for MemcachedStorage {
     type Error = MemcachedStorageError;
-    type Decided = Later<Decision>;
-    type Done = Later<()>;
+    type DecideFuture = Later<Decision>;
+    type UpdateFuture = Later<()>;
 
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
         if let Some(error) = self.client.overload(self.cas.busy_keys()) {
             return Box::pin(overloaded(error, self.deadline));
         }
@@ -222,12 +222,12 @@ impl Storage for MemcachedStorage {
         Box::pin(async { Ok(decided.await?) })
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         let done = self.cas.clear(policy, key);
         Box::pin(async { Ok(done.await?) })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         let done = self.cas.refund(policy, key, decision);
         Box::pin(async { Ok(done.await?) })
     }

@@ -3,21 +3,21 @@ use std::mem;
 use super::Shared;
 use super::shard::{KeyHash, Shard};
 use super::usage::{Need, Size};
-use crate::storage::{Ask, Shown};
+use crate::storage::{StorageRequest, Summary};
 use crate::strategy::State;
 use crate::sync::MutexGuard;
 use crate::{Decision, Op, Policy, Timestamp};
 
 /// Where a key's states are, and when it was asked for.
 #[derive(Clone, Copy)]
-pub(super) struct Spot {
+pub(super) struct Located {
     pub(super) key: KeyHash,
     pub(super) number: usize,
     pub(super) now: Timestamp,
 }
 
 /// The same with the shard locked.
-pub(super) struct Place<'a> {
+pub(super) struct Lookup<'a> {
     pub(super) shard: MutexGuard<'a, Shard>,
     pub(super) number: usize,
     pub(super) key: KeyHash,
@@ -49,14 +49,14 @@ impl Want {
 
 impl Shared {
     #[inline]
-    pub(super) fn decide(&self, ask: &Ask<'_>) -> Decision {
+    pub(super) fn decide(&self, ask: &StorageRequest<'_>) -> Decision {
         let mut decision = Decision::blank();
         self.fill_in(ask, &mut decision);
         decision.set_ahead(self.clock.ahead());
         decision
     }
 
-    fn fill_in(&self, ask: &Ask<'_>, decision: &mut Decision) {
+    fn fill_in(&self, ask: &StorageRequest<'_>, decision: &mut Decision) {
         match ask.policy.limits() {
             [limit] => self.decide_one(ask, limit, decision),
             several => match several.len() {
@@ -71,14 +71,14 @@ impl Shared {
     }
 
     #[inline]
-    pub(super) fn hit_at_once(&self, ask: &Ask<'_>, want: Want, shown: Option<&mut Shown>) -> bool {
+    pub(super) fn try_admit(&self, ask: &StorageRequest<'_>, want: Want, shown: Option<&mut Summary>) -> bool {
         let Some(shown) = shown else { return self.try_hit(ask, want, None) };
         let is_admitted = self.try_hit(ask, want, Some(shown));
         shown.at = shown.at.minus(u64::from(self.clock.ahead()) * 1_000_000);
         is_admitted
     }
 
-    fn try_hit(&self, ask: &Ask<'_>, want: Want, shown: Option<&mut Shown>) -> bool {
+    fn try_hit(&self, ask: &StorageRequest<'_>, want: Want, shown: Option<&mut Summary>) -> bool {
         match ask.policy.limits() {
             [limit] => self.hit_one_at_once(ask, limit, want, shown),
             several => match several.len() {
@@ -93,23 +93,23 @@ impl Shared {
     }
 
     #[inline(always)]
-    pub(super) fn spot(&self, ask: &Ask<'_>) -> Spot {
+    pub(super) fn spot(&self, ask: &StorageRequest<'_>) -> Located {
         let now = self.clock.now();
         let (key, number) = self.locate(ask.policy, ask.key);
-        Spot { key, number, now }
+        Located { key, number, now }
     }
 
     /// Locks the shard of the key. The clock has been read before.
     #[inline(always)]
-    pub(super) fn enter(&self, Spot { key, number, now }: Spot) -> Place<'_> {
+    pub(super) fn enter(&self, Located { key, number, now }: Located) -> Lookup<'_> {
         let mut shard = self.lock(number);
         let now = shard.time(now, &self.clock);
-        Place { shard, number, key, now }
+        Lookup { shard, number, key, now }
     }
 
     /// Unlocks the shard, and sweeps another if it is time.
     #[inline(always)]
-    pub(super) fn leave(&self, mut place: Place<'_>) {
+    pub(super) fn leave(&self, mut place: Lookup<'_>) {
         if place.shard.is_sweep_due() {
             drop(place.shard);
             self.sweep(place.now);
@@ -118,8 +118,8 @@ impl Shared {
 
     /// Saves a small state that does not stay where it was: it is forgotten, or has become something else.
     #[cold]
-    pub(super) fn resave(&self, place: &mut Place<'_>, policy: &Policy, state: &State) {
-        let Place { shard, key, now, .. } = place;
+    pub(super) fn resave(&self, place: &mut Lookup<'_>, policy: &Policy, state: &State) {
+        let Lookup { shard, key, now, .. } = place;
         let run = shard.run(*key);
         let before = run.len();
         let states = &mut [state.clone()];
@@ -131,7 +131,7 @@ impl Shared {
 
     /// Any number of states, which may be missing, be logs, and need room.
     #[inline(never)]
-    pub(super) fn decide_any(&self, mut place: Place<'_>, ask: &Ask<'_>, want: Want) -> Decision {
+    pub(super) fn decide_any(&self, mut place: Lookup<'_>, ask: &StorageRequest<'_>, want: Want) -> Decision {
         let decision = with_states(ask.policy, |states| self.decide_all(&mut place, ask, want, states));
         self.leave(place);
         decision
@@ -140,21 +140,27 @@ impl Shared {
     #[inline(never)]
     pub(super) fn hit_any_at_once(
         &self,
-        place: Place<'_>,
-        ask: &Ask<'_>,
+        place: Lookup<'_>,
+        ask: &StorageRequest<'_>,
         want: Want,
-        shown: Option<&mut Shown>,
+        shown: Option<&mut Summary>,
     ) -> bool {
         let decision = self.decide_any(place, ask, want);
         if let Some(shown) = shown {
-            *shown = Shown { at: decision.at(), limit: *decision.shown() };
+            *shown = Summary { at: decision.at(), limit: *decision.shown() };
         }
         decision.is_at_once()
     }
 
-    fn decide_all(&self, place: &mut Place<'_>, ask: &Ask<'_>, want: Want, states: &mut [State]) -> Decision {
-        let Ask { policy, op, cost, .. } = *ask;
-        let Place { number, key, now, .. } = *place;
+    fn decide_all(
+        &self,
+        place: &mut Lookup<'_>,
+        ask: &StorageRequest<'_>,
+        want: Want,
+        states: &mut [State],
+    ) -> Decision {
+        let StorageRequest { policy, op, cost, .. } = *ask;
+        let Lookup { number, key, now, .. } = *place;
         let mut run = place.shard.run(key);
         let before = place.shard.load(run.clone(), key, policy.limit_digests(), states);
         let taken_out = TakenOut { shared: self, logs: before.logs };
@@ -183,13 +189,13 @@ impl Shared {
                 states.fill(State::Fresh);
                 decision
             }
-            Some(no_room) => policy.refuse(now, cost, no_room.wait()).crowded(),
+            Some(no_room) => policy.refuse(now, cost, no_room.wait()).storage_full(),
         };
         if let Some(no_room) = no_room.filter(|_| op == Op::Hit) {
             self.count_full(no_room, before.keys == 0, is_final);
         }
         mem::forget(taken_out);
-        self.shards[number].take_down(key.hash);
+        self.shards[number].retract(key.hash);
         let said = (op == Op::Hit && no_room.is_none()).then(|| decision.limits());
         let after = place.shard.save(run, key, policy.limit_digests(), states, now, said);
         self.usage.settle(before, after);

@@ -3,7 +3,7 @@
 //! loom knows release and acquire fences and stale relaxed loads. It does not model a load that
 //! returns a value before another thread has stored it, which C11 allows in theory.
 //!
-//! No model fails if [`Padded::take_down`] resets only its hint, or only the notice: either is enough for
+//! No model fails if [`Padded::retract`] resets only its hint, or only the notice: either is enough for
 //! readers, and both are reset so that neither costs them time.
 
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use loom::sync::atomic::AtomicBool;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::MemoryStorage;
-use super::notice::Notice;
 use super::padded::Padded;
+use super::refusal_hint::RefusalHint;
 use super::shard::KeyHash;
-use crate::storage::{Ask, ManualClock, Storage};
+use crate::storage::{ManualClock, Storage, StorageRequest};
 use crate::strategy::State;
 use crate::sync::race::model;
 use crate::{Key, Op, Policy, Quota, Timestamp};
@@ -32,8 +32,8 @@ fn state(number: u32) -> State {
 #[test]
 fn reader_never_sees_a_write_in_progress() {
     model(|race| {
-        let notice = Arc::new(Notice::default());
-        let write = |notice: &Notice| notice.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
+        let notice = Arc::new(RefusalHint::default());
+        let write = |notice: &RefusalHint| notice.publish(key(1), 0, &state(1), Timestamp::EPOCH);
         let ((), read) = race.run(&notice, write, |notice| notice.read(key(1), 0, Timestamp::EPOCH));
         assert!(read.is_none() || read == Some(state(1)), "{read:?}");
         assert_eq!(notice.read(key(1), 0, Timestamp::EPOCH), Some(state(1)));
@@ -43,10 +43,10 @@ fn reader_never_sees_a_write_in_progress() {
 #[test]
 fn reader_never_mixes_two_states_of_one_key() {
     model(|race| {
-        let notice = Arc::new(Notice::default());
-        let write = |notice: &Notice| {
-            notice.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
-            notice.put_up(key(1), 0, &state(2), Timestamp::EPOCH);
+        let notice = Arc::new(RefusalHint::default());
+        let write = |notice: &RefusalHint| {
+            notice.publish(key(1), 0, &state(1), Timestamp::EPOCH);
+            notice.publish(key(1), 0, &state(2), Timestamp::EPOCH);
         };
         let ((), read) = race.run(&notice, write, |notice| notice.read(key(1), 0, Timestamp::EPOCH));
         assert!(read.is_none() || read == Some(state(1)) || read == Some(state(2)), "{read:?}");
@@ -58,9 +58,9 @@ fn reader_never_mixes_two_states_of_one_key() {
 fn reader_never_mixes_the_states_of_two_keys() {
     for read_key in [1, 2] {
         model(move |race| {
-            let notice = Arc::new(Notice::default());
-            notice.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
-            let write = |notice: &Notice| notice.put_up(key(2), 0, &state(2), Timestamp::EPOCH);
+            let notice = Arc::new(RefusalHint::default());
+            notice.publish(key(1), 0, &state(1), Timestamp::EPOCH);
+            let write = |notice: &RefusalHint| notice.publish(key(2), 0, &state(2), Timestamp::EPOCH);
             let ((), read) =
                 race.run(&notice, write, move |notice| notice.read(key(read_key.into()), 0, Timestamp::EPOCH));
             assert!(read.is_none() || read == Some(state(read_key)), "{read:?}");
@@ -75,9 +75,9 @@ fn reader_never_mixes_the_states_of_two_keys() {
 #[test]
 fn reader_never_mixes_a_state_with_its_removal() {
     model(|race| {
-        let notice = Arc::new(Notice::default());
-        notice.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
-        let ((), read) = race.run(&notice, Notice::take_down, |notice| notice.read(key(1), 0, Timestamp::EPOCH));
+        let notice = Arc::new(RefusalHint::default());
+        notice.publish(key(1), 0, &state(1), Timestamp::EPOCH);
+        let ((), read) = race.run(&notice, RefusalHint::retract, |notice| notice.read(key(1), 0, Timestamp::EPOCH));
         assert!(read.is_none() || read == Some(state(1)), "{read:?}");
         assert_eq!(notice.read(key(1), 0, Timestamp::EPOCH), None);
     });
@@ -91,7 +91,7 @@ fn notice_of_two_writers_is_one_of_theirs() {
         let write = |number: u32| {
             move |padded: &Padded| {
                 let shard = padded.shard.lock().unwrap();
-                padded.put_up(key(number.into()), 0, &state(number), Timestamp::EPOCH);
+                padded.publish(key(number.into()), 0, &state(number), Timestamp::EPOCH);
                 drop(shard);
                 padded.noticed(key(2), 0, Timestamp::EPOCH)
             }
@@ -111,13 +111,13 @@ fn removed_refusal_is_not_seen_after_the_lock() {
     for refuses_another in [false, true] {
         model(move |race| {
             let padded = Arc::new((Padded::default(), AtomicBool::new(false)));
-            padded.0.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
+            padded.0.publish(key(1), 0, &state(1), Timestamp::EPOCH);
             let change = move |(padded, flag): &(Padded, AtomicBool)| {
                 let shard = padded.shard.lock().unwrap();
-                padded.take_down(1);
+                padded.retract(1);
                 flag.store(true, Relaxed);
                 if refuses_another {
-                    padded.put_up(key(2), 0, &state(2), Timestamp::EPOCH);
+                    padded.publish(key(2), 0, &state(2), Timestamp::EPOCH);
                 }
                 drop(shard);
             };
@@ -137,10 +137,10 @@ fn removed_refusal_is_not_seen_after_the_lock() {
 fn removed_refusal_is_not_seen_by_a_thread_that_knows_of_the_change() {
     model(|race| {
         let padded = Arc::new((Padded::default(), AtomicBool::new(false)));
-        padded.0.put_up(key(1), 0, &state(1), Timestamp::EPOCH);
+        padded.0.publish(key(1), 0, &state(1), Timestamp::EPOCH);
         let change = |(padded, flag): &(Padded, AtomicBool)| {
             let shard = padded.shard.lock().unwrap();
-            padded.take_down(1);
+            padded.retract(1);
             drop(shard);
             flag.store(true, Release);
         };
@@ -158,7 +158,7 @@ fn cleared_key_is_admitted_by_a_thread_that_knows_of_it() {
         Policy::from(Quota::per_hour(1))
     }
     fn is_admitted(storage: &MemoryStorage, op: Op) -> bool {
-        storage.0.decide(&Ask::new(&policy(), &Key::from("alice"), op, 1)).is_admitted()
+        storage.0.decide(&StorageRequest::new(&policy(), &Key::from("alice"), op, 1)).is_admitted()
     }
     model(|race| {
         let storage = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();

@@ -1,15 +1,15 @@
 mod builder;
 mod decide;
-mod few;
+mod evict;
+mod insert;
 mod logs;
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
-mod newcomer;
-mod notice;
-mod one;
+mod multi;
 mod padded;
-mod room;
+mod refusal_hint;
 mod shard;
+mod single;
 mod slot;
 mod stats;
 mod sweep;
@@ -37,7 +37,7 @@ use self::stats::Counts;
 pub use self::stats::MemoryStats;
 use self::time::Time;
 use self::usage::{Bounds, Size, Usage};
-use super::{Ask, Shown, Storage};
+use super::{Storage, StorageRequest, Summary};
 use crate::sync::MutexGuard;
 use crate::{Decision, Key, Op, Policy};
 
@@ -65,7 +65,7 @@ use crate::{Decision, Key, Op, Policy};
 ///   expired key goes first, else the one that would be forgotten soonest. A key that is being refused is
 ///   never evicted, so a flood of new keys frees no key from its limit.
 /// - If all keys that it looked at are being refused, the newcomer is refused. Such a decision is
-///   [crowded](Decision::is_crowded). With [`OnFull::Admit`] it is admitted and not stored.
+///   [storage full](Decision::is_storage_full). With [`OnFull::Admit`] it is admitted and not stored.
 /// - A log that has to grow evicts the keys of other logs if it is short. A long log that cannot grow
 ///   refuses its own client, and no other one, until its oldest entry expires.
 ///
@@ -145,8 +145,8 @@ impl MemoryStorage {
     }
 
     /// Whether a hit goes on at once; if not, it has been refused.
-    pub(crate) fn admit(&self, ask: &Ask<'_>) -> bool {
-        self.0.hit_at_once(ask, Want::AtOnce, None)
+    pub(crate) fn admit(&self, ask: &StorageRequest<'_>) -> bool {
+        self.0.try_admit(ask, Want::AtOnce, None)
     }
 
     /// Forgets all keys of all policies. Returns how many there were. Hits that happen meanwhile may stay.
@@ -189,34 +189,34 @@ impl fmt::Debug for MemoryStorage {
 
 impl Storage for MemoryStorage {
     type Error = Infallible;
-    type Decided = Ready<Result<Decision, Infallible>>;
-    type Done = Ready<Result<(), Infallible>>;
+    type DecideFuture = Ready<Result<Decision, Infallible>>;
+    type UpdateFuture = Ready<Result<(), Infallible>>;
 
     #[inline]
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
         ready(Ok(self.0.decide(&ask)))
     }
 
     #[inline]
-    fn hit_at_once(&self, ask: Ask<'_>, shown: Option<&mut Shown>) -> bool {
-        ask.op == Op::Hit && self.0.hit_at_once(&ask, Want::Yes, shown)
+    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+        ask.op == Op::Hit && self.0.try_admit(&ask, Want::Yes, shown)
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         let (key, number) = self.0.locate(policy, key);
         let mut shard = self.0.lock(number);
-        self.0.shards[number].take_down(key.hash);
+        self.0.shards[number].retract(key.hash);
         let freed = shard.clear(key, policy.limit_digests());
         drop(shard);
         self.0.usage.settle(freed, Size::default());
         ready(Ok(()))
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         let (key, number) = self.0.locate(policy, key);
         let read = self.0.clock.now();
         let mut shard = self.0.lock(number);
-        self.0.shards[number].take_down(key.hash);
+        self.0.shards[number].retract(key.hash);
         let now = shard.time(read, &self.0.clock);
         with_states(policy, |states| {
             let run = shard.run(key);

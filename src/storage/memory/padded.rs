@@ -1,4 +1,4 @@
-use super::notice::Notice;
+use super::refusal_hint::RefusalHint;
 use super::shard::{KeyHash, Shard};
 use crate::Timestamp;
 use crate::strategy::State;
@@ -18,7 +18,7 @@ pub(super) struct Padded {
     /// changes only under the lock and together with the notice, so a writer can rely on it.
     noticed: AtomicU64,
     pub(super) shard: Mutex<Shard>,
-    notice: Notice,
+    notice: RefusalHint,
 }
 
 impl Padded {
@@ -29,22 +29,22 @@ impl Padded {
     }
 
     /// Publishes the state of a key that is refused. The caller holds the lock.
-    pub(super) fn put_up(&self, key: KeyHash, digest: u32, state: &State, now: Timestamp) {
-        self.notice.put_up(key, digest, state, now);
+    pub(super) fn publish(&self, key: KeyHash, digest: u32, state: &State, now: Timestamp) {
+        self.notice.publish(key, digest, state, now);
         self.noticed.store(key.hash, Ordering::Relaxed);
     }
 
     /// Removes the published state, whichever key it is of. The caller holds the lock.
     pub(super) fn take_down_any(&self) {
-        self.take_down(self.noticed.load(Ordering::Relaxed));
+        self.retract(self.noticed.load(Ordering::Relaxed));
     }
 
     /// Removes the published state of keys with this hash. The caller holds the lock and is about to change
     /// the state of such a key.
     #[inline(always)]
-    pub(super) fn take_down(&self, hash: u64) {
+    pub(super) fn retract(&self, hash: u64) {
         if self.noticed.load(Ordering::Relaxed) == hash {
-            self.notice.take_down();
+            self.notice.retract();
             self.noticed.store(0, Ordering::Relaxed);
         }
     }

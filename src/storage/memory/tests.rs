@@ -8,7 +8,7 @@ fn no_insert_grows_a_big_table() {
     let storage = MemoryStorage::builder().max_keys(200_000).build().unwrap();
     let policy = Policy::from(Quota::per_hour(9));
     for key in 0..200_000_u64 {
-        let _ = storage.0.decide(&Ask::new(&policy, &key.into(), Op::Hit, 1));
+        let _ = storage.0.decide(&StorageRequest::new(&policy, &key.into(), Op::Hit, 1));
     }
     assert_eq!(storage.stats().keys, 200_000);
     let slots: Vec<_> = (0..storage.0.shards.len()).map(|number| storage.0.lock(number).slots()).collect();
@@ -26,8 +26,9 @@ fn newcomer_evicts_a_key_of_another_shard() {
         let exhausts: Policy = text.parse().unwrap();
         let spends: Policy = "fixed-window 9/day".parse().unwrap();
         let shard_of = |policy: &Policy, key: u64| storage.0.locate(policy, &key.into()).1;
-        let admits =
-            |policy: &Policy, key: u64| storage.0.decide(&Ask::new(policy, &key.into(), Op::Hit, 1)).is_admitted();
+        let admits = |policy: &Policy, key: u64| {
+            storage.0.decide(&StorageRequest::new(policy, &key.into(), Op::Hit, 1)).is_admitted()
+        };
         // The keys of the first shard are being refused. Those of the last one can be evicted.
         let mut keys = 0_u64..;
         while storage.stats().keys < 4 * KEYS_PER_SHARD {

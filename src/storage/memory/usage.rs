@@ -198,7 +198,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::storage::{Ask, ManualClock, Storage};
+    use crate::storage::{ManualClock, Storage, StorageRequest};
     use crate::{Key, MemoryStorage, Op};
 
     /// Text of a number with commas between thousands.
@@ -228,13 +228,13 @@ mod tests {
         let (key, step) = (Key::from("client"), quota.period_micros() / u64::from(quota.amount()) * 999 / 1_000);
         loop {
             clock.advance(Duration::from_micros(step));
-            let hit = storage.0.decide(&Ask::new(policy, &key, Op::Hit, 1));
+            let hit = storage.0.decide(&StorageRequest::new(policy, &key, Op::Hit, 1));
             // A bucket refills meanwhile: it is exhausted at once.
             let rest = hit.remaining();
             if policy.limits()[0].strategy().log_entries(quota) == 0 && rest > 0 {
-                let _ = storage.0.decide(&Ask::new(policy, &key, Op::Hit, rest));
+                let _ = storage.0.decide(&StorageRequest::new(policy, &key, Op::Hit, rest));
             }
-            if hit.is_refused() || storage.0.decide(&Ask::new(policy, &key, Op::Peek, 1)).is_refused() {
+            if hit.is_refused() || storage.0.decide(&StorageRequest::new(policy, &key, Op::Peek, 1)).is_refused() {
                 return storage.stats().bytes;
             }
         }
@@ -283,7 +283,7 @@ mod tests {
         let storage = MemoryStorage::builder().max_bytes(max_bytes).clock(clock.clone()).build().unwrap();
         let quota = policy.limits()[0].quota();
         let step = quota.period_micros() / (u64::from(quota.amount()) + 1);
-        let ask = |client: u64, op: Op| storage.0.decide(&Ask::new(policy, &Key::from(client), op, 1));
+        let ask = |client: u64, op: Op| storage.0.decide(&StorageRequest::new(policy, &Key::from(client), op, 1));
         for _ in 0..quota.amount() {
             clock.advance(Duration::from_micros(step));
             if !(0..clients).all(|client| ask(client, Op::Hit).is_admitted()) {

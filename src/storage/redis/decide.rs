@@ -7,18 +7,18 @@ use tokio::time::Instant;
 
 use super::script::{Call, Scripts};
 use super::{RedisStorage, RedisStorageError, reply, size, swap};
-use crate::storage::link::overloaded;
-use crate::storage::{Ask, Storage};
+use crate::storage::net::overloaded;
+use crate::storage::{Storage, StorageRequest};
 use crate::{ConfigError, Decision, Key, Policy, Timestamp};
 
 type Later<T> = Pin<Box<dyn Future<Output = Result<T, RedisStorageError>> + Send>>;
 
 impl Storage for RedisStorage {
     type Error = RedisStorageError;
-    type Decided = Later<Decision>;
-    type Done = Later<()>;
+    type DecideFuture = Later<Decision>;
+    type UpdateFuture = Later<()>;
 
-    fn decide(&self, ask: Ask<'_>) -> Self::Decided {
+    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
         if let Err(error) = size::check(ask.policy) {
             return Box::pin(async { Err(RedisStorageError::undecided(error, false)) });
         }
@@ -31,14 +31,14 @@ impl Storage for RedisStorage {
         };
         let (storage, policy, key, op, cost) = (self.clone(), ask.policy.clone(), ask.key.clone(), ask.op, ask.cost);
         Box::pin(async move {
-            let ask = Ask::new(&policy, &key, op, cost);
+            let ask = StorageRequest::new(&policy, &key, op, cost);
             let answer = storage.call(&call, Instant::now() + storage.deadline).await?;
             reply::decision(ask, call.told(), &answer)
                 .ok_or_else(|| RedisStorageError::unexpected("the server", format!("the script answered {answer:?}")))
         })
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::Done {
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         let Some(call) = self.scripts.clear(&self.prefix, policy, key, self.now()) else {
             let done = self.swapping.clear(policy, key);
             return Box::pin(async { done.await.map_err(|error| swap::failed(&error)) });
@@ -47,7 +47,7 @@ impl Storage for RedisStorage {
         Box::pin(async move { storage.call(&call, Instant::now() + storage.deadline).await.map(drop) })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::Done {
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         let Some(call) = self.scripts.refund(&self.prefix, policy, key, self.now(), decision) else {
             let done = self.swapping.refund(policy, key, decision);
             return Box::pin(async { done.await.map_err(|error| swap::failed(&error)) });

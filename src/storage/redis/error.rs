@@ -6,7 +6,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::quote::without_arguments;
 use crate::BoxError;
-use crate::storage::link::{Kind, LinkError};
+use crate::storage::net::{Kind, LinkError};
 
 /// Why a Redis or Valkey server could not be asked, or what it answered instead of a decision.
 ///

@@ -24,7 +24,7 @@ use self::swap::Swapping;
 use self::url::Target;
 use crate::ConfigError;
 use crate::error::or_panic;
-use crate::storage::link::until_ready;
+use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, Clock, deadline};
 

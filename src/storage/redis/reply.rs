@@ -3,12 +3,12 @@
 use redis::Value;
 
 use super::script::Told;
-use crate::storage::{Ask, text};
+use crate::storage::{StorageRequest, text};
 use crate::strategy::{Outcome, Status};
 use crate::{Decision, Limit, Op, Timestamp};
 
 /// The decision that the script's answer says. `None` when it says something else, or what cannot be.
-pub(super) fn decision(ask: Ask<'_>, told: &[Told], reply: &Value) -> Option<Decision> {
+pub(super) fn decision(ask: StorageRequest<'_>, told: &[Told], reply: &Value) -> Option<Decision> {
     let Value::Array(values) = reply else { return None };
     let [Value::Int(at), Value::Int(admitted), Value::BulkString(stored), numbers @ ..] = values.as_slice() else {
         return None;

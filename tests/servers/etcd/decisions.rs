@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::servers::Etcd;
 use common::{Foreign, policy};
 use tokio::runtime::Runtime;
-use tower_ratelimit::storage::{AnyStorage, Ask, EtcdStorage, ManualClock};
+use tower_ratelimit::storage::{AnyStorage, EtcdStorage, ManualClock, StorageRequest};
 use tower_ratelimit::testing::StorageLaws;
 use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
 
@@ -37,7 +37,7 @@ fn storage_keeps_the_laws() {
         // etcd is slow. A store in memory has all scripts, with the same loop over it.
         .scripts(32)
         // A storage with a new deadline decides on its own, as in another process.
-        .elsewhere(|storage| storage.clone().deadline(LONG))
+        .second_handle(|storage| storage.clone().deadline(LONG))
         .and_policies([
             Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
             Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
@@ -141,7 +141,7 @@ fn policy_that_does_not_fit_is_rejected_and_one_that_fits_is_stored() {
     let large = policy("moving-window 1000000/day");
     let error = storage.validate(&large).unwrap_err().to_string();
     assert!(error.contains("sliding-window-counter"), "{error}");
-    let error = RUNTIME.block_on(storage.decide(Ask::new(&large, &Key::from("k"), Op::Hit, 1))).unwrap_err();
+    let error = RUNTIME.block_on(storage.decide(StorageRequest::new(&large, &Key::from("k"), Op::Hit, 1))).unwrap_err();
     assert!(!error.may_have_counted(), "{error}");
     // A value of the maximum length.
     let longest = "x".repeat(1_499_900);

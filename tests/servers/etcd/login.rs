@@ -50,8 +50,8 @@ async fn wrong_password_can_be_corrected() {
     assert!(!error.may_have_counted() && !error.to_string().contains("first"), "{error}");
     change("first");
     user.recover().await;
-    let elsewhere = storage(&format!("etcd://app:first@{}?prefix=other", etcd.hosts()));
-    let error = elsewhere.ready(Duration::from_millis(300)).await.unwrap_err().to_string();
+    let second_handle = storage(&format!("etcd://app:first@{}?prefix=other", etcd.hosts()));
+    let error = second_handle.ready(Duration::from_millis(300)).await.unwrap_err().to_string();
     assert!(error.contains("permission denied"), "{error}");
 }
 

@@ -40,23 +40,23 @@ async fn server_that_dies_or_hangs_fails_only_its_own_keys() {
         servers.iter().position(is_at).unwrap()
     };
     let homes: Vec<usize> = names.iter().map(home).collect();
-    let crowded = (0..3).find(|server| homes.contains(server) && homes.iter().any(|home| home != server)).unwrap();
+    let storage_full = (0..3).find(|server| homes.contains(server) && homes.iter().any(|home| home != server)).unwrap();
     for hangs in [false, true] {
         if hangs {
-            servers[crowded].stop();
+            servers[storage_full].stop();
         } else {
-            servers[crowded].kill();
+            servers[storage_full].kill();
         }
         for _ in 0..2 {
             for (name, home) in names.iter().zip(&homes) {
-                let expected = if *home == crowded { Answer::Failed } else { Answer::Admitted };
+                let expected = if *home == storage_full { Answer::Failed } else { Answer::Admitted };
                 assert_eq!(answers(name).await, [expected; 3], "{name}, hanging: {hangs}");
             }
         }
         if hangs {
-            servers[crowded].go_on();
+            servers[storage_full].go_on();
         } else {
-            servers[crowded].restart();
+            servers[storage_full].restart();
         }
         let started = Instant::now();
         for name in &names {

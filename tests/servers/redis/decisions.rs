@@ -7,7 +7,7 @@ use common::random::{Numbers, random_limit};
 use common::servers::storage::{RUNTIME, on};
 use common::servers::{Reply, Server};
 use common::{EVERY_STRATEGY, Foreign, policy};
-use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage};
+use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::testing::{StorageLaws, concurrent_hits_are_exact};
 use tower_ratelimit::{ElasticWindow, Key, Limit, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
@@ -150,7 +150,7 @@ fn decisions_and_stored_states_equal_those_of_the_pure_functions() {
                 };
                 let cost = u32::try_from(1 + numbers.below(most)).unwrap_or(u32::MAX);
                 let op = if numbers.below(5) == 0 { Op::Peek } else { Op::Hit };
-                let answer = storage.decide(Ask::new(&policy, &key, op, cost)).await.unwrap();
+                let answer = storage.decide(StorageRequest::new(&policy, &key, op, cost)).await.unwrap();
                 assert_eq!(answer, policy.decide(&mut states, now, op, cost), "{policy}, round {round}, step {step}");
                 asks += 1;
                 if op == Op::Hit && answer.is_admitted() {

@@ -6,14 +6,14 @@ use common::policy;
 use common::random::Numbers;
 use common::servers::Server;
 use common::servers::storage::{RUNTIME, on};
-use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage};
+use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::{Decision, Key, Op, Policy, Storage};
 
 use super::decisions::{found, stored};
 
 fn hit(storage: &RedisStorage, policy: &Policy) -> Decision {
-    RUNTIME.block_on(storage.decide(Ask::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap()
+    RUNTIME.block_on(storage.decide(StorageRequest::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap()
 }
 
 fn refund(storage: &RedisStorage, policy: &Policy, hit: &Decision) {
@@ -60,7 +60,7 @@ fn long_logs_decide_like_the_functions() {
                 } else {
                     let cost = u32::try_from(1 + if numbers.below(9) == 0 { numbers.below(40) } else { 0 }).unwrap();
                     let op = if numbers.below(9) == 0 { Op::Peek } else { Op::Hit };
-                    let answer = storage.decide(Ask::new(&policy, &key, op, cost)).await.unwrap();
+                    let answer = storage.decide(StorageRequest::new(&policy, &key, op, cost)).await.unwrap();
                     assert_eq!(answer, policy.decide(&mut states, now, op, cost), "{policy}, step {step}");
                     let is_hit = op == Op::Hit && answer.is_admitted();
                     hits.extend(is_hit.then_some(answer));

@@ -7,7 +7,7 @@ use common::harness::DEADLINE;
 use common::servers::storage::RUNTIME;
 use common::servers::{Cluster, Server};
 use common::{EVERY_STRATEGY, foreign, policy};
-use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage, RedisStorageError};
+use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, RedisStorageError, StorageRequest};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::{Decision, Key, Op, Policy, RateLimiter, Storage};
 
@@ -198,7 +198,7 @@ fn hit_or_refund_that_failed_changes_no_log() {
             let storage = RedisStorage::new(&url).unwrap().deadline(DEADLINE).clock(clock.clone());
             let (mut states, mut hits) = (vec![State::Fresh; policy.limits().len()], Vec::new());
             RUNTIME.block_on(async {
-                let decide = async |op| storage.decide(Ask::new(&policy, &key, op, 1)).await;
+                let decide = async |op| storage.decide(StorageRequest::new(&policy, &key, op, 1)).await;
                 for _ in 0..entries {
                     clock.advance(Duration::from_millis(1));
                     let _ = policy.decide(&mut states, clock.now(), Op::Hit, 1);

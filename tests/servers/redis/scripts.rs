@@ -3,7 +3,7 @@
 use common::policy;
 use common::servers::Server;
 use common::servers::storage::{RUNTIME, on};
-use tower_ratelimit::storage::{Ask, ManualClock, RedisStorage};
+use tower_ratelimit::storage::{ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::strategy::{Hit, Script, State, Status, Strategy};
 use tower_ratelimit::{FixedWindow, Key, Limit, MovingWindow, Op, Policy, Quota, Storage, Timestamp, TokenBucket};
 
@@ -74,7 +74,7 @@ fn limit(name: &'static str, sources: &'static [&'static str], delays: bool) -> 
 
 /// Makes a hit, refunds it, and returns how many of five more hits are admitted.
 fn admitted(storage: &RedisStorage, policy: &Policy) -> usize {
-    let hit = || RUNTIME.block_on(storage.decide(Ask::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap();
+    let hit = || RUNTIME.block_on(storage.decide(StorageRequest::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap();
     let first = hit();
     RUNTIME.block_on(storage.refund(policy, &Key::from("k"), &first)).unwrap();
     (0..5).filter(|_| hit().is_admitted()).count()
@@ -145,7 +145,7 @@ fn error_of_a_script_is_reported_and_counts_nothing() {
     let server = Server::start(&[]);
     let broken = limit("broken", &["function broken_hit() error('OH no') end\n"], false);
     let (storage, key) = (on(&server, ManualClock::default()), Key::from("k"));
-    let decided = RUNTIME.block_on(storage.decide(Ask::new(&broken.into(), &key, Op::Hit, 1)));
+    let decided = RUNTIME.block_on(storage.decide(StorageRequest::new(&broken.into(), &key, Op::Hit, 1)));
     let error = decided.unwrap_err();
     assert!(error.to_string().contains(" refused: ") && error.to_string().contains("OH no"), "{error}");
     assert!(!error.may_have_counted() && std::error::Error::source(&error).is_some());

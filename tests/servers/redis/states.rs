@@ -7,7 +7,7 @@ use common::random::{Numbers, random_amount};
 use common::servers::storage::{RUNTIME, on};
 use common::servers::{Reply, Server};
 use common::{EVERY_STRATEGY, policy};
-use tower_ratelimit::storage::{Ask, Clock, ManualClock, RedisStorage};
+use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::testing::Model;
 use tower_ratelimit::{
@@ -18,7 +18,7 @@ const DAY: u64 = 86_400_000_000;
 const LOG: &str = "1.moving-window/86400000000";
 
 fn hit(storage: &RedisStorage, policy: &Policy) -> Decision {
-    RUNTIME.block_on(storage.decide(Ask::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap()
+    RUNTIME.block_on(storage.decide(StorageRequest::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap()
 }
 
 #[test]
@@ -75,7 +75,8 @@ fn damaged_log_heals_within_a_period() {
         let mut last = None;
         for step in 0..14 {
             let op = if step % 4 == 3 { Op::Peek } else { Op::Hit };
-            let decided = RUNTIME.block_on(storage.decide(Ask::new(&policy, &Key::from("k"), op, 1 + step % 2)));
+            let decided =
+                RUNTIME.block_on(storage.decide(StorageRequest::new(&policy, &Key::from("k"), op, 1 + step % 2)));
             let decision = decided.unwrap_or_else(|error| panic!("{text}, round {round}, step {step}: {error}"));
             if op == Op::Hit && decision.is_admitted() {
                 last = Some(decision);
@@ -129,7 +130,7 @@ fn damaged_log_of_several_chunks_heals_within_a_period() {
         for step in 0..12 {
             let op = if step % 4 == 3 { Op::Peek } else { Op::Hit };
             let cost = numbers.one_of(&[1, 2, 4_000, 5_000]);
-            let decided = RUNTIME.block_on(storage.decide(Ask::new(&policy, &Key::from("k"), op, cost)));
+            let decided = RUNTIME.block_on(storage.decide(StorageRequest::new(&policy, &Key::from("k"), op, cost)));
             assert!(decided.is_ok(), "round {round}, step {step}: {decided:?}");
             if step == 6 {
                 RUNTIME.block_on(storage.refund(&policy, &Key::from("k"), &last)).unwrap();
@@ -189,7 +190,7 @@ fn releases_with_different_limits_decide_like_the_model() {
                         let op = if choice < 8 { Op::Peek } else { Op::Hit };
                         let most = numbers.one_of(&[1, 1, capacity / 3 + 1, capacity + 1]);
                         let cost = u32::try_from(1 + numbers.below(most)).unwrap_or(u32::MAX);
-                        let answer = storage.decide(Ask::new(policy, &key, op, cost)).await.unwrap();
+                        let answer = storage.decide(StorageRequest::new(policy, &key, op, cost)).await.unwrap();
                         let expected = model.decide(policy, &key, op, cost, now);
                         assert_eq!(answer, expected, "round {round}, step {step}: {policy}, of {releases:?}");
                         hits.extend((op == Op::Hit && answer.is_admitted()).then_some(answer));
@@ -236,7 +237,7 @@ fn period_that_a_script_cannot_count_is_rejected_by_the_limiter() {
     let error = RateLimiter::try_with_storage(counter.clone(), storage.clone()).unwrap_err();
     assert!(error.to_string().contains("use a period of at most 71 years"), "{error}");
     let key = Key::from("k");
-    let decided = RUNTIME.block_on(storage.decide(Ask::new(&counter, &key, Op::Hit, 1)));
+    let decided = RUNTIME.block_on(storage.decide(StorageRequest::new(&counter, &key, Op::Hit, 1)));
     assert!(decided.unwrap_err().to_string().contains("71 years"), "where policies are chosen for each request");
     let half = Policy::new(SlidingWindowCounter::aligned(), Quota::per(2, Duration::from_micros(1 << 51)));
     for policy in [half, Policy::new(FixedWindow::new(), longest), Policy::new(MovingWindow::new(), longest)] {

@@ -24,7 +24,7 @@ use super::super::error::EtcdStorageError;
 use super::super::url::Access;
 use super::super::wire::{Authenticate, Call, Status};
 use crate::BoxError;
-use crate::storage::link::{CONNECT_WITHIN, socket};
+use crate::storage::net::{CONNECT_WITHIN, socket};
 use crate::storage::url::Host;
 
 /// While calls are under way, the other side is asked so often whether it is still there. A member that is asked more often than

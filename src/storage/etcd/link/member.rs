@@ -9,13 +9,13 @@ use super::super::error::EtcdStorageError;
 use super::super::url::Access;
 use super::super::wire::Call;
 use super::connection::Connection;
-use crate::storage::link::{Calls, Connected, Renewed, Usable};
+use crate::storage::net::{Calls, Connected, Reconnecting, Usable};
 use crate::storage::url::Host;
 
 pub(super) struct Member {
     host: Host,
     access: Arc<Access>,
-    open: Arc<Renewed<Open, EtcdStorageError>>,
+    open: Arc<Reconnecting<Open, EtcdStorageError>>,
 }
 
 /// A connection in use.
@@ -38,7 +38,7 @@ impl Connected for Open {
 
 impl Member {
     pub(super) fn new(host: Host, access: Arc<Access>) -> Self {
-        let open = Renewed::new(&host.to_string());
+        let open = Reconnecting::new(&host.to_string());
         Self { host, access, open }
     }
 

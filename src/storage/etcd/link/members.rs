@@ -10,7 +10,7 @@ use super::super::error::EtcdStorageError;
 use super::super::url::Access;
 use super::super::wire::Call;
 use super::member::Member;
-use crate::storage::link::{LinkError, MOST};
+use crate::storage::net::{LinkError, MOST};
 use crate::storage::url::Host;
 
 /// A handle on connections that are shared with its clones.

@@ -17,7 +17,7 @@ use super::super::error::{Redirect, RedisStorageError};
 use super::super::url::Access;
 use super::node::Node;
 use super::slots::{Slots, slot_of};
-use crate::storage::link::Renewed;
+use crate::storage::net::Reconnecting;
 use crate::storage::url::{Address, Host};
 
 /// How many nodes are asked for one command: all but the last have said that they have not executed it.
@@ -38,7 +38,7 @@ struct Shared {
     /// Those that the URL names.
     seeds: Vec<Host>,
     access: Access,
-    slots: Arc<Renewed<Slots, RedisStorageError>>,
+    slots: Arc<Reconnecting<Slots, RedisStorageError>>,
     nodes: Mutex<HashMap<Host, Node>>,
     /// Whom to ask first where the slots are: another one each time.
     first: AtomicUsize,
@@ -47,7 +47,7 @@ struct Shared {
 impl Cluster {
     pub(super) fn new(seeds: Vec<Host>, access: Access) -> Self {
         let names: Vec<String> = seeds.iter().map(Host::to_string).collect();
-        let slots = Renewed::new(&format!("the cluster of {}", names.join(",")));
+        let slots = Reconnecting::new(&format!("the cluster of {}", names.join(",")));
         Self(Arc::new(Shared { seeds, access, slots, nodes: Mutex::default(), first: AtomicUsize::new(0) }))
     }
 

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::super::error::RedisStorageError;
 use super::super::url::Access;
-use crate::storage::link::{CONNECT_WITHIN, socket};
+use crate::storage::net::{CONNECT_WITHIN, socket};
 use crate::storage::url::Address;
 
 /// A connection, and the task that writes and reads for all who use it. It ends with its last user: a stopped server would

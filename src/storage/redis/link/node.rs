@@ -12,7 +12,7 @@ use super::super::url::Access;
 use super::connect::Connection;
 #[cfg(feature = "redis-sentinel")]
 use super::sentinel::Sentinels;
-use crate::storage::link::{Calls, Connected, Renewed, Usable};
+use crate::storage::net::{Calls, Connected, Reconnecting, Usable};
 use crate::storage::url::Address;
 
 /// A handle on one server.
@@ -21,7 +21,7 @@ pub(in super::super) struct Node(Arc<Shared>);
 
 struct Shared {
     way: Way,
-    open: Arc<Renewed<Open, RedisStorageError>>,
+    open: Arc<Reconnecting<Open, RedisStorageError>>,
 }
 
 /// How to find the server.
@@ -64,7 +64,7 @@ impl Node {
     }
 
     fn by(way: Way, name: &str) -> Self {
-        Self(Arc::new(Shared { way, open: Renewed::new(name) }))
+        Self(Arc::new(Shared { way, open: Reconnecting::new(name) }))
     }
 
     /// What to call it in errors.

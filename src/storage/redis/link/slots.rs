@@ -2,7 +2,7 @@
 
 use redis::{Arg, Cmd, Value};
 
-use crate::storage::link::Usable;
+use crate::storage::net::Usable;
 use crate::storage::url::Host;
 
 /// How many slots a cluster has.

@@ -9,7 +9,7 @@ use redis::{Cmd, cmd};
 
 use super::keys;
 use crate::policy::Limit;
-use crate::storage::{Ask, names};
+use crate::storage::{StorageRequest, names};
 use crate::strategy::Script as Twin;
 use crate::{Decision, Key, Op, Policy, Timestamp};
 
@@ -84,7 +84,7 @@ pub(super) enum Told {
 
 impl Scripts {
     /// What asks for a decision. `None` when a strategy has no twin. `now` is the time, where it is not the server's.
-    pub(super) fn decide(&self, prefix: &str, ask: Ask<'_>, now: Option<Timestamp>) -> Option<Call> {
+    pub(super) fn decide(&self, prefix: &str, ask: StorageRequest<'_>, now: Option<Timestamp>) -> Option<Call> {
         let kind = if ask.op == Op::Hit && ask.cost > 0 { Kind::Hit } else { Kind::Peek };
         self.call(kind, prefix, ask, now, None)
     }
@@ -98,13 +98,13 @@ impl Scripts {
         now: Option<Timestamp>,
         decision: &Decision,
     ) -> Option<Call> {
-        let ask = Ask::new(policy, key, Op::Hit, decision.cost());
+        let ask = StorageRequest::new(policy, key, Op::Hit, decision.cost());
         self.call(Kind::Refund, prefix, ask, now, Some(decision))
     }
 
     /// What forgets a key.
     pub(super) fn clear(&self, prefix: &str, policy: &Policy, key: &Key, now: Option<Timestamp>) -> Option<Call> {
-        self.call(Kind::Clear, prefix, Ask::new(policy, key, Op::Hit, 0), now, None)
+        self.call(Kind::Clear, prefix, StorageRequest::new(policy, key, Op::Hit, 0), now, None)
     }
 
     /// Whether all of the policy's strategies have a twin.
@@ -116,7 +116,7 @@ impl Scripts {
         &self,
         kind: Kind,
         prefix: &str,
-        ask: Ask<'_>,
+        ask: StorageRequest<'_>,
         now: Option<Timestamp>,
         refunded: Option<&Decision>,
     ) -> Option<Call> {

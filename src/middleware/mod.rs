@@ -1,0 +1,10 @@
+//! The inside of the middleware: its configuration, the admission of a request, and the work after
+//! its response.
+
+pub(crate) mod admission;
+pub(crate) mod config;
+pub(crate) mod options;
+pub(crate) mod post_response;
+
+pub use self::config::OnError;
+pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip, policy_by};

@@ -1,0 +1,249 @@
+//! What may differ from request to request: whether it is limited at all, by which policy, what it costs, and whether that
+//! is charged in the end.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use http::{Extensions, HeaderMap, Response, StatusCode, Version};
+
+use crate::extract::{AllowList, Caveat, Head, KeyError};
+use crate::{ConfigError, IntoPolicy, Policy, Storage};
+
+type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
+pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, KeyError> + Send + Sync;
+pub(crate) type ChargeFn = dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync;
+
+/// Which policy binds a request: always the same, or one chosen by its head.
+#[derive(Clone)]
+pub struct PolicySource(pub(crate) Choice);
+
+#[derive(Clone)]
+pub(crate) enum Choice {
+    Always(Policy),
+    By(Arc<PolicyFn>),
+}
+
+impl PolicySource {
+    /// The policy that binds a request; `None` when it is not limited.
+    #[inline]
+    pub(crate) fn of(&self, head: &Head<'_>) -> Option<Cow<'_, Policy>> {
+        match &self.0 {
+            Choice::Always(policy) => Some(Cow::Borrowed(policy)),
+            Choice::By(choose) => choose(head).map(Cow::Owned),
+        }
+    }
+
+    /// The policy, when it is the same for all requests.
+    pub(crate) fn only(&self) -> Option<&Policy> {
+        match &self.0 {
+            Choice::Always(policy) => Some(policy),
+            Choice::By(_) => None,
+        }
+    }
+
+    /// Whether the storage can keep what is known beforehand, limits that are only tried out too.
+    pub(crate) fn fit(&self, storage: &impl Storage) -> Result<(), ConfigError> {
+        match &self.0 {
+            Choice::Always(policy) => {
+                storage.validate(policy)?;
+                policy.shadows().iter().try_for_each(|shadow| storage.validate(shadow))
+            }
+            Choice::By(_) => Ok(()),
+        }
+    }
+}
+
+/// The policy argument of a layer: a [`Policy`], a [`Quota`](crate::Quota), a
+/// [`Limit`](crate::Limit), or the [`PolicySource`] that [`policy_by`] returns.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a policy",
+    label = "expected a `Policy`, a `Quota`, a `Limit` or `policy_by(..)`",
+    note = "parse a text: `\"10/second\".parse::<Policy>()?`",
+    note = "choose a policy for each request by `policy_by(|head| ..)`"
+)]
+pub trait IntoPolicySource {
+    /// The policies.
+    fn into_policy_source(self) -> PolicySource;
+}
+
+impl IntoPolicySource for PolicySource {
+    fn into_policy_source(self) -> PolicySource {
+        self
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<P: IntoPolicy> IntoPolicySource for P {
+    fn into_policy_source(self) -> PolicySource {
+        PolicySource(Choice::Always(self.into_policy()))
+    }
+}
+
+/// The return value of the closure of [`policy_by`]: a [`Policy`], a [`Quota`](crate::Quota), a
+/// [`Limit`](crate::Limit), or an `Option` of one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a policy",
+    label = "the closure of `policy_by` returns a `Policy`, a `Quota`, a `Limit`, or an `Option` of one",
+    note = "parse texts once, outside of the closure: `\"10/second\".parse::<Policy>()?`"
+)]
+pub trait ChosenPolicy {
+    /// The policy; `None` when the request is not limited.
+    fn chosen(self) -> Option<Policy>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<P: IntoPolicy> ChosenPolicy for P {
+    fn chosen(self) -> Option<Policy> {
+        Some(self.into_policy())
+    }
+}
+
+impl<P: IntoPolicy> ChosenPolicy for Option<P> {
+    fn chosen(self) -> Option<Policy> {
+        self.map(P::into_policy)
+    }
+}
+
+impl fmt::Debug for PolicySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Choice::Always(policy) => policy.fmt(f),
+            Choice::By(_) => f.write_str("policy_by(..)"),
+        }
+    }
+}
+
+/// Chooses the policy of each request by its head: tiers, tenants, exceptions.
+///
+/// The closure returns a [`Policy`], a [`Quota`](crate::Quota), or an `Option` of one, where `None`
+/// leaves the request unlimited. Make the policies once and clone them, which is cheap. Name them:
+/// policies of one name share what they remember, and two tiers should not.
+///
+/// ```
+/// use tower_ratelimit::extract::{Extension, Head};
+/// use tower_ratelimit::{Key, Policy, Quota, RateLimitLayer, policy_by};
+///
+/// /// What the authentication layer has inserted into the extensions.
+/// #[derive(Clone)]
+/// struct User {
+///     id: u64,
+///     has_paid: bool,
+/// }
+///
+/// let free = Policy::from(Quota::per_minute(10)).with_name("free");
+/// let paid = Policy::from(Quota::per_minute(1_000)).with_name("paid");
+/// let tier = move |head: &Head<'_>| {
+///     let has_paid = head.extensions.get::<User>().is_some_and(|user| user.has_paid);
+///     if has_paid { paid.clone() } else { free.clone() }
+/// };
+/// let layer = RateLimitLayer::new(policy_by(tier), Extension::by(|user: &User| Key::from(user.id)));
+/// ```
+pub fn policy_by<F, T>(choose: F) -> PolicySource
+where
+    F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
+    T: ChosenPolicy,
+{
+    PolicySource(Choice::By(Arc::new(move |head: &Head<'_>| choose(head).chosen())))
+}
+
+/// What a closure given to [`RateLimitLayer::cost`](crate::RateLimitLayer::cost) may answer: units, or a `Result` of them with [`KeyError`].
+pub trait IntoCost {
+    /// The units.
+    ///
+    /// # Errors
+    ///
+    /// The closure's own.
+    fn into_cost(self) -> Result<u32, KeyError>;
+}
+
+impl IntoCost for u32 {
+    fn into_cost(self) -> Result<u32, KeyError> {
+        Ok(self)
+    }
+}
+
+impl IntoCost for Result<u32, KeyError> {
+    fn into_cost(self) -> Result<u32, KeyError> {
+        self
+    }
+}
+
+/// What says which requests are not limited: see [`RateLimitLayer::skip`](crate::RateLimitLayer::skip).
+///
+/// Closures over the [`Head`] that answer a `bool` do, and an [`AllowList`].
+pub trait Skip: Send + Sync + 'static {
+    /// Whether the request passes without having been counted.
+    fn skips(&self, head: &Head<'_>) -> bool;
+
+    /// What may be wrong with how it is set up, as [`KeyExtractor::caveats`](crate::KeyExtractor::caveats).
+    fn caveats(&self) -> Vec<Caveat> {
+        Vec::new()
+    }
+}
+
+impl<T: Skip + ?Sized> Skip for Arc<T> {
+    fn skips(&self, head: &Head<'_>) -> bool {
+        (**self).skips(head)
+    }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        (**self).caveats()
+    }
+}
+
+impl Skip for Box<dyn Skip> {
+    fn skips(&self, head: &Head<'_>) -> bool {
+        (**self).skips(head)
+    }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        (**self).caveats()
+    }
+}
+
+impl<F> Skip for F
+where
+    F: Fn(&Head<'_>) -> bool + Send + Sync + 'static,
+{
+    fn skips(&self, head: &Head<'_>) -> bool {
+        self(head)
+    }
+}
+
+impl Skip for AllowList {
+    fn skips(&self, head: &Head<'_>) -> bool {
+        self.allows(head)
+    }
+
+    fn caveats(&self) -> Vec<Caveat> {
+        Self::caveats(self)
+    }
+}
+
+/// A response without its body, borrowed: what says whether a request is charged. See
+/// [`RateLimitLayer::charge_when`](crate::RateLimitLayer::charge_when).
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ResponseHead<'a> {
+    /// The status.
+    pub status: StatusCode,
+    /// The version of HTTP.
+    pub version: Version,
+    /// The header fields.
+    pub headers: &'a HeaderMap,
+    /// What the service has attached.
+    pub extensions: &'a Extensions,
+}
+
+impl<'a> ResponseHead<'a> {
+    /// The head of a response.
+    pub fn of<B>(response: &'a Response<B>) -> Self {
+        Self {
+            status: response.status(),
+            version: response.version(),
+            headers: response.headers(),
+            extensions: response.extensions(),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::telemetry;
+
+/// The phase of a [`Breaker`](super::Breaker).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Phase {
+    /// The primary decides.
+    Closed,
+    /// The primary is not called.
+    Open,
+    /// One hit is probing the primary.
+    Probing,
+}
+
+/// A snapshot of a [`Breaker`](super::Breaker): see [`Circuit::state`](super::Circuit::state).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CircuitState {
+    /// The phase.
+    pub phase: Phase,
+    /// The number of failures since the primary last admitted a hit, refunded one or cleared a key.
+    pub failures: u32,
+    /// The time until the next probe while the breaker is [open](Phase::Open). Zero if the next hit
+    /// probes.
+    pub probe_in: Option<Duration>,
+    /// The number of decisions by the primary, including peeks.
+    pub by_primary: u64,
+    /// The number of decisions by the fallback, including peeks.
+    pub by_fallback: u64,
+    /// The number of errors.
+    pub by_none: u64,
+}
+
+/// Counts decisions by the storage that made them.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) primary: AtomicU64,
+    pub(super) fallback: AtomicU64,
+    pub(super) none: AtomicU64,
+}
+
+impl Counts {
+    #[inline]
+    pub(super) fn primary(&self) {
+        self.primary.fetch_add(1, Ordering::Relaxed);
+        telemetry::answered("primary");
+    }
+
+    pub(super) fn fallback(&self) {
+        self.fallback.fetch_add(1, Ordering::Relaxed);
+        telemetry::answered("fallback");
+    }
+
+    pub(super) fn none(&self) {
+        self.none.fetch_add(1, Ordering::Relaxed);
+        telemetry::answered("none");
+    }
+}

@@ -1,0 +1,117 @@
+//! Refunds all slices when a node shuts down.
+
+use std::future::poll_fn;
+use std::iter::from_fn;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::entry::{Busy, LeaseEntry};
+use super::error::LeaseError;
+use super::lease_table::LeaseTable;
+use crate::{Decision, Key, Policy, Storage};
+
+/// The most refunds in flight at once.
+const IN_FLIGHT: usize = 64;
+
+/// The unspent units of one lease, as a hit that can be refunded.
+struct Unspent {
+    policy: Policy,
+    key: Key,
+    hit: Decision,
+}
+
+impl<St: Storage> LeaseTable<St> {
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Refunds all leases, and waits for the workers that are asking for more. They refund what
+    /// they get.
+    pub(super) async fn close(&self) -> Result<(), LeaseError> {
+        // A worker that begins later would have to see this: it begins under its bucket's lock,
+        // which the loop below takes.
+        self.closed.store(true, Ordering::SeqCst);
+        let here = Handle::try_current().ok().map(|runtime| runtime.id());
+        let (mut bucket, mut taken, mut busy) = (0, Vec::new(), Vec::new());
+        let slices = from_fn(|| {
+            while taken.is_empty() {
+                let exists = self.table.visit(bucket, |of_key| {
+                    taken.extend(self.take_unspent(of_key));
+                    if here.is_some() && of_key.busy == Busy::In(here) {
+                        let (when_idle, idle) = oneshot::channel();
+                        of_key.when_idle.push(when_idle);
+                        busy.push(idle);
+                    }
+                });
+                if !exists {
+                    return None;
+                }
+                bucket += 1;
+            }
+            taken.pop()
+        });
+        let mut refunded = refund_all(&self.inner, slices).await;
+        for idle in busy {
+            if let Ok(error) = idle.await {
+                refunded = refunded.and(Err(error));
+            }
+        }
+        refunded
+    }
+
+    /// Takes the lease of a key, unless its window has ended.
+    fn take_unspent(&self, of_key: &mut LeaseEntry<St>) -> Option<Unspent> {
+        let lease = of_key.lease.take().filter(|lease| self.clock.now() < lease.end)?;
+        let hit = lease.as_hit()?;
+        Some(Unspent { policy: lease.policy, key: of_key.key.clone(), hit })
+    }
+}
+
+/// The last handle is gone and no worker is left.
+impl<St: Storage> Drop for LeaseTable<St> {
+    fn drop(&mut self) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let (mut bucket, mut slices) = (0, Vec::new());
+        while self.table.visit(bucket, |of_key| slices.extend(self.take_unspent(of_key))) {
+            bucket += 1;
+        }
+        if !slices.is_empty() {
+            let inner = self.inner.clone();
+            runtime.spawn(async move { drop(refund_all(&inner, slices.into_iter()).await) });
+        }
+    }
+}
+
+/// Refunds the slices, a few at a time. Goes on after a failure, and returns the first one.
+async fn refund_all<St: Storage>(inner: &St, mut slices: impl Iterator<Item = Unspent>) -> Result<(), LeaseError> {
+    let mut in_flight = Vec::<St::UpdateFuture>::new();
+    let mut refunded = Ok(());
+    poll_fn(|cx| {
+        let mut is_pending = |refund: &mut St::UpdateFuture| match Pin::new(refund).poll(cx) {
+            Poll::Pending => true,
+            Poll::Ready(Ok(())) => false,
+            Poll::Ready(Err(error)) => {
+                if refunded.is_ok() {
+                    refunded = Err(LeaseError::storage(error));
+                }
+                false
+            }
+        };
+        in_flight.retain_mut(&mut is_pending);
+        while in_flight.len() < IN_FLIGHT
+            && let Some(slice) = slices.next()
+        {
+            let mut refund = inner.refund(&slice.policy, &slice.key, &slice.hit);
+            if is_pending(&mut refund) {
+                in_flight.push(refund);
+            }
+        }
+        if in_flight.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    refunded
+}
