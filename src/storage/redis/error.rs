@@ -195,7 +195,7 @@ impl fmt::Display for RedisStorageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.kind.write(&self.0.server, f)?;
         self.0.source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))?;
-        let cluster = self.is_server_error(ServerErrorKind::Moved) && self.0.kind == Kind::Refused;
+        let is_cluster_node = self.is_server_error(ServerErrorKind::Moved) && self.0.kind == Kind::Refused;
         if is_cluster_node {
             f.write_str(" (the server belongs to a cluster: write redis+cluster:// in the URL)")
         } else {

@@ -1,5 +1,5 @@
--- Runs every command that the scripts use, on a temporary key. The error names the first command that
--- fails.
+-- Runs every command that the scripts use, on a temporary key. The error names the first command
+-- that fails.
 local commands = {
   { 'TIME' },
   { 'SET', KEYS[1], '-', 'PX', '1000' },
