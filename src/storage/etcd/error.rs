@@ -10,8 +10,8 @@ use crate::storage::net::{Kind, LinkError};
 
 /// The error of a call to etcd.
 ///
-/// The message names the member, and never contains a password. The cause is the
-/// [`source`](Error::source).
+/// The message names the member, and never contains a password. [`source`](Error::source) returns the
+/// cause.
 ///
 /// ```
 /// use std::time::Duration;
@@ -65,8 +65,8 @@ impl EtcdStorageError {
     /// Converts the status of a call that was sent.
     pub(super) fn from_status(member: &str, status: Status) -> Self {
         let kind = match status.code() {
-            // Only statuses that were created on this side have a source: for a broken stream, or for a
-            // response that cannot be decoded.
+            // Only statuses that were created on this side have a source: for a broken stream, or
+            // for a response that cannot be decoded.
             _ if status.source().is_some() => Kind::Lost,
             _ if means_not_executed(&status) => Kind::Refused,
             Code::DeadlineExceeded => Kind::Late { sent: true },
@@ -114,8 +114,8 @@ impl EtcdStorageError {
 
     /// Returns `true` if the hit may have been counted in spite of the error.
     ///
-    /// That is the case if the call was sent and its outcome is unknown. The storage does not retry such
-    /// a call, because the retry could count the hit twice.
+    /// That is the case if the call was sent and its outcome is unknown. The storage does not retry
+    /// such a call, because the retry could count the hit twice.
     pub fn may_have_counted(&self) -> bool {
         self.counts && self.inner.kind.may_have_counted()
     }
@@ -125,8 +125,7 @@ impl EtcdStorageError {
         self.status().is_some_and(|status| status.code() == Code::NotFound)
     }
 
-    /// Returns `true` if the member requires a login, or no longer accepts the token. Nothing was
-    /// executed.
+    /// Returns `true` if the member requires a login or rejects the token. Nothing was executed.
     pub(super) fn is_unauthenticated(&self) -> bool {
         self.status().is_some_and(|status| {
             let messages = ["user name is empty", "revision of auth store is old"];
@@ -139,13 +138,13 @@ impl EtcdStorageError {
         self.status().is_some_and(|status| status.message().contains("authentication is not enabled"))
     }
 
-    /// Returns `true` if the member has no leader. Nothing was executed. Another member may have one.
+    /// Returns `true` if the member has no leader. Nothing was executed. Other members may have one.
     pub(super) fn has_no_leader(&self) -> bool {
         self.status().is_some_and(means_no_leader)
     }
 
-    /// Returns `true` if the member is temporarily unable to execute the call, for example because of
-    /// `leader changed` or `request timed out`. Another member may succeed.
+    /// Returns `true` if the member is temporarily unable to execute the call, for example because
+    /// of `leader changed` or `request timed out`. Another member may succeed.
     pub(super) fn is_unavailable(&self) -> bool {
         self.status().is_some_and(|status| status.code() == Code::Unavailable)
     }

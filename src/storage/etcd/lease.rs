@@ -16,20 +16,20 @@ use crate::storage::net::{Reconnecting, Usable};
 
 /// The shortest step, in seconds, to which the end of a lease is rounded up.
 ///
-/// A grant is a write, so keys share leases. Steps are powers of two, and at most a quarter of the time
-/// to live if that is longer than this step.
+/// A grant is a write, so keys share leases. Steps are powers of two, and at most a quarter of the
+/// time to live if that is longer than this step.
 const SHORTEST_STEP: u64 = 4;
 
 /// The longest time to live. etcd grants at most 9,000,000,000 seconds, including the rounding.
 const LONGEST_TTL: Duration = Duration::from_secs(7_000_000_000);
 
-/// The most keys per lease. etcd deletes all keys of an expired lease at once, and other calls wait.
+/// The most keys per lease. etcd deletes all keys of a lease at once, and other calls wait.
 const MAX_KEYS: u32 = 5_000;
 
 /// The leases that this process uses.
 #[derive(Debug)]
 pub(super) struct Leases {
-    /// The origin of all ends. It differs between processes, so their leases do not all end at once.
+    /// The origin of all ends. It differs between processes, so their leases end at different times.
     origin: Instant,
     granted: Mutex<HashMap<LeaseEnd, Arc<Reconnecting<Lease, EtcdStorageError>>>>,
 }
@@ -55,7 +55,9 @@ struct LeaseEnd {
 }
 
 impl LeaseEnd {
-    /// Returns the end of the lease for a key with this time to live. `now` is the time since the origin.
+    /// Returns the end of the lease for a key with the time to live `keep`.
+    ///
+    /// `now` is the time since the origin.
     fn for_key(now: Duration, keep: Duration) -> Self {
         let keep = keep.min(LONGEST_TTL);
         let step = (keep.as_secs() / 8).next_power_of_two().max(SHORTEST_STEP);

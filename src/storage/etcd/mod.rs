@@ -24,8 +24,9 @@ use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, Clock, deadline};
 
-/// Shares rate limit states between processes in etcd (3.4 or later), and tolerates the loss of a
-/// member.
+/// Shares rate limit states between processes in etcd (3.4 or later).
+///
+/// It tolerates the loss of a minority of the members.
 ///
 /// ```
 /// use std::time::Duration;
@@ -35,18 +36,18 @@ use crate::storage::{Cas, Clock, deadline};
 ///     EtcdStorage::new("etcd://localhost/?prefix=shop")?.deadline(Duration::from_millis(50));
 ///
 /// let error = EtcdStorage::new("http://localhost").unwrap_err();
-/// let expected = "cannot read the URL \"http://localhost\": unknown scheme \"http\": write etcd://";
+/// let expected = "cannot read the URL \"http://localhost\": unknown scheme \"http\"";
 /// assert!(error.to_string().starts_with(expected));
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 ///
-/// Every admitted hit is a write that a majority of the members stores on disk. Use this storage for
-/// limits that must survive the loss of a server, at up to a few hundred hits per second. For thousands
-/// of hits per second, use `RedisStorage`.
+/// Every admitted hit is a write that a majority of the members stores on disk. Use this storage
+/// for limits that must survive the loss of a server, at up to a few hundred hits per second. For
+/// thousands of hits per second, use `RedisStorage`.
 ///
-/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That takes
-/// two round trips, and never admits more hits than the limit allows. A hit that loses every race is
-/// refused as [contended](crate::Decision::is_contended). [`Cas`] explains the details.
+/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
+/// takes two round trips, and never admits more hits than the limit allows. A hit that loses every
+/// race is refused as [contended](crate::Decision::is_contended). [`Cas`] explains the details.
 ///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
@@ -56,12 +57,12 @@ use crate::storage::{Cas, Clock, deadline};
 /// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
 ///
-/// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer is
-/// built: see [long logs](crate::guide::several_processes#long-logs). A policy that can keep more than
-/// 1.5 MB per key, about 75,000 entries, is always rejected.
+/// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
+/// is built: see [long logs](crate::guide::several_processes#long-logs). A policy that can keep
+/// more than 1.5 MB per key, about 75,000 entries, is always rejected.
 ///
-/// Clones share one connection per member. Calls need a tokio runtime with time and I/O enabled. The
-/// storage can be created outside of a runtime.
+/// Clones share one connection per member. Calls need a tokio runtime with time and I/O enabled.
+/// The storage can be created outside of a runtime.
 ///
 /// | question | guide |
 /// |---|---|
@@ -90,8 +91,8 @@ impl EtcdStorage {
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL cannot be parsed, or needs a feature that is not enabled. The error quotes
-    /// the URL without its login.
+    /// Returns an error if the URL cannot be parsed, or needs a feature that is not enabled. The
+    /// error quotes the URL without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { members, access, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
         let (members, leases) = (Members::new(members, access), Arc::new(Leases::new()));
@@ -126,11 +127,12 @@ impl EtcdStorage {
         or_panic(self.try_prefix(prefix))
     }
 
-    /// Sets the prefix of all keys, as [`prefix`](Self::prefix), and returns an error instead of a panic.
+    /// Sets the prefix of all keys. The fallible version of [`prefix`](Self::prefix).
     ///
     /// # Errors
     ///
-    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
+    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{`
+    /// or `}`.
     pub fn try_prefix(mut self, prefix: &str) -> Result<Self, ConfigError> {
         checked_prefix(prefix)?;
         self.store.prefix = prefix.into();
@@ -149,8 +151,7 @@ impl EtcdStorage {
         or_panic(self.try_deadline(deadline))
     }
 
-    /// Sets the timeout of a call, as [`deadline`](Self::deadline), and returns an error instead of a
-    /// panic.
+    /// Sets the timeout of a call. The fallible version of [`deadline`](Self::deadline).
     ///
     /// # Errors
     ///
@@ -161,12 +162,12 @@ impl EtcdStorage {
         Ok(self.rebuild_cas())
     }
 
-    /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By default,
-    /// such policies are rejected.
+    /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By
+    /// default, such policies are rejected.
     ///
-    /// Of this crate's strategies, only the moving window keeps a log. Each hit loads and stores the
-    /// whole log, and etcd keeps old versions until it compacts them. In a test, `moving-window 5000/day`
-    /// wrote 41 kB per hit and filled 256 MB in 11,400 hits. Prefer
+    /// Of this crate's strategies, only the moving window keeps a log. Each hit loads and stores
+    /// the whole log, and etcd keeps old versions until it compacts them. In a test, `moving-window
+    /// 5000/day` wrote 41 kB per hit and filled 256 MB in 11,400 hits. Prefer
     /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
     #[must_use]
     pub fn allow_long_logs(self) -> Self {
@@ -180,15 +181,15 @@ impl EtcdStorage {
     ///
     /// # Panics
     ///
-    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an error
-    /// instead.
+    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an
+    /// error instead.
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
         or_panic(self.try_max_skew(max_skew))
     }
 
-    /// Sets the maximum skew, as [`max_skew`](Self::max_skew), and returns an error instead of a panic.
+    /// Sets the maximum clock skew. The fallible version of [`max_skew`](Self::max_skew).
     ///
     /// # Errors
     ///
@@ -221,8 +222,8 @@ impl EtcdStorage {
     ///
     /// # Errors
     ///
-    /// Returns an error if etcd fails or does not reply within the [timeout](Self::deadline). After a
-    /// timeout, etcd may have deleted the keys.
+    /// Returns an error if etcd fails or does not reply within the [timeout](Self::deadline). After
+    /// a timeout, etcd may have deleted the keys.
     pub async fn reset(&self) -> Result<u64, EtcdStorageError> {
         self.store.reset().await
     }

@@ -10,8 +10,8 @@ use crate::storage::net::{Kind, LinkError};
 
 /// The error of a call to a Redis or Valkey server.
 ///
-/// The message names the server, and never contains a password or a client's key. The cause is the
-/// [`source`](Error::source).
+/// The message names the server, and never contains a password or a client's key.
+/// [`source`](Error::source) returns the cause.
 ///
 /// ```
 /// use std::time::Duration;
@@ -85,8 +85,8 @@ impl RedisStorageError {
         Self(Arc::new(Inner { kind, server: server.into(), source, counts: true }))
     }
 
-    /// Creates the error of a call without a decision, although no server failed. `sent` is `true` if a
-    /// command was sent and its outcome is unknown.
+    /// Creates the error of a call without a decision, although no server failed. `sent` is `true`
+    /// if a command was sent and its outcome is unknown.
     pub(super) fn undecided(source: impl Into<BoxError>, sent: bool) -> Self {
         Self::new(Kind::Undecided { sent }, "", Some(Source::Other(source.into())))
     }
@@ -119,8 +119,8 @@ impl RedisStorageError {
 
     /// Returns `true` if the hit may have been counted in spite of the error.
     ///
-    /// That is the case if the command was sent and its outcome is unknown. The storage does not retry
-    /// such a command, because the retry could count the hit twice.
+    /// That is the case if the command was sent and its outcome is unknown. The storage does not
+    /// retry such a command, because the retry could count the hit twice.
     pub fn may_have_counted(&self) -> bool {
         self.0.counts && self.0.kind.may_have_counted()
     }
@@ -135,8 +135,8 @@ impl RedisStorageError {
         self.is_server_error(ServerErrorKind::NoPerm)
     }
 
-    /// Returns `true` if the server has become a replica, or requires another login. A new connection
-    /// can succeed.
+    /// Returns `true` if the server has become a replica, or requires another login. A new
+    /// connection can succeed.
     pub(super) fn needs_new_connection(&self) -> bool {
         self.is_server_error(ServerErrorKind::ReadOnly) || matches!(self.code(), Some("NOAUTH" | "WRONGPASS"))
     }

@@ -5,7 +5,7 @@ use crate::{Key, Policy};
 
 /// Returns the key of the states: `PREFIX:{POLICY|KEY}`.
 ///
-/// All keys of one request have the same text in braces, so a cluster assigns them to the same slot.
+/// All keys of one request have the same text in braces, so they are in one slot of a cluster.
 pub(super) fn states(prefix: &str, policy: &Policy, key: &Key) -> String {
     format!("{prefix}:{{{}}}", names::of(policy, key))
 }

@@ -38,7 +38,7 @@ use crate::storage::{Cas, Clock, deadline};
 ///     RedisStorage::new("redis://localhost/?prefix=shop")?.deadline(Duration::from_millis(50));
 ///
 /// let error = RedisStorage::new("http://localhost").unwrap_err();
-/// let expected = "cannot read the URL \"http://localhost\": unknown scheme \"http\": write redis://";
+/// let expected = "cannot read the URL \"http://localhost\": unknown scheme \"http\"";
 /// assert!(error.to_string().starts_with(expected));
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
@@ -46,8 +46,8 @@ use crate::storage::{Cas, Clock, deadline};
 /// One Lua script checks and updates all limits of a policy in one round trip. It uses the server's
 /// clock. All processes together admit exactly as many hits as the limit allows.
 ///
-/// A strategy without a [script](crate::strategy::Strategy::script) uses compare-and-swap. That takes
-/// two round trips or more, and a hit that loses every race is refused as
+/// A strategy without a [script](crate::strategy::Strategy::script) uses compare-and-swap. That
+/// takes two round trips or more, and a hit that loses every race is refused as
 /// [contended](crate::Decision::is_contended).
 ///
 /// | option of the URL | default | meaning |
@@ -57,8 +57,8 @@ use crate::storage::{Cas, Clock, deadline};
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
 /// | `sentinel-user`, `sentinel-password` | no login | the login for the sentinels |
 ///
-/// Clones share one connection per server. Calls need a tokio runtime with time and I/O enabled. The
-/// storage can be created outside of a runtime.
+/// Clones share one connection per server. Calls need a tokio runtime with time and I/O enabled.
+/// The storage can be created outside of a runtime.
 ///
 /// | question | guide |
 /// |---|---|
@@ -70,9 +70,9 @@ use crate::storage::{Cas, Clock, deadline};
 ///
 /// # Errors
 ///
-/// Calls fail with [`RedisStorageError`] if the server is unreachable, refuses the command, or does not
-/// reply within the timeout. A command that was sent is not retried, because the server may have
-/// executed it: see [`may_have_counted`](RedisStorageError::may_have_counted).
+/// Calls fail with [`RedisStorageError`] if the server is unreachable, refuses the command, or does
+/// not reply within the timeout. A command that was sent is not retried, because the server may
+/// have executed it: see [`may_have_counted`](RedisStorageError::may_have_counted).
 #[derive(Clone)]
 pub struct RedisStorage {
     link: Link,
@@ -90,8 +90,8 @@ impl RedisStorage {
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL cannot be parsed, or needs a feature that is not enabled. The error quotes
-    /// the URL without its login.
+    /// Returns an error if the URL cannot be parsed, or needs a feature that is not enabled. The
+    /// error quotes the URL without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { servers, access, prefix, deadline } = Target::parse(url)?;
         let (link, scripts, prefix) = (Link::new(servers, &access), Scripts::default(), Arc::from(prefix));
@@ -119,11 +119,12 @@ impl RedisStorage {
         or_panic(self.try_prefix(prefix))
     }
 
-    /// Sets the prefix of all keys, as [`prefix`](Self::prefix), and returns an error instead of a panic.
+    /// Sets the prefix of all keys. The fallible version of [`prefix`](Self::prefix).
     ///
     /// # Errors
     ///
-    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
+    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{`
+    /// or `}`.
     pub fn try_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
         checked_prefix(prefix)?;
         Ok(Self { prefix: prefix.into(), ..self }.with_new_cas())
@@ -141,8 +142,7 @@ impl RedisStorage {
         or_panic(self.try_deadline(deadline))
     }
 
-    /// Sets the timeout of a call, as [`deadline`](Self::deadline), and returns an error instead of a
-    /// panic.
+    /// Sets the timeout of a call. The fallible version of [`deadline`](Self::deadline).
     ///
     /// # Errors
     ///
@@ -159,19 +159,19 @@ impl RedisStorage {
         Self { clock: Some(Arc::new(clock)), ..self }.with_new_cas()
     }
 
-    /// Waits until the server is ready to decide. In a cluster, waits for every node that holds keys.
+    /// Waits until the server is ready. In a cluster, waits for every node that holds keys.
     ///
     /// Call it before the program accepts traffic. It retries until `timeout` has passed.
     ///
-    /// It runs every command of the scripts on a temporary key under the [prefix](Self::prefix). This
-    /// detects a missing [right](crate::guide::operating#redis-rights), a renamed command, a read-only
-    /// replica and a server without memory. It does not check `SCAN`, which only [`reset`](Self::reset)
-    /// needs.
+    /// It runs every command of the scripts on a temporary key under the [prefix](Self::prefix).
+    /// This detects a missing [right](crate::guide::operating#redis-rights), a renamed command, a
+    /// read-only replica and a server without memory. It does not check `SCAN`, which only
+    /// [`reset`](Self::reset) needs.
     ///
     /// # Errors
     ///
-    /// Returns the last error when `timeout` has passed. If the user has no right to run a command, the
-    /// error names the command.
+    /// Returns the last error when `timeout` has passed. If the user has no right to run a command,
+    /// the error names the command.
     pub async fn ready(&self, timeout: Duration) -> Result<(), RedisStorageError> {
         until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.probe(deadline)).await
     }

@@ -7,7 +7,7 @@ use crate::storage::{StorageRequest, text};
 use crate::strategy::{Outcome, Status};
 use crate::{Decision, Limit, Op, Timestamp};
 
-/// Returns the decision in a script's reply, or `None` if the reply is malformed or contradicts itself.
+/// Returns the decision in a script's reply, or `None` if the reply is malformed or inconsistent.
 pub(super) fn decision(request: StorageRequest<'_>, parts: &[ReplyPart], reply: &Value) -> Option<Decision> {
     let Value::Array(values) = reply else { return None };
     let [Value::Int(at), Value::Int(admitted), Value::BulkString(stored), numbers @ ..] = values.as_slice() else {
@@ -20,8 +20,8 @@ pub(super) fn decision(request: StorageRequest<'_>, parts: &[ReplyPart], reply: 
         (true, 1) => Some(Outcome::Spent { delay }),
         (true, _) => Some(Outcome::Refused),
     };
-    // The reply contains small states in full. Their strategy computes the status from them, because
-    // its integers are exact and Lua's are not.
+    // The reply contains small states in full. Their strategy computes the status from them,
+    // because its integers are exact and Lua's are not.
     let states = text::read(request.policy, &String::from_utf8_lossy(stored));
     let mut numbers = numbers.iter().map(number);
     let mut statuses = Vec::with_capacity(states.len());

@@ -14,14 +14,14 @@ impl RedisStorage {
     ///
     /// That includes the keys of all policies and of other processes with the same prefix.
     ///
-    /// It visits every key on the server with `SCAN`, in steps. Use it in tests and for operations, not
-    /// while serving requests. Each step has its own [timeout](Self::deadline). A hit during the scan can
-    /// survive.
+    /// It visits every key on the server with `SCAN`, in steps. Use it in tests and for operations,
+    /// not while serving requests. Each step has its own [timeout](Self::deadline). A hit during
+    /// the scan can survive.
     ///
     /// # Errors
     ///
-    /// Returns an error if a server fails or does not reply within the timeout. Keys that were deleted
-    /// before the error stay deleted.
+    /// Returns an error if a server fails or does not reply within the timeout. Keys that were
+    /// deleted before the error stay deleted.
     pub async fn reset(&self) -> Result<u64, RedisStorageError> {
         let mut deleted = 0;
         for node in self.link.nodes(Instant::now() + self.deadline).await? {

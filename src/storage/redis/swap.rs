@@ -13,9 +13,9 @@ use crate::storage::{Cas, CasError, CasStorage, Clock, Loaded, Swapped};
 
 /// Replaces the value if it equals the first argument, and loads it otherwise.
 ///
-/// The second argument is the new value, or empty to delete the key. The third is the time to live in
-/// milliseconds. Without arguments, the script only loads. It returns `{ 1, 0, '' }` after a swap, else
-/// 0, the server's time in microseconds, and the value.
+/// The second argument is the new value, or empty to delete the key. The third is the time to live
+/// in milliseconds. Without arguments, the script only loads. It returns `{ 1, 0, '' }` after a
+/// swap, else 0, the server's time in microseconds, and the value.
 const SCRIPT: &str = concat!(
     include_str!("script/forgive.lua"),
     "\
@@ -38,8 +38,8 @@ pub(super) struct SwapStore {
 
 /// Creates the compare-and-swap storage on these servers.
 pub(super) fn cas(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Option<Arc<dyn Clock>>) -> Cas<SwapStore> {
-    // A command times out shortly before `Cas` does. So the connection notices the missing reply, and
-    // the error names the server.
+    // A command times out shortly before `Cas` does. So the connection notices the missing reply,
+    // and the error names the server.
     let store = SwapStore { link: link.clone(), prefix: Arc::clone(prefix), deadline: deadline * 15 / 16 };
     let cas = Cas::new(store).deadline(deadline);
     match clock {

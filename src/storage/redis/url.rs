@@ -123,7 +123,7 @@ fn scheme_of(scheme: &str) -> Option<(Kind, bool)> {
     Some((kind, tls))
 }
 
-/// Returns an error if the URL needs a feature that is not enabled, or Unix sockets on another system.
+/// Returns an error if the URL needs a feature that is not enabled or that the system lacks.
 fn check_features(kind: Kind, tls: bool, scheme: &str, wrong: &Wrong<'_>) -> Result<(), ConfigError> {
     let needs = |feature: &str| Err(wrong(format!("{scheme}:// needs the feature {feature:?} of tower-ratelimit")));
     match kind {

@@ -27,8 +27,8 @@ use crate::BoxError;
 use crate::storage::net::{CONNECT_WITHIN, socket};
 use crate::storage::url::Host;
 
-/// The interval of HTTP/2 pings while calls are in flight. etcd closes a connection that sends more than
-/// one ping in five seconds.
+/// The interval of HTTP/2 pings while calls are in flight. etcd closes a connection that sends more
+/// than one ping in five seconds.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The timeout of an HTTP/2 ping.
@@ -137,7 +137,7 @@ impl Connection {
         }
     }
 
-    /// Returns `true` if the member closed the connection, or the runtime that opened it was shut down.
+    /// Returns `true` if the member closed the connection, or the runtime that opened it has ended.
     pub(super) fn is_closed(&self) -> bool {
         self.driver.is_finished() || self.requests.0.is_closed()
     }

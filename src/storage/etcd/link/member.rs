@@ -54,11 +54,11 @@ impl Member {
 
     /// Sends a call, and returns the response.
     ///
-    /// It waits for a connection until `failover_at`. For the response it waits until `deadline`, or only
-    /// until `failover_at` if the call is idempotent, so that another member can be tried.
+    /// It waits for a connection until `failover_at`. For the response it waits until `deadline`,
+    /// or only until `failover_at` if the call is idempotent, so that another member can be tried.
     ///
-    /// The call is sent once. It is sent again only on a new connection, if it was not sent on the first
-    /// one, or if the member no longer accepts the token and did not execute it.
+    /// The call is sent once. It is sent again only on a new connection, if it was not sent on the
+    /// first one, or if the member no longer accepts the token and did not execute it.
     pub(super) async fn call<C: Call>(
         &self,
         call: &C,
@@ -78,7 +78,7 @@ impl Member {
                 Ok(response) => return Ok(response),
                 Err(error) => error,
             };
-            // The call was not executed: the connection was closed, or its token is no longer valid.
+            // The call was not executed. The connection was closed, or its token is invalid.
             let retries = is_first && (error.is_unsent() || error.is_unauthenticated());
             if retries || error.is_unsent() || error.is_connection_lost() {
                 self.connection.give_up(&open, None);

@@ -36,11 +36,11 @@ impl Members {
 
     /// Sends a call to a member, and returns the response.
     ///
-    /// If a call was not sent, was not executed, or is idempotent, it fails over to the next member. Any
-    /// other call is sent once.
+    /// If a call was not sent, was not executed, or is idempotent, it fails over to the next
+    /// member. Any other call is sent once.
     ///
-    /// The future can be dropped at any time. etcd may execute the call all the same. Other calls on the
-    /// connection are not affected.
+    /// The future can be dropped at any time. etcd may execute the call all the same. Other calls
+    /// on the connection are not affected.
     ///
     /// # Errors
     ///
@@ -75,8 +75,8 @@ impl Members {
         }
     }
 
-    /// Returns an error if too many keys are busy, or too many calls are in flight on the member that is
-    /// tried first.
+    /// Returns an error if too many keys are busy, or too many calls are in flight on the member
+    /// that is tried first.
     pub(in super::super) fn overload(&self, busy_keys: usize) -> Option<EtcdStorageError> {
         if busy_keys >= MOST {
             return Some(EtcdStorageError::overloaded("etcd", busy_keys));

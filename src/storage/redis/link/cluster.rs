@@ -1,8 +1,8 @@
 //! A Redis Cluster: one connection per node, and the map from slots to nodes.
 //!
 //! The cluster connection of the `redis` crate does not fit, for two reasons. It retries a command
-//! after the connection was lost, which can count a hit twice. And all commands wait while it loads the
-//! slot map.
+//! after the connection was lost, which can count a hit twice. And all commands wait while it loads
+//! the slot map.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -43,7 +43,7 @@ struct ClusterInner {
     access: Access,
     slots: Arc<Reconnecting<Slots, RedisStorageError>>,
     nodes: Mutex<HashMap<Host, Node>>,
-    /// The index of the node that is asked first for the slot map. Each load starts at the next one.
+    /// The index of the node that is asked first for the slot map. Each load increments it.
     next_start: AtomicUsize,
 }
 
@@ -143,8 +143,8 @@ impl ClusterInner {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loads the slot map from the first node that returns it. Tries the connected nodes, then those in
-    /// the URL.
+    /// Loads the slot map from the first node that returns it. Tries the connected nodes, then
+    /// those in the URL.
     async fn load_slots(self: Arc<Self>) -> Result<Slots, RedisStorageError> {
         let mut hosts: Vec<Host> = self.nodes().keys().cloned().collect();
         hosts.extend(self.seeds.iter().filter(|seed| !hosts.contains(seed)).cloned().collect::<Vec<_>>());

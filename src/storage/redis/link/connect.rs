@@ -28,8 +28,8 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects to `address`, sends `hello`, and returns the connection and the reply.
     ///
-    /// An accepted connection proves little. The server may need a password, may still load its data,
-    /// or may not speak the protocol.
+    /// An accepted connection proves little. The server may need a password, may still load its
+    /// data, or may not speak the protocol.
     pub(super) async fn open(
         address: &Address,
         access: &Access,
@@ -92,7 +92,7 @@ impl Connection {
         self.commands.clone()
     }
 
-    /// Returns `true` if the server closed the connection, or the runtime that opened it was shut down.
+    /// Returns `true` if the server closed the connection, or the runtime that opened it has ended.
     pub(super) fn is_closed(&self) -> bool {
         self.driver.is_finished()
     }
@@ -104,8 +104,9 @@ impl Drop for Connection {
     }
 }
 
-/// Hides an error message that contains the password. A server without the `AUTH` command quotes its
-/// arguments.
+/// Hides an error message that contains the password.
+///
+/// A server without the `AUTH` command quotes the arguments of the unknown command.
 fn hide_password(error: RedisStorageError, access: &Access) -> RedisStorageError {
     match &access.login.password {
         Some(password) if error.to_string().contains(&**password) => error.with_hidden_source(),

@@ -53,17 +53,17 @@ impl Link {
 
     /// Sends `command`, and returns the reply.
     ///
-    /// A command is sent once. It is sent again only if a cluster node replies that it did not execute
-    /// it. In a cluster, the first key selects the node. That is the argument after the number of keys
-    /// for `EVAL` and `EVALSHA`, else the first argument.
+    /// A command is sent once. It is sent again only if a cluster node replies that it did not
+    /// execute it. In a cluster, the first key selects the node. That is the argument after the
+    /// number of keys for `EVAL` and `EVALSHA`, else the first argument.
     ///
-    /// The future can be dropped at any time. The server may execute the command all the same. Other
-    /// commands on the connection are not affected.
+    /// The future can be dropped at any time. The server may execute the command all the same.
+    /// Other commands on the connection are not affected.
     ///
     /// # Errors
     ///
-    /// Returns an error if connecting and the reply together take longer than until `deadline`, or if
-    /// the reply is an error or an array that contains one.
+    /// Returns an error if connecting and the reply together take longer than until `deadline`, or
+    /// if the reply is an error or an array that contains one.
     pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, RedisStorageError> {
         match &self.0 {
             Topology::Single(node) => node.run(command, deadline).await,

@@ -92,7 +92,7 @@ impl Node {
         }
     }
 
-    /// Runs a command with `ASKING` before it, for a key whose slot is being migrated to this server.
+    /// Runs `ASKING` and a command, for a key in a slot that is being migrated to this server.
     #[cfg(feature = "redis-cluster")]
     pub(super) async fn run_asking(&self, command: &Cmd, deadline: Instant) -> Result<Value, RedisStorageError> {
         let open = self.open(deadline).await?;

@@ -17,12 +17,12 @@ use crate::storage::url::{Address, Host, Login};
 /// The timeout of a command on one sentinel.
 const SENTINEL_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The interval at which the sentinels are asked again while the connection to the primary is in use.
+/// The interval between two checks that the connection in use still leads to the primary.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The sentinels of a service.
 pub(super) struct Sentinels {
-    sentinels: Vec<Node>,
+    nodes: Vec<Node>,
     /// The index of the sentinel that is asked first: the one that replied last.
     preferred: AtomicUsize,
     service: String,
@@ -34,11 +34,11 @@ pub(super) struct Sentinels {
 impl Sentinels {
     pub(super) fn new(hosts: Vec<Host>, service: String, login: Login, access: Access) -> Self {
         let sentinel_access = Access { login, db: 0, tls: access.tls.clone() };
-        let sentinels = hosts.into_iter().map(|host| Node::at(Address::Tcp(host), sentinel_access.clone())).collect();
-        Self { sentinels, preferred: AtomicUsize::new(0), service, access, checked_at: Mutex::new(Instant::now()) }
+        let nodes = hosts.into_iter().map(|host| Node::at(Address::Tcp(host), sentinel_access.clone())).collect();
+        Self { nodes, preferred: AtomicUsize::new(0), service, access, checked_at: Mutex::new(Instant::now()) }
     }
 
-    /// Connects to the server that the sentinels report, and checks with `ROLE` that it is a primary.
+    /// Connects to the server that the sentinels report. Checks with `ROLE` that it is a primary.
     pub(super) async fn connect(&self) -> Result<(Connection, Address), RedisStorageError> {
         let address = Address::Tcp(self.primary().await?);
         let (connection, role) = Connection::open(&address, &self.access, &cmd("ROLE")).await?;
@@ -53,17 +53,17 @@ impl Sentinels {
     pub(super) async fn primary(&self) -> Result<Host, RedisStorageError> {
         let mut command = cmd("SENTINEL");
         command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
-        let (preferred, count) = (self.preferred.load(Ordering::Relaxed), self.sentinels.len());
+        let (preferred, count) = (self.preferred.load(Ordering::Relaxed), self.nodes.len());
         let mut last = None;
         for at in (0..count).map(|step| (preferred + step) % count) {
-            match self.sentinels[at].run(&command, Instant::now() + SENTINEL_TIMEOUT).await {
+            match self.nodes[at].run(&command, Instant::now() + SENTINEL_TIMEOUT).await {
                 Ok(reply) => {
                     if let Some(host) = host(&reply) {
                         self.preferred.store(at, Ordering::Relaxed);
                         return Ok(host);
                     }
                     let why =
-                        format!("sentinel {} does not know the service {:?}", self.sentinels[at].name(), self.service);
+                        format!("sentinel {} does not know the service {:?}", self.nodes[at].name(), self.service);
                     last = Some(RedisStorageError::unreachable(&self.to_string(), why));
                 }
                 Err(error) => last = last.or(Some(error.while_connecting())),

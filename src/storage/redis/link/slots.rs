@@ -99,8 +99,8 @@ pub(super) fn slot_of(command: &Cmd) -> u16 {
     slot(key)
 }
 
-/// Returns the slot of a key, as the specification of Redis Cluster defines it: the CRC16 (XMODEM) of
-/// the key's hash tag, or of the whole key if it has none.
+/// Returns the slot of a key, as the specification of Redis Cluster defines it: the CRC16 (XMODEM)
+/// of the key's hash tag, or of the whole key if it has none.
 fn slot(key: &[u8]) -> u16 {
     let tag = || {
         let inside = &key[key.iter().position(|byte| *byte == b'{')? + 1..];
@@ -122,7 +122,7 @@ fn slot(key: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// The expected slots are those of `CLUSTER KEYSLOT`, and the CRC is the specification's example.
+    /// The expected values are from the specification and from `CLUSTER KEYSLOT`.
     #[test]
     fn slots_match_the_specification() {
         assert_eq!(slot(b"123456789"), 0x31c3);

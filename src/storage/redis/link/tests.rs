@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use super::super::url::Target;
 use super::Link;
 
-/// Starts a server that replies to `PING`, and to other commands with the given replies. Returns a link
-/// to it.
+/// Starts a server that replies to `PING`, and to other commands with the given replies. Returns a
+/// link to it.
 async fn link_to(replies: &'static [(&str, &str)]) -> Link {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = Target::parse(&format!("redis://{}", listener.local_addr().unwrap())).unwrap();

@@ -9,8 +9,8 @@ const FORGIVE: &str = include_str!("forgive.lua");
 const READ: &str = include_str!("read.lua");
 const WRITE: &str = include_str!("write.lua");
 
-/// The marker in a strategy's source before the functions that only refunds need. Other scripts leave
-/// them out, because Lua creates every function in each call.
+/// The marker in a strategy's source before the functions that only refunds need. Other scripts
+/// leave them out, because Lua creates every function in each call.
 const ONLY_FOR_REFUNDS: &str = "-- Only for refunds.\n";
 
 /// The variables that a template has for each limit.
@@ -22,8 +22,8 @@ const MAX_LIMITS_IN_LOCALS: usize = 12;
 
 /// Returns the text of a script for these limits.
 ///
-/// `arguments` is the number of arguments without the time. A call that replaces the server's time has
-/// it as the argument after these.
+/// `arguments` is the number of arguments without the time. A call that replaces the server's time
+/// has it as the argument after these.
 pub(super) fn text(kind: ScriptKind, parts: &[Part], arguments: usize) -> String {
     let mut text =
         format!("local GRACE, TWO_32, TWO_54, NOW = {GRACE}, 4294967296, 18014398509481984, {}\n", arguments + 1);
@@ -116,8 +116,8 @@ impl Part {
         }
     }
 
-    /// Replaces `NAME$` by the prefix of the limit's functions, `AT$`, `HIT$` and `KEY$` by indices, and
-    /// any other `$` by the number of the limit.
+    /// Replaces `NAME$` by the prefix of the limit's functions, `AT$`, `HIT$` and `KEY$` by
+    /// indices, and any other `$` by the number of the limit.
     fn fill_in(&self, line: &str, position: usize, in_tables: bool) -> String {
         let line = line.replace("NAME$", &self.function);
         let indices = [("AT$", self.tag), ("HIT$", self.hit), ("KEY$", self.key)];

@@ -84,8 +84,8 @@ pub(super) enum ReplyPart {
 }
 
 impl Scripts {
-    /// Returns the call that decides on a request, or `None` if a strategy has no script. `now` replaces
-    /// the server's time.
+    /// Returns the call that decides on a request, or `None` if a strategy has no script. `now`
+    /// replaces the server's time.
     pub(super) fn decide(&self, prefix: &str, request: StorageRequest<'_>, now: Option<Timestamp>) -> Option<Call> {
         let kind = if request.op == Op::Hit && request.cost > 0 { ScriptKind::Hit } else { ScriptKind::Peek };
         self.call(kind, prefix, request, now, None)
