@@ -2,8 +2,10 @@
 --
 -- The state of a bucket is a debt: the time until the bucket is full again. `till` is the end of
 -- the debt in whole microseconds. The exact end is earlier by `early` Nths of a microsecond, where
--- N is the amount of the quota. This script only adds and compares. Products and quotients are
--- computed in Rust and passed as arguments.
+-- N is the amount of the quota.
+--
+-- This script only adds and compares. Products and quotients are computed in Rust, and passed as
+-- arguments.
 --
 -- Arguments: the amount (N), the debt of an empty bucket in microseconds and Nths, the debt of the
 -- hit in microseconds and Nths, and the largest mark. mark.rs explains marks. They are computed
@@ -16,8 +18,7 @@ local function owed(now, till, early, mark, at, largest)
   end
   local micros = till - now
   if mark > largest then
-    -- The mark was written under another quota. Drops the part of the debt that exceeds this
-    -- bucket.
+    -- The mark is from another quota. Drops the part of the debt that exceeds this bucket.
     local steps, scale = mark / 65536 % 1024, mark / 67108864
     local size = math.ldexp(steps - steps % 1 + 1, scale - scale % 1)
     micros = micros - math.max(size - ARGV[at + 1], 0)
@@ -49,8 +50,7 @@ local function bucket_hit(now, till, early, mark, at)
   return nil, nil, nil, nil, over > after - before
 end
 
--- Reduces a debt that exceeds the bucket, because the clock has gone back, to that of an empty
--- bucket.
+-- Reduces the debt to that of an empty bucket, if it is larger because the clock has gone back.
 local function bucket_refuse(now, till, early, mark, at)
   local largest = ARGV[at + 5] + 0
   local scale = largest - largest % 67108864

@@ -23,8 +23,7 @@ function fixed_window_hit(now, cost, till, count, anchor, at)
   return nil, nil, nil, nil, ahead
 end
 
--- Shortens a window that began before the clock went back. It ends no later than a window that
--- begins now.
+-- Shortens a window that ends later than a new window would, because the clock has gone back.
 function fixed_window_refuse(now, till, count, anchor, at)
   local latest = fixed_window_end(now, at)
   if count > 0 and till > latest then

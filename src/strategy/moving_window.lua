@@ -242,8 +242,8 @@ function log_add(log, cost)
       from = log_at(log, place)
       log.tail, log.tail_row = from and (from / log.width - offset) / CHUNK, row
     end
-    -- A write at the end of the string gives even a lost log the expected length, so the length is
-    -- checked before.
+    -- A write at the end of the string would give even a lost log the expected length. So the length
+    -- is checked before.
     local is_there = from and (from + log.width < log.size or forgive('STRLEN', log.key) == log.size)
     if is_there and not is_kept then
       redis.call('PEXPIRE', log.key, keep)
@@ -631,8 +631,7 @@ function log_take_back(log, made, cost)
     oldest, newest = log_entry(log, 0), log_entry(log, log.length - 1)
   end
   if not oldest or not newest then
-    -- The log is empty. It is deleted by expiry, because SET is a command that the user is known to
-    -- have a right to.
+    -- The log is empty. SET makes it expire at once, because the right to run SET has been checked.
     redis.call('SET', log.key, '', 'PX', 1)
     log.till = 0
     return true

@@ -18,7 +18,7 @@ pub(super) struct Target {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Servers {
-    Server(Address),
+    Single(Address),
     /// At least one node of a cluster. The nodes return the addresses of the others.
     Cluster(Vec<Host>),
     /// At least one sentinel, the name of the service that they monitor, and the login for them.
@@ -70,14 +70,14 @@ impl Target {
                     return Err(wrong("write an absolute path, for example redis+unix:///path/to.sock".to_owned()));
                 }
                 db = options.take("db").map(|text| parse_database(&text, wrong)).transpose()?;
-                Servers::Server(Address::Unix(segments.path.into()))
+                Servers::Single(Address::Unix(segments.path.into()))
             }
             _ if hosts.is_empty() => return Err(wrong(format!("the host is missing: {EXAMPLES}"))),
             Kind::One => {
                 let [host] = <[Host; 1]>::try_from(hosts)
                     .map_err(|_| wrong("for several hosts, write redis+cluster:// or redis+sentinel://".to_owned()))?;
                 db = segments.single().map(|text| parse_database(text, wrong)).transpose()?;
-                Servers::Server(Address::Tcp(host))
+                Servers::Single(Address::Tcp(host))
             }
             Kind::Cluster => {
                 db = segments.single().map(|text| parse_database(text, wrong)).transpose()?;

@@ -39,7 +39,7 @@ enum Topology {
 impl Link {
     pub(super) fn new(servers: Servers, access: &Access) -> Self {
         Self(match servers {
-            Servers::Server(address) => Topology::Single(Node::at(address, access.clone())),
+            Servers::Single(address) => Topology::Single(Node::at(address, access.clone())),
             #[cfg(feature = "redis-sentinel")]
             Servers::Sentinels { hosts, service, login } => {
                 Topology::Single(Node::with_sentinels(Sentinels::new(hosts, service, login, access.clone())))

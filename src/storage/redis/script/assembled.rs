@@ -16,8 +16,8 @@ const ONLY_FOR_REFUNDS: &str = "-- Only for refunds.\n";
 /// The variables that a template has for each limit.
 const VARIABLES: &str = "text, first, second, till, new_till, new_first, new_second, delay, ahead, log";
 
-/// The most limits whose variables are local variables. With more limits they are fields of tables,
-/// which are slower, because a Lua function can have only 200 local variables.
+/// The most limits whose variables are local variables. A Lua function can have only 200 of them.
+/// With more limits, the variables are fields of tables, which are slower.
 const MAX_LIMITS_IN_LOCALS: usize = 12;
 
 /// Returns the text of a script for these limits.

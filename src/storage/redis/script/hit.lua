@@ -1,6 +1,7 @@
--- Decides on a hit. It takes units from the limits only if all limits admit it. Returns the time, 1
--- if the hit is admitted or else 0, and the text of the small states. For each limit that delays,
--- the delay follows, and for each log the results of log_told.
+-- Decides on a hit. It takes units from the limits only if all limits admit it.
+--
+-- Returns the time, 1 if the hit is admitted or else 0, and the text of the small states. For each
+-- limit that delays, the delay follows, and for each log the results of log_told.
 -- read
 local admitted = 1
 -- each small:

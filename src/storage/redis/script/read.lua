@@ -1,4 +1,5 @@
 -- Reads the states.
+--
 -- KEYS: the key of the small states, then for each moving window the key of its log.
 -- ARGV: the cost, then for each limit its tag and its arguments. In tests, the time follows.
 local call, find, match, format = redis.call, string.find, string.match, string.format

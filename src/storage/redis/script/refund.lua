@@ -1,6 +1,7 @@
--- Refunds a hit to each limit whose state still contains it. Returns the time. ARGV: the time of
--- the hit follows the cost. The arguments of each limit end with the instant until which its state
--- contains the hit, and the anchor of that state.
+-- Refunds a hit to each limit whose state still contains it. Returns the time.
+--
+-- ARGV: the time of the hit follows the cost. The arguments of each limit end with the instant until
+-- which its state contains the hit, and the anchor of that state.
 -- read
 local changed, forgotten, a, b = false
 -- each small:

@@ -1,6 +1,7 @@
--- Writes the small states. The key expires when the last of them is no longer needed. An instant is
--- formatted in two parts, because `%d` is limited to 32 bits on some systems. It is still four
--- times as fast as `%.0f`.
+-- Writes the small states. The key expires when the last of them is no longer needed.
+--
+-- An instant is formatted in two parts, because `%d` is limited to 32 bits on some systems. That is
+-- still four times as fast as `%.0f`.
 if changed then
   local latest, steady, texts = now, true, ''
   -- each small:
