@@ -1,16 +1,24 @@
--- What TokenBucket and LeakyBucket have in common: how long until all is paid back, in microseconds and by how many Nths of
--- one that is too long. Adding and comparing only: what has to be multiplied and divided was so before.
--- Arguments: amount (N), the span in which all of the capacity comes back, in microseconds and Nths of one, the same for
--- what the hit costs, and the largest mark. mark.rs explains marks. They are made in place, because making a function takes
--- time in each call.
+-- The common part of TokenBucket and LeakyBucket.
+--
+-- The state of a bucket is a debt: the time until the bucket is full again. `till` is the end of
+-- the debt in whole microseconds. The exact end is earlier by `early` Nths of a microsecond, where
+-- N is the amount of the quota.
+--
+-- This script only adds and compares. Products and quotients are computed in Rust, and passed as
+-- arguments.
+--
+-- Arguments: the amount (N), the debt of an empty bucket in microseconds and Nths, the debt of the
+-- hit in microseconds and Nths, and the largest mark. mark.rs explains marks. They are computed
+-- inline, because Lua creates every function in each call.
 
+-- Returns the debt now: microseconds, Nths to subtract, and the anchor.
 local function owed(now, till, early, mark, at, largest)
   if till <= now then
     return 0, 0, now % 32749
   end
   local micros = till - now
   if mark > largest then
-    -- A bucket of another quota wrote it, which may have owed more than this one holds.
+    -- The mark is from another quota. Drops the part of the debt that exceeds this bucket.
     local steps, scale = mark / 65536 % 1024, mark / 67108864
     local size = math.ldexp(steps - steps % 1 + 1, scale - scale % 1)
     micros = micros - math.max(size - ARGV[at + 1], 0)
@@ -37,11 +45,12 @@ local function bucket_hit(now, till, early, mark, at)
     local step = 2 ^ (scale / 67108864)
     return now + after, early, scale + (after - after % step) / step * 65536 + anchor, before
   end
-  -- More is owed than fits.
+  -- The hit is refused. The last value is true if the clock has gone back, so that the debt alone
+  -- exceeds the bucket.
   return nil, nil, nil, nil, over > after - before
 end
 
--- A debt that is ahead of a clock that has gone back is as much as fits, from now on.
+-- Reduces the debt to that of an empty bucket, if it is larger because the clock has gone back.
 local function bucket_refuse(now, till, early, mark, at)
   local largest = ARGV[at + 5] + 0
   local scale = largest - largest % 67108864
@@ -68,7 +77,7 @@ local function bucket_refund(now, till, early, mark, at, hit)
   local micros, anchor
   micros, early, anchor = owed(now, till, early, mark, at, largest)
   if anchor ~= hit.anchor % 65536 then return end
-  -- What has not been paid back of the hit, first come, first paid.
+  -- Refunds the part of the hit that has not been refilled yet. Earlier hits are refilled first.
   local span, part = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
   local unpaid = math.max(hit.till - now, 0)
   if span >= unpaid then

@@ -1,4 +1,4 @@
--- ElasticWindow. Arguments: amount, period.
+-- The script of ElasticWindow. Arguments: the amount, and the period in microseconds.
 
 function elastic_window_hit(now, cost, till, count, anchor, at)
   if count == 0 or till <= now then

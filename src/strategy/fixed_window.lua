@@ -1,5 +1,7 @@
--- FixedWindow. Arguments: amount, period, 1 if aligned.
+-- The script of FixedWindow. Arguments: the amount, the period in microseconds, and 1 if windows
+-- are aligned.
 
+-- Returns the end of a window that begins now.
 local function fixed_window_end(now, at)
   local period = ARGV[at + 1]
   if ARGV[at + 2] == '1' then
@@ -21,7 +23,7 @@ function fixed_window_hit(now, cost, till, count, anchor, at)
   return nil, nil, nil, nil, ahead
 end
 
--- A window that ends later than one that begins now was begun before the clock went back. It ends when that one does.
+-- Shortens a window that ends later than a new window would, because the clock has gone back.
 function fixed_window_refuse(now, till, count, anchor, at)
   local latest = fixed_window_end(now, at)
   if count > 0 and till > latest then

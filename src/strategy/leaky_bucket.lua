@@ -1,6 +1,6 @@
--- LeakyBucket. Arguments: a bucket's.
+-- The script of LeakyBucket. The arguments are those of bucket.lua.
 
--- Also answers how long the hit has to wait: until all that was owed before is paid.
+-- The fourth value is the delay of the hit: the debt before it.
 function leaky_bucket_hit(now, cost, till, early, mark, at)
   return bucket_hit(now, till, early, mark, at)
 end
@@ -9,7 +9,7 @@ leaky_bucket_refuse = bucket_refuse
 
 -- Only for refunds.
 
--- Only the last place can be given back.
+-- Refunds only the last hit, because later hits already wait behind any other one.
 function leaky_bucket_refund(now, cost, till, early, mark, at, hit)
   if till == hit.till then
     return bucket_refund(now, till, early, mark, at, hit)

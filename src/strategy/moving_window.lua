@@ -1,33 +1,39 @@
--- MovingWindow. Arguments: amount, period, number of bytes of an instant.
+-- The script of MovingWindow. Arguments: the amount, the period in microseconds, and the number of
+-- bytes of an instant.
 --
--- The log is a ring of entries in a string of its own. An entry is an instant, modulo what its bytes can hold, and
--- the units admitted at it. The small states hold the rest: the end of the newest entry, the units in the log, the
--- instant of the first entry, its place, the number of places in use, the number of places, and the chunks of the
--- first and of the last entry. So a hit reads the log only when an entry expires.
+-- The log is a ring of entries in a separate string. An entry has an instant, truncated to its
+-- number of bytes, and the units admitted at that instant. The text of the small states has the
+-- rest: the end of the newest entry, the units in the log, the instant of the first entry, its
+-- place, the number of places in use, the number of places, and the chunks of the first and of the
+-- last entry. So a hit reads the log only when an entry expires.
 --
--- A log of more than CHUNK places is divided into chunks and ends with a table. Its rows are a ring in the order of
--- time. A row holds the sum of a chunk's units, the number of its entries, and the chunk's position in the string. So
--- units are summed by rows, and a refund changes one chunk and one row, joins two chunks or removes a row.
+-- A log of more than CHUNK places is divided into chunks and ends with a table. The rows of the
+-- table are a ring in chronological order. A row has the sum of a chunk's units, the number of its
+-- entries, and the chunk's position in the string. So units are summed by rows, and a refund
+-- changes one chunk and one row, joins two chunks or removes a row.
 --
--- A row is valid for a chunk between the first and the last one. It is not read for these two, except for the number
--- of entries when places without units follow. The first and the last one are not the same chunk, unless it is the
--- only one. A chunk in between keeps all its places: those without an entry are at its end, with no units and the
--- instant of an entry before them.
+-- Rows are valid for inner chunks, which are those between the first and the last one. For the
+-- first and the last chunk, only the number of entries is read, and only when places without units
+-- follow. The first and the last chunk differ, unless there is only one. An inner chunk keeps all
+-- its places. Those without an entry are at its end. They have no units, and the instant of an
+-- entry before them.
 --
--- A log is lost when its string is missing, has another type or length, or holds rows that cannot be. A lost log is
--- treated as empty.
+-- A log is lost if its string is missing, has the wrong type or length, or has invalid rows. A lost
+-- log counts as empty.
 
--- The places of a chunk, the bytes of a row, and the bytes of the longest string of Redis.
+-- The places of a chunk, the bytes of a row, and the bytes of the longest string in Redis.
 local CHUNK, ROW, LONGEST = 256, 10, 536870912
 
--- A log of fewer places grows by being written anew. That takes up to half the memory, because SETRANGE makes Redis
--- allocate twice the bytes of a string that grows. It takes longer than SETRANGE, so longer logs grow in place.
+-- A log of fewer places is rewritten to grow. That saves up to half the memory, because SETRANGE
+-- makes Redis allocate twice the bytes of a growing string. It is slower than SETRANGE, so longer
+-- logs grow in place.
 local REWRITTEN = 12288
 
--- Returns functions that few hits need. They are made on first use, because making a function takes time in each call.
+-- Returns the functions that few hits need. They are created on first use, because Lua creates
+-- functions in each call.
 local log_rare
 
--- Returns the offset of a place in the string; nothing when the log is lost.
+-- Returns the offset of a place in the string, or nil if the log is lost.
 local function log_at(log, place)
   local offset = place % CHUNK
   local row, chunk, _ = (place - offset) / CHUNK
@@ -41,8 +47,9 @@ local function log_at(log, place)
   return chunk and (chunk * CHUNK + offset) * log.width
 end
 
--- Returns the age of an entry (negative when a clock has gone back since), and its units; nothing when the log is
--- lost. The next entry is read with it. `ages` and `each` cache both by place.
+-- Returns the age of an entry and its units, or nothing if the log is lost. The age is negative if
+-- the clock has gone back. Reads the next entry too. `ages` and `each` cache the ages and units by
+-- place.
 local function log_entry(log, index)
   local place, ages, each = (log.first + index) % log.room, log.ages, log.each
   if not ages then
@@ -73,9 +80,9 @@ local function log_entry(log, index)
   end
 end
 
--- Returns the index of the first entry that matches, when all later ones match too; the length when none does;
--- nothing when the log is lost. The first two entries are tried before halving, because one of them nearly always is
--- the result.
+-- Returns the index of the first entry whose age matches, the length if none matches, or nil if the
+-- log is lost. All entries after a match must match. This is a binary search, but it tries the
+-- first two entries first, because one of them is nearly always the result.
 local function log_search(log, is_so)
   local low, high = 0, log.length
   while low < high do
@@ -93,7 +100,7 @@ local function log_search(log, is_so)
   return low
 end
 
--- Removes expired entries. Returns false when none is left or the log is lost.
+-- Removes expired entries. Returns false if no entry is left or the log is lost.
 local function log_expire(log)
   local expired = log_search(log, function(age) return age < log.period end)
   if not expired or expired == log.length then
@@ -123,7 +130,8 @@ local function log_expire(log)
   return true
 end
 
--- Returns the log as it is now, and the end of its text. A text that cannot be read is an empty log.
+-- Returns the log at the current time, and the end of its text. A text that cannot be parsed is an
+-- empty log.
 function log_open(now, key, stored, from, at)
   local till, units, oldest, first, length, room, head, tail, after
   if from then
@@ -137,7 +145,7 @@ function log_open(now, key, stored, from, at)
   local width = bytes + 4
   till, first, room, head, tail = till + 0, first + 0, room + 0, head + 0, tail + 0
   units, oldest, length = units + 0, oldest + 0, length + 0
-  -- All fields are listed here, because a table that grows is allocated anew.
+  -- All fields are listed here, because Lua reallocates a table that grows.
   local log = {
     now = now, key = key, stored = stored, amount = ARGV[at] + 0, period = period, newest = till - period,
     format = '>I' .. bytes .. 'I4', width = width, instants = 256 ^ (width - 4), ages = false, each = false, rows = false,
@@ -159,8 +167,9 @@ function log_open(now, key, stored, from, at)
   return log, after
 end
 
--- Returns the microseconds until at most `units` are left in the window. For a lost log, that is until the oldest
--- entry expires, when the loss is found.
+-- Returns the microseconds until at most `units` are left in the window. For a lost log, returns
+-- the microseconds until the oldest entry expires, because the next hit after that detects the
+-- loss.
 local function log_falls_to(log, units)
   local leaving, age = log.units - units, log.now - log.oldest
   if leaving <= 0 or log.length == 0 then
@@ -175,7 +184,8 @@ local function log_falls_to(log, units)
   return age < log.period and log.period - age or 1
 end
 
--- Returns the units in the log, and the microseconds until more remain and until the cost fits.
+-- Returns the units in the log, the microseconds until more units remain, and the microseconds
+-- until the cost fits.
 function log_told(log, cost)
   local units, amount, reset = log.units, log.amount, 0
   local remaining = units < amount and amount - units or 0
@@ -185,12 +195,13 @@ function log_told(log, cost)
   return units, reset, cost > remaining and log_falls_to(log, amount - cost) or 0
 end
 
--- Adds a hit. Entries ahead of now count as made now from here on.
+-- Adds a hit. Moves entries in the future, which exist if the clock has gone back, to now.
 function log_add(log, cost)
   local now, units = log.now, cost
   local is_lost, is_in_place = false, log.length > 0 and log.newest >= now
   local is_again = is_in_place and log.newest == now
-  -- The key lives an eighth of a period longer than the log, so that its expiry is set once in an eighth of a period.
+  -- The key outlives the log by an eighth of a period, so its expiry is set only once in an eighth
+  -- of a period.
   local eighth = log.period / 8
   local this, other = now / eighth, log.newest / eighth
   local is_kept = this - this % 1 == other - other % 1 and not ARGV[NOW]
@@ -231,7 +242,8 @@ function log_add(log, cost)
       from = log_at(log, place)
       log.tail, log.tail_row = from and (from / log.width - offset) / CHUNK, row
     end
-    -- At the end of the string a lost log would get the same length.
+    -- A write at the end of the string would give even a lost log the expected length. So the length
+    -- is checked before.
     local is_there = from and (from + log.width < log.size or forgive('STRLEN', log.key) == log.size)
     if is_there and not is_kept then
       redis.call('PEXPIRE', log.key, keep)
@@ -252,7 +264,7 @@ function log_add(log, cost)
   redis.call('SET', log.key, entry .. string.rep('\0', 3 * log.width), 'PX', keep)
 end
 
--- Makes entries ahead of now count as made now from here on. Returns whether the log has changed.
+-- Moves entries in the future to now. Returns true if the log has changed.
 function log_settle(log)
   local length = log.length
   if length == 0 then
@@ -266,6 +278,7 @@ function log_settle(log)
   return ahead
 end
 
+-- Returns the text of the log in the small states.
 function log_text(log, tag)
   return string.format('%s%d%08d,%u,%d%08d,%u,%u,%u,%u,%u]', tag, log.till / 100000000, log.till % 100000000, log.units,
     log.oldest / 100000000, log.oldest % 100000000, log.first, log.length, log.room, log.head, log.tail)
@@ -277,8 +290,8 @@ function log_rare()
     return rare
   end
 
-  -- Returns a row: the sum, the number of entries, and the chunk's position. Nothing when the log is lost. The first
-  -- few rows are read one by one, then the table is read as a whole.
+  -- Returns a row (the sum, the number of entries, and the chunk's position), or nothing if the log
+  -- is lost. The first few rows are read one by one. After that, the whole table is read at once.
   local function row(log, number)
     local from, bytes, at = log.room * log.width, log.rows, number * ROW
     if not bytes and log.asked < 4 then
@@ -302,7 +315,7 @@ function log_rare()
     log.rows = false
   end
 
-  -- Looks up the chunks of the first and of the last entry. Returns false when the log is lost.
+  -- Looks up the chunks of the first and of the last entry. Returns nil if the log is lost.
   local function locate(log)
     local head, tail = math.floor(log.first / CHUNK), math.floor((log.first + log.length - 1) % log.room / CHUNK)
     if log.room > CHUNK then
@@ -314,7 +327,8 @@ function log_rare()
     return log.head and log.tail
   end
 
-  -- Returns the bytes of `count` entries, which lie in one chunk if the log has several; nothing when the log is lost.
+  -- Returns the bytes of `count` entries, or nil if the log is lost. In a log of several chunks,
+  -- the entries must be in one chunk.
   local function read(log, index, count)
     local place = (log.first + index) % log.room
     local straight, from = math.min(count, log.room - place), log_at(log, place)
@@ -325,14 +339,15 @@ function log_rare()
     return #bytes == count * log.width and bytes or nil
   end
 
-  -- Returns the units of `count` entries from an offset on, and one number more. Lua's stack bounds `count`.
+  -- Returns the units of `count` entries from an offset on, and the position after them.
+  -- The size of Lua's stack limits `count`.
   local function units_of(log, bytes, from, count)
     local format = string.rep(string.rep('x', log.width - 4) .. 'I4', count)
     return { struct.unpack('>' .. format, bytes, from * log.width + 1) }
   end
 
-  -- Counts entries from the oldest on, until the next one's units would make the sum `enough`, and `count` at most.
-  -- Returns their number and the sum of their units; nothing when the log is lost.
+  -- Adds up the units of the oldest entries, of at most `count` entries, while the sum is less than
+  -- `enough`. Returns the number of entries and the sum, or nothing if the log is lost.
   local function pass(log, count, enough)
     local index, passed = 0, 0
     while index < count do
@@ -360,13 +375,13 @@ function log_rare()
     return count, passed
   end
 
-  -- Skips places without units at the front, which are the rest of a chunk.
+  -- Skips the places without units at the front. They fill the rest of a chunk.
   local function skip(log)
     local rest = math.min(CHUNK - log.first % CHUNK, log.length - 1)
     log.first, log.length = (log.first + rest) % log.room, log.length - rest
   end
 
-  -- Cuts off places without units at the end. Returns false when the log is lost.
+  -- Removes places without units at the end. Returns nil if the log is lost.
   local function trim(log)
     if log.room > CHUNK and log.length > 0 then
       local place = (log.first + log.length - 1) % log.room
@@ -381,8 +396,8 @@ function log_rare()
     return true
   end
 
-  -- Cuts off entries ahead of now, and the one at now. Returns whether there is one, and the units of all of them;
-  -- nothing when the log is lost.
+  -- Removes the entries in the future and the one at now. Returns true if there is one at now, and
+  -- the units of all removed entries. If the log is lost, returns false and no units.
   local function cut(log)
     local past = log_search(log, function(age) return age < 0 end)
     if past then
@@ -401,24 +416,25 @@ function log_rare()
     return is_again, ahead
   end
 
-  -- Runs each command that is still to come, so that a missing right is found before an entry is changed in place. A
-  -- new entry does not need this: nothing reads it until the small states are written, which is last.
+  -- Runs each command that follows, so that a missing right is detected before an entry is changed
+  -- in place. A new entry does not need this check, because nothing reads it until the small states
+  -- are written, which happens last.
   local function try_rights(log, keep)
     if keep then
       redis.call('PEXPIRE', log.key, keep)
     end
     forgive('STRLEN', log.key)
     forgive('GETRANGE', log.key, 0, 0)
-    -- No bytes change nothing.
+    -- An empty write changes nothing.
     forgive('SETRANGE', log.key, 0, '')
     redis.call('SET', KEYS[1], log.stored, 'KEEPTTL')
   end
 
-  -- Writes the row of the last chunk when its last place is in use.
+  -- Writes the row of the last chunk. Called when the last place of the chunk is in use.
   local function complete(log)
     local sum, from = 0, log.tail * CHUNK * log.width
     local bytes = redis.call('GETRANGE', log.key, from, from + CHUNK * log.width - 1)
-    -- Four at a time without a table takes half the time of `units_of`.
+    -- Four entries at a time without a table take half the time of `units_of`.
     local unpack, format = struct.unpack, '>' .. string.rep('I' .. log.width - 4 .. 'I4', 4)
     for at = 1, CHUNK * log.width, 4 * log.width do
       local _, a, _, b, _, c, _, d = unpack(format, bytes, at)
@@ -427,17 +443,18 @@ function log_rare()
     write_row(log, log.tail_row, sum, CHUNK, log.tail)
   end
 
-  -- Makes room in a full ring, and adds the entry to one of less than a chunk. Returns false when the log is lost.
+  -- Adds places to a full ring. To a ring of less than a chunk, also adds the entry. Returns false
+  -- if the log is lost.
   local function grow(log, entry, keep)
     local room, width = log.room, log.width
     if room < CHUNK then
-      -- A short log is written anew, which takes no more memory than the log itself.
+      -- A short log is rewritten, which takes no more memory than the log itself.
       local bytes = forgive('GET', log.key)
       if not bytes or #bytes ~= log.size then
         return false
       end
       if KEYS[3] then
-        -- A command for another log could fail after this one is written.
+        -- With several logs, a command on another one could fail after this one is written.
         try_rights(log, keep)
       end
       log.room = math.min(math.max(math.min(room * 2, log.amount), room + 1), CHUNK)
@@ -457,7 +474,8 @@ function log_rare()
       local rows = struct.pack('>I4I2I4I4I2I4', sum, CHUNK, 0, 0, 0, 1)
       redis.call('SET', log.key, bytes .. string.rep('\0', CHUNK * width) .. rows, 'PX', keep)
     else
-      -- A long log gets more chunks at the end of the string, and their rows in front of the first entry's row.
+      -- A long log gets more chunks at the end of the string. Their rows are inserted before the
+      -- row of the first entry.
       local rows = forgive('GETRANGE', log.key, room * width, -1)
       try_rights(log, keep)
       local count, first = room / CHUNK, math.floor(log.first / CHUNK)
@@ -494,7 +512,8 @@ end
 
 -- Only for refunds.
 
--- Removes the row of a chunk in between, by its number from the first. The chunk is free then.
+-- Removes the row of an inner chunk, by its number counted from the first chunk. The chunk is free
+-- after that.
 local function log_drop(log, number)
   local from, first = log.room * log.width, math.floor(log.first / CHUNK) * ROW
   local rows = redis.call('GETRANGE', log.key, from, -1)
@@ -505,14 +524,14 @@ local function log_drop(log, number)
   log.length, log.rows, log.head_row, log.tail_row = log.length - CHUNK, false, -1, -1
 end
 
--- Writes the entries of a chunk in between, from a place on, and fills its other places.
+-- Writes the entries of an inner chunk, from a place on, and fills the places after them.
 local function log_fill(log, chunk, at, entries)
   local last = string.sub(entries, -log.width, -5) .. '\0\0\0\0'
   local missing = CHUNK - at - #entries / log.width
   redis.call('SETRANGE', log.key, (chunk * CHUNK + at) * log.width, entries .. string.rep(last, missing))
 end
 
--- Moves the entries of the next chunk into this one, if both are in between and there is room.
+-- Moves the entries of the next chunk into this one, if both are inner chunks and the entries fit.
 local function log_join(log, number)
   local count, last = log.room / CHUNK, math.floor((log.first % CHUNK + log.length - 1) / CHUNK)
   if number < 0 or number + 1 >= last or number == 0 and log.first % CHUNK > 0 then
@@ -530,7 +549,7 @@ local function log_join(log, number)
   end
 end
 
--- Takes units from an entry, and removes it when it has no more. Returns false when the log is lost.
+-- Takes units from an entry, and removes an entry without units. Returns false if the log is lost.
 local function log_take(log, index, units, taken)
   local place = (log.first + index) % log.room
   local from, offset, number, last, row, sum, many, chunk = log_at(log, place), place % CHUNK, 0, 0
@@ -550,7 +569,7 @@ local function log_take(log, index, units, taken)
       log_rare().write_row(log, row, sum - taken, many, chunk)
     end
   elseif index == 0 and not is_between or number < last and not is_between then
-    -- In the first chunk, some of which has expired, the entries up to this one move on by one place.
+    -- The first chunk is partly expired. The entries before this one move forward by one place.
     if index > 0 then
       redis.call('SETRANGE', log.key, log_at(log, log.first) + log.width, log_rare().read(log, 0, index))
     end
@@ -563,7 +582,7 @@ local function log_take(log, index, units, taken)
       log_rare().skip(log)
     end
   elseif not is_between then
-    -- In the last chunk, the entries behind this one move back by one place.
+    -- In the last chunk, the entries after this one move back by one place.
     local behind = log.length - 1 - index
     if behind > 0 then
       local bytes, straight = log_rare().read(log, index + 1, behind), log.room - place
@@ -589,7 +608,7 @@ local function log_take(log, index, units, taken)
   return true
 end
 
--- Gives a hit back. Returns whether the log has changed.
+-- Refunds a hit. Returns true if the log has changed.
 function log_take_back(log, made, cost)
   local age = log.now - made
   if log.length == 0 or forgive('STRLEN', log.key) ~= log.size then
@@ -612,7 +631,7 @@ function log_take_back(log, made, cost)
     oldest, newest = log_entry(log, 0), log_entry(log, log.length - 1)
   end
   if not oldest or not newest then
-    -- The log is empty. It expires at once, by a command whose right is known.
+    -- The log is empty. SET makes it expire at once, because the right to run SET has been checked.
     redis.call('SET', log.key, '', 'PX', 1)
     log.till = 0
     return true

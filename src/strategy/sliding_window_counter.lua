@@ -1,7 +1,8 @@
--- SlidingWindowCounter. Arguments: amount, period, 1 if aligned.
+-- The script of SlidingWindowCounter. Arguments: the amount, the period in microseconds, and 1 if
+-- buckets are aligned.
 
--- Whether a * b < c * d, exactly, for a and c up to 2^32 and b and d up to 2^52. Doubles are exact up to 2^53; beyond that
--- the products are compared in three pieces.
+-- Returns true if a * b < c * d. The result is exact for a and c up to 2^32, and b and d up to
+-- 2^52. Doubles are exact up to 2^53, so larger products are compared in three parts.
 local function is_less(a, b, c, d)
   local x, y = a * b, c * d
   if x < 9007199254740992 and y < 9007199254740992 then
@@ -24,7 +25,8 @@ local function is_less(a, b, c, d)
   return x0 < y0
 end
 
--- The buckets turned to now: the start of the current one, how long it has run, and both counts.
+-- Returns the buckets at the current time: the start of the current bucket, the time since its
+-- start, the counts of the previous and of the current bucket, and the period.
 local function sliding_buckets(now, till, previous, current, at)
   local period, aligned = ARGV[at + 1] + 0, ARGV[at + 2] == '1'
   local floor = aligned and now - now % period or now
@@ -59,7 +61,8 @@ function sliding_window_counter_hit(now, cost, till, previous, current, at)
   return nil, nil, nil, nil, ahead
 end
 
--- Buckets that begin ahead of a clock that has gone back begin now.
+-- Moves buckets that begin in the future, because the clock has gone back. Aligned buckets move to
+-- the next period at the latest, others to now.
 function sliding_window_counter_refuse(now, till, previous, current, at)
   if till - 2 * ARGV[at + 1] > now and previous + current > 0 then
     local start, _, _, _, period = sliding_buckets(now, till, previous, current, at)

@@ -1,4 +1,4 @@
--- TokenBucket. Arguments: a bucket's.
+-- The script of TokenBucket. The arguments are those of bucket.lua.
 
 function token_bucket_hit(now, cost, till, early, mark, at)
   local ahead, _

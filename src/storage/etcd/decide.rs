@@ -1,4 +1,4 @@
-//! What a storage is asked, done by comparing and swapping.
+//! The [`Storage`] implementation, on compare-and-swap.
 
 use std::pin::Pin;
 
@@ -7,36 +7,40 @@ use crate::storage::net::overloaded;
 use crate::storage::{CasError, Storage, StorageRequest};
 use crate::{ConfigError, Decision, Key, Policy};
 
-type Later<T> = Pin<Box<dyn Future<Output = Result<T, EtcdStorageError>> + Send>>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, EtcdStorageError>> + Send>>;
 
 impl Storage for EtcdStorage {
     type Error = EtcdStorageError;
-    type DecideFuture = Later<Decision>;
-    type UpdateFuture = Later<()>;
+    type DecideFuture = BoxFuture<Decision>;
+    type UpdateFuture = BoxFuture<()>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        if let Some(error) = self.store.members.overload(self.deciding.busy_keys()) {
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        if let Some(error) = self.store.members.overload(self.cas.busy_keys()) {
             return Box::pin(overloaded(error, self.store.deadline));
         }
-        self.told(self.deciding.decide(ask))
+        self.with_storage_error(self.cas.decide(request))
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        self.told(self.deciding.clear(policy, key))
+        self.with_storage_error(self.cas.clear(policy, key))
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        self.told(self.deciding.refund(policy, key, decision))
+        self.with_storage_error(self.cas.refund(policy, key, decision))
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        self.deciding.validate(policy)
+        self.cas.validate(policy)
     }
 }
 
 impl EtcdStorage {
-    fn told<T>(&self, answer: impl Future<Output = Result<T, CasError>> + Send + 'static) -> Later<T> {
+    /// Converts the errors of [`Cas`](crate::storage::Cas).
+    fn with_storage_error<T>(
+        &self,
+        result: impl Future<Output = Result<T, CasError>> + Send + 'static,
+    ) -> BoxFuture<T> {
         let members = self.store.members.clone();
-        Box::pin(async move { answer.await.map_err(|error| EtcdStorageError::of_deciding(&members.names(), error)) })
+        Box::pin(async move { result.await.map_err(|error| EtcdStorageError::from_cas(&members.names(), error)) })
     }
 }

@@ -8,9 +8,10 @@ use crate::BoxError;
 use crate::storage::CasError;
 use crate::storage::net::{Kind, LinkError};
 
-/// Why etcd could not be asked, or what it answered instead of a decision.
+/// The error of a call to etcd.
 ///
-/// It names the member, and never a password. What caused it is its [`source`](Error::source).
+/// The message names the member, and never contains a password. [`source`](Error::source) returns the
+/// cause.
 ///
 /// ```
 /// use std::time::Duration;
@@ -18,8 +19,8 @@ use crate::storage::net::{Kind, LinkError};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::ConfigError> {
-/// let nobody = EtcdStorage::new("etcd://root:secret@127.0.0.1:1")?;
-/// let error = nobody.ready(Duration::from_millis(50)).await.unwrap_err();
+/// let unreachable = EtcdStorage::new("etcd://root:secret@127.0.0.1:1")?;
+/// let error = unreachable.ready(Duration::from_millis(50)).await.unwrap_err();
 /// assert!(error.to_string().starts_with("cannot reach 127.0.0.1:1: "), "{error}");
 /// assert!(!error.may_have_counted());
 /// # Ok(())
@@ -27,154 +28,159 @@ use crate::storage::net::{Kind, LinkError};
 /// ```
 #[derive(Clone)]
 pub struct EtcdStorageError {
-    /// Many may be told the same.
-    told: Arc<Told>,
-    /// Whether it was about something that counts, if it was sent.
+    /// Shared, because all callers that wait for a connection get the same error.
+    inner: Arc<Inner>,
+    /// `false` for a call that cannot count a hit.
     counts: bool,
 }
 
-struct Told {
+struct Inner {
     kind: Kind,
     member: Box<str>,
     source: Option<Source>,
 }
 
 enum Source {
-    /// What the member says.
+    /// The status in the member's response.
     Status(Status),
     Other(BoxError),
 }
 
 impl EtcdStorageError {
-    /// Nothing was sent, since `member` could not be reached.
-    pub(super) fn unreached(member: &str, source: impl Into<BoxError>) -> Self {
+    /// Creates the error of a call that was not sent because `member` is unreachable.
+    pub(super) fn unreachable(member: &str, source: impl Into<BoxError>) -> Self {
         Self::new(Kind::Unreached, member, Some(Source::Other(source.into())))
     }
 
-    /// The deadline passed after the call was sent.
-    pub(super) fn silent(member: &str) -> Self {
+    /// Creates the error of a call that timed out after it was sent.
+    pub(super) fn timed_out(member: &str) -> Self {
         Self::new(Kind::Late { sent: true }, member, None)
     }
 
-    /// The connection was closed under a call that may have been sent.
-    pub(super) fn lost(member: &str, source: impl Into<BoxError>) -> Self {
+    /// Creates the error of a connection that closed during a call. The call may have been sent.
+    pub(super) fn connection_lost(member: &str, source: impl Into<BoxError>) -> Self {
         Self::new(Kind::Lost, member, Some(Source::Other(source.into())))
     }
 
-    /// What came back in place of an answer, after the call was sent.
-    pub(super) fn answered(member: &str, status: Status) -> Self {
+    /// Converts the status of a call that was sent.
+    pub(super) fn from_status(member: &str, status: Status) -> Self {
         let kind = match status.code() {
-            // A cause is our own: the stream broke, or what came is no answer. A member's words come without.
+            // Only statuses that were created on this side have a source: for a broken stream, or
+            // for a response that cannot be decoded.
             _ if status.source().is_some() => Kind::Lost,
-            _ if is_not_executed(&status) => Kind::Refused,
+            _ if means_not_executed(&status) => Kind::Refused,
             Code::DeadlineExceeded => Kind::Late { sent: true },
             _ => Kind::Unexpected,
         };
         Self::new(kind, member, Some(Source::Status(status)))
     }
 
-    /// An answer that is not what was asked for.
-    pub(super) fn unexpected(member: &str, what: impl Into<BoxError>) -> Self {
-        Self::new(Kind::Unexpected, member, Some(Source::Other(what.into())))
+    /// Creates the error of a malformed response. `detail` describes the response.
+    pub(super) fn unexpected_response(member: &str, detail: impl Into<BoxError>) -> Self {
+        Self::new(Kind::Unexpected, member, Some(Source::Other(detail.into())))
     }
 
-    /// What deciding on `members` failed with, in the words of this storage.
-    pub(super) fn of_deciding(members: &str, error: CasError) -> Self {
-        if let Some(own) = error.source().and_then(<dyn Error>::downcast_ref::<Self>) {
-            return own.clone();
+    /// Converts an error of `Cas` on these members.
+    pub(super) fn from_cas(members: &str, error: CasError) -> Self {
+        if let Some(etcd_error) = error.source().and_then(<dyn Error>::downcast_ref::<Self>) {
+            return etcd_error.clone();
         }
         let counts = error.may_have_counted();
         if error.is_timeout() {
-            return Self { counts, ..Self::silent(members) };
+            return Self { counts, ..Self::timed_out(members) };
         }
         Self::new(Kind::Undecided { sent: counts }, members, Some(Source::Other(error.into())))
     }
 
     fn new(kind: Kind, member: &str, source: Option<Source>) -> Self {
-        Self { told: Arc::new(Told { kind, member: member.into(), source }), counts: true }
+        Self { inner: Arc::new(Inner { kind, member: member.into(), source }), counts: true }
     }
 
-    /// The same, of an attempt to connect: what was asked for has not been sent.
+    /// Converts an error of an attempt to connect. The caller's call was not sent.
     pub(super) fn while_connecting(self) -> Self {
-        let member = self.told.member.clone();
-        Self::unreached(&member, Cause(self))
+        let member = self.inner.member.clone();
+        Self::unreachable(&member, ConnectCause(self))
     }
 
-    /// The same, of a call that only reads, or prepares what is to be sent.
-    pub(super) fn that_counts_nothing(self) -> Self {
+    /// Marks the error as that of a call that cannot count a hit.
+    pub(super) fn uncounted(self) -> Self {
         Self { counts: false, ..self }
     }
 
-    /// Whether there was no answer within the deadline.
+    /// Returns `true` if no member replied within the timeout.
     pub fn is_timeout(&self) -> bool {
-        self.told.kind.is_timeout()
+        self.inner.kind.is_timeout()
     }
 
-    /// Whether a hit may have been counted all the same: it was sent, and whether it was executed is not known. It is never
-    /// sent again, since then it might be counted twice.
+    /// Returns `true` if the hit may have been counted in spite of the error.
+    ///
+    /// That is the case if the call was sent and its outcome is unknown. The storage does not retry
+    /// such a call, because the retry could count the hit twice.
     pub fn may_have_counted(&self) -> bool {
-        self.counts && self.told.kind.may_have_counted()
+        self.counts && self.inner.kind.may_have_counted()
     }
 
-    /// Whether the lease is no more: nothing was written.
-    pub(super) fn is_of_the_lease(&self) -> bool {
+    /// Returns `true` if the lease does not exist. Nothing was written.
+    pub(super) fn is_lease_not_found(&self) -> bool {
         self.status().is_some_and(|status| status.code() == Code::NotFound)
     }
 
-    /// Whether the member does not know any more who we are: nothing was executed.
-    pub(super) fn is_of_the_login(&self) -> bool {
+    /// Returns `true` if the member requires a login or rejects the token. Nothing was executed.
+    pub(super) fn is_unauthenticated(&self) -> bool {
         self.status().is_some_and(|status| {
-            let words = ["user name is empty", "revision of auth store is old"];
-            status.code() == Code::Unauthenticated || words.iter().any(|words| status.message().contains(words))
+            let messages = ["user name is empty", "revision of auth store is old"];
+            status.code() == Code::Unauthenticated || messages.iter().any(|text| status.message().contains(text))
         })
     }
 
-    /// Whether there is nobody to log in at: logins are switched off.
-    pub(super) fn is_without_logins(&self) -> bool {
+    /// Returns `true` if authentication is disabled in etcd.
+    pub(super) fn is_auth_disabled(&self) -> bool {
         self.status().is_some_and(|status| status.message().contains("authentication is not enabled"))
     }
 
-    /// Whether the member knows of no leader: nothing was executed, and another member may know of one.
-    pub(super) fn is_without_leader(&self) -> bool {
-        self.status().is_some_and(without_leader)
+    /// Returns `true` if the member has no leader. Nothing was executed. Other members may have one.
+    pub(super) fn has_no_leader(&self) -> bool {
+        self.status().is_some_and(means_no_leader)
     }
 
-    /// Whether the member could not do it just now (`leader changed`, `request timed out`), and another one perhaps can.
+    /// Returns `true` if the member is temporarily unable to execute the call, for example because
+    /// of `leader changed` or `request timed out`. Another member may succeed.
     pub(super) fn is_unavailable(&self) -> bool {
         self.status().is_some_and(|status| status.code() == Code::Unavailable)
     }
 
-    /// Whether the member has said no, and nothing was executed.
+    /// Returns `true` if the member rejected the call. Nothing was executed.
     pub(super) fn is_refused(&self) -> bool {
-        self.told.kind == Kind::Refused
+        self.inner.kind == Kind::Refused
     }
 
-    /// Whether nothing was sent.
+    /// Returns `true` if the call was not sent.
     pub(super) fn is_unsent(&self) -> bool {
-        matches!(self.told.kind, Kind::Unreached | Kind::Late { sent: false })
+        matches!(self.inner.kind, Kind::Unreached | Kind::Late { sent: false })
     }
 
     /// Returns `true` if too many calls were in flight. Nothing was sent.
     pub(super) fn is_overloaded(&self) -> bool {
-        matches!(self.told.kind, Kind::Overloaded { .. })
+        matches!(self.inner.kind, Kind::Overloaded { .. })
     }
 
-    /// Whether the connection is of no more use.
-    pub(super) fn is_lost(&self) -> bool {
-        self.told.kind == Kind::Lost
+    /// Returns `true` if the connection is broken.
+    pub(super) fn is_connection_lost(&self) -> bool {
+        self.inner.kind == Kind::Lost
     }
 
     fn status(&self) -> Option<&Status> {
-        match &self.told.source {
+        match &self.inner.source {
             Some(Source::Status(status)) => Some(status),
             _ => None,
         }
     }
 }
 
-/// Whether a member says that before it has done anything. Of what it says of time and space (`request timed out`,
-/// `database space exceeded`) that is not known.
-fn is_not_executed(status: &Status) -> bool {
+/// Returns `true` for statuses that a member returns before it executes a call.
+///
+/// After `request timed out` or `database space exceeded`, the call may have been executed.
+fn means_not_executed(status: &Status) -> bool {
     match status.code() {
         Code::InvalidArgument
         | Code::NotFound
@@ -183,11 +189,11 @@ fn is_not_executed(status: &Status) -> bool {
         | Code::Unimplemented
         | Code::Unauthenticated => true,
         Code::ResourceExhausted => status.message().contains("too many requests"),
-        _ => without_leader(status),
+        _ => means_no_leader(status),
     }
 }
 
-fn without_leader(status: &Status) -> bool {
+fn means_no_leader(status: &Status) -> bool {
     status.code() == Code::Unavailable && status.message().contains("no leader")
 }
 
@@ -207,22 +213,22 @@ impl LinkError for EtcdStorageError {
 
 impl fmt::Display for EtcdStorageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.told.kind.write(&self.told.member, f)?;
-        self.told.source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))?;
-        let login = self.is_of_the_login() && self.is_refused();
-        if login { f.write_str(" (write etcd://user:password@ in its URL)") } else { Ok(()) }
+        self.inner.kind.write(&self.inner.member, f)?;
+        self.inner.source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))?;
+        let needs_login = self.is_unauthenticated() && self.is_refused();
+        if needs_login { f.write_str(" (write etcd://user:password@ in the URL)") } else { Ok(()) }
     }
 }
 
 impl fmt::Debug for EtcdStorageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("EtcdStorageError").field(&self.told.kind).field(&self.to_string()).finish()
+        f.debug_tuple("EtcdStorageError").field(&self.inner.kind).field(&self.to_string()).finish()
     }
 }
 
 impl Error for EtcdStorageError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self.told.source.as_ref()? {
+        match self.inner.source.as_ref()? {
             Source::Status(status) => Some(status),
             Source::Other(error) => Some(&**error),
         }
@@ -241,25 +247,25 @@ impl fmt::Display for Source {
     }
 }
 
-/// What went wrong while connecting, without the member's name: it is said once.
-struct Cause(EtcdStorageError);
+/// The cause of a failed attempt to connect. It omits the member's name, which the outer error has.
+struct ConnectCause(EtcdStorageError);
 
-impl fmt::Display for Cause {
+impl fmt::Display for ConnectCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0.told.source {
+        match &self.0.inner.source {
             Some(source) => source.fmt(f),
-            None => f.write_str("it did not answer in time"),
+            None => f.write_str("timed out"),
         }
     }
 }
 
-impl fmt::Debug for Cause {
+impl fmt::Debug for ConnectCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl Error for Cause {
+impl Error for ConnectCause {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.0.source()
     }

@@ -24,93 +24,98 @@ use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, Clock, deadline};
 
-/// Shares states between processes in etcd (3.4 or later), and tolerates the loss of a member.
+/// Shares rate limit states between processes in etcd (3.4 or later).
+///
+/// It tolerates the loss of a minority of the members.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tower_ratelimit::storage::EtcdStorage;
 ///
-/// let storage = EtcdStorage::new("etcd://localhost/?prefix=shop")?.deadline(Duration::from_millis(50));
+/// let storage =
+///     EtcdStorage::new("etcd://localhost/?prefix=shop")?.deadline(Duration::from_millis(50));
 ///
 /// let error = EtcdStorage::new("http://localhost").unwrap_err();
-/// assert!(error.to_string().starts_with("cannot read the URL \"http://localhost\": its scheme is \"http\", write etcd://"));
+/// let expected = "cannot read the URL \"http://localhost\": unknown scheme \"http\"";
+/// assert!(error.to_string().starts_with(expected));
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 ///
-/// Every admitted hit is a write that a majority of the members stores on disk. Use it for limits that
-/// must survive the loss of a server, at some hundreds of hits per second. For thousands, use
-/// `RedisStorage`.
+/// Every admitted hit is a write that a majority of the members stores on disk. Use this storage
+/// for limits that must survive the loss of a server, at up to a few hundred hits per second. For
+/// thousands of hits per second, use `RedisStorage`.
 ///
-/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That takes
-/// two round trips, and never admits more than the limit. [`Cas`] has the details. A hit that loses every
-/// race is refused as [contended](crate::Decision::is_contended).
+/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
+/// takes two round trips, and never admits more hits than the limit allows. A hit that loses every
+/// race is refused as [contended](crate::Decision::is_contended). [`Cas`] explains the details.
 ///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
 /// | `deadline` | `100ms` | the timeout of a call |
-/// | `max-skew` | `5s` | [`max_skew`](Self::max_skew) |
-/// | `long-logs` | `refuse` | `allow` calls [`allow_long_logs`](Self::allow_long_logs) |
+/// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
+/// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
 ///
-/// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer is
-/// built: see [long logs](crate::guide::several_processes#long-logs). Beyond 1.5 MB, some 75,000 entries,
-/// it is rejected in any case.
+/// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
+/// is built: see [long logs](crate::guide::several_processes#long-logs). A policy that can keep
+/// more than 1.5 MB per key, about 75,000 entries, is always rejected.
 ///
-/// Clones share one connection per member. It needs a tokio runtime with time and I/O, and can be created
-/// outside of one.
+/// Clones share one connection per member. Calls need a tokio runtime with time and I/O enabled.
+/// The storage can be created outside of a runtime.
 ///
 /// | question | guide |
 /// |---|---|
 /// | URLs for several members, logins and TLS | [several processes](crate::guide::several_processes#etcd) |
-/// | clocks | [several processes](crate::guide::several_processes#clocks) |
+/// | clock skew between processes | [several processes](crate::guide::several_processes#clocks) |
 /// | the effect of each fault, and its duration | [outages](crate::guide::outages#etcd) |
 /// | keys, and the compaction that etcd needs | [operating](crate::guide::operating#etcd) |
 ///
 /// # Errors
 ///
-/// Calls fail with [`EtcdStorageError`] if no member answers within the timeout. A swap that was sent is
-/// not sent again, because etcd may have executed it: see
+/// Calls fail with [`EtcdStorageError`] if etcd is unreachable, rejects the call, or does not reply
+/// within the timeout. A swap that was sent is not retried, because etcd may have executed it: see
 /// [`may_have_counted`](EtcdStorageError::may_have_counted).
 #[derive(Clone)]
 pub struct EtcdStorage {
     store: Store,
-    /// Where time is not this machine's: in tests.
+    /// Replaces the system clock in tests.
     clock: Option<Arc<dyn Clock>>,
     long_logs: bool,
     max_skew: Duration,
-    deciding: Cas<Store>,
+    cas: Cas<Store>,
 }
 
 impl EtcdStorage {
-    /// Creates a storage on the members that `url` names. It does not connect yet.
+    /// Creates a storage for the members in `url`. It connects on first use.
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL cannot be parsed, or needs a feature that is not enabled. The error quotes
-    /// the URL without its login.
+    /// Returns an error if the URL cannot be parsed, or needs a feature that is not enabled. The
+    /// error quotes the URL without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { members, access, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
         let (members, leases) = (Members::new(members, access), Arc::new(Leases::new()));
         let store = Store { members, leases, prefix: prefix.into(), deadline };
-        let deciding = Cas::new(store.clone());
-        Ok(Self { store, clock: None, long_logs, max_skew, deciding }.rebuilt())
+        let cas = Cas::new(store.clone());
+        Ok(Self { store, clock: None, long_logs, max_skew, cas }.rebuild_cas())
     }
 
-    /// The same with a `Cas` that has the current settings.
-    fn rebuilt(mut self) -> Self {
-        self.deciding = Cas::new(self.store.clone()).deadline(self.store.deadline).max_skew(self.max_skew);
+    /// Rebuilds the `Cas` with the current settings.
+    fn rebuild_cas(mut self) -> Self {
+        self.cas = Cas::new(self.store.clone()).deadline(self.store.deadline).max_skew(self.max_skew);
         if !self.long_logs {
-            self.deciding = self.deciding.without_long_logs();
+            self.cas = self.cas.without_long_logs();
         }
         if let Some(clock) = &self.clock {
-            self.deciding = self.deciding.clock(Arc::clone(clock));
+            self.cas = self.cas.clock(Arc::clone(clock));
         }
         self
     }
 
-    /// Sets the prefix of all keys, in place of the URL's. Defaults to `rl`. Use different prefixes for
-    /// programs that share a server and must not share counts.
+    /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
+    ///
+    /// Use a different prefix for each program that shares etcd and must not share counts.
     ///
     /// # Panics
     ///
@@ -122,18 +127,19 @@ impl EtcdStorage {
         or_panic(self.try_prefix(prefix))
     }
 
-    /// As [`prefix`](Self::prefix), without panics.
+    /// Sets the prefix of all keys. The fallible version of [`prefix`](Self::prefix).
     ///
     /// # Errors
     ///
-    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
+    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{`
+    /// or `}`.
     pub fn try_prefix(mut self, prefix: &str) -> Result<Self, ConfigError> {
         checked_prefix(prefix)?;
         self.store.prefix = prefix.into();
-        Ok(self.rebuilt())
+        Ok(self.rebuild_cas())
     }
 
-    /// Sets the timeout of a call, in place of the URL's. Defaults to 100 milliseconds.
+    /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
     ///
     /// # Panics
     ///
@@ -145,7 +151,7 @@ impl EtcdStorage {
         or_panic(self.try_deadline(deadline))
     }
 
-    /// As [`deadline`](Self::deadline), without panics.
+    /// Sets the timeout of a call. The fallible version of [`deadline`](Self::deadline).
     ///
     /// # Errors
     ///
@@ -153,74 +159,78 @@ impl EtcdStorage {
     pub fn try_deadline(mut self, deadline: Duration) -> Result<Self, ConfigError> {
         deadline::checked(deadline)?;
         self.store.deadline = deadline;
-        Ok(self.rebuilt())
+        Ok(self.rebuild_cas())
     }
 
-    /// Allows policies that can keep more than 1,000 log entries per key. By default they are
-    /// rejected.
+    /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By
+    /// default, such policies are rejected.
     ///
-    /// Of the library's strategies only the moving window keeps a log. Each hit loads and stores
-    /// the whole log, and etcd keeps the old ones until it compacts them. `moving-window 5000/day`
-    /// wrote 41 kB per hit and filled 256 MB in 11,400 hits. Prefer
+    /// Of this crate's strategies, only the moving window keeps a log. Each hit loads and stores
+    /// the whole log, and etcd keeps old versions until it compacts them. In a test, `moving-window
+    /// 5000/day` wrote 41 kB per hit and filled 256 MB in 11,400 hits. Prefer
     /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
     #[must_use]
     pub fn allow_long_logs(self) -> Self {
-        Self { long_logs: true, ..self }.rebuilt()
+        Self { long_logs: true, ..self }.rebuild_cas()
     }
 
-    /// Sets how far the newest decision on a key may be ahead of this node's clock, in place of the URL's.
-    /// Defaults to 5 seconds. The guide explains [clocks](crate::guide::several_processes#clocks).
+    /// Sets the maximum time by which a key's newest decision may be ahead of this process's clock.
+    /// Overrides the URL. Defaults to 5 seconds.
+    ///
+    /// The guide explains [clock skew](crate::guide::several_processes#clocks).
     ///
     /// # Panics
     ///
-    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an error
-    /// instead.
+    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an
+    /// error instead.
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
         or_panic(self.try_max_skew(max_skew))
     }
 
-    /// As [`max_skew`](Self::max_skew), without panics.
+    /// Sets the maximum clock skew. The fallible version of [`max_skew`](Self::max_skew).
     ///
     /// # Errors
     ///
     /// Returns an error if `max_skew` is more than a day.
     pub fn try_max_skew(self, max_skew: Duration) -> Result<Self, ConfigError> {
-        Ok(Self { max_skew: skew::checked(max_skew)?, ..self }.rebuilt())
+        Ok(Self { max_skew: skew::checked(max_skew)?, ..self }.rebuild_cas())
     }
 
-    /// Sets the clock, in place of the machine's; for tests (feature `testing`).
+    /// Replaces the system clock. For tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self { clock: Some(Arc::new(clock)), ..self }.rebuilt()
+        Self { clock: Some(Arc::new(clock)), ..self }.rebuild_cas()
     }
 
-    /// Waits until etcd answers, which takes a majority of its members. Call it before a program takes
-    /// traffic. It tries again until `timeout` has passed.
+    /// Waits until etcd is ready. etcd needs a majority of its members for that.
+    ///
+    /// Call it before the program accepts traffic. It retries until `timeout` has passed.
     ///
     /// # Errors
     ///
     /// Returns the last error when `timeout` has passed.
     pub async fn ready(&self, timeout: Duration) -> Result<(), EtcdStorageError> {
-        until_ready(Instant::now() + timeout.min(FOREVER), |deadline| self.store.look(deadline)).await
+        until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.store.check(deadline)).await
     }
 
-    /// Deletes all keys of the prefix in one call, also those of other processes that use it. Returns the
-    /// number of keys that were deleted.
+    /// Deletes all keys with the prefix in one call, and returns the number of deleted keys.
+    ///
+    /// That includes the keys of other processes with the same prefix.
     ///
     /// # Errors
     ///
-    /// Returns an error if etcd does not answer within the [timeout](Self::deadline). The keys may be deleted
-    /// all the same.
+    /// Returns an error if etcd fails or does not reply within the [timeout](Self::deadline). After
+    /// a timeout, etcd may have deleted the keys.
     pub async fn reset(&self) -> Result<u64, EtcdStorageError> {
         self.store.reset().await
     }
 }
 
-/// An instant that is further away cannot be counted on every system.
-const FOREVER: Duration = Duration::from_secs(365 * 86_400);
+/// The longest timeout of `ready`. An instant in the far future can overflow on some systems.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 impl fmt::Debug for EtcdStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

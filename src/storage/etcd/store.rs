@@ -1,4 +1,4 @@
-//! Comparing and swapping, as etcd does it.
+//! The store for compare-and-swap, on etcd transactions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,11 +8,12 @@ use tokio::time::Instant;
 use super::error::EtcdStorageError;
 use super::lease::Leases;
 use super::link::Members;
-use super::wire::{Act, Compare, Delete, DeleteRange, Put, Range, RangeAnswer, Txn};
+use super::wire::{Compare, Delete, DeleteRange, OpKind, Put, Range, RangeResponse, Txn};
 use crate::storage::{CasStorage, Loaded, Swapped};
 
-/// What etcd takes in one call is 1,572,864 bytes unless it is told otherwise (`--max-request-bytes`), of which some are the key's.
-const LONGEST: usize = 1_500_000;
+/// The longest value, in bytes. A call to etcd has at most 1,572,864 bytes, including the key. The
+/// flag `--max-request-bytes` of etcd changes that limit.
+const MAX_LEN: usize = 1_500_000;
 
 #[derive(Clone, Debug)]
 pub(super) struct Store {
@@ -24,12 +25,12 @@ pub(super) struct Store {
 
 impl CasStorage for Store {
     type Error = EtcdStorageError;
-    /// The revision of the last change, 0 of what is not there. It never comes again.
+    /// The revision of the last change, or 0 for a missing key. Revisions are never reused.
     type Version = i64;
 
     async fn load(&self, key: &str) -> Result<Loaded<i64>, EtcdStorageError> {
-        let answer = self.members.ask(&Range { key: self.key(key) }, self.deadline()).await;
-        answer.map(loaded).map_err(EtcdStorageError::that_counts_nothing)
+        let response = self.members.call(&Range { key: self.key(key) }, self.deadline()).await;
+        response.map(loaded).map_err(EtcdStorageError::uncounted)
     }
 
     async fn swap(
@@ -40,55 +41,55 @@ impl CasStorage for Store {
         keep: Duration,
     ) -> Result<Swapped<i64>, EtcdStorageError> {
         let (key, deadline) = (self.key(key), self.deadline());
-        let mut first = true;
+        let mut is_first = true;
         loop {
             let lease = if text.is_empty() {
                 None
             } else {
-                let lease = self.leases.take(keep, &self.members, deadline).await;
-                Some(lease.map_err(EtcdStorageError::that_counts_nothing)?)
+                let lease = self.leases.get(keep, &self.members, deadline).await;
+                Some(lease.map_err(EtcdStorageError::uncounted)?)
             };
             let change = match &lease {
-                None => Act::Delete(Delete { key: key.clone() }),
-                Some(lease) => Act::Put(Put { key: key.clone(), value: text.into(), lease: lease.id() }),
+                None => OpKind::Delete(Delete { key: key.clone() }),
+                Some(lease) => OpKind::Put(Put { key: key.clone(), value: text.into(), lease: lease.id() }),
             };
-            // What was lost to somebody else comes along at once.
+            // If another process has changed the value, the same call loads it.
             let txn = Txn {
                 when: vec![Compare::last_changed_in(&key, *version)],
                 then: vec![change.into()],
-                otherwise: vec![Act::Range(Range { key: key.clone() }).into()],
+                otherwise: vec![OpKind::Range(Range { key: key.clone() }).into()],
             };
-            match (self.members.ask(&txn, deadline).await, lease) {
-                (Ok(answer), _) if answer.succeeded => return Ok(Swapped::Stored),
-                (Ok(answer), _) => {
-                    let found = answer.answers.into_iter().next().and_then(|answer| answer.range);
+            match (self.members.call(&txn, deadline).await, lease) {
+                (Ok(response), _) if response.succeeded => return Ok(Swapped::Stored),
+                (Ok(response), _) => {
+                    let found = response.responses.into_iter().next().and_then(|response| response.range);
                     return Ok(Swapped::Lost(found.map(loaded)));
                 }
-                // A lease that etcd does not know (any more): nothing was written.
-                (Err(error), Some(lease)) if error.is_of_the_lease() && first => lease.give_up(),
+                // The lease has ended. Nothing was written, so a retry is safe.
+                (Err(error), Some(lease)) if error.is_lease_not_found() && is_first => lease.discard(),
                 (Err(error), _) => return Err(error),
             }
-            first = false;
+            is_first = false;
         }
     }
 
     fn longest(&self) -> Option<usize> {
-        Some(LONGEST)
+        Some(MAX_LEN)
     }
 }
 
 impl Store {
-    /// Whether etcd answers, and lets us read.
-    pub(super) async fn look(&self, deadline: Instant) -> Result<(), EtcdStorageError> {
-        let answer = self.members.ask(&Range { key: self.key("") }, deadline).await;
-        answer.map(drop).map_err(EtcdStorageError::that_counts_nothing)
+    /// Checks that etcd replies, and that the user may read.
+    pub(super) async fn check(&self, deadline: Instant) -> Result<(), EtcdStorageError> {
+        let response = self.members.call(&Range { key: self.key("") }, deadline).await;
+        response.map(drop).map_err(EtcdStorageError::uncounted)
     }
 
-    /// Deletes all keys of the prefix. Returns how many there were.
+    /// Deletes all keys of the prefix, and returns their number.
     pub(super) async fn reset(&self) -> Result<u64, EtcdStorageError> {
         let all = DeleteRange { key: self.key(""), end: format!("{};", self.prefix).into() };
-        let answer = self.members.ask(&all, self.deadline()).await?;
-        Ok(u64::try_from(answer.deleted).unwrap_or(0))
+        let response = self.members.call(&all, self.deadline()).await?;
+        Ok(u64::try_from(response.deleted).unwrap_or(0))
     }
 
     fn key(&self, key: &str) -> Vec<u8> {
@@ -100,9 +101,9 @@ impl Store {
     }
 }
 
-/// Nothing found is version 0 of nothing.
-fn loaded(answer: RangeAnswer) -> Loaded<i64> {
-    let found = answer.found.into_iter().next();
+/// Converts the response. A missing key is an empty text of version 0.
+fn loaded(response: RangeResponse) -> Loaded<i64> {
+    let found = response.found.into_iter().next();
     let (value, version) = found.map_or((Vec::new(), 0), |found| (found.value, found.mod_revision));
     Loaded { text: String::from_utf8_lossy(&value).into_owned(), version, now: None }
 }

@@ -1,4 +1,4 @@
-//! What a URL says: where the members are, who we are there, and what to call the keys.
+//! Parses the storage's URL: members, login, prefix, timeout and limits.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use crate::ConfigError;
 use crate::storage::tls::Tls;
 use crate::storage::url::{self, Authority, Host, Login, Options, Parts, Wrong};
 
-/// All that a URL says.
+/// The settings of a URL.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
-    /// At least one.
+    /// At least one member.
     pub(super) members: Vec<Host>,
     pub(super) access: Access,
     pub(super) prefix: Box<str>,
@@ -18,7 +18,7 @@ pub(super) struct Target {
     pub(super) max_skew: Duration,
 }
 
-/// How to be let in.
+/// The login and the TLS settings of a connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Access {
     pub(super) login: Login,
@@ -28,7 +28,7 @@ pub(super) struct Access {
 const EXAMPLES: &str = "write etcd://host:2379, etcd://host:2379,host:2379 or etcds://host:2379";
 const PORT: u16 = 2_379;
 
-/// What is spoken inside of TLS, which etcd wants to be told.
+/// The protocol for ALPN, which etcd requires with TLS.
 const HTTP2: Option<&[u8]> = Some(b"h2");
 
 impl Target {
@@ -38,28 +38,28 @@ impl Target {
 
     fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
         let &Parts { scheme, authority, path, query } = parts;
-        let secure = match scheme {
+        let is_tls = match scheme {
             "etcd" => false,
             "etcds" | "etcd+tls" => true,
-            _ => return Err(wrong(format!("its scheme is {scheme:?}, {EXAMPLES}"))),
+            _ => return Err(wrong(format!("unknown scheme {scheme:?}: {EXAMPLES}"))),
         };
-        if secure && !cfg!(feature = "etcd-rustls") {
+        if is_tls && !cfg!(feature = "etcd-rustls") {
             return Err(wrong(format!("{scheme}:// needs the feature \"etcd-rustls\" of tower-ratelimit")));
         }
         let Authority { login, hosts } = Authority::parse(authority, PORT, wrong)?;
         if hosts.is_empty() {
-            return Err(wrong(format!("it names no host: {EXAMPLES}")));
+            return Err(wrong(format!("the host is missing: {EXAMPLES}")));
         }
         if login.password.is_some() && login.user.is_none() {
-            return Err(wrong("its password has no user: write user:password@".to_owned()));
+            return Err(wrong("the password has no user: write user:password@".to_owned()));
         }
         if !matches!(path, "" | "/") {
             return Err(wrong(format!(
-                "etcd has no {path:?}: leave it out, or write ?prefix=... for what all keys begin with"
+                "unexpected path {path:?}: leave it out, or write ?prefix=... to set the prefix of all keys"
             )));
         }
         let mut options = Options::parse(query, wrong)?;
-        let tls = if secure { Some(Tls::new(options.take("ca").as_deref(), HTTP2).map_err(wrong)?) } else { None };
+        let tls = if is_tls { Some(Tls::new(options.take("ca").as_deref(), HTTP2).map_err(wrong)?) } else { None };
         let (prefix, deadline) = (options.prefix()?, options.deadline()?);
         let (long_logs, max_skew) = (options.long_logs()?, options.max_skew()?);
         options.end()?;

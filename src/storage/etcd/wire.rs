@@ -1,54 +1,56 @@
-//! The messages of etcd's v3 protocol that are needed, and of each the fields that are: what is not named here is skipped when it
-//! is read. Numbers and types are those of `rpc.proto` and `kv.proto` in etcd's `api` folder.
+//! The messages of etcd's v3 protocol that the storage uses.
+//!
+//! Fields that it does not use are omitted. The decoder skips them. Field numbers and types are
+//! those of `rpc.proto` and `kv.proto` in etcd's `api` directory.
 
 use std::fmt;
 
 use prost::{Message, Oneof};
 
-/// What can be asked.
+/// A request of a gRPC method.
 pub(super) trait Call: Message + Clone + 'static {
     const PATH: &'static str;
-    /// Whether it may be executed twice without counting anything twice.
-    const REPEATABLE: bool;
-    type Answer: Message + Default + 'static;
+    /// `true` if the call can be retried. A retry of any other call could count a hit twice.
+    const IDEMPOTENT: bool;
+    type Response: Message + Default + 'static;
 }
 
 impl Call for Range {
     const PATH: &'static str = "/etcdserverpb.KV/Range";
-    const REPEATABLE: bool = true;
-    type Answer = RangeAnswer;
+    const IDEMPOTENT: bool = true;
+    type Response = RangeResponse;
 }
 
-/// A second deletion changes nothing.
+/// Idempotent, because a second deletion changes nothing.
 impl Call for DeleteRange {
     const PATH: &'static str = "/etcdserverpb.KV/DeleteRange";
-    const REPEATABLE: bool = true;
-    type Answer = DeletedRange;
+    const IDEMPOTENT: bool = true;
+    type Response = DeleteRangeResponse;
 }
 
 impl Call for Txn {
     const PATH: &'static str = "/etcdserverpb.KV/Txn";
-    const REPEATABLE: bool = false;
-    type Answer = TxnAnswer;
+    const IDEMPOTENT: bool = false;
+    type Response = TxnResponse;
 }
 
-/// A lease that nobody uses only expires.
+/// Idempotent, because an unused lease expires without effect.
 impl Call for LeaseGrant {
     const PATH: &'static str = "/etcdserverpb.Lease/LeaseGrant";
-    const REPEATABLE: bool = true;
-    type Answer = LeaseGranted;
+    const IDEMPOTENT: bool = true;
+    type Response = LeaseGrantResponse;
 }
 
 impl Call for Authenticate {
     const PATH: &'static str = "/etcdserverpb.Auth/Authenticate";
-    const REPEATABLE: bool = true;
-    type Answer = Authenticated;
+    const IDEMPOTENT: bool = true;
+    type Response = AuthenticateResponse;
 }
 
 impl Call for Status {
     const PATH: &'static str = "/etcdserverpb.Maintenance/Status";
-    const REPEATABLE: bool = true;
-    type Answer = Nothing;
+    const IDEMPOTENT: bool = true;
+    type Response = StatusResponse;
 }
 
 /// Reads one key.
@@ -59,12 +61,12 @@ pub(super) struct Range {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct RangeAnswer {
+pub(super) struct RangeResponse {
     #[prost(message, repeated, tag = "2")]
     pub(super) found: Vec<KeyValue>,
 }
 
-/// Deletes all keys from `key` up to, and without, `end`.
+/// Deletes all keys from `key`, inclusive, to `end`, exclusive.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct DeleteRange {
     #[prost(bytes = "vec", tag = "1")]
@@ -74,14 +76,14 @@ pub(super) struct DeleteRange {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct DeletedRange {
+pub(super) struct DeleteRangeResponse {
     #[prost(int64, tag = "2")]
     pub(super) deleted: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct KeyValue {
-    /// The revision of the last change: no other writing has the same.
+    /// The revision of the last change. Every write has a different revision.
     #[prost(int64, tag = "3")]
     pub(super) mod_revision: i64,
     #[prost(bytes = "vec", tag = "5")]
@@ -104,7 +106,7 @@ pub(super) struct Delete {
     pub(super) key: Vec<u8>,
 }
 
-/// When everything compared is so, `then`, else `otherwise`: in one step.
+/// A transaction. Executes `then` if all comparisons in `when` succeed, else `otherwise`.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Txn {
     #[prost(message, repeated, tag = "1")]
@@ -115,15 +117,15 @@ pub(super) struct Txn {
     pub(super) otherwise: Vec<Op>,
 }
 
-/// Whether what is there was last changed in this revision; 0 of what is not there.
+/// Compares the revision of a key's last change. It is 0 for a missing key.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Compare {
-    /// 2: the revision of the last change. That it is to be equal is 0, which is not written.
+    /// 2 is `MOD`, the revision of the last change. The omitted field `result` defaults to `EQUAL`.
     #[prost(int32, tag = "2")]
     pub(super) target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub(super) key: Vec<u8>,
-    /// One of several things to compare with: so 0 is written too.
+    /// Optional, because it is a member of a `oneof`. So 0 is encoded too.
     #[prost(int64, optional, tag = "6")]
     pub(super) mod_revision: Option<i64>,
 }
@@ -136,12 +138,12 @@ impl Compare {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Op {
-    #[prost(oneof = "Act", tags = "1, 2, 3")]
-    pub(super) act: Option<Act>,
+    #[prost(oneof = "OpKind", tags = "1, 2, 3")]
+    pub(super) kind: Option<OpKind>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum Act {
+pub(super) enum OpKind {
     #[prost(message, tag = "1")]
     Range(Range),
     #[prost(message, tag = "2")]
@@ -150,36 +152,36 @@ pub(super) enum Act {
     Delete(Delete),
 }
 
-impl From<Act> for Op {
-    fn from(act: Act) -> Self {
-        Self { act: Some(act) }
+impl From<OpKind> for Op {
+    fn from(kind: OpKind) -> Self {
+        Self { kind: Some(kind) }
     }
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct TxnAnswer {
+pub(super) struct TxnResponse {
     #[prost(bool, tag = "2")]
     pub(super) succeeded: bool,
     #[prost(message, repeated, tag = "3")]
-    pub(super) answers: Vec<OpAnswer>,
+    pub(super) responses: Vec<OpResponse>,
 }
 
-/// Of what is done to a key, only what was read is of interest.
+/// The response to an operation in a transaction. Only the response to `Range` is used.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct OpAnswer {
+pub(super) struct OpResponse {
     #[prost(message, optional, tag = "1")]
-    pub(super) range: Option<RangeAnswer>,
+    pub(super) range: Option<RangeResponse>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseGrant {
-    /// In seconds.
+    /// The time to live, in seconds.
     #[prost(int64, tag = "1")]
     pub(super) ttl: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseGranted {
+pub(super) struct LeaseGrantResponse {
     #[prost(int64, tag = "2")]
     pub(super) id: i64,
 }
@@ -195,7 +197,7 @@ pub(super) struct Authenticate {
 
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
-pub(super) struct Authenticated {
+pub(super) struct AuthenticateResponse {
     #[prost(string, tag = "2")]
     pub(super) token: String,
 }
@@ -206,16 +208,16 @@ impl fmt::Debug for Authenticate {
     }
 }
 
-impl fmt::Debug for Authenticated {
+impl fmt::Debug for AuthenticateResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Authenticated").finish_non_exhaustive()
+        f.debug_struct("AuthenticateResponse").finish_non_exhaustive()
     }
 }
 
-/// How a member is.
+/// Requests the status of a member.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Status {}
 
-/// An answer of which nothing matters but that it came.
+/// An empty message, because no field is used.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Nothing {}
+pub(super) struct StatusResponse {}

@@ -1,4 +1,4 @@
-//! What a storage is asked, done on the server: by a script in one trip, or by comparing and swapping.
+//! The [`Storage`] implementation: a script in one round trip, or compare-and-swap.
 
 use std::pin::Pin;
 
@@ -11,37 +11,39 @@ use crate::storage::net::overloaded;
 use crate::storage::{Storage, StorageRequest};
 use crate::{ConfigError, Decision, Key, Policy, Timestamp};
 
-type Later<T> = Pin<Box<dyn Future<Output = Result<T, RedisStorageError>> + Send>>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisStorageError>> + Send>>;
 
 impl Storage for RedisStorage {
     type Error = RedisStorageError;
-    type DecideFuture = Later<Decision>;
-    type UpdateFuture = Later<()>;
+    type DecideFuture = BoxFuture<Decision>;
+    type UpdateFuture = BoxFuture<()>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        if let Err(error) = size::check(ask.policy) {
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        if let Err(error) = size::check(request.policy) {
             return Box::pin(async { Err(RedisStorageError::undecided(error, false)) });
         }
         if let Some(error) = self.link.overload() {
             return Box::pin(overloaded(error, self.deadline));
         }
-        let Some(call) = self.scripts.decide(&self.prefix, ask, self.now()) else {
-            let decided = self.swapping.decide(ask);
-            return Box::pin(async { decided.await.map_err(|error| swap::failed(&error)) });
+        let Some(call) = self.scripts.decide(&self.prefix, request, self.now()) else {
+            let decision = self.cas.decide(request);
+            return Box::pin(async { decision.await.map_err(|error| swap::from_cas(&error)) });
         };
-        let (storage, policy, key, op, cost) = (self.clone(), ask.policy.clone(), ask.key.clone(), ask.op, ask.cost);
+        let (storage, policy, key, op, cost) =
+            (self.clone(), request.policy.clone(), request.key.clone(), request.op, request.cost);
         Box::pin(async move {
-            let ask = StorageRequest::new(&policy, &key, op, cost);
-            let answer = storage.call(&call, Instant::now() + storage.deadline).await?;
-            reply::decision(ask, call.told(), &answer)
-                .ok_or_else(|| RedisStorageError::unexpected("the server", format!("the script answered {answer:?}")))
+            let request = StorageRequest::new(&policy, &key, op, cost);
+            let reply = storage.call(&call, Instant::now() + storage.deadline).await?;
+            reply::decision(request, call.reply_parts(), &reply).ok_or_else(|| {
+                RedisStorageError::unexpected_reply("the server", format!("the script returned {reply:?}"))
+            })
         })
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         let Some(call) = self.scripts.clear(&self.prefix, policy, key, self.now()) else {
-            let done = self.swapping.clear(policy, key);
-            return Box::pin(async { done.await.map_err(|error| swap::failed(&error)) });
+            let update = self.cas.clear(policy, key);
+            return Box::pin(async { update.await.map_err(|error| swap::from_cas(&error)) });
         };
         let storage = self.clone();
         Box::pin(async move { storage.call(&call, Instant::now() + storage.deadline).await.map(drop) })
@@ -49,12 +51,12 @@ impl Storage for RedisStorage {
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         let Some(call) = self.scripts.refund(&self.prefix, policy, key, self.now(), decision) else {
-            let done = self.swapping.refund(policy, key, decision);
-            return Box::pin(async { done.await.map_err(|error| swap::failed(&error)) });
+            let update = self.cas.refund(policy, key, decision);
+            return Box::pin(async { update.await.map_err(|error| swap::from_cas(&error)) });
         };
-        let (storage, takes_nothing) = (self.clone(), decision.is_refused() || decision.cost() == 0);
+        let (storage, is_noop) = (self.clone(), decision.is_refused() || decision.cost() == 0);
         Box::pin(async move {
-            if takes_nothing {
+            if is_noop {
                 return Ok(());
             }
             storage.call(&call, Instant::now() + storage.deadline).await.map(drop)
@@ -63,20 +65,20 @@ impl Storage for RedisStorage {
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         size::check(policy)?;
-        if Scripts::exist_for(policy) { Ok(()) } else { self.swapping.validate(policy) }
+        if Scripts::support(policy) { Ok(()) } else { self.cas.validate(policy) }
     }
 }
 
 impl RedisStorage {
-    /// The time, where it is not the server's.
+    /// Returns the time of the test's clock, if there is one.
     fn now(&self) -> Option<Timestamp> {
         self.clock.as_ref().map(|clock| clock.now())
     }
 
-    /// Runs the script, which the server may not know yet. What it does not know it has not run.
+    /// Runs the script by its hash, or sends its text if the server has not cached it.
     async fn call(&self, call: &Call, deadline: Instant) -> Result<Value, RedisStorageError> {
         match self.link.run(&call.by_hash(), deadline).await {
-            Err(error) if error.is_no_script() => self.link.run(&call.whole(), deadline).await,
+            Err(error) if error.is_script_missing() => self.link.run(&call.by_text(), deadline).await,
             other => other,
         }
     }

@@ -8,9 +8,10 @@ use super::quote::without_arguments;
 use crate::BoxError;
 use crate::storage::net::{Kind, LinkError};
 
-/// Why a Redis or Valkey server could not be asked, or what it answered instead of a decision.
+/// The error of a call to a Redis or Valkey server.
 ///
-/// It names the server, and never a password or a client's key. What caused it is its [`source`](Error::source).
+/// The message names the server, and never contains a password or a client's key.
+/// [`source`](Error::source) returns the cause.
 ///
 /// ```
 /// use std::time::Duration;
@@ -18,8 +19,8 @@ use crate::storage::net::{Kind, LinkError};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::ConfigError> {
-/// let nobody = RedisStorage::new("redis://:secret@127.0.0.1:1")?;
-/// let error = nobody.ready(Duration::from_millis(50)).await.unwrap_err();
+/// let unreachable = RedisStorage::new("redis://:secret@127.0.0.1:1")?;
+/// let error = unreachable.ready(Duration::from_millis(50)).await.unwrap_err();
 /// assert!(error.to_string().starts_with("cannot reach 127.0.0.1:1: "), "{error}");
 /// assert!(!error.may_have_counted());
 /// # Ok(())
@@ -32,8 +33,8 @@ struct Inner {
     kind: Kind,
     server: Box<str>,
     source: Option<Source>,
-    /// It was only a look.
-    is_harmless: bool,
+    /// `false` for a command that cannot count a hit.
+    counts: bool,
 }
 
 enum Source {
@@ -41,31 +42,32 @@ enum Source {
     Other(BoxError),
 }
 
-/// Where else a command is to be sent, which this server has not executed.
+/// The redirection in a reply of a cluster node. The node did not execute the command.
 #[cfg(feature = "redis-cluster")]
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Redirect<'a> {
-    /// The slot lives there.
+    /// The slot has moved to this address.
     Moved(&'a str),
-    /// This key lives there already, the slot not yet.
+    /// The slot is being migrated. The key is at this address already.
     Ask(&'a str),
-    /// Nowhere else, but later.
-    Later,
+    /// The slot is being migrated. The same node can execute the command later.
+    TryAgain,
 }
 
 impl RedisStorageError {
-    /// Nothing was sent, since `server` could not be reached.
-    pub(super) fn unreached(server: &str, source: impl Into<BoxError>) -> Self {
+    /// Creates the error of a command that was not sent because `server` is unreachable.
+    pub(super) fn unreachable(server: &str, source: impl Into<BoxError>) -> Self {
         Self::new(Kind::Unreached, server, Some(Source::Other(source.into())))
     }
 
-    /// The deadline passed, after the command was `sent` or before.
-    pub(super) fn late(server: &str, sent: bool) -> Self {
+    /// Creates the error of a timeout. `sent` is `true` if the command was sent before.
+    pub(super) fn timed_out(server: &str, sent: bool) -> Self {
         Self::new(Kind::Late { sent }, server, None)
     }
 
-    /// What came back in place of a reply, after the command was sent.
-    pub(super) fn answered(server: &str, error: RedisError) -> Self {
+    /// Converts an error that the client returned after the command was sent: an error reply of
+    /// `server`, or an I/O error.
+    pub(super) fn from_redis(server: &str, error: RedisError) -> Self {
         let refused = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
         Self::new(
             if refused { Kind::Refused } else { Kind::Lost },
@@ -74,93 +76,98 @@ impl RedisStorageError {
         )
     }
 
-    /// A reply that is not what the command answers; `what` says what it was.
-    pub(super) fn unexpected(server: &str, what: impl Into<BoxError>) -> Self {
-        Self::new(Kind::Unexpected, server, Some(Source::Other(what.into())))
+    /// Creates the error of a reply of the wrong type. `detail` describes the reply.
+    pub(super) fn unexpected_reply(server: &str, detail: impl Into<BoxError>) -> Self {
+        Self::new(Kind::Unexpected, server, Some(Source::Other(detail.into())))
     }
 
     fn new(kind: Kind, server: &str, source: Option<Source>) -> Self {
-        Self(Arc::new(Inner { kind, server: server.into(), source, is_harmless: false }))
+        Self(Arc::new(Inner { kind, server: server.into(), source, counts: true }))
     }
 
-    /// Nothing is wrong with the server: `why` it did not decide, and whether something was `sent` of which it is not known what
-    /// became of it.
-    pub(super) fn undecided(why: impl Into<BoxError>, sent: bool) -> Self {
-        Self::new(Kind::Undecided { sent }, "", Some(Source::Other(why.into())))
+    /// Creates the error of a call without a decision, although no server failed. `sent` is `true`
+    /// if a command was sent and its outcome is unknown.
+    pub(super) fn undecided(source: impl Into<BoxError>, sent: bool) -> Self {
+        Self::new(Kind::Undecided { sent }, "", Some(Source::Other(source.into())))
     }
 
-    /// The same, of a command that changes nothing.
-    pub(super) fn of_a_look(self) -> Self {
+    /// Marks the error as that of a command that cannot count a hit.
+    pub(super) fn uncounted(self) -> Self {
         match Arc::try_unwrap(self.0) {
-            Ok(inner) => Self(Arc::new(Inner { is_harmless: true, ..inner })),
-            // Shared by all who waited for the same connection: nothing was sent.
+            Ok(inner) => Self(Arc::new(Inner { counts: false, ..inner })),
+            // Only callers that waited for the same connection share an error. They sent nothing.
             Err(shared) => Self(shared),
         }
     }
 
-    /// The same, of an attempt to connect: what was asked for has not been sent.
+    /// Converts an error of an attempt to connect. The caller's command was not sent.
     pub(super) fn while_connecting(self) -> Self {
         let server = self.0.server.clone();
-        Self::unreached(&server, Cause(self))
+        Self::unreachable(&server, ConnectCause(self))
     }
 
-    /// The same, when what caused it is better not shown.
-    pub(super) fn without_its_cause(&self) -> Self {
-        Self::new(self.0.kind, &self.0.server, Some(Source::Other("its answer holds the password".into())))
+    /// Replaces the source, which contains a password.
+    pub(super) fn with_hidden_source(&self) -> Self {
+        let hidden = "the server's message is hidden, because it contains the password";
+        Self::new(self.0.kind, &self.0.server, Some(Source::Other(hidden.into())))
     }
 
-    /// Whether the server did not answer within the deadline.
+    /// Returns `true` if the server did not reply within the timeout.
     pub fn is_timeout(&self) -> bool {
         self.0.kind.is_timeout()
     }
 
-    /// Whether a hit may have been counted all the same: its command was sent, and whether it was executed is not known. Such
-    /// a command is never sent again, since then it might be counted twice.
+    /// Returns `true` if the hit may have been counted in spite of the error.
+    ///
+    /// That is the case if the command was sent and its outcome is unknown. The storage does not
+    /// retry such a command, because the retry could count the hit twice.
     pub fn may_have_counted(&self) -> bool {
-        !self.0.is_harmless && self.0.kind.may_have_counted()
+        self.0.counts && self.0.kind.may_have_counted()
     }
 
-    /// Whether the server does not have the script: it was not executed.
-    pub(super) fn is_no_script(&self) -> bool {
-        self.says(ServerErrorKind::NoScript)
+    /// Returns `true` if the server has not cached the script. It executed nothing.
+    pub(super) fn is_script_missing(&self) -> bool {
+        self.is_server_error(ServerErrorKind::NoScript)
     }
 
-    /// Whether the user may not say such a command.
-    pub(super) fn is_no_permission(&self) -> bool {
-        self.says(ServerErrorKind::NoPerm)
+    /// Returns `true` if the user has no right to run the command.
+    pub(super) fn is_permission_denied(&self) -> bool {
+        self.is_server_error(ServerErrorKind::NoPerm)
     }
 
-    /// Whether the connection leads to a server that it should not lead to any more, or is not let in by.
-    pub(super) fn is_of_the_wrong_server(&self) -> bool {
-        self.says(ServerErrorKind::ReadOnly) || matches!(self.code(), Some("NOAUTH" | "WRONGPASS"))
+    /// Returns `true` if the server has become a replica, or requires another login. A new
+    /// connection can succeed.
+    pub(super) fn needs_new_connection(&self) -> bool {
+        self.is_server_error(ServerErrorKind::ReadOnly) || matches!(self.code(), Some("NOAUTH" | "WRONGPASS"))
     }
 
-    /// Whether the connection is of no more use.
-    pub(super) fn is_lost(&self) -> bool {
+    /// Returns `true` if the connection is broken.
+    pub(super) fn is_connection_lost(&self) -> bool {
         self.0.kind == Kind::Lost
     }
 
-    /// Where else to send the command, if this server says so.
+    /// Returns the redirection, if the error is one.
     #[cfg(feature = "redis-cluster")]
     pub(super) fn redirect(&self) -> Option<Redirect<'_>> {
         let Some(Source::Redis(error)) = &self.0.source else { return None };
-        let there = error.redirect_node().map(|(address, _)| address);
+        let target = error.redirect_node().map(|(address, _)| address);
         match error.kind() {
-            ErrorKind::Server(ServerErrorKind::Moved) => there.map(Redirect::Moved),
-            ErrorKind::Server(ServerErrorKind::Ask) => there.map(Redirect::Ask),
-            ErrorKind::Server(ServerErrorKind::TryAgain) => Some(Redirect::Later),
+            ErrorKind::Server(ServerErrorKind::Moved) => target.map(Redirect::Moved),
+            ErrorKind::Server(ServerErrorKind::Ask) => target.map(Redirect::Ask),
+            ErrorKind::Server(ServerErrorKind::TryAgain) => Some(Redirect::TryAgain),
             _ => None,
         }
     }
 
-    /// Whether the server's answer says that another server may be in its place by now.
+    /// Returns `true` if another node may hold the slot by now.
     #[cfg(feature = "redis-cluster")]
-    pub(super) fn doubts_the_map(&self) -> bool {
-        let down = self.says(ServerErrorKind::ClusterDown) || self.says(ServerErrorKind::MasterDown);
-        self.0.kind != Kind::Refused || down || self.is_of_the_wrong_server()
+    pub(super) fn needs_new_slot_map(&self) -> bool {
+        let down =
+            self.is_server_error(ServerErrorKind::ClusterDown) || self.is_server_error(ServerErrorKind::MasterDown);
+        self.0.kind != Kind::Refused || down || self.needs_new_connection()
     }
 
-    fn says(&self, kind: ServerErrorKind) -> bool {
+    fn is_server_error(&self, kind: ServerErrorKind) -> bool {
         matches!(&self.0.source, Some(Source::Redis(error)) if error.kind() == ErrorKind::Server(kind))
     }
 
@@ -172,7 +179,7 @@ impl RedisStorageError {
 
 impl LinkError for RedisStorageError {
     fn late(server: &str) -> Self {
-        Self::late(server, false)
+        Self::timed_out(server, false)
     }
 
     fn overloaded(server: &str, in_flight: usize) -> Self {
@@ -188,8 +195,12 @@ impl fmt::Display for RedisStorageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.kind.write(&self.0.server, f)?;
         self.0.source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))?;
-        let cluster = self.says(ServerErrorKind::Moved) && self.0.kind == Kind::Refused;
-        if cluster { f.write_str(" (a cluster: write redis+cluster:// in its URL)") } else { Ok(()) }
+        let is_cluster_node = self.is_server_error(ServerErrorKind::Moved) && self.0.kind == Kind::Refused;
+        if is_cluster_node {
+            f.write_str(" (the server belongs to a cluster: write redis+cluster:// in the URL)")
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -220,25 +231,25 @@ impl fmt::Display for Source {
     }
 }
 
-/// What went wrong while connecting, without the server's name: it is said once.
-struct Cause(RedisStorageError);
+/// The cause of a failed attempt to connect. It omits the server's name, which the outer error has.
+struct ConnectCause(RedisStorageError);
 
-impl fmt::Display for Cause {
+impl fmt::Display for ConnectCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0.0.source {
             Some(source) => source.fmt(f),
-            None => f.write_str("it did not answer in time"),
+            None => f.write_str("timed out"),
         }
     }
 }
 
-impl fmt::Debug for Cause {
+impl fmt::Debug for ConnectCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl Error for Cause {
+impl Error for ConnectCause {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.0.source()
     }

@@ -1,19 +1,21 @@
-//! Where things stand: which keys an ask touches, and what they look like in `redis-cli`.
+//! The names of the keys on the server.
 
 use crate::storage::names;
 use crate::{Key, Policy};
 
-/// `PREFIX:{POLICY|KEY}`: all keys of one ask share what stands in braces, and with it a slot of a cluster.
+/// Returns the key of the states: `PREFIX:{POLICY|KEY}`.
+///
+/// All keys of one request have the same text in braces, so they are in one slot of a cluster.
 pub(super) fn states(prefix: &str, policy: &Policy, key: &Key) -> String {
     format!("{prefix}:{{{}}}", names::of(policy, key))
 }
 
-/// The log of a moving window stands beside the states, under its limit's tag.
+/// Returns the key of a moving window's log: the key of the states and the limit's tag.
 pub(super) fn log(states: &str, tag: &str) -> String {
     format!("{states}:{tag}")
 }
 
-/// What compare-and-swap keeps: all states in one, logs too.
-pub(super) fn swapped(states: &str) -> String {
+/// Returns the key for compare-and-swap. Its value contains all states, including logs.
+pub(super) fn cas(states: &str) -> String {
     format!("{states}:all")
 }

@@ -1,11 +1,13 @@
-//! Errors of servers that quote a command's arguments, among which are clients' keys.
+//! Removes the command arguments that servers quote in their errors.
+//!
+//! Arguments contain the keys of clients, for example IP addresses.
 
 use redis::{ErrorKind, RedisError, make_extension_error};
 
-/// The same error without arguments that its text quotes.
+/// Returns the error without the quoted arguments.
 pub(super) fn without_arguments(error: RedisError) -> RedisError {
     let Some(text) = error.detail() else { return error };
-    let plain = cut(text);
+    let plain = redact(text);
     match (error.kind(), error.code()) {
         _ if plain == text => error,
         (kind @ ErrorKind::Server(_), _) => (kind, "the server refused", plain).into(),
@@ -14,8 +16,9 @@ pub(super) fn without_arguments(error: RedisError) -> RedisError {
     }
 }
 
-/// The text up to a list of arguments, and without words that are keys of ours: all of these have braces.
-fn cut(text: &str) -> String {
+/// Cuts the text before a list of arguments, and replaces words with braces. Every key of this
+/// storage contains braces.
+fn redact(text: &str) -> String {
     let text = text.split_once("with args").map_or(text, |(before, _)| before.trim_end_matches([' ', ',']));
     let words = text.split(' ').map(|word| if word.contains(['{', '}']) { "(a key)" } else { word });
     words.collect::<Vec<_>>().join(" ")
@@ -41,7 +44,7 @@ mod tests {
             ),
             ("The user can't run this", "The user can't run this"),
         ] {
-            assert_eq!(cut(text), plain);
+            assert_eq!(redact(text), plain);
             let error = without_arguments((ErrorKind::Server(ServerErrorKind::NoPerm), "", text.to_owned()).into());
             assert_eq!((error.detail(), error.code()), (Some(plain), Some("NOPERM")));
             let error = without_arguments(make_extension_error("DENIED".to_owned(), Some(text.to_owned())));

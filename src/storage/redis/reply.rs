@@ -1,47 +1,49 @@
-//! What the script answers, as a decision.
+//! Converts a script's reply to a decision.
 
 use redis::Value;
 
-use super::script::Told;
+use super::script::ReplyPart;
 use crate::storage::{StorageRequest, text};
 use crate::strategy::{Outcome, Status};
 use crate::{Decision, Limit, Op, Timestamp};
 
-/// The decision that the script's answer says. `None` when it says something else, or what cannot be.
-pub(super) fn decision(ask: StorageRequest<'_>, told: &[Told], reply: &Value) -> Option<Decision> {
+/// Returns the decision in a script's reply, or `None` if the reply is malformed or inconsistent.
+pub(super) fn decision(request: StorageRequest<'_>, parts: &[ReplyPart], reply: &Value) -> Option<Decision> {
     let Value::Array(values) = reply else { return None };
     let [Value::Int(at), Value::Int(admitted), Value::BulkString(stored), numbers @ ..] = values.as_slice() else {
         return None;
     };
     let at = Timestamp::from_micros(u64::try_from(*at).ok()?);
-    let spends = ask.op == Op::Hit && ask.cost > 0;
+    let spends = request.op == Op::Hit && request.cost > 0;
     let outcome = |delay| match (spends, admitted) {
         (false, _) => None,
         (true, 1) => Some(Outcome::Spent { delay }),
         (true, _) => Some(Outcome::Refused),
     };
-    // Of a small state there is all of it, so its strategy says what it means: exactly, whatever Lua's numbers can hold.
-    let states = text::read(ask.policy, &String::from_utf8_lossy(stored));
+    // The reply contains small states in full. Their strategy computes the status from them,
+    // because its integers are exact and Lua's are not.
+    let states = text::read(request.policy, &String::from_utf8_lossy(stored));
     let mut numbers = numbers.iter().map(number);
     let mut statuses = Vec::with_capacity(states.len());
-    for ((limit, state), told) in ask.policy.limits().iter().zip(&states).zip(told) {
-        statuses.push(match told {
-            Told::Log => {
+    for ((limit, state), part) in request.policy.limits().iter().zip(&states).zip(parts) {
+        statuses.push(match part {
+            ReplyPart::Log => {
                 let [units, reset, retry] = [numbers.next()??, numbers.next()??, numbers.next()??];
-                of_log(limit, at, ask.cost, outcome(0), units, [reset, retry])
+                log_status(limit, at, request.cost, outcome(0), units, [reset, retry])
             }
-            Told::Delay => limit.answer(state, at, ask.cost, outcome(numbers.next()??)),
-            Told::Nothing => limit.answer(state, at, ask.cost, outcome(0)),
+            ReplyPart::Delay => limit.answer(state, at, request.cost, outcome(numbers.next()??)),
+            ReplyPart::Nothing => limit.answer(state, at, request.cost, outcome(0)),
         });
     }
-    let decision = Decision::of_limits(at, ask.cost, statuses.into_iter());
-    // Where the script and the states disagree, neither is to be believed.
-    let agrees = !spends || decision.is_admitted() == (*admitted == 1);
-    (numbers.next().is_none() && agrees).then_some(decision)
+    let decision = Decision::of_limits(at, request.cost, statuses.into_iter());
+    // If the script and the states disagree, the reply is not usable.
+    let is_consistent = !spends || decision.is_admitted() == (*admitted == 1);
+    (numbers.next().is_none() && is_consistent).then_some(decision)
 }
 
-/// Of a log there are the units in it, and how long until more remain and until the cost fits.
-fn of_log(
+/// Returns the status of a log. The reply has its units, the time until more units remain, and the
+/// time until the cost fits.
+fn log_status(
     limit: &Limit,
     at: Timestamp,
     cost: u32,

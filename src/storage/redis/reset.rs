@@ -1,4 +1,4 @@
-//! Forgetting all keys of a prefix.
+//! Deletes all keys of a prefix.
 
 use redis::{Value, cmd};
 use tokio::time::Instant;
@@ -6,29 +6,32 @@ use tokio::time::Instant;
 use super::link::Node;
 use super::{RedisStorage, RedisStorageError};
 
-/// How many keys the server looks at in one go: it serves others in between.
-const AT_ONCE: u32 = 500;
+/// The number of keys that one `SCAN` visits. The server runs other commands between two scans.
+const SCAN_COUNT: u32 = 500;
 
 impl RedisStorage {
-    /// Deletes all keys of the prefix: of all policies, and of other processes that use it. Returns the
-    /// number of keys that were deleted.
+    /// Deletes all keys with the prefix, and returns the number of deleted keys.
     ///
-    /// It scans all keys of the server (`SCAN`) in steps, so it is for operators and tests, not for requests.
-    /// Each step has a [timeout](Self::deadline) of its own. Hits during the scan can survive.
+    /// That includes the keys of all policies and of other processes with the same prefix.
+    ///
+    /// It visits every key on the server with `SCAN`, in steps. Use it in tests and for operations,
+    /// not while serving requests. Each step has its own [timeout](Self::deadline). A hit during
+    /// the scan can survive.
     ///
     /// # Errors
     ///
-    /// Returns an error if a server does not answer in time. Keys that were deleted before stay deleted.
+    /// Returns an error if a server fails or does not reply within the timeout. Keys that were
+    /// deleted before the error stay deleted.
     pub async fn reset(&self) -> Result<u64, RedisStorageError> {
-        let mut forgotten = 0;
+        let mut deleted = 0;
         for node in self.link.nodes(Instant::now() + self.deadline).await? {
             let mut cursor = "0".to_owned();
             loop {
                 let (next, names) = self.scan(&node, &cursor).await?;
                 for name in names {
-                    // One by one: in a cluster they may be of several slots.
+                    // One key per command, because a command on several slots fails in a cluster.
                     let reply = node.run(cmd("UNLINK").arg(name), Instant::now() + self.deadline).await?;
-                    forgotten += u64::from(reply == Value::Int(1));
+                    deleted += u64::from(reply == Value::Int(1));
                 }
                 cursor = next;
                 if cursor == "0" {
@@ -36,12 +39,12 @@ impl RedisStorage {
                 }
             }
         }
-        Ok(forgotten)
+        Ok(deleted)
     }
 
-    /// The next place to look at, and the names found at this one.
+    /// Runs one `SCAN`. Returns the next cursor and the names of the keys found.
     async fn scan(&self, node: &Node, cursor: &str) -> Result<(String, Vec<Vec<u8>>), RedisStorageError> {
-        // What would be a pattern in the prefix stands for itself.
+        // Pattern characters in the prefix match literally.
         let prefix = self.prefix.chars().fold(String::new(), |mut text, c| {
             if matches!(c, '*' | '?' | '[' | ']' | '\\') {
                 text.push('\\');
@@ -50,9 +53,9 @@ impl RedisStorage {
             text
         });
         let mut command = cmd("SCAN");
-        command.arg(cursor).arg("MATCH").arg(format!("{prefix}:{{*")).arg("COUNT").arg(AT_ONCE);
+        command.arg(cursor).arg("MATCH").arg(format!("{prefix}:{{*")).arg("COUNT").arg(SCAN_COUNT);
         let reply = node.run(&command, Instant::now() + self.deadline).await?;
-        let unexpected = || RedisStorageError::unexpected(node.name(), "SCAN answered something else than names");
+        let unexpected = || RedisStorageError::unexpected_reply(node.name(), "SCAN did not return a cursor and keys");
         let Value::Array(parts) = reply else { return Err(unexpected()) };
         match <[Value; 2]>::try_from(parts) {
             Ok([Value::BulkString(next), Value::Array(names)]) => {

@@ -1,21 +1,25 @@
-//! What the server cannot keep.
+//! The limits of the values that the server and its scripts can hold.
 
 use crate::strategy::State;
 use crate::{ConfigError, Limit, Op, Policy, Timestamp};
 
-/// A string of Redis is no longer, in bytes.
+/// The longest string that Redis stores, in bytes.
 pub(super) const LONGEST_STRING: usize = 512 << 20;
 
-/// Numbers of Lua are exact up to here.
-const EXACT: u64 = 1 << 53;
+/// The limit up to which Lua, whose numbers are doubles, represents integers exactly.
+const MAX_EXACT: u64 = 1 << 53;
 
-/// Whether a script can keep all that the policy's limits may remember, exactly.
+/// Checks that all timestamps in the states of the policy are exact in Lua.
+///
+/// # Errors
+///
+/// Returns an error that names the limit with too long a period.
 pub(super) fn check(policy: &Policy) -> Result<(), ConfigError> {
     policy.limits().iter().try_for_each(|limit| {
-        if is_beyond(limit) {
+        if exceeds_lua(limit) {
             return Err(ConfigError::new(format!(
-                "\"{limit}\" remembers for two periods, which is longer than a script of Redis can count exactly: use a \
-                 period of at most 71 years, or another strategy, for example \"fixed-window {}\"",
+                "\"{limit}\" keeps a state for two periods, which is too long for the exact integers of Redis scripts: \
+                 use a period of at most 71 years, or another strategy, for example \"fixed-window {}\"",
                 limit.quota()
             )));
         }
@@ -23,12 +27,12 @@ pub(super) fn check(policy: &Policy) -> Result<(), ConfigError> {
     })
 }
 
-/// Whether a hit may be remembered until an instant that Lua cannot count to: asked of nothing but the longest periods.
-fn is_beyond(limit: &Limit) -> bool {
-    if limit.quota().period_micros() <= EXACT / 4 {
+/// Returns `true` if the state after a hit ends at an instant that is not exact in Lua.
+fn exceeds_lua(limit: &Limit) -> bool {
+    if limit.quota().period_micros() <= MAX_EXACT / 4 {
         return false;
     }
     let mut state = [State::Fresh];
     let _ = Policy::from(limit.clone()).decide(&mut state, Timestamp::wall_clock(), Op::Hit, 1);
-    state[0].until().as_micros() >= EXACT
+    state[0].until().as_micros() >= MAX_EXACT
 }

@@ -1,4 +1,4 @@
-//! Compare and swap, for policies with a strategy that the server cannot run.
+//! Compare-and-swap, for policies with a strategy that has no script.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,11 @@ use super::{RedisStorageError, keys, size};
 use crate::Timestamp;
 use crate::storage::{Cas, CasError, CasStorage, Clock, Loaded, Swapped};
 
-/// Stores the second argument in place of the first, for as many milliseconds as the third says; without arguments it only
-/// looks. Answers whether it has stored, the server's time, and what stands there otherwise.
+/// Replaces the value if it equals the first argument, and loads it otherwise.
+///
+/// The second argument is the new value, or empty to delete the key. The third is the time to live
+/// in milliseconds. Without arguments, the script only loads. It returns `{ 1, 0, '' }` after a
+/// swap, else 0, the server's time in microseconds, and the value.
 const SCRIPT: &str = concat!(
     include_str!("script/forgive.lua"),
     "\
@@ -25,18 +28,19 @@ local time = redis.call('TIME')
 return { 0, time[1] * 1000000 + time[2], stored }"
 );
 
-/// Where all states of a policy stand in one text.
+/// A store for [`Cas`]. One value contains all states of a policy and key.
 #[derive(Clone, Debug)]
-pub(super) struct Swapping {
+pub(super) struct SwapStore {
     link: Link,
     prefix: Arc<str>,
     deadline: Duration,
 }
 
-/// The storage that swaps on these servers.
-pub(super) fn on(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Option<Arc<dyn Clock>>) -> Cas<Swapping> {
-    // A little sooner than who waits gives up: then the link hears of the silence, and tells whose it was.
-    let store = Swapping { link: link.clone(), prefix: Arc::clone(prefix), deadline: deadline * 15 / 16 };
+/// Creates the compare-and-swap storage on these servers.
+pub(super) fn cas(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Option<Arc<dyn Clock>>) -> Cas<SwapStore> {
+    // A command times out shortly before `Cas` does. So the connection notices the missing reply,
+    // and the error names the server.
+    let store = SwapStore { link: link.clone(), prefix: Arc::clone(prefix), deadline: deadline * 15 / 16 };
     let cas = Cas::new(store).deadline(deadline);
     match clock {
         Some(clock) => cas.clock(clock),
@@ -44,15 +48,15 @@ pub(super) fn on(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Opti
     }
 }
 
-impl CasStorage for Swapping {
+impl CasStorage for SwapStore {
     type Error = RedisStorageError;
-    /// What stands there, as it is: it need not be text of ours, nor text.
+    /// The value's bytes. They may have been written by another program, and need not be UTF-8.
     type Version = Vec<u8>;
 
     async fn load(&self, key: &str) -> Result<Loaded<Vec<u8>>, RedisStorageError> {
-        match self.run(&self.command(key)).await.map_err(RedisStorageError::of_a_look)? {
+        match self.run(&self.command(key)).await.map_err(RedisStorageError::uncounted)? {
             Swapped::Lost(Some(loaded)) => Ok(loaded),
-            Swapped::Lost(None) | Swapped::Stored => Err(unexpected(&Value::Int(1))),
+            Swapped::Lost(None) | Swapped::Stored => Err(unexpected_reply(&Value::Int(1))),
         }
     }
 
@@ -73,16 +77,16 @@ impl CasStorage for Swapping {
     }
 }
 
-impl Swapping {
+impl SwapStore {
     fn command(&self, key: &str) -> Cmd {
         let mut command = cmd("EVAL");
-        command.arg(SCRIPT).arg(1).arg(keys::swapped(&format!("{}:{{{key}}}", self.prefix)));
+        command.arg(SCRIPT).arg(1).arg(keys::cas(&format!("{}:{{{key}}}", self.prefix)));
         command
     }
 
     async fn run(&self, command: &Cmd) -> Result<Swapped<Vec<u8>>, RedisStorageError> {
         let value = self.link.run(command, Instant::now() + self.deadline).await?;
-        let Value::Array(values) = &value else { return Err(unexpected(&value)) };
+        let Value::Array(values) = &value else { return Err(unexpected_reply(&value)) };
         match values.as_slice() {
             [Value::Int(1), ..] => Ok(Swapped::Stored),
             [Value::Int(0), Value::Int(now), Value::BulkString(stored)] => {
@@ -90,23 +94,23 @@ impl Swapping {
                 let text = String::from_utf8_lossy(stored).into_owned();
                 Ok(Swapped::Lost(Some(Loaded { text, version: stored.clone(), now })))
             }
-            _ => Err(unexpected(&value)),
+            _ => Err(unexpected_reply(&value)),
         }
     }
 }
 
-fn unexpected(answer: &Value) -> RedisStorageError {
-    RedisStorageError::unexpected("the server", format!("the script answered {answer:?}"))
+fn unexpected_reply(reply: &Value) -> RedisStorageError {
+    RedisStorageError::unexpected_reply("the server", format!("the script returned {reply:?}"))
 }
 
-/// What swapping failed with, in the words of this storage.
-pub(super) fn failed(error: &CasError) -> RedisStorageError {
+/// Converts an error of [`Cas`]. An error that came from a server is returned as it was.
+pub(super) fn from_cas(error: &CasError) -> RedisStorageError {
     use std::error::Error;
-    if let Some(servers) = error.source().and_then(<dyn Error>::downcast_ref::<RedisStorageError>) {
-        return servers.clone();
+    if let Some(server_error) = error.source().and_then(<dyn Error>::downcast_ref::<RedisStorageError>) {
+        return server_error.clone();
     }
     if error.is_timeout() {
-        return RedisStorageError::late("the server", error.may_have_counted());
+        return RedisStorageError::timed_out("the server", error.may_have_counted());
     }
     RedisStorageError::undecided(error.clone(), error.may_have_counted())
 }

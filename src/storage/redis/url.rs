@@ -1,4 +1,4 @@
-//! What a URL says: where to connect, as whom, and what to call the keys.
+//! Parses the storage's URL: servers, login, prefix and timeout.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use crate::ConfigError;
 use crate::storage::tls::Tls;
 use crate::storage::url::{self, Address, Authority, Host, Login, Options, Parts, Wrong};
 
-/// All that a URL says.
+/// The settings of a URL.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
-    pub(super) place: Place,
-    /// How to be let in by the servers that keep the counters.
+    pub(super) servers: Servers,
+    /// The access to the servers that keep the counters. Sentinels have a login of their own.
     pub(super) access: Access,
     pub(super) prefix: Box<str>,
     pub(super) deadline: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    Server(Address),
-    /// Nodes of a cluster, at least one: the others are found out.
+pub(super) enum Servers {
+    Single(Address),
+    /// At least one node of a cluster. The nodes return the addresses of the others.
     Cluster(Vec<Host>),
-    /// Sentinels, at least one, who know where `service` is, and how to be let in by them.
+    /// At least one sentinel, the name of the service that they monitor, and the login for them.
     Sentinels {
         hosts: Vec<Host>,
         service: String,
@@ -29,6 +29,7 @@ pub(super) enum Place {
     },
 }
 
+/// The login, database and TLS settings of a connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Access {
     pub(super) login: Login,
@@ -36,11 +37,11 @@ pub(super) struct Access {
     pub(super) tls: Option<Tls>,
 }
 
-/// One of each kind, to choose from.
+/// Examples of all kinds of URLs, for error messages.
 const EXAMPLES: &str = "write redis://host:6379, rediss://host:6379, redis+unix:///path/to.sock, \
      redis+cluster://host:6379,host:6379 or redis+sentinel://host:26379,host:26379/service";
 
-/// Which servers a scheme is for.
+/// The kind of servers that a scheme selects.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     One,
@@ -56,53 +57,52 @@ impl Target {
 
     fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
         let &Parts { scheme, authority, path, query } = parts;
-        let (kind, tls) = scheme_of(scheme).ok_or_else(|| wrong(format!("its scheme is {scheme:?}, {EXAMPLES}")))?;
-        enabled(kind, tls, scheme, wrong)?;
+        let (kind, tls) = scheme_of(scheme).ok_or_else(|| wrong(format!("unknown scheme {scheme:?}: {EXAMPLES}")))?;
+        check_features(kind, tls, scheme, wrong)?;
         let port = if kind == Kind::Sentinel { 26_379 } else { 6_379 };
         let Authority { login, hosts } = Authority::parse(authority, port, wrong)?;
         let mut options = Options::parse(query, wrong)?;
         let segments = Segments { path: parts.decoded_path(wrong)? };
         let db;
-        let place = match kind {
+        let servers = match kind {
             Kind::Unix => {
                 if !hosts.is_empty() || path.len() < 2 {
-                    return Err(wrong("write a path from the root, for example redis+unix:///path/to.sock".to_owned()));
+                    return Err(wrong("write an absolute path, for example redis+unix:///path/to.sock".to_owned()));
                 }
-                db = options.take("db").map(|text| number_of_db(&text, wrong)).transpose()?;
-                Place::Server(Address::Unix(segments.path.into()))
+                db = options.take("db").map(|text| parse_database(&text, wrong)).transpose()?;
+                Servers::Single(Address::Unix(segments.path.into()))
             }
-            _ if hosts.is_empty() => return Err(wrong(format!("it names no host: {EXAMPLES}"))),
+            _ if hosts.is_empty() => return Err(wrong(format!("the host is missing: {EXAMPLES}"))),
             Kind::One => {
-                let [host] = <[Host; 1]>::try_from(hosts).map_err(|_| {
-                    wrong("it names several hosts: write redis+cluster:// or redis+sentinel:// for them".to_owned())
-                })?;
-                db = segments.only().map(|text| number_of_db(text, wrong)).transpose()?;
-                Place::Server(Address::Tcp(host))
+                let [host] = <[Host; 1]>::try_from(hosts)
+                    .map_err(|_| wrong("for several hosts, write redis+cluster:// or redis+sentinel://".to_owned()))?;
+                db = segments.single().map(|text| parse_database(text, wrong)).transpose()?;
+                Servers::Single(Address::Tcp(host))
             }
             Kind::Cluster => {
-                db = segments.only().map(|text| number_of_db(text, wrong)).transpose()?;
+                db = segments.single().map(|text| parse_database(text, wrong)).transpose()?;
                 if db.unwrap_or(0) != 0 {
-                    return Err(wrong("a cluster has no database but 0: leave it out".to_owned()));
+                    return Err(wrong("a cluster has only database 0: write no database".to_owned()));
                 }
-                Place::Cluster(hosts)
+                Servers::Cluster(hosts)
             }
             Kind::Sentinel => {
                 let (service, rest) = segments.first_and_rest();
                 let service = service.ok_or_else(|| {
                     wrong(
-                        "it does not say what the sentinels call the service: write it after a /, \
+                        "the name of the service is missing: write it after the hosts, \
                           for example redis+sentinel://host:26379/mymaster"
                             .to_owned(),
                     )
                 })?;
-                db = rest.map(|text| number_of_db(text, wrong)).transpose()?;
-                Place::Sentinels { hosts, service, login: sentinel_login(&mut options, wrong)? }
+                db = rest.map(|text| parse_database(text, wrong)).transpose()?;
+                Servers::Sentinels { hosts, service, login: sentinel_login(&mut options, wrong)? }
             }
         };
         let tls = if tls { Some(Tls::new(options.take("ca").as_deref(), None).map_err(wrong)?) } else { None };
         let (prefix, deadline) = (options.prefix()?, options.deadline()?);
         options.end()?;
-        Ok(Self { place, access: Access { login, db: db.unwrap_or(0), tls }, prefix, deadline })
+        Ok(Self { servers, access: Access { login, db: db.unwrap_or(0), tls }, prefix, deadline })
     }
 }
 
@@ -123,32 +123,32 @@ fn scheme_of(scheme: &str) -> Option<(Kind, bool)> {
     Some((kind, tls))
 }
 
-/// An error that names the feature which is missing, if one is.
-fn enabled(kind: Kind, tls: bool, scheme: &str, wrong: &Wrong<'_>) -> Result<(), ConfigError> {
+/// Returns an error if the URL needs a feature that is not enabled or that the system lacks.
+fn check_features(kind: Kind, tls: bool, scheme: &str, wrong: &Wrong<'_>) -> Result<(), ConfigError> {
     let needs = |feature: &str| Err(wrong(format!("{scheme}:// needs the feature {feature:?} of tower-ratelimit")));
     match kind {
         Kind::Cluster if !cfg!(feature = "redis-cluster") => needs("redis-cluster"),
         Kind::Sentinel if !cfg!(feature = "redis-sentinel") => needs("redis-sentinel"),
-        Kind::Unix if !cfg!(unix) => Err(wrong("this system has no unix sockets: write redis://host:6379".to_owned())),
+        Kind::Unix if !cfg!(unix) => Err(wrong("this system has no Unix sockets: write redis://host:6379".to_owned())),
         _ if tls && !cfg!(feature = "redis-rustls") => needs("redis-rustls"),
         _ => Ok(()),
     }
 }
 
-fn number_of_db(text: &str, wrong: &Wrong<'_>) -> Result<u32, ConfigError> {
+fn parse_database(text: &str, wrong: &Wrong<'_>) -> Result<u32, ConfigError> {
     let number = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
-    number.ok_or_else(|| wrong(format!("{text:?} is no number of a database: write a number, for example /0")))
+    number.ok_or_else(|| wrong(format!("invalid database {text:?}: write a number, for example /0")))
 }
 
 fn sentinel_login(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<Login, ConfigError> {
     let login = Login { user: options.take("sentinel-user"), password: options.take("sentinel-password") };
     if login.user.is_some() && login.password.is_none() {
-        return Err(wrong("sentinel-user has no password: write sentinel-password=... too".to_owned()));
+        return Err(wrong("sentinel-user needs a password: write sentinel-password=... too".to_owned()));
     }
     Ok(login)
 }
 
-/// The path, decoded.
+/// The path, percent-decoded.
 struct Segments {
     path: String,
 }
@@ -159,8 +159,8 @@ impl Segments {
         path.strip_suffix('/').unwrap_or(path)
     }
 
-    /// What stands between the slashes, if anything does.
-    fn only(&self) -> Option<&str> {
+    /// Returns the path without its leading and trailing slash, if the rest is not empty.
+    fn single(&self) -> Option<&str> {
         Some(self.trimmed()).filter(|text| !text.is_empty())
     }
 

@@ -153,7 +153,7 @@ fn policy_that_does_not_fit_is_rejected_and_one_that_fits_is_stored() {
 #[test]
 fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
     let wrong = [
-        ("etcd://", "no host"),
+        ("etcd://", "host is missing"),
         ("etcd://host/path", "leave it out"),
         ("etcd://:secret@host", "write user:password@"),
         ("etcd://secret@host", "no password"),

@@ -37,7 +37,7 @@ async fn storage_uses_the_primary_that_sentinels_name() {
 
     let unknown = self::storage(&url.replace("mymaster", "other"));
     let error = not_ready(&unknown).await.to_string();
-    assert!(error.contains("knows no service \"other\""), "{error}");
+    assert!(error.contains("does not know the service \"other\""), "{error}");
 }
 
 /// After a manual failover, the old primary accepts writes for ten more seconds.

@@ -1,4 +1,4 @@
-//! One connection to a member: opened, let in, and known to answer.
+//! Opens one connection to a member, logs in, and waits for a first response.
 
 use std::error::Error;
 use std::fmt;
@@ -27,32 +27,36 @@ use crate::BoxError;
 use crate::storage::net::{CONNECT_WITHIN, socket};
 use crate::storage::url::Host;
 
-/// While calls are under way, the other side is asked so often whether it is still there. A member that is asked more often than
-/// every five seconds closes the connection.
-const ASK_EVERY: Duration = Duration::from_secs(10);
-const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+/// The interval of HTTP/2 pings while calls are in flight. etcd closes a connection that sends more
+/// than one ping in five seconds.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A connection, and the task that writes and reads for all who use it. It ends with its last user: a stopped member would keep it
-/// for ever.
+/// The timeout of an HTTP/2 ping.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A connection, and the task that does its I/O.
+///
+/// Dropping it aborts the task. A member that does not reply would otherwise keep the task alive.
 pub(super) struct Connection {
     member: Box<str>,
     origin: Uri,
     requests: Requests,
     driver: AbortHandle,
-    /// Who we are, to a member that wants to know.
+    /// The token of the login, if the member requires one.
     token: Option<MetadataValue<Ascii>>,
 }
 
 impl Connection {
-    /// Connects to `host`, and is let in there. Anybody may connect to anything, so it has to answer something too.
+    /// Connects to `host` and logs in. Without a login, it waits for the response to a status call,
+    /// because an accepted connection does not prove that the member works.
     pub(super) async fn open(host: &Host, access: &Access) -> Result<Self, EtcdStorageError> {
         let member = host.to_string();
         let connected = async {
-            let stream = socket::open(host).await.map_err(|error| EtcdStorageError::unreached(&member, error))?;
+            let stream = socket::open(host).await.map_err(|error| EtcdStorageError::unreachable(&member, error))?;
             let mut connection = match &access.tls {
                 Some(tls) => {
                     let stream = tls.over(stream, &host.name).await;
-                    Self::over(stream.map_err(|error| EtcdStorageError::unreached(&member, error))?, "https", &member)
+                    Self::over(stream.map_err(|error| EtcdStorageError::unreachable(&member, error))?, "https", &member)
                         .await?
                 }
                 None => Self::over(stream, "http", &member).await?,
@@ -60,7 +64,7 @@ impl Connection {
             connection.log_in(access).await.map_err(EtcdStorageError::while_connecting)?;
             Ok(connection)
         };
-        let late = || EtcdStorageError::unreached(&member, format!("connecting took longer than {CONNECT_WITHIN:?}"));
+        let late = || EtcdStorageError::unreachable(&member, format!("connecting took longer than {CONNECT_WITHIN:?}"));
         timeout(CONNECT_WITHIN, connected).await.unwrap_or_else(|_| Err(late()))
     }
 
@@ -68,64 +72,72 @@ impl Connection {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        // What the URL's reader takes for a host is one here too.
+        // The URL's parser has checked the host. This parser could be stricter.
         let origin = Uri::builder().scheme(scheme).authority(member).path_and_query("/").build();
-        let origin = origin.map_err(|error| EtcdStorageError::unreached(member, error))?;
+        let origin = origin.map_err(|error| EtcdStorageError::unreachable(member, error))?;
         let mut builder = Builder::new(TokioExecutor::new());
-        builder.timer(TokioTimer::new()).keep_alive_interval(ASK_EVERY).keep_alive_timeout(ANSWERS_WITHIN);
+        builder
+            .timer(TokioTimer::new())
+            .keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
         let (requests, driver) = builder
             .handshake(TokioIo::new(stream))
             .await
-            .map_err(|error| EtcdStorageError::unreached(member, told(&error)))?;
+            .map_err(|error| EtcdStorageError::unreachable(member, with_source(&error)))?;
         let driver = tokio::spawn(async move { drop(driver.await) }).abort_handle();
         Ok(Self { member: member.into(), origin, requests: Requests(requests), driver, token: None })
     }
 
     async fn log_in(&mut self, access: &Access) -> Result<(), EtcdStorageError> {
         let (Some(name), Some(password)) = (&access.login.user, &access.login.password) else {
-            return match self.ask(&Status {}).await {
-                // That we may not ask for that is an answer too.
-                Err(error) if !error.is_refused() || error.is_without_leader() => Err(error),
+            return match self.call(&Status {}).await {
+                // A member that denies the user the status call works.
+                Err(error) if !error.is_refused() || error.has_no_leader() => Err(error),
                 _ => Ok(()),
             };
         };
         let call = Authenticate { name: name.clone(), password: password.clone() };
-        match self.ask(&call).await {
-            Ok(answer) => {
-                let token = answer.token.parse();
-                let token = token.map_err(|_| EtcdStorageError::unexpected(&self.member, "its token is no text"))?;
+        match self.call(&call).await {
+            Ok(response) => {
+                let token = response.token.parse();
+                let token = token.map_err(|_| {
+                    EtcdStorageError::unexpected_response(&self.member, "the token contains invalid characters")
+                })?;
                 self.token = Some(token);
                 Ok(())
             }
-            Err(error) if error.is_without_logins() => Ok(()),
+            Err(error) if error.is_auth_disabled() => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Sends a call, once, and waits for its answer. The future may be dropped at any time; the call may have been executed then.
-    pub(super) async fn ask<C: Call>(&self, call: &C) -> Result<C::Answer, EtcdStorageError> {
+    /// Sends a call once, and returns the response.
+    ///
+    /// The future can be dropped at any time. The member may execute the call all the same.
+    pub(super) async fn call<C: Call>(&self, call: &C) -> Result<C::Response, EtcdStorageError> {
         let mut request = tonic::Request::new(call.clone());
-        // A member that is cut off from the others says so, and does not wait for them.
+        // With this metadata, a member without a leader fails the call at once instead of waiting.
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
         if let Some(token) = &self.token {
             request.metadata_mut().insert("token", token.clone());
         }
         let mut client = Grpc::with_origin(self.requests.clone(), self.origin.clone());
-        client.ready().await.map_err(|error| EtcdStorageError::unreached(&self.member, error))?;
-        let codec = ProstCodec::<C, C::Answer>::default();
-        let answer = client.unary(request, PathAndQuery::from_static(C::PATH), codec).await;
-        answer.map(tonic::Response::into_inner).map_err(|status| self.wrong(status))
+        client.ready().await.map_err(|error| EtcdStorageError::unreachable(&self.member, error))?;
+        let codec = ProstCodec::<C, C::Response>::default();
+        let response = client.unary(request, PathAndQuery::from_static(C::PATH), codec).await;
+        response.map(tonic::Response::into_inner).map_err(|status| self.convert(status))
     }
 
-    fn wrong(&self, status: tonic::Status) -> EtcdStorageError {
-        match status.source().and_then(|cause| cause.downcast_ref::<Broken>()) {
-            Some(broken) if !broken.sent => EtcdStorageError::unreached(&self.member, broken.why.clone()),
-            Some(broken) => EtcdStorageError::lost(&self.member, broken.why.clone()),
-            None => EtcdStorageError::answered(&self.member, status),
+    /// Converts a status. A [`TransportError`] in its source records if the call was sent.
+    fn convert(&self, status: tonic::Status) -> EtcdStorageError {
+        match status.source().and_then(|source| source.downcast_ref::<TransportError>()) {
+            Some(error) if !error.sent => EtcdStorageError::unreachable(&self.member, error.message.clone()),
+            Some(error) => EtcdStorageError::connection_lost(&self.member, error.message.clone()),
+            None => EtcdStorageError::from_status(&self.member, status),
         }
     }
 
-    /// Whether the other side has closed it, or the runtime on which it was opened has ended.
+    /// Returns `true` if the member closed the connection, or the runtime that opened it has ended.
     pub(super) fn is_closed(&self) -> bool {
         self.driver.is_finished() || self.requests.0.is_closed()
     }
@@ -137,7 +149,7 @@ impl Drop for Connection {
     }
 }
 
-/// Sends requests, and knows of those that were not.
+/// A service that sends requests. Its error records if the request was sent.
 #[derive(Clone)]
 struct Requests(SendRequest<Body>);
 
@@ -147,43 +159,43 @@ impl Service<Request<Body>> for Requests {
     type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, BoxError>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.0.poll_ready(cx).map_err(|error| Broken::new(&error, false).into())
+        self.0.poll_ready(cx).map_err(|error| TransportError::new(&error, false).into())
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let response = self.0.try_send_request(request);
         Box::pin(async move {
             response.await.map_err(|mut error| {
-                // What comes back was not sent.
+                // hyper returns a request that it did not send.
                 let sent = error.take_message().is_none();
-                Broken::new(error.error(), sent).into()
+                TransportError::new(error.error(), sent).into()
             })
         })
     }
 }
 
-/// The connection has ended before the answer came.
+/// The connection failed before the response arrived.
 #[derive(Debug)]
-struct Broken {
-    why: String,
+struct TransportError {
+    message: String,
     sent: bool,
 }
 
-impl Broken {
+impl TransportError {
     fn new(error: &hyper::Error, sent: bool) -> Self {
-        Self { why: told(error), sent }
+        Self { message: with_source(error), sent }
     }
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for TransportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.why)
+        f.write_str(&self.message)
     }
 }
 
-impl Error for Broken {}
+impl Error for TransportError {}
 
-/// With its cause: alone it says next to nothing.
-fn told(error: &hyper::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+/// Formats an error with its source, because hyper's own messages are very short.
+fn with_source(error: &hyper::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
 }

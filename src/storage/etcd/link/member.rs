@@ -1,4 +1,4 @@
-//! One member of the cluster.
+//! The connection to one member of the cluster.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,25 +12,26 @@ use super::connection::Connection;
 use crate::storage::net::{Calls, Connected, Reconnecting, Usable};
 use crate::storage::url::Host;
 
+/// A member of the cluster.
 pub(super) struct Member {
     host: Host,
     access: Arc<Access>,
-    open: Arc<Reconnecting<Open, EtcdStorageError>>,
+    connection: Arc<Reconnecting<OpenConnection, EtcdStorageError>>,
 }
 
-/// A connection in use.
-struct Open {
+/// An open connection.
+struct OpenConnection {
     connection: Connection,
     calls: Calls,
 }
 
-impl Usable for Open {
+impl Usable for OpenConnection {
     fn is_usable(&self) -> bool {
         !self.connection.is_closed()
     }
 }
 
-impl Connected for Open {
+impl Connected for OpenConnection {
     fn calls(&self) -> &Calls {
         &self.calls
     }
@@ -38,70 +39,73 @@ impl Connected for Open {
 
 impl Member {
     pub(super) fn new(host: Host, access: Arc<Access>) -> Self {
-        let open = Reconnecting::new(&host.to_string());
-        Self { host, access, open }
+        let connection = Reconnecting::new(&host.to_string());
+        Self { host, access, connection }
     }
 
     pub(super) fn name(&self) -> &str {
-        self.open.name()
+        self.connection.name()
     }
 
-    /// Returns the error of a call that does not fit at the moment.
+    /// Returns an error if too many calls are in flight.
     pub(super) fn overload(&self) -> Option<EtcdStorageError> {
-        self.open.overload()
+        self.connection.overload()
     }
 
-    /// The answer to a call, which waits for a connection until `patience`, and for the answer until `deadline`, or no longer than
-    /// `patience` either if it may be repeated.
+    /// Sends a call, and returns the response.
     ///
-    /// It is sent once, unless the member says that it has not executed it since it does not know us any more.
-    pub(super) async fn ask<C: Call>(
+    /// It waits for a connection until `failover_at`. For the response it waits until `deadline`,
+    /// or only until `failover_at` if the call is idempotent, so that another member can be tried.
+    ///
+    /// The call is sent once. It is sent again only on a new connection, if it was not sent on the
+    /// first one, or if the member no longer accepts the token and did not execute it.
+    pub(super) async fn call<C: Call>(
         &self,
         call: &C,
-        patience: Instant,
+        failover_at: Instant,
         deadline: Instant,
-    ) -> Result<C::Answer, EtcdStorageError> {
-        let mut first = true;
+    ) -> Result<C::Response, EtcdStorageError> {
+        let mut is_first = true;
         loop {
-            let open = self.open(patience).await?;
-            let by = if C::REPEATABLE { patience } else { deadline };
-            let call_in_flight = self.open.begin(&open, by).await?;
-            let Ok(answer) = timeout_at(by, open.connection.ask(call)).await else {
-                return Err(EtcdStorageError::silent(self.name()));
+            let open = self.open(failover_at).await?;
+            let call_deadline = if C::IDEMPOTENT { failover_at } else { deadline };
+            let call_in_flight = self.connection.begin(&open, call_deadline).await?;
+            let Ok(response) = timeout_at(call_deadline, open.connection.call(call)).await else {
+                return Err(EtcdStorageError::timed_out(self.name()));
             };
             call_in_flight.answered();
-            let error = match answer {
-                Ok(answer) => return Ok(answer),
+            let error = match response {
+                Ok(response) => return Ok(response),
                 Err(error) => error,
             };
-            // The connection was closed before anything was sent on it, or its login is no more: another one will do.
-            let again = first && (error.is_unsent() || error.is_of_the_login());
-            if again || error.is_unsent() || error.is_lost() {
-                self.open.give_up(&open, None);
-            } else if error.is_of_the_login() {
-                self.open.give_up(&open, Some(&error));
+            // The call was not executed. The connection was closed, or its token is invalid.
+            let retries = is_first && (error.is_unsent() || error.is_unauthenticated());
+            if retries || error.is_unsent() || error.is_connection_lost() {
+                self.connection.give_up(&open, None);
+            } else if error.is_unauthenticated() {
+                self.connection.give_up(&open, Some(&error));
             }
-            if !again {
+            if !retries {
                 return Err(error);
             }
-            first = false;
+            is_first = false;
         }
     }
 
-    async fn open(&self, deadline: Instant) -> Result<Arc<Open>, EtcdStorageError> {
+    async fn open(&self, deadline: Instant) -> Result<Arc<OpenConnection>, EtcdStorageError> {
         let connect = || {
             let (host, access) = (self.host.clone(), Arc::clone(&self.access));
             async move {
                 let connection = Connection::open(&host, &access).await?;
-                Ok(Open { connection, calls: Calls::default() })
+                Ok(OpenConnection { connection, calls: Calls::default() })
             }
         };
-        self.open.get(deadline, connect).await
+        self.connection.get(deadline, connect).await
     }
 }
 
 impl fmt::Debug for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Member").field(&self.open).finish()
+        f.debug_tuple("Member").field(&self.connection).finish()
     }
 }

@@ -1,4 +1,4 @@
-//! All members, any of which will do: they answer for each other.
+//! All members of the cluster. Each of them can execute every call.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -13,81 +13,87 @@ use super::member::Member;
 use crate::storage::net::{LinkError, MOST};
 use crate::storage::url::Host;
 
-/// A handle on connections that are shared with its clones.
+/// A handle to the connections. Clones share them.
 #[derive(Clone, Debug)]
-pub(in super::super) struct Members(Arc<Shared>);
+pub(in super::super) struct Members(Arc<MembersInner>);
 
 #[derive(Debug)]
-struct Shared {
+struct MembersInner {
     members: Box<[Member]>,
-    /// Who is asked first.
+    /// The index of the member that is tried first.
     current: AtomicUsize,
 }
 
 impl Members {
-    /// At least one.
+    /// Creates the members. There must be at least one host.
     pub(in super::super) fn new(hosts: Vec<Host>, access: Access) -> Self {
         let access = Arc::new(access);
         let members: Box<[Member]> = hosts.into_iter().map(|host| Member::new(host, Arc::clone(&access))).collect();
-        // Of many programs not all begin with the same one.
-        let any = RandomState::new().hash_one(0) % members.len().max(1) as u64;
-        Self(Arc::new(Shared { members, current: AtomicUsize::new(usize::try_from(any).unwrap_or(0)) }))
+        // Processes start with different members, which spreads the load.
+        let start = RandomState::new().hash_one(0) % members.len().max(1) as u64;
+        Self(Arc::new(MembersInner { members, current: AtomicUsize::new(usize::try_from(start).unwrap_or(0)) }))
     }
 
-    /// The answer to a call, in time: neither connecting nor a member's silence takes longer than until `deadline`.
+    /// Sends a call to a member, and returns the response.
     ///
-    /// What was not sent, or not executed, goes to the next member, and so does what may be executed twice. What else was sent is
-    /// not sent again.
+    /// If a call was not sent, was not executed, or is idempotent, it fails over to the next
+    /// member. Any other call is sent once.
     ///
-    /// The future may be dropped at any time; the call may have been executed then. Others are not disturbed.
-    pub(in super::super) async fn ask<C: Call>(
+    /// The future can be dropped at any time. etcd may execute the call all the same. Other calls
+    /// on the connection are not affected.
+    ///
+    /// # Errors
+    ///
+    /// Returns the last error if every member has been tried, or `deadline` has passed.
+    pub(in super::super) async fn call<C: Call>(
         &self,
         call: &C,
         deadline: Instant,
-    ) -> Result<C::Answer, EtcdStorageError> {
+    ) -> Result<C::Response, EtcdStorageError> {
         let members = &self.0.members;
         let first = self.0.current.load(Ordering::Relaxed);
         let mut step = 0;
         loop {
             let at = (first + step) % members.len();
             step += 1;
-            // While there are others left to ask, half of the time is left for them.
+            // The last member gets all of the remaining time. Any other gets half of it.
             let now = Instant::now();
-            let patience = now + deadline.saturating_duration_since(now) / if step < members.len() { 2 } else { 1 };
-            let error = match members[at].ask(call, patience, deadline).await {
-                Ok(answer) => return Ok(answer),
+            let failover_at = now + deadline.saturating_duration_since(now) / if step < members.len() { 2 } else { 1 };
+            let error = match members[at].call(call, failover_at, deadline).await {
+                Ok(response) => return Ok(response),
                 Err(error) => error,
             };
-            if !(error.is_refused() || error.is_overloaded()) || error.is_without_leader() {
-                self.leave(at);
+            if !(error.is_refused() || error.is_overloaded()) || error.has_no_leader() {
+                self.prefer_after(at);
             }
-            let elsewhere = error.is_unsent()
-                || error.is_without_leader()
-                || C::REPEATABLE && (error.is_lost() || error.is_timeout() || error.is_unavailable());
-            if !elsewhere || step == members.len() || Instant::now() >= deadline {
+            let fails_over = error.is_unsent()
+                || error.has_no_leader()
+                || C::IDEMPOTENT && (error.is_connection_lost() || error.is_timeout() || error.is_unavailable());
+            if !fails_over || step == members.len() || Instant::now() >= deadline {
                 return Err(error);
             }
         }
     }
 
-    /// Returns the error of a call that does not fit while so many keys are busy, on the member that is asked first.
-    pub(in super::super) fn overload(&self, busy: usize) -> Option<EtcdStorageError> {
-        if busy >= MOST {
-            return Some(EtcdStorageError::overloaded("etcd", busy));
+    /// Returns an error if too many keys are busy, or too many calls are in flight on the member
+    /// that is tried first.
+    pub(in super::super) fn overload(&self, busy_keys: usize) -> Option<EtcdStorageError> {
+        if busy_keys >= MOST {
+            return Some(EtcdStorageError::overloaded("etcd", busy_keys));
         }
         self.0.members[self.0.current.load(Ordering::Relaxed) % self.0.members.len()].overload()
     }
 
-    /// Where they all are: what to call them in errors.
+    /// Returns the addresses of all members, for error messages.
     pub(in super::super) fn names(&self) -> String {
         let names: Vec<&str> = self.0.members.iter().map(Member::name).collect();
         names.join(",")
     }
 
-    /// Who asks next begins with another member.
-    fn leave(&self, at: usize) {
+    /// Makes the member after this one the first to be tried.
+    fn prefer_after(&self, at: usize) {
         let next = (at + 1) % self.0.members.len();
-        // It does not matter who is first to say so.
+        // If the exchange fails, another call has made the change.
         let _ = self.0.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 }

@@ -1,4 +1,6 @@
-//! The way to the members that a URL names: made without any I/O, connected when it is used, and again after failures.
+//! The connections to the members of a URL.
+//!
+//! Creating [`Members`] does no I/O. They connect on first use, and reconnect after a failure.
 
 mod connection;
 mod member;

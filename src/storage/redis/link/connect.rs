@@ -1,4 +1,4 @@
-//! One connection: opened, let in, and known to answer.
+//! Opens one connection, logs in, and waits for a first reply.
 
 #[cfg(not(unix))]
 use std::io;
@@ -16,8 +16,9 @@ use super::super::url::Access;
 use crate::storage::net::{CONNECT_WITHIN, socket};
 use crate::storage::url::Address;
 
-/// A connection, and the task that writes and reads for all who use it. It ends with its last user: a stopped server would
-/// keep it for ever.
+/// A connection, and the task that does its I/O.
+///
+/// Dropping it aborts the task. A server that does not reply would otherwise keep the task alive.
 #[derive(Debug)]
 pub(super) struct Connection {
     commands: MultiplexedConnection,
@@ -25,29 +26,32 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to `address`, and hands over what it answers to `hello`: any server would let anybody connect, also one that
-    /// wants a password, is loading its data or is none.
+    /// Connects to `address`, sends `hello`, and returns the connection and the reply.
+    ///
+    /// An accepted connection proves little. The server may need a password, may still load its
+    /// data, or may not speak the protocol.
     pub(super) async fn open(
         address: &Address,
         access: &Access,
         hello: &Cmd,
     ) -> Result<(Self, Value), RedisStorageError> {
         let server = address.to_string();
-        let wrong =
-            |error: RedisError| harmless(RedisStorageError::answered(&server, error).while_connecting(), access);
+        let failed =
+            |error: RedisError| hide_password(RedisStorageError::from_redis(&server, error).while_connecting(), access);
         let connected = async {
-            let mut connection = Self::connect(address, access).await.map_err(wrong)?;
-            let answer = connection.commands.send_packed_command(hello).await;
-            match answer.and_then(Value::extract_error) {
-                // Who may say little else may still count.
+            let mut connection = Self::connect(address, access).await.map_err(failed)?;
+            let reply = connection.commands.send_packed_command(hello).await;
+            match reply.and_then(Value::extract_error) {
+                // A user without the right to run `hello` may have the rights to run the scripts.
                 Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
                     Ok((connection, Value::Nil))
                 }
-                Err(error) => Err(wrong(error)),
-                Ok(answer) => Ok((connection, answer)),
+                Err(error) => Err(failed(error)),
+                Ok(reply) => Ok((connection, reply)),
             }
         };
-        let late = || RedisStorageError::unreached(&server, format!("connecting took longer than {CONNECT_WITHIN:?}"));
+        let late =
+            || RedisStorageError::unreachable(&server, format!("connecting took longer than {CONNECT_WITHIN:?}"));
         timeout(CONNECT_WITHIN, connected).await.unwrap_or_else(|_| Err(late()))
     }
 
@@ -77,18 +81,18 @@ impl Connection {
         if let Some(password) = &access.login.password {
             info = info.set_password(password);
         }
-        // Deadlines are the callers'.
+        // Callers apply their own timeouts.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let (commands, driver) = MultiplexedConnection::new_with_config(&info, stream, config).await?;
         Ok(Self { commands, driver: tokio::spawn(driver).abort_handle() })
     }
 
-    /// Where to send commands.
+    /// Returns a handle to send commands.
     pub(super) fn commands(&self) -> MultiplexedConnection {
         self.commands.clone()
     }
 
-    /// Whether the other side has closed it, or the runtime on which it was opened has ended.
+    /// Returns `true` if the server closed the connection, or the runtime that opened it has ended.
     pub(super) fn is_closed(&self) -> bool {
         self.driver.is_finished()
     }
@@ -100,10 +104,12 @@ impl Drop for Connection {
     }
 }
 
-/// A server that knows no `AUTH` repeats its arguments in its error.
-fn harmless(error: RedisStorageError, access: &Access) -> RedisStorageError {
+/// Hides an error message that contains the password.
+///
+/// A server without the `AUTH` command quotes the arguments of the unknown command.
+fn hide_password(error: RedisStorageError, access: &Access) -> RedisStorageError {
     match &access.login.password {
-        Some(password) if error.to_string().contains(&**password) => error.without_its_cause(),
+        Some(password) if error.to_string().contains(&**password) => error.with_hidden_source(),
         _ => error,
     }
 }

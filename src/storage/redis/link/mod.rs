@@ -1,4 +1,6 @@
-//! The way to the servers that a URL names: made without any I/O, connected when it is used, and again after failures.
+//! The connections to the servers of a URL.
+//!
+//! Creating a [`Link`] does no I/O. It connects on first use, and reconnects after a failure.
 
 #[cfg(feature = "redis-cluster")]
 mod cluster;
@@ -20,98 +22,103 @@ pub(super) use self::node::Node;
 #[cfg(feature = "redis-sentinel")]
 use self::sentinel::Sentinels;
 use super::error::RedisStorageError;
-use super::url::{Access, Place};
+use super::url::{Access, Servers};
 
-/// A handle on connections that are shared with its clones.
+/// A handle to the connections. Clones share them.
 #[derive(Clone, Debug)]
-pub(super) struct Link(Servers);
+pub(super) struct Link(Topology);
 
 #[derive(Clone, Debug)]
-enum Servers {
-    /// One server, or the one that sentinels tell.
-    One(Node),
+enum Topology {
+    /// One server: the one in the URL, or the primary that sentinels report.
+    Single(Node),
     #[cfg(feature = "redis-cluster")]
     Cluster(Cluster),
 }
 
 impl Link {
-    pub(super) fn new(place: Place, access: &Access) -> Self {
-        Self(match place {
-            Place::Server(address) => Servers::One(Node::at(address, access.clone())),
+    pub(super) fn new(servers: Servers, access: &Access) -> Self {
+        Self(match servers {
+            Servers::Single(address) => Topology::Single(Node::at(address, access.clone())),
             #[cfg(feature = "redis-sentinel")]
-            Place::Sentinels { hosts, service, login } => {
-                Servers::One(Node::told_by(Sentinels::new(hosts, service, login, access.clone())))
+            Servers::Sentinels { hosts, service, login } => {
+                Topology::Single(Node::with_sentinels(Sentinels::new(hosts, service, login, access.clone())))
             }
             #[cfg(feature = "redis-cluster")]
-            Place::Cluster(hosts) => Servers::Cluster(Cluster::new(hosts, access.clone())),
-            #[allow(unreachable_patterns, reason = "features")]
-            _ => unreachable!("the URL's reader refuses what no feature is there for"),
+            Servers::Cluster(hosts) => Topology::Cluster(Cluster::new(hosts, access.clone())),
+            #[allow(unreachable_patterns, reason = "depends on the enabled features")]
+            _ => unreachable!("the URL's parser rejects servers whose feature is not enabled"),
         })
     }
 
-    /// The reply to `command`, in time: neither connecting nor the server's silence takes longer than until `deadline`.
+    /// Sends `command`, and returns the reply.
     ///
-    /// The command is sent once and never again, unless a node of a cluster says that it has not executed it. Which node that
-    /// is tells the first key: of `EVAL` and `EVALSHA` the argument after their number, else the first argument.
+    /// A command is sent once. It is sent again only if a cluster node replies that it did not
+    /// execute it. In a cluster, the first key selects the node. That is the argument after the
+    /// number of keys for `EVAL` and `EVALSHA`, else the first argument.
     ///
-    /// The future may be dropped at any time; the command may have been executed then. Others are not disturbed.
+    /// The future can be dropped at any time. The server may execute the command all the same.
+    /// Other commands on the connection are not affected.
     ///
     /// # Errors
     ///
-    /// An error of the server is one, also inside of an array.
+    /// Returns an error if connecting and the reply together take longer than until `deadline`, or
+    /// if the reply is an error or an array that contains one.
     pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, RedisStorageError> {
         match &self.0 {
-            Servers::One(node) => node.run(command, deadline).await,
+            Topology::Single(node) => node.run(command, deadline).await,
             #[cfg(feature = "redis-cluster")]
-            Servers::Cluster(cluster) => cluster.run(command, deadline).await,
+            Topology::Cluster(cluster) => cluster.run(command, deadline).await,
         }
     }
 
-    /// Returns the error of a call that does not fit at the moment, where that is known before the call is prepared.
+    /// Returns an error if too many calls are in flight. Check it before preparing a call.
+    ///
+    /// A cluster always returns `None`, because the key's node is not known yet.
     pub(super) fn overload(&self) -> Option<RedisStorageError> {
         match &self.0 {
-            Servers::One(node) => node.overload(),
+            Topology::Single(node) => node.overload(),
             #[cfg(feature = "redis-cluster")]
-            Servers::Cluster(_) => None,
+            Topology::Cluster(_) => None,
         }
     }
 
-    /// Returns a key for each server that holds keys, of those that `name` makes.
-    #[allow(clippy::unused_async, reason = "one server is known without a request")]
-    pub(super) async fn name_on_each(
+    /// Returns a key for each server that holds keys. `name` makes the candidates from a number.
+    #[allow(clippy::unused_async, reason = "a single server needs no request")]
+    pub(super) async fn key_on_each(
         &self,
         deadline: Instant,
         name: impl Fn(u32) -> String,
     ) -> Result<Vec<String>, RedisStorageError> {
         match &self.0 {
-            Servers::One(_) => {
+            Topology::Single(_) => {
                 let _ = deadline;
                 Ok(vec![name(0)])
             }
             #[cfg(feature = "redis-cluster")]
-            Servers::Cluster(cluster) => cluster.name_on_each(deadline, name).await,
+            Topology::Cluster(cluster) => cluster.key_on_each(deadline, name).await,
         }
     }
 
-    /// Every server that holds keys.
-    #[allow(clippy::unused_async, reason = "one server is known without asking")]
+    /// Returns every server that holds keys.
+    #[allow(clippy::unused_async, reason = "a single server needs no request")]
     pub(super) async fn nodes(&self, deadline: Instant) -> Result<Vec<Node>, RedisStorageError> {
         match &self.0 {
-            Servers::One(node) => {
+            Topology::Single(node) => {
                 let _ = deadline;
                 Ok(vec![node.clone()])
             }
             #[cfg(feature = "redis-cluster")]
-            Servers::Cluster(cluster) => cluster.nodes(deadline).await,
+            Topology::Cluster(cluster) => cluster.nodes(deadline).await,
         }
     }
 
-    /// Checks that the server answers, of a cluster every one that holds keys.
-    pub(super) async fn look(&self, deadline: Instant) -> Result<(), RedisStorageError> {
+    /// Checks that the server replies. In a cluster, checks every node that holds keys.
+    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), RedisStorageError> {
         match &self.0 {
-            Servers::One(node) => node.ping(deadline).await,
+            Topology::Single(node) => node.ping(deadline).await,
             #[cfg(feature = "redis-cluster")]
-            Servers::Cluster(cluster) => cluster.look(deadline).await,
+            Topology::Cluster(cluster) => cluster.ping(deadline).await,
         }
     }
 }

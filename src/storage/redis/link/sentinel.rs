@@ -1,4 +1,4 @@
-//! Sentinels, who know which server is the primary.
+//! Finds the primary through sentinels.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,70 +14,72 @@ use super::connect::Connection;
 use super::node::Node;
 use crate::storage::url::{Address, Host, Login};
 
-/// How long one sentinel may take.
-const EACH_WITHIN: Duration = Duration::from_millis(200);
+/// The timeout of a command on one sentinel.
+const SENTINEL_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// While the primary is in use, they are asked again so often.
-const AGAIN: Duration = Duration::from_secs(1);
+/// The interval between two checks that the connection in use still leads to the primary.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The sentinels of a service.
 pub(super) struct Sentinels {
-    all: Vec<Node>,
-    /// The one that answered last.
-    first: AtomicUsize,
+    nodes: Vec<Node>,
+    /// The index of the sentinel that is asked first: the one that replied last.
+    preferred: AtomicUsize,
     service: String,
-    /// How to be let in by the primary.
+    /// The access to the primary.
     access: Access,
-    asked_at: Mutex<Instant>,
+    checked_at: Mutex<Instant>,
 }
 
 impl Sentinels {
     pub(super) fn new(hosts: Vec<Host>, service: String, login: Login, access: Access) -> Self {
-        let to_sentinels = Access { login, db: 0, tls: access.tls.clone() };
-        let all = hosts.into_iter().map(|host| Node::at(Address::Tcp(host), to_sentinels.clone())).collect();
-        Self { all, first: AtomicUsize::new(0), service, access, asked_at: Mutex::new(Instant::now()) }
+        let sentinel_access = Access { login, db: 0, tls: access.tls.clone() };
+        let nodes = hosts.into_iter().map(|host| Node::at(Address::Tcp(host), sentinel_access.clone())).collect();
+        Self { nodes, preferred: AtomicUsize::new(0), service, access, checked_at: Mutex::new(Instant::now()) }
     }
 
-    /// Connects to the primary, or whom they take for it: it has to say so itself.
+    /// Connects to the server that the sentinels report. Checks with `ROLE` that it is a primary.
     pub(super) async fn connect(&self) -> Result<(Connection, Address), RedisStorageError> {
         let address = Address::Tcp(self.primary().await?);
         let (connection, role) = Connection::open(&address, &self.access, &cmd("ROLE")).await?;
         if !matches!(&role, Value::Array(parts) if parts.first().and_then(text) == Some("master")) {
-            let why = format!("the sentinels name {address}, which does not say by ROLE that it is one");
-            return Err(RedisStorageError::unreached(&self.to_string(), why));
+            let why = format!("the sentinels report {address}, which is not a primary according to ROLE");
+            return Err(RedisStorageError::unreachable(&self.to_string(), why));
         }
         Ok((connection, address))
     }
 
-    /// Where the primary is, by the first of them who knows.
+    /// Returns the address of the primary, from the first sentinel that knows it.
     pub(super) async fn primary(&self) -> Result<Host, RedisStorageError> {
-        let mut asking = cmd("SENTINEL");
-        asking.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
-        let (first, count) = (self.first.load(Ordering::Relaxed), self.all.len());
+        let mut command = cmd("SENTINEL");
+        command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
+        let (preferred, count) = (self.preferred.load(Ordering::Relaxed), self.nodes.len());
         let mut last = None;
-        for at in (0..count).map(|step| (first + step) % count) {
-            match self.all[at].run(&asking, Instant::now() + EACH_WITHIN).await {
+        for at in (0..count).map(|step| (preferred + step) % count) {
+            match self.nodes[at].run(&command, Instant::now() + SENTINEL_TIMEOUT).await {
                 Ok(reply) => {
                     if let Some(host) = host(&reply) {
-                        self.first.store(at, Ordering::Relaxed);
+                        self.preferred.store(at, Ordering::Relaxed);
                         return Ok(host);
                     }
-                    let why = format!("{} knows no service {:?}", self.all[at].name(), self.service);
-                    last = Some(RedisStorageError::unreached(&self.to_string(), why));
+                    let why =
+                        format!("sentinel {} does not know the service {:?}", self.nodes[at].name(), self.service);
+                    last = Some(RedisStorageError::unreachable(&self.to_string(), why));
                 }
                 Err(error) => last = last.or(Some(error.while_connecting())),
             }
         }
-        Err(last.unwrap_or_else(|| RedisStorageError::unreached(&self.to_string(), "there is no sentinel")))
+        Err(last.unwrap_or_else(|| RedisStorageError::unreachable(&self.to_string(), "the URL has no sentinels")))
     }
 
-    /// Whether to ask again where the primary is, which is said to one caller.
-    pub(super) fn is_time_to_ask(&self) -> bool {
-        let mut asked_at = self.asked_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_time = asked_at.elapsed() >= AGAIN;
-        if is_time {
-            *asked_at = Instant::now();
+    /// Returns `true` to one caller per [`CHECK_INTERVAL`]. That caller asks the sentinels again.
+    pub(super) fn take_check(&self) -> bool {
+        let mut checked_at = self.checked_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = checked_at.elapsed() >= CHECK_INTERVAL;
+        if is_due {
+            *checked_at = Instant::now();
         }
-        is_time
+        is_due
     }
 }
 
@@ -97,6 +99,6 @@ fn text(value: &Value) -> Option<&str> {
 
 impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} of its sentinels", self.service)
+        write!(f, "the primary of {:?}", self.service)
     }
 }

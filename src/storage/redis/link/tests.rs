@@ -1,4 +1,4 @@
-//! Error replies, against a scripted server.
+//! Tests of error replies, with a fake server.
 
 use std::error::Error;
 use std::io;
@@ -12,7 +12,8 @@ use tokio::time::Instant;
 use super::super::url::Target;
 use super::Link;
 
-/// A server that knows `PING`, and replies to other commands as the test says.
+/// Starts a server that replies to `PING`, and to other commands with the given replies. Returns a
+/// link to it.
 async fn link_to(replies: &'static [(&str, &str)]) -> Link {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = Target::parse(&format!("redis://{}", listener.local_addr().unwrap())).unwrap();
@@ -21,7 +22,7 @@ async fn link_to(replies: &'static [(&str, &str)]) -> Link {
             tokio::spawn(serve(stream, replies));
         }
     });
-    Link::new(target.place, &target.access)
+    Link::new(target.servers, &target.access)
 }
 
 async fn serve(stream: TcpStream, replies: &[(&str, &str)]) -> io::Result<()> {
@@ -38,7 +39,7 @@ async fn serve(stream: TcpStream, replies: &[(&str, &str)]) -> io::Result<()> {
     }
 }
 
-/// Reads `*N`, and `$length` and a line for each of the N words.
+/// Reads a command: the line `*N`, and for each of its N words the line `$length` and the word.
 async fn read_command(stream: &mut BufReader<TcpStream>) -> io::Result<Vec<String>> {
     let mut line = async || {
         let mut line = String::new();
@@ -57,7 +58,7 @@ async fn read_command(stream: &mut BufReader<TcpStream>) -> io::Result<Vec<Strin
 }
 
 #[tokio::test]
-async fn error_reply_is_an_error_also_inside_an_array() {
+async fn error_reply_in_an_array_is_an_error() {
     let link = link_to(&[
         ("EVALSHA", "-NOSCRIPT No matching script.\r\n"),
         ("EVAL", "*2\r\n:1\r\n-OH no\r\n"),
@@ -66,10 +67,10 @@ async fn error_reply_is_an_error_also_inside_an_array() {
     .await;
     let run = async |name| link.run(&cmd(name), Instant::now() + Duration::from_secs(5)).await;
     let error = run("EVALSHA").await.unwrap_err();
-    assert!(error.is_no_script() && !error.may_have_counted(), "{error}");
+    assert!(error.is_script_missing() && !error.may_have_counted(), "{error}");
     assert!(error.source().is_some());
     let error = run("EVAL").await.unwrap_err();
     assert!(error.to_string().ends_with(" refused: OH no"), "{error}");
     assert!(!error.may_have_counted());
-    assert_eq!(run("GET").await.unwrap(), Value::BulkString(b"it".to_vec()), "the connection is kept");
+    assert_eq!(run("GET").await.unwrap(), Value::BulkString(b"it".to_vec()), "an error reply keeps the connection");
 }

@@ -1,4 +1,4 @@
--- Forgets all limits, and no others that stand under the same name.
+-- Clears the states of these limits. States of other limits in the same key are kept.
 -- read
 local changed = true
 -- each small:

@@ -1,5 +1,6 @@
--- Runs a command on a key that may hold another type than ours: such a key is lost, and there is no reply. Every other error ends the
--- script. The command is run again for that, since only `redis.call` keeps the error's code on every version.
+-- Runs a command on a key. Returns nothing if the key has the wrong type, so that it counts as
+-- missing. Every other error ends the script. The failed command is run again by redis.call for
+-- that, because only redis.call preserves the error code on all versions.
 local function forgive(...)
   local reply = redis.pcall(...)
   if type(reply) ~= 'table' then

@@ -1,6 +1,7 @@
--- Decides on a hit. All limits are asked, and spend only when all admit.
--- Answers the time; whether all admitted; what stands there now; then of limits that delay for how long, and of logs what
--- log_told says.
+-- Decides on a hit. It takes units from the limits only if all limits admit it.
+--
+-- Returns the time, 1 if the hit is admitted or else 0, and the text of the small states. For each
+-- limit that delays, the delay follows, and for each log the results of log_told.
 -- read
 local admitted = 1
 -- each small:

@@ -1,4 +1,4 @@
-//! The scripts that decide, give back and forget on the server: one for each combination of strategies.
+//! The scripts that decide, refund and clear on the server: one for each combination of strategies.
 
 mod assembled;
 
@@ -10,34 +10,34 @@ use redis::{Cmd, cmd};
 use super::keys;
 use crate::policy::Limit;
 use crate::storage::{StorageRequest, names};
-use crate::strategy::Script as Twin;
+use crate::strategy::Script as StrategyScript;
 use crate::{Decision, Key, Op, Policy, Timestamp};
 
-/// How much longer than a state matters it is kept, in milliseconds.
+/// The time by which a key outlives its state, in milliseconds.
 pub(super) const GRACE: u32 = 500;
 
-/// What a script does.
+/// The operation of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind {
+enum ScriptKind {
     Hit,
     Peek,
     Refund,
     Clear,
 }
 
-/// Scripts by what they do, and for what limits.
+/// The scripts that have been assembled, by operation and limits.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Scripts(Arc<RwLock<Known>>);
+pub(super) struct Scripts(Arc<RwLock<Cache>>);
 
-type Known = HashMap<(Kind, Vec<Shape>), Arc<Script>>;
+type Cache = HashMap<(ScriptKind, Vec<Shape>), Arc<Script>>;
 
-/// All that makes a difference for a script's text in one of its limits.
+/// The properties of a limit on which the text of a script depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     name: &'static str,
-    /// Which sources: where they lie.
+    /// The address of the list of sources, which identifies them.
     sources: usize,
-    words: usize,
+    arguments: usize,
     delays: bool,
     counts_refusals: bool,
 }
@@ -48,15 +48,15 @@ struct Script {
     hash: String,
 }
 
-/// A limit, as far as it makes a difference for the script's text.
+/// The values of a limit that are inserted into a template.
 struct Part {
-    /// What its functions' names begin with.
+    /// The prefix of the names of its functions.
     function: String,
-    /// Where in ARGV its tag stands; what its twin needs follows.
+    /// The index of its tag in `ARGV`. The arguments of its strategy follow.
     tag: usize,
-    /// Where in ARGV stands what a refund has to know of the hit.
+    /// The index in `ARGV` of the values of the hit that a refund needs.
     hit: usize,
-    /// Which of KEYS is its log.
+    /// The index of its log in `KEYS`.
     key: usize,
     sources: &'static [&'static str],
     is_log: bool,
@@ -64,32 +64,34 @@ struct Part {
     counts_refusals: bool,
 }
 
-/// A script with what it is asked.
+/// A script with its keys and arguments.
 pub(super) struct Call {
     script: Arc<Script>,
     keys: Vec<String>,
     arguments: Vec<String>,
-    told: Vec<Told>,
+    reply_parts: Vec<ReplyPart>,
 }
 
-/// What a script answers of a limit, beside its state.
+/// The values that the reply has for a limit, besides its small state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum ReplyPart {
     Nothing,
-    /// How long a hit has to wait.
+    /// The delay of the hit, in microseconds.
     Delay,
-    /// Of a log, whose state is not answered: its units, and how long until more remain and until the cost fits.
+    /// The units in a log, the time until more units remain, and the time until the cost fits, in
+    /// microseconds. The reply does not contain the log itself.
     Log,
 }
 
 impl Scripts {
-    /// What asks for a decision. `None` when a strategy has no twin. `now` is the time, where it is not the server's.
-    pub(super) fn decide(&self, prefix: &str, ask: StorageRequest<'_>, now: Option<Timestamp>) -> Option<Call> {
-        let kind = if ask.op == Op::Hit && ask.cost > 0 { Kind::Hit } else { Kind::Peek };
-        self.call(kind, prefix, ask, now, None)
+    /// Returns the call that decides on a request, or `None` if a strategy has no script. `now`
+    /// replaces the server's time.
+    pub(super) fn decide(&self, prefix: &str, request: StorageRequest<'_>, now: Option<Timestamp>) -> Option<Call> {
+        let kind = if request.op == Op::Hit && request.cost > 0 { ScriptKind::Hit } else { ScriptKind::Peek };
+        self.call(kind, prefix, request, now, None)
     }
 
-    /// What gives a hit back.
+    /// Returns the call that refunds a hit.
     pub(super) fn refund(
         &self,
         prefix: &str,
@@ -98,131 +100,132 @@ impl Scripts {
         now: Option<Timestamp>,
         decision: &Decision,
     ) -> Option<Call> {
-        let ask = StorageRequest::new(policy, key, Op::Hit, decision.cost());
-        self.call(Kind::Refund, prefix, ask, now, Some(decision))
+        let request = StorageRequest::new(policy, key, Op::Hit, decision.cost());
+        self.call(ScriptKind::Refund, prefix, request, now, Some(decision))
     }
 
-    /// What forgets a key.
+    /// Returns the call that clears a key.
     pub(super) fn clear(&self, prefix: &str, policy: &Policy, key: &Key, now: Option<Timestamp>) -> Option<Call> {
-        self.call(Kind::Clear, prefix, StorageRequest::new(policy, key, Op::Hit, 0), now, None)
+        self.call(ScriptKind::Clear, prefix, StorageRequest::new(policy, key, Op::Hit, 0), now, None)
     }
 
-    /// Whether all of the policy's strategies have a twin.
-    pub(super) fn exist_for(policy: &Policy) -> bool {
-        policy.limits().iter().all(|limit| twin(limit, 1).is_some())
+    /// Returns `true` if all strategies of the policy have a script.
+    pub(super) fn support(policy: &Policy) -> bool {
+        policy.limits().iter().all(|limit| strategy_script(limit, 1).is_some())
     }
 
     fn call(
         &self,
-        kind: Kind,
+        kind: ScriptKind,
         prefix: &str,
-        ask: StorageRequest<'_>,
+        request: StorageRequest<'_>,
         now: Option<Timestamp>,
         refunded: Option<&Decision>,
     ) -> Option<Call> {
-        let limits = ask.policy.limits();
-        let twins: Vec<Twin> = limits.iter().map(|limit| twin(limit, ask.cost)).collect::<Option<_>>()?;
-        let mut keys = vec![keys::states(prefix, ask.policy, ask.key)];
+        let limits = request.policy.limits();
+        let scripts: Vec<StrategyScript> =
+            limits.iter().map(|limit| strategy_script(limit, request.cost)).collect::<Option<_>>()?;
+        let mut keys = vec![keys::states(prefix, request.policy, request.key)];
         let mut arguments = Vec::with_capacity(2 + limits.len() * 9);
-        arguments.push(ask.cost.to_string());
+        arguments.push(request.cost.to_string());
         arguments.extend(refunded.map(|hit| hit.at().as_micros().to_string()));
-        for (position, twin) in twins.iter().enumerate() {
-            let tag = names::tag(ask.policy, position);
-            if is_log(twin) {
+        for (position, script) in scripts.iter().enumerate() {
+            let tag = names::tag(request.policy, position);
+            if is_log(script) {
                 keys.push(keys::log(&keys[0], &tag));
             }
             arguments.push(format!("[{tag} "));
-            arguments.extend(twin.arguments.iter().map(u64::to_string));
+            arguments.extend(script.arguments.iter().map(u64::to_string));
             if let Some(decision) = refunded {
-                // A limit that was not there then has nothing to give back.
+                // The policy may have more limits than at the time of the hit.
                 let hit = decision.limits().get(position).map(|limit| limit.hit(decision.at(), decision.cost()));
                 let (until, anchor) = hit.map_or((0, 0), |hit| (hit.until.as_micros(), hit.anchor));
                 arguments.extend([until.to_string(), anchor.to_string()]);
             }
         }
-        let script = self.script(kind, limits, &twins, arguments.len());
+        let script = self.script(kind, limits, &scripts, arguments.len());
         arguments.extend(now.map(|now| now.as_micros().to_string()));
-        Some(Call { script, keys, arguments, told: twins.iter().map(told).collect() })
+        Some(Call { script, keys, arguments, reply_parts: scripts.iter().map(reply_part).collect() })
     }
 
-    fn script(&self, kind: Kind, limits: &[Limit], twins: &[Twin], words: usize) -> Arc<Script> {
-        let shape = |(limit, twin): (&Limit, &Twin)| Shape {
-            name: twin.name,
-            sources: twin.sources.as_ptr().addr(),
-            words: twin.arguments.len(),
-            delays: twin.delays,
+    fn script(&self, kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript], arguments: usize) -> Arc<Script> {
+        let shape = |(limit, script): (&Limit, &StrategyScript)| Shape {
+            name: script.name,
+            sources: script.sources.as_ptr().addr(),
+            arguments: script.arguments.len(),
+            delays: script.delays,
             counts_refusals: limit.strategy().counts_refusals(),
         };
-        let what = (kind, limits.iter().zip(twins).map(shape).collect());
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&what).cloned();
-        known.unwrap_or_else(|| {
-            let text = assembled::text(kind, &parts(kind, limits, twins), words);
+        let id = (kind, limits.iter().zip(scripts).map(shape).collect());
+        let cached = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
+        cached.unwrap_or_else(|| {
+            let text = assembled::text(kind, &parts(kind, limits, scripts), arguments);
             let hash = redis::Script::new(&text).get_hash().to_owned();
             let script = Arc::new(Script { text, hash });
-            self.0.write().unwrap_or_else(PoisonError::into_inner).insert(what, Arc::clone(&script));
+            self.0.write().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::clone(&script));
             script
         })
     }
 }
 
-/// The strategy's twin, if it has one whose functions can be called by its name.
-fn twin(limit: &Limit, cost: u32) -> Option<Twin> {
-    let is_sound = |name: &str| {
+/// Returns the strategy's script, if it has one and its name can be part of Lua identifiers.
+fn strategy_script(limit: &Limit, cost: u32) -> Option<StrategyScript> {
+    let is_valid = |name: &str| {
         name.starts_with(|letter: char| letter.is_ascii_alphabetic())
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     };
-    limit.strategy().script(limit.quota(), cost).filter(|twin| is_sound(twin.name))
+    limit.strategy().script(limit.quota(), cost).filter(|script| is_valid(script.name))
 }
 
-/// The one whose states are logs.
-fn is_log(twin: &Twin) -> bool {
-    twin.name == "moving-window"
+/// Returns `true` for the strategy that keeps its state in a log.
+fn is_log(script: &StrategyScript) -> bool {
+    script.name == "moving-window"
 }
 
-fn told(twin: &Twin) -> Told {
-    match (is_log(twin), twin.delays) {
-        (true, _) => Told::Log,
-        (false, true) => Told::Delay,
-        (false, false) => Told::Nothing,
+fn reply_part(script: &StrategyScript) -> ReplyPart {
+    match (is_log(script), script.delays) {
+        (true, _) => ReplyPart::Log,
+        (false, true) => ReplyPart::Delay,
+        (false, false) => ReplyPart::Nothing,
     }
 }
 
-fn parts(kind: Kind, limits: &[Limit], twins: &[Twin]) -> Vec<Part> {
-    let (first, of_hit) = if kind == Kind::Refund { (3, 2) } else { (2, 0) };
+fn parts(kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript]) -> Vec<Part> {
+    let (first, hit_values) = if kind == ScriptKind::Refund { (3, 2) } else { (2, 0) };
     let (mut tag, mut key) = (first, 1);
-    let part = |(limit, twin): (&Limit, &Twin)| {
-        let is_log = is_log(twin);
+    let part = |(limit, script): (&Limit, &StrategyScript)| {
+        let is_log = is_log(script);
         key += usize::from(is_log);
-        let hit = tag + 1 + twin.arguments.len();
+        let hit = tag + 1 + script.arguments.len();
         let part = Part {
-            function: twin.name.replace('-', "_"),
+            function: script.name.replace('-', "_"),
             tag,
             hit,
             key,
-            sources: twin.sources,
+            sources: script.sources,
             is_log,
-            delays: told(twin) == Told::Delay,
+            delays: reply_part(script) == ReplyPart::Delay,
             counts_refusals: !is_log && limit.strategy().counts_refusals(),
         };
-        tag = hit + of_hit;
+        tag = hit + hit_values;
         part
     };
-    limits.iter().zip(twins).map(part).collect()
+    limits.iter().zip(scripts).map(part).collect()
 }
 
 impl Call {
-    /// What is answered of each limit.
-    pub(super) fn told(&self) -> &[Told] {
-        &self.told
+    /// Returns the values that the reply has for each limit.
+    pub(super) fn reply_parts(&self) -> &[ReplyPart] {
+        &self.reply_parts
     }
 
-    /// Names the script, which the server may know.
+    /// Returns the command that runs a script in the server's cache.
     pub(super) fn by_hash(&self) -> Cmd {
         self.command("EVALSHA", &self.script.hash)
     }
 
-    /// Brings the script along, for a server that has never heard of it, or has forgotten it.
-    pub(super) fn whole(&self) -> Cmd {
+    /// Returns the command that sends the script's text. The server caches it.
+    pub(super) fn by_text(&self) -> Cmd {
         self.command("EVAL", &self.script.text)
     }
 

@@ -1,4 +1,4 @@
--- Looks. Answers what hit.lua does.
+-- Reads the states without a change. Returns the same values as hit.lua.
 -- read
 local units, reset, retry
 local answer = { now, 1, stored }

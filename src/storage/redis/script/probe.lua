@@ -1,4 +1,5 @@
--- Runs every command that the scripts use, on a key of its own that expires by itself. The error names the first that fails.
+-- Runs every command that the scripts use, on a temporary key. The error names the first command
+-- that fails.
 local commands = {
   { 'TIME' },
   { 'SET', KEYS[1], '-', 'PX', '1000' },

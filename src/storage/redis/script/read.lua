@@ -1,5 +1,7 @@
--- KEYS: the small states of all limits; then, for each moving window, its log.
--- ARGV: the cost; then what each limit needs, its tag first; then, if it is not the server's, the time.
+-- Reads the states.
+--
+-- KEYS: the key of the small states, then for each moving window the key of its log.
+-- ARGV: the cost, then for each limit its tag and its arguments. In tests, the time follows.
 local call, find, match, format = redis.call, string.find, string.match, string.format
 local cost, now = ARGV[1] + 0, ARGV[NOW] and ARGV[NOW] + 0
 if not now then
@@ -9,7 +11,8 @@ end
 
 local stored = forgive('GET', KEYS[1]) or ''
 
--- What stands behind each limit's tag, or nothing if it cannot be read; and how much of it all belongs to these limits.
+-- A small state is the text after its limit's tag. A state that cannot be parsed counts as none.
+-- `known` is the number of bytes that belong to these limits.
 local known, from, last, after = 0
 -- each small:
 local text$, first$, second$, till$ = nil, 0, 0, 0

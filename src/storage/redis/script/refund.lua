@@ -1,5 +1,7 @@
--- Gives a hit back, to each limit that has not forgotten it. What each limit needs ends with the instant from which it has, and
--- its anchor; the cost is followed by the time of the hit. Answers the time.
+-- Refunds a hit to each limit whose state still contains it. Returns the time.
+--
+-- ARGV: the time of the hit follows the cost. The arguments of each limit end with the instant until
+-- which its state contains the hit, and the anchor of that state.
 -- read
 local changed, forgotten, a, b = false
 -- each small:

@@ -1,5 +1,7 @@
--- Writes down what is left, for as long as it matters. An instant in two pieces: `%d` is four times as fast as `%.0f`, but
--- where C's long has 32 bits it cannot say a whole one.
+-- Writes the small states. The key expires when the last of them is no longer needed.
+--
+-- An instant is formatted in two parts, because `%d` is limited to 32 bits on some systems. That is
+-- still four times as fast as `%.0f`.
 if changed then
   local latest, steady, texts = now, true, ''
   -- each small:
@@ -26,7 +28,7 @@ if changed then
   steady = false
   -- done
   if known < #stored then
-    -- What other limits remember under the same name, as long as it matters.
+    -- Keeps the states of other limits in the same key until they expire.
     steady = false
     local own = {}
     -- each:
@@ -46,7 +48,7 @@ if changed then
   if latest <= now then
     call('UNLINK', KEYS[1])
   elseif steady and not ARGV[NOW] then
-    -- Nobody's end has moved: it expires when it did.
+    -- All ends are unchanged, so the key keeps its expiry.
     call('SET', KEYS[1], texts, 'KEEPTTL')
   else
     local keep = (latest - now) / 1000 + GRACE
