@@ -28,8 +28,8 @@ impl Ticks {
         elapsed
     }
 
-    /// Returns the microseconds since the start by the system's monotonic clock, to correct
-    /// [`elapsed`](Self::elapsed) by.
+    /// Returns the microseconds since the start, by the system's monotonic clock. Used to correct
+    /// [`elapsed`](Self::elapsed).
     pub(super) fn monotonic(&self, _elapsed: u64) -> u64 {
         micros(self.start.elapsed())
     }
