@@ -185,7 +185,7 @@ mod tests {
     async fn replies_are_parsed_one_by_one() {
         let bytes = b"VA 5 c17\r\na\r\nbc\r\nVA 0 t30 c18446744073709551615 W\r\n\r\nHD\r\nHD c3\r\nEN\r\nNF\r\nEX\r\nNS\r\nMN\r\n\
             SERVER_ERROR out of memory\r\n";
-        let replies: Vec<Reply> = all(bytes).await.into_iter().filter_map(Result::ok).collect();
+        let replies: Vec<Reply> = read_all(bytes).await.into_iter().filter_map(Result::ok).collect();
         let value = |cas, text: &[u8]| Reply::Value { cas, text: text.to_vec() };
         let expected = [
             value(17, b"a\r\nbc"),
@@ -206,7 +206,7 @@ mod tests {
     async fn time_is_read_from_stats() {
         let bytes =
             b"STAT pid 1\r\nSTAT time 1800000000\r\nSTAT version 1.6.18\r\nEND\r\nSTAT pid 1\r\nEND\r\nEND\r\nMN\r\n";
-        let replies: Vec<Reply> = all(bytes).await.into_iter().filter_map(Result::ok).collect();
+        let replies: Vec<Reply> = read_all(bytes).await.into_iter().filter_map(Result::ok).collect();
         let stats = |time| Reply::Stats { time };
         assert_eq!(replies, [stats(Some(1_800_000_000)), stats(None), stats(None), Reply::Noop]);
         assert!(replies.iter().all(|reply| reply.answers(STATS) == (*reply != Reply::Noop)));
@@ -234,7 +234,11 @@ mod tests {
             b"\r\n",
             &long,
         ] {
-            assert_eq!(all(bytes).await, [Err("invalid reply, not from a memcached server".to_owned())], "{bytes:?}");
+            assert_eq!(
+                read_all(bytes).await,
+                [Err("invalid reply, not from a memcached server".to_owned())],
+                "{bytes:?}"
+            );
         }
         assert_eq!(read_all(b"").await, [Err("connection closed".to_owned())]);
     }
