@@ -112,7 +112,7 @@ pub struct InTime<A> {
     within: Duration,
     /// Created at the first poll, if the call is not ready then.
     timer: Option<Pin<Box<Sleep>>>,
-    /// Whether the call changes states.
+    /// `true` if the call changes states.
     changes: bool,
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use redis::aio::MultiplexedConnection;
 use redis::{Script, cmd};
 use server::Server;
-use tower_ratelimit::storage::{StorageRequest, ManualClock, RedisStorage};
+use tower_ratelimit::storage::{ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::{Key, Op, Policy, Storage};
 
 /// The numbers of calls in flight.
@@ -173,7 +173,8 @@ async fn run() {
             fill(&storage, policy, name, 10_000).await;
         }
         let row = ours(name, &storage, policy, admitted);
-        let same_script = if compared.contains(&name) { Some(sent_by_hand(name, &row, &connection).await) } else { None };
+        let same_script =
+            if compared.contains(&name) { Some(sent_by_hand(name, &row, &connection).await) } else { None };
         rows.push(row);
         rows.extend(same_script);
     }

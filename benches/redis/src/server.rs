@@ -57,8 +57,14 @@ pub async fn reset_statistics(connection: &mut MultiplexedConnection) {
 pub async fn micros_of(command: &str, connection: &mut MultiplexedConnection) -> f64 {
     let text: String =
         cmd("INFO").arg("commandstats").query_async(connection).await.expect("the server has statistics");
-    let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:"))).expect("the command was called");
-    let value = line.split(',').find_map(|field| field.strip_prefix("usec_per_call=")).expect("the server reports the time per call");
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")))
+        .expect("the command was called");
+    let value = line
+        .split(',')
+        .find_map(|field| field.strip_prefix("usec_per_call="))
+        .expect("the server reports the time per call");
     value.parse().expect("the time is a number")
 }
 
@@ -80,7 +86,8 @@ pub async fn script_call(call: impl Future<Output = ()>, connection: &mut Multip
         cmd("CONFIG").arg("SET").arg(setting).arg(value).exec_async(connection).await.expect("the setting is valid");
     }
     call.await;
-    let log: Vec<SlowLogEntry> = cmd("SLOWLOG").arg("GET").query_async(connection).await.expect("the server keeps a log");
+    let log: Vec<SlowLogEntry> =
+        cmd("SLOWLOG").arg("GET").query_async(connection).await.expect("the server keeps a log");
     let never = cmd("CONFIG").arg("SET").arg("slowlog-log-slower-than").arg(-1).to_owned();
     never.exec_async(connection).await.expect("the setting is valid");
     log.into_iter().map(|entry| entry.3).find(|words| words[0] == b"EVALSHA").expect("a script was called")

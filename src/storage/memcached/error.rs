@@ -32,7 +32,7 @@ pub struct MemcachedStorageError(Arc<Inner>);
 enum Inner {
     Server {
         kind: Kind,
-        /// Whether the request changes an item.
+        /// `true` if the request changes an item.
         changes: bool,
         server: Box<str>,
         source: Option<BoxError>,

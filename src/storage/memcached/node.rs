@@ -39,7 +39,7 @@ pub(super) struct Open {
 /// A request to a server.
 pub(super) struct Request {
     pub(super) bytes: Vec<u8>,
-    /// Whether the request changes an item.
+    /// `true` if the request changes an item.
     pub(super) changes: bool,
 }
 

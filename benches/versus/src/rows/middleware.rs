@@ -68,8 +68,17 @@ pub fn measure(table: &mut Table) {
         &mut || time(|| call(&mut three_limits, OK)),
     ]);
     let samples: [Samples; 9] = samples;
-    let [bare, peers_bare, with_headers, peers_with_headers, refusal, peers_refusal, stacked, peers_stacked, three_limits] =
-        samples.map(|sample| sample.minus(&hello));
+    let [
+        bare,
+        peers_bare,
+        with_headers,
+        peers_with_headers,
+        refusal,
+        peers_refusal,
+        stacked,
+        peers_stacked,
+        three_limits,
+    ] = samples.map(|sample| sample.minus(&hello));
 
     let mut row = |name: &str, ours: &Samples, other: &str, theirs: &Samples, goal: Goal| {
         table.row(name, Unit::Nanoseconds, ours, (other, theirs), goal);
