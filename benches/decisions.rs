@@ -1,7 +1,7 @@
 //! Decisions in memory, without HTTP.
 //!
-//! A step is 1,000 decisions, so the microseconds of a step are the nanoseconds of a decision. With two threads,
-//! each thread is timed separately.
+//! A step is 1,000 decisions, so the microseconds of a step are the nanoseconds of a decision. With
+//! two threads, each thread is timed separately.
 
 mod support;
 

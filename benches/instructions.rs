@@ -1,6 +1,6 @@
-//! Executes one code path a given number of times. Nothing else depends on that number, so the difference between
-//! two runs is the cost of the path. Run by `scripts/instructions`. The clock is manual, so the counts are
-//! reproducible.
+//! Executes one code path a given number of times. Nothing else depends on that number, so the
+//! difference between two runs is the cost of the path. Run by `scripts/instructions`. The clock is
+//! manual, so the counts are reproducible.
 //!
 //! The arguments are a path and a number. Without arguments, it lists the paths.
 

@@ -1,5 +1,6 @@
-//! Simulates the cost and the benefit of leases: real leases of several nodes over one storage, with a manual
-//! clock. So the results are reproducible. `scripts/leases` draws `benches/leases.svg` with it.
+//! Simulates the cost and the benefit of leases: real leases of several nodes over one storage,
+//! with a manual clock. So the results are reproducible. `scripts/leases` draws
+//! `benches/leases.svg` with it.
 
 #[path = "support/picture.rs"]
 mod picture;

@@ -1,7 +1,7 @@
 //! The cost of a layer around a trivial service and around an axum router.
 //!
-//! `without` measures the service without a layer, or the router with an empty one. The difference is the cost of
-//! the layer.
+//! `without` measures the service without a layer, or the router with an empty one. The difference
+//! is the cost of the layer.
 
 mod support;
 

@@ -32,13 +32,14 @@ pub(crate) struct Hits {
 }
 
 impl Hits {
-    /// Hits each of `count` keys once per round. The hashes are random, so the processor cannot prefetch the
-    /// memory of the next key.
+    /// Hits each of `count` keys once per round. The hashes are random, so the processor cannot
+    /// prefetch the memory of the next key.
     pub(crate) fn round_robin(count: u32, key: MakeKey) -> Self {
         Self::new((0..count).map(key).collect())
     }
 
-    /// Hits `count` keys by Zipf's law: the second key half as often as the first, the third a third as often.
+    /// Hits `count` keys by Zipf's law: the second key half as often as the first, the third a
+    /// third as often.
     pub(crate) fn by_popularity(count: u32, key: MakeKey) -> Self {
         let popular = |chance: f64| {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // from 0 to `count`

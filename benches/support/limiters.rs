@@ -14,10 +14,12 @@ use tower_ratelimit::{
 
 use super::hits::MakeKey;
 
-/// The units that are spent on each key beforehand. They keep the state of a bucket for a quarter of an hour.
+/// The units that are spent on each key beforehand. They keep the state of a bucket for a quarter
+/// of an hour.
 const HEAD_START: u32 = 1_000_000_000;
 
-/// A strategy with a quota that admits all hits of a benchmark, and whose states last longer than the benchmark.
+/// A strategy with a quota that admits all hits of a benchmark, and whose states last longer than
+/// the benchmark.
 pub(crate) trait Generous: Strategy + Default {
     fn generous() -> Policy;
 }
@@ -139,7 +141,8 @@ impl Storage for FailingStorage {
     }
 }
 
-/// Makes one decision like a layer: first with `try_admit`, then with `decide`. The storage must not wait.
+/// Makes one decision like a layer: first with `try_admit`, then with `decide`. The storage must
+/// not wait.
 #[inline]
 pub(crate) fn decides<St: Storage>(storage: &St, policy: &Policy, key: &Key) -> bool {
     let request = StorageRequest::new(policy, key, Op::Hit, 1);

@@ -1,4 +1,5 @@
-//! Draws panels of curves as SVG. The horizontal axis is logarithmic, and the vertical axis starts at zero.
+//! Draws panels of curves as SVG. The horizontal axis is logarithmic, and the vertical axis starts
+//! at zero.
 
 use std::fmt::{self, Write};
 

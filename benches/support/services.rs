@@ -11,8 +11,8 @@ use axum::extract::ConnectInfo;
 use http::{Request, Response};
 use tower::Service;
 
-/// A burst with fewer digits than `u32::MAX`. `http` reserves memory for the longest number, and allocates again
-/// for a shorter one. So the longest number would be cheaper than a usual one.
+/// A burst with fewer digits than `u32::MAX`. `http` reserves memory for the longest number, and
+/// allocates again for a shorter one. So the longest number would be cheaper than a usual one.
 pub(crate) const BURST: u32 = 999_999;
 
 /// A trivial service.

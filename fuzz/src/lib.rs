@@ -1,7 +1,7 @@
 //! Properties of [`ClientIp`] that must hold for all inputs. Run by `scripts/fuzz`.
 //!
-//! The first line of an input is the field of the client. The other lines, if any, are the fields that proxies
-//! append on the right.
+//! The first line of an input is the field of the client. The other lines, if any, are the fields
+//! that proxies append on the right.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -55,7 +55,8 @@ impl Reader {
         }
     }
 
-    /// Checks that text on the left is ignored if the address comes from `first` or from the right of it.
+    /// Checks that text on the left is ignored if the address comes from `first` or from the right
+    /// of it.
     fn check_left_text(&self, extractor: &ClientIp, client: &[u8], first: &[u8], others: &[Vec<u8>]) {
         let with = |left: &[u8], comma: &[u8]| {
             let joined = [left, comma, first].concat();
@@ -112,8 +113,8 @@ fn contains(lines: &[&[u8]], address: IpAddr) -> bool {
     })
 }
 
-/// Removes the text in quotes from a line, except after `for=`. Returns `None` if a quoted string is not closed, or
-/// is only a part of a value.
+/// Removes the text in quotes from a line, except after `for=`. Returns `None` if a quoted string
+/// is not closed, or is only a part of a value.
 fn without_quoted(line: &[u8]) -> Option<Vec<u8>> {
     let mut kept = Vec::new();
     let mut bytes = line.iter().copied().peekable();

@@ -24,8 +24,8 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 ///
 /// # Errors
 ///
-/// Parsing fails if the URL is invalid, if its scheme is unknown, or if the scheme needs a feature that is
-/// not enabled.
+/// Parsing fails if the URL is invalid, if its scheme is unknown, or if the scheme needs a feature
+/// that is not enabled.
 ///
 /// # Examples
 ///
@@ -116,12 +116,13 @@ fn missing(scheme: &str, feature: &str) -> ConfigError {
 }
 
 impl AnyStorage {
-    /// Deletes all keys with the prefix of this storage. In memory, deletes all keys. Returns the number of
-    /// deleted keys.
+    /// Deletes all keys with the prefix of this storage. In memory, deletes all keys. Returns the
+    /// number of deleted keys.
     ///
     /// # Errors
     ///
-    /// Returns an error if the storage fails. Always fails on memcached, which cannot list its keys.
+    /// Returns an error if the storage fails. Always fails on memcached, which cannot list its
+    /// keys.
     #[allow(clippy::unused_async, reason = "without servers there is nothing to wait for")]
     pub async fn reset(&self) -> Result<u64, BoxError> {
         match &self.0 {

@@ -10,11 +10,11 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 
 /// A boxed [`Storage`], for programs that choose a storage and its wrappers at run time.
 ///
-/// Errors of the inner storage are returned as [`BoxError`]. A future that is ready at the first poll costs
-/// no allocation. Any other future costs one.
+/// Errors of the inner storage are returned as [`BoxError`]. A future that is ready at the first
+/// poll costs no allocation. Any other future costs one.
 ///
-/// Each method polls the future of the inner storage once. Call the methods of a shared storage inside the
-/// tokio runtime that awaits their futures.
+/// Each method polls the future of the inner storage once. Call the methods of a shared storage
+/// inside the tokio runtime that awaits their futures.
 ///
 /// # Examples
 ///

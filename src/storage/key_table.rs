@@ -15,8 +15,8 @@ pub(super) const MOST: usize = 100_000_000;
 
 /// A hash table whose rows belong to a policy and a key.
 ///
-/// Each key belongs to one bucket. A bucket has a fixed number of rows, so no counter is needed to bound the
-/// size of the table.
+/// Each key belongs to one bucket. A bucket has a fixed number of rows, so no counter is needed to
+/// bound the size of the table.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     buckets: Box<[Mutex<Vec<Row<T>>>]>,
@@ -24,7 +24,8 @@ pub(super) struct Table<T> {
     secrets: [RandomState; 2],
 }
 
-/// Identifies a row: a keyed hash of policy and key, 128 bits. Each table has its own random secret.
+/// Identifies a row: a keyed hash of policy and key, 128 bits. Each table has its own random
+/// secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TableKey([u64; 2]);
 

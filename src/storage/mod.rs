@@ -20,9 +20,9 @@
 //! | [`RefusalCache`] | refusals without a round trip |
 //! | [`Leases`] | hits without a round trip |
 //!
-//! The guide on [several processes](crate::guide::several_processes) helps to choose a storage, and lists
-//! the round trips of each. The guide on [outages](crate::guide::outages) lists the requests that fail
-//! during an outage.
+//! The guide on [several processes](crate::guide::several_processes) helps to choose a storage, and
+//! lists the round trips of each. The guide on [outages](crate::guide::outages) lists the requests
+//! that fail during an outage.
 
 mod any;
 mod boxed;
@@ -122,8 +122,8 @@ impl Default for Summary {
 /// 2. calls [`Policy::decide`] with the storage's own time,
 /// 3. saves the changed states.
 ///
-/// No other decision on the same key may happen in between. A clone of a storage is another handle on the
-/// same states.
+/// No other decision on the same key may happen in between. A clone of a storage is another handle
+/// on the same states.
 ///
 /// A state belongs to
 ///
@@ -131,8 +131,9 @@ impl Default for Summary {
 /// - a key,
 /// - a limit, identified by its digest in [`Policy::limit_digests`].
 ///
-/// A digest identifies the position, the strategy and the period of a limit. It may differ between builds
-/// of a program. A storage that outlives the process must therefore store those three instead of the digest.
+/// A digest identifies the position, the strategy and the period of a limit. It may differ between
+/// builds of a program. A storage that outlives the process must therefore store those three
+/// instead of the digest.
 ///
 /// The futures are `'static`: they own the values that they need.
 ///
@@ -185,7 +186,8 @@ impl Default for Summary {
 /// }
 /// ```
 pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
-    /// The error of the storage. [`Infallible`](std::convert::Infallible) for a storage that cannot fail.
+    /// The error of the storage. [`Infallible`](std::convert::Infallible) for a storage that cannot
+    /// fail.
     type Error: Into<BoxError> + Send + 'static;
     /// The future that [`decide`](Self::decide) returns.
     type DecideFuture: Future<Output = Result<Decision, Self::Error>> + Send + Unpin + 'static;
@@ -197,9 +199,9 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
 
     /// Tries to admit a hit without a future, faster than [`decide`](Self::decide).
     ///
-    /// Returns `true` if the hit was admitted and does not have to wait. Then `summary` is filled in, if it
-    /// is `Some`. Returns `false` if the storage cannot admit the hit here. Then it has changed and counted
-    /// nothing, and the caller calls [`decide`](Self::decide).
+    /// Returns `true` if the hit was admitted and does not have to wait. Then `summary` is filled
+    /// in, if it is `Some`. Returns `false` if the storage cannot admit the hit here. Then it has
+    /// changed and counted nothing, and the caller calls [`decide`](Self::decide).
     ///
     /// The default implementation returns `false`.
     #[inline]
@@ -211,27 +213,28 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Removes the states of the key in all limits of the policy.
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture;
 
-    /// Refunds the units that a hit spent, according to [`Policy::refund`]. `decision` is the decision on
-    /// that hit.
+    /// Refunds the units that a hit spent, according to [`Policy::refund`]. `decision` is the
+    /// decision on that hit.
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture;
 
-    /// Checks that this storage supports the policy. Called when a limiter or a layer is built. If the
-    /// policy is chosen per request, called for each decision.
+    /// Checks that this storage supports the policy. Called when a limiter or a layer is built. If
+    /// the policy is chosen per request, called for each decision.
     ///
     /// # Errors
     ///
-    /// Returns an error if the storage does not support the policy, for example because its states can grow
-    /// longer than the storage allows, or because it does not work with [`Leases`]. The default
-    /// implementation never fails.
+    /// Returns an error if the storage does not support the policy, for example because its states
+    /// can grow longer than the storage allows, or because it does not work with [`Leases`]. The
+    /// default implementation never fails.
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         let _ = policy;
         Ok(())
     }
 
-    /// Returns the number of clients with an exhausted limit of `policy` that fill this storage. A full
-    /// storage refuses new clients. Returns `None`, the default, if the storage is unbounded.
+    /// Returns the number of clients with an exhausted limit of `policy` that fill this storage. A
+    /// full storage refuses new clients. Returns `None`, the default, if the storage is unbounded.
     ///
-    /// A layer warns if this is less than 10,000: see [`Lint::SmallStorage`](crate::Lint::SmallStorage).
+    /// A layer warns if this is less than 10,000: see
+    /// [`Lint::SmallStorage`](crate::Lint::SmallStorage).
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
         let _ = policy;
         None

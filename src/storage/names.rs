@@ -7,8 +7,8 @@ use crate::{Key, Policy};
 /// The longest name in bytes. Clients choose keys, so names must not fill a server's memory.
 const LONGEST: usize = 200;
 
-/// Returns the name of a policy and a key, `POLICY|KEY`: ASCII, at most 200 bytes. Different pairs have
-/// different names. Names that had to be shortened differ by their MD5: see [`short`].
+/// Returns the name of a policy and a key, `POLICY|KEY`: ASCII, at most 200 bytes. Different pairs
+/// have different names. Names that had to be shortened differ by their MD5: see [`short`].
 pub(super) fn of(policy: &Policy, key: &Key) -> String {
     let mut name = String::with_capacity(policy.identity().len() + 48);
     escape(policy.identity(), " -._~/@+\"", &mut name);
@@ -16,11 +16,11 @@ pub(super) fn of(policy: &Policy, key: &Key) -> String {
     short(name, LONGEST)
 }
 
-/// Shortens an ASCII name to `max_len` bytes: its beginning, `#` and the MD5 of the whole name. Other names
-/// contain no `#`.
+/// Shortens an ASCII name to `max_len` bytes: its beginning, `#` and the MD5 of the whole name.
+/// Other names contain no `#`.
 ///
-/// Two of n shortened names collide with a probability of n^2 / 2^129. An attacker can construct two names
-/// that collide, but not a name that collides with a given one.
+/// Two of n shortened names collide with a probability of n^2 / 2^129. An attacker can construct
+/// two names that collide, but not a name that collides with a given one.
 pub(super) fn short(mut name: String, max_len: usize) -> String {
     if name.len() > max_len {
         let digest = format!("#{:x}", md5::compute(&name));
@@ -30,8 +30,8 @@ pub(super) fn short(mut name: String, max_len: usize) -> String {
     name
 }
 
-/// Returns the tag of a limit, for example `2.fixed-window/60000000`: its position (from 1), its strategy, and
-/// its period in microseconds.
+/// Returns the tag of a limit, for example `2.fixed-window/60000000`: its position (from 1), its
+/// strategy, and its period in microseconds.
 pub(super) fn tag(policy: &Policy, position: usize) -> String {
     let limit = &policy.limits()[position];
     let mut tag = String::with_capacity(40);

@@ -8,8 +8,8 @@
 //! The prefix `@INSTANT` is optional: the newest instant at which the key was decided. Only
 //! [`Cas`](super::Cas) writes it, because on Redis the server's clock decides.
 //!
-//! Two processes may configure the same policy differently. So a text can contain entries of other limits,
-//! which are kept. An entry that cannot be parsed is read as [`State::Fresh`].
+//! Two processes may configure the same policy differently. So a text can contain entries of other
+//! limits, which are kept. An entry that cannot be parsed is read as [`State::Fresh`].
 
 use std::fmt::Write;
 
@@ -17,8 +17,8 @@ use super::names;
 use crate::strategy::{Log, State};
 use crate::{Policy, Timestamp};
 
-/// Later instants are invalid. A valid one is at most two of the longest periods after an instant of this
-/// century.
+/// Later instants are invalid. A valid one is at most two of the longest periods after an instant
+/// of this century.
 const LATEST: u64 = 1 << 54;
 
 /// Returns the states of the policy's limits.
@@ -92,8 +92,9 @@ fn state(numbers: &str) -> Option<State> {
     Some(State::Counts { until, amounts: [amount(first)?, amount(second)?] })
 }
 
-/// Returns the text of these states, followed by the entries of other limits in `stored`. States that have
-/// expired at `now` are left out. Also returns the instant at which the last state expires.
+/// Returns the text of these states, followed by the entries of other limits in `stored`. States
+/// that have expired at `now` are left out. Also returns the instant at which the last state
+/// expires.
 pub(super) fn write(policy: &Policy, states: &[State], stored: &str, now: Timestamp) -> (String, Timestamp) {
     let (mut text, mut latest) = (String::new(), now);
     let mut tags = Vec::with_capacity(states.len());

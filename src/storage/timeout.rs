@@ -15,9 +15,9 @@ use crate::{BoxError, ConfigError, Decision, Key, Op, Policy};
 
 /// A wrapper that adds a timeout to a storage. The shared storages of this crate already have one.
 ///
-/// A call that takes longer fails with [`TimeoutError`], and its future is dropped. The time starts at the
-/// first poll of the future. The storage may execute the call after the timeout, so the hit may have been
-/// counted.
+/// A call that takes longer fails with [`TimeoutError`], and its future is dropped. The time starts
+/// at the first poll of the future. The storage may execute the call after the timeout, so the hit
+/// may have been counted.
 ///
 /// A call that is not ready at the first poll needs a tokio runtime, and fails without one.
 ///
@@ -47,8 +47,8 @@ impl<St: Storage> Timeout<St> {
     ///
     /// # Panics
     ///
-    /// Panics if `within` is less than a millisecond or more than an hour. [`try_new`](Self::try_new)
-    /// returns an error instead.
+    /// Panics if `within` is less than a millisecond or more than an hour.
+    /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(storage: St, within: Duration) -> Self {
         or_panic(Self::try_new(storage, within))
@@ -162,9 +162,11 @@ impl TimeoutError {
         matches!(self.0, Kind::Late { .. })
     }
 
-    /// Returns `true` if the call was a hit, a refund or a clear, and the storage may have executed it.
+    /// Returns `true` if the call was a hit, a refund or a clear, and the storage may have executed
+    /// it.
     ///
-    /// Returns `false` if the inner storage returned an error. Then request the [`source`](Error::source).
+    /// Returns `false` if the inner storage returned an error. Then request the
+    /// [`source`](Error::source).
     pub fn may_have_counted(&self) -> bool {
         matches!(self.0, Kind::Late { changes: true, .. } | Kind::NoRuntime { changes: true })
     }

@@ -23,8 +23,8 @@ mod enabled {
     pub(in crate::storage) struct Tls(Arc<ClientConfig>);
 
     impl Tls {
-        /// Trusts only the certificates in the file `ca`, or without one the certificates of the system.
-        /// `alpn` is the protocol to negotiate, for servers that need one.
+        /// Trusts only the certificates in the file `ca`, or without one the certificates of the
+        /// system. `alpn` is the protocol to negotiate, for servers that need one.
         ///
         /// # Errors
         ///
@@ -42,7 +42,8 @@ mod enabled {
                         roots.add(certificate.map_err(|error| failed(&error))?).map_err(|error| failed(&error))?;
                     }
                 }
-                // Certificates of the system that cannot be parsed are skipped, as the rustls docs recommend.
+                // Certificates of the system that cannot be parsed are skipped, as the rustls docs
+                // recommend.
                 None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
             }
             if roots.is_empty() {
@@ -51,7 +52,8 @@ mod enabled {
                     ca.unwrap_or("the system's certificate store")
                 ));
             }
-            // Without an explicit provider, rustls panics if none is installed, or if crates enable two of them.
+            // Without an explicit provider, rustls panics if none is installed, or if crates enable
+            // two of them.
             let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
                 .with_safe_default_protocol_versions()
                 .map_err(|error| error.to_string())?;

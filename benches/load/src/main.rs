@@ -1,6 +1,8 @@
-//! Measures the cost of layers on a server over loopback. The routes take turns, and the goals are checked.
+//! Measures the cost of layers on a server over loopback. The routes take turns, and the goals are
+//! checked.
 //!
-//! The goals apply to the server's CPU time, because requests per second depend on the load generator too.
+//! The goals apply to the server's CPU time, because requests per second depend on the load
+//! generator too.
 
 mod server;
 mod wrk;

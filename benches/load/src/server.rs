@@ -29,8 +29,8 @@ impl Server {
         format!("http://{}/{route}", self.address)
     }
 
-    /// Returns the CPU time of the first thread, which does all the work, in microseconds. Uses `schedstat`,
-    /// because `stat` has a resolution of 10 ms.
+    /// Returns the CPU time of the first thread, which does all the work, in microseconds. Uses
+    /// `schedstat`, because `stat` has a resolution of 10 ms.
     pub fn cpu_micros(&self) -> f64 {
         let path = format!("/proc/{}/schedstat", self.process.id());
         let text = fs::read_to_string(path).expect("Linux reports the CPU time");

@@ -1,4 +1,5 @@
-//! Compares decisions on a Redis server with plain scripts: calls per second, and server time per call.
+//! Compares decisions on a Redis server with plain scripts: calls per second, and server time per
+//! call.
 
 mod server;
 
@@ -14,7 +15,8 @@ use tower_ratelimit::{Key, Op, Policy, Storage};
 
 /// The numbers of calls in flight.
 const IN_FLIGHT: [usize; 4] = [1, 16, 64, 256];
-/// The number of rounds. The best one counts, because other load on the machine can only slow a round.
+/// The number of rounds. The best one counts, because other load on the machine can only slow a
+/// round.
 const ROUNDS: usize = 3;
 const SPAN: Duration = Duration::from_millis(200);
 /// A limit that is never exhausted.
@@ -108,8 +110,9 @@ async fn sent_by_hand(name: &str, row: &Row, connection: &MultiplexedConnection)
     })
 }
 
-/// Returns a row with a moving window of `amount` entries. A manual clock advances by a second per hit, so each hit
-/// adds an entry and removes one. The limit is twice as large, because concurrent hits may be reordered.
+/// Returns a row with a moving window of `amount` entries. A manual clock advances by a second per
+/// hit, so each hit adds an entry and removes one. The limit is twice as large, because concurrent
+/// hits may be reordered.
 async fn sliding(name: &str, amount: u32, storage: &RedisStorage) -> Row {
     let clock = ManualClock::default();
     let storage = storage.clone().clock(clock.clone());

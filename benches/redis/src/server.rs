@@ -77,7 +77,8 @@ pub fn run_peer(url: &str) {
     assert!(status.success(), "{status}");
 }
 
-/// An entry of the slow log: number, time, duration, words of the command, address and name of the client.
+/// An entry of the slow log: number, time, duration, words of the command, address and name of the
+/// client.
 type SlowLogEntry = (u64, u64, u64, Vec<Vec<u8>>, String, String);
 
 /// Returns the words of the `EVALSHA` command that `call` sends.

@@ -12,7 +12,8 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 struct Counting;
 
-/// Enables counting until it is dropped. Counting is off during timing, because it slows allocations.
+/// Enables counting until it is dropped. Counting is off during timing, because it slows
+/// allocations.
 pub struct Count;
 
 impl Count {

@@ -35,7 +35,8 @@ pub fn string(i: u32) -> String {
 
 pub const THREADS: usize = 2;
 
-/// A set of keys in a shuffled order, which differs per thread. The sequence repeats, with each key once per round.
+/// A set of keys in a shuffled order, which differs per thread. The sequence repeats, with each key
+/// once per round.
 pub struct Orders<K> {
     orders: [Vec<K>; THREADS],
     /// The next index of each thread, because a sample may be shorter than a round.

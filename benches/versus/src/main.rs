@@ -2,8 +2,8 @@
 //!
 //! All limiters take turns in one process, so other load on the machine slows all of them.
 //!
-//! The arguments are filters: only rows whose name contains one of them are measured. `curves OUT.svg` draws the time
-//! of a hit by the number of keys, limits and threads instead.
+//! The arguments are filters: only rows whose name contains one of them are measured. `curves
+//! OUT.svg` draws the time of a hit by the number of keys, limits and threads instead.
 
 mod alloc;
 mod curves;

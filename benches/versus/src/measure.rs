@@ -54,7 +54,8 @@ impl Samples {
     }
 }
 
-/// Takes a sample of each subject in turn, after a warm-up round. Every other round has the reverse order.
+/// Takes a sample of each subject in turn, after a warm-up round. Every other round has the reverse
+/// order.
 pub fn interleave<const N: usize>(subjects: [&mut dyn FnMut() -> f64; N]) -> [Samples; N] {
     interleave_rounds(ROUNDS, subjects)
 }
@@ -99,8 +100,8 @@ pub fn time_each<T>(items: &[T], mut step: impl FnMut(&T)) -> f64 {
     start.elapsed().as_nanos() as f64 / items.len() as f64
 }
 
-/// Returns the nanoseconds per call on each of `threads` concurrent threads. The argument of `step` is the thread's
-/// number.
+/// Returns the nanoseconds per call on each of `threads` concurrent threads. The argument of `step`
+/// is the thread's number.
 pub fn time_on<S: FnMut()>(threads: usize, step: impl Fn(usize) -> S + Sync) -> f64 {
     let start = Barrier::new(threads);
     let total: f64 = thread::scope(|scope| {

@@ -55,7 +55,8 @@ pub fn sliding_window_counter() -> Policy {
     Policy::new(SlidingWindowCounter::new(), Quota::per(u32::MAX, Duration::from_secs(3)))
 }
 
-/// Returns a policy whose states last for several seconds after one hit, which is longer than the measurement.
+/// Returns a policy whose states last for several seconds after one hit, which is longer than the
+/// measurement.
 pub fn daily(strategy: impl Strategy) -> Policy {
     Policy::new(strategy, Quota::per_day(10_000))
 }

@@ -8,14 +8,14 @@ use crate::storage::text;
 use crate::strategy::State;
 use crate::{Decision, Op, Policy, Timestamp};
 
-/// States are kept longer than they last, by this or by `max_skew` if that is more. A node whose clock is
-/// behind must still find the instant of the last decision.
+/// States are kept longer than they last, by this or by `max_skew` if that is more. A node whose
+/// clock is behind must still find the instant of the last decision.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// The states of a key during a batch of jobs.
 ///
-/// The text is parsed for the policy of the current job. It is written and parsed again if the next job has a
-/// different policy with the same name.
+/// The text is parsed for the policy of the current job. It is written and parsed again if the next
+/// job has a different policy with the same name.
 #[derive(Debug)]
 pub(super) struct Batch<'a> {
     loaded: &'a str,
@@ -77,9 +77,9 @@ impl<'a> Batch<'a> {
 
     /// Returns the text to store and the time to keep it, or `None` if nothing has changed.
     ///
-    /// The text contains the instant of the decision. After a refund of all units, the text is only that
-    /// instant. Without it, a node whose clock is behind could decide at an earlier time. Clearing a key
-    /// removes the instant.
+    /// The text contains the instant of the decision. After a refund of all units, the text is only
+    /// that instant. Without it, a node whose clock is behind could decide at an earlier time.
+    /// Clearing a key removes the instant.
     pub(super) fn finish(mut self, max_skew: Duration) -> Option<(String, Duration)> {
         self.write_back();
         if !self.changed || self.text == self.loaded {

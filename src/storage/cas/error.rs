@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::{BoxError, ConfigError};
 
-/// The error of a [`Cas`](super::Cas). If the store failed, [`source`](Error::source) returns its error.
+/// The error of a [`Cas`](super::Cas). If the store failed, [`source`](Error::source) returns its
+/// error.
 ///
 /// A hit that loses every race is not an error. It is refused as
 /// [contended](crate::Decision::is_contended).
@@ -74,11 +75,11 @@ impl CasError {
         matches!(self.0, Kind::Late { .. })
     }
 
-    /// Returns `true` if the store may have executed the call: counted the hit, refunded the units, or
-    /// cleared the key.
+    /// Returns `true` if the store may have executed the call: counted the hit, refunded the units,
+    /// or cleared the key.
     ///
-    /// The swap was sent, but the store did not confirm it. It is not retried, because it could be executed
-    /// twice.
+    /// The swap was sent, but the store did not confirm it. It is not retried, because it could be
+    /// executed twice.
     pub fn may_have_counted(&self) -> bool {
         matches!(self.0, Kind::Store { swapping: true, .. } | Kind::Late { sent: true } | Kind::Ended)
     }

@@ -1,7 +1,7 @@
 //! A job on the states of a key, and the caller that waits for it.
 //!
-//! A hit is refused as contended only if no swap that contains it may still be executed. Otherwise its caller
-//! gets an error for which `may_have_counted` is `true`.
+//! A hit is refused as contended only if no swap that contains it may still be executed. Otherwise
+//! its caller gets an error for which `may_have_counted` is `true`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -100,10 +100,11 @@ impl Job {
         (stage.contended, stage.sent) = (Some(at), false);
     }
 
-    /// Returns the job if it can still be executed in time, assuming that a round trip takes `trip`.
+    /// Returns the job if it can still be executed in time, assuming that a round trip takes
+    /// `trip`.
     ///
-    /// A contended job without enough time is not sent. Its caller gets a definite answer instead: the hit was
-    /// not counted.
+    /// A contended job without enough time is not sent. Its caller gets a definite answer instead:
+    /// the hit was not counted.
     pub(super) fn retain(self, trip: Duration) -> Option<Self> {
         let stage = self.progress.lock();
         if stage.left {
@@ -128,8 +129,8 @@ impl Job {
         stage.sent
     }
 
-    /// Sends the answer to the caller, if it still waits. A caller that left after its job was sent has got an
-    /// error for which `may_have_counted` is `true`.
+    /// Sends the answer to the caller, if it still waits. A caller that left after its job was sent
+    /// has got an error for which `may_have_counted` is `true`.
     pub(super) fn answer(self, answer: Answer) {
         // The caller checks for an answer under the same lock before it leaves.
         let _stage = self.progress.lock();
@@ -157,8 +158,8 @@ impl Waiting {
     }
 }
 
-/// Returns the answer to a job that was not executed in time. A hit that may have been stored is an error and
-/// not a refusal, because a refusal spends nothing.
+/// Returns the answer to a job that was not executed in time. A hit that may have been stored is an
+/// error and not a refusal, because a refusal spends nothing.
 fn unfinished_answer(policy: &Policy, command: &Command, stage: &Stage) -> Answer {
     match (stage.contended, command) {
         _ if stage.sent => Err(CasError::late(true)),

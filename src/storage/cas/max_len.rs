@@ -5,8 +5,8 @@ use crate::{ConfigError, Limit, Policy};
 /// The largest number of bytes per log entry: `,`, an instant, `*` and a number of units.
 const ENTRY: u64 = 19;
 
-/// The largest number of bytes of a limit, without its name and its log: brackets, separators, position, period,
-/// an instant and two amounts.
+/// The largest number of bytes of a limit, without its name and its log: brackets, separators,
+/// position, period, an instant and two amounts.
 const LIMIT: u64 = 80;
 
 /// The number of bytes of the instant of the last decision, with its `@`.

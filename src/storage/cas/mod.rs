@@ -18,13 +18,14 @@ pub use self::error::CasError;
 pub use self::storage::Cas;
 use crate::{BoxError, Timestamp};
 
-/// A store with compare-and-swap: it loads the text of a key, and replaces it only if it has not changed.
+/// A store with compare-and-swap: it loads the text of a key, and replaces it only if it has not
+/// changed.
 ///
-/// [`Cas`] is the [`Storage`](crate::Storage) over such a store. It writes and parses the texts. The store
-/// only keeps them.
+/// [`Cas`] is the [`Storage`](crate::Storage) over such a store. It writes and parses the texts.
+/// The store only keeps them.
 ///
-/// The comparison and the replacement must be one atomic step. Otherwise a text that another process
-/// stores in between is lost. `testing::CasLaws` (feature `testing`) tests that.
+/// The comparison and the replacement must be one atomic step. Otherwise a text that another
+/// process stores in between is lost. `testing::CasLaws` (feature `testing`) tests that.
 ///
 /// The futures of both methods are dropped when they exceed the timeout.
 ///
@@ -72,29 +73,29 @@ use crate::{BoxError, Timestamp};
 pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// The error of the store.
     type Error: Into<BoxError> + Send + 'static;
-    /// The version of the text of a key, for example a number that changes with each write, or the text itself.
-    /// A missing key has a version too.
+    /// The version of the text of a key, for example a number that changes with each write, or the
+    /// text itself. A missing key has a version too.
     ///
     /// A counter must never repeat. If a key is removed and written again, the counter continues.
     type Version: Send + Sync + 'static;
 
     /// Returns the text of a key, and its version.
     ///
-    /// A key is printable ASCII of any length, and can contain spaces. If the store limits the length or
-    /// forbids spaces, use a hash of the key.
+    /// A key is printable ASCII of any length, and can contain spaces. If the store limits the
+    /// length or forbids spaces, use a hash of the key.
     ///
     /// # Errors
     ///
     /// Returns an error if the store cannot be read.
     fn load(&self, key: &str) -> impl Future<Output = Result<Loaded<Self::Version>, Self::Error>> + Send;
 
-    /// Stores `text` if the version of the key is still `version`. An empty text removes the key. The store
-    /// must keep the text at least for `keep`, and should remove it soon afterwards.
+    /// Stores `text` if the version of the key is still `version`. An empty text removes the key.
+    /// The store must keep the text at least for `keep`, and should remove it soon afterwards.
     ///
     /// # Errors
     ///
-    /// Returns an error if the text may or may not have been stored. The caller does not retry, because a retry
-    /// could count twice.
+    /// Returns an error if the text may or may not have been stored. The caller does not retry,
+    /// because a retry could count twice.
     fn swap(
         &self,
         key: &str,
@@ -103,7 +104,8 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
         keep: Duration,
     ) -> impl Future<Output = Result<Swapped<Self::Version>, Self::Error>> + Send;
 
-    /// Returns the largest length of a text in bytes, or `None` if it is unlimited. Defaults to `None`.
+    /// Returns the largest length of a text in bytes, or `None` if it is unlimited. Defaults to
+    /// `None`.
     ///
     /// Policies that can need more are rejected when the limiter or layer is built.
     fn longest(&self) -> Option<usize> {
@@ -129,7 +131,7 @@ pub struct Loaded<V> {
 pub enum Swapped<V> {
     /// The text was stored.
     Stored,
-    /// The version has changed, so nothing was stored. Contains the current text if the store returns it in the
-    /// same round trip.
+    /// The version has changed, so nothing was stored. Contains the current text if the store
+    /// returns it in the same round trip.
     Lost(Option<Loaded<V>>),
 }

@@ -9,11 +9,12 @@ use tokio::runtime::Id;
 use super::job::Job;
 use crate::Timestamp;
 
-/// A key and a runtime. Each runtime has its own workers, because another runtime may not be running when the
-/// callers are.
+/// A key and a runtime. Each runtime has its own workers, because another runtime may not be
+/// running when the callers are.
 pub(super) type Place = (Id, Arc<str>);
 
-/// The waiting jobs of each key that has a worker. The lock is never held during a call to the store.
+/// The waiting jobs of each key that has a worker. The lock is never held during a call to the
+/// store.
 #[derive(Debug, Default)]
 pub(super) struct Queues(Mutex<HashMap<Place, Vec<Job>>>);
 
@@ -32,7 +33,8 @@ impl Queues {
         }
     }
 
-    /// Takes all waiting jobs of the key. If there are none, the key is no longer busy, and its worker must end.
+    /// Takes all waiting jobs of the key. If there are none, the key is no longer busy, and its
+    /// worker must end.
     pub(super) fn take(&self, place: &Place) -> Vec<Job> {
         let mut busy = self.lock();
         let jobs = busy.get_mut(place).map(std::mem::take).unwrap_or_default();

@@ -1,7 +1,8 @@
 //! Corrects the differences between the clocks of nodes.
 //!
-//! Each text begins with the newest instant at which its key was decided. No later decision is made at an
-//! earlier instant. So the time of a key never goes back, although the clocks of its nodes differ.
+//! Each text begins with the newest instant at which its key was decided. No later decision is made
+//! at an earlier instant. So the time of a key never goes back, although the clocks of its nodes
+//! differ.
 
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
@@ -20,7 +21,8 @@ const LONGEST: Duration = Duration::from_secs(86_400);
 /// The shortest time between two warnings.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// The metric that counts decisions at a node's own time, because the stored instant was too far ahead.
+/// The metric that counts decisions at a node's own time, because the stored instant was too far
+/// ahead.
 #[cfg(feature = "metrics")]
 const SKEWED: &str = "ratelimit_clock_skew_total";
 
@@ -45,10 +47,11 @@ impl Skew {
         self.max
     }
 
-    /// Returns the states in `text`, and the instant of the decision. `own` is the time of this node.
+    /// Returns the states in `text`, and the instant of the decision. `own` is the time of this
+    /// node.
     ///
-    /// If the newest decision is too far ahead, the states are moved back to the node's own time. Otherwise
-    /// they would refuse the key until that instant.
+    /// If the newest decision is too far ahead, the states are moved back to the node's own time.
+    /// Otherwise they would refuse the key until that instant.
     pub(super) fn view<'a>(&self, text: &'a str, own: Timestamp) -> View<'a> {
         let newest = text::decided_at(text).filter(|_| self.is_on()).unwrap_or(own).max(own);
         let (ahead, states) = (newest.since(own), text::states(text));

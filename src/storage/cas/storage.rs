@@ -19,15 +19,16 @@ use crate::storage::deadline::{self, DEADLINE};
 use crate::storage::{Clock, Storage, StorageRequest, names, text};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
-/// The largest number of log entries of a key on memcached and etcd, unless long logs are allowed. That is 19 kB.
+/// The largest number of log entries of a key on memcached and etcd, unless long logs are allowed.
+/// That is 19 kB.
 #[cfg(any(feature = "memcached", feature = "etcd"))]
 const LONGEST_LOG: u32 = 1_000;
 
 /// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.
 ///
-/// It runs every strategy and every policy. A hit loads the state of its key, decides, and stores the new
-/// state if no other process has stored one meanwhile. Otherwise it tries again. Concurrent hits of this
-/// process on the same key share one round trip. Clones are handles on the same store.
+/// It runs every strategy and every policy. A hit loads the state of its key, decides, and stores
+/// the new state if no other process has stored one meanwhile. Otherwise it tries again. Concurrent
+/// hits of this process on the same key share one round trip. Clones are handles on the same store.
 ///
 /// - A hit that loses every race is refused as [contended](Decision::is_contended). It has spent
 ///   nothing, and retrying can succeed.
@@ -35,20 +36,22 @@ const LONGEST_LOG: u32 = 1_000;
 /// - A call takes at most 100 milliseconds by default: see [`deadline`](Self::deadline).
 /// - Calls need a tokio runtime with time. The storage can be created outside of a runtime.
 ///
-/// The guide on [several processes](crate::guide::several_processes#your-own-store) has the details.
+/// The guide on [several processes](crate::guide::several_processes#your-own-store) has the
+/// details.
 ///
 /// # Clocks
 ///
-/// A decision is made at the store's time, or at this machine's time if the store reports none. The instant of
-/// the newest decision is stored with the key, and no later decision is made before it. An instant that is
-/// more than 5 seconds ahead of this machine is ignored: see [`max_skew`](Self::max_skew). The guide has the
+/// A decision is made at the store's time, or at this machine's time if the store reports none. The
+/// instant of the newest decision is stored with the key, and no later decision is made before it.
+/// An instant that is more than 5 seconds ahead of this machine is ignored: see
+/// [`max_skew`](Self::max_skew). The guide has the
 /// [guarantees](crate::guide::several_processes#clocks).
 ///
 /// # Errors
 ///
-/// Decisions, refunds and clears fail with [`CasError`] if the store fails or does not reply in time. A swap
-/// without a reply is not retried, because a retry could count twice. A refund or a clear also fails if it
-/// loses every race.
+/// Decisions, refunds and clears fail with [`CasError`] if the store fails or does not reply in
+/// time. A swap without a reply is not retried, because a retry could count twice. A refund or a
+/// clear also fails if it loses every race.
 #[derive(Clone)]
 pub struct Cas<S> {
     shared: Arc<CasShared<S>>,
@@ -64,8 +67,8 @@ impl<S: CasStorage> Cas<S> {
         Self { shared: Arc::new(shared), deadline: DEADLINE, longest_log: None }
     }
 
-    /// Rejects policies that can keep more than 1,000 log entries of a key. Each hit loads and stores the whole
-    /// log, so a long log dominates the cost of a remote store.
+    /// Rejects policies that can keep more than 1,000 log entries of a key. Each hit loads and
+    /// stores the whole log, so a long log dominates the cost of a remote store.
     #[cfg(any(feature = "memcached", feature = "etcd"))]
     pub(in crate::storage) fn without_long_logs(self) -> Self {
         Self { longest_log: Some(LONGEST_LOG), ..self }
@@ -93,24 +96,24 @@ impl<S: CasStorage> Cas<S> {
         Ok(Self { deadline, ..self })
     }
 
-    /// Sets the clock. Defaults to the store's clock, or this machine's clock if the store reports no time. For
-    /// tests, or if this machine's clock is not reliable.
+    /// Sets the clock. Defaults to the store's clock, or this machine's clock if the store reports
+    /// no time. For tests, or if this machine's clock is not reliable.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let shared = self.shared.with(Some(Time::Clock(Arc::new(clock))), self.shared.skew.max());
         Self { shared: Arc::new(shared), ..self }
     }
 
-    /// Sets the time by which the newest decision on a key may be ahead of this node's clock. Defaults to 5
-    /// seconds.
+    /// Sets the time by which the newest decision on a key may be ahead of this node's clock.
+    /// Defaults to 5 seconds.
     ///
-    /// See [clocks](Self#clocks). States are kept longer by this time. 0 disables the comparison: each node
-    /// decides by its own clock, and a node whose clock is years ahead can lock a key.
+    /// See [clocks](Self#clocks). States are kept longer by this time. 0 disables the comparison:
+    /// each node decides by its own clock, and a node whose clock is years ahead can lock a key.
     ///
     /// # Panics
     ///
-    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an error
-    /// instead.
+    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an
+    /// error instead.
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {

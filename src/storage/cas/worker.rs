@@ -1,4 +1,5 @@
-//! The compare-and-swap loop of a key: load, decide on all waiting jobs, swap, and retry after a lost race.
+//! The compare-and-swap loop of a key: load, decide on all waiting jobs, swap, and retry after a
+//! lost race.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,8 +51,8 @@ impl<S: CasStorage> Worker<S> {
         }
     }
 
-    /// Executes these jobs. Jobs that arrive later wait for the next batch, because the loaded state may be older
-    /// than a result that their callers have seen.
+    /// Executes these jobs. Jobs that arrive later wait for the next batch, because the loaded
+    /// state may be older than a result that their callers have seen.
     async fn run_batch(&mut self, jobs: Vec<Job>) {
         let mut jobs = self.in_time(jobs);
         let mut newest = None;
@@ -74,7 +75,8 @@ impl<S: CasStorage> Worker<S> {
             for job in &mut jobs {
                 job.set_lost(now);
             }
-            // The first retries use the state that the lost swap returned. Later ones back off and load again.
+            // The first retries use the state that the lost swap returned. Later ones back off and
+            // load again.
             if newest.is_none() || attempt >= IMMEDIATE_RETRIES {
                 newest = None;
                 sleep(pause::before(attempt)).await;
@@ -83,8 +85,8 @@ impl<S: CasStorage> Worker<S> {
         }
     }
 
-    /// Executes the jobs on the loaded state, and stores the result. After a lost race, returns the jobs that have
-    /// to be executed again, and the newer state if the store returned it.
+    /// Executes the jobs on the loaded state, and stores the result. After a lost race, returns the
+    /// jobs that have to be executed again, and the newer state if the store returned it.
     #[allow(clippy::type_complexity, reason = "private, with one caller")]
     async fn attempt(
         &mut self,
@@ -142,8 +144,8 @@ impl<S: CasStorage> Worker<S> {
 
     /// Waits for the store, and measures the round trip. Returns `None` after a timeout.
     ///
-    /// The timeout is the longest of the jobs' full timeouts, not of their remaining times: the store may need all
-    /// of it to detect a dead server.
+    /// The timeout is the longest of the jobs' full timeouts, not of their remaining times: the
+    /// store may need all of it to detect a dead server.
     async fn timed<T, E: Into<BoxError>>(
         &mut self,
         jobs: impl Iterator<Item = &Job>,

@@ -2,7 +2,8 @@ use std::time::Instant;
 
 use crate::time::micros;
 
-/// Measures time with the processor's tick counter, which is faster to read than the system's clock.
+/// Measures time with the processor's tick counter, which is faster to read than the system's
+/// clock.
 #[derive(Debug)]
 pub(super) struct Ticks {
     counter: quanta::Clock,

@@ -22,8 +22,9 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the number of seconds by which this clock is ahead of the wall clock. Defaults to 0.
     ///
-    /// Decisions are made at the time that [`now`](Self::now) returns. A [`MemoryStorage`] subtracts these
-    /// seconds from the times of day in response headers, such as `X-RateLimit-Reset`.
+    /// Decisions are made at the time that [`now`](Self::now) returns. A [`MemoryStorage`]
+    /// subtracts these seconds from the times of day in response headers, such as
+    /// `X-RateLimit-Reset`.
     ///
     /// [`MemoryStorage`]: crate::MemoryStorage
     fn ahead_of_wall_clock(&self) -> u32 {
@@ -41,8 +42,8 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
     }
 }
 
-/// A second in microseconds. The wall clock is checked once a second, and followed if it is more than a second
-/// ahead.
+/// A second in microseconds. The wall clock is checked once a second, and followed if it is more
+/// than a second ahead.
 const SECOND: u64 = 1_000_000;
 
 /// Monotonic time that starts at the wall clock's time. The clock of a [`MemoryStorage`].
@@ -51,13 +52,13 @@ const SECOND: u64 = 1_000_000;
 /// the system's clock, and corrects the result by the system's monotonic clock once a second.
 /// Without the feature it reads the system's monotonic clock ([`std::time::Instant`]).
 ///
-/// If the wall clock is more than a second ahead, for example after the machine was asleep, the next
-/// correction follows it. If the wall clock is set back, the time does not follow, because windows would
-/// last longer. Times of day in response headers follow the wall clock in both cases. The wall clock is
-/// checked once a second.
+/// If the wall clock is more than a second ahead, for example after the machine was asleep, the
+/// next correction follows it. If the wall clock is set back, the time does not follow, because
+/// windows would last longer. Times of day in response headers follow the wall clock in both cases.
+/// The wall clock is checked once a second.
 ///
-/// The time does not go back, with one exception: readings during a correction may differ by the size of
-/// that correction.
+/// The time does not go back, with one exception: readings during a correction may differ by the
+/// size of that correction.
 ///
 /// [`MemoryStorage`]: crate::MemoryStorage
 #[derive(Debug)]
@@ -117,8 +118,8 @@ impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Timestamp {
         let ticked = self.ticks.elapsed();
-        // A counter that restarted is below the last correction. Then the subtraction wraps around, and
-        // the clock is corrected too.
+        // A counter that restarted is below the last correction. Then the subtraction wraps around,
+        // and the clock is corrected too.
         if ticked.wrapping_sub(self.corrected.load(Ordering::Relaxed)) >= SECOND {
             self.correct(ticked, self.ticks.monotonic(ticked), Timestamp::wall_clock());
         }
@@ -137,8 +138,8 @@ impl Default for SystemClock {
     }
 }
 
-/// A clock that changes only by [`advance`](Self::advance) and [`set`](Self::set), for tests. Clones share the
-/// time.
+/// A clock that changes only by [`advance`](Self::advance) and [`set`](Self::set), for tests.
+/// Clones share the time.
 ///
 /// # Examples
 ///
@@ -186,8 +187,8 @@ impl Clock for ManualClock {
 
 /// A clock that follows tokio's time, for tests that pause it.
 ///
-/// With `#[tokio::test(start_paused = true)]`, a sleep advances the clock at once. So the delays of a leaky
-/// bucket take no real time.
+/// With `#[tokio::test(start_paused = true)]`, a sleep advances the clock at once. So the delays of
+/// a leaky bucket take no real time.
 #[derive(Debug)]
 pub struct TokioClock {
     start: tokio::time::Instant,

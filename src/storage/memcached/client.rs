@@ -14,8 +14,8 @@ use crate::storage::net::{self, LinkError};
 use crate::storage::url::Address;
 use crate::storage::{CasStorage, Clock, Loaded, Swapped};
 
-/// The largest text in bytes. The largest item of a server is 1 MiB by default, including the key and a header. A
-/// server that gets a larger one deletes the old item, so none is sent.
+/// The largest text in bytes. The largest item of a server is 1 MiB by default, including the key
+/// and a header. A server that gets a larger one deletes the old item, so none is sent.
 const LARGEST: usize = (1 << 20) - 1_024;
 
 /// A client for all servers. Clones share the connections.
@@ -32,10 +32,11 @@ struct Servers {
     ring: Ring,
 }
 
-/// The CAS value of an item, and the number of the connection that loaded it. `None` if there was no item.
+/// The CAS value of an item, and the number of the connection that loaded it. `None` if there was
+/// no item.
 ///
-/// A server that restarts assigns the same CAS values to other items, so a version is only valid on its
-/// connection.
+/// A server that restarts assigns the same CAS values to other items, so a version is only valid on
+/// its connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Version(Option<(Cas, u64)>);
 
@@ -99,7 +100,8 @@ impl CasStorage for Client {
         let request = Request { bytes: meta::get(&key), changes: false };
         let (text, version) = match node.send(&open, request, deadline).await? {
             Reply::Value { cas, text } => {
-                // Other programs may have written this item. Bytes that are not UTF-8 count as an empty text.
+                // Other programs may have written this item. Bytes that are not UTF-8 count as an
+                // empty text.
                 (String::from_utf8(text).unwrap_or_default(), Some((cas, open.number)))
             }
             Reply::NotFound => (String::new(), None),

@@ -18,7 +18,8 @@ const MAX_BATCH: usize = 64;
 
 /// A connection, and the background task that reads and writes for all callers.
 ///
-/// The task is aborted when the connection is dropped. Otherwise a server that hangs would keep it alive.
+/// The task is aborted when the connection is dropped. Otherwise a server that hangs would keep it
+/// alive.
 #[derive(Debug)]
 pub(super) struct Connection {
     requests: mpsc::UnboundedSender<Pending>,
@@ -55,8 +56,8 @@ impl Connection {
         Self { requests, driver: driver.abort_handle(), end }
     }
 
-    /// Sends a request, and returns its reply. If the future is dropped, its reply is discarded. A request that
-    /// has not been written by then is not sent.
+    /// Sends a request, and returns its reply. If the future is dropped, its reply is discarded. A
+    /// request that has not been written by then is not sent.
     pub(super) async fn send(&self, request: Vec<u8>) -> Result<Reply, Unanswered> {
         let (sender, reply) = oneshot::channel();
         self.requests.send(Pending { request, reply: sender }).map_err(|_| Unanswered::NotSent)?;
@@ -77,7 +78,8 @@ impl Drop for Connection {
     }
 }
 
-/// Writes and reads until either fails. Then the pending requests are dropped, and their callers get an error.
+/// Writes and reads until either fails. Then the pending requests are dropped, and their callers
+/// get an error.
 async fn drive(
     stream: impl AsyncRead + AsyncWrite,
     pending: mpsc::UnboundedReceiver<Pending>,
@@ -114,8 +116,8 @@ async fn write(
     Err(io::Error::other("the connection is no longer in use"))
 }
 
-/// Reads replies, and matches them with requests in order. Ends after a reply that does not fit its request,
-/// because later replies may be assigned to the wrong requests.
+/// Reads replies, and matches them with requests in order. Ends after a reply that does not fit its
+/// request, because later replies may be assigned to the wrong requests.
 async fn read(from: impl AsyncRead + Unpin, mut queue: mpsc::UnboundedReceiver<Pending>) -> io::Result<Infallible> {
     let mut from = BufReader::new(from);
     loop {

@@ -8,7 +8,8 @@ use crate::storage::net::{Kind, LinkError};
 
 /// The error of a [`MemcachedStorage`](super::MemcachedStorage).
 ///
-/// If a server failed, the message names the server, and [`source`](Error::source) returns the cause.
+/// If a server failed, the message names the server, and [`source`](Error::source) returns the
+/// cause.
 ///
 /// # Examples
 ///
@@ -42,7 +43,8 @@ enum Inner {
 }
 
 impl MemcachedStorageError {
-    /// Creates the error of a request to `server`. `changes` is `true` if the request changes an item.
+    /// Creates the error of a request to `server`. `changes` is `true` if the request changes an
+    /// item.
     pub(super) fn new(kind: Kind, changes: bool, server: &str, source: Option<BoxError>) -> Self {
         Self(Arc::new(Inner::Server { kind, changes, server: server.into(), source }))
     }
@@ -62,8 +64,8 @@ impl MemcachedStorageError {
 
     /// Returns `true` if the server may have executed the call, for example counted the hit.
     ///
-    /// The new state was sent, but the server did not confirm it. It is not sent again, because it could count
-    /// twice.
+    /// The new state was sent, but the server did not confirm it. It is not sent again, because it
+    /// could count twice.
     pub fn may_have_counted(&self) -> bool {
         match &*self.0 {
             Inner::Server { kind, changes, .. } => *changes && kind.may_have_counted(),

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use crate::Timestamp;
 
-/// The longest relative expiry. A server reads a larger number as an instant, in seconds since 1970.
+/// The longest relative expiry. A server reads a larger number as an instant, in seconds since
+/// 1970.
 const MAX_RELATIVE: u64 = 30 * 86_400;
 
-/// No expiry: the item stays until it is evicted. Used for instants after January 2038, which do not fit. The
-/// states in the text contain their own expiry.
+/// No expiry: the item stays until it is evicted. Used for instants after January 2038, which do
+/// not fit. The states in the text contain their own expiry.
 const NEVER: i32 = 0;
 
 /// The uncertainty of a server's time, in seconds. Smaller clock differences are not corrected.

@@ -34,13 +34,13 @@ pub(super) enum Reply {
     NotStored,
     /// `MN`: the reply to [`NOOP`].
     Noop,
-    /// `STAT` lines and `END`: the reply to [`STATS`]. `time` is the server's time in seconds since 1970, if
-    /// the statistics contain it.
+    /// `STAT` lines and `END`: the reply to [`STATS`]. `time` is the server's time in seconds since
+    /// 1970, if the statistics contain it.
     Stats { time: Option<u64> },
     /// `SERVER_ERROR`: the server failed to execute the request.
     Refused(String),
-    /// `ERROR`, `CLIENT_ERROR`: the server could not parse the request. Later replies may belong to parts of
-    /// it.
+    /// `ERROR`, `CLIENT_ERROR`: the server could not parse the request. Later replies may belong to
+    /// parts of it.
     Misunderstood(String),
 }
 
@@ -80,7 +80,8 @@ pub(super) fn get(key: &str) -> Vec<u8> {
     format!("mg {key} c v\r\n").into_bytes()
 }
 
-/// Returns a request to store an item if its CAS value is `cas`. With `None`, stores it if there is no item.
+/// Returns a request to store an item if its CAS value is `cas`. With `None`, stores it if there is
+/// no item.
 pub(super) fn set(key: &str, text: &str, cas: Option<Cas>, expiry: i32) -> Vec<u8> {
     let size = text.len();
     let condition = cas.map_or("ME".to_owned(), |cas| format!("C{cas}"));

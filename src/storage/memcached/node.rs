@@ -92,7 +92,8 @@ impl Node {
         connection.get(deadline, || connect(address.clone(), Arc::clone(time))).await
     }
 
-    /// Sends a request once, without retries, and returns the reply. The future may be dropped at any time.
+    /// Sends a request once, without retries, and returns the reply. The future may be dropped at
+    /// any time.
     pub(super) async fn send(
         &self,
         open: &Arc<Open>,
@@ -121,8 +122,8 @@ impl Node {
         }
     }
 
-    /// Returns the error of a reply that does not match its request, and closes the connection, because later
-    /// replies may be mismatched too.
+    /// Returns the error of a reply that does not match its request, and closes the connection,
+    /// because later replies may be mismatched too.
     pub(super) fn unexpected(&self, open: &Arc<Open>, changes: bool, reply: &Reply) -> MemcachedStorageError {
         self.0.connection.give_up(open, None);
         MemcachedStorageError::new(Kind::Unexpected, changes, self.name(), Some(reply.word().into()))
@@ -143,8 +144,8 @@ impl Node {
     }
 }
 
-/// Opens a connection, and waits for the first reply. A server that hangs, or that has too many connections,
-/// still accepts TCP connections.
+/// Opens a connection, and waits for the first reply. A server that hangs, or that has too many
+/// connections, still accepts TCP connections.
 async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, MemcachedStorageError> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let connected = async {

@@ -1,8 +1,8 @@
 //! Consistent hashing: assigns keys to servers.
 //!
-//! Each server has 160 points on a ring, which are MD5 hashes of its name. A key belongs to the server with the
-//! next point. So the order of the servers does not matter. If a server is added or removed, only its keys
-//! move.
+//! Each server has 160 points on a ring, which are MD5 hashes of its name. A key belongs to the
+//! server with the next point. So the order of the servers does not matter. If a server is added or
+//! removed, only its keys move.
 //!
 //! The points are those of libmemcached's weighted ketama with equal weights.
 
@@ -64,7 +64,8 @@ mod tests {
         (0..100).map(|number| ring.index(&format!("key{number}")).to_string()).collect()
     }
 
-    /// The expected indexes come from pylibmc 1.6.3 (libmemcached 1.0.16, `ketama_weighted`) and uhashring 2.5.
+    /// The expected indexes come from pylibmc 1.6.3 (libmemcached 1.0.16, `ketama_weighted`) and
+    /// uhashring 2.5.
     #[test]
     fn keys_have_the_same_servers_as_in_other_clients() {
         let three = ring(&[("127.0.0.1", 11_211), ("127.0.0.1", 21_812), ("localhost", 21_813)]);

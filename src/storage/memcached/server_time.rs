@@ -1,7 +1,8 @@
 //! Estimates the time of a server. Its keys are decided and expire at that time.
 //!
-//! A server reports its time in `stats`, in whole seconds. So a node knows the difference to its own clock to
-//! about a second. It corrects larger differences only. Nodes with NTP correct nothing.
+//! A server reports its time in `stats`, in whole seconds. So a node knows the difference to its
+//! own clock to about a second. It corrects larger differences only. Nodes with NTP correct
+//! nothing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use crate::storage::Clock;
 /// The time between two requests for the server's time, while the server is in use.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// The mean delay of a reported time, in microseconds. A server counts whole seconds from its start, and its timer
-/// may be late. So the reported time is between 2 seconds ago and now.
+/// The mean delay of a reported time, in microseconds. A server counts whole seconds from its
+/// start, and its timer may be late. So the reported time is between 2 seconds ago and now.
 const DELAY: i64 = 1_000_000;
 
 /// The uncertainty of an offset, in microseconds. Smaller offsets are not corrected.
@@ -75,8 +76,8 @@ impl ServerTime {
         is_due && self.requested.compare_exchange(requested, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Updates the estimate. The server reported `seconds`, and the machine's clock showed `requested_at` at the
-    /// request.
+    /// Updates the estimate. The server reported `seconds`, and the machine's clock showed
+    /// `requested_at` at the request.
     pub(super) fn learn(&self, requested_at: Timestamp, seconds: u64) {
         let trip = signed(self.machine.now().since(requested_at));
         let measured =

@@ -33,12 +33,12 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///
 /// # Decisions
 ///
-/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That takes two
-/// round trips, and never admits more than the limit. A hit that loses every race is refused as
-/// [contended](crate::Decision::is_contended). [`Cas`] has the details.
+/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
+/// takes two round trips, and never admits more than the limit. A hit that loses every race is
+/// refused as [contended](crate::Decision::is_contended). [`Cas`] has the details.
 ///
-/// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer is
-/// built: see [long logs](crate::guide::several_processes#long-logs).
+/// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
+/// is built: see [long logs](crate::guide::several_processes#long-logs).
 ///
 /// # Options
 ///
@@ -51,8 +51,8 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///
 /// # Connections
 ///
-/// Clones share one connection per server. Calls need a tokio runtime with time and I/O. The storage can be
-/// created outside of a runtime.
+/// Clones share one connection per server. Calls need a tokio runtime with time and I/O. The
+/// storage can be created outside of a runtime.
 ///
 /// # Guides
 ///
@@ -65,8 +65,8 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///
 /// # Errors
 ///
-/// Calls fail with [`MemcachedStorageError`] if a server fails or does not reply within the timeout. A state
-/// that was sent is not sent again, because the server may have stored it: see
+/// Calls fail with [`MemcachedStorageError`] if a server fails or does not reply within the
+/// timeout. A state that was sent is not sent again, because the server may have stored it: see
 /// [`may_have_counted`](MemcachedStorageError::may_have_counted).
 #[derive(Clone)]
 pub struct MemcachedStorage {
@@ -126,7 +126,8 @@ impl MemcachedStorage {
     ///
     /// # Errors
     ///
-    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
+    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{`
+    /// or `}`.
     pub fn try_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
         checked_prefix(prefix)?;
         Ok(Self { prefix: prefix.into(), ..self }.rebuild())
@@ -154,23 +155,25 @@ impl MemcachedStorage {
         Ok(Self { deadline, ..self }.rebuild())
     }
 
-    /// Allows policies that can keep more than 1,000 log entries per key. By default they are rejected.
+    /// Allows policies that can keep more than 1,000 log entries per key. By default they are
+    /// rejected.
     ///
-    /// Of the built-in strategies, only the moving window keeps a log. Each hit loads and stores the whole
-    /// log: 5,000 entries are 95 kB in each direction. Prefer
+    /// Of the built-in strategies, only the moving window keeps a log. Each hit loads and stores
+    /// the whole log: 5,000 entries are 95 kB in each direction. Prefer
     /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
     #[must_use]
     pub fn allow_long_logs(self) -> Self {
         Self { long_logs: true, ..self }.rebuild()
     }
 
-    /// Sets the time by which the newest decision on a key may be ahead of this node's clock, instead of the
-    /// URL's. Defaults to 5 seconds. The guide explains [clocks](crate::guide::several_processes#clocks).
+    /// Sets the time by which the newest decision on a key may be ahead of this node's clock,
+    /// instead of the URL's. Defaults to 5 seconds. The guide explains
+    /// [clocks](crate::guide::several_processes#clocks).
     ///
     /// # Panics
     ///
-    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an error
-    /// instead.
+    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an
+    /// error instead.
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
@@ -195,8 +198,8 @@ impl MemcachedStorage {
 
     /// Sets this machine's clock. For tests of clocks that differ (feature `testing`).
     ///
-    /// Unlike [`clock`](Self::clock), it is corrected by the servers' time. The returned storage opens new
-    /// connections.
+    /// Unlike [`clock`](Self::clock), it is corrected by the servers' time. The returned storage
+    /// opens new connections.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn machine_clock(mut self, machine: impl Clock) -> Self {
@@ -205,7 +208,8 @@ impl MemcachedStorage {
         self.rebuild()
     }
 
-    /// Waits until all servers reply, for at most `timeout`. Call it before the program takes traffic.
+    /// Waits until all servers reply, for at most `timeout`. Call it before the program takes
+    /// traffic.
     ///
     /// # Errors
     ///

@@ -31,7 +31,8 @@ struct State {
     connections: Vec<AbortHandle>,
     /// Pairs of a part of a key and the reply to a write.
     scripted: Vec<(&'static str, &'static str)>,
-    /// The seconds by which the server's clock is ahead. With `None`, the server does not support `stats`.
+    /// The seconds by which the server's clock is ahead. With `None`, the server does not support
+    /// `stats`.
     ahead: Option<u64>,
     /// The expiry of the last write.
     expiry: u64,
@@ -199,8 +200,8 @@ async fn error_reply_of_a_proxy_may_have_counted() {
     }
 }
 
-/// The clock of a server may be 90 days ahead. An instant of this machine's clock, 60 days from now, is in the
-/// server's past, so the item would expire at once.
+/// The clock of a server may be 90 days ahead. An instant of this machine's clock, 60 days from
+/// now, is in the server's past, so the item would expire at once.
 #[tokio::test]
 async fn long_expiries_are_instants_of_the_servers_clock() {
     let keep = 60 * DAY;

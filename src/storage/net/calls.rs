@@ -1,8 +1,8 @@
 //! Limits the calls in flight on a connection, and detects a connection without replies.
 //!
-//! A server can only reply in time if it handles all calls in flight within one deadline (Little's law). So
-//! the number of calls in flight has a limit. The limit falls when a call times out, and rises with each
-//! reply.
+//! A server can only reply in time if it handles all calls in flight within one deadline (Little's
+//! law). So the number of calls in flight has a limit. The limit falls when a call times out, and
+//! rises with each reply.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,12 +21,12 @@ const LEAST: usize = 16;
 /// The number of replies that raise the limit by one.
 const REPLIES_PER_STEP: usize = 16;
 
-/// A connection is replaced when calls have waited without a reply for this many half deadlines. If all callers
-/// wait for the whole deadline, that is after three calls.
+/// A connection is replaced when calls have waited without a reply for this many half deadlines. If
+/// all callers wait for the whole deadline, that is after three calls.
 const HALF_DEADLINES: u32 = 5;
 
-/// Returns this error after three quarters of the call's timeout. Without the delay, callers that retry at once
-/// would take all processor time from the connection.
+/// Returns this error after three quarters of the call's timeout. Without the delay, callers that
+/// retry at once would take all processor time from the connection.
 pub(in crate::storage) async fn overloaded<T, E>(error: E, timeout: Duration) -> Result<T, E> {
     sleep(timeout * 3 / 4).await;
     Err(error)
@@ -84,7 +84,8 @@ pub(in crate::storage) trait Connected: Usable {
     fn calls(&self) -> &Calls;
 }
 
-/// A call in flight. If it is dropped without a reply, it counts as silence, even if its caller left early.
+/// A call in flight. If it is dropped without a reply, it counts as silence, even if its caller
+/// left early.
 pub(in crate::storage) struct Call<'a, T: Connected + Send + Sync + 'static, E: LinkError> {
     of: &'a Reconnecting<T, E>,
     connection: &'a Arc<T>,
@@ -94,8 +95,8 @@ pub(in crate::storage) struct Call<'a, T: Connected + Send + Sync + 'static, E: 
 }
 
 impl<T: Connected + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
-    /// Returns an error if too many calls are in flight at the moment. Callers check this before they prepare a
-    /// call, which costs more.
+    /// Returns an error if too many calls are in flight at the moment. Callers check this before
+    /// they prepare a call, which costs more.
     pub(in crate::storage) fn overload(&self) -> Option<E> {
         let (count, limit) = self.value().map_or_else(
             || (self.waiting.count(), MOST),
@@ -111,8 +112,8 @@ impl<T: Connected + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
     ///
     /// # Errors
     ///
-    /// Returns an error if too many calls are in flight. The error is delayed by three quarters of the time
-    /// until the deadline.
+    /// Returns an error if too many calls are in flight. The error is delayed by three quarters of
+    /// the time until the deadline.
     pub(in crate::storage) async fn begin<'a>(
         &'a self,
         connection: &'a Arc<T>,
@@ -163,7 +164,8 @@ impl Default for Calls {
 
 impl Calls {
     fn record_reply(&self) {
-        // Calls that end at the same time may raise the limit slightly above the maximum, or lose a step.
+        // Calls that end at the same time may raise the limit slightly above the maximum, or lose a
+        // step.
         let limit = self.limit.load(Ordering::Relaxed);
         if limit < MOST * REPLIES_PER_STEP {
             self.limit.store(limit + 1, Ordering::Relaxed);
@@ -176,7 +178,8 @@ impl Calls {
         }
     }
 
-    /// Records a call without a reply. Returns `true` if the connection has been silent for too long.
+    /// Records a call without a reply. Returns `true` if the connection has been silent for too
+    /// long.
     fn record_silence(&self, begun: Instant, timeout: Duration) -> bool {
         let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

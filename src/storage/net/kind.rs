@@ -17,7 +17,8 @@ pub(in crate::storage) enum Kind {
     Refused,
     /// The reply is not one of the replies to the command.
     Unexpected,
-    /// The server works, but there is no decision, for example because other processes won every race.
+    /// The server works, but there is no decision, for example because other processes won every
+    /// race.
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "the other storages return a `CasError`"))]
     Undecided { sent: bool },
 }

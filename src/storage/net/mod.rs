@@ -25,7 +25,8 @@ pub(super) trait LinkError: Clone + fmt::Debug + Send + Sync + 'static {
     /// Creates the error of a call that had no connection to `server` in time.
     fn late(server: &str) -> Self;
 
-    /// Creates the error of a call that was not sent, because `in_flight` calls to `server` were in flight.
+    /// Creates the error of a call that was not sent, because `in_flight` calls to `server` were in
+    /// flight.
     fn overloaded(server: &str, in_flight: usize) -> Self;
 
     /// Returns `true` for a timeout.

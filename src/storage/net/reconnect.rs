@@ -16,17 +16,19 @@ use super::{CONNECT_WITHIN, LinkError};
 const MIN_BACKOFF: Duration = Duration::from_millis(20);
 const MAX_BACKOFF: Duration = Duration::from_millis(200);
 
-/// A value that is younger than this is not replaced, so that many callers do not replace it at once.
+/// A value that is younger than this is not replaced, so that many callers do not replace it at
+/// once.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// An attempt that takes longer is abandoned. Its runtime may not be running, so its own timeout would not fire.
+/// An attempt that takes longer is abandoned. Its runtime may not be running, so its own timeout
+/// would not fire.
 const STALLED_AFTER: Duration = CONNECT_WITHIN.saturating_mul(2);
 
 /// A value, such as a connection, that is made on demand and made again after failures.
 ///
-/// There is one attempt at a time, and it continues if its callers are dropped. If its runtime ends or
-/// [stalls](STALLED_AFTER), the next caller starts another attempt. The attempt that succeeds first sets the
-/// value. No lock is held across an `await`.
+/// There is one attempt at a time, and it continues if its callers are dropped. If its runtime ends
+/// or [stalls](STALLED_AFTER), the next caller starts another attempt. The attempt that succeeds
+/// first sets the value. No lock is held across an `await`.
 pub(in crate::storage) struct Reconnecting<T, E> {
     /// The server's address, for error messages.
     name: Box<str>,
@@ -80,12 +82,13 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
         &self.name
     }
 
-    /// Returns the value. Calls `make` if there is no value, no attempt is running, and the backoff is over.
+    /// Returns the value. Calls `make` if there is no value, no attempt is running, and the backoff
+    /// is over.
     ///
     /// # Errors
     ///
-    /// Returns the error of the last attempt during the backoff, a timeout at `deadline`, and an overload error
-    /// if too many callers wait.
+    /// Returns the error of the last attempt during the backoff, a timeout at `deadline`, and an
+    /// overload error if too many callers wait.
     pub(in crate::storage) async fn get<F>(
         self: &Arc<Self>,
         deadline: Instant,
@@ -110,7 +113,8 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
             if Instant::now() >= deadline {
                 return Err(E::late(&self.name));
             }
-            // On a runtime that shuts down, each attempt ends before it begins. Yielding lets this task end too.
+            // On a runtime that shuts down, each attempt ends before it begins. Yielding lets this
+            // task end too.
             yield_now().await;
         }
     }
@@ -137,8 +141,8 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
         }
     }
 
-    /// Makes another value in the background. The current one is used until then. Does nothing while an attempt
-    /// is running, or shortly after one has ended.
+    /// Makes another value in the background. The current one is used until then. Does nothing
+    /// while an attempt is running, or shortly after one has ended.
     #[cfg(feature = "redis-cluster")]
     pub(in crate::storage) fn renew<F>(self: &Arc<Self>, make: impl Fn() -> F)
     where
@@ -150,8 +154,8 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
         }
     }
 
-    /// Discards the value. With an `error`, callers get that error until the backoff is over. Without one, the
-    /// next caller makes another value at once.
+    /// Discards the value. With an `error`, callers get that error until the backoff is over.
+    /// Without one, the next caller makes another value at once.
     pub(in crate::storage) fn give_up(&self, value: &Arc<T>, error: Option<&E>) {
         let mut state = self.lock();
         if state.value.as_ref().is_some_and(|current| Arc::ptr_eq(current, value)) {
@@ -211,8 +215,8 @@ impl<T, E> Reconnecting<T, E> {
     }
 }
 
-/// Ends the attempt when its task ends, even if the runtime drops the task. Updates the state first, and then
-/// wakes the waiting callers.
+/// Ends the attempt when its task ends, even if the runtime drops the task. Updates the state
+/// first, and then wakes the waiting callers.
 struct Attempt<T: Usable + Send + Sync + 'static, E: LinkError> {
     of: Arc<Reconnecting<T, E>>,
     number: u64,

@@ -45,8 +45,8 @@ pub(super) struct Parts<'a> {
     pub(super) query: &'a str,
 }
 
-/// Splits a URL, and calls `parse` with its parts. Errors quote the URL without its secrets. `examples` are the
-/// valid forms of the URL.
+/// Splits a URL, and calls `parse` with its parts. Errors quote the URL without its secrets.
+/// `examples` are the valid forms of the URL.
 pub(super) fn read<T>(
     url: &str,
     examples: &str,

@@ -86,8 +86,8 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Returns an error unless `prefix` is 1 to 64 printable ASCII characters without braces. Braces would change
-/// the hash slot of a key in a Redis cluster.
+/// Returns an error unless `prefix` is 1 to 64 printable ASCII characters without braces. Braces
+/// would change the hash slot of a key in a Redis cluster.
 pub(in crate::storage) fn checked_prefix(prefix: &str) -> Result<(), ConfigError> {
     let allowed = |c: char| c.is_ascii_graphic() && c != '{' && c != '}';
     if (1..=64).contains(&prefix.len()) && prefix.chars().all(allowed) {

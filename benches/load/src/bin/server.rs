@@ -1,6 +1,7 @@
 //! A server on one thread. All routes return the same response, with different layers.
 //!
-//! It prints its address, and exits when its standard input ends, so that it ends with its parent process.
+//! It prints its address, and exits when its standard input ends, so that it ends with its parent
+//! process.
 
 use std::io::{Read, Write, stdin, stdout};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,7 +17,8 @@ use tower_governor::governor::GovernorConfigBuilder;
 use tower_layer::Identity;
 use tower_ratelimit::{Headers, PeerIp, Policy, Quota, RateLimitLayer, TokenBucket};
 
-/// A burst that is never exhausted. It has a usual number of digits, because each response contains it.
+/// A burst that is never exhausted. It has a usual number of digits, because each response contains
+/// it.
 const BURST: u32 = 999_999;
 
 /// Returns constant header fields of the same length as those of a limit.

@@ -66,7 +66,8 @@ fn fill<K, L>(keys: &[K], limiter: &L, admits: impl Fn(&L, &K) -> bool) -> Vec<u
     costs
 }
 
-/// Returns the CPU time of the thread. Unlike wall-clock time, it excludes the time of other processes.
+/// Returns the CPU time of the thread. Unlike wall-clock time, it excludes the time of other
+/// processes.
 fn thread_nanos() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()

@@ -1,4 +1,5 @@
-//! The cost that a layer adds to a router, without the cost of an empty layer, because axum boxes each layer.
+//! The cost that a layer adds to a router, without the cost of an empty layer, because axum boxes
+//! each layer.
 
 use axum::Router;
 use axum::http::StatusCode;
