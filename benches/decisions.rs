@@ -1,7 +1,7 @@
 //! Decisions in memory, without HTTP.
 //!
-//! A step is a thousand decisions: where the table says µs, one of them takes as many ns. Of two threads each is timed for
-//! itself.
+//! A step is 1,000 decisions, so the microseconds of a step are the nanoseconds of a decision. With
+//! two threads, each thread is timed separately.
 
 mod support;
 
@@ -17,12 +17,12 @@ use support::limiters::admits;
 const KEYS: [u32; 4] = [1, 1_000, 100_000, 1_000_000];
 
 fn main() {
-    // Samples of a millisecond and more, so that threads which are woken one after the other do meet.
+    // Samples take at least a millisecond, so that threads that start one after another overlap.
     Divan::default().sample_size(16).sample_count(200).max_time(Duration::from_millis(250)).config_with_args().main();
 }
 
-/// Hits that are all answered alike.
-fn answers(bencher: Bencher<'_, '_>, limiter: &RateLimiter, hits: &Hits, admitted: bool) {
+/// Measures hits that are all admitted, or all refused.
+fn measure(bencher: Bencher<'_, '_>, limiter: &RateLimiter, hits: &Hits, admitted: bool) {
     bencher
         .counter(ItemsCount::new(BATCH))
         .with_inputs(|| hits.batch())
@@ -34,11 +34,11 @@ mod admitted {
     use tower_ratelimit::{ElasticWindow, FixedWindow, LeakyBucket, SlidingWindowCounter, TokenBucket};
 
     use super::support::hits::{Hits, MakeKey, address, long_string, string};
-    use super::support::limiters::{Generous, knowing, several};
-    use super::{KEYS, answers};
+    use super::support::limiters::{Generous, several, with_known_keys};
+    use super::{KEYS, measure};
 
-    fn known<S: Generous>(bencher: Bencher<'_, '_>, keys: u32, key: MakeKey) {
-        answers(bencher, &knowing(S::generous(), keys, key), &Hits::in_turn(keys, key), true);
+    fn known_keys<S: Generous>(bencher: Bencher<'_, '_>, keys: u32, key: MakeKey) {
+        measure(bencher, &with_known_keys(S::generous(), keys, key), &Hits::round_robin(keys, key), true);
     }
 
     #[divan::bench(
@@ -47,30 +47,30 @@ mod admitted {
         threads = [1, 2],
     )]
     fn address_key<S: Generous>(bencher: Bencher<'_, '_>, keys: u32) {
-        known::<S>(bencher, keys, address);
+        known_keys::<S>(bencher, keys, address);
     }
 
     #[divan::bench(types = [TokenBucket, SlidingWindowCounter], args = KEYS, threads = [1, 2])]
     fn string_key<S: Generous>(bencher: Bencher<'_, '_>, keys: u32) {
-        known::<S>(bencher, keys, string);
+        known_keys::<S>(bencher, keys, string);
     }
 
     #[divan::bench(types = [TokenBucket], args = KEYS, threads = [1, 2])]
     fn long_string_key<S: Generous>(bencher: Bencher<'_, '_>, keys: u32) {
-        known::<S>(bencher, keys, long_string);
+        known_keys::<S>(bencher, keys, long_string);
     }
 
-    /// As real clients come: a few of them most of the time.
+    /// A realistic load: a few clients send most of the hits.
     #[divan::bench(types = [TokenBucket, SlidingWindowCounter], args = &KEYS[1..], threads = [1, 2])]
-    fn some_more_popular_than_others<S: Generous>(bencher: Bencher<'_, '_>, keys: u32) {
-        let limiter = knowing(S::generous(), keys, address);
-        answers(bencher, &limiter, &Hits::by_popularity(keys, address), true);
+    fn popular_keys<S: Generous>(bencher: Bencher<'_, '_>, keys: u32) {
+        let limiter = with_known_keys(S::generous(), keys, address);
+        measure(bencher, &limiter, &Hits::by_popularity(keys, address), true);
     }
 
     #[divan::bench(consts = [1, 2, 3, 4], args = [1, 100_000])]
     fn several_limits_in_one_policy<const LIMITS: u32>(bencher: Bencher<'_, '_>, keys: u32) {
-        let limiter = knowing(several(LIMITS, u32::MAX), keys, address);
-        answers(bencher, &limiter, &Hits::in_turn(keys, address), true);
+        let limiter = with_known_keys(several(LIMITS, u32::MAX), keys, address);
+        measure(bencher, &limiter, &Hits::round_robin(keys, address), true);
     }
 }
 
@@ -80,8 +80,8 @@ mod refused {
     use tower_ratelimit::{FixedWindow, MovingWindow, RateLimiter, SlidingWindowCounter, TokenBucket};
 
     use super::support::hits::{Hits, address};
-    use super::support::limiters::{once_hit, stingy};
-    use super::{KEYS, answers};
+    use super::support::limiters::{hit_once, stingy};
+    use super::{KEYS, measure};
 
     #[divan::bench(
         types = [TokenBucket, SlidingWindowCounter, FixedWindow, MovingWindow],
@@ -89,12 +89,12 @@ mod refused {
         threads = [1, 2],
     )]
     fn address_key<S: Strategy + Default>(bencher: Bencher<'_, '_>, keys: u32) {
-        let limiter = once_hit(RateLimiter::new(stingy::<S>()), keys, address);
-        answers(bencher, &limiter, &Hits::in_turn(keys, address), false);
+        let limiter = hit_once(RateLimiter::new(stingy::<S>()), keys, address);
+        measure(bencher, &limiter, &Hits::round_robin(keys, address), false);
     }
 }
 
-/// Each hit is on a key that nobody has seen, when as many as may be kept are.
+/// Each hit is on a new key, and the storage is full.
 mod flood_of_new_keys {
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -103,23 +103,23 @@ mod flood_of_new_keys {
     use tower_ratelimit::{Policy, Quota, TokenBucket};
 
     use super::support::hits::{BATCH, address};
-    use super::support::limiters::{admits, capped, once_hit, stingy};
+    use super::support::limiters::{admits, capped, hit_once, stingy};
 
     const CAP: u32 = 100_000;
 
     #[divan::bench(sample_size = 1, sample_count = 2_000)]
-    fn others_make_room(bencher: Bencher<'_, '_>) {
-        let patient = Policy::new(TokenBucket::new(), Quota::per_day(10_000));
-        flood(bencher, patient, true);
+    fn old_keys_are_evicted(bencher: Bencher<'_, '_>) {
+        let policy = Policy::new(TokenBucket::new(), Quota::per_day(10_000));
+        flood(bencher, policy, true);
     }
 
     #[divan::bench(sample_size = 1, sample_count = 2_000)]
-    fn nobody_makes_room(bencher: Bencher<'_, '_>) {
+    fn new_keys_are_refused(bencher: Bencher<'_, '_>) {
         flood(bencher, stingy::<TokenBucket>(), false);
     }
 
     fn flood(bencher: Bencher<'_, '_>, policy: Policy, admitted: bool) {
-        let limiter = once_hit(capped(policy, CAP), CAP, address);
+        let limiter = hit_once(capped(policy, CAP), CAP, address);
         let seen = AtomicU32::new(CAP);
         let new_keys = || {
             let first = seen.fetch_add(u32::try_from(BATCH).expect("small"), Ordering::Relaxed);
@@ -133,7 +133,7 @@ mod flood_of_new_keys {
     }
 }
 
-/// A log that is always full.
+/// Hits on a full log.
 mod moving_window {
     use divan::Bencher;
     use divan::counter::ItemsCount;
@@ -168,8 +168,8 @@ mod moving_window {
     }
 }
 
-/// What a storage around a storage adds to it: beside memory alone, the same hits through each.
-mod around {
+/// Hits through wrappers, compared with the memory storage alone.
+mod wrappers {
     use std::time::Duration;
 
     use divan::Bencher;
@@ -179,18 +179,18 @@ mod around {
 
     use super::KEYS;
     use super::support::hits::{BATCH, Hits, address};
-    use super::support::limiters::{Away, Generous, answered, stingy};
+    use super::support::limiters::{FailingStorage, Generous, decides, stingy};
 
     fn each<St: Storage>(bencher: Bencher<'_, '_>, keys: u32, storage: &St, admitted: bool) {
         let policy = if admitted { FixedWindow::generous() } else { stingy::<FixedWindow>() };
         for key in (0..keys).map(address) {
-            assert!(answered(storage, &policy, &key));
+            assert!(decides(storage, &policy, &key));
         }
-        let hits = Hits::in_turn(keys, address);
+        let hits = Hits::round_robin(keys, address);
         bencher
             .counter(ItemsCount::new(BATCH))
             .with_inputs(|| hits.batch())
-            .bench_values(|batch| batch.each(|key| assert_eq!(answered(storage, &policy, key), admitted)));
+            .bench_values(|batch| batch.each(|key| assert_eq!(decides(storage, &policy, key), admitted)));
     }
 
     #[divan::bench(args = KEYS)]
@@ -199,7 +199,7 @@ mod around {
     }
 
     #[divan::bench(args = KEYS)]
-    fn admitted_within_a_deadline(bencher: Bencher<'_, '_>, keys: u32) {
+    fn admitted_within_a_timeout(bencher: Bencher<'_, '_>, keys: u32) {
         each(bencher, keys, &Timeout::new(MemoryStorage::new(), Duration::from_millis(100)), true);
     }
 
@@ -208,11 +208,11 @@ mod around {
         each(bencher, keys, &Breaker::new(MemoryStorage::new()).fallback(MemoryStorage::new(), 3), true);
     }
 
-    /// While what it stands in for is away.
+    /// The primary storage is down.
     #[divan::bench(args = KEYS)]
     fn admitted_by_a_fallback(bencher: Bencher<'_, '_>, keys: u32) {
         let hour = Duration::from_secs(3_600);
-        let breaker = Breaker::new(Away).failures(1).probe_after(hour, hour);
+        let breaker = Breaker::new(FailingStorage).failures(1).probe_after(hour, hour);
         each(bencher, keys, &breaker.fallback(MemoryStorage::new(), 3), true);
     }
 

@@ -1,7 +1,8 @@
-//! Goes down one path a number of times, and nothing else depends on that number: what two runs differ by is what the
-//! path costs. `scripts/instructions` counts with it. Time stands, or is moved on by hand, so that counts repeat.
+//! Executes one code path a given number of times. Nothing else depends on that number, so the
+//! difference between two runs is the cost of the path. Run by `scripts/instructions`. The clock is
+//! manual, so the counts are reproducible.
 //!
-//! Arguments are a path and a number of times. Without them it lists the paths.
+//! The arguments are a path and a number. Without arguments, it lists the paths.
 
 mod support;
 
@@ -18,11 +19,11 @@ use tower_ratelimit::{
 };
 
 use support::hits::address;
-use support::limiters::{Generous, admits, bursting, by_hand, full_log, several, stingy};
+use support::limiters::{Generous, admits, bursting, full_log, several, stingy, with_manual_clock};
 use support::services::{BURST, Hello, answer, request};
 
-/// So many inputs are made, however few of them are used.
-const MOST: u32 = 20_000;
+/// The number of inputs that are created. It does not depend on the number of calls.
+const INPUTS: u32 = 20_000;
 
 type Path = fn(usize);
 
@@ -46,7 +47,11 @@ const PATHS: [(&str, Path); 14] = [
 fn main() {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     if let [name, times] = &*arguments {
-        let path = PATHS.iter().find(|(path, _)| path == name).expect("without arguments it lists the paths").1;
+        let path = PATHS
+            .iter()
+            .find(|(path, _)| path == name)
+            .expect("an unknown path; run without arguments to list the paths")
+            .1;
         path(times.parse().expect("a number of times"));
     } else {
         PATHS.iter().for_each(|(name, _)| println!("{name}"));
@@ -54,18 +59,18 @@ fn main() {
 }
 
 fn hit(policy: Policy, times: usize) {
-    let (limiter, _) = by_hand(policy);
+    let (limiter, _) = with_manual_clock(policy);
     repeat(&limiter, times, true);
 }
 
 fn admit(policy: Policy, times: usize) {
-    let (limiter, _) = by_hand(policy);
+    let (limiter, _) = with_manual_clock(policy);
     let key = alice();
     (0..times).for_each(|_| assert!(limiter.admit(&key)));
 }
 
 fn hit_after_a_previous_window(times: usize) {
-    let (limiter, clock) = by_hand(SlidingWindowCounter::generous());
+    let (limiter, clock) = with_manual_clock(SlidingWindowCounter::generous());
     repeat(&limiter, 10, true);
     clock.advance(Duration::from_millis(4_500));
     repeat(&limiter, times, true);
@@ -80,25 +85,28 @@ fn hit_moving_window(times: usize) {
 }
 
 fn refusal(times: usize) {
-    let (limiter, _) = by_hand(stingy::<TokenBucket>());
+    let (limiter, _) = with_manual_clock(stingy::<TokenBucket>());
     repeat(&limiter, 1, true);
     repeat(&limiter, times, false);
 }
 
 fn new_key(times: usize) {
-    let (limiter, _) = by_hand(TokenBucket::generous());
-    let keys: Vec<_> = (0..MOST).map(address).collect();
+    let (limiter, _) = with_manual_clock(TokenBucket::generous());
+    let keys: Vec<_> = (0..INPUTS).map(address).collect();
     keys[..times].iter().for_each(|key| assert!(admits(&limiter, key)));
-    // Nothing is torn down: that would depend on how often it was hit.
+    // Exit without dropping anything, because the cost of that depends on the number of hits.
     std::process::exit(0);
 }
 
 fn new_key_at_the_cap(times: usize) {
     const CAP: usize = 4_096;
-    let storage =
-        MemoryStorage::builder().max_keys(CAP).clock(ManualClock::default()).build().expect("it may keep keys");
+    let storage = MemoryStorage::builder()
+        .max_keys(CAP)
+        .clock(ManualClock::default())
+        .build()
+        .expect("the configuration is valid");
     let limiter = RateLimiter::with_storage(TokenBucket::generous(), storage);
-    let keys: Vec<_> = (0..MOST).map(address).collect();
+    let keys: Vec<_> = (0..INPUTS).map(address).collect();
     keys[..CAP + times].iter().for_each(|key| assert!(limiter.admit(key)));
     std::process::exit(0);
 }
@@ -113,17 +121,17 @@ fn alice() -> Key {
 }
 
 fn layer(policy: Policy) -> RateLimitLayer {
-    RateLimitLayer::from_limiter(&by_hand(policy).0, PeerIp::new())
+    RateLimitLayer::from_limiter(&with_manual_clock(policy).0, PeerIp::new())
 }
 
 fn serve<S>(mut service: S, times: usize)
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
-    let mut requests = (0..MOST).map(|_| request()).collect::<Vec<_>>().into_iter();
-    // The first is admitted even where all others are refused.
+    let mut requests = (0..INPUTS).map(|_| request()).collect::<Vec<_>>().into_iter();
+    // The first request is admitted, even if all others are refused.
     answer(&mut service, request());
     requests.by_ref().take(times).for_each(|request| drop(answer(&mut service, request)));
-    // As above.
+    // Exit without dropping anything, as in `new_key`.
     std::process::exit(0);
 }

@@ -1,5 +1,6 @@
-//! What leases leave unused and what they save, by simulation: real leases of several nodes over one storage, whose time is moved on
-//! by hand, so that it comes out the same each time. `scripts/leases` draws `benches/leases.svg` with it.
+//! Simulates the cost and the benefit of leases: real leases of several nodes over one storage,
+//! with a manual clock. So the results are reproducible. `scripts/leases` draws
+//! `benches/leases.svg` with it.
 
 #[path = "support/picture.rs"]
 mod picture;
@@ -13,10 +14,10 @@ use picture::{Curve, Panel};
 use tower_ratelimit::storage::{Clock, Leases, ManualClock, StorageRequest};
 use tower_ratelimit::{FixedWindow, Key, MemoryStorage, Op, Policy, Quota, Storage};
 
-/// So many windows are gone through for each point.
+/// The number of simulated windows per point.
 const WINDOWS: u32 = 40;
 const LIMIT: u32 = 10_000;
-/// How long a window is.
+/// The length of a window in microseconds.
 const MICROS: u64 = 10_000_000;
 
 const NODES: [u32; 4] = [2, 4, 8, 16];
@@ -24,28 +25,29 @@ const SLICES: [u32; 9] = [1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000];
 /// Hits in a window, in percent of the limit.
 const DEMANDS: [u32; 8] = [90, 100, 105, 110, 125, 150, 200, 300];
 
-/// How the load spreads over the nodes: all the same, or by Zipf's law, the second half as often as the first.
+/// The distribution of the load over the nodes.
 #[derive(Clone, Copy)]
 enum Load {
     Even,
+    /// By Zipf's law: the second node gets half as many hits as the first.
     Uneven,
 }
 
-/// In percent.
+/// The result of a simulation, in percent.
 struct Outcome {
-    /// Of the limit, when the first hit of a window is refused.
-    unused_then: f64,
-    /// Of what could have been admitted, when the window ends.
-    unused_at_last: f64,
-    /// Of the hits that were admitted.
+    /// Unused units at the first refusal of a window, relative to the limit.
+    unused_at_refusal: f64,
+    /// Unused units at the end of a window, relative to the hits that could have been admitted.
+    unused_at_end: f64,
+    /// Round trips, relative to the admitted hits.
     trips: f64,
 }
 
 fn main() {
     let outcomes = by_slice();
     let [when_refused, trips] = [
-        of_slices("unused when somebody is first refused, % of the limit", &outcomes, |outcome| outcome.unused_then),
-        of_slices("trips for 100 hits that are admitted", &outcomes, |outcome| outcome.trips),
+        of_slices("unused at the first refusal, % of the limit", &outcomes, |outcome| outcome.unused_at_refusal),
+        of_slices("round trips per 100 admitted hits", &outcomes, |outcome| outcome.trips),
     ];
     let panels = [when_refused, by_demand(), trips];
     for panel in &panels {
@@ -53,11 +55,11 @@ fn main() {
     }
     match std::env::args().nth(1).filter(|argument| !argument.starts_with("--")) {
         Some(file) => fs::write(file, picture::draw(&panels)).expect("the picture can be written"),
-        None => println!("name a file to draw the picture: benches/leases.svg"),
+        None => println!("to draw the picture, name a file: benches/leases.svg"),
     }
 }
 
-/// What comes of each slice, by what the curve is called.
+/// Returns the outcomes of all slices, one entry per curve, with the name of the curve.
 fn by_slice() -> Vec<(String, [Outcome; SLICES.len()])> {
     let outcomes = |nodes, load| SLICES.map(|slice| simulate(nodes, slice, load, 200));
     let even = NODES.map(|nodes| (format!("{nodes} nodes"), outcomes(nodes, Load::Even)));
@@ -77,11 +79,11 @@ fn by_demand() -> Panel {
     let curves = [10, 100, 1_000].map(|slice| Curve {
         name: format!("slice {} %", percent(slice, LIMIT)),
         points: DEMANDS
-            .map(|demand| (f64::from(demand), simulate(8, slice, Load::Uneven, demand).unused_at_last))
+            .map(|demand| (f64::from(demand), simulate(8, slice, Load::Uneven, demand).unused_at_end))
             .into(),
     });
     Panel {
-        title: "unused at the end, % of what could be (8 nodes, uneven)",
+        title: "unused at the end, % of possible hits (8 nodes, uneven)",
         x: "hits in the window, % of the limit",
         curves: curves.into(),
     }
@@ -89,10 +91,10 @@ fn by_demand() -> Panel {
 
 fn simulate(nodes: u32, slice: u32, load: Load, demand: u32) -> Outcome {
     let clock = ManualClock::default();
-    let memory = MemoryStorage::builder().clock(clock.clone()).build().expect("it may keep keys");
+    let memory = MemoryStorage::builder().clock(clock.clone()).build().expect("the configuration is valid");
     let nodes: Vec<_> = (0..nodes).map(|_| Leases::new(memory.clone(), slice).clock(clock.clone())).collect();
     let policy = Policy::new(FixedWindow::aligned(), Quota::per(LIMIT, Duration::from_micros(MICROS)));
-    let (mut chance, mut all, mut unused_then) = (chances(), 0, 0);
+    let (mut chance, mut all, mut unused_at_refusal) = (chances(), 0, 0);
     let hits = LIMIT / 100 * demand;
     let start = clock.now();
     for window in 0..WINDOWS {
@@ -104,26 +106,30 @@ fn simulate(nodes: u32, slice: u32, load: Load, demand: u32) -> Outcome {
                 admitted += 1;
             } else if !refused {
                 refused = true;
-                unused_then += LIMIT - admitted;
+                unused_at_refusal += LIMIT - admitted;
             }
             clock.advance(Duration::from_micros(MICROS / u64::from(hits + 1)));
         }
         all += admitted;
     }
     let trips: u64 = nodes.iter().map(Leases::asked).sum();
-    // Those that are refused ask too, once each.
+    // Each refused hit takes one round trip too.
     let refused = u64::from(hits * WINDOWS - all);
     #[allow(clippy::cast_precision_loss)] // percents
     let trips = (trips - refused) as f64 * 100.0 / f64::from(all);
     let could = LIMIT.min(hits) * WINDOWS;
-    Outcome { unused_then: percent(unused_then, LIMIT * WINDOWS), unused_at_last: percent(could - all, could), trips }
+    Outcome {
+        unused_at_refusal: percent(unused_at_refusal, LIMIT * WINDOWS),
+        unused_at_end: percent(could - all, could),
+        trips,
+    }
 }
 
 fn admits(node: &Leases<MemoryStorage>, policy: &Policy) -> bool {
     let mut decided = node.decide(StorageRequest::new(policy, &Key::everybody(), Op::Hit, 1));
     match Pin::new(&mut decided).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(decision)) => decision.is_admitted(),
-        _ => panic!("memory makes nobody wait"),
+        _ => panic!("the memory storage never waits"),
     }
 }
 
@@ -146,7 +152,7 @@ fn percent(part: u32, of: u32) -> f64 {
     f64::from(part) * 100.0 / f64::from(of)
 }
 
-/// From 0 to 1, the same ones each time.
+/// Returns pseudorandom numbers from 0 to 1. The sequence is always the same.
 fn chances() -> impl FnMut() -> f64 {
     let mut random = 0x9E37_79B9_7F4A_7C15_u64;
     move || {

@@ -1,5 +1,7 @@
-//! What a layer costs around a trivial service and around an axum router. `without` is the same with no layer, or with
-//! one that does nothing: what a layer adds is the difference.
+//! The cost of a layer around a trivial service and around an axum router.
+//!
+//! `without` measures the service without a layer, or the router with an empty one. The difference
+//! is the cost of the layer.
 
 mod support;
 
@@ -34,12 +36,12 @@ fn layer(policy: Policy) -> RateLimitLayer {
     RateLimitLayer::new(policy, PeerIp::new())
 }
 
-/// Calls with requests that are made outside of the timed part; responses are dropped outside of it, too.
-fn serves<S>(bencher: Bencher<'_, '_>, mut service: S, expected: StatusCode)
+/// Measures calls. Requests are created, and responses dropped, outside of the timed part.
+fn measure<S>(bencher: Bencher<'_, '_>, mut service: S, expected: StatusCode)
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
-    // The first is admitted even where all others are refused.
+    // The first request is admitted, even if all others are refused.
     answer(&mut service, request());
     assert_eq!(answer(&mut service, request()).status(), expected);
     bencher.with_inputs(request).bench_local_values(|request| answer(&mut service, request));
@@ -52,51 +54,51 @@ mod at_a_service {
 
     use super::support::limiters::{bursting, several};
     use super::support::services::{BURST, Hello};
-    use super::{OK, REFUSED, admitting, layer, refusing, serves};
+    use super::{OK, REFUSED, admitting, layer, measure, refusing};
 
     #[divan::bench]
     fn without(bencher: Bencher<'_, '_>) {
-        serves(bencher, Hello, OK);
+        measure(bencher, Hello, OK);
     }
 
     #[divan::bench]
     fn no_headers(bencher: Bencher<'_, '_>) {
-        serves(bencher, admitting().headers(Headers::none()).layer(Hello), OK);
+        measure(bencher, admitting().headers(Headers::none()).layer(Hello), OK);
     }
 
     #[divan::bench]
     fn three_headers(bencher: Bencher<'_, '_>) {
-        serves(bencher, admitting().layer(Hello), OK);
+        measure(bencher, admitting().layer(Hello), OK);
     }
 
     #[divan::bench]
     fn three_headers_by_api_key(bencher: Bencher<'_, '_>) {
-        serves(bencher, RateLimitLayer::new(bursting(BURST), Header::new("x-api-key")).layer(Hello), OK);
+        measure(bencher, RateLimitLayer::new(bursting(BURST), Header::new("x-api-key")).layer(Hello), OK);
     }
 
     #[divan::bench]
     fn three_layers(bencher: Bencher<'_, '_>) {
-        serves(bencher, admitting().layer(admitting().layer(admitting().layer(Hello))), OK);
+        measure(bencher, admitting().layer(admitting().layer(admitting().layer(Hello))), OK);
     }
 
     #[divan::bench]
     fn one_layer_of_three_limits(bencher: Bencher<'_, '_>) {
-        serves(bencher, layer(several(3, BURST)).layer(Hello), OK);
+        measure(bencher, layer(several(3, BURST)).layer(Hello), OK);
     }
 
     #[divan::bench]
     fn refused(bencher: Bencher<'_, '_>) {
-        serves(bencher, refusing().layer(Hello), REFUSED);
+        measure(bencher, refusing().layer(Hello), REFUSED);
     }
 
     #[divan::bench]
     fn refused_without_headers(bencher: Bencher<'_, '_>) {
-        serves(bencher, refusing().headers(Headers::none()).layer(Hello), REFUSED);
+        measure(bencher, refusing().headers(Headers::none()).layer(Hello), REFUSED);
     }
 
     #[divan::bench]
     fn refused_by_the_innermost_of_three(bencher: Bencher<'_, '_>) {
-        serves(bencher, admitting().layer(admitting().layer(refusing().layer(Hello))), REFUSED);
+        measure(bencher, admitting().layer(admitting().layer(refusing().layer(Hello))), REFUSED);
     }
 }
 
@@ -107,7 +109,7 @@ mod at_a_router {
     use tower::layer::util::Identity;
     use tower_ratelimit::Headers;
 
-    use super::{OK, REFUSED, admitting, refusing, serves};
+    use super::{OK, REFUSED, admitting, measure, refusing};
 
     fn router() -> Router {
         Router::new().route("/", get(async || ()))
@@ -115,31 +117,31 @@ mod at_a_router {
 
     #[divan::bench]
     fn without(bencher: Bencher<'_, '_>) {
-        serves(bencher, router().layer(Identity::new()), OK);
+        measure(bencher, router().layer(Identity::new()), OK);
     }
 
     #[divan::bench]
     fn no_headers(bencher: Bencher<'_, '_>) {
-        serves(bencher, router().layer(admitting().headers(Headers::none())), OK);
+        measure(bencher, router().layer(admitting().headers(Headers::none())), OK);
     }
 
     #[divan::bench]
     fn three_headers(bencher: Bencher<'_, '_>) {
-        serves(bencher, router().layer(admitting()), OK);
+        measure(bencher, router().layer(admitting()), OK);
     }
 
     #[divan::bench]
     fn three_layers(bencher: Bencher<'_, '_>) {
-        serves(bencher, router().layer(admitting()).layer(admitting()).layer(admitting()), OK);
+        measure(bencher, router().layer(admitting()).layer(admitting()).layer(admitting()), OK);
     }
 
     #[divan::bench]
     fn refused(bencher: Bencher<'_, '_>) {
-        serves(bencher, router().layer(refusing()), REFUSED);
+        measure(bencher, router().layer(refusing()), REFUSED);
     }
 
     #[divan::bench]
     fn refused_without_headers(bencher: Bencher<'_, '_>) {
-        serves(bencher, router().layer(refusing().headers(Headers::none())), REFUSED);
+        measure(bencher, router().layer(refusing().headers(Headers::none())), REFUSED);
     }
 }

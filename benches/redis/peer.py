@@ -1,4 +1,4 @@
-"""What the Python package `limits` does in memory and on a Redis server, one caller: decisions per second."""
+"""Measures decisions per second of the Python package `limits`, in memory and on a Redis server, with one caller."""
 
 import sys
 import time
@@ -11,14 +11,14 @@ SPAN = 1.0
 PLENTY = 4_000_000
 
 
-def per_second(ask):
-    ask()
-    start, asked = time.perf_counter(), 0
+def per_second(hit):
+    hit()
+    start, hits = time.perf_counter(), 0
     while time.perf_counter() - start < SPAN:
         for _ in range(50):
-            ask()
-        asked += 50
-    return asked / (time.perf_counter() - start)
+            hit()
+        hits += 50
+    return hits / (time.perf_counter() - start)
 
 
 def main():
@@ -37,11 +37,11 @@ def main():
         print(f"memory, {name}: {per_second(lambda: in_memory.hit(limit, key)):.0f}")
         print(f"Redis, {name}: {per_second(lambda: on_redis.hit(limit, key)):.0f}")
 
-        def told():
+        def with_numbers():
             on_redis.hit(limit, key)
             on_redis.get_window_stats(limit, key)
 
-        print(f"Redis, {name}, with numbers for the headers: {per_second(told):.0f}")
+        print(f"Redis, {name}, with numbers for the headers: {per_second(with_numbers):.0f}")
     fixed = strategies.FixedWindowRateLimiter(redis)
     print(f"Redis, three limits: {per_second(lambda: all(fixed.hit(limit, 'three') for limit in stacked)):.0f}")
 

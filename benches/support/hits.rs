@@ -1,54 +1,59 @@
-//! Keys, made before the clock starts, in the order in which they are hit.
+//! Keys in the order of their hits. They are created before the timing starts.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tower_ratelimit::Key;
 
-/// A table that calls microseconds what one step of so many hits takes has said nanoseconds of one hit.
+/// The number of hits per step. So the microseconds of a step are the nanoseconds of a hit.
 pub(crate) const BATCH: usize = 1_000;
 
-/// Makes key number `i`; no two are the same.
+/// Creates key number `i`. All keys are different.
 pub(crate) type MakeKey = fn(u32) -> Key;
 
 pub(crate) fn address(i: u32) -> Key {
     Key::from(Ipv4Addr::from_bits(i.wrapping_mul(2_654_435_761)))
 }
 
-/// Of 13 bytes, up to a million of them.
+/// Returns a key of 13 bytes, for up to a million keys.
 pub(crate) fn string(i: u32) -> Key {
     Key::from(format!("client-{i:06}"))
 }
 
-/// As long as a signed token: more than a key keeps without an allocation.
+/// Returns a key as long as a signed token. It is too long to be stored without an allocation.
 pub(crate) fn long_string(i: u32) -> Key {
     Key::from(format!("{:=<193}{i:07}", "token-"))
 }
 
-/// Hits to come, which go round and round in batches. Threads take turns at them.
+/// An endless sequence of hits, in batches that threads take in turn.
 pub(crate) struct Hits {
     keys: Vec<Key>,
     next: AtomicUsize,
 }
 
 impl Hits {
-    /// Each of `count` keys once a round. Their hashes are secret, so nobody foresees where in memory the next one is.
-    pub(crate) fn in_turn(count: u32, key: MakeKey) -> Self {
-        Self::of((0..count).map(key).collect())
+    /// Hits each of `count` keys once per round. The hashes are random, so the processor cannot
+    /// prefetch the memory of the next key.
+    pub(crate) fn round_robin(count: u32, key: MakeKey) -> Self {
+        Self::new((0..count).map(key).collect())
     }
 
-    /// By Zipf's law: the second of `count` keys is hit half as often as the first, the third a third as often.
+    /// Hits `count` keys by Zipf's law: the second key half as often as the first, the third a
+    /// third as often.
     pub(crate) fn by_popularity(count: u32, key: MakeKey) -> Self {
         let popular = |chance: f64| {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // from 0 to `count`
             let rank = f64::from(count).powf(chance) as u32;
             key(rank.saturating_sub(1))
         };
-        Self::of(chances().take(count as usize).map(popular).collect())
+        Self::new(chances().take(count as usize).map(popular).collect())
     }
 
-    fn of(keys: Vec<Key>) -> Self {
-        assert!(keys.len().is_multiple_of(BATCH) || BATCH.is_multiple_of(keys.len()), "no batch is cut short");
+    fn new(keys: Vec<Key>) -> Self {
+        assert!(
+            keys.len().is_multiple_of(BATCH) || BATCH.is_multiple_of(keys.len()),
+            "the keys divide into full batches"
+        );
         Self { keys, next: AtomicUsize::new(0) }
     }
 
@@ -58,7 +63,7 @@ impl Hits {
     }
 }
 
-/// So many keys as there are in a batch, or fewer to be hit several times each.
+/// The keys of one batch. If they are fewer than [`BATCH`], each is hit several times.
 #[derive(Clone, Copy)]
 pub(crate) struct Batch<'a>(&'a [Key]);
 
@@ -70,7 +75,7 @@ impl Batch<'_> {
     }
 }
 
-/// From 0 to 1, the same ones each time.
+/// Returns pseudorandom numbers from 0 to 1. The sequence is always the same.
 fn chances() -> impl Iterator<Item = f64> {
     let mut random = 0x9E37_79B9_7F4A_7C15_u64;
     std::iter::repeat_with(move || {

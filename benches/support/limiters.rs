@@ -1,4 +1,4 @@
-//! Quotas that no benchmark uses up, and limiters that know the keys they will be asked about.
+//! Quotas that no benchmark exhausts, and limiters that already have states of all keys.
 
 use std::future::{Ready, ready};
 use std::pin::Pin;
@@ -14,10 +14,12 @@ use tower_ratelimit::{
 
 use super::hits::MakeKey;
 
-/// So much is spent on a key beforehand that a bucket remembers it for a quarter of an hour, however seldom it is hit.
+/// The units that are spent on each key beforehand. They keep the state of a bucket for a quarter
+/// of an hour.
 const HEAD_START: u32 = 1_000_000_000;
 
-/// A strategy with a quota that admits everything a benchmark asks, and remembers a key for longer than one runs.
+/// A strategy with a quota that admits all hits of a benchmark, and whose states last longer than
+/// the benchmark.
 pub(crate) trait Generous: Strategy + Default {
     fn generous() -> Policy;
 }
@@ -34,7 +36,7 @@ impl Generous for LeakyBucket {
     }
 }
 
-/// With short windows, so that most decisions weigh a previous one, as they do in real life.
+/// Uses short windows, so that most decisions depend on a previous window, as in practice.
 impl Generous for SlidingWindowCounter {
     fn generous() -> Policy {
         Policy::new(Self::new(), Quota::per(u32::MAX, Duration::from_secs(3)))
@@ -53,25 +55,25 @@ impl Generous for ElasticWindow {
     }
 }
 
-/// A token bucket that refills a unit each microsecond.
+/// Returns a token bucket that refills a unit per microsecond.
 pub(crate) fn bursting(burst: u32) -> Policy {
     several(1, burst)
 }
 
-/// So many token buckets under one key, each a unit smaller than the one before.
+/// Returns a policy of several token buckets. Each burst is a unit smaller than the one before.
 pub(crate) fn several(limits: u32, burst: u32) -> Policy {
-    let quota = |less| Quota::per_second(1_000_000).burst(burst - less);
+    let quota = |index| Quota::per_second(1_000_000).burst(burst - index);
     let first = Policy::new(TokenBucket::new(), quota(0));
-    (1..limits).fold(first, |policy, less| policy.limit(TokenBucket::new(), quota(less)))
+    (1..limits).fold(first, |policy, index| policy.limit(TokenBucket::new(), quota(index)))
 }
 
-/// One hit a day.
+/// Returns a policy of one hit per day.
 pub(crate) fn stingy<S: Strategy + Default>() -> Policy {
     Policy::new(S::default(), Quota::per_day(1))
 }
 
-/// A limiter to which `count` keys are known, and that will admit them.
-pub(crate) fn knowing(policy: Policy, count: u32, key: MakeKey) -> RateLimiter {
+/// Returns a limiter with states of `count` keys, which admits further hits.
+pub(crate) fn with_known_keys(policy: Policy, count: u32, key: MakeKey) -> RateLimiter {
     let limiter = RateLimiter::new(policy);
     for i in 0..count {
         let Ok(decision) = limiter.hit_with_cost(&key(i), HEAD_START).into_inner();
@@ -80,28 +82,28 @@ pub(crate) fn knowing(policy: Policy, count: u32, key: MakeKey) -> RateLimiter {
     limiter
 }
 
-/// A limiter that has admitted each of `count` keys once.
-pub(crate) fn once_hit(limiter: RateLimiter, count: u32, key: MakeKey) -> RateLimiter {
+/// Hits each of `count` keys once.
+pub(crate) fn hit_once(limiter: RateLimiter, count: u32, key: MakeKey) -> RateLimiter {
     assert!((0..count).all(|i| admits(&limiter, &key(i))));
     limiter
 }
 
-/// A limiter that keeps so many keys at most.
+/// Returns a limiter that keeps at most `max_keys` keys.
 pub(crate) fn capped(policy: Policy, max_keys: u32) -> RateLimiter {
-    let storage = MemoryStorage::builder().max_keys(max_keys as usize).build().expect("it may keep keys");
+    let storage = MemoryStorage::builder().max_keys(max_keys as usize).build().expect("the configuration is valid");
     RateLimiter::with_storage(policy, storage)
 }
 
-/// A limiter with a clock in hand.
-pub(crate) fn by_hand(policy: Policy) -> (RateLimiter, ManualClock) {
+/// Returns a limiter with a manual clock.
+pub(crate) fn with_manual_clock(policy: Policy) -> (RateLimiter, ManualClock) {
     let clock = ManualClock::default();
-    let storage = MemoryStorage::builder().clock(clock.clone()).build().expect("it may keep keys");
+    let storage = MemoryStorage::builder().clock(clock.clone()).build().expect("the configuration is valid");
     (RateLimiter::with_storage(policy, storage), clock)
 }
 
-/// A moving window whose log is full, its clock, and the time after which it has room for one hit more.
+/// Returns a moving window with a full log, its clock, and the time until it admits another hit.
 pub(crate) fn full_log(amount: u32, key: &Key) -> (RateLimiter, ManualClock, Duration) {
-    let (limiter, clock) = by_hand(Policy::new(MovingWindow::new(), Quota::per_minute(amount)));
+    let (limiter, clock) = with_manual_clock(Policy::new(MovingWindow::new(), Quota::per_minute(amount)));
     let pace = Duration::from_secs(60) / amount;
     for _ in 0..amount {
         clock.advance(pace);
@@ -110,45 +112,46 @@ pub(crate) fn full_log(amount: u32, key: &Key) -> (RateLimiter, ManualClock, Dur
     (limiter, clock, pace)
 }
 
-/// One decision. Whoever asks wants to know, so looking at the answer is part of it.
+/// Makes one decision, and reads its result, because a caller would read it too.
 #[inline]
 pub(crate) fn admits(limiter: &RateLimiter, key: &Key) -> bool {
     let Ok(decision) = limiter.hit(key).into_inner();
     decision.is_admitted()
 }
 
-/// A storage that is never there.
+/// A storage that always fails.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Away;
+pub(crate) struct FailingStorage;
 
-impl Storage for Away {
+impl Storage for FailingStorage {
     type Error = &'static str;
     type DecideFuture = Ready<Result<Decision, &'static str>>;
     type UpdateFuture = Ready<Result<(), &'static str>>;
 
     fn decide(&self, _: StorageRequest<'_>) -> Self::DecideFuture {
-        ready(Err("it is away"))
+        ready(Err("the storage is down"))
     }
 
     fn clear(&self, _: &Policy, _: &Key) -> Self::UpdateFuture {
-        ready(Err("it is away"))
+        ready(Err("the storage is down"))
     }
 
     fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::UpdateFuture {
-        ready(Err("it is away"))
+        ready(Err("the storage is down"))
     }
 }
 
-/// One decision by a storage that answers at once, as a layer asks it: first whether it is a yes.
+/// Makes one decision like a layer: first with `try_admit`, then with `decide`. The storage must
+/// not wait.
 #[inline]
-pub(crate) fn answered<St: Storage>(storage: &St, policy: &Policy, key: &Key) -> bool {
-    let ask = StorageRequest::new(policy, key, Op::Hit, 1);
-    if storage.try_admit(ask, None) {
+pub(crate) fn decides<St: Storage>(storage: &St, policy: &Policy, key: &Key) -> bool {
+    let request = StorageRequest::new(policy, key, Op::Hit, 1);
+    if storage.try_admit(request, None) {
         return true;
     }
-    let mut decided = storage.decide(ask);
-    match Pin::new(&mut decided).poll(&mut Context::from_waker(Waker::noop())) {
+    let mut decision = storage.decide(request);
+    match Pin::new(&mut decision).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(decision)) => decision.is_admitted(),
-        _ => panic!("it makes nobody wait"),
+        _ => panic!("the storage must not wait"),
     }
 }

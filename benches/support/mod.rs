@@ -1,6 +1,6 @@
-//! What the benchmarks share: keys in an order, limiters that know them, and a service to put layers around.
+//! Shared by the benchmarks: sequences of keys, limiters with known keys, and a service for layers.
 
-#![allow(dead_code, reason = "each benchmark takes what it needs")]
+#![allow(dead_code, reason = "each benchmark uses a part of it")]
 
 pub(crate) mod hits;
 pub(crate) mod limiters;

@@ -1,5 +1,5 @@
-//! Panels of curves side by side as a picture, made of nothing but text. The horizontal axis is logarithmic, the vertical one starts at
-//! zero.
+//! Draws panels of curves as SVG. The horizontal axis is logarithmic, and the vertical axis starts
+//! at zero.
 
 use std::fmt::{self, Write};
 
@@ -14,7 +14,7 @@ pub(crate) struct Curve {
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// Colours that the colour-blind can tell apart (after Okabe and Ito).
+/// Colors that color-blind readers can distinguish (by Okabe and Ito).
 const INKS: [&str; 5] = ["#0072B2", "#009E73", "#D55E00", "#CC79A7", "#555555"];
 
 const WIDTH: f64 = 420.0;
@@ -24,7 +24,7 @@ const RIGHT: f64 = 404.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 350.0;
 
-/// The picture, as SVG.
+/// Returns the picture as SVG.
 pub(crate) fn draw(panels: &[Panel]) -> String {
     let mut svg = String::new();
     let all = WIDTH * f64::from(u32::try_from(panels.len()).unwrap_or(1));
@@ -66,13 +66,13 @@ fn draw_panel(svg: &mut String, panel: &Panel) {
     }
     let mut before = f64::MIN;
     for (x, _) in panel.curves.iter().take(1).flat_map(|curve| &curve.points) {
-        // Where there is room for it.
+        // Skip labels that would overlap.
         if across(*x) - before > 34.0 {
             text(svg, (across(*x), BOTTOM + 18.0), "middle", 12, &label(*x));
             before = across(*x);
         }
     }
-    // The legend stands where curves that rise or fall leave room.
+    // The legend is at the left of rising curves, and at the right of falling ones.
     let rises =
         panel.curves.iter().all(|curve| curve.points.first().map(|it| it.1) <= curve.points.last().map(|it| it.1));
     let legend = if rises { LEFT + 14.0 } else { RIGHT - 130.0 };
@@ -103,7 +103,7 @@ fn write(svg: &mut String, line: fmt::Arguments<'_>) {
     writeln!(svg, "{line}").expect("writing to a string does not fail");
 }
 
-/// In few digits.
+/// Formats a number with few digits.
 fn label(figure: f64) -> String {
     let text = format!("{figure:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

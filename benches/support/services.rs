@@ -1,4 +1,4 @@
-//! The service that is limited, and a request for it.
+//! The limited service, and a request to it.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -11,8 +11,8 @@ use axum::extract::ConnectInfo;
 use http::{Request, Response};
 use tower::Service;
 
-/// Not so much that all digits a `u32` can have are there: header values would cost less than usual, since `http` makes
-/// room for all of them and allocates once more for what it did not need.
+/// A burst with fewer digits than `u32::MAX`. `http` reserves memory for the longest number, and
+/// allocates again for a shorter one. So the longest number would be cheaper than a usual one.
 pub(crate) const BURST: u32 = 999_999;
 
 /// A trivial service.
@@ -35,7 +35,11 @@ impl Service<Request<Body>> for Hello {
 
 pub(crate) fn request() -> Request<Body> {
     let peer = ConnectInfo(SocketAddr::from(([192, 0, 2, 1], 80)));
-    Request::builder().header("x-api-key", "client-000042").extension(peer).body(Body::empty()).expect("it is one")
+    Request::builder()
+        .header("x-api-key", "client-000042")
+        .extension(peer)
+        .body(Body::empty())
+        .expect("the request is valid")
 }
 
 pub(crate) fn answer<S>(service: &mut S, request: Request<Body>) -> Response<Body>
@@ -46,6 +50,6 @@ where
     assert!(service.poll_ready(&mut context).is_ready());
     match pin!(service.call(request)).poll(&mut context) {
         Poll::Ready(Ok(response)) => response,
-        Poll::Pending => panic!("nothing here waits"),
+        Poll::Pending => panic!("the service never waits"),
     }
 }

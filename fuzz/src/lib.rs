@@ -1,6 +1,7 @@
-//! What must hold whatever is sent. See `scripts/fuzz`.
+//! Properties of [`ClientIp`] that must hold for all inputs. Run by `scripts/fuzz`.
 //!
-//! An input is lines: the first is the client's own text, the others are the lines of the field to the right of it, or none.
+//! The first line of an input is the field of the client. The other lines, if any, are the fields
+//! that proxies append on the right.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -10,97 +11,98 @@ use tower_ratelimit::extract::Head;
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 
-/// One way to read a field.
+/// Checks one kind of header field.
 #[derive(Debug)]
 pub struct Reader {
     name: HeaderName,
     forwarded: bool,
-    by: Vec<ClientIp>,
+    extractors: Vec<ClientIp>,
 }
 
 impl Reader {
-    /// Reads `X-Forwarded-For`.
+    /// Creates a checker of `X-Forwarded-For`.
     pub fn x_forwarded_for() -> Self {
-        Self { name: HeaderName::from_static("x-forwarded-for"), forwarded: false, by: behind() }
+        Self { name: HeaderName::from_static("x-forwarded-for"), forwarded: false, extractors: extractors() }
     }
 
-    /// Reads `Forwarded`.
+    /// Creates a checker of `Forwarded`.
     pub fn forwarded() -> Self {
-        let by = behind().into_iter().map(ClientIp::forwarded).collect();
-        Self { name: http::header::FORWARDED, forwarded: true, by }
+        let extractors = extractors().into_iter().map(ClientIp::forwarded).collect();
+        Self { name: http::header::FORWARDED, forwarded: true, extractors }
     }
 
-    /// Asserts what must hold of an input.
+    /// Checks all properties for an input.
     ///
     /// # Panics
     ///
-    /// When it does not.
+    /// Panics if a property does not hold.
     pub fn check(&self, input: &[u8]) {
-        let mut lines = input.split(|byte| *byte == b'\n').map(sendable);
+        let mut lines = input.split(|byte| *byte == b'\n').map(valid_bytes);
         let client = lines.next().unwrap_or_default();
         let right: Vec<Vec<u8>> = lines.collect();
-        for by in &self.by {
+        for extractor in &self.extractors {
             let all: Vec<&[u8]> = std::iter::once(&client).chain(&right).map(|line| &**line).collect();
-            let answer = self.address(by, &all);
-            assert!(answer == PEER || stands_in(&all, answer), "{answer} is nowhere");
-            let scrubbed: Option<Vec<Vec<u8>>> = all.iter().map(|line| scrubbed(line)).collect();
-            if let Some(scrubbed) = scrubbed.filter(|_| self.forwarded) {
-                let scrubbed: Vec<&[u8]> = scrubbed.iter().map(|line| &**line).collect();
-                assert_eq!(self.address(by, &scrubbed), answer, "what is in quotes was read");
+            let address = self.address(extractor, &all);
+            assert!(address == PEER || contains(&all, address), "{address} is not in the input");
+            let unquoted: Option<Vec<Vec<u8>>> = all.iter().map(|line| without_quoted(line)).collect();
+            if let Some(unquoted) = unquoted.filter(|_| self.forwarded) {
+                let unquoted: Vec<&[u8]> = unquoted.iter().map(|line| &**line).collect();
+                assert_eq!(self.address(extractor, &unquoted), address, "quoted text was parsed");
             }
             if let Some((first, others)) = right.split_first() {
-                self.check_the_left(by, &client, first, others);
+                self.check_left_text(extractor, &client, first, others);
             }
         }
     }
 
-    /// If the walk stops at something in `first` or to the right of it, what stands on the left changes nothing.
-    fn check_the_left(&self, by: &ClientIp, client: &[u8], first: &[u8], others: &[Vec<u8>]) {
+    /// Checks that text on the left is ignored if the address comes from `first` or from the right
+    /// of it.
+    fn check_left_text(&self, extractor: &ClientIp, client: &[u8], first: &[u8], others: &[Vec<u8>]) {
         let with = |left: &[u8], comma: &[u8]| {
             let joined = [left, comma, first].concat();
             let lines: Vec<&[u8]> = std::iter::once(&*joined).chain(others.iter().map(|line| &**line)).collect();
-            self.address(by, &lines)
+            self.address(extractor, &lines)
         };
         let probes: [&[u8]; 2] = if self.forwarded {
             [b"for=203.0.113.77", b"for=198.51.100.77"]
         } else {
             [b"203.0.113.77", b"198.51.100.77"]
         };
-        let [answer, other] = probes.map(|probe| with(probe, b","));
-        // A quote that nobody opened may be closed by anybody: no proxy writes one.
-        if answer != other || self.forwarded && scrubbed(first).is_none() {
+        let [address, other] = probes.map(|probe| with(probe, b","));
+        // Text on the left can change the meaning of an unbalanced quote. No proxy writes one.
+        if address != other || self.forwarded && without_quoted(first).is_none() {
             return;
         }
         for comma in [&b","[..], b", ", b" ,\t"] {
-            assert_eq!(with(client, comma), answer, "joined by {:?}", comma.escape_ascii().to_string());
+            assert_eq!(with(client, comma), address, "joined by {:?}", comma.escape_ascii().to_string());
         }
         let lines: Vec<&[u8]> = [client, first].into_iter().chain(others.iter().map(|line| &**line)).collect();
-        assert_eq!(self.address(by, &lines), answer, "as a line of its own");
+        assert_eq!(self.address(extractor, &lines), address, "in separate lines");
     }
 
-    fn address(&self, by: &ClientIp, lines: &[&[u8]]) -> IpAddr {
+    fn address(&self, extractor: &ClientIp, lines: &[&[u8]]) -> IpAddr {
         let mut request = Request::new(());
         request.extensions_mut().insert(SocketAddr::new(PEER, 443));
         for line in lines {
-            let value = HeaderValue::from_bytes(line).expect("only what can be sent was kept");
+            let value = HeaderValue::from_bytes(line).expect("invalid bytes were removed");
             request.headers_mut().append(self.name.clone(), value);
         }
-        by.address(&Head::of(&request)).expect("there is a peer")
+        extractor.address(&Head::of(&request)).expect("the request has a peer")
     }
 }
 
-fn behind() -> Vec<ClientIp> {
-    let networks = ClientIp::behind(["10.0.0.0/8", "fd00::/8"]).expect("these are networks");
+fn extractors() -> Vec<ClientIp> {
+    let networks = ClientIp::behind(["10.0.0.0/8", "fd00::/8"]).expect("the networks are valid");
     (1..=3).map(ClientIp::behind_hops).chain([networks]).collect()
 }
 
-/// Without what no field can hold.
-fn sendable(line: &[u8]) -> Vec<u8> {
+/// Removes the bytes that are invalid in a header field.
+fn valid_bytes(line: &[u8]) -> Vec<u8> {
     line.iter().copied().filter(|byte| HeaderValue::from_bytes(&[*byte]).is_ok()).collect()
 }
 
-/// Whether an address is in the text somewhere, backslashes aside.
-fn stands_in(lines: &[&[u8]], address: IpAddr) -> bool {
+/// Returns `true` if the text contains the address. Ignores backslashes.
+fn contains(lines: &[&[u8]], address: IpAddr) -> bool {
     let text: Vec<u8> = lines.join(&b","[..]).into_iter().filter(|byte| *byte != b'\\').collect();
     let words = text.split(|byte| !byte.is_ascii_hexdigit() && !b".:".contains(byte));
     words.filter_map(|word| std::str::from_utf8(word).ok()).any(|word| {
@@ -111,9 +113,9 @@ fn stands_in(lines: &[&[u8]], address: IpAddr) -> bool {
     })
 }
 
-/// The line without what is in quotes, except after `for=`; read from the left. `None` unless each quoted string is a whole
-/// value, and is closed.
-fn scrubbed(line: &[u8]) -> Option<Vec<u8>> {
+/// Removes the text in quotes from a line, except after `for=`. Returns `None` if a quoted string
+/// is not closed, or is only a part of a value.
+fn without_quoted(line: &[u8]) -> Option<Vec<u8>> {
     let mut kept = Vec::new();
     let mut bytes = line.iter().copied().peekable();
     while let Some(byte) = bytes.next() {

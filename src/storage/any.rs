@@ -1,4 +1,4 @@
-//! The storage that a URL names: the one file that knows them all.
+//! A storage that is chosen by a URL.
 
 use std::fmt;
 use std::future::Ready;
@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use super::{MemoryStorage, Storage, StorageRequest, Summary};
 use crate::{BoxError, ConfigError, Decision, Key, Policy};
 
-/// A storage that a URL chooses, for example one from the configuration.
+/// A storage that is chosen by a URL, for example from the configuration.
 ///
 /// | URL | storage | feature |
 /// |---|---|---|
@@ -20,9 +20,14 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// | `memcached://host,host`, `memcached+unix://` | `MemcachedStorage` | `memcached` |
 /// | `etcd://host,host`, `etcds://` | `EtcdStorage` | `etcd`, TLS `etcd-rustls` |
 ///
-/// The memory storage inside decides without allocations and without waiting.
+/// With `memory://`, a decision neither allocates nor waits.
 ///
-/// Parsing fails if the scheme is unknown or needs a feature that is not enabled.
+/// # Errors
+///
+/// Parsing fails if the URL is invalid, if its scheme is unknown, or if the scheme needs a feature
+/// that is not enabled.
+///
+/// # Examples
 ///
 /// ```
 /// use tower_ratelimit::storage::AnyStorage;
@@ -93,9 +98,9 @@ impl FromStr for AnyStorage {
             "etcd" | "etcds" => super::EtcdStorage::new(url).map(Self::from),
             #[cfg(not(feature = "etcd"))]
             "etcd" | "etcds" => Err(missing(scheme, "etcd")),
-            // Not quoted whole: it may hold a password.
+            // The error shows only the scheme, because the URL may contain a password.
             _ => Err(ConfigError::new(format!(
-                "cannot read the URL of a storage, whose scheme is {scheme:?}: write memory://, redis://localhost, \
+                "cannot read the storage URL: unknown scheme {scheme:?}; write memory://, redis://localhost, \
                  memcached://localhost or etcd://localhost"
             ))),
         }
@@ -105,17 +110,19 @@ impl FromStr for AnyStorage {
 #[cfg(not(all(feature = "redis", feature = "memcached", feature = "etcd")))]
 fn missing(scheme: &str, feature: &str) -> ConfigError {
     ConfigError::new(format!(
-        "the URL's scheme {scheme:?} needs the feature {feature:?} of tower-ratelimit, which is not enabled: \
+        "the URL scheme {scheme:?} needs the feature {feature:?} of tower-ratelimit, which is not enabled; \
          enable it, or use memory://"
     ))
 }
 
 impl AnyStorage {
-    /// Deletes all keys of the prefix, or in memory all keys. Returns the number of keys that were deleted.
+    /// Deletes all keys with the prefix of this storage. In memory, deletes all keys. Returns the
+    /// number of deleted keys.
     ///
     /// # Errors
     ///
-    /// Returns an error if the storage fails. memcached always fails, because it cannot list its keys.
+    /// Returns an error if the storage fails. Always fails on memcached, which cannot list its
+    /// keys.
     #[allow(clippy::unused_async, reason = "without servers there is nothing to wait for")]
     pub async fn reset(&self) -> Result<u64, BoxError> {
         match &self.0 {
@@ -123,7 +130,7 @@ impl AnyStorage {
             #[cfg(feature = "redis")]
             Any::Redis(storage) => Ok(storage.reset().await?),
             #[cfg(feature = "memcached")]
-            Any::Memcached(_) => Err("memcached cannot list its keys: use another prefix, or empty the servers with \
+            Any::Memcached(_) => Err("memcached cannot list its keys; use another prefix, or empty the servers with \
                                       flush_all"
                 .into()),
             #[cfg(feature = "etcd")]
@@ -137,34 +144,34 @@ impl Storage for AnyStorage {
     type DecideFuture = AnyFuture<Decision>;
     type UpdateFuture = AnyFuture<()>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
         match &self.0 {
-            Any::Memory(storage) => AnyFuture(Inner::Now(storage.decide(ask))),
+            Any::Memory(storage) => AnyFuture(Inner::Memory(storage.decide(request))),
             #[cfg(feature = "redis")]
-            Any::Redis(storage) => AnyFuture(Inner::Redis(storage.decide(ask))),
+            Any::Redis(storage) => AnyFuture(Inner::Redis(storage.decide(request))),
             #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => AnyFuture(Inner::Memcached(storage.decide(ask))),
+            Any::Memcached(storage) => AnyFuture(Inner::Memcached(storage.decide(request))),
             #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => AnyFuture(Inner::Etcd(storage.decide(ask))),
+            Any::Etcd(storage) => AnyFuture(Inner::Etcd(storage.decide(request))),
         }
     }
 
     #[inline]
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
         match &self.0 {
-            Any::Memory(storage) => storage.try_admit(ask, shown),
+            Any::Memory(storage) => storage.try_admit(request, summary),
             #[cfg(feature = "redis")]
-            Any::Redis(storage) => storage.try_admit(ask, shown),
+            Any::Redis(storage) => storage.try_admit(request, summary),
             #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => storage.try_admit(ask, shown),
+            Any::Memcached(storage) => storage.try_admit(request, summary),
             #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => storage.try_admit(ask, shown),
+            Any::Etcd(storage) => storage.try_admit(request, summary),
         }
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         match &self.0 {
-            Any::Memory(storage) => AnyFuture(Inner::Now(storage.clear(policy, key))),
+            Any::Memory(storage) => AnyFuture(Inner::Memory(storage.clear(policy, key))),
             #[cfg(feature = "redis")]
             Any::Redis(storage) => AnyFuture(Inner::Redis(storage.clear(policy, key))),
             #[cfg(feature = "memcached")]
@@ -176,7 +183,7 @@ impl Storage for AnyStorage {
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         match &self.0 {
-            Any::Memory(storage) => AnyFuture(Inner::Now(storage.refund(policy, key, decision))),
+            Any::Memory(storage) => AnyFuture(Inner::Memory(storage.refund(policy, key, decision))),
             #[cfg(feature = "redis")]
             Any::Redis(storage) => AnyFuture(Inner::Redis(storage.refund(policy, key, decision))),
             #[cfg(feature = "memcached")]
@@ -207,12 +214,12 @@ impl Storage for AnyStorage {
     }
 }
 
-/// An answer of [`AnyStorage`], on its way.
+/// The future of an [`AnyStorage`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct AnyFuture<T>(Inner<T>);
 
 enum Inner<T> {
-    Now(Ready<Result<T, std::convert::Infallible>>),
+    Memory(Ready<Result<T, std::convert::Infallible>>),
     #[cfg(feature = "redis")]
     Redis(Pin<Box<dyn Future<Output = Result<T, super::RedisStorageError>> + Send>>),
     #[cfg(feature = "memcached")]
@@ -229,13 +236,13 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            Inner::Now(answer) => Pin::new(answer).poll(cx).map(|answer| answer.map_err(|never| match never {})),
+            Inner::Memory(future) => Pin::new(future).poll(cx).map(|result| result.map_err(|never| match never {})),
             #[cfg(feature = "redis")]
-            Inner::Redis(answer) => answer.as_mut().poll(cx).map_err(BoxError::from),
+            Inner::Redis(future) => future.as_mut().poll(cx).map_err(BoxError::from),
             #[cfg(feature = "memcached")]
-            Inner::Memcached(answer) => answer.as_mut().poll(cx).map_err(BoxError::from),
+            Inner::Memcached(future) => future.as_mut().poll(cx).map_err(BoxError::from),
             #[cfg(feature = "etcd")]
-            Inner::Etcd(answer) => answer.as_mut().poll(cx).map_err(BoxError::from),
+            Inner::Etcd(future) => future.as_mut().poll(cx).map_err(BoxError::from),
         }
     }
 }
@@ -256,6 +263,6 @@ impl fmt::Debug for AnyStorage {
 
 impl<T> fmt::Debug for AnyFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Either").finish_non_exhaustive()
+        f.debug_struct("AnyFuture").finish_non_exhaustive()
     }
 }

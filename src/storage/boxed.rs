@@ -1,4 +1,4 @@
-//! A storage behind one type, whichever it is.
+//! A storage with its type erased.
 
 use std::fmt;
 use std::pin::Pin;
@@ -8,13 +8,15 @@ use std::task::{Context, Poll, Waker};
 use super::{Storage, StorageRequest, Summary};
 use crate::{BoxError, ConfigError, Decision, Key, Policy};
 
-/// Any [`Storage`] behind one type, for programs that choose a storage and its wrappers at run time.
+/// A boxed [`Storage`], for programs that choose a storage and its wrappers at run time.
 ///
-/// Its errors are [`BoxError`]s that hold the errors of the storage inside. An answer that is ready at once costs no
-/// allocation. One that has to be waited for costs one.
+/// Errors of the inner storage are returned as [`BoxError`]. A future that is ready at the first
+/// poll costs no allocation. Any other future costs one.
 ///
-/// The futures of the storage inside are polled once when they are made, so on a server the methods have to be called
-/// inside the runtime that will wait for the answer.
+/// Each method polls the future of the inner storage once. Call the methods of a shared storage
+/// inside the tokio runtime that awaits their futures.
+///
+/// # Examples
 ///
 /// ```
 /// use tower_ratelimit::storage::{BoxStorage, RefusalCache};
@@ -34,10 +36,10 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// let app = App { limit };
 /// ```
 #[derive(Clone)]
-pub struct BoxStorage(Arc<dyn AnyKind>);
+pub struct BoxStorage(Arc<dyn DynStorage>);
 
 impl BoxStorage {
-    /// Puts the storage behind the common type. Clones share it.
+    /// Boxes `storage`. Clones share it.
     pub fn new(storage: impl Storage) -> Self {
         Self(Arc::new(storage))
     }
@@ -54,13 +56,13 @@ impl Storage for BoxStorage {
     type DecideFuture = BoxAnswer<Decision>;
     type UpdateFuture = BoxAnswer<()>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        self.0.decide(ask)
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        self.0.decide(request)
     }
 
     #[inline]
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        self.0.try_admit(ask, shown)
+    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
+        self.0.try_admit(request, summary)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
@@ -80,31 +82,31 @@ impl Storage for BoxStorage {
     }
 }
 
-/// [`Storage`] without associated types.
-trait AnyKind: fmt::Debug + Send + Sync {
-    fn decide(&self, ask: StorageRequest<'_>) -> BoxAnswer<Decision>;
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool;
+/// A [`Storage`] without associated types, so that it can be a trait object.
+trait DynStorage: fmt::Debug + Send + Sync {
+    fn decide(&self, request: StorageRequest<'_>) -> BoxAnswer<Decision>;
+    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool;
     fn clear(&self, policy: &Policy, key: &Key) -> BoxAnswer<()>;
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> BoxAnswer<()>;
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError>;
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64>;
 }
 
-impl<St: Storage> AnyKind for St {
-    fn decide(&self, ask: StorageRequest<'_>) -> BoxAnswer<Decision> {
-        BoxAnswer::of(Storage::decide(self, ask))
+impl<St: Storage> DynStorage for St {
+    fn decide(&self, request: StorageRequest<'_>) -> BoxAnswer<Decision> {
+        BoxAnswer::new(Storage::decide(self, request))
     }
 
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        Storage::try_admit(self, ask, shown)
+    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
+        Storage::try_admit(self, request, summary)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> BoxAnswer<()> {
-        BoxAnswer::of(Storage::clear(self, policy, key))
+        BoxAnswer::new(Storage::clear(self, policy, key))
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> BoxAnswer<()> {
-        BoxAnswer::of(Storage::refund(self, policy, key, decision))
+        BoxAnswer::new(Storage::refund(self, policy, key, decision))
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
@@ -116,22 +118,22 @@ impl<St: Storage> AnyKind for St {
     }
 }
 
-/// The future of a [`BoxStorage`]'s answer.
+/// The future of a [`BoxStorage`].
 #[must_use = "futures do nothing unless polled"]
-pub struct BoxAnswer<T>(Answer<T>);
+pub struct BoxAnswer<T>(State<T>);
 
-enum Answer<T> {
-    /// `None` after it was taken.
+enum State<T> {
+    /// `None` after the result was returned.
     Ready(Option<Result<T, BoxError>>),
     Pending(Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>),
 }
 
 impl<T: Unpin + 'static> BoxAnswer<T> {
-    fn of<E: Into<BoxError>>(mut future: impl Future<Output = Result<T, E>> + Send + Unpin + 'static) -> Self {
+    fn new<E: Into<BoxError>>(mut future: impl Future<Output = Result<T, E>> + Send + Unpin + 'static) -> Self {
         let mut context = Context::from_waker(Waker::noop());
         Self(match Pin::new(&mut future).poll(&mut context) {
-            Poll::Ready(answer) => Answer::Ready(Some(answer.map_err(Into::into))),
-            Poll::Pending => Answer::Pending(Box::pin(async { future.await.map_err(Into::into) })),
+            Poll::Ready(result) => State::Ready(Some(result.map_err(Into::into))),
+            Poll::Pending => State::Pending(Box::pin(async { future.await.map_err(Into::into) })),
         })
     }
 }
@@ -141,8 +143,8 @@ impl<T: Unpin> Future for BoxAnswer<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            Answer::Ready(answer) => Poll::Ready(answer.take().expect("a future is not polled after it is ready")),
-            Answer::Pending(future) => future.as_mut().poll(cx),
+            State::Ready(result) => Poll::Ready(result.take().expect("`BoxAnswer` polled after completion")),
+            State::Pending(future) => future.as_mut().poll(cx),
         }
     }
 }

@@ -1,42 +1,44 @@
-//! How often the storage inside was spared.
+//! Hit and miss counters of a wrapper that decides locally.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Policy;
 
-/// Counts answers given here, and questions to the storage.
+/// Counts decisions that were made locally, and decisions that the storage made.
 #[derive(Debug)]
 pub(super) struct Counters {
-    /// What the counter is called (feature `metrics`).
-    counter: &'static str,
+    /// The name of the metric (feature `metrics`).
+    metric: &'static str,
     here: AtomicU64,
     asked: AtomicU64,
 }
 
 impl Counters {
-    pub(super) const fn new(counter: &'static str) -> Self {
-        Self { counter, here: AtomicU64::new(0), asked: AtomicU64::new(0) }
+    pub(super) const fn new(metric: &'static str) -> Self {
+        Self { metric, here: AtomicU64::new(0), asked: AtomicU64::new(0) }
     }
 
+    /// Counts a local decision.
     pub(super) fn here(&self, policy: &Policy) {
         self.here.fetch_add(1, Ordering::Relaxed);
-        count(self.counter, policy, "here");
+        count(self.metric, policy, "here");
     }
 
+    /// Counts a decision by the storage.
     pub(super) fn asked(&self, policy: &Policy) {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        count(self.counter, policy, "storage");
+        count(self.metric, policy, "storage");
     }
 
-    /// How often it was answered here, and how often the storage was asked.
+    /// Returns the number of local decisions, and of decisions by the storage.
     pub(super) fn counted(&self) -> (u64, u64) {
         (self.here.load(Ordering::Relaxed), self.asked.load(Ordering::Relaxed))
     }
 }
 
 #[cfg(feature = "metrics")]
-fn count(counter: &'static str, policy: &Policy, by: &'static str) {
-    metrics::counter!(counter, "policy" => policy.identity().to_owned(), "by" => by).increment(1);
+fn count(metric: &'static str, policy: &Policy, by: &'static str) {
+    metrics::counter!(metric, "policy" => policy.identity().to_owned(), "by" => by).increment(1);
 }
 
 #[cfg(not(feature = "metrics"))]

@@ -5,8 +5,8 @@ use super::Storage;
 /// A [`Storage`] that cannot fail: its error is [`Infallible`].
 #[diagnostic::on_unimplemented(
     message = "the storage `{Self}` can fail",
-    label = "`with_storage` takes a storage that cannot fail, such as `MemoryStorage`",
-    note = "say what to do with a request then: `RateLimitLayer::new(policy, key).storage(storage, OnError::Refuse)`"
+    label = "`with_storage` needs a storage that cannot fail, such as `MemoryStorage`",
+    note = "choose an `OnError`: `RateLimitLayer::new(policy, key).storage(storage, OnError::Refuse)`"
 )]
 pub trait InfallibleStorage: Storage {}
 

@@ -1,4 +1,4 @@
-//! What is kept of keys beside a storage, in bounded room.
+//! A table of keys with a bounded size, for wrappers that remember keys.
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,13 +7,16 @@ use foldhash::quality::RandomState;
 
 use crate::{Key, Policy};
 
-/// So many keys look for room at one place, and wait for one lock.
+/// The number of rows per bucket. Each bucket has one lock.
 const WAYS: usize = 16;
 
-/// For so many keys there is a table at most: its buckets take two bytes for each before there is any.
+/// The largest size of a table. An empty table takes two bytes of memory per key.
 pub(super) const MOST: usize = 100_000_000;
 
-/// Rows found by policy and key. A key has room in one bucket only, so that the whole is bounded without anybody counting it.
+/// A hash table whose rows belong to a policy and a key.
+///
+/// Each key belongs to one bucket. A bucket has a fixed number of rows, so no counter is needed to
+/// bound the size of the table.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     buckets: Box<[Mutex<Vec<Row<T>>>]>,
@@ -21,55 +24,56 @@ pub(super) struct Table<T> {
     secrets: [RandomState; 2],
 }
 
-/// Where a key's row is, if there is one: a keyed hash of policy and key, 128 bits, with a secret of this table's own.
+/// Identifies a row: a keyed hash of policy and key, 128 bits. Each table has its own random
+/// secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TableKey([u64; 2]);
 
 #[derive(Debug)]
 struct Row<T> {
-    place: TableKey,
-    it: T,
+    key: TableKey,
+    value: T,
 }
 
-/// The rows of one bucket, locked.
+/// The rows of one bucket, locked, with the key that was looked up.
 pub(super) struct Bucket<'a, T> {
     rows: MutexGuard<'a, Vec<Row<T>>>,
-    place: TableKey,
-    /// How many of the rows may be there to stay.
+    key: TableKey,
+    /// The largest number of rows that callers may keep in a bucket.
     pub(super) ways: usize,
 }
 
 impl<T> Table<T> {
-    /// With room for so many keys at most, at least 1 and no more than [`MOST`].
-    pub(super) fn new(most: usize) -> Self {
-        let buckets = (most / WAYS).max(1);
+    /// Creates a table for at most `max_keys` keys: at least 1, at most [`MOST`].
+    pub(super) fn new(max_keys: usize) -> Self {
+        let buckets = (max_keys / WAYS).max(1);
         Self {
             buckets: (0..buckets).map(|_| Mutex::default()).collect(),
-            ways: most / buckets,
+            ways: max_keys / buckets,
             secrets: [RandomState::default(), RandomState::default()],
         }
     }
 
-    /// `what` tells rows of one policy's name and one key apart.
-    pub(super) fn place(&self, policy: &Policy, what: u32, key: &Key) -> TableKey {
+    /// Returns the key of a row. Rows of the same policy and key differ by `kind`.
+    pub(super) fn place(&self, policy: &Policy, kind: u32, key: &Key) -> TableKey {
         let [first, second] = self.secrets.each_ref().map(|secret| {
             let mut hasher = secret.build_hasher();
             hasher.write_u128(policy.digest());
-            hasher.write_u32(what);
+            hasher.write_u32(kind);
             hasher.write(key.as_bytes());
             hasher.finish()
         });
         TableKey([first, second])
     }
 
-    pub(super) fn lock(&self, place: TableKey) -> Bucket<'_, T> {
+    pub(super) fn lock(&self, key: TableKey) -> Bucket<'_, T> {
         #[allow(clippy::cast_possible_truncation)] // less than the number of buckets
-        let number = ((u128::from(place.0[1]) * self.buckets.len() as u128) >> u64::BITS) as usize;
+        let number = ((u128::from(key.0[1]) * self.buckets.len() as u128) >> u64::BITS) as usize;
         let rows = self.buckets[number].lock().unwrap_or_else(PoisonError::into_inner);
-        Bucket { rows, place, ways: self.ways }
+        Bucket { rows, key, ways: self.ways }
     }
 
-    /// Counts rows, a bucket at a time.
+    /// Counts the rows that match. Locks one bucket at a time.
     pub(super) fn count(&self, counts: impl Fn(&T) -> bool) -> usize {
         let (mut bucket, mut count) = (0, 0);
         while self.visit(bucket, |row| count += usize::from(counts(row))) {
@@ -83,35 +87,35 @@ impl<T> Table<T> {
     pub(super) fn visit(&self, bucket: usize, mut visit: impl FnMut(&mut T)) -> bool {
         let Some(bucket) = self.buckets.get(bucket) else { return false };
         let mut rows = bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        rows.iter_mut().for_each(|row| visit(&mut row.it));
+        rows.iter_mut().for_each(|row| visit(&mut row.value));
         true
     }
 }
 
 impl<T> Bucket<'_, T> {
     pub(super) fn find(&mut self) -> Option<&mut T> {
-        let place = self.place;
-        self.rows.iter_mut().find(|row| row.place == place).map(|row| &mut row.it)
+        let key = self.key;
+        self.rows.iter_mut().find(|row| row.key == key).map(|row| &mut row.value)
     }
 
     pub(super) fn find_or_insert(&mut self, make: impl FnOnce() -> T) -> &mut T {
-        let place = self.place;
-        let at = self.rows.iter().position(|row| row.place == place).unwrap_or_else(|| {
-            self.rows.push(Row { place, it: make() });
+        let key = self.key;
+        let at = self.rows.iter().position(|row| row.key == key).unwrap_or_else(|| {
+            self.rows.push(Row { key, value: make() });
             self.rows.len() - 1
         });
-        &mut self.rows[at].it
+        &mut self.rows[at].value
     }
 
-    /// All rows but that of the place, whoever's they are.
+    /// Returns all rows except the row of the key. They may belong to other policies.
     pub(super) fn others(&mut self) -> impl Iterator<Item = &mut T> {
-        let place = self.place;
-        self.rows.iter_mut().filter(move |row| row.place != place).map(|row| &mut row.it)
+        let key = self.key;
+        self.rows.iter_mut().filter(move |row| row.key != key).map(|row| &mut row.value)
     }
 
-    /// Throws out the rows that are not to stay. Room that was made for many is given back when nobody is left.
-    pub(super) fn retain(&mut self, mut stays: impl FnMut(&mut T) -> bool) {
-        self.rows.retain_mut(|row| stays(&mut row.it));
+    /// Removes the rows for which `keep` returns `false`. Frees the memory of an empty bucket.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut T) -> bool) {
+        self.rows.retain_mut(|row| keep(&mut row.value));
         if self.rows.is_empty() {
             *self.rows = Vec::new();
         }
@@ -124,27 +128,27 @@ mod tests {
     use crate::Quota;
 
     #[test]
-    fn rows_are_of_a_policy_a_key_and_what_else_tells_them_apart() {
+    fn rows_differ_by_policy_kind_and_key() {
         let table = Table::new(100);
         let [one, two] = ["one", "two"].map(|name| Policy::from(Quota::per_day(1)).with_name(name));
         let [a, b] = ["a", "b"].map(Key::from);
-        let places = [(&one, 0, &a), (&one, 0, &b), (&one, 1, &a), (&two, 0, &a)];
-        for (number, (policy, what, key)) in places.into_iter().enumerate() {
-            let place = table.place(policy, what, key);
-            assert_eq!(table.lock(place).find(), None);
-            table.lock(place).find_or_insert(|| number);
+        let rows = [(&one, 0, &a), (&one, 0, &b), (&one, 1, &a), (&two, 0, &a)];
+        for (number, (policy, kind, key)) in rows.into_iter().enumerate() {
+            let row = table.place(policy, kind, key);
+            assert_eq!(table.lock(row).find(), None);
+            table.lock(row).find_or_insert(|| number);
         }
-        for (number, (policy, what, key)) in places.into_iter().enumerate() {
-            assert_eq!(table.lock(table.place(policy, what, key)).find(), Some(&mut number.clone()));
+        for (number, (policy, kind, key)) in rows.into_iter().enumerate() {
+            assert_eq!(table.lock(table.place(policy, kind, key)).find(), Some(&mut number.clone()));
         }
     }
 
     #[test]
-    fn there_is_never_room_for_more_than_was_said() {
-        for most in [1, 2, 15, 16, 17, 31, 32, 33, 1_000, 1_000_000] {
-            let table = Table::<()>::new(most);
-            assert!(table.ways >= 1 && table.ways * table.buckets.len() <= most, "{most}");
-            assert!(table.ways * table.buckets.len() * 17 / 16 + 16 > most * 15 / 16, "{most}");
+    fn table_holds_at_most_max_keys_and_nearly_as_many() {
+        for max_keys in [1, 2, 15, 16, 17, 31, 32, 33, 1_000, 1_000_000] {
+            let table = Table::<()>::new(max_keys);
+            assert!(table.ways >= 1 && table.ways * table.buckets.len() <= max_keys, "{max_keys}");
+            assert!(table.ways * table.buckets.len() * 17 / 16 + 16 > max_keys * 15 / 16, "{max_keys}");
         }
     }
 }

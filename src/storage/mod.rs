@@ -9,18 +9,20 @@
 //! | [`Cas`] | your own store, by two methods of [`CasStorage`] | |
 //! | [`AnyStorage`] | a URL from the configuration | |
 //!
-//! Every strategy runs on every storage. Wrappers are storages around a storage, listed here from the inside
-//! out:
+//! Every strategy runs on every storage.
+//!
+//! A wrapper is a storage around another storage. This table lists them from the inside out:
 //!
 //! | wrapper | adds |
 //! |---|---|
-//! | [`Timeout`] | a timeout; the shared storages have one of their own |
-//! | [`Breaker`] | no calls to a storage that keeps failing, and a fallback |
+//! | [`Timeout`] | a timeout; the shared storages already have one |
+//! | [`Breaker`] | a circuit breaker, with an optional fallback |
 //! | [`RefusalCache`] | refusals without a round trip |
 //! | [`Leases`] | hits without a round trip |
 //!
-//! The guide on [several processes](crate::guide::several_processes) helps to choose, and has the round trips
-//! of each storage. The guide on [outages](crate::guide::outages) says which requests fail, and for how long.
+//! The guide on [several processes](crate::guide::several_processes) helps to choose a storage, and
+//! lists the round trips of each. The guide on [outages](crate::guide::outages) lists the requests
+//! that fail during an outage.
 
 mod any;
 mod boxed;
@@ -74,34 +76,34 @@ pub use self::redis::{RedisStorage, RedisStorageError};
 pub use self::refusal_cache::RefusalCache;
 pub use self::timeout::{Timeout, TimeoutError};
 
-/// What a storage is asked to decide.
+/// A request to a storage for one decision.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct StorageRequest<'a> {
-    /// The limits that bind the key.
+    /// The policy, with all its limits.
     pub policy: &'a Policy,
-    /// Who is asking.
+    /// The rate limit key.
     pub key: &'a Key,
-    /// Whether to spend.
+    /// The operation: a hit spends units, a peek does not.
     pub op: Op,
-    /// How many units. 0 spends nothing and is always admitted.
+    /// The number of units. A cost of 0 spends nothing and is always admitted.
     pub cost: u32,
 }
 
 impl<'a> StorageRequest<'a> {
-    /// A hit or a peek of `cost` units by `key`.
+    /// Creates a request to decide on `cost` units of `key`.
     pub fn new(policy: &'a Policy, key: &'a Key, op: Op, cost: u32) -> Self {
         Self { policy, key, op, cost }
     }
 }
 
-/// What a client is told of a hit that was admitted at once.
+/// The values that response headers need of a hit that [`Storage::try_admit`] admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
 pub struct Summary {
-    /// When the storage decided, by the wall clock.
+    /// The time of the decision, by the wall clock.
     pub at: Timestamp,
-    /// The answer of the one limit that a decision would [show](Decision::shown).
+    /// The status of the limit that [`Decision::shown`] would return.
     pub limit: Status,
 }
 
@@ -112,17 +114,30 @@ impl Default for Summary {
     }
 }
 
-/// Keeps states and lets a policy decide on them, atomically.
+/// Keeps the states of keys, and decides on them atomically.
 ///
-/// A decision is: load the states of the key, ask [`Policy::decide`] with the storage's own time, and save what it
-/// left, so that nobody else's decision on the same key comes between. Cloning a storage makes another handle on the
-/// same states.
+/// For a decision, a storage
 ///
-/// A state belongs to a policy by its [identity](Policy::identity), to a key, and to a limit by what
-/// [`Policy::limit_digests`] tell apart: its place, its strategy and its period. What another one has written is not there. The
-/// digests themselves may differ between builds of a program; what outlives it had better keep the three.
+/// 1. loads the states of the key,
+/// 2. calls [`Policy::decide`] with the storage's own time,
+/// 3. saves the changed states.
 ///
-/// Its futures do not borrow, so whatever they need of the ask they take along.
+/// No other decision on the same key may happen in between. A clone of a storage is another handle
+/// on the same states.
+///
+/// A state belongs to
+///
+/// - a policy, identified by [`Policy::identity`],
+/// - a key,
+/// - a limit, identified by its digest in [`Policy::limit_digests`].
+///
+/// A digest identifies the position, the strategy and the period of a limit. It may differ between
+/// builds of a program. A storage that outlives the process must therefore store those three
+/// instead of the digest.
+///
+/// The futures are `'static`: they own the values that they need.
+///
+/// # Examples
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -133,7 +148,7 @@ impl Default for Summary {
 /// use tower_ratelimit::strategy::State;
 /// use tower_ratelimit::{Decision, Key, Policy, Timestamp};
 ///
-/// /// A map and the pure function: never forgets, for a look at the shape.
+/// /// Keeps all states in a map, and never removes any.
 /// #[derive(Clone, Debug, Default)]
 /// struct MapStorage(Arc<Mutex<HashMap<(String, Key, u32), State>>>);
 ///
@@ -143,9 +158,9 @@ impl Default for Summary {
 ///         let name = |digest: &u32| (policy.identity().to_owned(), key.clone(), *digest);
 ///         let names: Vec<_> = policy.limit_digests().iter().map(name).collect();
 ///         let mut states: Vec<_> = names.iter().map(|name| map.remove(name).unwrap_or_default()).collect();
-///         let answer = f(&mut states);
+///         let result = f(&mut states);
 ///         map.extend(names.into_iter().zip(states));
-///         answer
+///         result
 ///     }
 /// }
 ///
@@ -154,9 +169,10 @@ impl Default for Summary {
 ///     type DecideFuture = Ready<Result<Decision, Infallible>>;
 ///     type UpdateFuture = Ready<Result<(), Infallible>>;
 ///
-///     fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
+///     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+///         let StorageRequest { policy, key, op, cost, .. } = request;
 ///         let now = Timestamp::wall_clock();
-///         ready(Ok(self.with_states(ask.policy, ask.key, |states| ask.policy.decide(states, now, ask.op, ask.cost))))
+///         ready(Ok(self.with_states(policy, key, |states| policy.decide(states, now, op, cost))))
 ///     }
 ///
 ///     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
@@ -170,47 +186,55 @@ impl Default for Summary {
 /// }
 /// ```
 pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
-    /// Why it could not decide. A storage that cannot fail says [`Infallible`](std::convert::Infallible).
+    /// The error of the storage. [`Infallible`](std::convert::Infallible) for a storage that cannot
+    /// fail.
     type Error: Into<BoxError> + Send + 'static;
-    /// A decision on its way.
+    /// The future that [`decide`](Self::decide) returns.
     type DecideFuture: Future<Output = Result<Decision, Self::Error>> + Send + Unpin + 'static;
-    /// A change on its way.
+    /// The future that [`clear`](Self::clear) and [`refund`](Self::refund) return.
     type UpdateFuture: Future<Output = Result<(), Self::Error>> + Send + Unpin + 'static;
 
     /// Decides on a hit or a peek.
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture;
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture;
 
-    /// A hit, where that can be told at once and faster than a whole decision is put together: `true` when it is admitted
-    /// and goes on without waiting; then `shown` is filled in, if it is there. `false` may mean anything, and nothing has
-    /// happened, not even a refusal that counts: [`decide`](Self::decide) is asked then. It is what a storage answers that does not override this.
+    /// Tries to admit a hit without a future, faster than [`decide`](Self::decide).
+    ///
+    /// Returns `true` if the hit was admitted and does not have to wait. Then `summary` is filled
+    /// in, if it is `Some`. Returns `false` if the storage cannot admit the hit here. Then it has
+    /// changed and counted nothing, and the caller calls [`decide`](Self::decide).
+    ///
+    /// The default implementation returns `false`.
     #[inline]
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        let _ = (ask, shown);
+    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
+        let _ = (request, summary);
         false
     }
 
-    /// Forgets the key: all limits of the policy.
+    /// Removes the states of the key in all limits of the policy.
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture;
 
-    /// Gives back what a hit took, as far as [`Policy::refund`] says. `decision` is what that hit was answered.
+    /// Refunds the units that a hit spent, according to [`Policy::refund`]. `decision` is the
+    /// decision on that hit.
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture;
 
-    /// Refuses a policy that this storage cannot keep: one that may remember more than there is room for, or of which there are no
-    /// [leases](Leases). It is asked when policy
-    /// and storage meet; where policies are chosen for each request, that is when it has to decide.
+    /// Checks that this storage supports the policy. Called when a limiter or a layer is built. If
+    /// the policy is chosen per request, called for each decision.
     ///
     /// # Errors
     ///
-    /// Unless overridden, none.
+    /// Returns an error if the storage does not support the policy, for example because its states
+    /// can grow longer than the storage allows, or because it does not work with [`Leases`]. The
+    /// default implementation never fails.
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         let _ = policy;
         Ok(())
     }
 
-    /// Returns how many clients that have exhausted `policy` fill this storage. Then it refuses new
-    /// clients. `None`, the default, if it has no bound of its own.
+    /// Returns the number of clients with an exhausted limit of `policy` that fill this storage. A
+    /// full storage refuses new clients. Returns `None`, the default, if the storage is unbounded.
     ///
-    /// A layer warns of fewer than 10,000: see [`Lint::SmallStorage`](crate::Lint::SmallStorage).
+    /// A layer warns if this is less than 10,000: see
+    /// [`Lint::SmallStorage`](crate::Lint::SmallStorage).
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
         let _ = policy;
         None

@@ -1,14 +1,14 @@
-//! What states are called where they can be read: by whoever operates a server, and by other builds of a program.
+//! Readable names of states, for operators and for other builds of the program.
 
 use std::fmt::Write;
 
 use crate::{Key, Policy};
 
-/// What a client sends is not to fill a server's memory with names.
+/// The longest name in bytes. Clients choose keys, so names must not fill a server's memory.
 const LONGEST: usize = 200;
 
-/// `POLICY|KEY`: whose states they are, in ASCII, at most 200 bytes. No two pairs have the same name, as far as MD5 can tell those
-/// that are longer: see [`short`].
+/// Returns the name of a policy and a key, `POLICY|KEY`: ASCII, at most 200 bytes. Different pairs
+/// have different names. Names that had to be shortened differ by their MD5: see [`short`].
 pub(super) fn of(policy: &Policy, key: &Key) -> String {
     let mut name = String::with_capacity(policy.identity().len() + 48);
     escape(policy.identity(), " -._~/@+\"", &mut name);
@@ -16,19 +16,22 @@ pub(super) fn of(policy: &Policy, key: &Key) -> String {
     short(name, LONGEST)
 }
 
-/// Of a name in ASCII that is too long so much as fits is kept to be read, and `#` and its MD5 follow; no other name has a `#`. Two of
-/// n such names meet with a probability of n^2 / 2^129; and though two can be made to meet, none can be made to meet a given
-/// one.
-pub(super) fn short(mut name: String, most: usize) -> String {
-    if name.len() > most {
+/// Shortens an ASCII name to `max_len` bytes: its beginning, `#` and the MD5 of the whole name.
+/// Other names contain no `#`.
+///
+/// Two of n shortened names collide with a probability of n^2 / 2^129. An attacker can construct
+/// two names that collide, but not a name that collides with a given one.
+pub(super) fn short(mut name: String, max_len: usize) -> String {
+    if name.len() > max_len {
         let digest = format!("#{:x}", md5::compute(&name));
-        name.truncate(most - digest.len());
+        name.truncate(max_len - digest.len());
         name.push_str(&digest);
     }
     name
 }
 
-/// `2.fixed-window/60000000`: which limit's a state is, by place (from 1), strategy and period in microseconds.
+/// Returns the tag of a limit, for example `2.fixed-window/60000000`: its position (from 1), its
+/// strategy, and its period in microseconds.
 pub(super) fn tag(policy: &Policy, position: usize) -> String {
     let limit = &policy.limits()[position];
     let mut tag = String::with_capacity(40);
@@ -38,10 +41,10 @@ pub(super) fn tag(policy: &Policy, position: usize) -> String {
     tag
 }
 
-/// Letters, digits and these signs stand for themselves, the rest as in a URL.
-fn escape(text: &str, signs: &str, into: &mut String) {
+/// Percent-encodes all bytes except letters, digits and those in `plain`.
+fn escape(text: &str, plain: &str, into: &mut String) {
     for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || signs.as_bytes().contains(&byte) {
+        if byte.is_ascii_alphanumeric() || plain.as_bytes().contains(&byte) {
             into.push(byte.into());
         } else {
             write!(into, "%{byte:02X}").expect("writing to a string does not fail");
@@ -55,14 +58,14 @@ mod tests {
     use crate::Quota;
 
     #[test]
-    fn long_names_keep_their_beginning_and_differ_by_their_end() {
+    fn long_names_keep_their_beginning_and_end_with_a_hash() {
         let policy = Policy::from(Quota::per_day(3)).with_name("free");
         let [one, two] = ["a", "b"].map(|end| of(&policy, &Key::from("\"#".repeat(1_000) + end)));
         assert!(one.len() == 200 && one.starts_with("free|t:%22%23%22%23"), "{one}");
         assert_eq!(one.matches('#').count(), 1);
         assert_ne!(one, two);
         assert_eq!(of(&policy, &Key::from("#")), "free|t:%23");
-        // What md5sum says of 201 times a.
+        // Computed by md5sum, of 201 times "a".
         assert!(short("a".repeat(201), 200).ends_with("#15936442c22dab9b685de350bfe75971"));
     }
 }

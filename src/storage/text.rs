@@ -1,10 +1,15 @@
-//! States as text: `[TAG UNTIL,AMOUNT,AMOUNT]` or, of a log, `[TAG UNTIL,INSTANT*UNITS,INSTANT*UNITS]` for each, one after the other.
+//! The text format of states.
 //!
-//! Before them may stand `@INSTANT`, the newest instant at which the key was decided. Only [`Cas`](super::Cas) writes it: on Redis the
-//! server's clock decides.
+//! A text is a sequence of entries, one per limit:
 //!
-//! The states of other limits under the same name stand beside them and are kept: the same policy may be configured differently in two
-//! processes. What cannot be read is a fresh start.
+//! - `[TAG UNTIL,AMOUNT,AMOUNT]` for two amounts
+//! - `[TAG UNTIL,INSTANT*UNITS,INSTANT*UNITS]` for a log
+//!
+//! The prefix `@INSTANT` is optional: the newest instant at which the key was decided. Only
+//! [`Cas`](super::Cas) writes it, because on Redis the server's clock decides.
+//!
+//! Two processes may configure the same policy differently. So a text can contain entries of other
+//! limits, which are kept. An entry that cannot be parsed is read as [`State::Fresh`].
 
 use std::fmt::Write;
 
@@ -12,33 +17,34 @@ use super::names;
 use crate::strategy::{Log, State};
 use crate::{Policy, Timestamp};
 
-/// Nothing later was written by us: it is two of the longest periods after any instant of this century.
+/// Later instants are invalid. A valid one is at most two of the longest periods after an instant
+/// of this century.
 const LATEST: u64 = 1 << 54;
 
-/// The states of the policy's limits.
+/// Returns the states of the policy's limits.
 pub(super) fn read(policy: &Policy, text: &str) -> Vec<State> {
     (0..policy.limits().len())
         .map(|position| numbers(text, &names::tag(policy, position)).and_then(state).unwrap_or_default())
         .collect()
 }
 
-/// The newest instant at which the key was decided, if the text has it.
+/// Returns the newest instant at which the key was decided, if the text has one.
 pub(super) fn decided_at(text: &str) -> Option<Timestamp> {
     let rest = text.strip_prefix('@')?;
     instant(rest.split_once('[').map_or(rest, |(digits, _)| digits))
 }
 
-/// The text without that instant.
+/// Returns the text without the instant of the newest decision.
 pub(super) fn states(text: &str) -> &str {
     text.find('[').map_or("", |at| &text[at..])
 }
 
-/// The text of these states with the instant of the decision.
+/// Prepends the instant of a decision to the text of states.
 pub(super) fn with_instant(at: Timestamp, states: &str) -> String {
     format!("@{}{states}", at.as_micros())
 }
 
-/// The same states, with all instants earlier by `micros`.
+/// Moves all instants back by `micros`.
 pub(super) fn moved_back(states: &str, micros: u64) -> String {
     let moved = |text: &str| instant(text).map_or(0, |at| at.minus(micros).as_micros());
     entries(states).fold(String::with_capacity(states.len()), |text, (tag, numbers)| {
@@ -54,16 +60,16 @@ pub(super) fn moved_back(states: &str, micros: u64) -> String {
     })
 }
 
-/// What stands behind a tag.
+/// Returns the numbers of the entry with this tag.
 pub(super) fn numbers<'a>(text: &'a str, tag: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(&format!("[{tag} "))?;
     rest.split_once(']').map(|(numbers, _)| numbers)
 }
 
-/// A number as we write it: digits and nothing else.
+/// Parses a number of digits only. `str::parse` would allow a sign.
 pub(super) fn number(text: &str) -> Option<u64> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|_| digits)
+    let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| is_digits)
 }
 
 fn instant(text: &str) -> Option<Timestamp> {
@@ -86,9 +92,10 @@ fn state(numbers: &str) -> Option<State> {
     Some(State::Counts { until, amounts: [amount(first)?, amount(second)?] })
 }
 
-/// The text of these states and of what `stood` there of other limits, without what is forgotten at `now`: empty when that is all.
-/// And until when it matters.
-pub(super) fn write(policy: &Policy, states: &[State], stood: &str, now: Timestamp) -> (String, Timestamp) {
+/// Returns the text of these states, followed by the entries of other limits in `stored`. States
+/// that have expired at `now` are left out. Also returns the instant at which the last state
+/// expires.
+pub(super) fn write(policy: &Policy, states: &[State], stored: &str, now: Timestamp) -> (String, Timestamp) {
     let (mut text, mut latest) = (String::new(), now);
     let mut tags = Vec::with_capacity(states.len());
     for (position, state) in states.iter().enumerate() {
@@ -100,7 +107,7 @@ pub(super) fn write(policy: &Policy, states: &[State], stood: &str, now: Timesta
         }
         tags.push(tag);
     }
-    for (tag, numbers) in entries(stood).filter(|(tag, _)| !tags.iter().any(|own| own == tag)) {
+    for (tag, numbers) in entries(stored).filter(|(tag, _)| !tags.iter().any(|own| own == tag)) {
         let until = numbers.split_once(',').and_then(|(until, _)| instant(until));
         if let Some(until) = until.filter(|&until| until > now) {
             latest = latest.max(until);
@@ -123,7 +130,7 @@ fn write_one(text: &mut String, tag: &str, state: &State) -> std::fmt::Result {
     }
 }
 
-/// All that stands there, each with its tag.
+/// Returns the tag and the numbers of each entry.
 fn entries(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.split('[').skip(1).filter_map(|entry| entry.split_once(']')?.0.split_once(' '))
 }

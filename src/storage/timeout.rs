@@ -13,8 +13,19 @@ use crate::storage::deadline::checked;
 use crate::storage::{Storage, StorageRequest, Summary};
 use crate::{BoxError, ConfigError, Decision, Key, Op, Policy};
 
-/// A storage with a timeout, around any storage. The shared storages of this crate have a timeout of their
-/// own.
+/// A wrapper that adds a timeout to a storage. The shared storages of this crate already have one.
+///
+/// A call that takes longer fails with [`TimeoutError`], and its future is dropped. The time starts
+/// at the first poll of the future. The storage may execute the call after the timeout, so the hit
+/// may have been counted.
+///
+/// A call that is not ready at the first poll needs a tokio runtime, and fails without one.
+///
+/// # Panics
+///
+/// A call panics if it has to wait in a tokio runtime whose time driver is disabled.
+///
+/// # Examples
 ///
 /// ```
 /// use std::time::Duration;
@@ -25,15 +36,6 @@ use crate::{BoxError, ConfigError, Decision, Key, Op, Policy};
 /// let storage = Timeout::new(mine, Duration::from_millis(50));
 /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
 /// ```
-///
-/// The time counts from the first poll of the future. A call that takes longer fails with
-/// [`TimeoutError`], and its future is dropped. The hit may have been counted all the same.
-///
-/// A call that is not ready at the first poll needs a tokio runtime. Outside of one it fails.
-///
-/// # Panics
-///
-/// Such a call panics inside a tokio runtime without time.
 #[derive(Clone, Debug)]
 pub struct Timeout<St> {
     storage: St,
@@ -41,18 +43,18 @@ pub struct Timeout<St> {
 }
 
 impl<St: Storage> Timeout<St> {
-    /// Wraps `storage`, and sets the timeout of a call.
+    /// Wraps `storage`. Each call may take at most `within`.
     ///
     /// # Panics
     ///
-    /// Panics if `within` is less than a millisecond or more than an hour. [`try_new`](Self::try_new)
-    /// returns an error instead.
+    /// Panics if `within` is less than a millisecond or more than an hour.
+    /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(storage: St, within: Duration) -> Self {
         or_panic(Self::try_new(storage, within))
     }
 
-    /// As [`new`](Self::new), without panics.
+    /// Like [`new`](Self::new), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -62,13 +64,13 @@ impl<St: Storage> Timeout<St> {
         Ok(Self { storage, within })
     }
 
-    /// Returns the storage inside.
+    /// Returns the inner storage.
     pub fn storage(&self) -> &St {
         &self.storage
     }
 
-    fn in_time<A>(&self, answer: A, changes: bool) -> InTime<A> {
-        InTime { answer, within: self.within, timer: None, changes }
+    fn with_timeout<A>(&self, future: A, changes: bool) -> InTime<A> {
+        InTime { future, within: self.within, timer: None, changes }
     }
 }
 
@@ -77,21 +79,21 @@ impl<St: Storage> Storage for Timeout<St> {
     type DecideFuture = InTime<St::DecideFuture>;
     type UpdateFuture = InTime<St::UpdateFuture>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        self.in_time(self.storage.decide(ask), ask.op == Op::Hit && ask.cost > 0)
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        self.with_timeout(self.storage.decide(request), request.op == Op::Hit && request.cost > 0)
     }
 
     #[inline]
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        self.storage.try_admit(ask, shown)
+    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
+        self.storage.try_admit(request, summary)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        self.in_time(self.storage.clear(policy, key), true)
+        self.with_timeout(self.storage.clear(policy, key), true)
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        self.in_time(self.storage.refund(policy, key, decision), true)
+        self.with_timeout(self.storage.refund(policy, key, decision), true)
     }
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
@@ -103,13 +105,14 @@ impl<St: Storage> Storage for Timeout<St> {
     }
 }
 
-/// A call of a [`Timeout`].
+/// The future of a [`Timeout`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct InTime<A> {
-    answer: A,
+    future: A,
     within: Duration,
-    /// Since the first time that one had to wait.
+    /// Created at the first poll, if the call is not ready then.
     timer: Option<Pin<Box<Sleep>>>,
+    /// `true` if the call changes states.
     changes: bool,
 }
 
@@ -122,8 +125,8 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if let Poll::Ready(answer) = Pin::new(&mut this.answer).poll(cx) {
-            return Poll::Ready(answer.map_err(|error| TimeoutError(Kind::Storage(error.into().into()))));
+        if let Poll::Ready(result) = Pin::new(&mut this.future).poll(cx) {
+            return Poll::Ready(result.map_err(|error| TimeoutError(Kind::Storage(error.into().into()))));
         }
         if this.timer.is_none() && Handle::try_current().is_err() {
             return Poll::Ready(Err(TimeoutError(Kind::NoRuntime { changes: this.changes })));
@@ -140,8 +143,9 @@ impl<A> fmt::Debug for InTime<A> {
     }
 }
 
-/// The error of a [`Timeout`]: a timeout, or an error of the storage inside, which is its
-/// [`source`](Error::source).
+/// The error of a [`Timeout`]: a timeout, or an error of the inner storage.
+///
+/// [`source`](Error::source) returns the error of the inner storage.
 #[derive(Clone, Debug)]
 pub struct TimeoutError(Kind);
 
@@ -158,8 +162,11 @@ impl TimeoutError {
         matches!(self.0, Kind::Late { .. })
     }
 
-    /// Returns `true` if a hit, a refund or a clear timed out. The storage may have executed it all
-    /// the same. If the storage itself failed, only the [`source`](Error::source) knows.
+    /// Returns `true` if the call was a hit, a refund or a clear, and the storage may have executed
+    /// it.
+    ///
+    /// Returns `false` if the inner storage returned an error. Then request the
+    /// [`source`](Error::source).
     pub fn may_have_counted(&self) -> bool {
         matches!(self.0, Kind::Late { changes: true, .. } | Kind::NoRuntime { changes: true })
     }
@@ -170,7 +177,7 @@ impl fmt::Display for TimeoutError {
         match &self.0 {
             Kind::Late { within, .. } => write!(f, "the storage did not answer within {within:?}"),
             Kind::Storage(error) => error.fmt(f),
-            Kind::NoRuntime { .. } => f.write_str("a storage with a deadline needs a runtime of tokio's"),
+            Kind::NoRuntime { .. } => f.write_str("a storage timeout needs a tokio runtime"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! TLS: whom to trust, read when the storage is made.
+//! TLS connections. The trusted certificates are loaded when the storage is created.
 
 #[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
 pub(super) use self::enabled::Tls;
@@ -23,36 +23,42 @@ mod enabled {
     pub(in crate::storage) struct Tls(Arc<ClientConfig>);
 
     impl Tls {
-        /// Trusts the certificates in the file `ca` and no others, or else the system's. `inside` is what is going to be
-        /// spoken (ALPN), where a server wants to be told. The error is what is wrong.
-        pub(in crate::storage) fn new(ca: Option<&str>, inside: Option<&[u8]>) -> Result<Self, String> {
+        /// Trusts only the certificates in the file `ca`, or without one the certificates of the
+        /// system. `alpn` is the protocol to negotiate, for servers that need one.
+        ///
+        /// # Errors
+        ///
+        /// Returns a message if there is no certificate or the file cannot be read.
+        pub(in crate::storage) fn new(ca: Option<&str>, alpn: Option<&[u8]>) -> Result<Self, String> {
             let mut roots = RootCertStore::empty();
             match ca {
                 Some(path) => {
-                    let why = |why: &dyn fmt::Display| {
+                    let failed = |error: &dyn fmt::Display| {
                         format!(
-                            "cannot read certificates from {path:?} ({why}): write the path of a PEM file, ca=/path/to/ca.pem"
+                            "cannot read certificates from {path:?}: {error}; write the path of a PEM file, ca=/path/to/ca.pem"
                         )
                     };
-                    for certificate in CertificateDer::pem_file_iter(path).map_err(|error| why(&error))? {
-                        roots.add(certificate.map_err(|error| why(&error))?).map_err(|error| why(&error))?;
+                    for certificate in CertificateDer::pem_file_iter(path).map_err(|error| failed(&error))? {
+                        roots.add(certificate.map_err(|error| failed(&error))?).map_err(|error| failed(&error))?;
                     }
                 }
-                // As rustls advises: what it cannot read of the system's roots is left out.
+                // Certificates of the system that cannot be parsed are skipped, as the rustls docs
+                // recommend.
                 None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
             }
             if roots.is_empty() {
                 return Err(format!(
-                    "there is no certificate in {}: write ca=/path/to/ca.pem",
-                    ca.unwrap_or("this system")
+                    "no certificate in {}; write ca=/path/to/ca.pem",
+                    ca.unwrap_or("the system's certificate store")
                 ));
             }
-            // The provider is named: rustls panics where none is installed, or where two crates' features bring two.
+            // Without an explicit provider, rustls panics if none is installed, or if crates enable
+            // two of them.
             let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
                 .with_safe_default_protocol_versions()
                 .map_err(|error| error.to_string())?;
             let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-            config.alpn_protocols.extend(inside.map(<[u8]>::to_vec));
+            config.alpn_protocols.extend(alpn.map(<[u8]>::to_vec));
             Ok(Self(Arc::new(config)))
         }
 
@@ -75,16 +81,16 @@ mod missing {
 
     use tokio::net::TcpStream;
 
-    /// There is none: a URL that asks for it is refused.
+    /// Cannot be created without TLS features: a URL that needs TLS is rejected.
     #[derive(Clone, Debug)]
     pub(in crate::storage) enum Tls {}
 
     impl Tls {
         pub(in crate::storage) fn new(_: Option<&str>, _: Option<&[u8]>) -> Result<Self, String> {
-            Err("it needs a feature of tower-ratelimit whose name ends with \"-rustls\"".to_owned())
+            Err("TLS needs the feature \"redis-rustls\" or \"etcd-rustls\" of tower-ratelimit".to_owned())
         }
 
-        #[allow(clippy::unused_async, reason = "as with the feature")]
+        #[allow(clippy::unused_async, reason = "the same signature as with TLS")]
         pub(in crate::storage) async fn over(&self, _: TcpStream, _: &str) -> io::Result<TcpStream> {
             match *self {}
         }

@@ -73,7 +73,7 @@ fn only_waiting_needs_a_runtime() {
     let (limiter, _) = limiter(Behavior::Hangs);
     let mut hit = Box::pin(limiter.hit(&key));
     let std::task::Poll::Ready(Err(error)) = common::poll(&mut hit) else { panic!("it waits without a clock") };
-    assert_eq!(error.to_string(), "a storage with a deadline needs a runtime of tokio's");
+    assert_eq!(error.to_string(), "a storage timeout needs a tokio runtime");
     assert!(error.may_have_counted() && !error.is_timeout(), "it was asked");
 }
 

@@ -1,32 +1,34 @@
-//! Asks a server for the same answer under different layers, over loopback, in turns, and judges what it costs it.
+//! Measures the cost of layers on a server over loopback. The routes take turns, and the goals are
+//! checked.
 //!
-//! The goals are on the server's own time: requests a second also tell how busy the one who asks was.
+//! The goals apply to the server's CPU time, because requests per second depend on the load
+//! generator too.
 
 mod server;
 mod wrk;
 
 use server::Server;
 
-/// An odd number, so that the median is a sample.
+/// The number of rounds. It is odd, so that the median is a sample.
 const ROUNDS: usize = 13;
 
-const ROUTES: [(&str, Answer); 7] = [
-    ("bare", Answer::Admitted),
-    ("limited", Answer::Admitted),
-    ("refused", Answer::Refused),
-    ("limited-no-headers", Answer::Admitted),
-    ("bare-same-headers", Answer::Admitted),
-    ("governor", Answer::Admitted),
-    ("governor-refused", Answer::Refused),
+const ROUTES: [(&str, Expected); 7] = [
+    ("bare", Expected::Admitted),
+    ("limited", Expected::Admitted),
+    ("refused", Expected::Refused),
+    ("limited-no-headers", Expected::Admitted),
+    ("bare-same-headers", Expected::Admitted),
+    ("governor", Expected::Admitted),
+    ("governor-refused", Expected::Refused),
 ];
 
 #[derive(Clone, Copy)]
-enum Answer {
+enum Expected {
     Admitted,
     Refused,
 }
 
-/// What a route did in each round.
+/// The results of a route, one per round.
 #[derive(Default)]
 struct Figures {
     per_second: Vec<f64>,
@@ -39,7 +41,7 @@ fn main() {
     for round in 0..ROUNDS {
         for turn in 0..ROUTES.len() {
             let turn = if round % 2 == 0 { turn } else { ROUTES.len() - 1 - turn };
-            ask(&server, ROUTES[turn], &mut routes[turn]);
+            measure(&server, ROUTES[turn], &mut routes[turn]);
         }
     }
 
@@ -49,26 +51,26 @@ fn main() {
     }
     println!("\nserver time, medians of {ROUNDS} rounds");
     let [bare, limited, refused, ..] = routes.map(|figures| figures.micros);
-    judge("bare / limited", &bare, &limited, 0.97);
-    judge("limited / refused", &limited, &refused, 1.0);
+    check_goal("bare / limited", &bare, &limited, 0.97);
+    check_goal("limited / refused", &limited, &refused, 1.0);
 }
 
-fn ask(server: &Server, (route, expected): (&str, Answer), figures: &mut Figures) {
+fn measure(server: &Server, (route, expected): (&str, Expected), figures: &mut Figures) {
     let before = server.cpu_micros();
-    let asked = wrk::ask(&server.url(route));
+    let load = wrk::run(&server.url(route));
     let spent = server.cpu_micros() - before;
     let as_expected = match expected {
-        Answer::Admitted => asked.refused == 0,
-        // The first of them all is admitted.
-        Answer::Refused => asked.requests - asked.refused <= 1,
+        Expected::Admitted => load.refused == 0,
+        // Only the first request of all rounds is admitted.
+        Expected::Refused => load.requests - load.refused <= 1,
     };
-    assert!(as_expected, "/{route} refused {} of {} requests", asked.refused, asked.requests);
-    figures.per_second.push(asked.per_second);
-    figures.micros.push(spent / asked.requests as f64);
+    assert!(as_expected, "/{route} refused {} of {} requests", load.refused, load.requests);
+    figures.per_second.push(load.per_second);
+    figures.micros.push(spent / load.requests as f64);
 }
 
-/// Round by round: what slowed one of them slowed the other.
-fn judge(name: &str, this: &[f64], other: &[f64], goal: f64) {
+/// Compares the samples of the same round, because a slow machine slows both.
+fn check_goal(name: &str, this: &[f64], other: &[f64], goal: f64) {
     let ratios: Vec<_> = this.iter().zip(other).map(|(this, other)| this / other).collect();
     let ratio = median(&ratios);
     let verdict = if ratio >= goal { "met" } else { "missed" };

@@ -1,4 +1,4 @@
-//! The server, as its own process.
+//! Runs the server as a separate process.
 
 use std::env;
 use std::fs;
@@ -11,7 +11,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the program `server` that was built beside this one.
+    /// Starts the program `server` in the directory of this program.
     pub fn start() -> Self {
         let program = env::current_exe().expect("this program has a path").with_file_name("server");
         let mut process = Command::new(program)
@@ -20,8 +20,8 @@ impl Server {
             .spawn()
             .expect("the server was built with this program");
         let mut address = String::new();
-        let output = process.stdout.take().expect("it is piped");
-        BufReader::new(output).read_line(&mut address).expect("the server says where it listens");
+        let output = process.stdout.take().expect("stdout is piped");
+        BufReader::new(output).read_line(&mut address).expect("the server prints its address");
         Self { process, address: address.trim().to_owned() }
     }
 
@@ -29,10 +29,11 @@ impl Server {
         format!("http://{}/{route}", self.address)
     }
 
-    /// What its first thread, which does all the work, has spent so far. `stat` would count in hundredths of a second.
+    /// Returns the CPU time of the first thread, which does all the work, in microseconds. Uses
+    /// `schedstat`, because `stat` has a resolution of 10 ms.
     pub fn cpu_micros(&self) -> f64 {
         let path = format!("/proc/{}/schedstat", self.process.id());
-        let text = fs::read_to_string(path).expect("Linux counts the time of processes");
+        let text = fs::read_to_string(path).expect("Linux reports the CPU time");
         let nanos: u64 = text.split(' ').next().and_then(|nanos| nanos.parse().ok()).expect("nanoseconds come first");
         nanos as f64 / 1_000.0
     }
@@ -40,7 +41,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It ends when its input does.
+        // The server exits when its standard input ends.
         drop(self.process.stdin.take());
         _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
--- As little as a fixed window with the server's time can be. ARGV: amount, period in milliseconds.
+-- A minimal fixed window with the server's time. ARGV: amount, period in milliseconds.
 local time = redis.call('TIME')
 local count = redis.call('INCR', KEYS[1])
 local left

@@ -1,4 +1,4 @@
--- As little as GCRA with the server's time can be. ARGV: microseconds of a hit, microseconds of all capacity.
+-- A minimal GCRA with the server's time. ARGV: microseconds per hit, microseconds of the full burst.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local till = tonumber(redis.call('GET', KEYS[1]) or 0)

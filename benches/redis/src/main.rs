@@ -1,4 +1,5 @@
-//! Asks a Redis server in turns for decisions and for what plain scripts can do, and says what each costs it.
+//! Compares decisions on a Redis server with plain scripts: calls per second, and server time per
+//! call.
 
 mod server;
 
@@ -9,43 +10,44 @@ use std::time::{Duration, Instant};
 use redis::aio::MultiplexedConnection;
 use redis::{Script, cmd};
 use server::Server;
-use tower_ratelimit::storage::{StorageRequest, ManualClock, RedisStorage};
+use tower_ratelimit::storage::{ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::{Key, Op, Policy, Storage};
 
-/// How many are asked for at a time.
+/// The numbers of calls in flight.
 const IN_FLIGHT: [usize; 4] = [1, 16, 64, 256];
-/// Whoever else uses the machine can only make things slower: the best of so many rounds counts.
+/// The number of rounds. The best one counts, because other load on the machine can only slow a
+/// round.
 const ROUNDS: usize = 3;
 const SPAN: Duration = Duration::from_millis(200);
-/// More than will be asked for.
+/// A limit that is never exhausted.
 const PLENTY: u32 = 4_000_000;
 
-type Once = Pin<Box<dyn Future<Output = ()>>>;
+type Call = Pin<Box<dyn Future<Output = ()>>>;
 
 struct Row {
     name: String,
     command: &'static str,
-    ask: Box<dyn Fn() -> Once>,
+    call: Box<dyn Fn() -> Call>,
     rates: [f64; IN_FLIGHT.len()],
     micros: f64,
 }
 
 impl Row {
-    fn new(name: &str, command: &'static str, ask: impl Fn() -> Once + 'static) -> Self {
+    fn new(name: &str, command: &'static str, call: impl Fn() -> Call + 'static) -> Self {
         Self {
             name: name.to_owned(),
             command,
-            ask: Box::new(ask),
+            call: Box::new(call),
             rates: [0.0; IN_FLIGHT.len()],
             micros: f64::INFINITY,
         }
     }
 
     async fn measure(&mut self, connection: &mut MultiplexedConnection) {
-        (self.ask)().await; // so that the server knows the script
+        (self.call)().await; // loads the script
         for (rate, in_flight) in self.rates.iter_mut().zip(IN_FLIGHT) {
-            server::forget_statistics(connection).await;
-            *rate = rate.max(per_second(&self.ask, in_flight).await);
+            server::reset_statistics(connection).await;
+            *rate = rate.max(per_second(&self.call, in_flight).await);
             if in_flight == 64 {
                 self.micros = self.micros.min(server::micros_of(self.command, connection).await);
             }
@@ -53,21 +55,21 @@ impl Row {
     }
 }
 
-/// Asks from one thread, so that a second processor is enough.
-async fn per_second(ask: &dyn Fn() -> Once, in_flight: usize) -> f64 {
+/// Calls from one thread, so that two cores are enough.
+async fn per_second(call: &dyn Fn() -> Call, in_flight: usize) -> f64 {
     let start = Instant::now();
-    let mut asked = 0;
+    let mut calls = 0;
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..in_flight {
-        tasks.spawn_local(ask());
+        tasks.spawn_local(call());
     }
     while tasks.join_next().await.is_some() {
-        asked += 1;
+        calls += 1;
         if start.elapsed() < SPAN {
-            tasks.spawn_local(ask());
+            tasks.spawn_local(call());
         }
     }
-    f64::from(asked) / start.elapsed().as_secs_f64()
+    f64::from(calls) / start.elapsed().as_secs_f64()
 }
 
 fn plain(name: &str, connection: &MultiplexedConnection, text: &'static str, arguments: [u64; 2]) -> Row {
@@ -84,20 +86,20 @@ fn plain(name: &str, connection: &MultiplexedConnection, text: &'static str, arg
 }
 
 fn ours(name: &str, storage: &RedisStorage, policy: &str, admitted: bool) -> Row {
-    let policy: Policy = policy.parse().expect("the policy is one");
+    let policy: Policy = policy.parse().expect("the policy is valid");
     let (policy, storage, key) = (policy.with_name(name), storage.clone(), Key::from("203.0.113.7"));
     Row::new(&format!("ours: {name}"), "evalsha", move || {
-        let decided = storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1));
+        let decision = storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1));
         Box::pin(async move {
-            assert_eq!(decided.await.expect("the server decides").is_admitted(), admitted);
+            assert_eq!(decision.await.expect("the server decides").is_admitted(), admitted);
         })
     })
 }
 
-/// The same script with the same arguments as a row of ours, sent without our storage: what the server was last asked.
-async fn by_hand(name: &str, row: &Row, connection: &MultiplexedConnection) -> Row {
-    let mut asking = connection.clone();
-    let words = server::asked_by((row.ask)(), &mut asking).await;
+/// Returns a row that sends the same script with the same arguments as `row`, without the storage.
+async fn sent_by_hand(name: &str, row: &Row, connection: &MultiplexedConnection) -> Row {
+    let mut observer = connection.clone();
+    let words = server::script_call((row.call)(), &mut observer).await;
     let connection = connection.clone();
     Row::new(&format!("the same script by hand: {name}"), "evalsha", move || {
         let (mut connection, words) = (connection.clone(), words.clone());
@@ -108,24 +110,25 @@ async fn by_hand(name: &str, row: &Row, connection: &MultiplexedConnection) -> R
     })
 }
 
-/// A moving window with so many entries, in which with each hit one enters and one leaves: a clock of ours goes on by a second
-/// each time. There is room for twice as many, since hits may overtake each other on their way.
+/// Returns a row with a moving window of `amount` entries. A manual clock advances by a second per
+/// hit, so each hit adds an entry and removes one. The limit is twice as large, because concurrent
+/// hits may be reordered.
 async fn sliding(name: &str, amount: u32, storage: &RedisStorage) -> Row {
     let clock = ManualClock::default();
     let storage = storage.clone().clock(clock.clone());
     let row = ours(name, &storage, &format!("moving-window {} per {amount} seconds", 2 * amount), true);
-    let ask = move || {
+    let call = move || {
         clock.advance(Duration::from_secs(1));
-        (row.ask)()
+        (row.call)()
     };
     for _ in 0..amount {
-        ask().await;
+        call().await;
     }
-    Row::new(&row.name, "evalsha", ask)
+    Row::new(&row.name, "evalsha", call)
 }
 
 async fn fill(storage: &RedisStorage, policy: &str, name: &str, hits: u32) {
-    let policy = policy.parse::<Policy>().expect("the policy is one").with_name(name);
+    let policy = policy.parse::<Policy>().expect("the policy is valid").with_name(name);
     for _ in 0..hits {
         let key = Key::from("203.0.113.7");
         _ = storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.expect("the server decides");
@@ -135,7 +138,7 @@ async fn fill(storage: &RedisStorage, policy: &str, name: &str, hits: u32) {
 async fn run() {
     let server = Server::start();
     let mut connection = server.connect().await;
-    let storage = RedisStorage::new(&server.url()).expect("the address is one").deadline(Duration::from_secs(5));
+    let storage = RedisStorage::new(&server.url()).expect("the URL is valid").deadline(Duration::from_secs(5));
     let mut rows = vec![Row::new("`INCR`", "incr", {
         let connection = connection.clone();
         move || {
@@ -151,7 +154,7 @@ async fn run() {
         ("a plain sliding counter", include_str!("sliding_counter.lua"), [PLENTY.into(), 3_600_000_000]),
     ];
     for (name, text, arguments) in scripts {
-        cmd("SCRIPT").arg("LOAD").arg(text).exec_async(&mut connection).await.expect("the script is one");
+        cmd("SCRIPT").arg("LOAD").arg(text).exec_async(&mut connection).await.expect("the script is valid");
         rows.push(plain(name, &connection, text, arguments));
     }
     let many = format!("fixed-window {PLENTY}/hour; token-bucket {PLENTY}/hour; {PLENTY}/day");
@@ -173,12 +176,13 @@ async fn run() {
             fill(&storage, policy, name, 10_000).await;
         }
         let row = ours(name, &storage, policy, admitted);
-        let twin = if compared.contains(&name) { Some(by_hand(name, &row, &connection).await) } else { None };
+        let same_script =
+            if compared.contains(&name) { Some(sent_by_hand(name, &row, &connection).await) } else { None };
         rows.push(row);
-        rows.extend(twin);
+        rows.extend(same_script);
     }
     for amount in [10, 10_000] {
-        rows.push(sliding(&format!("moving window with {amount} entries, the time told"), amount, &storage).await);
+        rows.push(sliding(&format!("moving window with {amount} entries, own clock"), amount, &storage).await);
     }
     for round in 0..ROUNDS {
         eprintln!("round {}", round + 1);

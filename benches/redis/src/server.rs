@@ -1,4 +1,4 @@
-//! A server of our own, and what it says of itself.
+//! Starts a Redis server, and reads its statistics.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -31,14 +31,14 @@ impl Server {
     }
 
     pub async fn connect(&self) -> MultiplexedConnection {
-        let client = Client::open(self.url()).expect("the address is one");
+        let client = Client::open(self.url()).expect("the URL is valid");
         for _ in 0..200 {
             match client.get_multiplexed_async_connection().await {
                 Ok(connection) => return connection,
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         }
-        panic!("the server does not answer");
+        panic!("the server does not accept connections");
     }
 }
 
@@ -49,44 +49,52 @@ impl Drop for Server {
     }
 }
 
-pub async fn forget_statistics(connection: &mut MultiplexedConnection) {
-    cmd("CONFIG").arg("RESETSTAT").exec_async(connection).await.expect("the server forgets its statistics");
+pub async fn reset_statistics(connection: &mut MultiplexedConnection) {
+    cmd("CONFIG").arg("RESETSTAT").exec_async(connection).await.expect("the server resets its statistics");
 }
 
-/// What a call took the server, in microseconds, since its statistics were forgotten.
+/// Returns the server time per call in microseconds, since the last reset of the statistics.
 pub async fn micros_of(command: &str, connection: &mut MultiplexedConnection) -> f64 {
     let text: String =
         cmd("INFO").arg("commandstats").query_async(connection).await.expect("the server has statistics");
-    let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:"))).expect("it was called");
-    let value = line.split(',').find_map(|field| field.strip_prefix("usec_per_call=")).expect("it is told");
-    value.parse().expect("it is a number")
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")))
+        .expect("the command was called");
+    let value = line
+        .split(',')
+        .find_map(|field| field.strip_prefix("usec_per_call="))
+        .expect("the server reports the time per call");
+    value.parse().expect("the time is a number")
 }
 
-/// The same by the Python package `limits`, if a Python that has it is named.
+/// Runs the benchmark of the Python package `limits`, if `PYTHON_WITH_LIMITS` is set.
 pub fn run_peer(url: &str) {
     let Some(python) = std::env::var_os("PYTHON_WITH_LIMITS") else { return };
     println!();
     let peer = concat!(env!("CARGO_MANIFEST_DIR"), "/peer.py");
-    let status = Command::new(python).args([peer, url]).status().expect("it runs");
+    let status = Command::new(python).args([peer, url]).status().expect("Python runs");
     assert!(status.success(), "{status}");
 }
 
-/// A number, when, for how long, what was asked, and by whom.
-type Logged = (u64, u64, u64, Vec<Vec<u8>>, String, String);
+/// An entry of the slow log: number, time, duration, words of the command, address and name of the
+/// client.
+type SlowLogEntry = (u64, u64, u64, Vec<Vec<u8>>, String, String);
 
-/// The words of the script's call that `ask` makes.
-pub async fn asked_by(ask: impl Future<Output = ()>, connection: &mut MultiplexedConnection) -> Vec<Vec<u8>> {
+/// Returns the words of the `EVALSHA` command that `call` sends.
+pub async fn script_call(call: impl Future<Output = ()>, connection: &mut MultiplexedConnection) -> Vec<Vec<u8>> {
     for (setting, value) in [("slowlog-log-slower-than", "0"), ("slowlog-max-len", "16")] {
-        cmd("CONFIG").arg("SET").arg(setting).arg(value).exec_async(connection).await.expect("it can be set");
+        cmd("CONFIG").arg("SET").arg(setting).arg(value).exec_async(connection).await.expect("the setting is valid");
     }
-    ask.await;
-    let log: Vec<Logged> = cmd("SLOWLOG").arg("GET").query_async(connection).await.expect("the server keeps a log");
+    call.await;
+    let log: Vec<SlowLogEntry> =
+        cmd("SLOWLOG").arg("GET").query_async(connection).await.expect("the server keeps a log");
     let never = cmd("CONFIG").arg("SET").arg("slowlog-log-slower-than").arg(-1).to_owned();
-    never.exec_async(connection).await.expect("it can be set");
-    log.into_iter().map(|entry| entry.3).find(|words| words[0] == b"EVALSHA").expect("a script was asked")
+    never.exec_async(connection).await.expect("the setting is valid");
+    log.into_iter().map(|entry| entry.3).find(|words| words[0] == b"EVALSHA").expect("a script was called")
 }
 
-/// Bytes of the one key whose name ends so.
+/// Returns the memory in bytes of the only key that matches the pattern.
 pub async fn bytes_of(pattern: &str, connection: &mut MultiplexedConnection) -> u64 {
     let keys: Vec<String> = cmd("KEYS").arg(pattern).query_async(connection).await.expect("the server has keys");
     let [key] = &keys[..] else { panic!("{keys:?}") };

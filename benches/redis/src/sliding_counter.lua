@@ -1,4 +1,4 @@
--- As little as a sliding counter with the server's time can be. ARGV: amount, period in microseconds.
+-- A minimal sliding window counter with the server's time. ARGV: amount, period in microseconds.
 local time = redis.call('TIME')
 local now, period = time[1] * 1000000 + time[2], tonumber(ARGV[2])
 local number = math.floor(now / period)

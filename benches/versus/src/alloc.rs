@@ -1,4 +1,4 @@
-//! An allocator that counts, while somebody wants to know.
+//! An allocator that counts allocations on demand.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
@@ -12,7 +12,8 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 struct Counting;
 
-/// Counts until it is dropped. Off the rest of the time: whoever allocates more would be timed as slower than it is.
+/// Enables counting until it is dropped. Counting is off during timing, because it slows
+/// allocations.
 pub struct Count;
 
 impl Count {
@@ -23,13 +24,13 @@ impl Count {
         Self
     }
 
-    /// Bytes allocated and not freed since the start.
-    #[allow(clippy::unused_self)] // says that it counts
+    /// Returns the bytes that were allocated since the start and not freed.
+    #[allow(clippy::unused_self)] // proves that counting is enabled
     pub fn live_bytes(&self) -> f64 {
         LIVE.load(Ordering::Relaxed) as f64
     }
 
-    /// Allocations and reallocations since the start.
+    /// Returns the number of allocations and reallocations since the start.
     #[allow(clippy::unused_self)] // as above
     pub fn allocations(&self) -> f64 {
         ALLOCATIONS.load(Ordering::Relaxed) as f64
@@ -42,7 +43,7 @@ impl Drop for Count {
     }
 }
 
-/// How often `step` allocates, on average.
+/// Returns the mean number of allocations per call of `step`.
 pub fn allocations_per_call(mut step: impl FnMut()) -> f64 {
     const CALLS: u32 = 1_000;
     step();
@@ -53,32 +54,32 @@ pub fn allocations_per_call(mut step: impl FnMut()) -> f64 {
     count.allocations() / f64::from(CALLS)
 }
 
-fn note(allocations: usize, bytes: isize) {
+fn record(allocations: usize, bytes: isize) {
     if ON.load(Ordering::Relaxed) {
         ALLOCATIONS.fetch_add(allocations, Ordering::Relaxed);
         LIVE.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
-// SAFETY: every call is handed to the system's allocator as it is.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note(1, layout.size().cast_signed());
+        record(1, layout.size().cast_signed());
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        note(1, layout.size().cast_signed());
+        record(1, layout.size().cast_signed());
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        note(1, size.cast_signed() - layout.size().cast_signed());
+        record(1, size.cast_signed() - layout.size().cast_signed());
         unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        note(0, -layout.size().cast_signed());
+        record(0, -layout.size().cast_signed());
         unsafe { System.dealloc(pointer, layout) }
     }
 }

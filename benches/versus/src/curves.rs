@@ -1,4 +1,4 @@
-//! How the time of a hit grows: with the keys, with the limits, with the threads.
+//! The time of a hit by the number of keys, limits and threads.
 
 use std::net::IpAddr;
 use std::slice::from_ref;
@@ -12,14 +12,14 @@ use crate::measure::{interleave_rounds, time, time_on};
 use crate::panel::{Curve, Ink, Panel, Scale};
 use crate::subject::{self, admits, decides};
 
-/// Fewer than for a row: a curve shows by its shape when a point is off.
+/// The number of rounds. It is smaller than for a row, because outliers are visible in a curve.
 const ROUNDS: usize = 9;
 
 const KEYS: [u32; 7] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000];
 const LIMITS: [u32; 6] = [1, 2, 3, 4, 6, 8];
 const THREADS: [u32; 3] = [1, 2, 4];
 
-/// Measures all panels and prints their numbers.
+/// Measures all panels, and prints their numbers.
 pub fn measure() -> [Panel; 3] {
     let panels = [by_keys(), by_limits(), by_threads()];
     for panel in &panels {
@@ -28,7 +28,7 @@ pub fn measure() -> [Panel; 3] {
     panels
 }
 
-/// Curves of `figures` for one count after the other.
+/// Returns the curves of `figures`, with one point per count.
 fn curves<const N: usize>(
     curves: [(&'static str, Ink); N],
     counts: &[u32],
@@ -70,9 +70,9 @@ fn at_keys(count: u32) -> [f64; 4] {
     let governor = subject::governor();
     subject::prepare_governor(&governor, addresses.all());
     let (gcra, quota) = (subject::gcra::<IpAddr>(), subject::gcra_quota());
-    let ours = |ask: fn(&RateLimiter, &Key) -> bool| {
+    let ours = |hit: fn(&RateLimiter, &Key) -> bool| {
         let mut keys = keys.walk(0);
-        time(|| assert!(ask(&limiter, keys.next())))
+        time(|| assert!(hit(&limiter, keys.next())))
     };
     let governor = || {
         let mut keys = addresses.walk(0);
@@ -130,7 +130,7 @@ fn by_threads() -> Panel {
     let shown = [("ours, refusing", Ink::Purple), ("ours, admitting", Ink::Blue), ("governor, admitting", Ink::Orange)];
     let at_threads = |count: u32| {
         let threads = count as usize;
-        // All threads together: a thousand nanoseconds make a million hits a second.
+        // The throughput of all threads. 1,000 ns per hit are a million hits per second per thread.
         medians([
             &mut || time_on(threads, |_| || assert!(!admits(&stingy, &key))),
             &mut || time_on(threads, |_| || assert!(admits(&generous, &key))),

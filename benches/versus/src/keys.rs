@@ -1,4 +1,4 @@
-//! Keys, made before the clock starts, in an order that no prefetcher guesses the table slots of.
+//! Keys in an order that defeats the prefetcher. They are created before the timing starts.
 
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tower_ratelimit::Key;
 
-/// What a peer takes as a key, and what we make of it.
+/// A key type of a peer, with a conversion to our key.
 pub trait PeerKey: Clone + Eq + Hash + Send + Sync + 'static {
     fn ours(&self) -> Key;
 }
@@ -23,22 +23,23 @@ impl PeerKey for String {
     }
 }
 
-/// Address number `i`; no two are the same.
+/// Returns address number `i`. All addresses are different.
 pub fn address(i: u32) -> IpAddr {
     IpAddr::V4(Ipv4Addr::from_bits(i.wrapping_mul(2_654_435_761)))
 }
 
-/// String number `i`, of 13 bytes up to a million.
+/// Returns string number `i`. It has 13 bytes, for up to a million strings.
 pub fn string(i: u32) -> String {
     format!("client-{i:06}")
 }
 
 pub const THREADS: usize = 2;
 
-/// A set of keys, in another shuffled order for each thread. It goes round and round: each key is met once a round.
+/// A set of keys in a shuffled order, which differs per thread. The sequence repeats, with each key
+/// once per round.
 pub struct Orders<K> {
     orders: [Vec<K>; THREADS],
-    /// Where each thread goes on. A sample may be shorter than a round.
+    /// The next index of each thread, because a sample may be shorter than a round.
     next: [AtomicUsize; THREADS],
 }
 

@@ -1,8 +1,9 @@
-//! Does the same work with tower-ratelimit and with its peers, side by side, and judges the goals.
+//! Compares tower-ratelimit with similar crates, and checks the goals.
 //!
-//! Subjects take turns in one process, so whatever else the machine is doing slows all of them. Arguments are texts: only
-//! rows whose name contains one of them are measured. `curves OUT.svg` instead draws how a hit's time grows with the
-//! number of keys, limits and threads.
+//! All limiters take turns in one process, so other load on the machine slows all of them.
+//!
+//! The arguments are filters: only rows whose name contains one of them are measured. `curves
+//! OUT.svg` draws the time of a hit by the number of keys, limits and threads instead.
 
 mod alloc;
 mod curves;

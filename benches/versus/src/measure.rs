@@ -1,18 +1,18 @@
-//! Timing: short samples, taken in turns.
+//! Takes short timing samples of several subjects in turn.
 
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// An odd number, so that the median is a sample.
+/// The number of rounds. It is odd, so that the median is a sample.
 const ROUNDS: usize = 13;
 
 const SAMPLE: Duration = Duration::from_millis(100);
 
-/// Calls between two looks at the clock, so that looking costs a call next to nothing.
+/// The number of calls between two readings of the clock, so that their cost is negligible.
 const CHUNK: u32 = 256;
 
-/// A figure from each round.
+/// One figure per round.
 #[derive(Clone, Debug)]
 pub struct Samples(Vec<f64>);
 
@@ -33,7 +33,7 @@ impl Samples {
         (self.quantile(0.25), self.quantile(0.75))
     }
 
-    /// Round by round: what slowed one of them slowed the other.
+    /// Divides the samples of the same round, because a slow machine slows both.
     pub fn over(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(this, other)| this / other).collect())
     }
@@ -54,12 +54,13 @@ impl Samples {
     }
 }
 
-/// Takes a sample of each subject in turn, the other way round in every other round, after a round that warms up.
+/// Takes a sample of each subject in turn, after a warm-up round. Every other round has the reverse
+/// order.
 pub fn interleave<const N: usize>(subjects: [&mut dyn FnMut() -> f64; N]) -> [Samples; N] {
     interleave_rounds(ROUNDS, subjects)
 }
 
-/// The same with another number of rounds, which should be odd too.
+/// Like [`interleave`], with another number of rounds, which should be odd.
 pub fn interleave_rounds<const N: usize>(rounds: usize, mut subjects: [&mut dyn FnMut() -> f64; N]) -> [Samples; N] {
     let mut samples = [(); N].map(|()| Vec::with_capacity(rounds));
     for subject in &mut subjects {
@@ -74,7 +75,7 @@ pub fn interleave_rounds<const N: usize>(rounds: usize, mut subjects: [&mut dyn 
     samples.map(Samples)
 }
 
-/// Nanoseconds for each call of `step`.
+/// Returns the nanoseconds per call of `step`.
 pub fn time(mut step: impl FnMut()) -> f64 {
     let start = Instant::now();
     let mut calls = 0_u64;
@@ -90,7 +91,7 @@ pub fn time(mut step: impl FnMut()) -> f64 {
     }
 }
 
-/// Nanoseconds for each of `items`.
+/// Returns the nanoseconds per item.
 pub fn time_each<T>(items: &[T], mut step: impl FnMut(&T)) -> f64 {
     let start = Instant::now();
     for item in items {
@@ -99,7 +100,8 @@ pub fn time_each<T>(items: &[T], mut step: impl FnMut(&T)) -> f64 {
     start.elapsed().as_nanos() as f64 / items.len() as f64
 }
 
-/// Nanoseconds for each call on each of `threads` threads that run at the same time; `step` is told the thread's number.
+/// Returns the nanoseconds per call on each of `threads` concurrent threads. The argument of `step`
+/// is the thread's number.
 pub fn time_on<S: FnMut()>(threads: usize, step: impl Fn(usize) -> S + Sync) -> f64 {
     let start = Barrier::new(threads);
     let total: f64 = thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What a panel shows: figures over counts.
+//! The data of a panel: curves of figures by counts.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ pub struct Panel {
     pub curves: Vec<Curve>,
 }
 
-/// Of the horizontal axis. The vertical one is linear and starts at zero.
+/// The scale of the horizontal axis. The vertical axis is linear, and starts at zero.
 #[derive(Clone, Copy)]
 pub enum Scale {
     Linear,
@@ -23,7 +23,7 @@ pub struct Curve {
     pub points: Vec<(u32, f64)>,
 }
 
-/// Colours that the colour-blind can tell apart (after Okabe and Ito).
+/// Colors that color-blind readers can distinguish (by Okabe and Ito).
 #[derive(Clone, Copy)]
 pub enum Ink {
     Blue,
@@ -33,7 +33,7 @@ pub enum Ink {
 }
 
 impl Scale {
-    /// Where `x` lies on the axis.
+    /// Returns the position of `x` on the axis.
     pub fn position(self, x: u32) -> f64 {
         match self {
             Self::Linear => f64::from(x),
@@ -41,7 +41,7 @@ impl Scale {
         }
     }
 
-    /// From the first label to that of `x`.
+    /// Returns the number of steps from the first label to the label of `x`.
     pub fn steps(self, x: u32) -> usize {
         match self {
             Self::Linear => x as usize - 1,
@@ -49,7 +49,7 @@ impl Scale {
         }
     }
 
-    /// What stands at a position, in few characters.
+    /// Returns a short label for a position.
     pub fn label(self, position: f64) -> String {
         let x = match self {
             Self::Linear => position,

@@ -31,7 +31,7 @@ fn draw_panel(panel: &Panel, area: &Area<'_>) -> Result<(), Box<dyn Error>> {
     let right = scale.position(widest);
     let highest =
         |until: f64| points().filter(|(x, _)| scale.position(*x) <= until).map(|&(_, y)| y).fold(0.0, f64::max);
-    // The legend takes the upper left: points there stay below it.
+    // The legend is at the upper left. Points there must be below it.
     let legend = 0.05 + 0.055 * panel.curves.len() as f64;
     let top = f64::max(1.06 * highest(right), highest(0.6 * right) / (0.95 - legend));
     let (left, right) = (scale.position(1) - 0.03 * right, 1.03 * right);

@@ -1,4 +1,4 @@
-//! The limiters that are compared, set up so that one quota fits all of them.
+//! The compared limiters, with equivalent quotas.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -13,20 +13,20 @@ use tower_ratelimit::{Key, Policy, Quota, RateLimiter, SlidingWindowCounter, Tok
 
 use crate::keys::PeerKey;
 
-/// So much is spent on a key beforehand that it is a known one for a quarter of an hour, however seldom it is hit.
+/// The units that are spent on each key beforehand. They keep its state for a quarter of an hour.
 const HEAD_START: u32 = 1_000_000_000;
 
 pub type Governor<K> = DefaultKeyedRateLimiter<K>;
-pub type TellingGovernor<K> =
+pub type SnapshotGovernor<K> =
     governor::RateLimiter<K, DefaultKeyedStateStore<K>, DefaultClock, StateInformationMiddleware>;
 pub type Gcra<K> = gcra::RateLimiter<K, ahash::RandomState>;
 
-/// With a burst that a hot key takes more than a minute to use up.
+/// Returns a token bucket whose burst lasts for more than a minute of hits on one key.
 pub fn token_bucket() -> Policy {
     bursting(u32::MAX)
 }
 
-/// A microsecond for each unit.
+/// Returns a token bucket that refills a unit per microsecond.
 pub fn bursting(burst: u32) -> Policy {
     Policy::new(TokenBucket::new(), Quota::per_second(1_000_000).burst(burst))
 }
@@ -35,7 +35,7 @@ pub fn three_token_buckets(burst: u32) -> Policy {
     three(Quota::per_second(1_000_000), burst)
 }
 
-/// A thousand at once, as a service might have it, which come back faster than anybody asks for them.
+/// Returns a token bucket with a realistic burst, which refills faster than it is spent.
 pub fn thousand() -> Policy {
     Policy::new(TokenBucket::new(), Quota::per_second(1_000_000_000).burst(1_000))
 }
@@ -50,17 +50,18 @@ fn three(quota: Quota, burst: u32) -> Policy {
     })
 }
 
-/// Short windows, so that most decisions weigh a previous one, as they do in real life.
+/// Uses short windows, so that most decisions depend on a previous window, as in practice.
 pub fn sliding_window_counter() -> Policy {
     Policy::new(SlidingWindowCounter::new(), Quota::per(u32::MAX, Duration::from_secs(3)))
 }
 
-/// What a first hit leaves behind is remembered for several seconds: longer than anything is measured.
+/// Returns a policy whose states last for several seconds after one hit, which is longer than the
+/// measurement.
 pub fn daily(strategy: impl Strategy) -> Policy {
     Policy::new(strategy, Quota::per_day(10_000))
 }
 
-/// One hit a day.
+/// Returns a policy of one hit per day.
 pub fn stingy(strategy: impl Strategy) -> Policy {
     Policy::new(strategy, Quota::per_day(1))
 }
@@ -69,8 +70,8 @@ pub fn governor<K: PeerKey>() -> Governor<K> {
     Governor::keyed(governor::Quota::per_second(of(1_000_000)).allow_burst(NonZeroU32::MAX))
 }
 
-/// It says what remains, too.
-pub fn telling_governor<K: PeerKey>() -> TellingGovernor<K> {
+/// Returns a governor that also returns the remaining burst.
+pub fn governor_with_snapshot<K: PeerKey>() -> SnapshotGovernor<K> {
     governor().with_middleware()
 }
 
@@ -78,7 +79,7 @@ pub fn stingy_governor<K: PeerKey>() -> Governor<K> {
     Governor::keyed(governor::Quota::per_hour(of(1)))
 }
 
-/// Without its garbage collection, which would go through all keys once in 8,192 new ones.
+/// Disables garbage collection, which would visit all keys after every 8,192 new ones.
 pub fn gcra<K: PeerKey>() -> Gcra<K> {
     Gcra::new(u64::MAX, ahash::RandomState::new())
 }
@@ -91,18 +92,18 @@ fn of(amount: u32) -> NonZeroU32 {
     NonZeroU32::new(amount).expect("not zero")
 }
 
-/// What governor's `check_key` says, asked of ours.
+/// Returns `true` if a hit is admitted, like governor's `check_key`.
 pub fn admits(limiter: &RateLimiter, key: &Key) -> bool {
     limiter.admit(key)
 }
 
-/// One decision of ours, with all its numbers. Whoever asks wants to know, so looking at the answer is part of it.
+/// Makes a decision with all its numbers, and reads the result, because a caller would read it too.
 pub fn decides(limiter: &RateLimiter, key: &Key) -> bool {
     let Ok(decision) = limiter.hit(key).into_inner();
     decision.is_admitted()
 }
 
-/// Makes all keys known ones.
+/// Creates states of all keys.
 pub fn prepare(limiter: &RateLimiter, keys: &[Key]) {
     for key in keys {
         let Ok(decision) = limiter.hit_with_cost(key, HEAD_START).into_inner();
@@ -110,7 +111,7 @@ pub fn prepare(limiter: &RateLimiter, keys: &[Key]) {
     }
 }
 
-/// The same for governor.
+/// Creates states of all keys in governor.
 pub fn prepare_governor<K, M>(
     limiter: &governor::RateLimiter<K, DefaultKeyedStateStore<K>, DefaultClock, M>,
     keys: &[K],

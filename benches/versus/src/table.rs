@@ -1,4 +1,4 @@
-//! One line for each thing measured, with the verdict on its goal.
+//! Prints one line per measurement, with the result of its goal.
 
 use std::fmt;
 
@@ -11,16 +11,16 @@ pub struct Table {
     empty: bool,
 }
 
-/// What is asked of a row.
+/// The goal of a row.
 #[derive(Clone, Copy)]
 pub enum Goal {
-    /// The other's time over ours.
+    /// The least ratio of the other's time to ours.
     SpeedAtLeast(f64),
-    /// Ours over the other's.
+    /// The largest ratio of our cost to the other's.
     CostAtMost(f64),
-    /// Our own figure, whatever the other's is.
+    /// The largest figure of ours, independent of the other's.
     AtMost(f64),
-    /// Nothing: for information.
+    /// No goal.
     None,
 }
 
@@ -34,7 +34,7 @@ pub enum Unit {
     Allocations,
 }
 
-/// What ours is compared with.
+/// The name and the samples of the other subject.
 pub type Against<'a> = (&'a str, &'a Samples);
 
 impl Table {
@@ -42,7 +42,7 @@ impl Table {
         Self { filter, met: 0, missed: 0, empty: true }
     }
 
-    /// Whether this row was asked for.
+    /// Returns `true` if the row matches the filter.
     pub fn wants(&self, name: &str) -> bool {
         self.filter.is_empty() || self.filter.iter().any(|text| name.contains(text.as_str()))
     }
@@ -51,7 +51,7 @@ impl Table {
         names.into_iter().any(|name| self.wants(name.as_ref()))
     }
 
-    /// Prints a row, if it was asked for.
+    /// Prints a row if it matches the filter.
     pub fn row(&mut self, name: &str, unit: Unit, ours: &Samples, against: Against<'_>, goal: Goal) {
         if !self.wants(name) {
             return;
@@ -59,7 +59,7 @@ impl Table {
         if std::mem::take(&mut self.empty) {
             line("", "ours", "against", "ratio (quartiles)", "goal", "");
         }
-        let (whom, theirs) = against;
+        let (other, theirs) = against;
         let ratio = match goal {
             Goal::SpeedAtLeast(_) => theirs.over(ours),
             Goal::CostAtMost(_) | Goal::AtMost(_) | Goal::None => ours.over(theirs),
@@ -81,7 +81,7 @@ impl Table {
             }
             None => "",
         };
-        let theirs = format!("{whom} {}", unit.show(theirs.median()));
+        let theirs = format!("{other} {}", unit.show(theirs.median()));
         let goal = match goal {
             Goal::AtMost(most) => format!("<= {}", unit.show(most)),
             goal => goal.to_string(),

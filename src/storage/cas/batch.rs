@@ -1,4 +1,4 @@
-//! The states of a key while jobs are done on them, one after another.
+//! Executes the jobs of a key on its states, one after another.
 
 use std::time::Duration;
 
@@ -8,74 +8,80 @@ use crate::storage::text;
 use crate::strategy::State;
 use crate::{Decision, Op, Policy, Timestamp};
 
-/// States are kept for longer than they matter, by this or by `max_skew` if that is more. A node whose
+/// States are kept longer than they last, by this or by `max_skew` if that is more. A node whose
 /// clock is behind must still find the instant of the last decision.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// What stands under a key, taken apart for the policy that is being asked, and put together again for another one of that name.
+/// The states of a key during a batch of jobs.
+///
+/// The text is parsed for the policy of the current job. It is written and parsed again if the next
+/// job has a different policy with the same name.
 #[derive(Debug)]
-pub(super) struct BatchQueue<'a> {
+pub(super) struct Batch<'a> {
     loaded: &'a str,
     is_moved: bool,
     now: Timestamp,
     text: String,
+    /// The instant at which the last state in `text` expires.
     until: Timestamp,
-    open: Option<Open>,
+    parsed: Option<Parsed>,
     changed: bool,
     cleared: bool,
 }
 
+/// The states of one policy.
 #[derive(Debug)]
-struct Open {
+struct Parsed {
     policy: Policy,
     states: Vec<State>,
     changed: bool,
 }
 
-impl<'a> BatchQueue<'a> {
+impl<'a> Batch<'a> {
     pub(super) fn new(loaded: &'a str, view: View<'_>) -> Self {
         let View { at: now, states, is_moved } = view;
         let (loaded, text) = (text::states(loaded), states.into_owned());
-        Self { loaded, is_moved, now, text, until: now, open: None, changed: is_moved, cleared: false }
+        Self { loaded, is_moved, now, text, until: now, parsed: None, changed: is_moved, cleared: false }
     }
 
-    /// Does one job.
-    pub(super) fn work(&mut self, policy: &Policy, want: &Command) -> Option<Decision> {
+    /// Executes one command. Returns the decision on a hit.
+    pub(super) fn execute(&mut self, policy: &Policy, command: &Command) -> Option<Decision> {
         let now = self.now;
-        self.cleared |= matches!(want, Command::Clear);
-        let open = self.open(policy);
-        let (decision, changed) = match want {
+        self.cleared |= matches!(command, Command::Clear);
+        let parsed = self.parse(policy);
+        let (decision, changed) = match command {
             Command::Hit(cost) => {
-                let before = open.states.clone();
-                let decision = policy.decide(&mut open.states, now, Op::Hit, *cost);
-                let changed = decision.is_admitted() || open.states != before;
+                let before = parsed.states.clone();
+                let decision = policy.decide(&mut parsed.states, now, Op::Hit, *cost);
+                let changed = decision.is_admitted() || parsed.states != before;
                 (Some(decision), changed)
             }
             Command::Refund(decision) => {
-                policy.refund(&mut open.states, now, decision);
+                policy.refund(&mut parsed.states, now, decision);
                 (None, true)
             }
             Command::Clear => {
-                open.states.fill(State::Fresh);
+                parsed.states.fill(State::Fresh);
                 (None, true)
             }
         };
-        open.changed |= changed;
+        parsed.changed |= changed;
         self.changed |= changed;
         decision
     }
 
-    /// Whether anything done so far has to be stored.
+    /// Returns `true` if there is a change to store.
     pub(super) fn is_changed(&self) -> bool {
         self.changed
     }
 
-    /// Returns the text to store and how long to keep it, or `None` if the states are as they were loaded.
+    /// Returns the text to store and the time to keep it, or `None` if nothing has changed.
     ///
-    /// The text has the instant of the decision. A refund of all units leaves nothing but that instant: a
-    /// node whose clock is behind could decide earlier otherwise. Clearing a key removes the instant.
+    /// The text contains the instant of the decision. After a refund of all units, the text is only
+    /// that instant. Without it, a node whose clock is behind could decide at an earlier time.
+    /// Clearing a key removes the instant.
     pub(super) fn finish(mut self, max_skew: Duration) -> Option<(String, Duration)> {
-        self.close();
+        self.write_back();
         if !self.changed || self.text == self.loaded {
             return None;
         }
@@ -84,22 +90,23 @@ impl<'a> BatchQueue<'a> {
         Some((if is_bare { self.text } else { text::with_instant(self.now, &self.text) }, keep))
     }
 
-    fn open(&mut self, policy: &Policy) -> &mut Open {
-        if self.open.as_ref().is_none_or(|open| open.policy != *policy) {
-            self.close();
+    fn parse(&mut self, policy: &Policy) -> &mut Parsed {
+        if self.parsed.as_ref().is_none_or(|parsed| parsed.policy != *policy) {
+            self.write_back();
         }
         let text = &self.text;
-        self.open.get_or_insert_with(|| Open {
+        self.parsed.get_or_insert_with(|| Parsed {
             policy: policy.clone(),
             states: text::read(policy, text),
             changed: false,
         })
     }
 
-    fn close(&mut self) {
+    /// Writes the states of the current policy back to the text.
+    fn write_back(&mut self) {
         let is_moved = self.is_moved;
-        if let Some(open) = self.open.take().filter(|open| open.changed || is_moved) {
-            (self.text, self.until) = text::write(&open.policy, &open.states, &self.text, self.now);
+        if let Some(parsed) = self.parsed.take().filter(|parsed| parsed.changed || is_moved) {
+            (self.text, self.until) = text::write(&parsed.policy, &parsed.states, &self.text, self.now);
         }
     }
 }

@@ -4,33 +4,35 @@ use std::sync::Arc;
 
 use crate::{BoxError, ConfigError};
 
-/// Why [`Cas`](super::Cas) could not decide, clear or give back. Its [`source`](Error::source) is what the store said.
+/// The error of a [`Cas`](super::Cas). If the store failed, [`source`](Error::source) returns its
+/// error.
 ///
-/// A hit that lost every swap is no error. It is refused as [contended](crate::Decision::is_contended).
+/// A hit that loses every race is not an error. It is refused as
+/// [contended](crate::Decision::is_contended).
 #[derive(Clone, Debug)]
 pub struct CasError(Kind);
 
 #[derive(Clone, Debug)]
 enum Kind {
-    /// The store failed, to load or to swap.
+    /// The store failed to load or to swap.
     Store {
         source: Arc<dyn Error + Send + Sync>,
         swapping: bool,
     },
-    /// The deadline passed.
+    /// The call timed out.
     Late {
         sent: bool,
     },
     /// Other processes changed the key before every swap. Nothing was stored.
     Contended,
-    /// The policy may need more than the store can keep.
+    /// The states of the policy can grow longer than the store allows.
     TooLong(ConfigError),
-    /// The text to be stored is longer than the store can keep.
+    /// The text to store is longer than the store allows.
     Overgrown {
         bytes: usize,
         longest: usize,
     },
-    /// What was to decide has ended before it did.
+    /// The background task ended before it decided.
     Ended,
     NoRuntime,
 }
@@ -68,14 +70,16 @@ impl CasError {
         Self(Kind::NoRuntime)
     }
 
-    /// Whether the store did not answer within the deadline.
+    /// Returns `true` if the store did not reply in time.
     pub fn is_timeout(&self) -> bool {
         matches!(self.0, Kind::Late { .. })
     }
 
-    /// Returns `true` if the call may have been executed: the hit counted, the units refunded, the key
-    /// cleared. It was sent to the store, and the store did not confirm it. It is not sent again, since
-    /// it could be executed twice.
+    /// Returns `true` if the store may have executed the call: counted the hit, refunded the units,
+    /// or cleared the key.
+    ///
+    /// The swap was sent, but the store did not confirm it. It is not retried, because it could be
+    /// executed twice.
     pub fn may_have_counted(&self) -> bool {
         matches!(self.0, Kind::Store { swapping: true, .. } | Kind::Late { sent: true } | Kind::Ended)
     }
@@ -88,18 +92,20 @@ impl fmt::Display for CasError {
             Kind::Late { sent: true } => {
                 f.write_str("the store did not confirm a swap within the deadline: the call may have been executed")
             }
-            Kind::Late { sent: false } => f.write_str("the store did not say what it has within the deadline"),
+            Kind::Late { sent: false } => f.write_str("the store did not return the state within the deadline"),
             Kind::Contended => f.write_str(
-                "other processes changed the key before every swap, so nothing was cleared or refunded: try again",
+                "other processes changed the key before every swap, nothing was cleared or refunded; try again",
             ),
             Kind::TooLong(error) => error.fmt(f),
             Kind::Overgrown { bytes, longest } => write!(
                 f,
-                "what is remembered under the policy's name has grown to {bytes} bytes, and the store keeps at most \
-                 {longest}: give differing policies names of their own, or say how long a log may be (Strategy::log_entries)"
+                "the state of the key has grown to {bytes} bytes, and the store keeps at most {longest}; use a \
+                 different name for each policy, and implement Strategy::log_entries for strategies with a log"
             ),
-            Kind::Ended => f.write_str("the runtime that was to decide has ended, or a strategy has panicked"),
-            Kind::NoRuntime => f.write_str("there is no runtime of tokio's here: await this inside of one"),
+            Kind::Ended => f.write_str(
+                "the background task ended without a decision: its runtime was shut down, or a strategy panicked",
+            ),
+            Kind::NoRuntime => f.write_str("no tokio runtime; await the call inside of one"),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! What a caller wants done to the states of a key, and how it waits for it.
+//! A job on the states of a key, and the caller that waits for it.
 //!
-//! A hit is refused as contended only if it was not part of a swap that may still be executed. Otherwise
-//! its caller gets an error that may have counted.
+//! A hit is refused as contended only if no swap that contains it may still be executed. Otherwise
+//! its caller gets an error for which `may_have_counted` is `true`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,57 +12,58 @@ use tokio::time::{Instant, timeout_at};
 use super::error::CasError;
 use crate::{Decision, Policy, Timestamp};
 
-/// When a contended hit had better come back, in microseconds.
-const COME_BACK: u64 = 20_000;
+/// The retry time of a contended hit, in microseconds.
+const RETRY_AFTER: u64 = 20_000;
 
-/// How often a job is tried before it is contended.
+/// The largest number of swaps that a job may lose. After that it is contended.
 const ATTEMPTS: u32 = 24;
 
-/// A decision, if there was something to decide.
+/// The result of a job. Only a hit has a decision.
 pub(super) type Answer = Result<Option<Decision>, CasError>;
 
 #[derive(Clone, Debug)]
 pub(super) enum Command {
-    /// So many units.
+    /// A hit of this cost.
     Hit(u32),
     Refund(Box<Decision>),
     Clear,
 }
 
-/// One caller's part of what is done to a key.
+/// The worker's side of a call.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) policy: Policy,
-    pub(super) want: Command,
+    pub(super) command: Command,
     deadline: Instant,
-    /// How long the caller waits in all.
-    pub(super) patience: Duration,
+    /// The timeout of the call.
+    pub(super) timeout: Duration,
+    /// The number of lost swaps.
     lost: u32,
     progress: Arc<Progress>,
     reply: oneshot::Sender<Answer>,
 }
 
-/// What a caller waits for. It may be dropped at any time: the job is done all the same.
+/// The caller's side of a call. The job is executed even if this is dropped.
 #[derive(Debug)]
 pub(super) struct Waiting {
     policy: Policy,
-    want: Command,
+    command: Command,
     deadline: Instant,
     progress: Arc<Progress>,
     reply: oneshot::Receiver<Answer>,
 }
 
-/// What both of them know.
+/// The progress of a job, shared by both sides.
 #[derive(Debug, Default)]
 struct Progress(Mutex<Stage>);
 
 #[derive(Debug, Default)]
 struct Stage {
-    /// When others were last known to be in the way.
+    /// The last time at which other jobs or processes were known to delay this one.
     contended: Option<Timestamp>,
-    /// It is part of what is sent to the store, or is about to be.
+    /// The job is part of a swap that was sent, or that is about to be sent.
     sent: bool,
-    /// The caller waits no longer. A job that was not sent by then is never sent.
+    /// The caller has left. A job that was not sent before is never sent.
     left: bool,
 }
 
@@ -73,64 +74,72 @@ impl Progress {
 }
 
 impl Job {
-    /// What is to be done within `patience`, and what waits for it.
-    pub(super) fn new(policy: &Policy, want: Command, patience: Duration) -> (Self, Waiting) {
+    /// Creates both sides of a call that times out after `timeout`.
+    pub(super) fn new(policy: &Policy, command: Command, timeout: Duration) -> (Self, Waiting) {
         let (sender, reply) = oneshot::channel();
-        let (deadline, progress) = (Instant::now() + patience, Arc::new(Progress::default()));
-        let waiting =
-            Waiting { policy: policy.clone(), want: want.clone(), deadline, progress: Arc::clone(&progress), reply };
-        (Self { policy: policy.clone(), want, deadline, patience, lost: 0, progress, reply: sender }, waiting)
+        let (deadline, progress) = (Instant::now() + timeout, Arc::new(Progress::default()));
+        let waiting = Waiting {
+            policy: policy.clone(),
+            command: command.clone(),
+            deadline,
+            progress: Arc::clone(&progress),
+            reply,
+        };
+        (Self { policy: policy.clone(), command, deadline, timeout, lost: 0, progress, reply: sender }, waiting)
     }
 
-    /// Others are in the way: they have swapped, or are doing so.
-    pub(super) fn is_contended(&self, at: Timestamp) {
+    /// Records that other jobs or processes delay this one.
+    pub(super) fn set_contended(&self, at: Timestamp) {
         self.progress.lock().contended = Some(at);
     }
 
-    /// It was part of a swap, and others were faster.
-    pub(super) fn has_lost(&mut self, at: Timestamp) {
+    /// Records that a swap with this job was lost.
+    pub(super) fn set_lost(&mut self, at: Timestamp) {
         self.lost += 1;
         let mut stage = self.progress.lock();
         (stage.contended, stage.sent) = (Some(at), false);
     }
 
-    /// Whether there is any point in trying. A contended job that would not be done in time, if it takes `trip` as before, is
-    /// not tried: its caller is told so, and nothing is left in doubt.
-    pub(super) fn goes_on(self, trip: Duration) -> Option<Self> {
+    /// Returns the job if it can still be executed in time, assuming that a round trip takes
+    /// `trip`.
+    ///
+    /// A contended job without enough time is not sent. Its caller gets a definite answer instead:
+    /// the hit was not counted.
+    pub(super) fn retain(self, trip: Duration) -> Option<Self> {
         let stage = self.progress.lock();
         if stage.left {
             return None;
         }
-        // Some slack, so that a late reply does not make an error of a refusal.
-        let least = if stage.contended.is_some() { 2 * trip + self.patience / 8 } else { Duration::ZERO };
+        // The extra eighth keeps a slow reply from turning a refusal into an error.
+        let least = if stage.contended.is_some() { 2 * trip + self.timeout / 8 } else { Duration::ZERO };
         if self.lost < ATTEMPTS && Instant::now() + least < self.deadline {
             drop(stage);
             return Some(self);
         }
-        let answer = answer_without(&self.policy, &self.want, &stage);
+        let answer = unfinished_answer(&self.policy, &self.command, &stage);
         drop(stage);
         let _ = self.reply.send(answer);
         None
     }
 
-    /// From here on it may be done, unless the caller waits no longer.
-    pub(super) fn begins(&self) -> bool {
+    /// Marks the job as sent. Returns `false` if the caller has left.
+    pub(super) fn begin(&self) -> bool {
         let mut stage = self.progress.lock();
         stage.sent = !stage.left;
         stage.sent
     }
 
-    /// Sends the answer to the caller, if it still waits. A caller that has left after its job was sent
-    /// knows that the job may have counted.
+    /// Sends the answer to the caller, if it still waits. A caller that left after its job was sent
+    /// has got an error for which `may_have_counted` is `true`.
     pub(super) fn answer(self, answer: Answer) {
-        // The caller looks for the answer under the same lock before it leaves.
+        // The caller checks for an answer under the same lock before it leaves.
         let _stage = self.progress.lock();
         let _ = self.reply.send(answer);
     }
 }
 
 impl Waiting {
-    /// What became of the job, in time.
+    /// Waits for the answer until the deadline.
     pub(super) async fn answer(mut self) -> Answer {
         match timeout_at(self.deadline, &mut self.reply).await {
             Ok(answer) => answer.unwrap_or_else(|_| Err(CasError::ended())),
@@ -145,16 +154,16 @@ impl Waiting {
             return answer;
         }
         stage.left = true;
-        answer_without(&self.policy, &self.want, &stage)
+        unfinished_answer(&self.policy, &self.command, &stage)
     }
 }
 
-/// The answer at the deadline. A hit that may have been stored is not refused: a refusal spends
-/// nothing.
-fn answer_without(policy: &Policy, want: &Command, stage: &Stage) -> Answer {
-    match (stage.contended, want) {
+/// Returns the answer to a job that was not executed in time. A hit that may have been stored is an
+/// error and not a refusal, because a refusal spends nothing.
+fn unfinished_answer(policy: &Policy, command: &Command, stage: &Stage) -> Answer {
+    match (stage.contended, command) {
         _ if stage.sent => Err(CasError::late(true)),
-        (Some(at), Command::Hit(cost)) => Ok(Some(policy.refuse(at, *cost, COME_BACK).contended())),
+        (Some(at), Command::Hit(cost)) => Ok(Some(policy.refuse(at, *cost, RETRY_AFTER).contended())),
         (Some(_), _) => Err(CasError::contended()),
         (None, _) => Err(CasError::late(false)),
     }

@@ -1,4 +1,4 @@
-//! A storage over any store that compares and swaps.
+//! A storage over any store with compare-and-swap.
 
 mod batch;
 mod error;
@@ -18,15 +18,18 @@ pub use self::error::CasError;
 pub use self::storage::Cas;
 use crate::{BoxError, Timestamp};
 
-/// A store that loads the text under a key, and replaces it only if it has not changed.
+/// A store with compare-and-swap: it loads the text of a key, and replaces it only if it has not
+/// changed.
 ///
-/// [`Cas`] makes a [`Storage`](crate::Storage) of it, and writes and reads the texts. The store keeps
-/// them unchanged.
+/// [`Cas`] is the [`Storage`](crate::Storage) over such a store. It writes and parses the texts.
+/// The store only keeps them.
 ///
-/// The comparison and the replacement must be one atomic step. Otherwise a text that another process
-/// stores in between is lost. `testing::CasLaws` (feature `testing`) tests that.
+/// The comparison and the replacement must be one atomic step. Otherwise a text that another
+/// process stores in between is lost. `testing::CasLaws` (feature `testing`) tests that.
 ///
 /// The futures of both methods are dropped when they exceed the timeout.
+///
+/// # Examples
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -36,7 +39,7 @@ use crate::{BoxError, Timestamp};
 /// use tower_ratelimit::storage::{Cas, CasStorage, Loaded, Swapped};
 /// use tower_ratelimit::{Key, Quota, RateLimiter};
 ///
-/// /// Texts, each with the number of its last change. This example never forgets.
+/// /// Texts, each with the number of its last change. This example never removes any.
 /// #[derive(Clone, Debug, Default)]
 /// struct Texts(Arc<Mutex<HashMap<String, (String, u64)>>>);
 ///
@@ -70,28 +73,29 @@ use crate::{BoxError, Timestamp};
 pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// The error of the store.
     type Error: Into<BoxError> + Send + 'static;
-    /// Identifies a text under a key, and its absence: a number that changes with each write, or the text
-    /// itself.
+    /// The version of the text of a key, for example a number that changes with each write, or the
+    /// text itself. A missing key has a version too.
     ///
-    /// A version must never repeat. If a key is removed and written again, a counter continues.
+    /// A counter must never repeat. If a key is removed and written again, the counter continues.
     type Version: Send + Sync + 'static;
 
-    /// Returns the text under a key, and its version. A key is printable ASCII of any length and
-    /// can contain spaces. A store that limits the length or forbids spaces stores a hash of the
-    /// key.
+    /// Returns the text of a key, and its version.
+    ///
+    /// A key is printable ASCII of any length, and can contain spaces. If the store limits the
+    /// length or forbids spaces, use a hash of the key.
     ///
     /// # Errors
     ///
     /// Returns an error if the store cannot be read.
     fn load(&self, key: &str) -> impl Future<Output = Result<Loaded<Self::Version>, Self::Error>> + Send;
 
-    /// Stores `text` under a key if the version is still `version`. An empty text removes the key. The
-    /// store keeps the text at least for `keep`, and not much longer.
+    /// Stores `text` if the version of the key is still `version`. An empty text removes the key.
+    /// The store must keep the text at least for `keep`, and should remove it soon afterwards.
     ///
     /// # Errors
     ///
-    /// Returns an error if it is unknown whether the text was stored. The caller does not retry, because a
-    /// retry could count twice.
+    /// Returns an error if the text may or may not have been stored. The caller does not retry,
+    /// because a retry could count twice.
     fn swap(
         &self,
         key: &str,
@@ -100,18 +104,20 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
         keep: Duration,
     ) -> impl Future<Output = Result<Swapped<Self::Version>, Self::Error>> + Send;
 
-    /// Returns the largest length of a text in bytes, or `None` if it is unlimited. Policies that
-    /// can need more are rejected when they meet the storage.
+    /// Returns the largest length of a text in bytes, or `None` if it is unlimited. Defaults to
+    /// `None`.
+    ///
+    /// Policies that can need more are rejected when the limiter or layer is built.
     fn longest(&self) -> Option<usize> {
         None
     }
 }
 
-/// The text under a key.
+/// The text of a key, returned by [`CasStorage::load`].
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
 pub struct Loaded<V> {
-    /// The text. Empty if the key does not exist.
+    /// The text, empty if the key does not exist.
     pub text: String,
     /// The version that [`swap`](CasStorage::swap) compares with.
     pub version: V,
@@ -125,7 +131,7 @@ pub struct Loaded<V> {
 pub enum Swapped<V> {
     /// The text was stored.
     Stored,
-    /// Another process stored a text first. Contains that text if the store returns it in the same
-    /// round trip.
+    /// The version has changed, so nothing was stored. Contains the current text if the store
+    /// returns it in the same round trip.
     Lost(Option<Loaded<V>>),
 }

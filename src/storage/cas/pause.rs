@@ -1,8 +1,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// How long to wait before the next attempt: a little longer each time, and not as long as others do.
+/// Returns the delay before the next attempt: exponential backoff with full jitter.
 pub(super) fn before(attempt: u32) -> Duration {
-    let most = 200_u64 << attempt.min(6);
-    Duration::from_micros(RandomState::new().hash_one(attempt) % most)
+    let max_micros = 200_u64 << attempt.min(6);
+    Duration::from_micros(RandomState::new().hash_one(attempt) % max_micros)
 }

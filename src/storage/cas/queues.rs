@@ -1,4 +1,4 @@
-//! Which keys are busy, and who waits for them.
+//! The queues of jobs, one per busy key.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,15 +9,17 @@ use tokio::runtime::Id;
 use super::job::Job;
 use crate::Timestamp;
 
-/// A key, in a runtime: a task of another one may not be running when its callers are.
+/// A key and a runtime. Each runtime has its own workers, because another runtime may not be
+/// running when the callers are.
 pub(super) type Place = (Id, Arc<str>);
 
-/// The jobs of each key that has a task; the lock is held while a job is put in or taken out, and never while a store is asked.
+/// The waiting jobs of each key that has a worker. The lock is never held during a call to the
+/// store.
 #[derive(Debug, Default)]
 pub(super) struct Queues(Mutex<HashMap<Place, Vec<Job>>>);
 
 impl Queues {
-    /// Adds a job. Whether a task is needed for it.
+    /// Adds a job. Returns `true` if the key has no worker yet, so that the caller must spawn one.
     pub(super) fn add(&self, place: &Place, job: Job) -> bool {
         match self.lock().entry(place.clone()) {
             Entry::Occupied(mut waiting) => {
@@ -31,13 +33,14 @@ impl Queues {
         }
     }
 
-    /// All jobs that wait for the key. When there are none, it is no longer busy.
+    /// Takes all waiting jobs of the key. If there are none, the key is no longer busy, and its
+    /// worker must end.
     pub(super) fn take(&self, place: &Place) -> Vec<Job> {
         let mut busy = self.lock();
         let jobs = busy.get_mut(place).map(std::mem::take).unwrap_or_default();
         if jobs.is_empty() {
             busy.remove(place);
-            // What was large once is not kept for good.
+            // Free the memory after a burst of keys.
             if busy.capacity() > 1_024 && busy.len() < busy.capacity() / 8 {
                 busy.shrink_to_fit();
             }
@@ -45,17 +48,17 @@ impl Queues {
         jobs
     }
 
-    /// The task of the key has ended without having been done.
+    /// Drops the jobs of a key whose worker was dropped. Their callers get an error.
     pub(super) fn abandon(&self, place: &Place) {
+        // The jobs are dropped after the lock is released.
         let jobs = self.lock().remove(place);
-        // Who waits is told so, by this.
         drop(jobs);
     }
 
-    /// Whoever waits for the key waits for others, not for the store.
-    pub(super) fn are_contended(&self, place: &Place, at: Timestamp) {
+    /// Marks all waiting jobs of the key as contended: they wait for other jobs, not for the store.
+    pub(super) fn set_contended(&self, place: &Place, at: Timestamp) {
         for job in self.lock().get(place).into_iter().flatten() {
-            job.is_contended(at);
+            job.set_contended(at);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the handles on a store share.
+//! The state that all handles on a store share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,24 +11,25 @@ use crate::storage::Clock;
 
 pub(super) struct CasShared<S> {
     pub(super) store: S,
-    pub(super) busy: Queues,
+    pub(super) queues: Queues,
     pub(super) skew: Skew,
     time: Time,
 }
 
 #[derive(Clone)]
 pub(super) enum Time {
-    /// The store's, or else the machine's as it is set now: others go by theirs.
-    Stores,
-    Chosen(Arc<dyn Clock>),
+    /// The store's time, or the wall clock if the store reports none.
+    Store,
+    /// The time of a clock that the caller has set.
+    Clock(Arc<dyn Clock>),
 }
 
 impl<S> CasShared<S> {
     pub(super) fn new(store: S, time: Time, skew: Skew) -> Self {
-        Self { store, busy: Queues::default(), skew, time }
+        Self { store, queues: Queues::default(), skew, time }
     }
 
-    /// The same store with no key in use.
+    /// Returns a new handle on the same store, with empty queues.
     pub(super) fn with(&self, time: Option<Time>, max_skew: Duration) -> Self
     where
         S: Clone,
@@ -36,16 +37,16 @@ impl<S> CasShared<S> {
         Self::new(self.store.clone(), time.unwrap_or_else(|| self.time.clone()), Skew::new(max_skew))
     }
 
-    /// Returns what to decide on when this is loaded.
+    /// Returns the states to decide on, and the instant of the decision.
     pub(super) fn view<'a, V>(&self, loaded: &'a Loaded<V>) -> View<'a> {
         self.skew.view(&loaded.text, self.now(loaded))
     }
 
-    /// The time of this node when this was loaded.
+    /// Returns the node's time for a decision on `loaded`.
     pub(super) fn now<V>(&self, loaded: &Loaded<V>) -> Timestamp {
         match &self.time {
-            Time::Stores => loaded.now.unwrap_or_else(Timestamp::wall_clock),
-            Time::Chosen(clock) => clock.now(),
+            Time::Store => loaded.now.unwrap_or_else(Timestamp::wall_clock),
+            Time::Clock(clock) => clock.now(),
         }
     }
 }

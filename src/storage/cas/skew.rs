@@ -1,8 +1,8 @@
-//! The instant at which a key is decided.
+//! Corrects the differences between the clocks of nodes.
 //!
-//! The clocks of two nodes differ. Each text begins with the newest instant at which its key was
-//! decided, and no later decision is made earlier than that. So a key has one time line, whichever
-//! node decides.
+//! Each text begins with the newest instant at which its key was decided. No later decision is made
+//! at an earlier instant. So the time of a key never goes back, although the clocks of its nodes
+//! differ.
 
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
@@ -12,19 +12,21 @@ use crate::storage::text;
 use crate::time::micros;
 use crate::{ConfigError, Timestamp};
 
-/// Defaults to 5 seconds: more than machines with NTP differ by, and little to wait for.
+/// The default of `max_skew`. Machines with NTP differ by less, and a client can wait that long.
 pub(in crate::storage) const MAX_SKEW: Duration = Duration::from_secs(5);
 
+/// The largest `max_skew`.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
-/// A warning is logged at most this often.
+/// The shortest time between two warnings.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// Counts decisions at a node's own time, since the stored instant was too far ahead.
+/// The metric that counts decisions at a node's own time, because the stored instant was too far
+/// ahead.
 #[cfg(feature = "metrics")]
 const SKEWED: &str = "ratelimit_clock_skew_total";
 
-/// How far a key's time may be ahead of this node's clock.
+/// The limit for the difference between a key's time and this node's clock.
 #[derive(Debug)]
 pub(super) struct Skew {
     max: Duration,
@@ -36,7 +38,7 @@ impl Skew {
         Self { max, warned: Mutex::default() }
     }
 
-    /// Whether a key has a time line, or each node decides in its own time.
+    /// Returns `false` if each node decides at its own time.
     fn is_on(&self) -> bool {
         !self.max.is_zero()
     }
@@ -45,10 +47,11 @@ impl Skew {
         self.max
     }
 
-    /// Returns what a node whose clock shows `own` decides on, when `text` is stored.
+    /// Returns the states in `text`, and the instant of the decision. `own` is the time of this
+    /// node.
     ///
-    /// If the newest decision is too far ahead, its states are moved back to the node's own time. They
-    /// would refuse the key until that far instant otherwise.
+    /// If the newest decision is too far ahead, the states are moved back to the node's own time.
+    /// Otherwise they would refuse the key until that instant.
     pub(super) fn view<'a>(&self, text: &'a str, own: Timestamp) -> View<'a> {
         let newest = text::decided_at(text).filter(|_| self.is_on()).unwrap_or(own).max(own);
         let (ahead, states) = (newest.since(own), text::states(text));
@@ -79,7 +82,7 @@ impl Skew {
 pub(super) struct View<'a> {
     pub(super) at: Timestamp,
     pub(super) states: Cow<'a, str>,
-    /// The states differ from what is stored.
+    /// The states were moved back, so they differ from the stored ones.
     pub(super) is_moved: bool,
 }
 
@@ -87,7 +90,5 @@ pub(in crate::storage) fn checked(max: Duration) -> Result<Duration, ConfigError
     if max <= LONGEST {
         return Ok(max);
     }
-    Err(ConfigError::new(format!(
-        "invalid max_skew {max:?}: it is more than a day; use for example Duration::from_secs(5)"
-    )))
+    Err(ConfigError::new(format!("invalid max_skew {max:?}: use at most a day, for example Duration::from_secs(5)")))
 }

@@ -1,4 +1,4 @@
-//! A storage over any store that compares and swaps.
+//! A storage over any store with compare-and-swap.
 
 use std::fmt;
 use std::pin::Pin;
@@ -19,53 +19,56 @@ use crate::storage::deadline::{self, DEADLINE};
 use crate::storage::{Clock, Storage, StorageRequest, names, text};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
-/// The most log entries of a key on memcached and etcd, unless long logs are allowed: 19 kB.
+/// The largest number of log entries of a key on memcached and etcd, unless long logs are allowed.
+/// That is 19 kB.
 #[cfg(any(feature = "memcached", feature = "etcd"))]
 const LONGEST_LOG: u32 = 1_000;
 
-/// A storage over any store that compares and swaps: a [`CasStorage`], whose page has an example.
+/// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.
 ///
-/// Every strategy and every policy runs on it. A hit loads the state of its key, decides, and stores the
-/// new state if no other process has stored one meanwhile. Otherwise it tries again. Hits of this
-/// process that wait for the same key are decided together. Clones are handles on the same store.
+/// It runs every strategy and every policy. A hit loads the state of its key, decides, and stores
+/// the new state if no other process has stored one meanwhile. Otherwise it tries again. Concurrent
+/// hits of this process on the same key share one round trip. Clones are handles on the same store.
 ///
 /// - A hit that loses every race is refused as [contended](Decision::is_contended). It has spent
 ///   nothing, and retrying can succeed.
-/// - A hit counts from the first poll of its future. Dropping it later does not undo it.
-/// - A call takes at most 100 milliseconds ([`deadline`](Self::deadline)).
-/// - It needs a tokio runtime with time, and can be created outside of one.
+/// - A hit is executed once its future is polled. Dropping the future later does not undo the hit.
+/// - A call takes at most 100 milliseconds by default: see [`deadline`](Self::deadline).
+/// - Calls need a tokio runtime with time. The storage can be created outside of a runtime.
 ///
-/// The guide on [several processes](crate::guide::several_processes#your-own-store) has the details.
+/// The guide on [several processes](crate::guide::several_processes#your-own-store) has the
+/// details.
 ///
 /// # Clocks
 ///
-/// The store's time decides if it reports one, otherwise this machine's. The newest instant of a
-/// decision is stored with the key, and no decision is made earlier than that, as long as it is at most 5
-/// seconds ahead ([`max_skew`](Self::max_skew)). The guide says
-/// [what this promises](crate::guide::several_processes#clocks).
+/// A decision is made at the store's time, or at this machine's time if the store reports none. The
+/// instant of the newest decision is stored with the key, and no later decision is made before it.
+/// An instant that is more than 5 seconds ahead of this machine is ignored: see
+/// [`max_skew`](Self::max_skew). The guide has the
+/// [guarantees](crate::guide::several_processes#clocks).
 ///
 /// # Errors
 ///
-/// Decisions, refunds and clears fail if the store fails or does not answer in time. A swap without an
-/// answer is not retried, because a retry could count twice. A refund or a clear fails if other
-/// processes win every race.
+/// Decisions, refunds and clears fail with [`CasError`] if the store fails or does not reply in
+/// time. A swap without a reply is not retried, because a retry could count twice. A refund or a
+/// clear also fails if it loses every race.
 #[derive(Clone)]
 pub struct Cas<S> {
     shared: Arc<CasShared<S>>,
     deadline: Duration,
-    /// The most log entries that a policy may keep of a key.
+    /// The largest number of log entries of a key.
     longest_log: Option<u32>,
 }
 
 impl<S: CasStorage> Cas<S> {
     /// Creates a storage over `store`.
     pub fn new(store: S) -> Self {
-        let shared = CasShared::new(store, Time::Stores, Skew::new(MAX_SKEW));
+        let shared = CasShared::new(store, Time::Store, Skew::new(MAX_SKEW));
         Self { shared: Arc::new(shared), deadline: DEADLINE, longest_log: None }
     }
 
-    /// Refuses policies that can keep more than 1,000 log entries of a key. A hit loads and stores the
-    /// whole text, so a long log costs a remote store more than all else.
+    /// Rejects policies that can keep more than 1,000 log entries of a key. Each hit loads and
+    /// stores the whole log, so a long log dominates the cost of a remote store.
     #[cfg(any(feature = "memcached", feature = "etcd"))]
     pub(in crate::storage) fn without_long_logs(self) -> Self {
         Self { longest_log: Some(LONGEST_LOG), ..self }
@@ -83,7 +86,7 @@ impl<S: CasStorage> Cas<S> {
         or_panic(self.try_deadline(deadline))
     }
 
-    /// As [`deadline`](Self::deadline), without panics.
+    /// Like [`deadline`](Self::deadline), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -93,30 +96,31 @@ impl<S: CasStorage> Cas<S> {
         Ok(Self { deadline, ..self })
     }
 
-    /// Sets the clock, in place of the store's and the machine's; for tests, or if the machine's
-    /// clock cannot be trusted.
+    /// Sets the clock. Defaults to the store's clock, or this machine's clock if the store reports
+    /// no time. For tests, or if this machine's clock is not reliable.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        let shared = self.shared.with(Some(Time::Chosen(Arc::new(clock))), self.shared.skew.max());
+        let shared = self.shared.with(Some(Time::Clock(Arc::new(clock))), self.shared.skew.max());
         Self { shared: Arc::new(shared), ..self }
     }
 
-    /// Sets how far the newest decision on a key may be ahead of this node's clock. Defaults to 5 seconds.
+    /// Sets the time by which the newest decision on a key may be ahead of this node's clock.
+    /// Defaults to 5 seconds.
     ///
-    /// See [clocks](Self#clocks). States are kept for that much longer. 0 switches the comparison off: each
-    /// node decides by its own clock alone, and a node in the wrong year can lock a key.
+    /// See [clocks](Self#clocks). States are kept longer by this time. 0 disables the comparison:
+    /// each node decides by its own clock, and a node whose clock is years ahead can lock a key.
     ///
     /// # Panics
     ///
-    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an error
-    /// instead.
+    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an
+    /// error instead.
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
         or_panic(self.try_max_skew(max_skew))
     }
 
-    /// As [`max_skew`](Self::max_skew), without panics.
+    /// Like [`max_skew`](Self::max_skew), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -131,34 +135,35 @@ impl<S: CasStorage> Cas<S> {
         &self.shared.store
     }
 
-    /// Returns the number of keys that jobs are being done on.
+    /// Returns the number of keys with a worker.
     #[cfg(any(feature = "memcached", feature = "etcd"))]
     pub(in crate::storage) fn busy_keys(&self) -> usize {
-        self.shared.busy.len()
+        self.shared.queues.len()
     }
 
-    /// What becomes of a job, which is begun when this is first polled.
-    fn answer(&self, policy: &Policy, key: &Key, want: Command) -> impl Future<Output = Answer> + Send + use<S> {
-        let (shared, policy, name, patience) =
+    /// Executes a command. The job is queued at the first poll.
+    fn execute(&self, policy: &Policy, key: &Key, command: Command) -> impl Future<Output = Answer> + Send + use<S> {
+        let (shared, policy, name, timeout) =
             (Arc::clone(&self.shared), policy.clone(), names::of(policy, key), self.deadline);
         async move {
             let runtime = Handle::try_current().map_err(|_| CasError::no_runtime())?;
             let place = (runtime.id(), name.into());
-            let (job, waiting) = Job::new(&policy, want, patience);
-            if shared.busy.add(&place, job) {
-                runtime.spawn(Worker::new(Arc::clone(&shared), place).serve());
+            let (job, waiting) = Job::new(&policy, command, timeout);
+            if shared.queues.add(&place, job) {
+                runtime.spawn(Worker::new(Arc::clone(&shared), place).run());
             }
             waiting.answer().await
         }
     }
 
-    /// Looks at what stands there, and at nothing else.
-    fn look(&self, ask: StorageRequest<'_>) -> impl Future<Output = Result<Decision, CasError>> + Send + use<S> {
-        let (shared, name, patience) = (Arc::clone(&self.shared), names::of(ask.policy, ask.key), self.deadline);
-        let (policy, op, cost) = (ask.policy.clone(), ask.op, ask.cost);
+    /// Decides without storing. Loads the state without waiting for queued jobs.
+    fn peek(&self, request: StorageRequest<'_>) -> impl Future<Output = Result<Decision, CasError>> + Send + use<S> {
+        let (shared, deadline) = (Arc::clone(&self.shared), self.deadline);
+        let StorageRequest { policy, key, op, cost } = request;
+        let (policy, name) = (policy.clone(), names::of(policy, key));
         async move {
             Handle::try_current().map_err(|_| CasError::no_runtime())?;
-            let loaded = timeout(patience, shared.store.load(&name)).await.map_err(|_| CasError::late(false))?;
+            let loaded = timeout(deadline, shared.store.load(&name)).await.map_err(|_| CasError::late(false))?;
             let loaded = loaded.map_err(CasError::loading)?;
             let view = shared.view(&loaded);
             Ok(policy.decide(&mut text::read(&policy, &view.states), view.at, op, cost))
@@ -171,19 +176,19 @@ impl<S: CasStorage> Storage for Cas<S> {
     type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, CasError>> + Send>>;
     type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), CasError>> + Send>>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        if let Err(error) = self.validate(ask.policy) {
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        if let Err(error) = self.validate(request.policy) {
             return Box::pin(async { Err(CasError::too_long(error)) });
         }
-        if ask.op == Op::Peek || ask.cost == 0 {
-            return Box::pin(self.look(ask));
+        if request.op == Op::Peek || request.cost == 0 {
+            return Box::pin(self.peek(request));
         }
-        let answer = self.answer(ask.policy, ask.key, Command::Hit(ask.cost));
+        let answer = self.execute(request.policy, request.key, Command::Hit(request.cost));
         Box::pin(async { answer.await?.ok_or_else(CasError::ended) })
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        let answer = self.answer(policy, key, Command::Clear);
+        let answer = self.execute(policy, key, Command::Clear);
         Box::pin(async { answer.await.map(drop) })
     }
 
@@ -191,23 +196,23 @@ impl<S: CasStorage> Storage for Cas<S> {
         if decision.is_refused() || decision.cost() == 0 {
             return Box::pin(async { Ok(()) });
         }
-        let answer = self.answer(policy, key, Command::Refund(Box::new(decision.clone())));
+        let answer = self.execute(policy, key, Command::Refund(Box::new(decision.clone())));
         Box::pin(async { answer.await.map(drop) })
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        self.longest_log.map_or(Ok(()), |most| max_len::check_logs(policy, most))?;
+        self.longest_log.map_or(Ok(()), |max_entries| max_len::check_logs(policy, max_entries))?;
         self.store().longest().map_or(Ok(()), |longest| max_len::check(policy, longest))
     }
 }
 
-/// Shows how many keys are busy.
+/// Shows the number of busy keys.
 impl<S: fmt::Debug> fmt::Debug for Cas<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cas")
             .field("store", &self.shared.store)
             .field("deadline", &self.deadline)
-            .field("busy", &self.shared.busy.len())
+            .field("busy", &self.shared.queues.len())
             .finish_non_exhaustive()
     }
 }

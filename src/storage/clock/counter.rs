@@ -2,7 +2,8 @@ use std::time::Instant;
 
 use crate::time::micros;
 
-/// Measures time with the processor's tick counter, which is faster to read than the system's clock.
+/// Measures time with the processor's tick counter, which is faster to read than the system's
+/// clock.
 #[derive(Debug)]
 pub(super) struct Ticks {
     counter: quanta::Clock,
@@ -28,8 +29,8 @@ impl Ticks {
         elapsed
     }
 
-    /// Returns the microseconds since the start by the system's monotonic clock, to correct
-    /// [`elapsed`](Self::elapsed) by.
+    /// Returns the microseconds since the start, by the system's monotonic clock. Used to correct
+    /// [`elapsed`](Self::elapsed).
     pub(super) fn monotonic(&self, _elapsed: u64) -> u64 {
         micros(self.start.elapsed())
     }

@@ -15,15 +15,16 @@ use self::instant::Ticks;
 use crate::Timestamp;
 use crate::time::micros;
 
-/// What time it is, for a storage that has no server to ask.
+/// A source of the current time, for a storage without a server clock.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The present instant.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
 
-    /// Returns how many seconds this clock is ahead of the wall clock. Defaults to 0.
+    /// Returns the number of seconds by which this clock is ahead of the wall clock. Defaults to 0.
     ///
-    /// Decisions are made at the time that [`now`](Self::now) returns. A [`MemoryStorage`] shows times
-    /// of day to clients, as in `X-RateLimit-Reset`, by the wall clock.
+    /// Decisions are made at the time that [`now`](Self::now) returns. A [`MemoryStorage`]
+    /// subtracts these seconds from the times of day in response headers, such as
+    /// `X-RateLimit-Reset`.
     ///
     /// [`MemoryStorage`]: crate::MemoryStorage
     fn ahead_of_wall_clock(&self) -> u32 {
@@ -41,7 +42,8 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
     }
 }
 
-/// How often the wall clock is looked at, and how far ahead it must be: a second, in microseconds.
+/// A second in microseconds. The wall clock is checked once a second, and followed if it is more
+/// than a second ahead.
 const SECOND: u64 = 1_000_000;
 
 /// Monotonic time that starts at the wall clock's time. The clock of a [`MemoryStorage`].
@@ -50,19 +52,19 @@ const SECOND: u64 = 1_000_000;
 /// the system's clock, and corrects the result by the system's monotonic clock once a second.
 /// Without the feature it reads the system's monotonic clock ([`std::time::Instant`]).
 ///
-/// If the wall clock is more than a second ahead, for example after the machine was asleep, the next
-/// correction follows it. If the wall clock is set back, the time does not follow, because windows would
-/// last longer. The times of day that clients are shown follow the wall clock in both cases. That check
-/// too is made once a second.
+/// If the wall clock is more than a second ahead, for example after the machine was asleep, the
+/// next correction follows it. If the wall clock is set back, the time does not follow, because
+/// windows would last longer. Times of day in response headers follow the wall clock in both cases.
+/// The wall clock is checked once a second.
 ///
-/// The time does not go back, with one exception: two threads that read the clock while it is being
-/// corrected may differ by the error that is corrected.
+/// The time does not go back, with one exception: readings during a correction may differ by the
+/// size of that correction.
 ///
 /// [`MemoryStorage`]: crate::MemoryStorage
 #[derive(Debug)]
 pub struct SystemClock {
     ticks: Ticks,
-    /// The wall clock's time at the start, plus the jumps ahead that were followed since.
+    /// The wall clock's time at the start, plus all jumps of the wall clock that were followed.
     epoch: AtomicU64,
     /// The difference between the time and the ticks.
     offset: AtomicU64,
@@ -70,7 +72,7 @@ pub struct SystemClock {
     floor: AtomicU64,
     /// The ticks at the last correction.
     corrected: AtomicU64,
-    /// How many seconds the time was ahead of the wall clock at the last correction.
+    /// The seconds by which the time was ahead of the wall clock at the last correction.
     ahead: AtomicU32,
 }
 
@@ -116,8 +118,8 @@ impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Timestamp {
         let ticked = self.ticks.elapsed();
-        // A counter that restarted is below the last correction. The subtraction wraps around then,
-        // and so the clock is corrected too.
+        // A counter that restarted is below the last correction. Then the subtraction wraps around,
+        // and the clock is corrected too.
         if ticked.wrapping_sub(self.corrected.load(Ordering::Relaxed)) >= SECOND {
             self.correct(ticked, self.ticks.monotonic(ticked), Timestamp::wall_clock());
         }
@@ -136,7 +138,10 @@ impl Default for SystemClock {
     }
 }
 
-/// A clock that stands until it is told to go on, for tests. Clones are the same clock.
+/// A clock that changes only by [`advance`](Self::advance) and [`set`](Self::set), for tests.
+/// Clones share the time.
+///
+/// # Examples
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -151,23 +156,23 @@ impl Default for SystemClock {
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// A clock that stands at `now`.
+    /// Creates a clock that shows `now`.
     pub fn new(now: Timestamp) -> Self {
         Self(Arc::new(now.as_micros().into()))
     }
 
-    /// Moves on by `span`, rounded down to whole microseconds.
+    /// Advances the clock by `span`, rounded down to whole microseconds.
     pub fn advance(&self, span: Duration) {
         self.0.fetch_add(micros(span), Ordering::SeqCst);
     }
 
-    /// Moves to `now`, which may be earlier.
+    /// Sets the clock to `now`, which may be earlier.
     pub fn set(&self, now: Timestamp) {
         self.0.store(now.as_micros(), Ordering::SeqCst);
     }
 }
 
-/// A clock that stands at 2024-10-04T00:00:00Z, so that tests give the same numbers every day.
+/// Creates a clock that shows 2024-10-04T00:00:00Z, so that tests are reproducible.
 impl Default for ManualClock {
     fn default() -> Self {
         Self::new(Timestamp::from_micros(1_728_000_000 * SECOND))
@@ -180,9 +185,10 @@ impl Clock for ManualClock {
     }
 }
 
-/// Follows tokio's time, also when a test has paused it.
+/// A clock that follows tokio's time, for tests that pause it.
 ///
-/// With `#[tokio::test(start_paused = true)]`, sleeping advances it and the delays of a leaky bucket take no time.
+/// With `#[tokio::test(start_paused = true)]`, a sleep advances the clock at once. So the delays of
+/// a leaky bucket take no real time.
 #[derive(Debug)]
 pub struct TokioClock {
     start: tokio::time::Instant,
@@ -190,7 +196,7 @@ pub struct TokioClock {
 }
 
 impl TokioClock {
-    /// A clock that stands at the wall clock's time and goes on as tokio's does.
+    /// Creates a clock that starts at the wall clock's time.
     pub fn new() -> Self {
         Self { start: tokio::time::Instant::now(), offset: Timestamp::wall_clock() }
     }
@@ -228,9 +234,9 @@ mod tests {
         }
     }
 
-    /// Field defect: `X-RateLimit-Reset` an hour off until the restart.
+    /// Field defect: `X-RateLimit-Reset` was an hour off until the restart.
     #[test]
-    fn wall_clock_that_was_ahead_for_a_moment_is_followed_back_without_moving_time() {
+    fn wall_clock_that_is_set_back_changes_only_the_times_of_day() {
         let clock = SystemClock::new();
         let start = clock.epoch.load(Ordering::Relaxed);
         for (wall, time, ahead) in [
@@ -249,7 +255,7 @@ mod tests {
         let clock = SystemClock::new();
         let start = Timestamp::from_micros(clock.epoch.load(Ordering::Relaxed));
         clock.correct(1_000_100, 1_000_000, start);
-        assert_eq!(clock.at(1_000_100).since(start), 1_000_100, "stands until the true time has caught up");
+        assert_eq!(clock.at(1_000_100).since(start), 1_000_100, "the time stops until the true time has caught up");
         assert_eq!(clock.at(1_000_150).since(start), 1_000_100);
         assert_eq!(clock.at(1_000_300).since(start), 1_000_200);
         clock.correct(2_000_000, 2_000_500, start);
@@ -257,13 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn stands_at_the_wall_clocks_time_and_goes_on() {
+    fn starts_at_the_wall_clocks_time_and_advances() {
         let clock = SystemClock::new();
         let first = clock.now();
         assert!(first.since(Timestamp::wall_clock()) < SECOND && Timestamp::wall_clock().since(first) < SECOND);
         while clock.now() == first {}
         assert!(clock.now() > first);
     }
+
     #[test]
     fn ticks_that_restart_do_not_move_time() {
         let clock = SystemClock::new();

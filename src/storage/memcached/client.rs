@@ -1,4 +1,4 @@
-//! Loads and swaps on the server that a key lives on.
+//! The [`CasStorage`] over the memcached servers: routes each key to its server.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use crate::storage::net::{self, LinkError};
 use crate::storage::url::Address;
 use crate::storage::{CasStorage, Clock, Loaded, Swapped};
 
-/// A server keeps a megabyte, of which the key and its own notes take some. What it is asked to keep beyond that makes it drop
-/// what was there, so it is not to be asked.
+/// The largest text in bytes. The largest item of a server is 1 MiB by default, including the key
+/// and a header. A server that gets a larger one deletes the old item, so none is sent.
 const LARGEST: usize = (1 << 20) - 1_024;
 
-/// A handle on connections that are shared with its clones.
+/// A client for all servers. Clones share the connections.
 #[derive(Clone)]
 pub(super) struct Client {
     servers: Arc<Servers>,
     prefix: Arc<str>,
-    /// Of one load and of one swap.
+    /// The timeout of one load or one swap.
     deadline: Duration,
 }
 
@@ -32,32 +32,35 @@ struct Servers {
     ring: Ring,
 }
 
-/// Which writing was loaded: its name, and the connection on which it was heard, as a server that has started again gives the same
-/// names to others. Or that there was nothing.
+/// The CAS value of an item, and the number of the connection that loaded it. `None` if there was
+/// no item.
+///
+/// A server that restarts assigns the same CAS values to other items, so a version is only valid on
+/// its connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Version(Option<(Cas, u64)>);
 
 impl Client {
-    /// Connects to nobody yet.
+    /// Creates a client. It does not connect yet.
     pub(super) fn new(servers: Vec<Address>, prefix: &str, deadline: Duration, machine: &Arc<dyn Clock>) -> Self {
-        let ring = Ring::of(&servers);
-        let nodes = servers.into_iter().map(|server| Node::at(server, Arc::clone(machine))).collect();
+        let ring = Ring::new(&servers);
+        let nodes = servers.into_iter().map(|server| Node::new(server, Arc::clone(machine))).collect();
         Self { servers: Arc::new(Servers { nodes, ring }), prefix: prefix.into(), deadline }
     }
 
-    /// The same connections, for keys that begin otherwise, and with another deadline.
+    /// Returns a client with another prefix and another deadline. It shares the connections.
     pub(super) fn with(&self, prefix: &str, deadline: Duration) -> Self {
         Self { servers: Arc::clone(&self.servers), prefix: prefix.into(), deadline }
     }
 
-    /// Connects anew, from a machine with this clock.
+    /// Returns a client with new connections and another machine clock.
     #[cfg(feature = "testing")]
     pub(super) fn reconnected(&self, machine: &Arc<dyn Clock>) -> Self {
         let servers = self.servers.nodes.iter().map(|node| node.address().clone()).collect();
         Self::new(servers, &self.prefix, self.deadline, machine)
     }
 
-    /// Returns as soon as all servers answer.
+    /// Waits until all servers reply.
     pub(super) async fn ready(&self, deadline: Instant) -> Result<(), MemcachedStorageError> {
         for node in &self.servers.nodes {
             net::until_ready(deadline, |deadline| node.ping(deadline)).await?;
@@ -65,10 +68,10 @@ impl Client {
         Ok(())
     }
 
-    /// Returns the error of a call that does not fit while so many keys are busy, whichever server it goes to.
+    /// Returns an error if too many keys are busy, or if all servers are overloaded.
     pub(super) fn overload(&self, busy: usize) -> Option<MemcachedStorageError> {
-        let most = net::MOST * self.servers.nodes.len();
-        let mut error = (busy >= most).then(|| MemcachedStorageError::overloaded("memcached", busy));
+        let max_busy = net::MOST * self.servers.nodes.len();
+        let mut error = (busy >= max_busy).then(|| MemcachedStorageError::overloaded("memcached", busy));
         if error.is_some() {
             return error;
         }
@@ -78,10 +81,10 @@ impl Client {
         error
     }
 
-    /// The server where the key lives, also when that is away: another one would not know what was counted.
-    fn home(&self, key: &str) -> &Node {
+    /// Returns the server of the key, even if it is down: another server would start new counts.
+    fn node(&self, key: &str) -> &Node {
         let Servers { nodes, ring } = &*self.servers;
-        &nodes[ring.place(key)]
+        &nodes[ring.index(key)]
     }
 }
 
@@ -91,16 +94,17 @@ impl CasStorage for Client {
 
     async fn load(&self, name: &str) -> Result<Loaded<Version>, MemcachedStorageError> {
         let (key, deadline) = (keys::key(&self.prefix, name), Instant::now() + self.deadline);
-        let node = self.home(&key);
+        let node = self.node(&key);
         let open = node.open(deadline).await?;
         node.learn_time(&open, self.deadline);
         let request = Request { bytes: meta::get(&key), changes: false };
-        let (text, version) = match node.ask(&open, request, deadline).await? {
+        let (text, version) = match node.send(&open, request, deadline).await? {
             Reply::Value { cas, text } => {
-                // What is no text was not written by us, and is nothing to whoever reads it.
+                // Other programs may have written this item. Bytes that are not UTF-8 count as an
+                // empty text.
                 (String::from_utf8(text).unwrap_or_default(), Some((cas, open.number)))
             }
-            Reply::Nothing => (String::new(), None),
+            Reply::NotFound => (String::new(), None),
             other => return Err(node.unexpected(&open, false, &other)),
         };
         Ok(Loaded { text, version: Version(version), now: Some(node.time().now()) })
@@ -114,21 +118,21 @@ impl CasStorage for Client {
         keep: Duration,
     ) -> Result<Swapped<Version>, MemcachedStorageError> {
         let (key, deadline) = (keys::key(&self.prefix, name), Instant::now() + self.deadline);
-        let node = self.home(&key);
+        let node = self.node(&key);
         let open = node.open(deadline).await?;
         let bytes = match version.0 {
-            Some((_, on)) if on != open.number => return Ok(Swapped::Lost(None)),
+            Some((_, connection)) if connection != open.number => return Ok(Swapped::Lost(None)),
             Some((cas, _)) if text.is_empty() => meta::delete(&key, cas),
             None if text.is_empty() => meta::get(&key),
-            written => meta::set(&key, text, written.map(|(cas, _)| cas), expiry::after(keep, node.time().known())),
+            version => meta::set(&key, text, version.map(|(cas, _)| cas), expiry::after(keep, node.time().known())),
         };
-        let looks = version.0.is_none() && text.is_empty();
-        match node.ask(&open, Request { bytes, changes: !looks }, deadline).await? {
-            Reply::Done if !looks => Ok(Swapped::Stored),
-            Reply::Nothing if looks => Ok(Swapped::Stored),
-            Reply::Value { .. } if looks => Ok(Swapped::Lost(None)),
-            Reply::Another | Reply::Nothing | Reply::Present if !looks => Ok(Swapped::Lost(None)),
-            other => Err(node.unexpected(&open, !looks, &other)),
+        let is_get = version.0.is_none() && text.is_empty();
+        match node.send(&open, Request { bytes, changes: !is_get }, deadline).await? {
+            Reply::Done if !is_get => Ok(Swapped::Stored),
+            Reply::NotFound if is_get => Ok(Swapped::Stored),
+            Reply::Value { .. } if is_get => Ok(Swapped::Lost(None)),
+            Reply::Exists | Reply::NotFound | Reply::NotStored if !is_get => Ok(Swapped::Lost(None)),
+            other => Err(node.unexpected(&open, !is_get, &other)),
         }
     }
 

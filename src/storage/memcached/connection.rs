@@ -1,4 +1,4 @@
-//! One connection, on which many ask at once and are answered in the order in which they asked.
+//! A connection with pipelining: many requests may be in flight, and replies arrive in their order.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -13,54 +13,60 @@ use tokio::task::AbortHandle;
 
 use super::meta::{self, Reply};
 
-/// So many requests are written in one go.
-const AT_ONCE: usize = 64;
+/// The largest number of requests per write.
+const MAX_BATCH: usize = 64;
 
-/// A connection, and the task that writes and reads for all who use it. It ends with its last user: a stopped server would
-/// keep it for ever.
+/// A connection, and the background task that reads and writes for all callers.
+///
+/// The task is aborted when the connection is dropped. Otherwise a server that hangs would keep it
+/// alive.
 #[derive(Debug)]
 pub(super) struct Connection {
-    requests: mpsc::UnboundedSender<Asked>,
+    requests: mpsc::UnboundedSender<Pending>,
     driver: AbortHandle,
-    /// Why it ended.
+    /// The reason why the connection ended.
     end: Arc<OnceLock<String>>,
 }
 
-/// Why a request has no reply.
+/// The error of a request without a reply.
 #[derive(Debug)]
 pub(super) enum Unanswered {
+    /// The request was not sent.
     NotSent,
-    /// It was, or may have been: then the connection ended.
+    /// The connection ended after the request was sent, or may have been sent.
     Lost(String),
 }
 
-struct Asked {
+/// A request that waits for its reply.
+struct Pending {
     request: Vec<u8>,
-    answer: oneshot::Sender<Reply>,
+    reply: oneshot::Sender<Reply>,
 }
 
 impl Connection {
-    pub(super) fn over(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Self {
-        let (requests, asked) = mpsc::unbounded_channel();
+    /// Spawns the background task on the current runtime.
+    pub(super) fn new(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Self {
+        let (requests, pending) = mpsc::unbounded_channel();
         let end = Arc::new(OnceLock::new());
         let set_end = Arc::clone(&end);
         let driver = tokio::spawn(async move {
-            let Err(error) = drive(stream, asked).await;
+            let Err(error) = drive(stream, pending).await;
             let _ = set_end.set(error.to_string());
         });
         Self { requests, driver: driver.abort_handle(), end }
     }
 
-    /// The reply to `request`. Whoever goes away without waiting for it leaves nothing behind: the reply is dropped when it comes,
-    /// and if the request was not sent yet, it is not.
-    pub(super) async fn ask(&self, request: Vec<u8>) -> Result<Reply, Unanswered> {
-        let (answer, reply) = oneshot::channel();
-        self.requests.send(Asked { request, answer }).map_err(|_| Unanswered::NotSent)?;
-        let lost = || self.end.get().cloned().unwrap_or_else(|| "its runtime has ended".to_owned());
+    /// Sends a request, and returns its reply. If the future is dropped, its reply is discarded. A
+    /// request that has not been written by then is not sent.
+    pub(super) async fn send(&self, request: Vec<u8>) -> Result<Reply, Unanswered> {
+        let (sender, reply) = oneshot::channel();
+        self.requests.send(Pending { request, reply: sender }).map_err(|_| Unanswered::NotSent)?;
+        let lost =
+            || self.end.get().cloned().unwrap_or_else(|| "the runtime of the connection was shut down".to_owned());
         reply.await.map_err(|_| Unanswered::Lost(lost()))
     }
 
-    /// Whether the other side has closed it, or the runtime on which it was opened has ended.
+    /// Returns `true` if the connection was closed, or if the runtime that opened it was shut down.
     pub(super) fn is_closed(&self) -> bool {
         self.driver.is_finished()
     }
@@ -72,12 +78,16 @@ impl Drop for Connection {
     }
 }
 
-/// Writes and reads until either ends; then all who wait are told, as nobody holds on to their answers any longer.
-async fn drive(stream: impl AsyncRead + AsyncWrite, asked: mpsc::UnboundedReceiver<Asked>) -> io::Result<Infallible> {
+/// Writes and reads until either fails. Then the pending requests are dropped, and their callers
+/// get an error.
+async fn drive(
+    stream: impl AsyncRead + AsyncWrite,
+    pending: mpsc::UnboundedReceiver<Pending>,
+) -> io::Result<Infallible> {
     let (from, to) = tokio::io::split(stream);
     let (queue, waiting) = mpsc::unbounded_channel();
     let mut reading = pin!(read(from, waiting));
-    let mut writing = pin!(write(to, asked, queue));
+    let mut writing = pin!(write(to, pending, queue));
     poll_fn(|cx| match reading.as_mut().poll(cx) {
         Poll::Ready(end) => Poll::Ready(end),
         Poll::Pending => writing.as_mut().poll(cx),
@@ -87,36 +97,36 @@ async fn drive(stream: impl AsyncRead + AsyncWrite, asked: mpsc::UnboundedReceiv
 
 async fn write(
     mut to: impl AsyncWrite + Unpin,
-    mut asked: mpsc::UnboundedReceiver<Asked>,
-    queue: mpsc::UnboundedSender<Asked>,
+    mut requests: mpsc::UnboundedReceiver<Pending>,
+    queue: mpsc::UnboundedSender<Pending>,
 ) -> io::Result<Infallible> {
-    let mut batch = Vec::with_capacity(AT_ONCE);
-    while asked.recv_many(&mut batch, AT_ONCE).await > 0 {
+    let mut batch = Vec::with_capacity(MAX_BATCH);
+    while requests.recv_many(&mut batch, MAX_BATCH).await > 0 {
         let mut bytes = Vec::new();
-        for asked in batch.drain(..) {
-            // Who has gone by now is not asked for.
-            if asked.answer.is_closed() {
+        for pending in batch.drain(..) {
+            // The caller has left, so the request is not sent.
+            if pending.reply.is_closed() {
                 continue;
             }
-            bytes.extend(&asked.request);
-            queue.send(asked).map_err(|_| io::Error::other("nobody reads"))?;
+            bytes.extend(&pending.request);
+            queue.send(pending).map_err(|_| io::Error::other("the reader has ended"))?;
         }
         to.write_all(&bytes).await?;
     }
-    Err(io::Error::other("nobody uses it any more"))
+    Err(io::Error::other("the connection is no longer in use"))
 }
 
-/// The first reply is the answer to the first who asked, whether or not anybody waits for it any longer. If it cannot be, none of
-/// those that follow are what they seem, and nobody is told them.
-async fn read(from: impl AsyncRead + Unpin, mut queue: mpsc::UnboundedReceiver<Asked>) -> io::Result<Infallible> {
+/// Reads replies, and matches them with requests in order. Ends after a reply that does not fit its
+/// request, because later replies may be assigned to the wrong requests.
+async fn read(from: impl AsyncRead + Unpin, mut queue: mpsc::UnboundedReceiver<Pending>) -> io::Result<Infallible> {
     let mut from = BufReader::new(from);
     loop {
         let reply = meta::read(&mut from).await?;
-        let Ok(asked) = queue.try_recv() else { return Err(io::Error::other("it says what nobody asked for")) };
-        let is_last = !reply.answers(&asked.request);
-        let _ = asked.answer.send(reply);
-        if is_last {
-            return Err(io::Error::other("it answered something that was not asked"));
+        let Ok(pending) = queue.try_recv() else { return Err(io::Error::other("reply without a request")) };
+        let is_mismatch = !reply.answers(&pending.request);
+        let _ = pending.reply.send(reply);
+        if is_mismatch {
+            return Err(io::Error::other("a reply did not match its request"));
         }
     }
 }
@@ -127,20 +137,20 @@ mod tests {
 
     use super::*;
 
-    /// Field defect: replies off by one, each of which is somebody else's answer.
+    /// Field defect: replies were off by one, so each caller got the reply of another one.
     #[tokio::test]
-    async fn after_a_reply_to_something_else_nobody_is_told_anything() {
+    async fn connection_ends_after_a_reply_that_does_not_match_its_request() {
         let (here, mut there) = tokio::io::duplex(1_024);
-        let connection = Connection::over(here);
+        let connection = Connection::new(here);
         let requests = ["a", "b", "c"].map(meta::get);
         let server = async {
             there.read_exact(&mut vec![0; requests.concat().len()]).await.unwrap();
             there.write_all(b"EN\r\nHD\r\nVA 1 c1\r\nx\r\n").await.unwrap();
         };
-        let [first, second, third] = requests.each_ref().map(|request| connection.ask(request.clone()));
+        let [first, second, third] = requests.each_ref().map(|request| connection.send(request.clone()));
         let (first, second, third, ()) = tokio::join!(first, second, third, server);
-        assert_eq!(first.unwrap(), Reply::Nothing);
-        assert_eq!(second.unwrap(), Reply::Done, "whoever it was said to tells it from an answer");
-        assert!(matches!(third, Err(Unanswered::Lost(why)) if why.contains("not asked")));
+        assert_eq!(first.unwrap(), Reply::NotFound);
+        assert_eq!(second.unwrap(), Reply::Done, "the caller gets the mismatched reply, and rejects it");
+        assert!(matches!(third, Err(Unanswered::Lost(why)) if why.contains("did not match")));
     }
 }

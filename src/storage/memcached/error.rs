@@ -6,9 +6,12 @@ use crate::BoxError;
 use crate::storage::CasError;
 use crate::storage::net::{Kind, LinkError};
 
-/// Why [`MemcachedStorage`](super::MemcachedStorage) could not decide: a server could not be asked, or answered something else.
+/// The error of a [`MemcachedStorage`](super::MemcachedStorage).
 ///
-/// It names the server, if it was one. What caused it is its [`source`](Error::source).
+/// If a server failed, the message names the server, and [`source`](Error::source) returns the
+/// cause.
+///
+/// # Examples
 ///
 /// ```
 /// use std::time::Duration;
@@ -16,8 +19,9 @@ use crate::storage::net::{Kind, LinkError};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_ratelimit::ConfigError> {
-/// let nobody = MemcachedStorage::new("memcached://127.0.0.1:1")?;
-/// let error = nobody.ready(Duration::from_millis(50)).await.unwrap_err();
+/// // No server listens on this port.
+/// let storage = MemcachedStorage::new("memcached://127.0.0.1:1")?;
+/// let error = storage.ready(Duration::from_millis(50)).await.unwrap_err();
 /// assert!(error.to_string().starts_with("cannot reach 127.0.0.1:1: "), "{error}");
 /// assert!(!error.may_have_counted());
 /// # Ok(())
@@ -29,27 +33,28 @@ pub struct MemcachedStorageError(Arc<Inner>);
 enum Inner {
     Server {
         kind: Kind,
-        /// Whether what was asked for changes anything.
+        /// `true` if the request changes an item.
         changes: bool,
         server: Box<str>,
         source: Option<BoxError>,
     },
-    /// No server has failed that is known.
+    /// An error without a failed server.
     Cas(CasError),
 }
 
 impl MemcachedStorageError {
-    /// Of a request that `changes` something, or does not.
+    /// Creates the error of a request to `server`. `changes` is `true` if the request changes an
+    /// item.
     pub(super) fn new(kind: Kind, changes: bool, server: &str, source: Option<BoxError>) -> Self {
         Self(Arc::new(Inner::Server { kind, changes, server: server.into(), source }))
     }
 
-    /// Nothing was sent, since `server` could not be reached.
+    /// Creates the error of a request that was not sent, because `server` cannot be reached.
     pub(super) fn unreached(server: &str, source: impl Into<BoxError>) -> Self {
         Self::new(Kind::Unreached, false, server, Some(source.into()))
     }
 
-    /// Whether there was no answer within the deadline.
+    /// Returns `true` if a server did not reply in time.
     pub fn is_timeout(&self) -> bool {
         match &*self.0 {
             Inner::Server { kind, .. } => kind.is_timeout(),
@@ -57,8 +62,10 @@ impl MemcachedStorageError {
         }
     }
 
-    /// Whether a hit may have been counted all the same: what stores it was sent, and whether it was stored is not known. It is
-    /// never sent again, since then it might be counted twice.
+    /// Returns `true` if the server may have executed the call, for example counted the hit.
+    ///
+    /// The new state was sent, but the server did not confirm it. It is not sent again, because it
+    /// could count twice.
     pub fn may_have_counted(&self) -> bool {
         match &*self.0 {
             Inner::Server { kind, changes, .. } => *changes && kind.may_have_counted(),
@@ -67,7 +74,7 @@ impl MemcachedStorageError {
     }
 }
 
-/// What the server said, if it was a server.
+/// Returns the error of the server, if a server failed.
 impl From<CasError> for MemcachedStorageError {
     fn from(error: CasError) -> Self {
         let server = error.source().and_then(<dyn Error>::downcast_ref::<Self>).cloned();

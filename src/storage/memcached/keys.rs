@@ -1,13 +1,13 @@
-//! What states are called on a server, which takes at most 250 bytes without white space.
+//! The keys of items on a server: at most 250 bytes without white space.
 
 use std::fmt::Write;
 
 use crate::storage::names;
 
-/// More the protocol does not take.
+/// The largest length of a key in the protocol.
 const LONGEST: usize = 250;
 
-/// `PREFIX:NAME`, in which a space is written `\s`.
+/// Returns the key of a state: `PREFIX:NAME`, with a space as `\s`, `#` as `\h` and `\` as `\\`.
 pub(super) fn key(prefix: &str, name: &str) -> String {
     let mut key = format!("{prefix}:");
     for byte in name.bytes() {
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fits_is_kept_and_spaces_are_written() {
+    fn short_keys_are_kept_and_spaces_are_escaped() {
         assert_eq!(key("rl", "fixed-window 2/day|t:alice"), r"rl:fixed-window\s2/day|t:alice");
         let longest = "a".repeat(247);
         assert_eq!(key("rl", &longest), format!("rl:{longest}"));
@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_keeps_its_beginning_and_differs_by_its_end() {
+    fn long_keys_keep_their_beginning_and_end_with_a_hash() {
         for prefix in ["rl", &"p".repeat(64)] {
             let keys = ["a", "b"].map(|end| key(prefix, &format!("free|t:{}{end}", "x".repeat(1_000))));
             for key in &keys {
@@ -45,7 +45,7 @@ mod tests {
             }
             assert_ne!(keys[0], keys[1]);
         }
-        // What md5sum says of it.
+        // Computed by md5sum.
         assert!(key("rl", &"a".repeat(250)).ends_with("#e4280db832ee8e0f3b1d629af1b83f06"));
     }
 }

@@ -1,172 +1,176 @@
-//! The meta commands of memcached, as bytes. Each request is answered by one reply.
+//! The requests and replies of memcached's meta commands. Each request has one reply.
 
 use std::io;
 
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 
-/// Asks whether anybody is there.
+/// A request without effect, to check the connection.
 pub(super) const NOOP: &[u8] = b"mn\r\n";
 
-/// Asks for counters, of which the server's time is one.
+/// A request for the server's statistics, which contain its time.
 pub(super) const STATS: &[u8] = b"stats\r\n";
 
-/// A server has some hundred counters.
-const MOST_STATS: usize = 10_000;
+/// The largest number of statistics in a reply. Servers have some hundred.
+const MAX_STATS: usize = 10_000;
 
-/// A line is never longer, unless it is none of memcached's.
-const LONGEST_LINE: u64 = 2_048;
+/// The largest length of a line from a memcached server.
+const MAX_LINE: u64 = 2_048;
 
-/// The name of one writing under a key, which differs from all others on this server since it was started.
+/// The CAS value of an item. A server never repeats one until it restarts.
 pub(super) type Cas = u64;
 
-/// What a server says.
+/// A reply of a server.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reply {
-    /// `VA`
+    /// `VA`: an item.
     Value { cas: Cas, text: Vec<u8> },
-    /// `HD`: it is done.
+    /// `HD`: the request was executed.
     Done,
-    /// `EN`, `NF`: nothing is there.
-    Nothing,
-    /// `EX`: something else is there.
-    Another,
-    /// `NS`: something is there already.
-    Present,
-    /// `MN`, to [`NOOP`].
-    Here,
-    /// `STAT`s and `END`, to [`STATS`]: the server's time in seconds since 1970, if it is among them.
+    /// `EN`, `NF`: there is no item.
+    NotFound,
+    /// `EX`: the item has another CAS value.
+    Exists,
+    /// `NS`: not stored, because there is an item already.
+    NotStored,
+    /// `MN`: the reply to [`NOOP`].
+    Noop,
+    /// `STAT` lines and `END`: the reply to [`STATS`]. `time` is the server's time in seconds since
+    /// 1970, if the statistics contain it.
     Stats { time: Option<u64> },
-    /// `SERVER_ERROR`: it cannot.
+    /// `SERVER_ERROR`: the server failed to execute the request.
     Refused(String),
-    /// `ERROR`, `CLIENT_ERROR`: it takes the request for something else. Whatever follows may be about a part of it.
+    /// `ERROR`, `CLIENT_ERROR`: the server could not parse the request. Later replies may belong to
+    /// parts of it.
     Misunderstood(String),
 }
 
 impl Reply {
-    /// The word that it begins with.
+    /// Returns the first word of the reply, or the message of an error.
     pub(super) fn word(&self) -> &str {
         match self {
             Self::Value { .. } => "VA",
             Self::Done => "HD",
-            Self::Nothing => "EN",
-            Self::Another => "EX",
-            Self::Present => "NS",
-            Self::Here => "MN",
+            Self::NotFound => "EN",
+            Self::Exists => "EX",
+            Self::NotStored => "NS",
+            Self::Noop => "MN",
             Self::Stats { .. } => "STAT",
             Self::Refused(why) | Self::Misunderstood(why) => why,
         }
     }
 
-    /// Whether it is ever said to such a request.
+    /// Returns `true` if this can be a reply to the request.
     pub(super) fn answers(&self, request: &[u8]) -> bool {
         match (self, request.get(..2)) {
             (Self::Refused(_), _) => true,
-            // A proxy may not know `stats`. It is one line, so nothing of it is left to misunderstand.
+            // A proxy may not support `stats`. The request is one line, so only one error follows.
             (Self::Misunderstood(_) | Self::Stats { .. }, verb) => verb == Some(b"st"),
             (_, Some(b"st")) => false,
             (Self::Value { .. }, verb) => verb == Some(b"mg"),
-            (Self::Here, verb) => verb == Some(b"mn"),
-            (Self::Nothing, verb) => verb != Some(b"mn"),
-            (Self::Done | Self::Another, verb) => matches!(verb, Some(b"ms" | b"md")),
-            (Self::Present, verb) => verb == Some(b"ms"),
+            (Self::Noop, verb) => verb == Some(b"mn"),
+            (Self::NotFound, verb) => verb != Some(b"mn"),
+            (Self::Done | Self::Exists, verb) => matches!(verb, Some(b"ms" | b"md")),
+            (Self::NotStored, verb) => verb == Some(b"ms"),
         }
     }
 }
 
-/// What is there, and the name of that writing.
+/// Returns a request for the text and the CAS value of an item.
 pub(super) fn get(key: &str) -> Vec<u8> {
     format!("mg {key} c v\r\n").into_bytes()
 }
 
-/// Puts `text` there if nothing is, or what was written as `over`.
-pub(super) fn set(key: &str, text: &str, over: Option<Cas>, expiry: i32) -> Vec<u8> {
+/// Returns a request to store an item if its CAS value is `cas`. With `None`, stores it if there is
+/// no item.
+pub(super) fn set(key: &str, text: &str, cas: Option<Cas>, expiry: i32) -> Vec<u8> {
     let size = text.len();
-    let over = over.map_or("ME".to_owned(), |cas| format!("C{cas}"));
-    format!("ms {key} {size} {over} T{expiry}\r\n{text}\r\n").into_bytes()
+    let condition = cas.map_or("ME".to_owned(), |cas| format!("C{cas}"));
+    format!("ms {key} {size} {condition} T{expiry}\r\n{text}\r\n").into_bytes()
 }
 
-/// Removes what was written as `cas`.
+/// Returns a request to delete an item if its CAS value is `cas`.
 pub(super) fn delete(key: &str, cas: Cas) -> Vec<u8> {
     format!("md {key} C{cas}\r\n").into_bytes()
 }
 
-/// The next reply.
+/// Reads the next reply.
 pub(super) async fn read(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Reply> {
     let line = read_line(from).await?;
     let text = text_of(&line)?;
     let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
     Ok(match word {
         "VA" => {
-            let (size, flags) = rest.split_once(' ').ok_or_else(no_reply)?;
-            let size: u32 = size.parse().map_err(|_| no_reply())?;
-            let cas = flags.split(' ').find_map(|flag| flag.strip_prefix('c')?.parse().ok()).ok_or_else(no_reply)?;
+            let (size, flags) = rest.split_once(' ').ok_or_else(invalid_reply)?;
+            let size: u32 = size.parse().map_err(|_| invalid_reply())?;
+            let cas =
+                flags.split(' ').find_map(|flag| flag.strip_prefix('c')?.parse().ok()).ok_or_else(invalid_reply)?;
             if cas == 0 {
-                return Err(io::Error::other("it names no writings: start it without -C (--disable-cas)"));
+                return Err(io::Error::other("the server has no CAS values; start it without -C (--disable-cas)"));
             }
             Reply::Value { cas, text: read_block(from, size).await? }
         }
         "HD" => Reply::Done,
-        "EN" | "NF" => Reply::Nothing,
-        "EX" => Reply::Another,
-        "NS" => Reply::Present,
-        "MN" => Reply::Here,
+        "EN" | "NF" => Reply::NotFound,
+        "EX" => Reply::Exists,
+        "NS" => Reply::NotStored,
+        "MN" => Reply::Noop,
         "STAT" | "END" => Reply::Stats { time: read_stats(from, text).await? },
         "SERVER_ERROR" => Reply::Refused(rest.to_owned()),
         "ERROR" | "CLIENT_ERROR" => Reply::Misunderstood(text.to_owned()),
-        _ => return Err(no_reply()),
+        _ => return Err(invalid_reply()),
     })
 }
 
 async fn read_line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
-    (&mut *from).take(LONGEST_LINE).read_until(b'\n', &mut line).await?;
+    (&mut *from).take(MAX_LINE).read_until(b'\n', &mut line).await?;
     if line.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it was closed"));
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "connection closed"));
     }
     Ok(line)
 }
 
 fn text_of(line: &[u8]) -> io::Result<&str> {
-    line.strip_suffix(b"\r\n").and_then(|line| str::from_utf8(line).ok()).ok_or_else(no_reply)
+    line.strip_suffix(b"\r\n").and_then(|line| str::from_utf8(line).ok()).ok_or_else(invalid_reply)
 }
 
-/// The rest of the counters, of which `first` has been read.
+/// Reads the statistics after the line `first`. Returns the server's time.
 async fn read_stats(from: &mut (impl AsyncBufRead + Unpin), first: &str) -> io::Result<Option<u64>> {
     let (mut time, mut line) = (None, format!("{first}\r\n").into_bytes());
-    for _ in 0..MOST_STATS {
+    for _ in 0..MAX_STATS {
         let text = text_of(&line)?;
         if text == "END" {
             return Ok(time);
         }
-        let stat = text.strip_prefix("STAT ").ok_or_else(no_reply)?;
+        let stat = text.strip_prefix("STAT ").ok_or_else(invalid_reply)?;
         if let Some(seconds) = stat.strip_prefix("time ") {
             time = seconds.parse().ok();
         }
         line = read_line(from).await?;
     }
-    Err(no_reply())
+    Err(invalid_reply())
 }
 
 async fn read_block(from: &mut (impl AsyncBufRead + Unpin), size: u32) -> io::Result<Vec<u8>> {
-    // Not reserved at once: the number may be anything.
+    // Not preallocated: the size comes from the server, and may be wrong.
     let mut block = Vec::new();
     (&mut *from).take(u64::from(size) + 2).read_to_end(&mut block).await?;
     if block.len() != size as usize + 2 || !block.ends_with(b"\r\n") {
-        return Err(no_reply());
+        return Err(invalid_reply());
     }
     block.truncate(size as usize);
     Ok(block)
 }
 
-fn no_reply() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "what came back is no reply of memcached's")
+fn invalid_reply() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "invalid reply, not from a memcached server")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    async fn all(mut bytes: &[u8]) -> Vec<Result<Reply, String>> {
+    async fn read_all(mut bytes: &[u8]) -> Vec<Result<Reply, String>> {
         let mut replies = Vec::new();
         loop {
             let reply = read(&mut bytes).await.map_err(|error| error.to_string());
@@ -179,21 +183,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn replies_are_read_one_by_one() {
+    async fn replies_are_parsed_one_by_one() {
         let bytes = b"VA 5 c17\r\na\r\nbc\r\nVA 0 t30 c18446744073709551615 W\r\n\r\nHD\r\nHD c3\r\nEN\r\nNF\r\nEX\r\nNS\r\nMN\r\n\
             SERVER_ERROR out of memory\r\n";
-        let replies: Vec<Reply> = all(bytes).await.into_iter().filter_map(Result::ok).collect();
+        let replies: Vec<Reply> = read_all(bytes).await.into_iter().filter_map(Result::ok).collect();
         let value = |cas, text: &[u8]| Reply::Value { cas, text: text.to_vec() };
         let expected = [
             value(17, b"a\r\nbc"),
             value(u64::MAX, b""),
             Reply::Done,
             Reply::Done,
-            Reply::Nothing,
-            Reply::Nothing,
-            Reply::Another,
-            Reply::Present,
-            Reply::Here,
+            Reply::NotFound,
+            Reply::NotFound,
+            Reply::Exists,
+            Reply::NotStored,
+            Reply::Noop,
             Reply::Refused("out of memory".to_owned()),
         ];
         assert_eq!(replies, expected);
@@ -203,16 +207,16 @@ mod tests {
     async fn time_is_read_from_stats() {
         let bytes =
             b"STAT pid 1\r\nSTAT time 1800000000\r\nSTAT version 1.6.18\r\nEND\r\nSTAT pid 1\r\nEND\r\nEND\r\nMN\r\n";
-        let replies: Vec<Reply> = all(bytes).await.into_iter().filter_map(Result::ok).collect();
+        let replies: Vec<Reply> = read_all(bytes).await.into_iter().filter_map(Result::ok).collect();
         let stats = |time| Reply::Stats { time };
-        assert_eq!(replies, [stats(Some(1_800_000_000)), stats(None), stats(None), Reply::Here]);
-        assert!(replies.iter().all(|reply| reply.answers(STATS) == (*reply != Reply::Here)));
-        assert!(!stats(None).answers(b"mg k\r\n") && !Reply::Nothing.answers(STATS));
+        assert_eq!(replies, [stats(Some(1_800_000_000)), stats(None), stats(None), Reply::Noop]);
+        assert!(replies.iter().all(|reply| reply.answers(STATS) == (*reply != Reply::Noop)));
+        assert!(!stats(None).answers(b"mg k\r\n") && !Reply::NotFound.answers(STATS));
         assert!(Reply::Misunderstood(String::new()).answers(STATS));
     }
 
     #[tokio::test]
-    async fn whatever_else_comes_back_is_no_reply() {
+    async fn invalid_replies_are_errors() {
         let long = [b'a'; 5_000];
         for bytes in [
             &b"HTTP/1.1 400 Bad Request\r\n"[..],
@@ -231,8 +235,12 @@ mod tests {
             b"\r\n",
             &long,
         ] {
-            assert_eq!(all(bytes).await, [Err("what came back is no reply of memcached's".to_owned())], "{bytes:?}");
+            assert_eq!(
+                read_all(bytes).await,
+                [Err("invalid reply, not from a memcached server".to_owned())],
+                "{bytes:?}"
+            );
         }
-        assert_eq!(all(b"").await, [Err("it was closed".to_owned())]);
+        assert_eq!(read_all(b"").await, [Err("connection closed".to_owned())]);
     }
 }

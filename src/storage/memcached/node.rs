@@ -1,4 +1,4 @@
-//! One of the servers: connected when it is asked, and again after failures.
+//! One memcached server and its connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::storage::url::Address;
 
 /// A handle on one server.
 #[derive(Clone)]
-pub(super) struct Node(Arc<Shared>);
+pub(super) struct Node(Arc<Inner>);
 
-struct Shared {
+struct Inner {
     address: Address,
-    open: Arc<Reconnecting<Open, MemcachedStorageError>>,
+    connection: Arc<Reconnecting<Open, MemcachedStorageError>>,
     time: Arc<ServerTime>,
 }
 
@@ -32,13 +32,14 @@ struct Shared {
 pub(super) struct Open {
     connection: Connection,
     calls: Calls,
-    /// No other connection of this process has it.
+    /// A number that is unique in this process.
     pub(super) number: u64,
 }
 
-/// What a server is asked.
+/// A request to a server.
 pub(super) struct Request {
     pub(super) bytes: Vec<u8>,
+    /// `true` if the request changes an item.
     pub(super) changes: bool,
 }
 
@@ -55,9 +56,9 @@ impl Connected for Open {
 }
 
 impl Node {
-    pub(super) fn at(address: Address, machine: Arc<dyn Clock>) -> Self {
-        let open = Reconnecting::new(&address.to_string());
-        Self(Arc::new(Shared { address, open, time: Arc::new(ServerTime::new(machine)) }))
+    pub(super) fn new(address: Address, machine: Arc<dyn Clock>) -> Self {
+        let connection = Reconnecting::new(&address.to_string());
+        Self(Arc::new(Inner { address, connection, time: Arc::new(ServerTime::new(machine)) }))
     }
 
     #[cfg(feature = "testing")]
@@ -69,118 +70,121 @@ impl Node {
         &self.0.time
     }
 
-    /// Asks the server for its time once a minute, in a task that no caller waits for.
-    pub(super) fn learn_time(&self, open: &Arc<Open>, patience: Duration) {
+    /// Requests the server's time once a minute, in a background task.
+    pub(super) fn learn_time(&self, open: &Arc<Open>, within: Duration) {
         if self.time().is_due() {
             let (open, time) = (Arc::clone(open), Arc::clone(&self.0.time));
-            tokio::spawn(async move { timeout(patience, learn(&open.connection, &time)).await });
+            tokio::spawn(async move { timeout(within, learn(&open.connection, &time)).await });
         }
     }
 
-    /// Returns the error of a call that does not fit at the moment.
+    /// Returns an error if too many calls are in flight at the moment.
     pub(super) fn overload(&self) -> Option<MemcachedStorageError> {
-        self.0.open.overload()
+        self.0.connection.overload()
     }
 
-    /// A connection to ask on, if there is one by `deadline`.
+    /// Returns an open connection. Waits for one until `deadline`.
     pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open>, MemcachedStorageError> {
-        let Shared { address, open: renewed, time } = &*self.0;
+        let Inner { address, connection, time } = &*self.0;
         if Instant::now() >= deadline {
-            return Err(MemcachedStorageError::late(renewed.name()));
+            return Err(MemcachedStorageError::late(connection.name()));
         }
-        renewed.get(deadline, || connect(address.clone(), Arc::clone(time))).await
+        connection.get(deadline, || connect(address.clone(), Arc::clone(time))).await
     }
 
-    /// What the server replies, sent once and never again. The future may be dropped at any time, which disturbs nobody else.
-    pub(super) async fn ask(
+    /// Sends a request once, without retries, and returns the reply. The future may be dropped at
+    /// any time.
+    pub(super) async fn send(
         &self,
         open: &Arc<Open>,
         request: Request,
         deadline: Instant,
     ) -> Result<Reply, MemcachedStorageError> {
         let error = |kind, source| MemcachedStorageError::new(kind, request.changes, self.name(), source);
-        let call = self.0.open.begin(open, deadline).await?;
-        let Ok(reply) = timeout_at(deadline, open.connection.ask(request.bytes)).await else {
+        let call = self.0.connection.begin(open, deadline).await?;
+        let Ok(reply) = timeout_at(deadline, open.connection.send(request.bytes)).await else {
             return Err(error(Kind::Late { sent: true }, None));
         };
         call.answered();
         match reply {
             Ok(Reply::Refused(mut why)) => {
                 if why.contains("too large") {
-                    why.push_str(" (start it with a larger -I, or limit by a strategy that keeps no log)");
+                    why.push_str(" (start it with a larger -I, or use a strategy without a log)");
                 }
-                // A proxy says so of what it may have passed on.
-                let is_memcacheds = ["out of memory", "too large"].iter().any(|said| why.contains(said));
-                Err(error(if is_memcacheds { Kind::Refused } else { Kind::Unexpected }, Some(why.into())))
+                // Other messages may come from a proxy, which may have forwarded the request.
+                let is_from_memcached = ["out of memory", "too large"].iter().any(|text| why.contains(text));
+                Err(error(if is_from_memcached { Kind::Refused } else { Kind::Unexpected }, Some(why.into())))
             }
             Ok(Reply::Misunderstood(why)) => Err(error(Kind::Unexpected, Some(why.into()))),
             Ok(reply) => Ok(reply),
-            Err(Unanswered::NotSent) => Err(error(Kind::Unreached, Some("the connection was closed".into()))),
+            Err(Unanswered::NotSent) => Err(error(Kind::Unreached, Some("connection closed".into()))),
             Err(Unanswered::Lost(why)) => Err(error(Kind::Lost, Some(why.into()))),
         }
     }
 
-    /// The server replied to a request with what is never the reply to such a one: nothing on this connection can be trusted.
+    /// Returns the error of a reply that does not match its request, and closes the connection,
+    /// because later replies may be mismatched too.
     pub(super) fn unexpected(&self, open: &Arc<Open>, changes: bool, reply: &Reply) -> MemcachedStorageError {
-        self.0.open.give_up(open, None);
+        self.0.connection.give_up(open, None);
         MemcachedStorageError::new(Kind::Unexpected, changes, self.name(), Some(reply.word().into()))
     }
 
-    /// Whether the server answers.
+    /// Checks that the server replies.
     pub(super) async fn ping(&self, deadline: Instant) -> Result<(), MemcachedStorageError> {
         let open = self.open(deadline).await?;
         let noop = Request { bytes: NOOP.to_vec(), changes: false };
-        match self.ask(&open, noop, deadline).await? {
-            Reply::Here => Ok(()),
+        match self.send(&open, noop, deadline).await? {
+            Reply::Noop => Ok(()),
             other => Err(self.unexpected(&open, false, &other)),
         }
     }
 
     fn name(&self) -> &str {
-        self.0.open.name()
+        self.0.connection.name()
     }
 }
 
-/// A connection is one that has answered: a stopped server, or one that has no room for another, would let anybody connect.
+/// Opens a connection, and waits for the first reply. A server that hangs, or that has too many
+/// connections, still accepts TCP connections.
 async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, MemcachedStorageError> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let connected = async {
         let connection = match &address {
-            Address::Tcp(host) => Connection::over(socket::open(host).await?),
+            Address::Tcp(host) => Connection::new(socket::open(host).await?),
             #[cfg(unix)]
-            Address::Unix(path) => Connection::over(UnixStream::connect(path).await?),
+            Address::Unix(path) => Connection::new(UnixStream::connect(path).await?),
             #[cfg(not(unix))]
             Address::Unix(_) => return Err(std::io::Error::from(std::io::ErrorKind::Unsupported).into()),
         };
-        match connection.ask(NOOP.to_vec()).await {
-            Ok(Reply::Here) => {
+        match connection.send(NOOP.to_vec()).await {
+            Ok(Reply::Noop) => {
                 learn(&connection, &time).await.map_err(BoxError::from)?;
                 Ok(Open { connection, calls: Calls::default(), number: NUMBER.fetch_add(1, Ordering::Relaxed) })
             }
-            Ok(other) => Err(format!("it says {:?} to a meta command", other.word()).into()),
+            Ok(other) => Err(format!("unexpected reply {:?} to a meta command", other.word()).into()),
             Err(Unanswered::Lost(why)) => Err(why.into()),
-            Err(Unanswered::NotSent) => Err("it was closed".into()),
+            Err(Unanswered::NotSent) => Err("connection closed".into()),
         }
     };
     let connected: Result<Result<Open, BoxError>, _> = timeout(CONNECT_WITHIN, connected).await;
-    let late = |_| Err(format!("connecting took longer than {CONNECT_WITHIN:?}").into());
+    let late = |_| Err(format!("no connection within {CONNECT_WITHIN:?}").into());
     connected.unwrap_or_else(late).map_err(|why| MemcachedStorageError::unreached(&address.to_string(), why))
 }
 
-/// Asks for the server's time. A proxy that does not know it is used without.
+/// Requests the server's time. Proxies that do not report one are accepted.
 async fn learn(connection: &Connection, time: &ServerTime) -> Result<(), String> {
-    let asked = time.machine();
-    match connection.ask(STATS.to_vec()).await {
-        Ok(Reply::Stats { time: Some(seconds) }) => time.learn(asked, seconds),
+    let requested_at = time.machine();
+    match connection.send(STATS.to_vec()).await {
+        Ok(Reply::Stats { time: Some(seconds) }) => time.learn(requested_at, seconds),
         Ok(_) => {}
         Err(Unanswered::Lost(why)) => return Err(why),
-        Err(Unanswered::NotSent) => return Err("it was closed".to_owned()),
+        Err(Unanswered::NotSent) => return Err("connection closed".to_owned()),
     }
     Ok(())
 }
 
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Node").field(&self.0.open).finish()
+        f.debug_tuple("Node").field(&self.0.connection).finish()
     }
 }

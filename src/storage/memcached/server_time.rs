@@ -1,7 +1,8 @@
-//! The clock of a server, by which its keys are decided and expire.
+//! Estimates the time of a server. Its keys are decided and expire at that time.
 //!
-//! A server reports its time in `stats`, in whole seconds. So a node learns how far its own clock is off,
-//! to about a second, and corrects what is beyond that. Nodes with clocks set by NTP correct nothing.
+//! A server reports its time in `stats`, in whole seconds. So a node knows the difference to its
+//! own clock to about a second. It corrects larger differences only. Nodes with NTP correct
+//! nothing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,14 +12,14 @@ use std::time::{Duration, Instant};
 use crate::Timestamp;
 use crate::storage::Clock;
 
-/// The time between two questions for a server's time while it is in use.
-const EVERY: Duration = Duration::from_secs(60);
+/// The time between two requests for the server's time, while the server is in use.
+const INTERVAL: Duration = Duration::from_secs(60);
 
-/// A server counts whole seconds, from the second of its start, and its timer may be late. So the time that
-/// it reports is between 2 seconds ago and now.
-const LATE: i64 = 1_000_000;
+/// The mean delay of a reported time, in microseconds. A server counts whole seconds from its
+/// start, and its timer may be late. So the reported time is between 2 seconds ago and now.
+const DELAY: i64 = 1_000_000;
 
-/// An offset that is as uncertain as that is not corrected.
+/// The uncertainty of an offset, in microseconds. Smaller offsets are not corrected.
 const TOLERANCE: i64 = 1_500_000;
 
 /// The clock of this machine.
@@ -31,15 +32,15 @@ impl Clock for MachineClock {
     }
 }
 
-/// One server's time, as far as it is known.
+/// An estimate of one server's time.
 pub(super) struct ServerTime {
     machine: Arc<dyn Clock>,
     started: Instant,
     is_known: AtomicBool,
     /// The correction of the machine's time, in microseconds.
     offset: AtomicI64,
-    /// When it was last asked for, in microseconds since `started`.
-    asked: AtomicU64,
+    /// The time of the last request, in microseconds since `started`.
+    requested: AtomicU64,
 }
 
 impl ServerTime {
@@ -49,7 +50,7 @@ impl ServerTime {
             started: Instant::now(),
             is_known: AtomicBool::new(false),
             offset: AtomicI64::new(0),
-            asked: AtomicU64::new(0),
+            requested: AtomicU64::new(0),
         }
     }
 
@@ -58,32 +59,33 @@ impl ServerTime {
         self.corrected(self.machine.now())
     }
 
-    /// Returns the same if the server has reported its time.
+    /// Returns [`now`](Self::now), or `None` if the server has not reported its time.
     pub(super) fn known(&self) -> Option<Timestamp> {
         self.is_known.load(Ordering::Relaxed).then(|| self.now())
     }
 
-    /// The machine's time, for [`learn`](Self::learn).
+    /// Returns the machine's time, for [`learn`](Self::learn).
     pub(super) fn machine(&self) -> Timestamp {
         self.machine.now()
     }
 
-    /// Returns `true` once a minute: the caller asks the server.
+    /// Returns `true` once a minute. Then the caller requests the server's time.
     pub(super) fn is_due(&self) -> bool {
-        let (now, asked) = (self.elapsed(), self.asked.load(Ordering::Relaxed));
-        let is_due = u128::from(now.saturating_sub(asked)) >= EVERY.as_micros();
-        is_due && self.asked.compare_exchange(asked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        let (now, requested) = (self.elapsed(), self.requested.load(Ordering::Relaxed));
+        let is_due = u128::from(now.saturating_sub(requested)) >= INTERVAL.as_micros();
+        is_due && self.requested.compare_exchange(requested, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Learns from a report of `seconds` that was asked for when the machine's clock showed `asked`.
-    pub(super) fn learn(&self, asked: Timestamp, seconds: u64) {
-        let answered = self.machine.now();
-        let trip = signed(answered.since(asked));
-        let measured = signed(seconds.saturating_mul(1_000_000)) + LATE - (signed(asked.as_micros()) + trip / 2);
-        self.asked.store(self.elapsed(), Ordering::Relaxed);
+    /// Updates the estimate. The server reported `seconds`, and the machine's clock showed
+    /// `requested_at` at the request.
+    pub(super) fn learn(&self, requested_at: Timestamp, seconds: u64) {
+        let trip = signed(self.machine.now().since(requested_at));
+        let measured =
+            signed(seconds.saturating_mul(1_000_000)) + DELAY - (signed(requested_at.as_micros()) + trip / 2);
+        self.requested.store(self.elapsed(), Ordering::Relaxed);
         self.is_known.store(true, Ordering::Relaxed);
         let known = self.offset.load(Ordering::Relaxed);
-        // A small difference changes nothing: time should not jump at every report.
+        // Small differences are ignored, so that the time does not jump at every report.
         if measured.abs_diff(known) <= (TOLERANCE + trip / 2).unsigned_abs() {
             return;
         }
@@ -92,7 +94,7 @@ impl ServerTime {
         #[cfg(feature = "tracing")]
         tracing::warn!(
             seconds = offset / 1_000_000,
-            "this machine's clock differs from the memcached server's, which decides: check NTP on both"
+            "clock of this machine differs from the memcached server's clock, which is used; check NTP on both"
         );
     }
 
@@ -106,7 +108,7 @@ impl ServerTime {
     }
 }
 
-/// No instant is that late.
+/// Converts microseconds to a signed number. The fallback is later than every valid instant.
 fn signed(micros: u64) -> i64 {
     i64::try_from(micros).unwrap_or(i64::MAX / 4)
 }
@@ -127,20 +129,20 @@ mod tests {
 
     const YEAR: u64 = 365 * 86_400;
 
-    /// The time that a server reports which is right, up to 2 seconds late.
-    fn reported(now: Timestamp, late: u64) -> u64 {
-        now.minus(late).as_micros() / 1_000_000
+    /// Returns the time that a correct server reports, with a delay in microseconds.
+    fn reported(now: Timestamp, delay: u64) -> u64 {
+        now.minus(delay).as_micros() / 1_000_000
     }
 
     #[test]
-    fn machine_that_is_right_corrects_nothing() {
-        for late in (0..1_000_000).step_by(99_000) {
+    fn correct_machine_clock_is_not_changed() {
+        for delay in (0..1_000_000).step_by(99_000) {
             for fraction in (0..1_000_000).step_by(70_000) {
                 let clock = ManualClock::new(Timestamp::from_micros(1_800_000_000_000_000 + fraction));
                 let time = ServerTime::new(Arc::new(clock.clone()));
                 assert_eq!(time.known(), None);
                 for _ in 0..3 {
-                    time.learn(clock.now(), reported(clock.now(), late));
+                    time.learn(clock.now(), reported(clock.now(), delay));
                     assert_eq!(time.known(), Some(clock.now()));
                     clock.advance(Duration::from_millis(60_123));
                 }
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_that_is_wrong_is_corrected_to_a_second() {
+    fn wrong_machine_clock_is_corrected_to_a_second() {
         let right = ManualClock::new(Timestamp::from_micros(1_800_000_000_300_000));
         for ahead in [3, 60, 61, 90 * 86_400, YEAR] {
             for is_ahead in [false, true] {
@@ -160,11 +162,11 @@ mod tests {
                 time.learn(clock.now(), reported(right.now(), 400_000));
                 let off = time.now().as_micros().abs_diff(right.now().as_micros());
                 assert!(off <= 1_000_000, "{off} us off, of {ahead} s");
-                // The next report does not make it jump.
+                // The next report changes nothing.
                 let before = time.now();
                 time.learn(clock.now(), reported(right.now(), 900_000));
                 assert_eq!(time.now(), before);
-                // The machine's clock is set.
+                // An operator corrects the machine's clock.
                 clock.set(right.now());
                 time.learn(clock.now(), reported(right.now(), 400_000));
                 assert_eq!(time.now(), right.now());

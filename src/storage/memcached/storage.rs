@@ -16,7 +16,9 @@ use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, Clock, Storage, StorageRequest, deadline};
 use crate::{ConfigError, Decision, Key, Policy};
 
-/// Shares states between processes on memcached servers (1.6.10 or later).
+/// A storage that shares states between processes on memcached servers (1.6.10 or later).
+///
+/// # Examples
 ///
 /// ```
 /// use std::time::Duration;
@@ -29,9 +31,16 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 ///
-/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That takes
-/// two round trips, and never admits more than the limit. [`Cas`] has the details. A hit that loses every
-/// race is refused as [contended](crate::Decision::is_contended).
+/// # Decisions
+///
+/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
+/// takes two round trips, and never admits more than the limit. A hit that loses every race is
+/// refused as [contended](crate::Decision::is_contended). [`Cas`] has the details.
+///
+/// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
+/// is built: see [long logs](crate::guide::several_processes#long-logs).
+///
+/// # Options
 ///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
@@ -40,13 +49,14 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// | `max-skew` | `5s` | [`max_skew`](Self::max_skew) |
 /// | `long-logs` | `refuse` | `allow` calls [`allow_long_logs`](Self::allow_long_logs) |
 ///
-/// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer is
-/// built: see [long logs](crate::guide::several_processes#long-logs).
+/// # Connections
 ///
-/// Clones share one connection per server. It needs a tokio runtime with time and I/O, and can be created
-/// outside of one.
+/// Clones share one connection per server. Calls need a tokio runtime with time and I/O. The
+/// storage can be created outside of a runtime.
 ///
-/// | question | guide |
+/// # Guides
+///
+/// | topic | guide |
 /// |---|---|
 /// | URLs, several servers, limits of memcached | [several processes](crate::guide::several_processes#memcached) |
 /// | clocks | [several processes](crate::guide::several_processes#clocks) |
@@ -55,8 +65,8 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///
 /// # Errors
 ///
-/// Calls fail with [`MemcachedStorageError`] if a server fails or does not answer within the timeout. A
-/// state that was sent is not sent again, because the server may have stored it: see
+/// Calls fail with [`MemcachedStorageError`] if a server fails or does not reply within the
+/// timeout. A state that was sent is not sent again, because the server may have stored it: see
 /// [`may_have_counted`](MemcachedStorageError::may_have_counted).
 #[derive(Clone)]
 pub struct MemcachedStorage {
@@ -65,7 +75,7 @@ pub struct MemcachedStorage {
     deadline: Duration,
     long_logs: bool,
     max_skew: Duration,
-    /// Where time is not this machine's: in tests.
+    /// Replaces all clocks in tests.
     clock: Option<Arc<dyn Clock>>,
     cas: Cas<Client>,
 }
@@ -81,12 +91,12 @@ impl MemcachedStorage {
         let machine: Arc<dyn Clock> = Arc::new(MachineClock);
         let client = Client::new(servers, &prefix, deadline, &machine);
         let cas = Cas::new(client.clone());
-        Ok(Self { client, prefix: prefix.into(), deadline, long_logs, max_skew, clock: None, cas }.renewed())
+        Ok(Self { client, prefix: prefix.into(), deadline, long_logs, max_skew, clock: None, cas }.rebuild())
     }
 
-    /// The same, where what decides knows of what was changed.
-    fn renewed(mut self) -> Self {
-        // A little sooner than who waits gives up, who then hears which server it was.
+    /// Applies changed options to the client and to `cas`.
+    fn rebuild(mut self) -> Self {
+        // The client times out shortly before `cas`, because its error names the server.
         self.client = self.client.with(&self.prefix, self.deadline * 15 / 16);
         self.cas = Cas::new(self.client.clone()).deadline(self.deadline).max_skew(self.max_skew);
         if !self.long_logs {
@@ -98,8 +108,9 @@ impl MemcachedStorage {
         self
     }
 
-    /// Sets the prefix of all keys, in place of the URL's. Defaults to `rl`. Use different prefixes for
-    /// programs that share a server and must not share counts.
+    /// Sets the prefix of all keys, instead of the URL's. Defaults to `rl`.
+    ///
+    /// Programs with the same prefix on the same servers share their counts.
     ///
     /// # Panics
     ///
@@ -111,17 +122,18 @@ impl MemcachedStorage {
         or_panic(self.try_prefix(prefix))
     }
 
-    /// As [`prefix`](Self::prefix), without panics.
+    /// Like [`prefix`](Self::prefix), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
+    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{`
+    /// or `}`.
     pub fn try_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
         checked_prefix(prefix)?;
-        Ok(Self { prefix: prefix.into(), ..self }.renewed())
+        Ok(Self { prefix: prefix.into(), ..self }.rebuild())
     }
 
-    /// Sets the timeout of a call, in place of the URL's. Defaults to 100 milliseconds.
+    /// Sets the timeout of a call, instead of the URL's. Defaults to 100 milliseconds.
     ///
     /// # Panics
     ///
@@ -133,103 +145,106 @@ impl MemcachedStorage {
         or_panic(self.try_deadline(deadline))
     }
 
-    /// As [`deadline`](Self::deadline), without panics.
+    /// Like [`deadline`](Self::deadline), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
     /// Returns an error if `deadline` is less than a millisecond or more than an hour.
     pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
         deadline::checked(deadline)?;
-        Ok(Self { deadline, ..self }.renewed())
+        Ok(Self { deadline, ..self }.rebuild())
     }
 
-    /// Allows policies that can keep more than 1,000 log entries per key. By default they are rejected.
+    /// Allows policies that can keep more than 1,000 log entries per key. By default they are
+    /// rejected.
     ///
-    /// Of the library's strategies only the moving window keeps a log. Each hit loads and stores the whole
-    /// log: with 5,000 entries that is 95 kB in each direction. Prefer
+    /// Of the built-in strategies, only the moving window keeps a log. Each hit loads and stores
+    /// the whole log: 5,000 entries are 95 kB in each direction. Prefer
     /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
     #[must_use]
     pub fn allow_long_logs(self) -> Self {
-        Self { long_logs: true, ..self }.renewed()
+        Self { long_logs: true, ..self }.rebuild()
     }
 
-    /// Sets how far the newest decision on a key may be ahead of this node's clock, in place of the URL's.
-    /// Defaults to 5 seconds. The guide explains [clocks](crate::guide::several_processes#clocks).
+    /// Sets the time by which the newest decision on a key may be ahead of this node's clock,
+    /// instead of the URL's. Defaults to 5 seconds. The guide explains
+    /// [clocks](crate::guide::several_processes#clocks).
     ///
     /// # Panics
     ///
-    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an error
-    /// instead.
+    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an
+    /// error instead.
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
         or_panic(self.try_max_skew(max_skew))
     }
 
-    /// As [`max_skew`](Self::max_skew), without panics.
+    /// Like [`max_skew`](Self::max_skew), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
     /// Returns an error if `max_skew` is more than a day.
     pub fn try_max_skew(self, max_skew: Duration) -> Result<Self, ConfigError> {
-        Ok(Self { max_skew: skew::checked(max_skew)?, ..self }.renewed())
+        Ok(Self { max_skew: skew::checked(max_skew)?, ..self }.rebuild())
     }
 
-    /// Sets the clock, in place of the machine's and the servers'; for tests (feature `testing`).
+    /// Sets the clock, instead of this machine's and the servers'. For tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self { clock: Some(Arc::new(clock)), ..self }.renewed()
+        Self { clock: Some(Arc::new(clock)), ..self }.rebuild()
     }
 
-    /// Sets the machine's clock; for tests of clocks that differ (feature `testing`). Unlike
-    /// [`clock`](Self::clock), it is corrected by the servers' time. The returned storage has new
-    /// connections.
+    /// Sets this machine's clock. For tests of clocks that differ (feature `testing`).
+    ///
+    /// Unlike [`clock`](Self::clock), it is corrected by the servers' time. The returned storage
+    /// opens new connections.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn machine_clock(mut self, machine: impl Clock) -> Self {
         let machine: Arc<dyn Clock> = Arc::new(machine);
         self.client = self.client.reconnected(&machine);
-        self.renewed()
+        self.rebuild()
     }
 
-    /// Waits until all servers answer. Call it before a program takes traffic. It tries again until
-    /// `timeout` has passed.
+    /// Waits until all servers reply, for at most `timeout`. Call it before the program takes
+    /// traffic.
     ///
     /// # Errors
     ///
-    /// Returns the last error when `timeout` has passed.
+    /// Returns the last error after `timeout`.
     pub async fn ready(&self, timeout: Duration) -> Result<(), MemcachedStorageError> {
-        self.client.ready(Instant::now() + timeout.min(FOREVER)).await
+        self.client.ready(Instant::now() + timeout.min(MAX_TIMEOUT)).await
     }
 }
 
-/// An instant that is further away cannot be counted on every system.
-const FOREVER: Duration = Duration::from_secs(365 * 86_400);
+/// The longest timeout of `ready`. A later instant can overflow on some systems.
+const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 86_400);
 
-type Later<T> = Pin<Box<dyn Future<Output = Result<T, MemcachedStorageError>> + Send>>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, MemcachedStorageError>> + Send>>;
 
 impl Storage for MemcachedStorage {
     type Error = MemcachedStorageError;
-    type DecideFuture = Later<Decision>;
-    type UpdateFuture = Later<()>;
+    type DecideFuture = BoxFuture<Decision>;
+    type UpdateFuture = BoxFuture<()>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
         if let Some(error) = self.client.overload(self.cas.busy_keys()) {
             return Box::pin(overloaded(error, self.deadline));
         }
-        let decided = self.cas.decide(ask);
-        Box::pin(async { Ok(decided.await?) })
+        let decision = self.cas.decide(request);
+        Box::pin(async { Ok(decision.await?) })
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        let done = self.cas.clear(policy, key);
-        Box::pin(async { Ok(done.await?) })
+        let update = self.cas.clear(policy, key);
+        Box::pin(async { Ok(update.await?) })
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        let done = self.cas.refund(policy, key, decision);
-        Box::pin(async { Ok(done.await?) })
+        let update = self.cas.refund(policy, key, decision);
+        Box::pin(async { Ok(update.await?) })
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

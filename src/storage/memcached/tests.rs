@@ -1,4 +1,4 @@
-//! Loads and swaps, which only the inside can see, against a scripted server.
+//! Tests of the client against a scripted server.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,14 +24,15 @@ struct FakeServer(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    /// The data under each key, and its version.
+    /// The version and the data of each key.
     items: HashMap<String, (u64, Vec<u8>)>,
-    /// The version that was given out last.
+    /// The last version that was assigned.
     last: u64,
     connections: Vec<AbortHandle>,
-    /// The reply to a write whose key contains the first text.
+    /// Pairs of a part of a key and the reply to a write.
     scripted: Vec<(&'static str, &'static str)>,
-    /// The seconds by which the server's clock is ahead. Without a value it does not know `stats`.
+    /// The seconds by which the server's clock is ahead. With `None`, the server does not support
+    /// `stats`.
     ahead: Option<u64>,
     /// The expiry of the last write.
     expiry: u64,
@@ -72,13 +73,13 @@ impl FakeServer {
         Ok(())
     }
 
-    /// Loses all entries, counts versions from the beginning, and closes all connections.
+    /// Deletes all items, restarts the versions, and closes all connections.
     fn restart(&self) {
         let before = std::mem::take(&mut *self.0.lock().unwrap());
         before.connections.iter().for_each(AbortHandle::abort);
     }
 
-    fn entry(&self, key: &str) -> Option<(u64, Vec<u8>)> {
+    fn item(&self, key: &str) -> Option<(u64, Vec<u8>)> {
         self.0.lock().unwrap().items.get(key).cloned()
     }
 }
@@ -110,7 +111,7 @@ impl State {
             ("mg", None, _) => b"EN\r\n",
             ("ms" | "md", None, Some(_)) => b"NF\r\n",
             ("ms" | "md", Some(version), Some(expected)) if version != expected => b"EX\r\n",
-            // Only if there is no entry.
+            // `ME` stores only if the item does not exist.
             ("ms", Some(_), None) if rest.contains(&"ME") => b"NS\r\n",
             ("ms", ..) => {
                 self.last += 1;
@@ -131,7 +132,7 @@ async fn text(client: &Client) -> String {
     client.load("k").await.unwrap().text
 }
 
-/// Returns whether the text was stored.
+/// Returns `true` if the text was stored.
 async fn swap(client: &Client, key: &str, version: &Version, text: &str) -> Result<bool, MemcachedStorageError> {
     Ok(matches!(client.swap(key, version, text, DAY).await?, Swapped::Stored))
 }
@@ -147,7 +148,7 @@ async fn swap_stores_only_in_place_of_the_loaded_version() {
     let swap = async |version: &Version, text: &str| swap(&client, "k", version, text).await.unwrap();
     let nothing = client.load("k").await.unwrap();
     assert_eq!(nothing.text, "");
-    assert!(swap(&nothing.version, "").await, "there is still no entry");
+    assert!(swap(&nothing.version, "").await, "there is no item yet");
     assert!(swap(&nothing.version, "one").await);
     assert!(!swap(&nothing.version, "other").await);
     assert!(!swap(&nothing.version, "").await);
@@ -159,34 +160,34 @@ async fn swap_stores_only_in_place_of_the_loaded_version() {
     let two = client.load("k").await.unwrap();
     assert_eq!(two.text, "two\r\nlines");
     assert!(swap(&two.version, "").await);
-    assert_eq!(server.entry("rl:k"), None);
-    assert!(!swap(&two.version, "three").await, "the entry was removed");
+    assert_eq!(server.item("rl:k"), None);
+    assert!(!swap(&two.version, "three").await, "the item was removed");
     assert!(!swap(&two.version, "").await);
-    // The same text under the same key has another version.
+    // The same text gets a new version.
     put(&client, "one").await;
     assert!(!swap(&one.version, "four").await);
     put(&client, "\u{e9}").await;
     assert_eq!(text(&client).await, "\u{e9}");
 }
 
-/// A server counts versions from the beginning when it starts.
+/// A server restarts its versions when it restarts.
 #[tokio::test]
 async fn version_from_before_a_restart_swaps_nothing() {
     let (server, client) = FakeServer::start().await;
     put(&client, "before").await;
     let before = client.load("k").await.unwrap();
-    let (version, _) = server.entry("rl:k").unwrap();
+    let (version, _) = server.item("rl:k").unwrap();
     server.restart();
     while client.load("k").await.is_err() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     put(&client, "after").await;
-    assert_eq!(server.entry("rl:k"), Some((version, b"after".to_vec())), "the same version of another entry");
+    assert_eq!(server.item("rl:k"), Some((version, b"after".to_vec())), "the same version of another item");
     assert!(!swap(&client, "k", &before.version, "late").await.unwrap());
     assert_eq!(text(&client).await, "after");
 }
 
-/// A proxy replies for a server that is away. It may have passed the request on.
+/// A proxy replies for a server that is down. It may have forwarded the request.
 #[tokio::test]
 async fn error_reply_of_a_proxy_may_have_counted() {
     let (server, client) = FakeServer::start().await;
@@ -199,8 +200,8 @@ async fn error_reply_of_a_proxy_may_have_counted() {
     }
 }
 
-/// A server that is 90 days ahead would take an instant of this machine's clock for one in the past, and
-/// forget what is to be kept for 60 days.
+/// The clock of a server may be 90 days ahead. An instant of this machine's clock, 60 days from
+/// now, is in the server's past, so the item would expire at once.
 #[tokio::test]
 async fn long_expiries_are_instants_of_the_servers_clock() {
     let keep = 60 * DAY;
@@ -210,14 +211,19 @@ async fn long_expiries_are_instants_of_the_servers_clock() {
         let loaded = client.load("k").await.unwrap();
         let now = Timestamp::wall_clock().as_micros() / 1_000_000;
         let seen = loaded.now.unwrap().as_micros() / 1_000_000;
-        assert!(seen.abs_diff(now + ahead.unwrap_or(0)) <= 2, "{seen}, it is {now}, and {ahead:?} there");
+        assert!(
+            seen.abs_diff(now + ahead.unwrap_or(0)) <= 2,
+            "server time {seen}, machine time {now}, ahead by {ahead:?}"
+        );
         assert!(matches!(client.swap("k", &loaded.version, "x", keep).await, Ok(Swapped::Stored)));
         let expiry = server.0.lock().unwrap().expiry;
         match expected {
-            Some(after) => assert!((now + after..now + after + 8).contains(&expiry), "{expiry}, it is {now}"),
-            None => assert_eq!(expiry, 0, "it never expires"),
+            Some(after) => {
+                assert!((now + after..now + after + 8).contains(&expiry), "expiry {expiry}, machine time {now}")
+            }
+            None => assert_eq!(expiry, 0, "the item never expires"),
         }
-        // Shorter ones are spans, which no clock can spoil.
+        // Short expiries are relative, so clocks do not matter.
         let version = client.load("k").await.unwrap().version;
         assert!(matches!(client.swap("k", &version, "y", DAY).await, Ok(Swapped::Stored)));
         assert_eq!(server.0.lock().unwrap().expiry, 86_401);

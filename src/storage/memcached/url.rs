@@ -1,14 +1,14 @@
-//! What a URL says: which servers, and what to call the keys.
+//! Parses memcached URLs.
 
 use std::time::Duration;
 
 use crate::ConfigError;
 use crate::storage::url::{self, Address, Authority, Options, Parts, Wrong};
 
-/// All that a URL says.
+/// The parsed URL.
 #[derive(Debug)]
 pub(super) struct Target {
-    /// At least one.
+    /// The servers, at least one.
     pub(super) servers: Vec<Address>,
     pub(super) prefix: Box<str>,
     pub(super) deadline: Duration,
@@ -16,7 +16,7 @@ pub(super) struct Target {
     pub(super) max_skew: Duration,
 }
 
-/// One of each kind, to choose from.
+/// The valid forms of a URL.
 const EXAMPLES: &str =
     "write memcached://host:11211, memcached://host:11211,host:11211 or memcached+unix:///path/to.sock";
 
@@ -35,14 +35,12 @@ impl Target {
         };
         let Authority { login, hosts } = Authority::parse(parts.authority, PORT, wrong)?;
         if login.password.is_some() {
-            return Err(wrong(
-                "no user and no password can be told to memcached: leave out what is before @".to_owned(),
-            ));
+            return Err(wrong("memcached URLs have no user and password; leave out the text before @".to_owned()));
         }
         let path = parts.decoded_path(wrong)?;
         let servers = if unix {
             if !cfg!(unix) {
-                return Err(wrong("this system has no unix sockets: write memcached://host:11211".to_owned()));
+                return Err(wrong("this system has no Unix sockets; write memcached://host:11211".to_owned()));
             }
             if !hosts.is_empty() || path.len() < 2 {
                 return Err(wrong("write a path from the root, for example memcached+unix:///path/to.sock".to_owned()));
@@ -50,13 +48,13 @@ impl Target {
             vec![Address::Unix(path.into())]
         } else {
             if hosts.is_empty() {
-                return Err(wrong(format!("it names no host: {EXAMPLES}")));
+                return Err(wrong(format!("it names no host; {EXAMPLES}")));
             }
             if path.len() > 1 {
-                return Err(wrong(format!("there is no database {path:?} in memcached: leave it out")));
+                return Err(wrong(format!("memcached has no databases, but the path is {path:?}; leave it out")));
             }
             if let Some((_, twice)) = hosts.iter().enumerate().find(|(at, host)| hosts[..*at].contains(host)) {
-                return Err(wrong(format!("it names {twice} twice: write it once")));
+                return Err(wrong(format!("it names {twice} twice; write it once")));
             }
             hosts.into_iter().map(Address::Tcp).collect()
         };

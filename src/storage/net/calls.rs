@@ -1,7 +1,8 @@
-//! The calls on one connection: how many may be in flight, and whether they are answered.
+//! Limits the calls in flight on a connection, and detects a connection without replies.
 //!
-//! By Little's law a server answers within the deadline only while no more calls are in flight than it answers in a
-//! deadline's time. So their number has a limit, which falls when a deadline passes and rises with answers.
+//! A server can only reply in time if it handles all calls in flight within one deadline (Little's
+//! law). So the number of calls in flight has a limit. The limit falls when a call times out, and
+//! rises with each reply.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,57 +12,57 @@ use tokio::time::{Instant, sleep};
 
 use super::{LinkError, Reconnecting, Usable};
 
-/// The most calls that may be in flight on one connection. The docs of the storages name it.
+/// The largest number of calls in flight on one connection. The docs of the storages state it.
 pub(in crate::storage) const MOST: usize = 1_024;
 
-/// The limit never falls below this number.
+/// The smallest value of the limit.
 const LEAST: usize = 16;
 
-/// So many answers raise the limit by one.
-const ANSWERS_PER_STEP: usize = 16;
+/// The number of replies that raise the limit by one.
+const REPLIES_PER_STEP: usize = 16;
 
-/// A connection is replaced when calls have waited in vain for this many halves of a deadline. Callers that wait for the
-/// whole deadline do so three times.
+/// A connection is replaced when calls have waited without a reply for this many half deadlines. If
+/// all callers wait for the whole deadline, that is after three calls.
 const HALF_DEADLINES: u32 = 5;
 
-/// Fails with this error, after three quarters of the time that the call has. Callers that try again at once would take all time from the
-/// connection otherwise.
-pub(in crate::storage) async fn overloaded<T, E>(error: E, patience: Duration) -> Result<T, E> {
-    sleep(patience * 3 / 4).await;
+/// Returns this error after three quarters of the call's timeout. Without the delay, callers that
+/// retry at once would take all processor time from the connection.
+pub(in crate::storage) async fn overloaded<T, E>(error: E, timeout: Duration) -> Result<T, E> {
+    sleep(timeout * 3 / 4).await;
     Err(error)
 }
 
-/// The calls on one connection.
+/// The state of the calls on one connection.
 pub(in crate::storage) struct Calls {
     in_flight: AtomicUsize,
-    /// The limit of `in_flight`, times `ANSWERS_PER_STEP`.
+    /// The limit of `in_flight`, times `REPLIES_PER_STEP`.
     limit: AtomicUsize,
-    /// Set while `waits` is not empty. Most answers need not take its lock.
+    /// `true` while `silence` is not empty. Most replies need not take its lock.
     is_silent: AtomicBool,
-    waits: Mutex<Waits>,
+    silence: Mutex<Silence>,
 }
 
-/// The time that calls have waited in vain since anything was heard.
+/// The time that calls have waited without a reply since the last reply.
 #[derive(Default)]
-struct Waits {
+struct Silence {
     total: Duration,
     /// The end of the last wait. Waits that overlap are counted once.
     until: Option<Instant>,
-    /// The longest time that a call was willing to wait.
-    patience: Duration,
-    /// When the limit fell. Calls that began before do not lower it again.
+    /// The longest timeout of these calls.
+    timeout: Duration,
+    /// The time when the limit last fell. Calls that began before do not lower it again.
     lowered: Option<Instant>,
 }
 
-/// The callers that wait for a connection. Their number has a limit too.
+/// Counts the callers that wait for a connection. Their number has a limit too.
 #[derive(Default)]
 pub(super) struct Waiters(AtomicUsize);
 
-/// One of the callers that wait.
+/// Counts one waiting caller until it is dropped.
 pub(super) struct Waiter<'a>(&'a Waiters);
 
 impl Waiters {
-    /// Returns `None` if too many wait.
+    /// Adds a caller. Returns `None` if too many callers wait.
     pub(super) fn enter(&self) -> Option<Waiter<'_>> {
         let waiter = Waiter(self);
         (self.0.fetch_add(1, Ordering::Relaxed) < MOST).then_some(waiter)
@@ -83,53 +84,56 @@ pub(in crate::storage) trait Connected: Usable {
     fn calls(&self) -> &Calls;
 }
 
-/// A call in flight. Dropped without an answer it counts as a wait in vain, also when its caller left early.
+/// A call in flight. If it is dropped without a reply, it counts as silence, even if its caller
+/// left early.
 pub(in crate::storage) struct Call<'a, T: Connected + Send + Sync + 'static, E: LinkError> {
     of: &'a Reconnecting<T, E>,
     connection: &'a Arc<T>,
     begun: Instant,
-    patience: Duration,
+    timeout: Duration,
     is_answered: bool,
 }
 
 impl<T: Connected + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
-    /// Returns the error of a call that does not fit at the moment. This is cheaper than preparing the call first.
+    /// Returns an error if too many calls are in flight at the moment. Callers check this before
+    /// they prepare a call, which costs more.
     pub(in crate::storage) fn overload(&self) -> Option<E> {
         let (count, limit) = self.value().map_or_else(
             || (self.waiting.count(), MOST),
             |connection| {
                 let Calls { in_flight, limit, .. } = connection.calls();
-                (in_flight.load(Ordering::Relaxed), limit.load(Ordering::Relaxed) / ANSWERS_PER_STEP)
+                (in_flight.load(Ordering::Relaxed), limit.load(Ordering::Relaxed) / REPLIES_PER_STEP)
             },
         );
         (count >= limit).then(|| E::overloaded(self.name(), limit))
     }
 
-    /// Begins a call that is willing to wait until `deadline`.
+    /// Begins a call that times out at `deadline`.
     ///
     /// # Errors
     ///
-    /// When too many are in flight, after three quarters of the time until the deadline.
+    /// Returns an error if too many calls are in flight. The error is delayed by three quarters of
+    /// the time until the deadline.
     pub(in crate::storage) async fn begin<'a>(
         &'a self,
         connection: &'a Arc<T>,
         deadline: Instant,
     ) -> Result<Call<'a, T, E>, E> {
         let Calls { in_flight, limit, .. } = connection.calls();
-        let limit = limit.load(Ordering::Relaxed) / ANSWERS_PER_STEP;
+        let limit = limit.load(Ordering::Relaxed) / REPLIES_PER_STEP;
         if in_flight.fetch_add(1, Ordering::Relaxed) >= limit {
             in_flight.fetch_sub(1, Ordering::Relaxed);
-            let patience = deadline.saturating_duration_since(Instant::now());
-            return overloaded(E::overloaded(self.name(), limit), patience).await;
+            let timeout = deadline.saturating_duration_since(Instant::now());
+            return overloaded(E::overloaded(self.name(), limit), timeout).await;
         }
         let begun = Instant::now();
-        let patience = deadline.saturating_duration_since(begun);
-        Ok(Call { of: self, connection, begun, patience, is_answered: false })
+        let timeout = deadline.saturating_duration_since(begun);
+        Ok(Call { of: self, connection, begun, timeout, is_answered: false })
     }
 }
 
 impl<T: Connected + Send + Sync + 'static, E: LinkError> Call<'_, T, E> {
-    /// Something was heard on the connection.
+    /// Ends the call with a reply.
     pub(in crate::storage) fn answered(mut self) {
         self.is_answered = true;
     }
@@ -140,8 +144,8 @@ impl<T: Connected + Send + Sync + 'static, E: LinkError> Drop for Call<'_, T, E>
         let calls = self.connection.calls();
         calls.in_flight.fetch_sub(1, Ordering::Relaxed);
         if self.is_answered {
-            calls.heard();
-        } else if calls.waited_in_vain(self.begun, self.patience) {
+            calls.record_reply();
+        } else if calls.record_silence(self.begun, self.timeout) {
             self.of.give_up(self.connection, None);
         }
     }
@@ -151,46 +155,48 @@ impl Default for Calls {
     fn default() -> Self {
         Self {
             in_flight: AtomicUsize::new(0),
-            limit: AtomicUsize::new(MOST * ANSWERS_PER_STEP),
+            limit: AtomicUsize::new(MOST * REPLIES_PER_STEP),
             is_silent: AtomicBool::new(false),
-            waits: Mutex::default(),
+            silence: Mutex::default(),
         }
     }
 }
 
 impl Calls {
-    fn heard(&self) {
-        // Calls that end at the same time may raise it a little above the most, or lose a step.
+    fn record_reply(&self) {
+        // Calls that end at the same time may raise the limit slightly above the maximum, or lose a
+        // step.
         let limit = self.limit.load(Ordering::Relaxed);
-        if limit < MOST * ANSWERS_PER_STEP {
+        if limit < MOST * REPLIES_PER_STEP {
             self.limit.store(limit + 1, Ordering::Relaxed);
         }
-        // A write would be shared by all who use the connection.
+        // Read before writing: a write would invalidate the cache line of all other threads.
         if self.is_silent.load(Ordering::Relaxed) {
-            let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-            (waits.total, waits.until) = (Duration::ZERO, None);
+            let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
+            (silence.total, silence.until) = (Duration::ZERO, None);
             self.is_silent.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Returns `true` when the connection has been silent for too long.
-    fn waited_in_vain(&self, begun: Instant, patience: Duration) -> bool {
-        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Records a call without a reply. Returns `true` if the connection has been silent for too
+    /// long.
+    fn record_silence(&self, begun: Instant, timeout: Duration) -> bool {
+        let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let from = waits.until.map_or(begun, |until| until.max(begun));
-        // Who looks at the clock so late is on a busy machine, which may not have read the answer yet.
-        if now < begun + patience * 3 / 2 {
-            waits.total += now.saturating_duration_since(from);
+        let from = silence.until.map_or(begun, |until| until.max(begun));
+        // A call that ends this late is on a busy machine, which may not have read the reply yet.
+        if now < begun + timeout * 3 / 2 {
+            silence.total += now.saturating_duration_since(from);
         }
-        waits.until = Some(now);
-        waits.patience = waits.patience.max(patience);
-        if now >= begun + patience && waits.lowered.is_none_or(|lowered| lowered <= begun) {
+        silence.until = Some(now);
+        silence.timeout = silence.timeout.max(timeout);
+        if now >= begun + timeout && silence.lowered.is_none_or(|lowered| lowered <= begun) {
             let limit = self.limit.load(Ordering::Relaxed) / 10 * 7;
-            self.limit.store(limit.max(LEAST * ANSWERS_PER_STEP), Ordering::Relaxed);
-            waits.lowered = Some(now);
+            self.limit.store(limit.max(LEAST * REPLIES_PER_STEP), Ordering::Relaxed);
+            silence.lowered = Some(now);
         }
         self.is_silent.store(true, Ordering::Relaxed);
-        waits.total * 2 >= waits.patience * HALF_DEADLINES
+        silence.total * 2 >= silence.timeout * HALF_DEADLINES
     }
 }
 
@@ -198,21 +204,21 @@ impl Calls {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_millis(100);
+    const TIMEOUT: Duration = Duration::from_millis(100);
 
     fn limit(calls: &Calls) -> usize {
-        calls.limit.load(Ordering::Relaxed) / ANSWERS_PER_STEP
+        calls.limit.load(Ordering::Relaxed) / REPLIES_PER_STEP
     }
 
     #[tokio::test(start_paused = true)]
-    async fn callers_that_leave_early_show_silence_too() {
+    async fn callers_that_leave_early_count_as_silence() {
         let calls = Calls::default();
         let mut left = 0;
         loop {
             let begun = Instant::now();
-            tokio::time::advance(PATIENCE / 10).await;
+            tokio::time::advance(TIMEOUT / 10).await;
             left += 1;
-            if calls.waited_in_vain(begun, PATIENCE) {
+            if calls.record_silence(begun, TIMEOUT) {
                 break;
             }
         }
@@ -221,34 +227,34 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waits_that_overlap_count_once_and_an_answer_ends_the_silence() {
+    async fn overlapping_waits_count_once_and_a_reply_ends_the_silence() {
         let calls = Calls::default();
         for _ in 0..2 {
             for _ in 0..2 {
                 let begun = Instant::now();
-                tokio::time::advance(PATIENCE).await;
-                assert!((0..50).all(|_| !calls.waited_in_vain(begun, PATIENCE)));
+                tokio::time::advance(TIMEOUT).await;
+                assert!((0..50).all(|_| !calls.record_silence(begun, TIMEOUT)));
             }
-            calls.heard();
+            calls.record_reply();
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn limit_falls_once_per_deadline_and_rises_with_answers() {
+    async fn limit_falls_once_per_deadline_and_rises_with_replies() {
         let calls = Calls::default();
         let begun = Instant::now();
-        tokio::time::advance(PATIENCE).await;
-        assert!((0..50).all(|_| !calls.waited_in_vain(begun, PATIENCE)));
+        tokio::time::advance(TIMEOUT).await;
+        assert!((0..50).all(|_| !calls.record_silence(begun, TIMEOUT)));
         let lowered = limit(&calls);
         assert!((700..720).contains(&lowered), "{lowered}");
-        (0..160).for_each(|_| calls.heard());
+        (0..160).for_each(|_| calls.record_reply());
         assert_eq!(limit(&calls), lowered + 10);
-        (0..100_000).for_each(|_| calls.heard());
+        (0..100_000).for_each(|_| calls.record_reply());
         assert_eq!(limit(&calls), MOST);
         for _ in 0..50 {
             let begun = Instant::now();
-            tokio::time::advance(PATIENCE).await;
-            let _ = calls.waited_in_vain(begun, PATIENCE);
+            tokio::time::advance(TIMEOUT).await;
+            let _ = calls.record_silence(begun, TIMEOUT);
         }
         assert_eq!(limit(&calls), LEAST);
     }

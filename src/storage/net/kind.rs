@@ -1,23 +1,25 @@
-//! What may go wrong between us and a server, and what that means for a hit.
+//! The kinds of errors of a call to a server.
 
 use std::fmt;
 
+/// Shared by the errors of all server storages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::storage) enum Kind {
-    /// There was no connection: nothing was sent.
+    /// The connection could not be opened. The call was not sent.
     Unreached,
-    /// Too many calls are in flight: nothing was sent.
+    /// Too many calls are in flight. The call was not sent.
     Overloaded { in_flight: usize },
-    /// The deadline passed.
+    /// The call timed out.
     Late { sent: bool },
-    /// The connection broke after the command was sent, or what came back is no reply.
+    /// The connection broke after the command was sent, or the reply could not be parsed.
     Lost,
-    /// The server says no.
+    /// The server refused the command, and has not executed it.
     Refused,
-    /// A reply that is not what the command answers.
+    /// The reply is not one of the replies to the command.
     Unexpected,
-    /// There was nothing wrong with the server.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "others say so with `CasError`"))]
+    /// The server works, but there is no decision, for example because other processes won every
+    /// race.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "the other storages return a `CasError`"))]
     Undecided { sent: bool },
 }
 
@@ -26,7 +28,7 @@ impl Kind {
         matches!(self, Self::Late { .. })
     }
 
-    /// Whether what was sent may have been done all the same.
+    /// Returns `true` if the server may have executed the call.
     pub(in crate::storage) fn may_have_counted(self) -> bool {
         !matches!(
             self,
@@ -38,19 +40,19 @@ impl Kind {
         )
     }
 
-    /// What went wrong with `server`, without why.
+    /// Writes the message of this kind of error, without its cause.
     pub(in crate::storage) fn write(self, server: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreached => write!(f, "cannot reach {server}"),
             Self::Overloaded { in_flight } => {
-                write!(f, "overloaded: {in_flight} calls to {server} are in flight, and this one was not sent")
+                write!(f, "overloaded: {in_flight} calls to {server} are in flight, this call was not sent")
             }
             Self::Late { sent: true } => write!(f, "{server} did not answer within the deadline"),
-            Self::Late { sent: false } => write!(f, "there was no connection to {server} within the deadline"),
-            Self::Lost => write!(f, "lost the connection to {server}"),
-            Self::Refused => write!(f, "{server} refused"),
-            Self::Unexpected => write!(f, "{server} answered something else"),
-            Self::Undecided { .. } => f.write_str("nothing was decided"),
+            Self::Late { sent: false } => write!(f, "no connection to {server} within the deadline"),
+            Self::Lost => write!(f, "connection to {server} lost"),
+            Self::Refused => write!(f, "{server} refused the command"),
+            Self::Unexpected => write!(f, "unexpected reply from {server}"),
+            Self::Undecided { .. } => f.write_str("no decision was made"),
         }
     }
 }

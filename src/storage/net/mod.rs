@@ -1,4 +1,4 @@
-//! What the ways to all servers have in common: connected when they are used, and again after failures.
+//! Connections to servers: opened at the first use, and opened again after failures.
 
 mod calls;
 mod kind;
@@ -17,17 +17,18 @@ pub(super) use self::kind::Kind;
 pub(super) use self::ready::until_ready;
 pub(super) use self::reconnect::{Reconnecting, Usable};
 
-/// How long connecting may take, whoever waits for it.
+/// The timeout of an attempt to connect. It does not depend on the timeouts of the waiting calls.
 pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 
-/// Why there is no answer, as one kind of server tells it. Many may be told the same.
+/// The error of a server storage. One error may be returned to many callers, so it can be cloned.
 pub(super) trait LinkError: Clone + fmt::Debug + Send + Sync + 'static {
-    /// There was no connection to `server` in time.
+    /// Creates the error of a call that had no connection to `server` in time.
     fn late(server: &str) -> Self;
 
-    /// So many calls are in flight on the connection to `server` that this one was not sent.
+    /// Creates the error of a call that was not sent, because `in_flight` calls to `server` were in
+    /// flight.
     fn overloaded(server: &str, in_flight: usize) -> Self;
 
-    /// Whether a deadline has passed.
+    /// Returns `true` for a timeout.
     fn is_timeout(&self) -> bool;
 }

@@ -1,4 +1,4 @@
-//! Waiting for servers before they are used.
+//! Waits until servers are ready.
 
 use std::time::Duration;
 
@@ -6,34 +6,34 @@ use tokio::time::{Instant, sleep_until};
 
 use super::LinkError;
 
-/// Between two looks at servers that are not ready yet.
-const AGAIN: Duration = Duration::from_millis(20);
+/// The delay between two checks.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
 
-/// For how long one look at them may take.
-const LOOK: Duration = Duration::from_secs(1);
+/// The timeout of one check.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Looks again and again, each time until the instant that `look` is told.
+/// Repeats `check` until it succeeds. The argument of `check` is the deadline of that check.
 ///
 /// # Errors
 ///
-/// What was last wrong when `deadline` has passed.
-pub(in crate::storage) async fn until_ready<E, F>(deadline: Instant, look: impl Fn(Instant) -> F) -> Result<(), E>
+/// Returns the last error at `deadline`. A timeout does not replace an earlier error, which
+/// explains more.
+pub(in crate::storage) async fn until_ready<E, F>(deadline: Instant, check: impl Fn(Instant) -> F) -> Result<(), E>
 where
     E: LinkError,
     F: Future<Output = Result<(), E>>,
 {
-    let mut why = None;
+    let mut last = None;
     loop {
-        let Err(error) = look((Instant::now() + LOOK).min(deadline)).await else { return Ok(()) };
-        // That there was no time left says less than what was wrong before.
-        let why = match &why {
+        let Err(error) = check((Instant::now() + CHECK_TIMEOUT).min(deadline)).await else { return Ok(()) };
+        let error = match &last {
             Some(before) if error.is_timeout() => before,
-            _ => why.insert(error),
+            _ => last.insert(error),
         };
-        let again = Instant::now() + AGAIN;
-        if again >= deadline {
-            return Err(why.clone());
+        let retry = Instant::now() + RETRY_AFTER;
+        if retry >= deadline {
+            return Err(error.clone());
         }
-        sleep_until(again).await;
+        sleep_until(retry).await;
     }
 }

@@ -1,4 +1,4 @@
-//! What takes I/O to make: one attempt at a time, in a task of its own, for all who wait for it.
+//! A connection that is opened on demand, in a background task that all callers share.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,28 +12,31 @@ use super::calls::{MOST, Waiters, overloaded};
 use super::race::{TRIES, race};
 use super::{CONNECT_WITHIN, LinkError};
 
-/// After a failed attempt, for so long nobody makes another; each failure doubles it.
-const SHORTEST_WAIT: Duration = Duration::from_millis(20);
-const LONGEST_WAIT: Duration = Duration::from_millis(200);
+/// The backoff after a failed attempt. Each failure doubles it, up to [`MAX_BACKOFF`].
+const MIN_BACKOFF: Duration = Duration::from_millis(20);
+const MAX_BACKOFF: Duration = Duration::from_millis(200);
 
-/// What was made a moment ago is not made anew for many who doubt it at once.
+/// A value that is younger than this is not replaced, so that many callers do not replace it at
+/// once.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// An attempt that takes longer may be on a runtime that nobody drives, where it does not even find out that it is late.
-const STANDS_STILL: Duration = CONNECT_WITHIN.saturating_mul(2);
+/// An attempt that takes longer is abandoned. Its runtime may not be running, so its own timeout
+/// would not fire.
+const STALLED_AFTER: Duration = CONNECT_WITHIN.saturating_mul(2);
 
-/// A value that somebody wants, made when it is wanted.
+/// A value, such as a connection, that is made on demand and made again after failures.
 ///
-/// No lock is held while anything is waited for. An attempt goes on when all who wanted it have gone; when its runtime ends
-/// with it, or [stands still](STANDS_STILL), the next who wants the value makes another. Whichever succeeds first is the value.
+/// There is one attempt at a time, and it continues if its callers are dropped. If its runtime ends
+/// or [stalls](STALLED_AFTER), the next caller starts another attempt. The attempt that succeeds
+/// first sets the value. No lock is held across an `await`.
 pub(in crate::storage) struct Reconnecting<T, E> {
-    /// Named in errors.
+    /// The server's address, for error messages.
     name: Box<str>,
     pub(super) waiting: Waiters,
     state: Mutex<State<T, E>>,
 }
 
-/// What can become useless by itself.
+/// A value that can become unusable, such as a closed connection.
 pub(in crate::storage) trait Usable {
     fn is_usable(&self) -> bool {
         true
@@ -42,22 +45,23 @@ pub(in crate::storage) trait Usable {
 
 struct State<T, E> {
     value: Option<Arc<T>>,
-    /// The attempt that was begun last, if it is running.
+    /// The last attempt, if it is still running.
     attempt: Option<Running>,
     attempts: u64,
-    /// Why there is no value, which is the answer until `not_before`.
+    /// The error of the last attempt. Callers get it until `not_before`.
     failure: Option<E>,
+    /// The earliest time of the next attempt.
     not_before: Instant,
-    wait: Duration,
+    backoff: Duration,
 }
 
 #[derive(Clone)]
 struct Running {
-    /// The how manieth it is.
+    /// The attempt's number.
     number: u64,
-    /// Closed when it ends.
+    /// Closed when the attempt ends.
     ended: watch::Receiver<()>,
-    /// If it has not ended by then, others need not wait for it.
+    /// The time after which the attempt is considered stalled.
     until: Instant,
 }
 
@@ -69,8 +73,8 @@ enum Found<T, E> {
 
 impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
     pub(in crate::storage) fn new(name: &str) -> Arc<Self> {
-        let (not_before, wait) = (Instant::now(), SHORTEST_WAIT);
-        let state = State { value: None, attempt: None, attempts: 0, failure: None, not_before, wait };
+        let (not_before, backoff) = (Instant::now(), MIN_BACKOFF);
+        let state = State { value: None, attempt: None, attempts: 0, failure: None, not_before, backoff };
         Arc::new(Self { name: name.into(), waiting: Waiters::default(), state: Mutex::new(state) })
     }
 
@@ -78,8 +82,13 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
         &self.name
     }
 
-    /// The value, if it is there by `deadline`; `make` is called when there is none, nobody makes one, and it has not failed a
-    /// moment ago.
+    /// Returns the value. Calls `make` if there is no value, no attempt is running, and the backoff
+    /// is over.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the last attempt during the backoff, a timeout at `deadline`, and an
+    /// overload error if too many callers wait.
     pub(in crate::storage) async fn get<F>(
         self: &Arc<Self>,
         deadline: Instant,
@@ -95,21 +104,22 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
                 Found::Attempt(attempt) => attempt,
             };
             let Some(waiter) = self.waiting.enter() else {
-                let patience = deadline.saturating_duration_since(Instant::now());
-                return overloaded(E::overloaded(&self.name, MOST), patience).await;
+                let timeout = deadline.saturating_duration_since(Instant::now());
+                return overloaded(E::overloaded(&self.name, MOST), timeout).await;
             };
-            // Whether it has ended or is to be waited for no longer, the next look tells.
+            // The next iteration checks whether the attempt has ended or stalled.
             let _ = timeout_at(deadline.min(attempt.until), attempt.ended.changed()).await;
             drop(waiter);
             if Instant::now() >= deadline {
                 return Err(E::late(&self.name));
             }
-            // On a runtime that is ending, each attempt ends before it begins, and so is to end who waits.
+            // On a runtime that shuts down, each attempt ends before it begins. Yielding lets this
+            // task end too.
             yield_now().await;
         }
     }
 
-    /// The present value, if it is usable.
+    /// Returns the current value, if it is usable.
     pub(in crate::storage) fn value(&self) -> Option<Arc<T>> {
         self.lock().value.as_ref().filter(|value| value.is_usable()).cloned()
     }
@@ -131,8 +141,8 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
         }
     }
 
-    /// Makes another value in the background, in whose place the present one stays meanwhile; not while one is being made, nor
-    /// right after one has been or has failed.
+    /// Makes another value in the background. The current one is used until then. Does nothing
+    /// while an attempt is running, or shortly after one has ended.
     #[cfg(feature = "redis-cluster")]
     pub(in crate::storage) fn renew<F>(self: &Arc<Self>, make: impl Fn() -> F)
     where
@@ -144,14 +154,15 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
         }
     }
 
-    /// The value is of no more use, and another is to be made at once, or after a moment with `error` as the answer.
+    /// Discards the value. With an `error`, callers get that error until the backoff is over.
+    /// Without one, the next caller makes another value at once.
     pub(in crate::storage) fn give_up(&self, value: &Arc<T>, error: Option<&E>) {
         let mut state = self.lock();
-        if state.value.as_ref().is_some_and(|present| Arc::ptr_eq(present, value)) {
-            let given_up = state.value.take();
-            (state.failure, state.not_before) = (error.cloned(), Instant::now() + LONGEST_WAIT);
+        if state.value.as_ref().is_some_and(|current| Arc::ptr_eq(current, value)) {
+            let discarded = state.value.take();
+            (state.failure, state.not_before) = (error.cloned(), Instant::now() + MAX_BACKOFF);
             drop(state);
-            drop(given_up);
+            drop(discarded);
         }
     }
 
@@ -161,9 +172,9 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
     {
         let (running, ended) = watch::channel(());
         state.attempts += 1;
-        let begun = Running { number: state.attempts, ended, until: Instant::now() + STANDS_STILL };
+        let begun = Running { number: state.attempts, ended, until: Instant::now() + STALLED_AFTER };
         state.attempt = Some(begun.clone());
-        // A runtime that is ending drops what is spawned at once, and that takes the lock.
+        // A runtime that shuts down drops a spawned task at once. Dropping the task takes the lock.
         drop(state);
         let mut attempt = Attempt { of: Arc::clone(self), number: begun.number, made: None, _running: running };
         tokio::spawn(async move {
@@ -177,18 +188,18 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
     fn end(&self, number: u64, made: Option<Result<T, E>>) {
         let mut state = self.lock();
         let is_last = state.attempt.take_if(|attempt| attempt.number == number).is_some();
-        let is_there = state.value.as_ref().is_some_and(|value| value.is_usable());
-        // One that others did not wait for any more, and that comes too late.
-        let made = made.filter(|made| is_last || (made.is_ok() && !is_there));
+        let has_value = state.value.as_ref().is_some_and(|value| value.is_usable());
+        // An abandoned attempt only counts if it succeeded and there is no value yet.
+        let made = made.filter(|made| is_last || (made.is_ok() && !has_value));
         let before = match made {
             Some(Ok(value)) => {
-                (state.failure, state.wait) = (None, SHORTEST_WAIT);
+                (state.failure, state.backoff) = (None, MIN_BACKOFF);
                 state.not_before = Instant::now() + FRESH;
                 state.value.replace(Arc::new(value))
             }
             Some(Err(error)) => {
-                (state.failure, state.not_before) = (Some(error), Instant::now() + state.wait);
-                state.wait = (state.wait * 2).min(LONGEST_WAIT);
+                (state.failure, state.not_before) = (Some(error), Instant::now() + state.backoff);
+                state.backoff = (state.backoff * 2).min(MAX_BACKOFF);
                 None
             }
             None => None,
@@ -204,7 +215,8 @@ impl<T, E> Reconnecting<T, E> {
     }
 }
 
-/// Ends however its task ends, also when a runtime drops it: first the state, then who waits is told.
+/// Ends the attempt when its task ends, even if the runtime drops the task. Updates the state
+/// first, and then wakes the waiting callers.
 struct Attempt<T: Usable + Send + Sync + 'static, E: LinkError> {
     of: Arc<Reconnecting<T, E>>,
     number: u64,
@@ -221,10 +233,10 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Drop for Attempt<T, E> {
 impl<T, E: fmt::Debug> fmt::Debug for Reconnecting<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.lock();
-        let (there, failure) = (state.value.is_some(), &state.failure);
-        f.debug_struct("Renewed")
+        let (has_value, failure) = (state.value.is_some(), &state.failure);
+        f.debug_struct("Reconnecting")
             .field("name", &self.name)
-            .field("there", &there)
+            .field("has_value", &has_value)
             .field("failure", failure)
             .finish_non_exhaustive()
     }
@@ -266,45 +278,45 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_left_where_nobody_drives_it_is_not_waited_for_for_ever() {
-        let (left, driven) = (runtime(), runtime());
-        let renewed = Reconnecting::<Made, Late>::new("it");
+    fn attempt_on_a_runtime_that_is_not_running_is_abandoned() {
+        let (stopped, running) = (runtime(), runtime());
+        let connection = Reconnecting::<Made, Late>::new("it");
         let soon = || Instant::now() + Duration::from_millis(100);
-        let late = left.block_on(async { renewed.get(soon(), pending::<Result<Made, Late>>).await });
+        let late = stopped.block_on(async { connection.get(soon(), pending::<Result<Made, Late>>).await });
         assert_eq!(late, Err(Late));
-        driven.block_on(async {
+        running.block_on(async {
             let made = AtomicU32::new(0);
             let make = || ready(Ok(Made(made.fetch_add(1, Ordering::SeqCst))));
-            assert_eq!(renewed.get(soon(), make).await, Err(Late), "it may still be made");
-            let value = renewed.get(Instant::now() + STANDS_STILL, make).await;
+            assert_eq!(connection.get(soon(), make).await, Err(Late), "the first attempt may still succeed");
+            let value = connection.get(Instant::now() + STALLED_AFTER, make).await;
             assert_eq!(value, Ok(Arc::new(Made(0))));
         });
-        // What ends later changes nothing.
-        drop(left);
-        driven.block_on(async {
-            let value = renewed.get(soon(), pending::<Result<Made, Late>>).await;
+        // The end of the abandoned attempt changes nothing.
+        drop(stopped);
+        running.block_on(async {
+            let value = connection.get(soon(), pending::<Result<Made, Late>>).await;
             assert_eq!(value, Ok(Arc::new(Made(0))));
         });
     }
 
     #[test]
-    fn whichever_of_two_attempts_succeeds_first_is_the_value() {
+    fn attempt_that_succeeds_first_sets_the_value() {
         runtime().block_on(async {
-            let renewed = Reconnecting::<Made, Late>::new("it");
-            let (tell, mut told) = watch::channel(false);
+            let connection = Reconnecting::<Made, Late>::new("it");
+            let (release, mut released) = watch::channel(false);
             let slow = || {
-                let mut told = told.clone();
-                async move { told.wait_for(|told| *told).await.map(|_| Made(1)).map_err(|_| Late) }
+                let mut released = released.clone();
+                async move { released.wait_for(|released| *released).await.map(|_| Made(1)).map_err(|_| Late) }
             };
-            assert_eq!(renewed.get(Instant::now() + STANDS_STILL / 2, slow).await, Err(Late));
-            let fails = async || renewed.get(Instant::now() + STANDS_STILL, || ready(Err(Late))).await;
+            assert_eq!(connection.get(Instant::now() + STALLED_AFTER / 2, slow).await, Err(Late));
+            let fails = async || connection.get(Instant::now() + STALLED_AFTER, || ready(Err(Late))).await;
             assert_eq!(fails().await, Err(Late));
-            told.mark_unchanged();
-            tell.send_replace(true);
-            let deadline = Instant::now() + STANDS_STILL;
-            while renewed.get(deadline, || ready(Err(Late))).await != Ok(Arc::new(Made(1))) {
+            released.mark_unchanged();
+            release.send_replace(true);
+            let deadline = Instant::now() + STALLED_AFTER;
+            while connection.get(deadline, || ready(Err(Late))).await != Ok(Arc::new(Made(1))) {
                 assert!(Instant::now() < deadline);
-                tokio::time::sleep(SHORTEST_WAIT / 2).await;
+                tokio::time::sleep(MIN_BACKOFF / 2).await;
             }
         });
     }

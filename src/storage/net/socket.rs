@@ -1,4 +1,4 @@
-//! TCP as it is used here: at once, and noticing silence.
+//! TCP connections without Nagle's algorithm, and with timeouts that detect a dead peer.
 
 use std::io;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use tokio::net::TcpStream;
 
 use crate::storage::url::Host;
 
-/// What was sent and has not been acknowledged for so long breaks the connection.
+/// The connection breaks if sent data is not acknowledged within this time.
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
 const UNACKNOWLEDGED: Duration = Duration::from_secs(2);
 
-/// A connection that nobody used for so long is asked whether it still is one.
+/// TCP sends keepalive probes after this idle time.
 const IDLE: Duration = Duration::from_secs(15);
 
 pub(in crate::storage) async fn open(host: &Host) -> io::Result<TcpStream> {

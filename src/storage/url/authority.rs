@@ -1,4 +1,4 @@
-//! Who asks, and whom: `user:password@host:port,host:port`.
+//! The authority of a URL: `user:password@host:port,host:port`.
 
 use std::net::Ipv6Addr;
 
@@ -21,34 +21,34 @@ impl Authority {
     }
 }
 
-/// Nothing of it is ever quoted.
+/// Parses the user and the password. Errors never quote them.
 fn login(text: &str, wrong: &Wrong<'_>) -> Result<Login, ConfigError> {
     if text.contains('@') {
-        return Err(wrong("in a user or a password @ is written %40".to_owned()));
+        return Err(wrong("write @ in a user or a password as %40".to_owned()));
     }
     let Some((user, password)) = text.split_once(':') else {
-        return Err(wrong("what stands before @ has no password: write user:password@ or :password@".to_owned()));
+        return Err(wrong("there is no password before @; write user:password@ or :password@".to_owned()));
     };
-    let part = |text: &str| decoded(text).map_err(|why| wrong(format!("in the user or the password {why}")));
+    let part = |text: &str| decoded(text).map_err(|why| wrong(format!("invalid user or password: {why}")));
     let (user, password) = (part(user)?, part(password)?);
     if password.is_empty() {
-        return Err(wrong("the password before @ is empty: write user:password@, or leave all of it out".to_owned()));
+        return Err(wrong("the password before @ is empty; write user:password@, or leave out user and @".to_owned()));
     }
     Ok(Login { user: Some(user).filter(|user| !user.is_empty()), password: Some(password) })
 }
 
 fn host(text: &str, port: u16, wrong: &Wrong<'_>) -> Result<Host, ConfigError> {
-    Host::read(text, port).ok_or_else(|| {
+    Host::parse(text, port).ok_or_else(|| {
         let help = format!("write host:{port}, 192.0.2.1:{port} or [2001:db8::1]:{port}");
         if may_be_login(text) {
-            return wrong(format!("a host cannot be read: {help}, and a password as user:password@ before it"));
+            return wrong(format!("invalid host; {help}, and a password as user:password@ before the host"));
         }
-        wrong(format!("{text:?} is no host: {help}"))
+        wrong(format!("invalid host {text:?}; {help}"))
     })
 }
 
-/// Returns `true` if a host cannot be shown, since behind its colon is neither a port nor an IPv6 address
-/// but perhaps a password, whose `@` was forgotten.
+/// Returns `true` if the host must not be shown, because it may be a login without its `@`: the
+/// text after the colon is neither a port nor an IPv6 address, so it may be a password.
 pub(super) fn may_be_login(host: &str) -> bool {
     let is_address = |text: &str| text.parse::<Ipv6Addr>().is_ok();
     let is_port = |text: &str| text.len() <= 5 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'+' | b'-'));
@@ -60,8 +60,8 @@ pub(super) fn may_be_login(host: &str) -> bool {
 }
 
 impl Host {
-    /// A name or an address, perhaps with a port.
-    fn read(text: &str, port: u16) -> Option<Self> {
+    /// Parses a name or an address, with an optional port.
+    fn parse(text: &str, port: u16) -> Option<Self> {
         let (name, rest) = if let Some(inside) = text.strip_prefix('[') {
             let (address, rest) = inside.split_once(']')?;
             (address.parse::<Ipv6Addr>().ok()?.to_string(), rest)

@@ -1,4 +1,4 @@
-//! What URLs of servers have in common: `scheme://user:password@host:port,host/path?option=value`.
+//! Parses the URLs of servers: `scheme://user:password@host:port,host/path?option=value`.
 
 mod authority;
 mod options;
@@ -11,8 +11,8 @@ use self::authority::may_be_login;
 pub(super) use self::options::{Options, checked_prefix};
 use crate::ConfigError;
 
-/// Where one server listens.
-#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "not all can be on a unix socket"))]
+/// The address of one server.
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "not all servers support Unix sockets"))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Address {
     Tcp(Host),
@@ -21,65 +21,68 @@ pub(super) enum Address {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Host {
-    /// A name or an address, an IPv6 one without brackets.
+    /// A name or an address. An IPv6 address has no brackets.
     pub(super) name: String,
     pub(super) port: u16,
 }
 
-/// Never shows its password.
+/// The user and the password of a server. `Debug` hides the password.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(super) struct Login {
     pub(super) user: Option<String>,
     pub(super) password: Option<String>,
 }
 
-/// Makes the error of what is wrong, which says what to write.
+/// Creates an error from a message. The message states the problem and the correction.
 pub(super) type Wrong<'a> = dyn Fn(String) -> ConfigError + 'a;
 
-/// The parts of a URL, as they are written.
+/// The parts of a URL, before percent-decoding.
 pub(super) struct Parts<'a> {
     pub(super) scheme: &'a str,
     pub(super) authority: &'a str,
-    /// With the slash it begins with.
+    /// Starts with a slash, unless it is empty.
     pub(super) path: &'a str,
     pub(super) query: &'a str,
 }
 
-/// What `read` makes of a URL. Errors quote it without what may be secret; `examples` say what can be written.
+/// Splits a URL, and calls `parse` with its parts. Errors quote the URL without its secrets.
+/// `examples` are the valid forms of the URL.
 pub(super) fn read<T>(
     url: &str,
     examples: &str,
-    read: impl FnOnce(&Parts<'_>, &Wrong<'_>) -> Result<T, ConfigError>,
+    parse: impl FnOnce(&Parts<'_>, &Wrong<'_>) -> Result<T, ConfigError>,
 ) -> Result<T, ConfigError> {
-    let wrong = |what: String| ConfigError::new(format!("cannot read the URL {:?}: {what}", without_secrets(url)));
-    read(&Parts::of(url, examples, &wrong)?, &wrong)
+    let wrong = |why: String| ConfigError::new(format!("cannot read the URL {:?}: {why}", without_secrets(url)));
+    parse(&Parts::split(url, examples, &wrong)?, &wrong)
 }
 
 impl<'a> Parts<'a> {
-    fn of(url: &'a str, examples: &str, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
+    fn split(url: &'a str, examples: &str, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
         let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong(examples.to_owned()))?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
         if path.contains('@') || query.contains('@') {
-            // Nothing is quoted: it may be a password.
+            // The error quotes nothing, because the text may be a password.
             return Err(wrong(
-                "after the host @ is written %40; in a password / is written %2F, ? %3F and @ %40".to_owned(),
+                "write @ after the host as %40; write /, ? and @ in a password as %2F, %3F and %40".to_owned(),
             ));
         }
         if rest.contains('#') || query.contains('#') {
-            return Err(wrong("there is nothing to be said after #; a # itself is written %23".to_owned()));
+            return Err(wrong(
+                "a fragment is not supported; leave out # and the text after it, or write # as %23".to_owned(),
+            ));
         }
         Ok(Self { scheme, authority, path, query })
     }
 
-    /// The path without percent-encoding.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "not all have one"))]
+    /// Returns the percent-decoded path.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "not all servers have a path"))]
     pub(super) fn decoded_path(&self, wrong: &Wrong<'_>) -> Result<String, ConfigError> {
-        decoded(self.path).map_err(|why| wrong(format!("in {:?} {why}", self.path)))
+        decoded(self.path).map_err(|why| wrong(format!("invalid path {:?}: {why}", self.path)))
     }
 }
 
-/// Without percent-encoding, or what is wrong with it.
+/// Percent-decodes a text.
 fn decoded(text: &str) -> Result<String, &'static str> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -91,17 +94,17 @@ fn decoded(text: &str) -> Result<String, &'static str> {
         }
         let digit = |at: usize| after.get(at).and_then(|&byte| char::from(byte).to_digit(16));
         let (Some(high), Some(low)) = (digit(0), digit(1)) else {
-            return Err("a % has to be followed by two digits from 0 to F; a % itself is written %25");
+            return Err("% must be followed by two digits from 0 to F; write % itself as %25");
         };
         bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
         rest = &after[2..];
     }
-    String::from_utf8(bytes).map_err(|_| "what is written with % is not UTF-8")
+    String::from_utf8(bytes).map_err(|_| "the percent-encoded text is not UTF-8; write %XX for each byte of UTF-8")
 }
 
-/// What can be shown of a URL: no user and no password, wherever they may stand, and no options.
+/// Returns the URL for an error message, without user, password and options.
 ///
-/// If the `@` was forgotten, a password stands where a port would. Then nothing but the scheme is shown.
+/// If the `@` was forgotten, a password takes the place of the port. Then only the scheme is shown.
 fn without_secrets(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, _)| url.split_at(scheme.len() + 3));
     let (hidden, shown) = rest.rsplit_once('@').map_or(("", rest), |(_, shown)| ("***@", shown));
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn host_that_holds_no_password_is_quoted() {
+    fn invalid_host_without_a_password_is_quoted() {
         for host in
             [":6379", "host:", "host:0", "host:65536", "host:+1", "ho st", "2001:db8::1", "[::1", "[::1]6379", "[::1]:"]
         {

@@ -1,4 +1,4 @@
-//! What stands behind the question mark: `prefix=rl&deadline=100ms`.
+//! The options of a URL: `prefix=rl&deadline=100ms`.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use super::{Wrong, decoded};
 use crate::ConfigError;
 use crate::storage::deadline::{self, DEADLINE};
 
-/// Unless the URL says another.
+/// The default prefix.
 const PREFIX: &str = "rl";
 
-/// Each option is taken once; what is left was not understood.
+/// The options of a URL. Each one is taken once. An option that is left at the end is unknown.
 pub(in crate::storage) struct Options<'a> {
     left: Vec<(&'a str, String)>,
-    understood: Vec<&'static str>,
+    known: Vec<&'static str>,
     wrong: &'a Wrong<'a>,
 }
 
@@ -21,21 +21,21 @@ impl<'a> Options<'a> {
         let mut left: Vec<(&str, String)> = Vec::new();
         for part in query.split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').ok_or_else(|| {
-                wrong(format!("the option {part:?} has no value: write {part}=..., for example deadline=100ms"))
+                wrong(format!("the option {part:?} has no value; write {part}=..., for example deadline=100ms"))
             })?;
-            // The value may be a password.
-            let value = decoded(value).map_err(|why| wrong(format!("in the option {name:?} {why}")))?;
+            // The error does not quote the value, because it may be a password.
+            let value = decoded(value).map_err(|why| wrong(format!("invalid value of the option {name:?}: {why}")))?;
             if left.iter().any(|(other, _)| *other == name) {
-                return Err(wrong(format!("the option {name:?} is there twice: write it once")));
+                return Err(wrong(format!("the option {name:?} occurs twice; write it once")));
             }
             left.push((name, value));
         }
-        Ok(Self { left, understood: Vec::new(), wrong })
+        Ok(Self { left, known: Vec::new(), wrong })
     }
 
-    /// What the option says, if it is there.
+    /// Returns the value of an option, if the URL contains it.
     pub(in crate::storage) fn take(&mut self, name: &'static str) -> Option<String> {
-        self.understood.push(name);
+        self.known.push(name);
         let at = self.left.iter().position(|(other, _)| *other == name)?;
         Some(self.left.swap_remove(at).1)
     }
@@ -51,7 +51,7 @@ impl<'a> Options<'a> {
         let deadline = duration(&text).filter(|deadline| deadline::checked(*deadline).is_ok());
         deadline.ok_or_else(|| {
             (self.wrong)(format!(
-                "{text:?} is no deadline: write at least 1ms and at most 3600s, for example 100ms or 2s"
+                "invalid deadline {text:?}; write at least 1ms and at most 3600s, for example 100ms or 2s"
             ))
         })
     }
@@ -62,7 +62,7 @@ impl<'a> Options<'a> {
         let Some(text) = self.take("max-skew") else { return Ok(skew::MAX_SKEW) };
         let max_skew = duration(&text).and_then(|max_skew| skew::checked(max_skew).ok());
         max_skew.ok_or_else(|| {
-            (self.wrong)(format!("max-skew cannot be {text:?}: write at most 86400s, for example 500ms or 5s"))
+            (self.wrong)(format!("invalid max-skew {text:?}; write at most 86400s, for example 500ms or 5s"))
         })
     }
 
@@ -73,27 +73,28 @@ impl<'a> Options<'a> {
             None | Some("refuse") => Ok(false),
             Some("allow") => Ok(true),
             Some(other) => {
-                Err((self.wrong)(format!("long-logs cannot be {other:?}: write long-logs=allow or long-logs=refuse")))
+                Err((self.wrong)(format!("invalid long-logs {other:?}; write long-logs=allow or long-logs=refuse")))
             }
         }
     }
 
-    /// All that is there has been understood.
+    /// Returns an error if an option is unknown.
     pub(in crate::storage) fn end(self) -> Result<(), ConfigError> {
         let Some((name, _)) = self.left.first() else { return Ok(()) };
-        let known = self.understood.join(", ");
-        Err((self.wrong)(format!("it has no option {name:?}: write one of {known}, for example deadline=100ms")))
+        let known = self.known.join(", ");
+        Err((self.wrong)(format!("unknown option {name:?}; write one of {known}, for example deadline=100ms")))
     }
 }
 
-/// Whether keys can begin with it: 1 to 64 characters without braces, which would take part in where a cluster puts a key.
+/// Returns an error unless `prefix` is 1 to 64 printable ASCII characters without braces. Braces
+/// would change the hash slot of a key in a Redis cluster.
 pub(in crate::storage) fn checked_prefix(prefix: &str) -> Result<(), ConfigError> {
     let allowed = |c: char| c.is_ascii_graphic() && c != '{' && c != '}';
     if (1..=64).contains(&prefix.len()) && prefix.chars().all(allowed) {
         return Ok(());
     }
     Err(ConfigError::new(format!(
-        "{prefix:?} cannot begin the keys: write a prefix of 1 to 64 ASCII characters without white space, {{ and }}, \
+        "invalid prefix {prefix:?}; write 1 to 64 ASCII characters without white space, {{ and }}, \
          for example \"rl\""
     )))
 }

@@ -1,6 +1,7 @@
-//! A server on one thread: the same answer on each route, under different layers.
+//! A server on one thread. All routes return the same response, with different layers.
 //!
-//! It says on which address it listens, and ends with whoever started it: when its standard input does.
+//! It prints its address, and exits when its standard input ends, so that it ends with its parent
+//! process.
 
 use std::io::{Read, Write, stdin, stdout};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,10 +17,11 @@ use tower_governor::governor::GovernorConfigBuilder;
 use tower_layer::Identity;
 use tower_ratelimit::{Headers, PeerIp, Policy, Quota, RateLimitLayer, TokenBucket};
 
-/// More than a machine can ask for, and of a usual number of digits: they are sent with each response.
+/// A burst that is never exhausted. It has a usual number of digits, because each response contains
+/// it.
 const BURST: u32 = 999_999;
 
-/// As long as those of a limit, with nothing to find out.
+/// Returns constant header fields of the same length as those of a limit.
 fn same_headers() -> [(HeaderName, HeaderValue); 3] {
     [("x-ratelimit-limit", "999999"), ("x-ratelimit-remaining", "999998"), ("x-ratelimit-reset", "1728000001")]
         .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
@@ -37,9 +39,9 @@ fn main() {
 async fn serve() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
     println!("{}", listener.local_addr().expect("its address"));
-    stdout().flush().expect("somebody reads it");
+    stdout().flush().expect("the parent process reads stdout");
     let service = app().into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, service).await.expect("it serves until it ends");
+    axum::serve(listener, service).await.expect("the server does not fail");
 }
 
 fn app() -> Router {
@@ -63,7 +65,7 @@ fn ours(quota: Quota) -> RateLimitLayer {
     RateLimitLayer::new(Policy::new(TokenBucket::new(), quota), PeerIp::new())
 }
 
-fn governed(each: Duration, burst: u32) -> MethodRouter {
-    let config = GovernorConfigBuilder::default().period(each).burst_size(burst).use_headers().finish();
-    hello().layer(GovernorLayer::new(config.expect("neither is zero")))
+fn governed(period: Duration, burst: u32) -> MethodRouter {
+    let config = GovernorConfigBuilder::default().period(period).burst_size(burst).use_headers().finish();
+    hello().layer(GovernorLayer::new(config.expect("period and burst are not zero")))
 }

@@ -1,4 +1,4 @@
-//! One admitted decision in memory, on known keys.
+//! An admitted hit in memory on a known key.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use tower_ratelimit::{Key, RateLimiter};
 
 use crate::keys::{Orders, PeerKey, THREADS, address, string};
 use crate::measure::{interleave, time_on};
-use crate::subject::{self, Gcra, Governor, TellingGovernor, admits, decides};
+use crate::subject::{self, Gcra, Governor, SnapshotGovernor, admits, decides};
 use crate::table::{Goal, Table, Unit};
 
 const TOKEN_BUCKET: Goal = Goal::SpeedAtLeast(1.5);
@@ -27,9 +27,9 @@ pub fn measure(table: &mut Table) {
 }
 
 fn key_set<K: PeerKey>(table: &mut Table, label: &str, count: u32, key: fn(u32) -> K) {
-    let rows = [(1, "1 thread"), (THREADS, "2 threads")].map(|(threads, how)| {
-        let bucket = format!("TokenBucket, {label}, {how}");
-        let counter = format!("SlidingWindowCounter, {label}, {how}");
+    let rows = [(1, "1 thread"), (THREADS, "2 threads")].map(|(threads, suffix)| {
+        let bucket = format!("TokenBucket, {label}, {suffix}");
+        let counter = format!("SlidingWindowCounter, {label}, {suffix}");
         (threads, [bucket.clone(), counter, bucket.clone() + ", against axum_gcra", bucket + ", all numbers"])
     });
     if !table.wants_any(rows.iter().flat_map(|(_, names)| names)) {
@@ -40,34 +40,34 @@ fn key_set<K: PeerKey>(table: &mut Table, label: &str, count: u32, key: fn(u32) 
         if !table.wants_any(names) {
             continue;
         }
-        let [bucket, governor, counter, gcra, numbers, told] = interleave([
+        let [bucket, governor, counter, gcra, numbers, snapshot_times] = interleave([
             &mut || subjects.ours(&subjects.bucket, *threads, admits),
             &mut || subjects.governor(*threads),
             &mut || subjects.ours(&subjects.counter, *threads, admits),
             &mut || subjects.gcra(*threads),
             &mut || subjects.ours(&subjects.bucket, *threads, decides),
-            &mut || subjects.telling_governor(*threads),
+            &mut || subjects.governor_with_snapshot(*threads),
         ]);
         table.row(of_bucket, Unit::Nanoseconds, &bucket, ("governor", &governor), TOKEN_BUCKET);
         table.row(of_counter, Unit::Nanoseconds, &counter, ("governor", &governor), SLIDING_WINDOW_COUNTER);
         table.row(against_gcra, Unit::Nanoseconds, &bucket, ("axum_gcra", &gcra), Goal::None);
-        table.row(of_numbers, Unit::Nanoseconds, &numbers, ("governor's snapshot", &told), Goal::None);
+        table.row(of_numbers, Unit::Nanoseconds, &numbers, ("governor's snapshot", &snapshot_times), Goal::None);
     }
 }
 
-/// A way to ask a limiter.
+/// A function that hits a limiter.
 trait Admits: Fn(&RateLimiter, &Key) -> bool + Copy + Sync {}
 
 impl<F: Fn(&RateLimiter, &Key) -> bool + Copy + Sync> Admits for F {}
 
-/// All limiters, each of which knows all keys.
+/// All limiters, with states of all keys.
 struct Subjects<K: PeerKey> {
     keys: Orders<Key>,
     peer_keys: Orders<K>,
     bucket: RateLimiter,
     counter: RateLimiter,
     governor: Governor<K>,
-    telling_governor: TellingGovernor<K>,
+    governor_with_snapshot: SnapshotGovernor<K>,
     gcra: Gcra<K>,
 }
 
@@ -79,11 +79,11 @@ impl<K: PeerKey> Subjects<K> {
             bucket: RateLimiter::new(subject::token_bucket()),
             counter: RateLimiter::new(subject::sliding_window_counter()),
             governor: subject::governor(),
-            telling_governor: subject::telling_governor(),
+            governor_with_snapshot: subject::governor_with_snapshot(),
             gcra: subject::gcra(),
         };
         subject::prepare_governor(&subjects.governor, subjects.peer_keys.all());
-        subject::prepare_governor(&subjects.telling_governor, subjects.peer_keys.all());
+        subject::prepare_governor(&subjects.governor_with_snapshot, subjects.peer_keys.all());
         subject::prepare(&subjects.bucket, subjects.keys.all());
         for key in subjects.keys.all() {
             assert!(admits(&subjects.counter, key));
@@ -105,17 +105,17 @@ impl<K: PeerKey> Subjects<K> {
         })
     }
 
-    fn telling_governor(&self, threads: usize) -> f64 {
+    fn governor_with_snapshot(&self, threads: usize) -> f64 {
         time_on(threads, |thread| {
             let mut keys = self.peer_keys.walk(thread);
             move || {
-                let told = self.telling_governor.check_key(keys.next());
-                assert!(told.is_ok_and(|snapshot| snapshot.remaining_burst_capacity() > 0));
+                let result = self.governor_with_snapshot.check_key(keys.next());
+                assert!(result.is_ok_and(|snapshot| snapshot.remaining_burst_capacity() > 0));
             }
         })
     }
 
-    /// Its middleware makes a key of its own for each request and hands it over: a clone stands for that.
+    /// Clones the key, because the middleware of axum_gcra creates an owned key per request.
     fn gcra(&self, threads: usize) -> f64 {
         let quota = subject::gcra_quota();
         time_on(threads, |thread| {

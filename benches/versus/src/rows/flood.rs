@@ -1,4 +1,4 @@
-//! Always new keys, when all the room is taken.
+//! Hits on new keys when the storage is full.
 
 use std::cell::Cell;
 
@@ -12,7 +12,7 @@ use crate::table::{Goal, Table, Unit};
 
 const CAP: u32 = 100_000;
 
-/// New keys for a sample, enough that all that were known are thrown out twice.
+/// The number of new keys per sample, which evicts all known keys twice.
 const BATCH: u32 = 2 * CAP;
 
 pub fn measure(table: &mut Table) {
@@ -28,7 +28,7 @@ pub fn measure(table: &mut Table) {
 }
 
 fn capped(policy: Policy) -> RateLimiter {
-    let storage = MemoryStorage::builder().max_keys(CAP as usize).build().expect("it may keep keys");
+    let storage = MemoryStorage::builder().max_keys(CAP as usize).build().expect("the configuration is valid");
     RateLimiter::with_storage(policy, storage)
 }
 
@@ -48,7 +48,7 @@ fn memory(table: &mut Table, name: &str, policy: Policy) {
     table.row(name, Unit::Kilobytes, &ten_times, ("once the cap", &once), Goal::CostAtMost(1.05));
 }
 
-/// `expected` is what new keys are told once all the room is taken.
+/// Measures hits on new keys. `expected` is `true` if a full storage admits them.
 fn cost(table: &mut Table, name: &str, policy: Policy, expected: bool) {
     if !table.wants(name) {
         return;

@@ -1,4 +1,4 @@
-//! The slowest hits while a million keys come in.
+//! The slowest hits while a million keys are added.
 
 use rustix::time::{ClockId, clock_gettime};
 use tower_ratelimit::{Key, Policy, RateLimiter, SlidingWindowCounter, TokenBucket};
@@ -11,25 +11,25 @@ use crate::table::{Goal, Table, Unit};
 const KEYS: u32 = 1_000_000;
 const FILLS: usize = 3;
 
-/// 99.999 % of hits are faster.
+/// The number of hits above the 99.999th percentile.
 const SLOWEST: usize = KEYS as usize / 100_000;
 const SLOW: u64 = 300_000;
 
 pub fn measure(table: &mut Table) {
-    let name = |what: &str, strategy: &str| format!("A million new keys, {what}, {strategy}");
+    let name = |figure: &str, strategy: &str| format!("A million new keys, {figure}, {strategy}");
     let strategies = [
         ("TokenBucket", subject::daily(TokenBucket::new())),
         ("SlidingWindowCounter", subject::daily(SlidingWindowCounter::new())),
     ];
-    let whats = ["99.999 % of hits", "slower than 0.3 ms", "slowest"];
-    if !table.wants_any(strategies.iter().flat_map(|(strategy, _)| whats.map(|what| name(what, strategy)))) {
+    let figures = ["99.999 % of hits", "slower than 0.3 ms", "slowest"];
+    if !table.wants_any(strategies.iter().flat_map(|(strategy, _)| figures.map(|figure| name(figure, strategy)))) {
         return;
     }
     let (keys, addresses) = (Orders::new(KEYS, |i| Key::from(address(i))), Orders::new(KEYS, address));
     let governor = fills(addresses.all(), subject::governor, |governor, key| governor.check_key(key).is_ok());
     for (strategy, policy) in strategies {
         let ours = fills(keys.all(), || RateLimiter::new(Policy::clone(&policy)), admits);
-        let [usual, slow, worst] = whats.map(|what| name(what, strategy));
+        let [usual, slow, worst] = figures.map(|figure| name(figure, strategy));
         let goal = Goal::AtMost(SLOW as f64 / 1_000.0);
         table.row(&usual, Unit::Microseconds, &ours.usual, ("governor", &governor.usual), goal);
         table.row(&slow, Unit::Hits, &ours.slow, ("governor", &governor.slow), Goal::None);
@@ -37,7 +37,7 @@ pub fn measure(table: &mut Table) {
     }
 }
 
-/// A figure from each time the keys came in; times in microseconds of the thread's own.
+/// The results, one figure per fill. Times are CPU times in microseconds.
 struct Fills {
     usual: Samples,
     slow: Samples,
@@ -54,7 +54,7 @@ fn fills<K, L>(keys: &[K], limiter: impl Fn() -> L, admits: impl Fn(&L, &K) -> b
     }
 }
 
-/// What each hit cost in nanoseconds of the thread's own time, sorted.
+/// Returns the CPU time of each hit in nanoseconds, sorted.
 fn fill<K, L>(keys: &[K], limiter: &L, admits: impl Fn(&L, &K) -> bool) -> Vec<u64> {
     let mut costs = vec![1; keys.len()];
     for (key, cost) in keys.iter().zip(&mut costs) {
@@ -66,7 +66,8 @@ fn fill<K, L>(keys: &[K], limiter: &L, admits: impl Fn(&L, &K) -> bool) -> Vec<u
     costs
 }
 
-/// Not what the clock on the wall says: somebody else's turn on the processor is no cost of a hit.
+/// Returns the CPU time of the thread. Unlike wall-clock time, it excludes the time of other
+/// processes.
 fn thread_nanos() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()

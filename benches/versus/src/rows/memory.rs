@@ -1,4 +1,4 @@
-//! Bytes for each key.
+//! Bytes per key.
 
 use tower_ratelimit::{Policy, RateLimiter, SlidingWindowCounter, TokenBucket};
 
@@ -10,9 +10,9 @@ use crate::table::{Goal, Table, Unit};
 
 const KEYS: u32 = 1_000_000;
 
-/// Tables grow in steps, so one look says little: the mean of several, from half of the keys on.
-const LOOK_FROM: usize = 500_000;
-const LOOK_EVERY: usize = 50_000;
+/// The first sample. Tables grow in steps, so the result is the mean of several samples.
+const FIRST_SAMPLE: usize = 500_000;
+const SAMPLE_EVERY: usize = 50_000;
 
 pub fn measure(table: &mut Table) {
     key_set(table, "address", address);
@@ -36,13 +36,13 @@ fn key_set<K: PeerKey>(table: &mut Table, label: &str, key: fn(u32) -> K) {
 fn bytes_per_key<K, L>(keys: &[K], limiter: impl FnOnce() -> L, admits: impl Fn(&L, &K) -> bool) -> Samples {
     let count = Count::start();
     let limiter = limiter();
-    let (mut sum, mut looks) = (0.0, 0.0);
+    let (mut sum, mut samples) = (0.0, 0.0);
     for (known, key) in (1..).zip(keys) {
         assert!(admits(&limiter, key));
-        if known >= LOOK_FROM && known % LOOK_EVERY == 0 {
+        if known >= FIRST_SAMPLE && known % SAMPLE_EVERY == 0 {
             sum += count.live_bytes() / known as f64;
-            looks += 1.0;
+            samples += 1.0;
         }
     }
-    Samples::one(sum / looks)
+    Samples::one(sum / samples)
 }

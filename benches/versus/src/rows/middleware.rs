@@ -1,4 +1,4 @@
-//! What a layer adds to one call of a trivial service.
+//! The cost that a layer adds to one call of a trivial service.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -41,17 +41,17 @@ pub fn measure(table: &mut Table) {
     let mut hello = Hello;
     let mut bare = ours().headers(Headers::none()).layer(Hello);
     let mut peers_bare = peer().layer(Hello);
-    let mut told = ours().layer(Hello);
-    let mut peers_told = peer_with_headers().layer(Hello);
-    let mut refusing = spent(layer(subject::stingy(TokenBucket::new())).layer(Hello));
-    let mut peers_refusing = spent(peer_refusing().layer(Hello));
+    let mut with_headers = ours().layer(Hello);
+    let mut peers_with_headers = peer_with_headers().layer(Hello);
+    let mut refusing = exhausted(layer(subject::stingy(TokenBucket::new())).layer(Hello));
+    let mut peers_refusing = exhausted(peer_refusing().layer(Hello));
     let mut stacked = ours().layer(ours().layer(ours().layer(Hello)));
     let mut peers_stacked = peer_with_headers().layer(peer_with_headers().layer(peer_with_headers().layer(Hello)));
     let mut three_limits = layer(subject::three_thousands()).layer(Hello);
 
     let allocations = [
-        allocations_per_call(|| call(&mut told, OK)) - allocations_per_call(|| call(&mut hello, OK)),
-        allocations_per_call(|| call(&mut peers_told, OK)) - allocations_per_call(|| call(&mut hello, OK)),
+        allocations_per_call(|| call(&mut with_headers, OK)) - allocations_per_call(|| call(&mut hello, OK)),
+        allocations_per_call(|| call(&mut peers_with_headers, OK)) - allocations_per_call(|| call(&mut hello, OK)),
     ]
     .map(Samples::one);
 
@@ -59,8 +59,8 @@ pub fn measure(table: &mut Table) {
         &mut || time(|| call(&mut hello, OK)),
         &mut || time(|| call(&mut bare, OK)),
         &mut || time(|| call(&mut peers_bare, OK)),
-        &mut || time(|| call(&mut told, OK)),
-        &mut || time(|| call(&mut peers_told, OK)),
+        &mut || time(|| call(&mut with_headers, OK)),
+        &mut || time(|| call(&mut peers_with_headers, OK)),
         &mut || time(|| call(&mut refusing, REFUSED)),
         &mut || time(|| call(&mut peers_refusing, REFUSED)),
         &mut || time(|| call(&mut stacked, OK)),
@@ -68,15 +68,24 @@ pub fn measure(table: &mut Table) {
         &mut || time(|| call(&mut three_limits, OK)),
     ]);
     let samples: [Samples; 9] = samples;
-    let [bare, peers_bare, told, peers_told, refusal, peers_refusal, stacked, peers_stacked, three_limits] =
-        samples.map(|sample| sample.minus(&hello));
+    let [
+        bare,
+        peers_bare,
+        with_headers,
+        peers_with_headers,
+        refusal,
+        peers_refusal,
+        stacked,
+        peers_stacked,
+        three_limits,
+    ] = samples.map(|sample| sample.minus(&hello));
 
-    let mut row = |name: &str, ours: &Samples, whom: &str, theirs: &Samples, goal: Goal| {
-        table.row(name, Unit::Nanoseconds, ours, (whom, theirs), goal);
+    let mut row = |name: &str, ours: &Samples, other: &str, theirs: &Samples, goal: Goal| {
+        table.row(name, Unit::Nanoseconds, ours, (other, theirs), goal);
     };
     row(BARE, &bare, "tower_governor", &peers_bare, Goal::CostAtMost(1.0));
-    row(HEADERS, &told, "tower_governor", &peers_told, Goal::CostAtMost(0.65));
-    row(REFUSAL, &refusal, "acceptance", &told, Goal::CostAtMost(1.3));
+    row(HEADERS, &with_headers, "tower_governor", &peers_with_headers, Goal::CostAtMost(0.65));
+    row(REFUSAL, &refusal, "admission", &with_headers, Goal::CostAtMost(1.3));
     row(PEERS_REFUSAL, &refusal, "tower_governor", &peers_refusal, Goal::None);
     row(STACKED, &stacked, "3 tower_governors", &peers_stacked, Goal::CostAtMost(0.6));
     row(ONE_OF_THREE, &three_limits, "3 tower_governors", &peers_stacked, Goal::None);
@@ -94,7 +103,7 @@ fn layer(policy: Policy) -> RateLimitLayer {
 
 type Peer<M> = GovernorLayer<PeerIpKeyExtractor, M, Body>;
 
-/// A thousand at once, as ours.
+/// Uses a burst of 1,000, like ours.
 pub fn peer() -> Peer<NoOpMiddleware> {
     peer_of(GovernorConfigBuilder::default().per_nanosecond(1).burst_size(1_000).finish())
 }
@@ -111,8 +120,8 @@ fn peer_of<M: RateLimitingMiddleware<QuantaInstant>>(config: Option<GovernorConf
     GovernorLayer::new(config.expect("neither the period nor the burst is zero"))
 }
 
-/// A service that has admitted the one request it admits.
-fn spent<S>(mut service: S) -> S
+/// Exhausts the limit of a service, which admits one request.
+fn exhausted<S>(mut service: S) -> S
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
@@ -120,7 +129,7 @@ where
     service
 }
 
-/// A request of its own for each call, made here: what is subtracted has made one too.
+/// Calls the service with a new request. Its cost is included in the baseline that is subtracted.
 pub fn call<S>(service: &mut S, expected: StatusCode)
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
@@ -131,11 +140,11 @@ where
     assert!(service.poll_ready(&mut context).is_ready());
     match pin!(service.call(request)).poll(&mut context) {
         Poll::Ready(Ok(response)) => assert_eq!(response.status(), expected),
-        Poll::Pending => panic!("nothing here waits"),
+        Poll::Pending => panic!("the service never waits"),
     }
 }
 
-/// The service that is limited.
+/// A trivial service.
 #[derive(Clone)]
 struct Hello;
 

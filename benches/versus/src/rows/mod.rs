@@ -1,4 +1,4 @@
-//! What is measured, one file for each kind of work.
+//! The measurements, one file per kind.
 
 pub mod decisions;
 pub mod flood;

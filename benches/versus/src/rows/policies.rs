@@ -1,4 +1,4 @@
-//! What a policy costs beyond its simplest form: several limits, a long log.
+//! The cost of complex policies: several limits, a long log.
 
 use std::time::Duration;
 
@@ -52,10 +52,10 @@ fn moving_window(table: &mut Table) {
     }
     let subject = |limit: u32| {
         let clock = ManualClock::default();
-        let storage = MemoryStorage::builder().clock(clock.clone()).build().expect("it may keep keys");
+        let storage = MemoryStorage::builder().clock(clock.clone()).build().expect("the configuration is valid");
         let policy = Policy::new(MovingWindow::new(), Quota::per_minute(limit));
         let (limiter, key) = (RateLimiter::with_storage(policy, storage), Key::from("alice"));
-        // The log is full, and always just about to have room for one more.
+        // The log is full, and the clock advances by the time until the next hit is admitted.
         let pace = Duration::from_secs(60) / limit;
         let hit = move || {
             clock.advance(pace);

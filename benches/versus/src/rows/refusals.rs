@@ -1,4 +1,4 @@
-//! Saying no: on a hot key from two threads, and against saying yes.
+//! Refusals: on one key from two threads, and compared with admissions.
 
 use tower_ratelimit::{Key, Policy, RateLimiter, SlidingWindowCounter, TokenBucket};
 
@@ -19,7 +19,7 @@ pub fn measure(table: &mut Table) {
     }
 }
 
-/// Time for a refusal when two threads share the work, over that when one does all of it.
+/// Compares the time per refusal of two concurrent threads with that of one thread.
 fn hot_key(table: &mut Table) {
     let names = ["TokenBucket", "SlidingWindowCounter", "governor"]
         .map(|of| format!("Refusal of one hot key, 2 threads, {of}"));
@@ -71,7 +71,7 @@ fn against_admission(table: &mut Table, name: &str, count: u32, generous: Policy
     table.row(name, Unit::Nanoseconds, &refusal, ("admission", &admission), Goal::CostAtMost(1.3));
 }
 
-/// A limiter that has admitted this key for the day.
+/// Returns a limiter that has exhausted the limit of the key.
 fn refusing(policy: Policy, key: &Key) -> RateLimiter {
     let limiter = RateLimiter::new(policy);
     assert!(admits(&limiter, key));
