@@ -16,7 +16,7 @@ pub struct BreakerError {
 enum Kind {
     /// The primary failed.
     Primary,
-    /// The circuit was open, and there is no fallback.
+    /// The circuit was open, and the breaker has no fallback.
     Open,
     /// The primary failed or was not called, and the fallback failed.
     Fallback,

@@ -30,8 +30,7 @@ impl fmt::Display for LeaseError {
         match &self.0 {
             Kind::Storage(error) => error.fmt(f),
             Kind::Cancelled => f.write_str(
-                "lease task was cancelled: leases on a storage with round trips need a running tokio \
-                 runtime",
+                "lease task was cancelled: leases on a storage with round trips need a running tokio runtime",
             ),
         }
     }

@@ -125,7 +125,7 @@ impl<St: Storage> LeaseTable<St> {
         let mut evicted = None;
         if bucket.find().is_none() {
             match make_room(&mut bucket, now) {
-                Ok(evicted) => evicted = evicted,
+                Ok(removed) => evicted = removed,
                 Err(NoRoom) => return Route::Inner,
             }
         }

@@ -102,8 +102,8 @@ impl<St: Storage> LeaseWorker<St> {
         let mut decide =
             |cost| if decision.is_admitted() { slice.take(cost, now) } else { derive_refusal(decision, cost) };
         for job in self.all_hits() {
-            let decision = job.cost(policy).and_then(&mut decide).map(|reply| reply.the_way_of(decision));
-            job.send(Ok(decision.map(|decision| Reply::of(decision, &self.shared, policy, &self.key))));
+            let own = job.cost(policy).and_then(&mut decide).map(|own| own.the_way_of(decision));
+            job.send(Ok(own.map(|own| Reply::of(own, &self.shared, policy, &self.key))));
         }
         if let Some(rest) = slice.as_hit().filter(|_| decision.is_admitted()) {
             drop(self.shared.inner.refund(policy, &self.key, &rest.the_way_of(decision)).await);

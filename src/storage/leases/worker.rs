@@ -188,9 +188,9 @@ impl<St: Storage> LeaseWorker<St> {
                     remain = Some(decision.remaining());
                 }
             }
-            let told = before - self.jobs.len();
-            waiting -= told;
-            idle_requests = if told > 0 { 0 } else { idle_requests + 1 };
+            let replied = before - self.jobs.len();
+            waiting -= replied;
+            idle_requests = if replied > 0 { 0 } else { idle_requests + 1 };
             if idle_requests == MAX_IDLE_REQUESTS
                 && let Some(job) = self.jobs.pop_front()
             {
