@@ -239,7 +239,7 @@ impl<S: CasStorage> Store<S> {
         });
     }
 
-    /// Increments the counter so many times, each time with one swap.
+    /// Increments the counter `times` times, each time with one swap.
     async fn count_up(&self, times: u64) {
         for _ in 0..times {
             loop {

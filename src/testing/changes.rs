@@ -22,7 +22,7 @@ const CHANGED: [(&str, &str); 8] = [
 ];
 
 impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
-    /// An empty bucket of the new quota may refuse for as long as the old one.
+    /// After a change, a bucket refuses for at most as long as an empty bucket of the new quota.
     pub(super) fn waits_are_exact_after_quota_change(&self) {
         let harness = self.harness("12: waits are exact after a quota has changed");
         for (before, after) in CHANGED {

@@ -16,7 +16,7 @@ const TASKS: u32 = 8;
 /// The maximum number of retries of a contended request.
 const MAX_RETRIES: u32 = 100_000;
 
-/// Law 9: concurrent hits on one key admit exactly as many units as the policy has.
+/// Checks law 9: concurrent hits on one key admit exactly as many units as the policy has.
 ///
 /// The hits come from several tasks, first on one thread and then on several. A
 /// [contended](Decision::is_contended) hit is retried. Use a storage with a fixed time, or a policy
@@ -48,7 +48,8 @@ pub(super) fn hits_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, ha
     );
 }
 
-/// Law 9 for refunds: refunds that are concurrent with hits are neither lost nor counted twice.
+/// Checks law 9 for refunds: refunds that are concurrent with hits are neither lost nor counted
+/// twice.
 ///
 /// The policy must have at least 500 units. Use a storage with a fixed time, or a policy with a
 /// long period.
@@ -87,8 +88,8 @@ pub(super) fn refunds_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy,
     assert!(missing == kept, "law 9: {kept} hits of {policy} were not refunded, but {missing} units are missing");
 }
 
-/// Law of cancellation: a request that is dropped before it completes does not affect the decisions
-/// of other keys.
+/// Checks the law of cancellation: a request that is dropped before it completes does not affect
+/// the decisions of other keys.
 pub(super) fn cancellation_is_isolated<St: Storage>(runtime: &Runtime, policy: &Policy, storage: &St) {
     const HITS: u32 = 30;
     runtime.block_on(async {
@@ -127,12 +128,12 @@ async fn cancel(mut decided: impl Future + Unpin) {
 }
 
 /// Sends hits until one is refused. Returns the number of admitted hits.
-async fn hit_until_refused<St: Storage>(storage: St, policy: Policy, key: Key, room: u32, at_once: bool) -> u32 {
+async fn hit_until_refused<St: Storage>(storage: St, policy: Policy, key: Key, room: u32, use_try_admit: bool) -> u32 {
     let mut admitted = 0;
     // The bound ends the loop on a storage that admits everything.
     while admitted <= room {
-        let at_once = at_once && storage.try_admit(StorageRequest::new(&policy, &key, Op::Hit, 1), None);
-        if !at_once && answer(&storage, &policy, &key, Op::Hit).await.is_refused() {
+        let use_try_admit = use_try_admit && storage.try_admit(StorageRequest::new(&policy, &key, Op::Hit, 1), None);
+        if !use_try_admit && answer(&storage, &policy, &key, Op::Hit).await.is_refused() {
             break;
         }
         admitted += 1;

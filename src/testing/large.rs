@@ -93,8 +93,8 @@ fn around_powers_of_two(start: Timestamp, until: Timestamp, scripts: u32) -> Vec
     instants
 }
 
-/// Law 10 with many keys. If a storage identifies keys by a hash of 32 bits, some of these keys
-/// collide.
+/// Checks law 10 with many keys. If a storage identifies keys by a hash of 32 bits, some of these
+/// keys collide.
 pub(super) fn many_keys_are_independent<St: Storage>(runtime: &Runtime, scripts: u32, storage: &St) {
     let keys = u64::from(scripts.min(256)).pow(4) / 25_600;
     let each = u32::try_from(keys).unwrap_or(0) / TASKS;

@@ -24,8 +24,8 @@ enum Action {
 #[derive(Clone, Copy, Debug)]
 enum Cost {
     Units(u32),
-    /// The capacity of the policy, reduced by so many thousandths minus one. 0 is one unit more
-    /// than the capacity.
+    /// 0 is the capacity of the policy plus one unit. Any other number `n` is the capacity less `n
+    /// - 1` thousandths of it.
     Capacity(u32),
 }
 
@@ -42,7 +42,7 @@ impl Cost {
     }
 }
 
-/// Law 8: a storage decides like the [`Model`].
+/// Checks law 8: a storage decides like the [`Model`].
 ///
 /// It is checked with random scripts of hits, peeks, refunds and clears on several keys and
 /// policies. `make` is called for each script, inside a tokio runtime. It must return an empty
@@ -64,7 +64,7 @@ pub(super) fn decides_like_the_model_in<St: Storage>(
     like_the_model("8: decisions equal the model's", scripts, policies, &make);
 }
 
-/// Law 10: policies with the same name share the states of equal limits, and no others.
+/// Checks law 10: policies with the same name share the states of equal limits, and no others.
 ///
 /// Limits are equal if they have the same strategy, period and position. `make` is as in
 /// [`decides_like_the_model`].

@@ -24,7 +24,7 @@ pub(super) type SharedError = Arc<dyn Error + Send + Sync>;
 #[derive(Clone)]
 pub struct Circuit(Arc<Inner>);
 
-/// The settings of a circuit: when it opens, and when it probes.
+/// The failure threshold and the probe times of a circuit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     /// The consecutive failures that open the circuit.
@@ -290,7 +290,7 @@ mod tests {
 
     use super::*;
 
-    /// Threads check the time before they take the lock.
+    /// Threads check the time before they take the lock, so that several can reach it.
     #[test]
     fn only_one_of_many_threads_probes() {
         let shortest = Duration::from_millis(1);

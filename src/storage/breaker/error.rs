@@ -16,9 +16,9 @@ pub struct BreakerError {
 enum Kind {
     /// The primary failed.
     Primary,
-    /// The circuit was open, and the breaker has no fallback.
+    /// The primary was not called, because the circuit was open.
     Open,
-    /// The primary failed or was not called, and the fallback failed.
+    /// The fallback failed, after the primary had failed or was not called.
     Fallback,
     /// The policy cannot be divided.
     Divide,

@@ -35,7 +35,7 @@ impl<F> Fallback<F> {
         let hash = hash(policy);
         let cached = self.divided.read().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, divided)) =
-            cached.get(&hash).and_then(|cached| cached.iter().find(|(whole, _)| whole == policy))
+            cached.get(&hash).and_then(|cached| cached.iter().find(|(original, _)| original == policy))
         {
             return Ok(divided.clone());
         }
@@ -50,8 +50,8 @@ impl<F> Fallback<F> {
     }
 }
 
-/// Hashes the digest, the quotas and the capacities of a policy. The digest alone would not do:
-/// policies with the same name can differ per tenant, and comparing all of them is slow.
+/// Hashes the digest, the quotas and the capacities of a policy. Many tenants can have policies
+/// with the same name, and comparing policies is slow, so the quotas are part of the hash.
 fn hash(policy: &Policy) -> u64 {
     let mut hasher = DefaultHasher::new();
     policy.digest().hash(&mut hasher);
@@ -62,11 +62,11 @@ fn hash(policy: &Policy) -> u64 {
 /// Adjusts a decision of the fallback. A cost that exceeds the divided capacity but fits into the
 /// whole one may be admitted by the primary, so its refusal gets a `retry_after` of `wait`
 /// microseconds, the time until the primary is called again.
-pub(super) fn adjust_retry_after(whole: &Policy, decision: Decision, wait: u64) -> Decision {
+pub(super) fn adjust_retry_after(original: &Policy, decision: Decision, wait: u64) -> Decision {
     let can_fit = |position: usize, status: &Status| {
         !status.is_admitted()
             && status.retry_after().is_none()
-            && whole.limits().get(position).is_some_and(|limit| decision.cost() <= limit.capacity())
+            && original.limits().get(position).is_some_and(|limit| decision.cost() <= limit.capacity())
     };
     let (limits, cost) = (decision.limits(), decision.cost());
     let is_not_refused_by_a_limit = decision.is_admitted() || decision.is_storage_full() || decision.is_contended();
@@ -140,11 +140,11 @@ mod tests {
 
     #[test]
     fn storage_full_and_contended_decisions_are_not_adjusted() {
-        let whole = Policy::from(Quota::per_minute(9));
+        let original = Policy::from(Quota::per_minute(9));
         let never = Decision::of(Timestamp::EPOCH, 5, Status::refused(4, 4, 0, None));
-        assert_eq!(adjust_retry_after(&whole, never.clone(), 7).retry_after(), Some(Duration::from_micros(7)));
+        assert_eq!(adjust_retry_after(&original, never.clone(), 7).retry_after(), Some(Duration::from_micros(7)));
         for undecided in [never.clone().storage_full(), never.contended()] {
-            assert_eq!(adjust_retry_after(&whole, undecided.clone(), 7), undecided);
+            assert_eq!(adjust_retry_after(&original, undecided.clone(), 7), undecided);
         }
     }
 

@@ -18,7 +18,7 @@ pub struct Deciding<P: Storage, F: Storage>(Stage<P, F>);
 
 enum Stage<P: Storage, F: Storage> {
     Primary { answer: P::DecideFuture, permit: Permit, request: OwnedRequest, parts: Arc<Parts<P, F>> },
-    Fallback { answer: F::DecideFuture, whole: Policy, circuit: Circuit },
+    Fallback { answer: F::DecideFuture, original: Policy, circuit: Circuit },
     Failed(BreakerError),
     Done,
 }
@@ -32,12 +32,17 @@ struct OwnedRequest {
 }
 
 impl<P: Storage, F: Storage> Deciding<P, F> {
-    pub(super) fn new(parts: &Arc<Parts<P, F>>, ask: StorageRequest<'_>) -> Self {
-        let Some(permit) = parts.circuit.try_acquire(ask.op == Op::Hit && ask.cost > 0) else {
-            return Self(Stage::fall_back(parts, ask, None));
+    pub(super) fn new(parts: &Arc<Parts<P, F>>, request: StorageRequest<'_>) -> Self {
+        let Some(permit) = parts.circuit.try_acquire(request.op == Op::Hit && request.cost > 0) else {
+            return Self(Stage::fall_back(parts, request, None));
         };
-        let answer = parts.primary.decide(ask);
-        let request = OwnedRequest { policy: ask.policy.clone(), key: ask.key.clone(), op: ask.op, cost: ask.cost };
+        let answer = parts.primary.decide(request);
+        let request = OwnedRequest {
+            policy: request.policy.clone(),
+            key: request.key.clone(),
+            op: request.op,
+            cost: request.cost,
+        };
         Self(Stage::Primary { answer, permit, request, parts: Arc::clone(parts) })
     }
 }
@@ -45,7 +50,7 @@ impl<P: Storage, F: Storage> Deciding<P, F> {
 impl<P: Storage, F: Storage> Stage<P, F> {
     /// Sends the request to the fallback. Fails if there is none, with `error` or, if the primary
     /// was not called, with an error for the open circuit.
-    fn fall_back(parts: &Parts<P, F>, ask: StorageRequest<'_>, error: Option<BreakerError>) -> Self {
+    fn fall_back(parts: &Parts<P, F>, request: StorageRequest<'_>, error: Option<BreakerError>) -> Self {
         let circuit = &parts.circuit;
         let failed = |error| {
             circuit.counts().none();
@@ -54,10 +59,10 @@ impl<P: Storage, F: Storage> Stage<P, F> {
         let Some(fallback) = &parts.fallback else {
             return failed(error.unwrap_or_else(|| BreakerError::circuit_open(circuit.last_error())));
         };
-        match fallback.divide(ask.policy) {
+        match fallback.divide(request.policy) {
             Ok(divided) => {
-                let answer = fallback.storage.decide(StorageRequest { policy: &divided, ..ask });
-                Self::Fallback { answer, whole: ask.policy.clone(), circuit: circuit.clone() }
+                let answer = fallback.storage.decide(StorageRequest { policy: &divided, ..request });
+                Self::Fallback { answer, original: request.policy.clone(), circuit: circuit.clone() }
             }
             Err(error) => failed(BreakerError::divide(error)),
         }
@@ -95,13 +100,13 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
         }
         if let Stage::Fallback { answer, .. } = &mut self.0 {
             let answer = ready!(Pin::new(answer).poll(cx));
-            let Stage::Fallback { whole, circuit, .. } = mem::replace(&mut self.0, Stage::Done) else {
+            let Stage::Fallback { original, circuit, .. } = mem::replace(&mut self.0, Stage::Done) else {
                 unreachable!("the stage was checked above")
             };
             return Poll::Ready(match answer {
                 Ok(decision) => {
                     circuit.counts().fallback();
-                    Ok(fallback::adjust_retry_after(&whole, decision, circuit.until_probe())
+                    Ok(fallback::adjust_retry_after(&original, decision, circuit.until_probe())
                         .via(DecisionSource::Fallback))
                 }
                 Err(error) => {
@@ -163,11 +168,11 @@ impl<P: Storage, F: Storage> Future for Changing<P, F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if let Some((done, _)) = &mut this.primary
-            && let Poll::Ready(done) = Pin::new(done).poll(cx)
+        if let Some((update, _)) = &mut this.primary
+            && let Poll::Ready(update) = Pin::new(update).poll(cx)
             && let Some((_, permit)) = this.primary.take()
         {
-            match done {
+            match update {
                 Ok(()) => permit.succeeded(),
                 Err(error) => {
                     let error = BreakerError::primary(permit.failed(error.into().into()));
@@ -175,11 +180,11 @@ impl<P: Storage, F: Storage> Future for Changing<P, F> {
                 }
             }
         }
-        if let Some(done) = &mut this.fallback
-            && let Poll::Ready(done) = Pin::new(done).poll(cx)
+        if let Some(update) = &mut this.fallback
+            && let Poll::Ready(update) = Pin::new(update).poll(cx)
         {
             this.fallback = None;
-            if let Err(error) = done {
+            if let Err(error) = update {
                 this.failed.get_or_insert(BreakerError::fallback(error));
             }
         }

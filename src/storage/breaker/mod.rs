@@ -32,7 +32,7 @@ use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 /// use tower_ratelimit::{MemoryStorage, OnError, PeerIp, Quota, RateLimitLayer};
 ///
 /// # let redis = MemoryStorage::new();
-/// // Three replicas of this program share `redis`. During an outage, each admits a third of the quota.
+/// // Three replicas share `redis`. During an outage, each admits a third of the quota.
 /// let storage = Breaker::new(redis).fallback(MemoryStorage::new(), 3);
 /// let circuit = storage.circuit().clone();
 /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
@@ -147,8 +147,8 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
     ///
     /// # Panics
     ///
-    /// Panics if `shortest` is less than a millisecond, or if `longest` is less than `shortest` or more
-    /// than an hour. [`try_probe_after`](Self::try_probe_after) returns an error instead.
+    /// Panics if `shortest` is less than a millisecond, or if `longest` is less than `shortest` or
+    /// more than an hour. [`try_probe_after`](Self::try_probe_after) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn probe_after(self, shortest: Duration, longest: Duration) -> Self {
@@ -159,8 +159,8 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
     ///
     /// # Errors
     ///
-    /// Returns an error if `shortest` is less than a millisecond, or if `longest` is less than `shortest`
-    /// or more than an hour.
+    /// Returns an error if `shortest` is less than a millisecond, or if `longest` is less than
+    /// `shortest` or more than an hour.
     pub fn try_probe_after(self, shortest: Duration, longest: Duration) -> Result<Self, ConfigError> {
         if shortest < Duration::from_millis(1) || longest < shortest || longest > Duration::from_secs(3_600) {
             return Err(ConfigError::new(format!(
@@ -194,24 +194,24 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
     type DecideFuture = Deciding<P, F>;
     type UpdateFuture = Changing<P, F>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        Deciding::new(&self.0, ask)
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        Deciding::new(&self.0, request)
     }
 
     #[inline]
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
         let Parts { primary, fallback, circuit } = &*self.0;
         if circuit.is_closed() {
-            let is_admitted = primary.try_admit(ask, shown);
+            let is_admitted = primary.try_admit(request, shown);
             if is_admitted {
                 circuit.counts().primary();
             }
             return is_admitted;
         }
         let Some(fallback) = fallback.as_ref().filter(|_| !circuit.is_probe_due()) else { return false };
-        let divided = fallback.divide(ask.policy);
-        let is_admitted =
-            divided.is_ok_and(|divided| fallback.storage.try_admit(StorageRequest { policy: &divided, ..ask }, shown));
+        let divided = fallback.divide(request.policy);
+        let is_admitted = divided
+            .is_ok_and(|divided| fallback.storage.try_admit(StorageRequest { policy: &divided, ..request }, shown));
         if is_admitted {
             circuit.counts().fallback();
         }

@@ -35,13 +35,13 @@ impl<St: Storage> LeaseTable<St> {
         // The flag is set before the loop below takes the buckets' locks. A worker starts under its
         // bucket's lock, so later workers see the flag.
         self.closed.store(true, Ordering::SeqCst);
-        let here = Handle::try_current().ok().map(|runtime| runtime.id());
+        let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
         let (mut bucket, mut taken, mut worker) = (0, Vec::new(), Vec::new());
         let slices = from_fn(|| {
             while taken.is_empty() {
                 let exists = self.table.visit(bucket, |entry| {
                     taken.extend(self.take_unspent(entry));
-                    if here.is_some() && entry.worker == WorkerState::Running(here) {
+                    if runtime.is_some() && entry.worker == WorkerState::Running(runtime) {
                         let (when_idle, idle) = oneshot::channel();
                         entry.when_idle.push(when_idle);
                         worker.push(idle);

@@ -54,12 +54,12 @@ impl<St: Storage> LeaseEntry<St> {
     }
 
     /// Spends units of the lease, if it has enough.
-    pub(super) fn take(&mut self, ask: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
-        if ask.op == Op::Peek || ask.cost == 0 {
+    pub(super) fn take(&mut self, request: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
+        if request.op == Op::Peek || request.cost == 0 {
             return None;
         }
-        let lease = self.lease.as_mut().filter(|lease| lease.is_live(now) && lease.policy == *ask.policy)?;
-        let decision = lease.take(ask.cost, now)?;
+        let lease = self.lease.as_mut().filter(|lease| lease.is_live(now) && lease.policy == *request.policy)?;
+        let decision = lease.take(request.cost, now)?;
         self.used = now;
         Some(decision)
     }

@@ -88,8 +88,8 @@ impl Lease {
     }
 }
 
-/// Derives the refusal of a hit with this cost from the refusal of another hit. Returns `None` if a
-/// smaller cost may still fit, or if the cost exceeds the capacity.
+/// Derives the refusal of a hit with this cost from the refusal of another hit. Returns `None` if
+/// the cost may still fit, or if it exceeds the capacity.
 pub(super) fn derive_refusal(refusal: &Decision, cost: u32) -> Option<Decision> {
     let status = refusal.shown();
     let (capacity, remaining, reset) = (status.capacity(), status.remaining(), status.reset_after_micros());

@@ -69,10 +69,10 @@ impl<St: Storage> LeaseTable<St> {
     }
 
     /// Spends units of the key's lease, if it has enough.
-    pub(super) fn take(&self, ask: &StorageRequest<'_>) -> Option<Decision> {
-        let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
-        let decision = self.table.lock(place).find()?.take(ask, now)?;
-        self.counters.here(ask.policy);
+    pub(super) fn take(&self, request: &StorageRequest<'_>) -> Option<Decision> {
+        let (place, now) = (self.place(request.policy, request.key), self.clock.now());
+        let decision = self.table.lock(place).find()?.take(request, now)?;
+        self.counters.here(request.policy);
         Some(decision)
     }
 
@@ -82,20 +82,20 @@ impl<St: Storage> LeaseTable<St> {
     }
 
     /// Decides locally, or passes the request to the key's worker.
-    pub(super) fn decide(self: &Arc<Self>, ask: &StorageRequest<'_>, is_leased: bool) -> Route<St> {
-        let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
+    pub(super) fn decide(self: &Arc<Self>, request: &StorageRequest<'_>, is_leased: bool) -> Route<St> {
+        let (place, now) = (self.place(request.policy, request.key), self.clock.now());
         let mut bucket = self.table.lock(place);
-        let spends = is_leased && ask.op == Op::Hit && ask.cost > 0;
-        if spends && let Some(decision) = bucket.find().and_then(|entry| entry.take(ask, now)) {
+        let spends = is_leased && request.op == Op::Hit && request.cost > 0;
+        if spends && let Some(decision) = bucket.find().and_then(|entry| entry.take(request, now)) {
             drop(bucket);
-            self.counters.here(ask.policy);
+            self.counters.here(request.policy);
             return Route::Local(decision);
         }
         if self.is_closed() || !spends && bucket.find().is_none() {
             return Route::Inner;
         }
-        let command = if spends { Command::Hit(ask.cost) } else { Command::Forward(ask.op, ask.cost) };
-        self.push_job(bucket, place, ask.policy, ask.key, command)
+        let command = if spends { Command::Hit(request.cost) } else { Command::Forward(request.op, request.cost) };
+        self.push_job(bucket, place, request.policy, request.key, command)
     }
 
     /// Passes a change to the key's worker, which runs it after earlier jobs.
@@ -131,14 +131,14 @@ impl<St: Storage> LeaseTable<St> {
         }
         let entry = bucket.find_or_insert(|| LeaseEntry::new(key.clone(), now));
         entry.used = now;
-        let here = WorkerState::Running(runtime.as_ref().map(Handle::id));
+        let running = WorkerState::Running(runtime.as_ref().map(Handle::id));
         let starts_worker = entry.worker == WorkerState::Idle;
-        if !starts_worker && entry.worker != here {
+        if !starts_worker && entry.worker != running {
             return Route::Inner;
         }
         let (job, answer) = Job::new(policy, command);
         entry.waiting.push(job);
-        entry.worker = here;
+        entry.worker = running;
         drop(bucket);
         if let Some((key, lease)) = evicted {
             self.refund_evicted(&key, &lease);

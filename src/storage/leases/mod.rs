@@ -134,8 +134,8 @@ impl<St: Storage> Leases<St> {
         Ok(self.with(max_keys, clock))
     }
 
-    /// Sets the clock that measures how long a slice is valid; for tests. It need not agree with
-    /// the storage's clock.
+    /// Sets the clock that measures the validity of slices; for tests. It need not agree with the
+    /// storage's clock.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let max_keys = self.0.max_keys;
@@ -187,7 +187,7 @@ impl<St: Storage> Leases<St> {
         async move { shared.close().await }
     }
 
-    fn done(&self, route: Route<St>, inside: impl FnOnce(&St) -> St::UpdateFuture) -> Change<St> {
+    fn change(&self, route: Route<St>, inside: impl FnOnce(&St) -> St::UpdateFuture) -> Change<St> {
         Change(match route {
             Route::Local(_) => ChangeState::Local,
             Route::Wait(answer) => ChangeState::Wait(answer),
@@ -219,31 +219,31 @@ impl<St: Storage> Storage for Leases<St> {
     type DecideFuture = Deciding<St>;
     type UpdateFuture = Change<St>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        Deciding(match self.0.decide(&ask, is_leased(ask.policy)) {
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        Deciding(match self.0.decide(&request, is_leased(request.policy)) {
             Route::Local(decision) => Progress::Local(Some(decision)),
-            Route::Wait(answer) => Progress::Wait(answer, OwnedRequest::new(&self.0, &ask)),
-            Route::Inner => Progress::Inner(self.0.inner.decide(ask)),
+            Route::Wait(answer) => Progress::Wait(answer, OwnedRequest::new(&self.0, &request)),
+            Route::Inner => Progress::Inner(self.0.inner.decide(request)),
         })
     }
 
     #[inline]
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        if ask.op == Op::Peek || ask.cost == 0 {
+    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+        if request.op == Op::Peek || request.cost == 0 {
             return false;
         }
-        if let Some(decision) = self.0.take(&ask) {
+        if let Some(decision) = self.0.take(&request) {
             if let Some(shown) = shown {
                 *shown = Summary { at: decision.at(), limit: *decision.shown() };
             }
             return true;
         }
-        let is_leased = is_leased(ask.policy) && !self.0.is_closed();
-        !is_leased && !self.0.knows(ask.policy, ask.key) && self.0.inner.try_admit(ask, shown)
+        let is_leased = is_leased(request.policy) && !self.0.is_closed();
+        !is_leased && !self.0.knows(request.policy, request.key) && self.0.inner.try_admit(request, shown)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        let mut change = self.done(self.0.enqueue(policy, key, Command::Clear), |inner| inner.clear(policy, key));
+        let mut change = self.change(self.0.enqueue(policy, key, Command::Clear), |inner| inner.clear(policy, key));
         if let ChangeState::Inner(_, guard) = &mut change.0 {
             *guard = Some(InvalidateOnDrop::new(&self.0, policy, key));
         }
@@ -255,7 +255,7 @@ impl<St: Storage> Storage for Leases<St> {
             return Change(ChangeState::Local);
         }
         let route = self.0.put_back(policy, key, decision).unwrap_or(Route::Inner);
-        self.done(route, |inner| inner.refund(policy, key, decision))
+        self.change(route, |inner| inner.refund(policy, key, decision))
     }
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
@@ -304,12 +304,12 @@ struct OwnedRequest<St: Storage> {
 }
 
 impl<St: Storage> OwnedRequest<St> {
-    fn new(shared: &Arc<LeaseTable<St>>, ask: &StorageRequest<'_>) -> Self {
-        let (shared, policy, key) = (Arc::clone(shared), ask.policy.clone(), ask.key.clone());
-        Self { shared, policy, key, op: ask.op, cost: ask.cost }
+    fn new(shared: &Arc<LeaseTable<St>>, request: &StorageRequest<'_>) -> Self {
+        let (shared, policy, key) = (Arc::clone(shared), request.policy.clone(), request.key.clone());
+        Self { shared, policy, key, op: request.op, cost: request.cost }
     }
 
-    fn ask(&self) -> St::DecideFuture {
+    fn decide(&self) -> St::DecideFuture {
         self.shared.inner.decide(StorageRequest::new(&self.policy, &self.key, self.op, self.cost))
     }
 }
@@ -319,19 +319,19 @@ impl<St: Storage> Future for Deciding<St> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
-            let asked = match &mut self.0 {
+            let decided = match &mut self.0 {
                 Progress::Local(decision) => {
                     return Poll::Ready(Ok(decision.take().expect("`Deciding` polled after completion")));
                 }
                 Progress::Inner(decided) => return Pin::new(decided).poll(cx).map_err(LeaseError::storage),
                 Progress::Wait(answer, request) => match ready!(Pin::new(answer).poll(cx)) {
                     Ok(Ok(Some(given))) => return Poll::Ready(given.claim().ok_or_else(LeaseError::cancelled)),
-                    Ok(Ok(None)) => request.ask(),
+                    Ok(Ok(None)) => request.decide(),
                     Ok(Err(error)) => return Poll::Ready(Err(error)),
                     Err(_) => return Poll::Ready(Err(LeaseError::cancelled())),
                 },
             };
-            self.0 = Progress::Inner(asked);
+            self.0 = Progress::Inner(decided);
         }
     }
 }

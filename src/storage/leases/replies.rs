@@ -42,13 +42,13 @@ impl<St: Storage> LeaseWorker<St> {
     /// Refuses the waiting hits that cost more than the units that remain in the storage and in the
     /// lease.
     pub(super) fn refuse(&mut self, policy: &Policy, refusal: &Decision, waiting: usize) {
-        let here = self.unspent(self.shared.clock.now());
+        let local = self.unspent(self.shared.clock.now());
         self.with_entry(|entry| {
             if let Some(lease) = &mut entry.lease {
                 lease.in_storage = refusal.remaining();
             }
         });
-        let remaining = refusal.remaining().saturating_add(here);
+        let remaining = refusal.remaining().saturating_add(local);
         let reset = refusal.shown().reset_after_micros();
         self.reply_to(policy, waiting, |cost| {
             (cost > remaining).then(|| decide_locally(policy, refusal.at(), cost, remaining, reset))

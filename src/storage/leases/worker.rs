@@ -22,7 +22,7 @@ const SLICES_PER_WINDOW: u32 = 16;
 
 /// The maximum number of attempts with a smaller slice after a refusal. The next attempts request
 /// only the units that are needed.
-const MAX_SMALLER: u32 = 2;
+const MAX_SMALLER_SLICES: u32 = 2;
 
 /// The maximum number of requests in a row without a reply to any hit. This happens if the storage
 /// refuses units that it reports as remaining. The first hit is then sent to the storage by its
@@ -131,8 +131,8 @@ impl<St: Storage> LeaseWorker<St> {
         let inner = &self.shared.inner;
         let answer = match &job.command {
             Command::Forward(op, cost) => {
-                let asked = inner.decide(StorageRequest::new(policy, &self.key, *op, *cost)).await;
-                asked.map(|decision| Some(Reply::without_units(self.with_unspent(policy, decision))))
+                let decided = inner.decide(StorageRequest::new(policy, &self.key, *op, *cost)).await;
+                decided.map(|decision| Some(Reply::without_units(self.with_unspent(policy, decision))))
             }
             Command::Refund(decision) => inner.refund(policy, &self.key, decision).await.map(|()| None),
             Command::Hit(_) | Command::Clear => {
@@ -146,12 +146,12 @@ impl<St: Storage> LeaseWorker<St> {
 
     /// Adds the unspent units of the lease to a decision, because the storage counts them as spent.
     fn with_unspent(&mut self, policy: &Policy, decision: Decision) -> Decision {
-        let here = self.unspent(self.shared.clock.now());
+        let local = self.unspent(self.shared.clock.now());
         let is_undecided = decision.is_from_fallback() || decision.is_contended() || decision.is_storage_full();
-        if here == 0 || is_undecided {
+        if local == 0 || is_undecided {
             return decision;
         }
-        let remaining = decision.remaining().saturating_add(here);
+        let remaining = decision.remaining().saturating_add(local);
         decide_locally(policy, decision.at(), decision.cost(), remaining, decision.shown().reset_after_micros())
     }
 
@@ -170,7 +170,7 @@ impl<St: Storage> LeaseWorker<St> {
             let (now, slice) = (self.shared.clock.now(), self.request_size(policy, waiting, remain, attempt));
             attempt += 1;
             let changes = self.with_entry(|entry| entry.changes);
-            let decided = self.ask(policy, slice).await;
+            let decided = self.request_units(policy, slice).await;
             let before = self.jobs.len();
             match decided {
                 Err(error) => return self.fail(&LeaseError::storage(error)),
@@ -201,7 +201,7 @@ impl<St: Storage> LeaseWorker<St> {
     }
 
     /// Requests units from the storage, and records the success or failure.
-    async fn ask(&mut self, policy: &Policy, units: u32) -> Result<Decision, St::Error> {
+    async fn request_units(&mut self, policy: &Policy, units: u32) -> Result<Decision, St::Error> {
         let (shared, failures) = (Arc::clone(&self.shared), self.shared.outage.failures());
         shared.counters.asked(policy);
         self.is_requesting = true;
@@ -232,7 +232,7 @@ impl<St: Storage> LeaseWorker<St> {
     /// is only the cost of the first hit, so that another lost request costs no more than one hit.
     fn request_size(&mut self, policy: &Policy, waiting: usize, remain: Option<u32>, attempt: u32) -> u32 {
         let (now, slice) = (self.shared.clock.now(), self.shared.slice);
-        let here = self.unspent(now);
+        let local = self.unspent(now);
         let known =
             self.with_entry(|entry| entry.lease.as_ref().filter(|lease| lease.is_live(now)).map(|it| it.in_storage));
         let remain = remain.or(known.flatten()).unwrap_or_else(|| policy.limits()[0].capacity());
@@ -242,12 +242,12 @@ impl<St: Storage> LeaseWorker<St> {
             first = first.or(Some(cost));
             all = all.saturating_add(cost);
         }
-        let needed = first.unwrap_or(1).saturating_sub(here).max(1);
+        let needed = first.unwrap_or(1).saturating_sub(local).max(1);
         let is_uncertain = self.shared.outage.is_on() || self.with_entry(|entry| entry.is_uncertain) == Some(true);
-        if is_uncertain || attempt > MAX_SMALLER {
+        if is_uncertain || attempt > MAX_SMALLER_SLICES {
             return needed;
         }
-        let wanted = all.saturating_sub(here).min(remain).max(needed);
+        let wanted = all.saturating_sub(local).min(remain).max(needed);
         if self.shared.is_closed() { wanted } else { wanted.max(slice.min(remain / SLICES_PER_WINDOW)) }
     }
 
@@ -277,7 +277,7 @@ impl<St: Storage> LeaseWorker<St> {
         unspent.flatten().unwrap_or(0)
     }
 
-    pub(super) fn with_entry<T>(&self, look: impl FnOnce(&mut LeaseEntry<St>) -> T) -> Option<T> {
-        self.shared.table.lock(self.place).find().map(look)
+    pub(super) fn with_entry<T>(&self, f: impl FnOnce(&mut LeaseEntry<St>) -> T) -> Option<T> {
+        self.shared.table.lock(self.place).find().map(f)
     }
 }

@@ -50,53 +50,53 @@ impl Mode {
 
 impl MemoryInner {
     #[inline]
-    pub(super) fn decide(&self, ask: &StorageRequest<'_>) -> Decision {
+    pub(super) fn decide(&self, request: &StorageRequest<'_>) -> Decision {
         let mut decision = Decision::blank();
-        self.fill_in(ask, &mut decision);
+        self.fill_in(request, &mut decision);
         decision.set_ahead(self.clock.ahead());
         decision
     }
 
-    fn fill_in(&self, ask: &StorageRequest<'_>, decision: &mut Decision) {
-        match ask.policy.limits() {
-            [limit] => self.decide_single(ask, limit, decision),
+    fn fill_in(&self, request: &StorageRequest<'_>, decision: &mut Decision) {
+        match request.policy.limits() {
+            [limit] => self.decide_single(request, limit, decision),
             several => match several.len() {
-                2 => self.decide_multi::<2>(ask, decision),
-                3 => self.decide_multi::<3>(ask, decision),
-                4 => self.decide_multi::<4>(ask, decision),
-                5 => self.decide_multi::<5>(ask, decision),
-                6 => self.decide_multi::<6>(ask, decision),
-                _ => *decision = self.decide_any(self.look_up(self.locate_request(ask)), ask, Mode::Decision),
+                2 => self.decide_multi::<2>(request, decision),
+                3 => self.decide_multi::<3>(request, decision),
+                4 => self.decide_multi::<4>(request, decision),
+                5 => self.decide_multi::<5>(request, decision),
+                6 => self.decide_multi::<6>(request, decision),
+                _ => *decision = self.decide_any(self.look_up(self.locate_request(request)), request, Mode::Decision),
             },
         }
     }
 
     #[inline]
-    pub(super) fn try_admit(&self, ask: &StorageRequest<'_>, mode: Mode, shown: Option<&mut Summary>) -> bool {
-        let Some(shown) = shown else { return self.try_hit(ask, mode, None) };
-        let is_admitted = self.try_hit(ask, mode, Some(shown));
+    pub(super) fn try_admit(&self, request: &StorageRequest<'_>, mode: Mode, shown: Option<&mut Summary>) -> bool {
+        let Some(shown) = shown else { return self.try_hit(request, mode, None) };
+        let is_admitted = self.try_hit(request, mode, Some(shown));
         shown.at = shown.at.minus(u64::from(self.clock.ahead()) * 1_000_000);
         is_admitted
     }
 
-    fn try_hit(&self, ask: &StorageRequest<'_>, mode: Mode, shown: Option<&mut Summary>) -> bool {
-        match ask.policy.limits() {
-            [limit] => self.try_admit_single(ask, limit, mode, shown),
+    fn try_hit(&self, request: &StorageRequest<'_>, mode: Mode, shown: Option<&mut Summary>) -> bool {
+        match request.policy.limits() {
+            [limit] => self.try_admit_single(request, limit, mode, shown),
             several => match several.len() {
-                2 => self.try_admit_multi::<2>(ask, mode, shown),
-                3 => self.try_admit_multi::<3>(ask, mode, shown),
-                4 => self.try_admit_multi::<4>(ask, mode, shown),
-                5 => self.try_admit_multi::<5>(ask, mode, shown),
-                6 => self.try_admit_multi::<6>(ask, mode, shown),
-                _ => self.try_admit_any(self.look_up(self.locate_request(ask)), ask, mode, shown),
+                2 => self.try_admit_multi::<2>(request, mode, shown),
+                3 => self.try_admit_multi::<3>(request, mode, shown),
+                4 => self.try_admit_multi::<4>(request, mode, shown),
+                5 => self.try_admit_multi::<5>(request, mode, shown),
+                6 => self.try_admit_multi::<6>(request, mode, shown),
+                _ => self.try_admit_any(self.look_up(self.locate_request(request)), request, mode, shown),
             },
         }
     }
 
     #[inline(always)]
-    pub(super) fn locate_request(&self, ask: &StorageRequest<'_>) -> Located {
+    pub(super) fn locate_request(&self, request: &StorageRequest<'_>) -> Located {
         let now = self.clock.now();
-        let (key, number) = self.locate(ask.policy, ask.key);
+        let (key, number) = self.locate(request.policy, request.key);
         Located { key, number, now }
     }
 
@@ -133,8 +133,8 @@ impl MemoryInner {
     /// Decides any request: with any number of limits, with new keys and logs, and when the storage
     /// is full.
     #[inline(never)]
-    pub(super) fn decide_any(&self, mut lookup: Lookup<'_>, ask: &StorageRequest<'_>, mode: Mode) -> Decision {
-        let decision = with_states(ask.policy, |states| self.decide_all(&mut lookup, ask, mode, states));
+    pub(super) fn decide_any(&self, mut lookup: Lookup<'_>, request: &StorageRequest<'_>, mode: Mode) -> Decision {
+        let decision = with_states(request.policy, |states| self.decide_all(&mut lookup, request, mode, states));
         self.finish(lookup);
         decision
     }
@@ -143,11 +143,11 @@ impl MemoryInner {
     pub(super) fn try_admit_any(
         &self,
         lookup: Lookup<'_>,
-        ask: &StorageRequest<'_>,
+        request: &StorageRequest<'_>,
         mode: Mode,
         shown: Option<&mut Summary>,
     ) -> bool {
-        let decision = self.decide_any(lookup, ask, mode);
+        let decision = self.decide_any(lookup, request, mode);
         if let Some(shown) = shown {
             *shown = Summary { at: decision.at(), limit: *decision.shown() };
         }
@@ -157,11 +157,11 @@ impl MemoryInner {
     fn decide_all(
         &self,
         lookup: &mut Lookup<'_>,
-        ask: &StorageRequest<'_>,
+        request: &StorageRequest<'_>,
         mode: Mode,
         states: &mut [State],
     ) -> Decision {
-        let StorageRequest { policy, op, cost, .. } = *ask;
+        let StorageRequest { policy, op, cost, .. } = *request;
         let Lookup { number, key, now, .. } = *lookup;
         let mut run = lookup.shard.run(key);
         let before = lookup.shard.load(run.clone(), key, policy.limit_digests(), states);
@@ -178,7 +178,7 @@ impl MemoryInner {
         if cost > 0 {
             let need = Need::of(policy, states, now, before.keys == 0);
             if !need.is_empty() && self.usage.lack(self.bounds, &need).is_some() {
-                no_room = self.make_room(lookup, ask, states, &need).err();
+                no_room = self.make_room(lookup, request, states, &need).err();
                 run = lookup.shard.run(key);
             }
         }

@@ -26,11 +26,11 @@ const UNKNOWN_WAIT: u64 = 1_000_000;
 /// The reason why a hit finds no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoRoom {
-    /// All considered keys are being refused. The first of them is admitted again after so many
+    /// All considered keys are being refused. Has the time until the first of them is admitted, in
     /// microseconds.
     Full(u64),
-    /// The key's own log is long and cannot grow before its oldest entry expires, after so many
-    /// microseconds.
+    /// The key's own log is long and cannot grow before its oldest entry expires. Has the time
+    /// until then, in microseconds.
     OwnLog(u64),
 }
 
@@ -47,7 +47,7 @@ impl NoRoom {
 enum Search {
     /// The states in these slots can be evicted.
     Found(usize, usize),
-    /// All considered keys are being refused. The first of them is admitted again after so many
+    /// All considered keys are being refused. Has the time until the first of them is admitted, in
     /// microseconds.
     Full(u64),
 }
@@ -58,7 +58,7 @@ impl MemoryInner {
     pub(super) fn make_room(
         &self,
         lookup: &mut Lookup<'_>,
-        ask: &StorageRequest<'_>,
+        request: &StorageRequest<'_>,
         states: &mut [State],
         need: &Need,
     ) -> Result<(), NoRoom> {
@@ -66,27 +66,27 @@ impl MemoryInner {
         // A hit that is refused anyway is not stored and needs no room.
         let is_fresh = states.iter().all(|state| *state == State::Fresh);
         let is_refused = if is_fresh {
-            ask.policy.limits().iter().any(|limit| ask.cost > limit.capacity())
+            request.policy.limits().iter().any(|limit| request.cost > limit.capacity())
         } else {
-            ask.policy.decide(states, now, Op::Peek, ask.cost).is_refused()
+            request.policy.decide(states, now, Op::Peek, request.cost).is_refused()
         };
         if is_refused {
             return Ok(());
         }
-        if ask.policy.is_shadow() {
+        if request.policy.is_shadow() {
             // A shadow limit must not evict keys of enforced limits.
-            return Err(NoRoom::Full(longest_period(ask.policy)));
+            return Err(NoRoom::Full(longest_period(request.policy)));
         }
         while let Some(lack) = self.usage.lack(self.bounds, need) {
             if Usage::must_not_evict(self.bounds, need) {
                 return Err(NoRoom::OwnLog(expires_in(states, now)));
             }
             match shard.find_victim(key.hash, now, lack) {
-                Search::Found(..) if ask.op == Op::Peek => return Ok(()),
+                Search::Found(..) if request.op == Op::Peek => return Ok(()),
                 Search::Found(start, end) => self.evict(shard, number, start, end),
                 Search::Full(soonest) => {
-                    self.evict_from_other_shard(number, key, now, ask.op, lack, soonest).map_err(NoRoom::Full)?;
-                    if ask.op == Op::Peek {
+                    self.evict_from_other_shard(number, key, now, request.op, lack, soonest).map_err(NoRoom::Full)?;
+                    if request.op == Op::Peek {
                         return Ok(());
                     }
                 }
@@ -178,10 +178,10 @@ impl Shard {
     /// Searches a few keys after `hash` for one to evict. Returns an expired key, or else the key
     /// that expires first of those that are not being refused.
     fn find_victim(&self, hash: u64, now: Timestamp, lack: Lack) -> Search {
-        let behind = self.table.run(hash).end;
+        let start_index = self.table.run(hash).end;
         let mut best: Option<(Timestamp, usize, usize)> = None;
         let mut soonest = u64::MAX;
-        let mut index = behind;
+        let mut index = start_index;
         let (mut seen, mut looked_at) = (0, 0);
         let mut wrapped = false;
         while seen < MAX_KEYS_SEARCHED && looked_at < MAX_SLOTS_SEARCHED {
@@ -193,7 +193,7 @@ impl Shard {
                 wrapped = true;
                 index = 0;
             }
-            if wrapped && index >= behind {
+            if wrapped && index >= start_index {
                 break;
             }
             let Some(first) = self.table.get(index) else {

@@ -13,8 +13,8 @@ use crate::{Op, Timestamp};
 pub(super) enum NewKey {
     /// The hit was admitted. This is its state and outcome.
     Decided(State, Outcome),
-    /// The storage is full. The first of the considered keys is admitted again after so many
-    /// microseconds.
+    /// The storage is full, and all considered keys are being refused. Has the time until the first
+    /// of them is admitted, in microseconds.
     Full(u64),
 }
 
@@ -34,11 +34,16 @@ impl MemoryInner {
     /// Decides the common case of a flood of new keys: a hit on a policy with one limit and a small
     /// state. Returns `None` for other cases. Nothing has changed then, and the general code must
     /// decide.
-    pub(super) fn insert_new(&self, lookup: &mut Lookup<'_>, ask: &StorageRequest<'_>, mode: Mode) -> Option<NewKey> {
-        if ask.op == Op::Peek || ask.cost == 0 {
+    pub(super) fn insert_new(
+        &self,
+        lookup: &mut Lookup<'_>,
+        request: &StorageRequest<'_>,
+        mode: Mode,
+    ) -> Option<NewKey> {
+        if request.op == Op::Peek || request.cost == 0 {
             return None;
         }
-        let ([limit], &[digest]) = (ask.policy.limits(), ask.policy.limit_digests()) else { return None };
+        let ([limit], &[digest]) = (request.policy.limits(), request.policy.limit_digests()) else { return None };
         if digest & SHADOW != 0 {
             return None;
         }
@@ -47,7 +52,7 @@ impl MemoryInner {
             return None;
         }
         let mut state = State::Fresh;
-        let outcome = limit.hit(&mut state, lookup.now, ask.cost);
+        let outcome = limit.hit(&mut state, lookup.now, request.cost);
         let State::Counts { until, .. } = state else { return None };
         let unwanted = mode != Mode::Decision && outcome.is_delayed();
         if until <= lookup.now || outcome == Outcome::Refused || unwanted {
@@ -60,7 +65,14 @@ impl MemoryInner {
             Put::Added => self.usage.add_small(),
             Put::Replaced(forgotten) => self.shards[lookup.number].clear_hint(forgotten),
             Put::Full(soonest) => {
-                match self.evict_from_other_shard(lookup.number, lookup.key, lookup.now, ask.op, Lack::Room, soonest) {
+                match self.evict_from_other_shard(
+                    lookup.number,
+                    lookup.key,
+                    lookup.now,
+                    request.op,
+                    Lack::Room,
+                    soonest,
+                ) {
                     Ok(()) => {
                         lookup.shard.table.insert_at(start, slot);
                         self.usage.add_small();
@@ -82,8 +94,8 @@ impl MemoryInner {
 
 impl Shard {
     /// Inserts a slot with a new hash. If the storage is full, it replaces one of the keys that
-    /// [can be evicted](MemoryInner::make_room). The place of the new slot and these keys are adjacent,
-    /// so both are found in one pass.
+    /// [can be evicted](MemoryInner::make_room). The place of the new slot and these keys are
+    /// adjacent, so both are found in one pass.
     fn put(&mut self, start: usize, slot: Slot, full: bool, now: Timestamp) -> Put {
         if !full {
             self.table.insert_at(start, slot);

@@ -152,8 +152,8 @@ impl MemoryStorage {
     }
 
     /// Returns `true` if a hit is admitted without a delay. Otherwise the hit counts as refused.
-    pub(crate) fn admit(&self, ask: &StorageRequest<'_>) -> bool {
-        self.0.try_admit(ask, Mode::Admit, None)
+    pub(crate) fn admit(&self, request: &StorageRequest<'_>) -> bool {
+        self.0.try_admit(request, Mode::Admit, None)
     }
 
     /// Removes all keys of all policies and returns their number. Concurrent hits may remain.
@@ -200,13 +200,13 @@ impl Storage for MemoryStorage {
     type UpdateFuture = Ready<Result<(), Infallible>>;
 
     #[inline]
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        ready(Ok(self.0.decide(&ask)))
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        ready(Ok(self.0.decide(&request)))
     }
 
     #[inline]
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        ask.op == Op::Hit && self.0.try_admit(&ask, Mode::TryAdmit, shown)
+    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+        request.op == Op::Hit && self.0.try_admit(&request, Mode::TryAdmit, shown)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {

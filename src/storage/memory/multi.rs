@@ -10,30 +10,34 @@ impl MemoryInner {
     #[inline(never)]
     pub(super) fn try_admit_multi<const N: usize>(
         &self,
-        ask: &StorageRequest<'_>,
+        request: &StorageRequest<'_>,
         mode: Mode,
         mut shown: Option<&mut Summary>,
     ) -> bool {
-        let done = self.with_small_states::<N, _>(self.locate_request(ask), ask, mode, |now, slots, parts| {
+        let done = self.with_small_states::<N, _>(self.locate_request(request), request, mode, |now, slots, parts| {
             if let Some(shown) = &mut shown {
                 let mut statuses = [Status::BLANK; N];
-                write_statuses(ask, now, slots, parts, &mut statuses);
+                write_statuses(request, now, slots, parts, &mut statuses);
                 **shown = Summary { at: now, limit: *decision::shown(&statuses) };
             }
             parts.iter().flatten().all(Outcome::is_at_once)
         });
-        done.unwrap_or_else(|lookup| self.try_admit_any(lookup, ask, mode, shown))
+        done.unwrap_or_else(|lookup| self.try_admit_any(lookup, request, mode, shown))
     }
 
     #[inline(never)]
-    pub(super) fn decide_multi<const N: usize>(&self, ask: &StorageRequest<'_>, decision: &mut Decision) {
-        let done =
-            self.with_small_states::<N, _>(self.locate_request(ask), ask, Mode::Decision, |now, slots, parts| {
-                write_statuses(ask, now, slots, parts, decision.open(N, ask.cost));
+    pub(super) fn decide_multi<const N: usize>(&self, request: &StorageRequest<'_>, decision: &mut Decision) {
+        let done = self.with_small_states::<N, _>(
+            self.locate_request(request),
+            request,
+            Mode::Decision,
+            |now, slots, parts| {
+                write_statuses(request, now, slots, parts, decision.open(N, request.cost));
                 decision.conclude(now);
-            });
+            },
+        );
         if let Err(lookup) = done {
-            *decision = self.decide_any(lookup, ask, Mode::Decision);
+            *decision = self.decide_any(lookup, request, Mode::Decision);
         }
     }
 
@@ -44,11 +48,11 @@ impl MemoryInner {
     fn with_small_states<const N: usize, T>(
         &self,
         located: Located,
-        ask: &StorageRequest<'_>,
+        request: &StorageRequest<'_>,
         mode: Mode,
         then: impl FnOnce(Timestamp, &[Slot; N], [Part; N]) -> T,
     ) -> Result<T, Lookup<'_>> {
-        let StorageRequest { policy, op, cost, .. } = *ask;
+        let StorageRequest { policy, op, cost, .. } = *request;
         let mut lookup = self.look_up(located);
         let now = lookup.now;
         let (limits, digests) = (array_of::<N, _>(policy.limits()), array_of::<N, _>(policy.limit_digests()));
@@ -96,15 +100,15 @@ impl MemoryInner {
 /// Writes the status of each limit.
 #[inline(always)]
 fn write_statuses<const N: usize>(
-    ask: &StorageRequest<'_>,
+    request: &StorageRequest<'_>,
     now: Timestamp,
     slots: &[Slot; N],
     parts: [Part; N],
     statuses: &mut [Status],
 ) {
-    let limits = array_of::<N, _>(ask.policy.limits());
+    let limits = array_of::<N, _>(request.policy.limits());
     for i in 0..N {
-        limits[i].tell(&slots[i].state(), now, ask.cost, parts[i], &mut statuses[i]);
+        limits[i].tell(&slots[i].state(), now, request.cost, parts[i], &mut statuses[i]);
     }
 }
 

@@ -34,13 +34,13 @@ impl Padded {
         self.hint_hash.store(key.hash, Ordering::Relaxed);
     }
 
-    /// Removes the published state, whichever key it is of. The caller holds the lock.
+    /// Removes the published state of any key. The caller holds the lock.
     pub(super) fn clear_any_hint(&self) {
         self.clear_hint(self.hint_hash.load(Ordering::Relaxed));
     }
 
-    /// Removes the published state of keys with this hash. The caller holds the lock and is about to change
-    /// the state of such a key.
+    /// Removes the published state of keys with this hash. The caller holds the lock and is about
+    /// to change the state of such a key.
     #[inline(always)]
     pub(super) fn clear_hint(&self, hash: u64) {
         if self.hint_hash.load(Ordering::Relaxed) == hash {

@@ -12,7 +12,8 @@ use crate::sync::atomic::{AtomicU64, Ordering, fence};
 ///
 /// - A thread writes only while it holds the shard's lock. It makes the version odd, writes the
 ///   fields, and makes the version even again.
-/// - A reader uses the fields only if the version was even and the same before and after it read them.
+/// - A reader uses the fields only if the version was even and the same before and after it read
+///   them.
 /// - The writer's release fence pairs with the reader's acquire fence. A reader that has read any
 ///   field of a write also sees that the version has changed.
 ///

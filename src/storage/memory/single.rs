@@ -12,43 +12,43 @@ use crate::{Decision, Limit, Op, Timestamp};
 impl MemoryInner {
     pub(super) fn try_admit_single(
         &self,
-        ask: &StorageRequest<'_>,
+        request: &StorageRequest<'_>,
         limit: &Limit,
         mode: Mode,
         mut shown: Option<&mut Summary>,
     ) -> bool {
-        let located = self.locate_request(ask);
-        if let Some(state) = self.published(located, ask)
-            && self.refuses_again(&state, located.now, ask, &mut { Status::BLANK })
+        let located = self.locate_request(request);
+        if let Some(state) = self.published(located, request)
+            && self.refuses_again(&state, located.now, request, &mut { Status::BLANK })
         {
             return false;
         }
-        let done = self.with_small_state(located, ask, limit, mode, |now, state, part| {
+        let done = self.with_small_state(located, request, limit, mode, |now, state, part| {
             if let Some(shown) = &mut shown {
                 shown.at = now;
-                limit.tell(state, now, ask.cost, part, &mut shown.limit);
+                limit.tell(state, now, request.cost, part, &mut shown.limit);
             }
             part.is_none_or(|outcome| outcome.is_at_once())
         });
-        done.unwrap_or_else(|lookup| self.try_admit_new(lookup, ask, limit, mode, shown))
+        done.unwrap_or_else(|lookup| self.try_admit_new(lookup, request, limit, mode, shown))
     }
 
     #[inline(never)]
     fn try_admit_new(
         &self,
         mut lookup: Lookup<'_>,
-        ask: &StorageRequest<'_>,
+        request: &StorageRequest<'_>,
         limit: &Limit,
         mode: Mode,
         shown: Option<&mut Summary>,
     ) -> bool {
         let now = lookup.now;
-        match self.insert_new(&mut lookup, ask, mode) {
+        match self.insert_new(&mut lookup, request, mode) {
             Some(NewKey::Decided(state, outcome)) => {
                 self.finish(lookup);
                 if let Some(shown) = shown {
                     shown.at = now;
-                    limit.tell(&state, now, ask.cost, Some(outcome), &mut shown.limit);
+                    limit.tell(&state, now, request.cost, Some(outcome), &mut shown.limit);
                 }
                 true
             }
@@ -56,42 +56,42 @@ impl MemoryInner {
                 self.finish(lookup);
                 false
             }
-            None => self.try_admit_any(lookup, ask, mode, shown),
+            None => self.try_admit_any(lookup, request, mode, shown),
         }
     }
 
-    pub(super) fn decide_single(&self, ask: &StorageRequest<'_>, limit: &Limit, decision: &mut Decision) {
-        let located = self.locate_request(ask);
-        if let Some(state) = self.published(located, ask)
-            && self.refuses_again(&state, located.now, ask, &mut decision.open(1, ask.cost)[0])
+    pub(super) fn decide_single(&self, request: &StorageRequest<'_>, limit: &Limit, decision: &mut Decision) {
+        let located = self.locate_request(request);
+        if let Some(state) = self.published(located, request)
+            && self.refuses_again(&state, located.now, request, &mut decision.open(1, request.cost)[0])
         {
             decision.conclude(located.now);
             return;
         }
-        let done = self.with_small_state(located, ask, limit, Mode::Decision, |now, state, part| {
-            limit.tell(state, now, ask.cost, part, &mut decision.open(1, ask.cost)[0]);
+        let done = self.with_small_state(located, request, limit, Mode::Decision, |now, state, part| {
+            limit.tell(state, now, request.cost, part, &mut decision.open(1, request.cost)[0]);
             decision.conclude(now);
         });
         if let Err(lookup) = done {
-            self.decide_new(lookup, ask, limit, decision);
+            self.decide_new(lookup, request, limit, decision);
         }
     }
 
     /// Decides on a new key, or on a key whose state is a log.
     #[inline(never)]
-    fn decide_new(&self, mut lookup: Lookup<'_>, ask: &StorageRequest<'_>, limit: &Limit, decision: &mut Decision) {
+    fn decide_new(&self, mut lookup: Lookup<'_>, request: &StorageRequest<'_>, limit: &Limit, decision: &mut Decision) {
         let now = lookup.now;
-        match self.insert_new(&mut lookup, ask, Mode::Decision) {
+        match self.insert_new(&mut lookup, request, Mode::Decision) {
             Some(NewKey::Decided(state, outcome)) => {
                 self.finish(lookup);
-                limit.tell(&state, now, ask.cost, Some(outcome), &mut decision.open(1, ask.cost)[0]);
+                limit.tell(&state, now, request.cost, Some(outcome), &mut decision.open(1, request.cost)[0]);
                 decision.conclude(now);
             }
             Some(NewKey::Full(soonest)) => {
                 self.finish(lookup);
-                *decision = ask.policy.refuse(now, ask.cost, soonest).storage_full();
+                *decision = request.policy.refuse(now, request.cost, soonest).storage_full();
             }
-            None => *decision = self.decide_any(lookup, ask, Mode::Decision),
+            None => *decision = self.decide_any(lookup, request, Mode::Decision),
         }
     }
 
@@ -102,12 +102,12 @@ impl MemoryInner {
     fn with_small_state<T>(
         &self,
         located: Located,
-        ask: &StorageRequest<'_>,
+        request: &StorageRequest<'_>,
         limit: &Limit,
         mode: Mode,
         then: impl FnOnce(Timestamp, &State, Part) -> T,
     ) -> Result<T, Lookup<'_>> {
-        let StorageRequest { policy, op, cost, .. } = *ask;
+        let StorageRequest { policy, op, cost, .. } = *request;
         let digest = policy.limit_digests()[0];
         let mut lookup = self.look_up(located);
         let now = lookup.now;
@@ -133,14 +133,14 @@ impl MemoryInner {
 
     /// Returns the published state of the key, if it was the last one that the shard refused.
     #[inline(always)]
-    fn published(&self, located: Located, ask: &StorageRequest<'_>) -> Option<State> {
-        self.shards[located.number].published(located.key, *ask.policy.limit_digests().first()?, located.now)
+    fn published(&self, located: Located, request: &StorageRequest<'_>) -> Option<State> {
+        self.shards[located.number].published(located.key, *request.policy.limit_digests().first()?, located.now)
     }
 
     /// Refuses a request by the published state, if that still refuses it.
     #[inline(never)]
-    fn refuses_again(&self, state: &State, now: Timestamp, ask: &StorageRequest<'_>, status: &mut Status) -> bool {
-        ask.policy.limits()[0].tell(state, now, ask.cost, None, status);
+    fn refuses_again(&self, state: &State, now: Timestamp, request: &StorageRequest<'_>, status: &mut Status) -> bool {
+        request.policy.limits()[0].tell(state, now, request.cost, None, status);
         let refused = !status.is_admitted();
         if refused && is_sweep_due() {
             self.sweep(now);

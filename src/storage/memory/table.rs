@@ -135,13 +135,13 @@ impl Table {
 
     /// Removes the state at `index`. The displaced states after it move back by one.
     pub(super) fn remove(&mut self, index: usize) {
-        let behind = index + 1;
-        let moving = self.slots[behind..]
+        let next = index + 1;
+        let moving = self.slots[next..]
             .iter()
-            .zip(behind..)
+            .zip(next..)
             .take_while(|(slot, at)| !slot.is_vacant() && self.home(slot.hash) < *at)
             .count();
-        self.slots.copy_within(behind..behind + moving, index);
+        self.slots.copy_within(next..next + moving, index);
         self.slots[index + moving] = Slot::default();
         self.used -= 1;
     }
@@ -154,11 +154,11 @@ impl Table {
         }
     }
 
-    /// Removes the states for which `stays` returns `false`.
-    pub(super) fn retain(&mut self, mut stays: impl FnMut(&Slot) -> bool) {
+    /// Removes the states for which `keep` returns `false`.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&Slot) -> bool) {
         let mut removed = 0;
         for slot in self.slots.iter_mut().filter(|slot| !slot.is_vacant()) {
-            if !stays(slot) {
+            if !keep(slot) {
                 *slot = Slot::default();
                 removed += 1;
             }
@@ -213,13 +213,13 @@ mod tests {
     /// Compares the table with a sorted set after random inserts, removals and replacements.
     #[test]
     fn table_equals_a_sorted_set() {
-        for crowding in [u64::MAX, u64::MAX / 64, 3] {
+        for max_hash in [u64::MAX, u64::MAX / 64, 3] {
             let mut table = Table::default();
             let mut model = std::collections::BTreeSet::new();
             let mut random = 1_u64;
             for _ in 0..20_000 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let hash = (random >> 40).wrapping_mul(0x9E37_79B9_7F4A_7C15) % crowding;
+                let hash = (random >> 40).wrapping_mul(0x9E37_79B9_7F4A_7C15) % max_hash;
                 let limit = (random >> 33) as u32 & 3;
                 let found = table.find(hash, limit);
                 assert_eq!(found.is_some(), model.contains(&(hash, limit)));

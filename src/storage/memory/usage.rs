@@ -15,8 +15,8 @@ pub(super) const LOG_ENTRY_BYTES: usize = 24;
 /// The bytes of a new log.
 const NEW_LOG: usize = LOG_ENTRY_BYTES + mem::size_of::<Log>() + 64;
 
-/// The fraction of the room for logs, and the minimum in bytes, above which a log is long. A
-/// minimum of 128 entries. A long log does not evict others.
+/// A log is long if it takes more than 1/`LONG_FRACTION` of the room for logs, and more than
+/// `MIN_LONG` bytes, the size of 128 entries. A long log does not evict other keys.
 const LONG_FRACTION: usize = 10_000;
 const MIN_LONG: usize = 2_304;
 
@@ -109,13 +109,12 @@ impl Bounds {
         self.bytes / 2
     }
 
-    /// Returns `true` if a log with so many bytes is long.
+    /// Returns `true` if a log of this size is long.
     pub(super) fn is_long(self, bytes: usize) -> bool {
         bytes > (self.logs() / LONG_FRACTION).max(MIN_LONG)
     }
 
-    /// Returns the room in which a log with so many bytes can grow. The last quarter is for short
-    /// logs.
+    /// Returns the room in which a log of this size can grow. The last quarter is for short logs.
     fn logs_for(self, bytes: usize) -> usize {
         if self.is_long(bytes) { self.logs() / 4 * 3 } else { self.logs() }
     }
@@ -278,21 +277,21 @@ mod tests {
         assert_eq!(include_str!("capacity.md"), table, "replace capacity.md by:\n{table}");
     }
 
-    /// Returns `true` if so many clients can use up a policy without refusals or evictions by a
-    /// full storage. Their hits are spread over the period.
+    /// Returns `true` if this number of clients can use up a policy without refusals or evictions
+    /// by a full storage. Their hits are spread over the period.
     fn fit(policy: &Policy, max_bytes: usize, clients: u64) -> bool {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().max_bytes(max_bytes).clock(clock.clone()).build().unwrap();
         let quota = policy.limits()[0].quota();
         let step = quota.period_micros() / (u64::from(quota.amount()) + 1);
-        let ask = |client: u64, op: Op| storage.0.decide(&StorageRequest::new(policy, &Key::from(client), op, 1));
+        let request = |client: u64, op: Op| storage.0.decide(&StorageRequest::new(policy, &Key::from(client), op, 1));
         for _ in 0..quota.amount() {
             clock.advance(Duration::from_micros(step));
-            if !(0..clients).all(|client| ask(client, Op::Hit).is_admitted()) {
+            if !(0..clients).all(|client| request(client, Op::Hit).is_admitted()) {
                 return false;
             }
         }
-        (0..clients).all(|client| ask(client, Op::Peek).is_refused())
+        (0..clients).all(|client| request(client, Op::Peek).is_refused())
     }
 
     #[test]

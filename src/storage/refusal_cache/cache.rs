@@ -62,27 +62,27 @@ impl Cache {
     }
 
     /// Returns `true` if the cache can answer a hit.
-    pub(super) fn contains(&self, ask: &StorageRequest<'_>) -> bool {
-        let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
-        self.table.lock(place).find().is_some_and(|entry| entry.contains(ask, now))
+    pub(super) fn contains(&self, request: &StorageRequest<'_>) -> bool {
+        let (place, now) = (self.place(request.policy, request.key), self.clock.now());
+        self.table.lock(place).find().is_some_and(|entry| entry.contains(request, now))
     }
 
     /// Answers a hit from the cache, or records that it is in flight.
-    pub(super) fn look_up(self: &Arc<Self>, ask: &StorageRequest<'_>) -> Lookup {
-        let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
+    pub(super) fn look_up(self: &Arc<Self>, request: &StorageRequest<'_>) -> Lookup {
+        let (place, now) = (self.place(request.policy, request.key), self.clock.now());
         let mut bucket = self.table.lock(place);
-        if let Some(decision) = bucket.find().and_then(|entry| entry.answer(ask, now)) {
-            self.counters.here(ask.policy);
+        if let Some(decision) = bucket.find().and_then(|entry| entry.answer(request, now)) {
+            self.counters.here(request.policy);
             return Lookup::Hit(decision);
         }
         self.sweep(&mut bucket, now);
         let entry = bucket.find_or_insert(KeyEntry::default);
-        entry.refusals.iter_mut().for_each(|refusal| refusal.serve_stale(ask.policy, ask.cost, now));
-        (entry.in_flight, entry.max_cost) = (entry.in_flight + 1, entry.max_cost.max(ask.cost));
+        entry.refusals.iter_mut().for_each(|refusal| refusal.serve_stale(request.policy, request.cost, now));
+        (entry.in_flight, entry.max_cost) = (entry.in_flight + 1, entry.max_cost.max(request.cost));
         let changes = entry.changes;
-        self.counters.asked(ask.policy);
-        let (cache, policy) = (Arc::clone(self), ask.policy.clone());
-        Lookup::Miss(InFlight { cache, policy, place, cost: ask.cost, sent: now, changes, is_undecided: true })
+        self.counters.asked(request.policy);
+        let (cache, policy) = (Arc::clone(self), request.policy.clone());
+        Lookup::Miss(InFlight { cache, policy, place, cost: request.cost, sent: now, changes, is_undecided: true })
     }
 
     /// Removes the refusals of a key whose state has changed or may have changed.
@@ -99,10 +99,10 @@ impl Cache {
         }
     }
 
-    /// Removes the refusals of a key for which `stays` returns `false`.
-    fn keep_only(&self, entry: &mut KeyEntry, stays: impl FnMut(&CachedRefusal) -> bool) {
+    /// Removes the refusals of a key for which `keep` returns `false`.
+    fn keep_only(&self, entry: &mut KeyEntry, keep: impl FnMut(&CachedRefusal) -> bool) {
         let before = entry.refusals.len();
-        entry.refusals.retain(stays);
+        entry.refusals.retain(keep);
         if before > 0 && entry.refusals.is_empty() {
             entry.refusals = Vec::new();
             self.keys.fetch_sub(1, Ordering::Relaxed);
@@ -143,12 +143,12 @@ impl Cache {
 }
 
 impl KeyEntry {
-    fn contains(&self, ask: &StorageRequest<'_>, now: Timestamp) -> bool {
-        self.find(ask, now).is_some()
+    fn contains(&self, request: &StorageRequest<'_>, now: Timestamp) -> bool {
+        self.find(request, now).is_some()
     }
 
-    fn answer(&self, ask: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
-        Some(self.find(ask, now)?.answer(ask.cost, now))
+    fn answer(&self, request: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
+        Some(self.find(request, now)?.answer(request.cost, now))
     }
 
     /// Returns the refusal that answers a hit.
@@ -157,15 +157,15 @@ impl KeyEntry {
     /// the exact wait. A lower bound is used only if the key has no room for another refusal or a
     /// hit is already in flight. So a client that varies its costs does not reach the storage with
     /// each of them.
-    fn find(&self, ask: &StorageRequest<'_>, now: Timestamp) -> Option<&CachedRefusal> {
-        let answers = || self.refusals.iter().filter(|refusal| refusal.answers(ask.policy, ask.cost, now));
+    fn find(&self, request: &StorageRequest<'_>, now: Timestamp) -> Option<&CachedRefusal> {
+        let answers = || self.refusals.iter().filter(|refusal| refusal.answers(request.policy, request.cost, now));
         // The last refusal is the newest.
-        if let Some(exact) = answers().rfind(|refusal| refusal.is_exact(ask.cost)) {
+        if let Some(exact) = answers().rfind(|refusal| refusal.is_exact(request.cost)) {
             return Some(exact);
         }
         let is_full = || self.refusals.iter().filter(|refusal| now < refusal.end).count() == MAX_REFUSALS;
         let may_estimate = self.in_flight > 0 || is_full();
-        answers().max_by_key(|refusal| refusal.until(ask.cost)).filter(|_| may_estimate)
+        answers().max_by_key(|refusal| refusal.until(request.cost)).filter(|_| may_estimate)
     }
 
     /// Returns the time at which the last of the refusals expires.

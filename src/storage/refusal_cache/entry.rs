@@ -118,9 +118,9 @@ struct Answer {
 }
 
 impl Answer {
-    /// Derives the answer to `cost` from `status`, the answer to a hit of the cost `known`.
-    fn to(cost: u32, limit: &Limit, status: &Status, known: u32) -> Self {
-        if cost == known {
+    /// Derives the answer to `cost` from `status`, the answer to a hit of the cost `known_cost`.
+    fn to(cost: u32, limit: &Limit, status: &Status, known_cost: u32) -> Self {
+        if cost == known_cost {
             return Self { status: *status, is_exact: true };
         }
         let (capacity, remaining, reset) = (status.capacity(), status.remaining(), status.reset_after_micros());
@@ -130,10 +130,13 @@ impl Answer {
         if cost > capacity {
             return Self { status: Status::refused(capacity, remaining, reset, None), is_exact: true };
         }
-        // One more unit than what remains fits after `reset`, and a larger cost fits no earlier than
-        // a smaller one.
-        let (fits, wait) =
-            if cost > known && known > remaining { (known, status.retry_micros()) } else { (remaining + 1, reset) };
+        // A cost of one more than `remaining` fits after `reset`. A larger cost fits no earlier
+        // than a smaller one.
+        let (fits, wait) = if cost > known_cost && known_cost > remaining {
+            (known_cost, status.retry_micros())
+        } else {
+            (remaining + 1, reset)
+        };
         let wait = wait.saturating_add(refill(limit, cost - fits));
         let is_exact = cost == fits || is_window(limit);
         Self { status: Status::refused(capacity, remaining, reset, Some(wait)), is_exact }
@@ -151,8 +154,7 @@ impl Answer {
     }
 }
 
-/// Returns the minimum time in microseconds that it takes to refill so many units, or 0 if it is
-/// unknown.
+/// Returns the minimum time in microseconds to refill this number of units, or 0 if it is unknown.
 fn refill(limit: &Limit, units: u32) -> u64 {
     if limit.strategy().name() != "token-bucket" {
         return 0;

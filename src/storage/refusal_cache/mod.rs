@@ -64,7 +64,8 @@ pub struct RefusalCache<St> {
     cache: Arc<Cache>,
 }
 
-/// The defaults.
+/// The defaults of [`RefusalCache::max_keys`] and [`RefusalCache::ttl`], the latter in
+/// microseconds.
 const MAX_KEYS: usize = 100_000;
 const TTL: u64 = 1_000_000;
 
@@ -115,8 +116,8 @@ impl<St: Storage> RefusalCache<St> {
     ///
     /// # Panics
     ///
-    /// Panics if `max_keys` is 0 or more than 100 million. [`try_max_keys`](Self::try_max_keys) returns
-    /// an error instead.
+    /// Panics if `max_keys` is 0 or more than 100 million. [`try_max_keys`](Self::try_max_keys)
+    /// returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn max_keys(self, max_keys: usize) -> Self {
@@ -138,8 +139,8 @@ impl<St: Storage> RefusalCache<St> {
         Ok(self.with(max_keys, ttl, clock))
     }
 
-    /// Sets the clock that measures how long a refusal is cached; for tests. It need not agree with
-    /// the storage's clock.
+    /// Sets the clock that measures the age of refusals; for tests. It need not agree with the
+    /// storage's clock.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let (max_keys, ttl) = (self.cache.max_keys, self.cache.ttl);
@@ -180,9 +181,9 @@ impl<St: Storage> RefusalCache<St> {
         // The storage may apply the change now or at any later poll. So the refusals are removed
         // now, and again when the future completes or is dropped.
         let invalidate = InvalidateOnDrop { cache: Arc::clone(&self.cache), policy: policy.clone(), key: key.clone() };
-        let done = change(&self.inner);
+        let update = change(&self.inner);
         invalidate.cache.invalidate(policy, key);
-        Change { done, invalidate: Some(invalidate) }
+        Change { update, invalidate: Some(invalidate) }
     }
 }
 
@@ -191,26 +192,26 @@ impl<St: Storage> Storage for RefusalCache<St> {
     type DecideFuture = Answer<St::DecideFuture>;
     type UpdateFuture = Change<St::UpdateFuture>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        if ask.op == Op::Peek || ask.cost == 0 {
-            return Answer(Progress::Inner(self.inner.decide(ask), None));
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        if request.op == Op::Peek || request.cost == 0 {
+            return Answer(Progress::Inner(self.inner.decide(request), None));
         }
-        match self.cache.look_up(&ask) {
+        match self.cache.look_up(&request) {
             Lookup::Hit(decision) => Answer(Progress::Cached(Some(decision))),
-            Lookup::Miss(in_flight) => Answer(Progress::Inner(self.inner.decide(ask), Some(in_flight))),
+            Lookup::Miss(in_flight) => Answer(Progress::Inner(self.inner.decide(request), Some(in_flight))),
         }
     }
 
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        if ask.cost == 0 {
-            return self.inner.try_admit(ask, shown);
+    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+        if request.cost == 0 {
+            return self.inner.try_admit(request, shown);
         }
         // After a `false`, the caller sends the request to `decide`, which answers from the cache.
-        if self.cache.contains(&ask) || !self.inner.try_admit(ask, shown) {
+        if self.cache.contains(&request) || !self.inner.try_admit(request, shown) {
             return false;
         }
-        self.cache.counters.asked(ask.policy);
-        self.cache.invalidate(ask.policy, ask.key);
+        self.cache.counters.asked(request.policy);
+        self.cache.invalidate(request.policy, request.key);
         true
     }
 
@@ -270,8 +271,8 @@ where
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
             Progress::Cached(decision) => Poll::Ready(Ok(decision.take().expect("`Answer` polled after completion"))),
-            Progress::Inner(asked, in_flight) => {
-                let answer = std::task::ready!(Pin::new(asked).poll(cx));
+            Progress::Inner(decided, in_flight) => {
+                let answer = std::task::ready!(Pin::new(decided).poll(cx));
                 if let (Some(in_flight), Ok(decision)) = (in_flight.take(), &answer) {
                     in_flight.decided(decision);
                 }
@@ -285,7 +286,7 @@ where
 #[derive(Debug)]
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Change<F> {
-    done: F,
+    update: F,
     invalidate: Option<InvalidateOnDrop>,
 }
 
@@ -293,9 +294,9 @@ impl<F: Future + Unpin> Future for Change<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        let done = std::task::ready!(Pin::new(&mut self.done).poll(cx));
+        let update = std::task::ready!(Pin::new(&mut self.update).poll(cx));
         drop(self.invalidate.take());
-        Poll::Ready(done)
+        Poll::Ready(update)
     }
 }
 
