@@ -24,8 +24,8 @@ enum Action {
 #[derive(Clone, Copy, Debug)]
 enum Cost {
     Units(u32),
-    /// 0 is the capacity of the policy plus one unit. Any other number `n` is the capacity less `n
-    /// - 1` thousandths of it.
+    /// The capacity of the policy, less `n - 1` thousandths of it. With 0, the capacity plus one
+    /// unit.
     Capacity(u32),
 }
 
