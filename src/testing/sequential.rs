@@ -65,7 +65,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
     }
 
     pub(super) fn hits_take_their_cost(&self) {
-        let harness = self.harness("5: a hit takes what it costs");
+        let harness = self.harness("5: a hit takes its cost");
         for policy in self.policies {
             let key = Key::from(policy.identity());
             let room = harness.peek(policy, &key, 1).remaining();
