@@ -1,4 +1,4 @@
-//! Locks and atomics: those of std, or those of loom while `scripts/loom` checks its models.
+//! Locks and atomics: those of std, or those of loom when `scripts/loom` checks its models.
 
 #[cfg(all(test, tower_ratelimit_loom))]
 pub(crate) mod race;

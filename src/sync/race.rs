@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use loom::thread;
 
-/// Two closures that run at the same time in a model.
+/// The order in which the two closures of a model start.
 #[derive(Clone, Copy)]
 pub(crate) struct Race {
     is_swapped: bool,
 }
 
-/// Runs the model in all its interleavings, twice: each closure of its race is once the one that loom starts with.
+/// Runs the model in all interleavings, twice. Each closure of the race is the first one once.
 ///
-/// To find races, loom (0.7) remembers only the last access to each atomic. A thread that loads an atomic before it stores
-/// to it thus hides its race with an earlier load of the other thread, and loom does not try the store before that load.
-/// When the storing thread starts, loom does.
+/// To find races, loom (0.7) remembers only the last access to each atomic. If a thread loads an
+/// atomic before it stores to it, this hides its race with an earlier load of the other thread.
+/// loom then does not try the store before that load. It does if the storing thread starts first.
 pub(crate) fn model(f: impl Fn(Race) + Copy + Send + Sync + 'static) {
     for is_swapped in [false, true] {
         loom::model(move || f(Race { is_swapped }));
@@ -22,6 +22,7 @@ pub(crate) fn model(f: impl Fn(Race) + Copy + Send + Sync + 'static) {
 }
 
 impl Race {
+    /// Runs `a` and `b` at the same time. Returns their results.
     pub(crate) fn run<T: 'static, A: 'static, B: 'static>(
         self,
         shared: &Arc<T>,

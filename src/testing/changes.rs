@@ -1,15 +1,15 @@
-//! Laws of a storage about changes while its states live on: another quota, a clock that is put back.
+//! Laws of a storage for changes while states exist: a new quota, or a clock that goes back.
 
 use std::time::Duration;
 
-use super::desk::Desk;
-use super::one_by_one::{Trial, parsed};
+use super::harness::Harness;
+use super::sequential::{Inputs, parsed};
 use crate::storage::{Clock, ManualClock};
 use crate::time::micros;
 use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
 
-/// Quotas of one name, the second of which decides after the first. There is no elastic window, of which a peek says what
-/// a hit would.
+/// Pairs of quotas with the same name. The second one decides on states of the first. Elastic
+/// windows are missing, because their refusals change the state and peeks do not.
 const CHANGED: [(&str, &str); 8] = [
     ("token-bucket 10/minute burst 20", "token-bucket 100/minute burst 20"),
     ("token-bucket 7/minute burst 20", "token-bucket 7/minute burst 10"),
@@ -21,83 +21,89 @@ const CHANGED: [(&str, &str); 8] = [
     ("sliding-window-counter-aligned 10/minute", "sliding-window-counter-aligned 3/minute"),
 ];
 
-impl<St: Storage, M: Fn(ManualClock) -> St> Trial<'_, M> {
-    /// An empty bucket of the new quota refuses for as long as the old one's may.
-    pub(super) fn a_changed_quota_keeps_waits_tight(&self) {
-        let desk = self.desk("12: waits are tight after a quota has changed");
+impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
+    /// After a change, a bucket refuses for at most as long as an empty bucket of the new quota.
+    pub(super) fn waits_are_exact_after_quota_change(&self) {
+        let harness = self.harness("12: waits are exact after a quota has changed");
         for (before, after) in CHANGED {
-            let what = format!("{before}, changed to {after}");
+            let what = format!("{before}, changed to {after},");
             let [before, after] = [before, after].map(|text| parsed(text).with_name("changed"));
             let [key, other] = [&what, "another key"].map(|text| Key::from(text.to_owned()));
-            if desk.storage.validate(&before).is_err() {
+            if harness.storage.validate(&before).is_err() {
                 continue;
             }
-            spend_all(&desk, &before, &key);
-            desk.clock.advance(Duration::from_millis(50));
-            let wait = waits_stay_tight(&desk, &after, &key, Op::Peek, &what);
-            desk.clear(&after, &other);
+            spend_all(&harness, &before, &key);
+            harness.clock.advance(Duration::from_millis(50));
+            let wait = waits_are_exact(&harness, &after, &key, Op::Peek, &what);
+            harness.clear(&after, &other);
             let buckets = before.limits()[0].strategy().name().ends_with("bucket");
-            let empty = spend_all(&desk, &after, &other);
-            desk.must(!buckets || wait <= micros(empty) + micros(empty) / 100, || {
-                format!("{what} refuses for {wait} us, and an empty bucket for {empty:?}")
+            let empty = spend_all(&harness, &after, &other);
+            harness.check(!buckets || wait <= micros(empty) + micros(empty) / 100, || {
+                format!("{what} refuses for {wait} us, but an empty bucket only for {empty:?}")
             });
         }
     }
 
-    pub(super) fn a_clock_that_goes_back_keeps_waits_tight(&self) {
-        let desk = self.desk("6: waits are tight after a clock has gone back");
-        let start = desk.clock.now();
+    pub(super) fn waits_are_exact_after_clock_change(&self) {
+        let harness = self.harness("6: waits are exact after the clock has gone back");
+        let start = harness.clock.now();
         for policy in self.policies {
             let period = policy.limits()[0].quota().period_micros();
             for back in [period / 2, 3 * period] {
                 let key = Key::from(format!("{} {back} us back", policy.identity()));
-                desk.clock.set(start);
-                spend_all(&desk, policy, &key);
-                // A storage may cache the refusal.
-                desk.must(desk.hit(policy, &key, 1).is_refused(), || format!("{policy} admits one hit too many"));
-                desk.clock.set(start.minus(back));
+                harness.clock.set(start);
+                spend_all(&harness, policy, &key);
+                // Lets a storage cache the refusal.
+                harness.check(harness.hit(policy, &key, 1).is_refused(), || {
+                    format!("{policy} admits more units than it has")
+                });
+                harness.clock.set(start.minus(back));
                 let what = format!("{policy}, {back} us back,");
-                let wait = waits_stay_tight(&desk, policy, &key, Op::Hit, &what);
-                desk.must(wait <= 3 * period, || format!("{what} refuses for {wait} us"));
+                let wait = waits_are_exact(&harness, policy, &key, Op::Hit, &what);
+                harness.check(wait <= 3 * period, || format!("{what} refuses for {wait} us"));
             }
         }
     }
 }
 
-/// Spends all that remains in one hit. Returns for how long one more unit would be refused.
-fn spend_all<St: Storage>(desk: &Desk<'_, St>, policy: &Policy, key: &Key) -> Duration {
-    let room = desk.peek(policy, key, 1).remaining();
-    let hit = desk.hit(policy, key, room);
-    desk.must(hit.is_admitted(), || format!("{policy} has {room} left, and refuses them"));
-    desk.peek(policy, key, 1).retry_after().unwrap_or_default()
+/// Spends all units in one hit. Returns the time until one more unit is admitted.
+fn spend_all<St: Storage>(harness: &Harness<'_, St>, policy: &Policy, key: &Key) -> Duration {
+    let room = harness.peek(policy, key, 1).remaining();
+    let hit = harness.hit(policy, key, room);
+    harness.check(hit.is_admitted(), || format!("{policy} has {room} units, but refuses them"));
+    harness.peek(policy, key, 1).retry_after().unwrap_or_default()
 }
 
-/// Looks at a key that is refused until it is admitted. Returns for how long that is, in microseconds.
-fn waits_stay_tight<St: Storage>(desk: &Desk<'_, St>, policy: &Policy, key: &Key, op: Op, what: &str) -> u64 {
-    let look = || if op == Op::Hit { desk.hit(policy, key, 1) } else { desk.peek(policy, key, 1) };
+/// Checks that a refused key is admitted exactly after its wait. Returns the wait in microseconds.
+fn waits_are_exact<St: Storage>(harness: &Harness<'_, St>, policy: &Policy, key: &Key, op: Op, what: &str) -> u64 {
+    let look = || if op == Op::Hit { harness.hit(policy, key, 1) } else { harness.peek(policy, key, 1) };
     let first = look();
-    desk.must(first.is_refused(), || format!("{what} has nothing left, and admits a hit"));
+    harness.check(first.is_refused(), || format!("{what} has no units left, but admits a hit"));
     let wait = first.retry_after().map_or(0, micros);
     let mut promised = end_of(&first);
     for part in [4, 2] {
-        desk.clock.set(first.at().plus(wait / part));
+        harness.clock.set(first.at().plus(wait / part));
         let again = look();
         if policy.limits()[0].strategy().counts_refusals() {
             promised = end_of(&again);
         }
-        desk.must(again.is_refused() && end_of(&again) == promised, || {
-            format!("{what} said {wait} us, and {} us later {:?}", wait / part, again.retry_after())
+        harness.check(again.is_refused() && end_of(&again) == promised, || {
+            format!("{what} returned a wait of {wait} us, but {} us later {:?}", wait / part, again.retry_after())
         });
     }
-    desk.clock.set(promised.minus(1));
-    desk.must(desk.peek(policy, key, 1).is_refused(), || format!("{what} said {wait} us, and admits before"));
-    desk.clock.set(promised);
-    let then = desk.peek(policy, key, 1);
-    desk.must(then.is_admitted(), || format!("{what} said {wait} us, and then {:?}", then.retry_after()));
+    harness.clock.set(promised.minus(1));
+    harness.check(harness.peek(policy, key, 1).is_refused(), || {
+        format!("{what} returned a wait of {wait} us, but admits earlier")
+    });
+    harness.clock.set(promised);
+    let then = harness.peek(policy, key, 1);
+    harness.check(then.is_admitted(), || {
+        format!("{what} returned a wait of {wait} us, and then {:?}", then.retry_after())
+    });
     wait
 }
 
-/// When a refused hit is admitted, as the refusal says.
+/// Returns the time at which a refused hit is admitted.
 fn end_of(refusal: &Decision) -> Timestamp {
     refusal.at().plus(refusal.retry_after().map_or(0, micros))
 }

@@ -1,4 +1,4 @@
-//! Random quotas, scripts and states, with a liking for edges.
+//! Generators of random quotas, scripts and states, with many edge cases.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use proptest::sample::select;
 use crate::strategy::{Log, State};
 use crate::{ElasticWindow, FixedWindow, LeakyBucket, Limit, MovingWindow, Quota, Timestamp, TokenBucket};
 
-/// One hit of a script, `wait` microseconds after the one before.
+/// One hit of a script, `wait` microseconds after the previous one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     pub(super) wait: u64,
     pub(super) cost: u32,
 }
 
-/// Where scripts begin: some time after the epoch, on no round number.
+/// The start time of scripts: after the epoch, and not a round number.
 pub(super) const START: Timestamp = Timestamp::from_micros(1_728_000_000_123_457);
 
 pub(super) fn quotas(bursts: bool) -> impl Generator<Value = Quota> {
@@ -35,7 +35,8 @@ pub(super) fn quotas(bursts: bool) -> impl Generator<Value = Quota> {
     })
 }
 
-/// A script for a limit: waits around its period and its pace, costs around its capacity.
+/// Generates scripts with waits close to the period and the interval of one unit, and costs up to
+/// the capacity and beyond.
 pub(super) fn scripts(quota: Quota, capacity: u32) -> impl Generator<Value = Vec<Step>> {
     let period = quota.period_micros();
     let pace = (period / u64::from(quota.amount())).max(1);
@@ -51,8 +52,8 @@ pub(super) fn scripts(quota: Quota, capacity: u32) -> impl Generator<Value = Vec
     vec((waits, costs).prop_map(|(wait, cost)| Step { wait, cost }), 1..40)
 }
 
-/// Other limits to stand beside one: none, or one or two of our own with its quota.
-pub(super) fn besides(quota: Quota) -> impl Generator<Value = Vec<Limit>> {
+/// Generates up to two additional limits of the crate's strategies with this quota.
+pub(super) fn other_limits(quota: Quota) -> impl Generator<Value = Vec<Limit>> {
     let plain = Quota::per(quota.amount(), quota.period());
     let limits = [
         Limit::new(FixedWindow::new(), plain),
@@ -65,7 +66,7 @@ pub(super) fn besides(quota: Quota) -> impl Generator<Value = Vec<Limit>> {
     vec(select(limits.to_vec()), 0..3)
 }
 
-/// Any state at all, also ones no strategy writes.
+/// Generates any state, including states that no strategy writes.
 pub(super) fn states() -> impl Generator<Value = State> {
     let instants = || prop_oneof![any::<u64>(), START.as_micros() - 100..START.as_micros() + 5_000_000].boxed();
     let amounts = || prop_oneof![0..4_u32, any::<u32>(), Just(u32::MAX)].boxed();

@@ -3,25 +3,26 @@ use std::collections::HashMap;
 use crate::strategy::State;
 use crate::{Decision, Key, Op, Policy, Timestamp};
 
-/// What every storage must agree with: a map and the pure function.
+/// The reference implementation of a storage: a map of states.
 ///
-/// States are found by the policy's identity, the key and the [limit's digest](Policy::limit_digests): what another strategy
-/// has written, or the same one for another period or at another place, is not there.
+/// States are identified by the policy's identity, the key and the [limit's
+/// digest](Policy::limit_digests). Limits with another strategy, period or position have separate
+/// states.
 #[derive(Clone, Debug, Default)]
 pub struct Model(HashMap<(String, Key, u32), State>);
 
 impl Model {
-    /// Decides at `now`.
+    /// Decides a request at the time `now`.
     pub fn decide(&mut self, policy: &Policy, key: &Key, op: Op, cost: u32, now: Timestamp) -> Decision {
         self.with_states(policy, key, |states| policy.decide(states, now, op, cost))
     }
 
-    /// Gives back at `now`.
+    /// Refunds a hit at the time `now`.
     pub fn refund(&mut self, policy: &Policy, key: &Key, decision: &Decision, now: Timestamp) {
         self.with_states(policy, key, |states| policy.refund(states, now, decision));
     }
 
-    /// Forgets the key.
+    /// Removes the states of the key.
     pub fn clear(&mut self, policy: &Policy, key: &Key) {
         self.with_states(policy, key, |states| states.fill(State::Fresh));
     }

@@ -3,15 +3,15 @@ use std::fmt;
 use proptest::test_runner::Config;
 use tokio::runtime::Runtime;
 
-use super::at_once::{hits_are_exact, leaving_disturbs_nobody, refunds_are_exact};
-use super::desk::{runtime, runtime_of_threads};
-use super::large::many_keys_do_not_mix;
-use super::like_the_model::{decides_like_the_model_in, policies_of_one_name_in};
-use super::one_by_one::{Trial, parsed};
+use super::concurrency::{cancellation_is_isolated, hits_are_exact, refunds_are_exact};
+use super::harness::{runtime, runtime_of_threads};
+use super::large::many_keys_are_independent;
+use super::model_comparison::{decides_like_the_model_in, policies_of_one_name_in};
+use super::sequential::{Inputs, parsed};
 use crate::storage::ManualClock;
 use crate::{Policy, Storage};
 
-/// Every strategy, each with an amount that does not divide its period.
+/// All strategies, each with an amount that does not divide its period.
 const EVERY_STRATEGY: [&str; 9] = [
     "fixed-window 3 per 7 seconds",
     "fixed-window-aligned 3 per 7 seconds",
@@ -24,47 +24,49 @@ const EVERY_STRATEGY: [&str; 9] = [
     "leaky-bucket 3 per 7 seconds queue 2",
 ];
 
-/// Several limits together, small ones and logs, and many.
-const TOGETHER: [&str; 4] = [
+/// Policies with several limits: small states, logs, and many limits.
+const SEVERAL_LIMITS: [&str; 4] = [
     "elastic-window 2/second; moving-window 5/20 seconds",
     "token-bucket 7/second burst 4; sliding-window-counter-aligned 9/minute; leaky-bucket 3/second queue 2",
     "moving-window 4/second; moving-window 6/second; 20/minute; fixed-window-aligned 5/second; 30/hour",
     "2/month; fixed-window 3/45 days",
 ];
 
-/// What many callers share.
-const STORAGE_FULL: [&str; 4] = [
+/// Policies for concurrent hits.
+const CONCURRENT: [&str; 4] = [
     "fixed-window 300/day",
     "token-bucket 300/year",
     "elastic-window 300/day; fixed-window 400/day",
     "moving-window 300/day; 500/day",
 ];
 
-/// Makes another handle on the same states.
-type Elsewhere<St> = dyn Fn(&St) -> St;
+/// Creates another handle on the same states.
+type MakeHandle<St> = dyn Fn(&St) -> St;
 
-/// The laws of a storage, each tried by scripts of its own.
+/// The laws of a storage.
 ///
-/// They ask for one thing: a function that makes an empty storage whose time is a given clock's. It is called often, inside of a
-/// runtime of tokio's with time and I/O; on a server each storage is to have a corner of its own (a prefix, a table), so that it
-/// is empty. Its clock stands until the law moves it on. What a storage [refuses to keep](Storage::validate) it is not asked for.
+/// The suite needs a function that creates an empty storage with a given clock. It is called often,
+/// inside a tokio runtime with time and I/O. On a server, each storage needs its own prefix or
+/// table, so that it is empty. The clock stands still until a law advances it. Policies that fail
+/// [validation](Storage::validate) are skipped.
 ///
-/// | law | says |
+/// | law | meaning |
 /// |---|---|
-/// | 1 | a refusal takes nothing, from any limit of the policy |
-/// | 3 | the time is the clock's: a peek is refused a microsecond before `retry_after`, and admitted at it |
-/// | 5 | a hit takes what it costs, cost 0 nothing; a peek predicts the hit and changes nothing |
-/// | 6 | a clock that goes back neither fails nor grants, and from the first refusal on waits are tight |
-/// | 8 | on random scripts of hits, peeks, refunds and clears it decides as the [`Model`](super::Model) does |
-/// | 9 | many at once are admitted exactly as often as there is room, and get back exactly what is refunded |
-/// | 10 | keys and policies do not mix, nor do limits of one name that differ in place, strategy or period |
-/// | 11 | nothing is forgotten early, by whatever clock it is thrown away; what has expired is as if it had never been |
-/// | 12 | waits are tight after a policy's quota has changed |
-/// | of leaving | who leaves before the answer is there disturbs nobody else's |
-/// | of clearing | the key is forgotten, in this policy and no other |
-/// | of refunds | what the hit took is given back, once, and only where it was spent |
+/// | 1 | A refusal takes no units from any limit of the policy. |
+/// | 3 | Waits are exact by the given clock: a peek is refused a microsecond before `retry_after`, and admitted at it. |
+/// | 5 | A hit takes its cost, and nothing for cost 0. A peek predicts the hit and changes nothing. |
+/// | 6 | A clock that goes back causes no errors and grants no units. Waits are exact from the first refusal on. |
+/// | 8 | Decisions equal those of the [`Model`](super::Model), on random scripts of hits, peeks, refunds and clears. |
+/// | 9 | Concurrent hits and refunds are exact. |
+/// | 10 | Keys and policies are independent. So are limits with the same name that differ in position, strategy or period. |
+/// | 11 | No state is removed early, by any clock. An expired state has no effect. |
+/// | 12 | Waits are exact after the quota of a policy has changed. |
+/// | of cancellation | A request that is dropped before it completes does not affect other keys. |
+/// | of clearing | A clear removes one key of one policy. |
+/// | of refunds | A refund returns exactly the units of the hit, once, to the states in which they were spent. |
 ///
-/// A decision that [is contended](crate::Decision::is_contended) is no breach of 3, 8 or 9: whoever is told so comes back.
+/// A [contended](crate::Decision::is_contended) decision does not break laws 3, 8 and 9. The suite
+/// retries it.
 ///
 /// ```
 /// use tower_ratelimit::MemoryStorage;
@@ -72,100 +74,104 @@ type Elsewhere<St> = dyn Fn(&St) -> St;
 ///
 /// StorageLaws::new(|clock| MemoryStorage::builder().clock(clock).build().unwrap()).check();
 /// ```
-#[must_use = "nothing is tried until `check` is called"]
+#[must_use = "nothing is checked until `check` is called"]
 pub struct StorageLaws<St, M> {
     make: M,
     more: Vec<Policy>,
     scripts: u32,
-    second_handle: Option<Box<Elsewhere<St>>>,
+    second_handle: Option<Box<MakeHandle<St>>>,
 }
 
 impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
-    /// The laws of what `make` makes: an empty storage with this clock.
+    /// Creates the suite. `make` returns an empty storage with the given clock.
     pub fn new(make: M) -> Self {
         Self { make, more: Vec::new(), scripts: Config::default().cases, second_handle: None }
     }
 
-    /// Law 9 with handles on the same states as other processes have them: `second_handle` makes one, with the time of the one it is
-    /// given. For storages whose clones share more than the states: connections, locks, a [`Cas`](crate::storage::Cas) in which they
-    /// wait for one another.
+    /// Checks law 9 with several handles on the same states, as in several processes.
+    /// `second_handle` returns a new handle with the clock of the given one.
+    ///
+    /// Use it for storages whose clones share more than the states, such as connections or locks,
+    /// and for a [`Cas`](crate::storage::Cas), whose clones merge concurrent requests.
     pub fn second_handle(self, second_handle: impl Fn(&St) -> St + 'static) -> Self {
         Self { second_handle: Some(Box::new(second_handle)), ..self }
     }
 
-    /// Law 8 with these policies too: those with strategies of one's own, or that the storage treats in some other way.
+    /// Checks law 8 with additional policies, such as those with custom strategies.
     pub fn and_policies(mut self, policies: impl IntoIterator<Item = Policy>) -> Self {
         self.more.extend(policies);
         self
     }
 
-    /// Sets the number of random scripts for law 8, and for law 10 on policies of one name. Defaults to 256, or to the value of
-    /// the environment variable `PROPTEST_CASES`.
+    /// Sets the number of random scripts of law 8, and of law 10 for policies with the same name.
+    /// Defaults to 256, or to the environment variable `PROPTEST_CASES`.
     ///
-    /// A script has up to 80 operations, so fewer of them suit a slow storage. The other laws that take many operations take
-    /// fewer of them too: 256 scripts come with 167,000 keys and 4,096 concurrent hits, 64 scripts with 650 keys and 1,024 hits.
+    /// A script has up to 80 operations, so use fewer scripts for a slow storage. Other laws with
+    /// many operations scale with it: 256 scripts come with 167,000 keys and 4,096 concurrent hits,
+    /// and 64 scripts with 650 keys and 1,024 hits.
     pub fn scripts(self, scripts: u32) -> Self {
         Self { scripts, ..self }
     }
 
-    /// Tries them all.
+    /// Checks all laws.
     ///
     /// # Panics
     ///
-    /// When a law is broken; the message begins with it.
+    /// Panics if a law is broken. The message starts with the law.
     pub fn check(&self) {
         let (runtime, make) = (runtime(), &self.make);
-        let policies = self.that_can_be_kept(EVERY_STRATEGY.map(parsed));
-        let trial = Trial { runtime: &runtime, make, policies: &policies, scripts: self.scripts };
-        // First, since what forgets early breaks all others now and then.
-        trial.nothing_is_forgotten_early();
-        trial.nothing_is_forgotten_around_powers_of_two();
-        trial.hits_cost_what_they_cost();
-        trial.a_peek_changes_nothing();
-        trial.a_refusal_takes_nothing();
-        trial.keys_and_policies_do_not_mix();
-        trial.a_clear_forgets();
-        trial.waits_are_tight();
-        trial.a_clock_that_goes_back_grants_nothing();
-        trial.a_clock_that_goes_back_keeps_waits_tight();
-        trial.a_changed_quota_keeps_waits_tight();
-        trial.a_refund_gives_back_what_the_hit_took();
-        trial.long_logs_are_kept();
-        self.many_at_once();
-        many_keys_do_not_mix(&runtime, self.scripts, &self.empty(&runtime));
+        let policies = self.supported(EVERY_STRATEGY.map(parsed));
+        let inputs = Inputs { runtime: &runtime, make, policies: &policies, scripts: self.scripts };
+        // This law comes first, because a storage that removes states early breaks the others at
+        // random.
+        inputs.no_state_is_removed_early();
+        inputs.no_state_is_removed_around_powers_of_two();
+        inputs.hits_take_their_cost();
+        inputs.peeks_change_nothing();
+        inputs.refusals_take_no_units();
+        inputs.keys_and_policies_are_independent();
+        inputs.clears_remove_one_key();
+        inputs.waits_are_exact();
+        inputs.clock_change_grants_no_units();
+        inputs.waits_are_exact_after_clock_change();
+        inputs.waits_are_exact_after_quota_change();
+        inputs.refunds_return_the_units();
+        inputs.long_logs_are_kept();
+        self.concurrent_requests();
+        many_keys_are_independent(&runtime, self.scripts, &self.empty(&runtime));
         policies_of_one_name_in(self.scripts, make);
-        let all = EVERY_STRATEGY.into_iter().chain(TOGETHER).map(parsed).chain(self.more.iter().cloned());
-        decides_like_the_model_in(self.scripts, &self.that_can_be_kept(all), make);
+        let all = EVERY_STRATEGY.into_iter().chain(SEVERAL_LIMITS).map(parsed).chain(self.more.iter().cloned());
+        decides_like_the_model_in(self.scripts, &self.supported(all), make);
     }
 
-    fn many_at_once(&self) {
-        // So many hits that an update that is lost once in a thousand is found out.
+    fn concurrent_requests(&self) {
+        // With this many hits, the suite detects one lost update in a thousand.
         let many = parsed(&format!("fixed-window {}/day", (16 * self.scripts).clamp(300, 4_096)));
-        let storage_full = self.that_can_be_kept(STORAGE_FULL.map(parsed).into_iter().chain([many]));
+        let policies = self.supported(CONCURRENT.map(parsed).into_iter().chain([many]));
         for (runtime, threads) in [(runtime(), "one thread"), (runtime_of_threads(), "several threads")] {
-            for policy in &storage_full {
+            for policy in &policies {
                 let mut handles = vec![self.empty(&runtime)];
                 if let Some(second_handle) = &self.second_handle {
-                    let _inside = runtime.enter();
+                    let _guard = runtime.enter();
                     handles = vec![second_handle(&handles[0]), second_handle(&handles[0]), handles.remove(0)];
                 }
                 hits_are_exact(&runtime, policy, &handles, threads);
             }
-            for policy in self.that_can_be_kept(["fixed-window 1000/day", "moving-window 1000/day"].map(parsed)) {
+            for policy in self.supported(["fixed-window 1000/day", "moving-window 1000/day"].map(parsed)) {
                 refunds_are_exact(&runtime, &policy, &self.empty(&runtime));
-                leaving_disturbs_nobody(&runtime, &policy, &self.empty(&runtime));
+                cancellation_is_isolated(&runtime, &policy, &self.empty(&runtime));
             }
         }
     }
 
-    fn that_can_be_kept(&self, policies: impl IntoIterator<Item = Policy>) -> Vec<Policy> {
+    fn supported(&self, policies: impl IntoIterator<Item = Policy>) -> Vec<Policy> {
         let runtime = runtime();
         let storage = self.empty(&runtime);
         policies.into_iter().filter(|policy| storage.validate(policy).is_ok()).collect()
     }
 
     fn empty(&self, runtime: &Runtime) -> St {
-        let _inside = runtime.enter();
+        let _guard = runtime.enter();
         (self.make)(ManualClock::default())
     }
 }

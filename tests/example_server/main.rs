@@ -415,7 +415,10 @@ fn invalid_cache_and_lease_flags_suggest_valid_ones() {
             &["--lease", "100", "--policy", "fixed-window 9/minute"],
             "name a server, for example --storage redis://localhost",
         ),
-        (&["--lease", "0", "--storage", "redis://localhost"], "a slice must be at least 1, for example 100"),
+        (
+            &["--lease", "0", "--storage", "redis://localhost"],
+            "invalid slice 0: a slice must be at least 1, for example 100",
+        ),
         (&["--lease", "many"], "--lease: cannot read \"many\": write how many units, for example 100"),
         (&["--lease", "100", "--storage", "redis://localhost"], "write for example \"fixed-window 10000/minute\""),
     ] {

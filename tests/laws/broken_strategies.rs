@@ -153,10 +153,10 @@ fn each_fault_breaks_its_law() {
         (Wrong::EndsTooEarly, "law 4: "),
         (Wrong::AdmitsMore, "law 4: "),
         (Wrong::Overdraws, "law 5: a peek predicts the hit"),
-        (Wrong::HitsOtherwise, "law 5: a hit in one go"),
+        (Wrong::HitsOtherwise, "law 5: `hit` equals `check`"),
         (Wrong::ChargesALargeHitMore, "law 5: spending j then k"),
-        (Wrong::DistrustsTheFuture, "law 6: a clock that goes back grants nothing"),
-        (Wrong::RefusesFromTheFuture, "law 6: waits are tight after a clock has gone back"),
+        (Wrong::DistrustsTheFuture, "law 6: a clock that goes back grants no units"),
+        (Wrong::RefusesFromTheFuture, "law 6: waits are exact after the clock has gone back"),
         (Wrong::Underflows, "law 7: "),
         (Wrong::RefundsNothing, "law of refunds: "),
         (Wrong::RefundsTwice, "law of refunds: "),
@@ -178,7 +178,7 @@ impl Strategy for Unsaid {
 
 #[test]
 fn log_without_a_declared_length_breaks_a_law() {
-    assert_breaks("law 11: a log is as long as it says", "Unsaid", || {
+    assert_breaks("law 11: a log has at most `log_entries` entries", "Unsaid", || {
         StrategyLaws::new(Unsaid(MovingWindow::new())).check();
     });
 }
@@ -240,6 +240,6 @@ impl Strategy for Clamping {
 #[test]
 fn debt_that_is_cut_at_each_look_breaks_a_law() {
     let clamping = Clamping(TokenBucket::new());
-    let law = "law 12: waits are tight after a quota has changed";
+    let law = "law 12: waits are exact after a quota has changed";
     assert_breaks(law, clamping, || StrategyLaws::new(clamping).with_bursts().check());
 }

@@ -523,13 +523,13 @@ async fn open_circuit_without_a_fallback_fails_at_once() {
         let started = Instant::now();
         let error = limiter.hit(&key).await.unwrap_err();
         assert!(!error.is_circuit_open() && started.elapsed() == within);
-        assert_eq!(error.to_string(), "the storage failed: the storage did not answer within 70ms");
+        assert_eq!(error.to_string(), "rate limit storage failed: the storage did not answer within 70ms");
     }
     let started = Instant::now();
     for _ in 0..50 {
         let error = limiter.hit(&key).await.unwrap_err();
         assert!(error.is_circuit_open());
-        let said = "the storage is left alone for now, since it kept failing: the storage did not answer within 70ms";
+        let said = "rate limit storage is not called while the circuit breaker is open: the storage did not answer within 70ms";
         assert_eq!(error.to_string(), said);
     }
     assert!(limiter.clear(&key).await.unwrap_err().is_circuit_open());
@@ -554,9 +554,9 @@ async fn a_fallback_that_fails_too_is_an_error() {
     let spent = spend(&limiter, 1).await;
     other.set(Behavior::Fails);
     let kept = limiter.refund(&Key::everybody(), &spent).await.unwrap_err();
-    assert_eq!(kept.to_string(), format!("the storage did not decide, and its fallback failed: {FAILURE}"));
+    assert_eq!(kept.to_string(), format!("rate limit storage and its fallback failed: {FAILURE}"));
     let error = limiter.hit(&Key::everybody()).await.unwrap_err();
-    assert_eq!(error.to_string(), format!("the storage did not decide, and its fallback failed: {FAILURE}"));
+    assert_eq!(error.to_string(), format!("rate limit storage and its fallback failed: {FAILURE}"));
     assert_eq!(circuit(&limiter).state().by_none, 1);
 }
 

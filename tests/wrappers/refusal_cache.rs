@@ -413,7 +413,7 @@ async fn dropped_hit_that_may_have_counted_invalidates() {
     storage.open();
     assert!(refused.await.unwrap().is_refused());
     drop(same);
-    assert!(format!("{cache:?}").contains("held: "), "{cache:?}");
+    assert!(format!("{cache:?}").contains("len: "), "{cache:?}");
     assert!(hit(&cache, &policy, "a", 4).await.is_refused());
     assert_eq!((cache.len(), cache.hits()), (1, 1));
     // Under a larger quota of the same name it may have been admitted.

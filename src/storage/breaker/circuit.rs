@@ -1,4 +1,4 @@
-//! Whether the primary is asked, left alone, or tried by one.
+//! The state machine of the circuit breaker: closed, open, or probing the primary.
 
 use std::error::Error;
 use std::fmt;
@@ -17,78 +17,87 @@ use crate::time::micros;
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
 
-pub(super) type Shared = Arc<dyn Error + Send + Sync>;
+pub(super) type SharedError = Arc<dyn Error + Send + Sync>;
 
 /// A handle on the state of a [`Breaker`](super::Breaker) that does not depend on the types of the
 /// storages.
 #[derive(Clone)]
 pub struct Circuit(Arc<Inner>);
 
-/// When the primary is left alone, and how soon it is tried again.
+/// The failure threshold and the probe times of a circuit.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct Settings {
+    /// The consecutive failures that open the circuit.
     pub(super) failures: u32,
+    /// The time between opening and the first probe.
     pub(super) shortest: Duration,
+    /// The longest time between two probes.
     pub(super) longest: Duration,
 }
 
 struct Inner {
-    patience: Patience,
-    /// Even while closed, and another number after each change: what was asked before one says nothing after it.
+    settings: Settings,
+    /// The number of times that the circuit opened or closed. It is closed if the number is even. A
+    /// result that started in an earlier epoch is ignored.
     epoch: AtomicU64,
-    /// In a row. Changed only with the lock held.
+    /// The number of consecutive failures. Changed only with the lock held.
     failures: AtomicU32,
-    /// Nobody tries the primary before, in microseconds since `born`. Changed only with the lock held.
+    /// The earliest time of the next probe, in microseconds since `created`. Changed only with the
+    /// lock held.
     not_before: AtomicU64,
-    born: Instant,
-    past: Mutex<Past>,
+    created: Instant,
+    probe_state: Mutex<ProbeState>,
     counts: Counts,
 }
 
 #[derive(Default)]
-struct Past {
-    /// For how long the primary was left alone the last time.
+struct ProbeState {
+    /// The latest time between two probes, before jitter.
     wait: Duration,
-    /// The number of the probe that is under way.
+    /// The number of the probe that is in flight.
     probe: Option<u64>,
     probes: u64,
-    error: Option<Shared>,
+    /// The latest error of the primary.
+    error: Option<SharedError>,
 }
 
-/// Leave to ask the primary. What came of it is told with it; a probe of which nothing is told is over when it is dropped.
+/// The permission to call the primary. The caller reports the result with
+/// [`succeeded`](Self::succeeded), [`decided`](Self::decided) or [`failed`](Self::failed). Dropping
+/// the permit of a probe abandons the probe.
 pub(super) struct Permit {
     circuit: Circuit,
     epoch: u64,
     probe: Option<u64>,
-    /// Whether an answer shows that the primary can do what hits need.
-    changes: bool,
+    /// `true` if the call changes a state in the primary, so that its success proves that the
+    /// primary accepts writes.
+    is_write: bool,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         if !is_closed(self.epoch.load(Ordering::Relaxed)) {
-            telemetry::ended();
+            telemetry::left_open();
         }
     }
 }
 
 impl Circuit {
-    pub(super) fn new(patience: Patience) -> Self {
+    pub(super) fn new(settings: Settings) -> Self {
         Self(Arc::new(Inner {
-            patience,
+            settings,
             epoch: AtomicU64::new(0),
             failures: AtomicU32::new(0),
             not_before: AtomicU64::new(0),
-            born: Instant::now(),
-            past: Mutex::default(),
+            created: Instant::now(),
+            probe_state: Mutex::default(),
             counts: Counts::default(),
         }))
     }
 
     /// Returns a snapshot of the state.
     pub fn state(&self) -> CircuitState {
-        let (past, now) = (self.lock(), self.now());
-        let phase = match past.probe {
+        let (probe_state, now) = (self.lock(), self.now());
+        let phase = match probe_state.probe {
             _ if self.is_closed() => Phase::Closed,
             None => Phase::Open,
             Some(_) => Phase::Probing,
@@ -105,8 +114,8 @@ impl Circuit {
         }
     }
 
-    pub(super) fn patience(&self) -> Patience {
-        self.0.patience
+    pub(super) fn settings(&self) -> Settings {
+        self.0.settings
     }
 
     pub(super) fn counts(&self) -> &Counts {
@@ -118,113 +127,113 @@ impl Circuit {
         is_closed(self.0.epoch.load(Ordering::Acquire))
     }
 
-    /// Whether the next hit tries the primary.
-    pub(super) fn is_due(&self) -> bool {
+    /// Returns `true` if the time of the next probe has come.
+    pub(super) fn is_probe_due(&self) -> bool {
         self.now() >= self.0.not_before.load(Ordering::Relaxed)
     }
 
-    /// How long until the primary may be asked, in microseconds, at least 1.
-    pub(super) fn wait(&self) -> u64 {
+    /// Returns the time until the primary may be called, in microseconds, at least 1.
+    pub(super) fn until_probe(&self) -> u64 {
         if self.is_closed() {
-            return micros(self.0.patience.shortest);
+            return micros(self.0.settings.shortest);
         }
         self.0.not_before.load(Ordering::Relaxed).saturating_sub(self.now()).max(1)
     }
 
-    pub(super) fn last_error(&self) -> Option<Shared> {
+    pub(super) fn last_error(&self) -> Option<SharedError> {
         self.lock().error.clone()
     }
 
-    /// Leave to ask the primary, if there is. Only what `changes` something is a probe: a server that can be read from may still
-    /// not be written to.
+    /// Returns a permit to call the primary, unless the circuit is open. Only a call that changes a
+    /// state can be a probe, because a server that accepts reads may still reject writes.
     #[inline]
-    pub(super) fn ask(&self, changes: bool) -> Option<Permit> {
+    pub(super) fn try_acquire(&self, is_write: bool) -> Option<Permit> {
         let epoch = self.0.epoch.load(Ordering::Acquire);
         if is_closed(epoch) {
-            return Some(Permit { circuit: self.clone(), epoch, probe: None, changes });
+            return Some(Permit { circuit: self.clone(), epoch, probe: None, is_write });
         }
-        if changes && self.is_due() { self.probe() } else { None }
+        if is_write && self.is_probe_due() { self.probe() } else { None }
     }
 
     #[cold]
     fn probe(&self) -> Option<Permit> {
-        let mut past = self.lock();
-        // Somebody else may have been faster.
+        let mut probe_state = self.lock();
+        // Another thread may have started a probe or closed the circuit.
         let epoch = self.0.epoch.load(Ordering::Acquire);
         if is_closed(epoch) {
-            return Some(Permit { circuit: self.clone(), epoch, probe: None, changes: true });
+            return Some(Permit { circuit: self.clone(), epoch, probe: None, is_write: true });
         }
-        if !self.is_due() {
+        if !self.is_probe_due() {
             return None;
         }
-        past.probes += 1;
-        past.probe = Some(past.probes);
-        // One that is never heard of again is not waited for.
-        self.leave_alone_for(self.0.patience.longest);
-        Some(Permit { circuit: self.clone(), epoch, probe: past.probe, changes: true })
+        probe_state.probes += 1;
+        probe_state.probe = Some(probe_state.probes);
+        // A probe without a result must not block the next one forever.
+        self.delay_probe(self.0.settings.longest);
+        Some(Permit { circuit: self.clone(), epoch, probe: probe_state.probe, is_write: true })
     }
 
     fn succeeded(&self, permit: &Permit) {
-        if !permit.changes || permit.probe.is_none() && self.0.failures.load(Ordering::Relaxed) == 0 {
+        if !permit.is_write || permit.probe.is_none() && self.0.failures.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let mut past = self.lock();
+        let mut probe_state = self.lock();
         if self.0.epoch.load(Ordering::Acquire) != permit.epoch {
             return;
         }
         self.0.failures.store(0, Ordering::Relaxed);
-        past.error = None;
+        probe_state.error = None;
         if permit.probe.is_some() {
-            past.probe = None;
+            probe_state.probe = None;
             self.0.epoch.store(permit.epoch + 1, Ordering::Release);
-            drop(past);
+            drop(probe_state);
             telemetry::closed();
         }
     }
 
-    fn failed(&self, permit: &Permit, error: &Shared) {
-        let mut past = self.lock();
+    fn failed(&self, permit: &Permit, error: &SharedError) {
+        let mut probe_state = self.lock();
         let is_old = self.0.epoch.load(Ordering::Acquire) != permit.epoch;
-        if is_old || permit.probe.is_some() && permit.probe != past.probe {
+        if is_old || permit.probe.is_some() && permit.probe != probe_state.probe {
             return;
         }
-        let patience = self.0.patience;
+        let settings = self.0.settings;
         let failures = self.0.failures.load(Ordering::Relaxed).saturating_add(1);
         self.0.failures.store(failures, Ordering::Relaxed);
-        past.error = Some(Arc::clone(error));
+        probe_state.error = Some(Arc::clone(error));
         if permit.probe.is_some() {
-            past.probe = None;
-            past.wait = (past.wait * 2).min(patience.longest);
-            self.leave_alone_for(about(past.wait));
-        } else if failures >= patience.failures {
-            past.wait = patience.shortest;
-            self.leave_alone_for(about(past.wait));
+            probe_state.probe = None;
+            probe_state.wait = (probe_state.wait * 2).min(settings.longest);
+            self.delay_probe(with_jitter(probe_state.wait));
+        } else if failures >= settings.failures {
+            probe_state.wait = settings.shortest;
+            self.delay_probe(with_jitter(probe_state.wait));
             self.0.epoch.store(permit.epoch + 1, Ordering::Release);
-            drop(past);
+            drop(probe_state);
             telemetry::opened(failures, &**error);
         }
     }
 
-    /// Whoever tried it has gone, and says nothing of it.
-    fn gave_up(&self, permit: &Permit) {
-        let mut past = self.lock();
-        if self.0.epoch.load(Ordering::Acquire) == permit.epoch && past.probe == permit.probe {
-            past.probe = None;
-            self.leave_alone_for(about(past.wait));
+    /// Records that a probe ended without a result.
+    fn abandoned(&self, permit: &Permit) {
+        let mut probe_state = self.lock();
+        if self.0.epoch.load(Ordering::Acquire) == permit.epoch && probe_state.probe == permit.probe {
+            probe_state.probe = None;
+            self.delay_probe(with_jitter(probe_state.wait));
         }
     }
 
-    /// With the lock held.
-    fn leave_alone_for(&self, wait: Duration) {
+    /// Sets the time of the next probe. The caller holds the lock.
+    fn delay_probe(&self, wait: Duration) {
         self.0.not_before.store(self.now().saturating_add(micros(wait)), Ordering::Relaxed);
     }
 
     fn now(&self) -> u64 {
-        micros(Instant::now().saturating_duration_since(self.0.born))
+        micros(Instant::now().saturating_duration_since(self.0.created))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Past> {
-        self.0.past.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ProbeState> {
+        self.0.probe_state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -232,8 +241,8 @@ const fn is_closed(epoch: u64) -> bool {
     epoch.is_multiple_of(2)
 }
 
-/// So long or up to half of it less: replicas that lost the same server do not come back to it all at once.
-fn about(wait: Duration) -> Duration {
+/// Subtracts up to 50 % of jitter, so that replicas do not probe the same server at the same time.
+fn with_jitter(wait: Duration) -> Duration {
     let (wait, half) = (micros(wait), micros(wait) / 2);
     Duration::from_micros(wait - RandomState::new().hash_one(half) % (half + 1))
 }
@@ -244,15 +253,16 @@ impl Permit {
         self.probe = None;
     }
 
-    /// Whoever is refused may only have been looked up: that is a sign of life, and does not end a row of failures to write.
+    /// Records a decision. A refusal ends a probe, but does not reset the count of failures: the
+    /// primary may have decided it without a write.
     pub(super) fn decided(self, is_admitted: bool) {
         if is_admitted || self.probe.is_some() {
             self.succeeded();
         }
     }
 
-    /// The error, which others may be told too.
-    pub(super) fn failed(mut self, error: Shared) -> Shared {
+    /// Records a failure. Returns the error, so that the caller can return it as well.
+    pub(super) fn failed(mut self, error: SharedError) -> SharedError {
         self.circuit.failed(&self, &error);
         self.probe = None;
         error
@@ -262,7 +272,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         if self.probe.is_some() {
-            self.circuit.gave_up(self);
+            self.circuit.abandoned(self);
         }
     }
 }
@@ -280,30 +290,30 @@ mod tests {
 
     use super::*;
 
-    /// That it is time is seen before anybody is let through.
+    /// Threads check the time before they take the lock, so that several can reach it.
     #[test]
-    fn of_many_threads_that_find_it_time_one_is_let_through() {
+    fn only_one_of_many_threads_probes() {
         let shortest = Duration::from_millis(1);
-        let circuit = Circuit::new(Patience { failures: 1, shortest, longest: Duration::from_secs(3_600) });
-        circuit.ask(true).unwrap().failed(Arc::new(std::io::Error::other("it fails")));
+        let circuit = Circuit::new(Settings { failures: 1, shortest, longest: Duration::from_secs(3_600) });
+        circuit.try_acquire(true).unwrap().failed(Arc::new(std::io::Error::other("it fails")));
         let barrier = Barrier::new(4);
         for _ in 0..300 {
-            let let_through = AtomicU32::new(0);
-            while !circuit.is_due() {
+            let permits = AtomicU32::new(0);
+            while !circuit.is_probe_due() {
                 thread::yield_now();
             }
             thread::scope(|scope| {
                 for _ in 0..4 {
                     scope.spawn(|| {
                         barrier.wait();
-                        let permit = circuit.ask(true);
-                        let_through.fetch_add(permit.is_some().into(), Ordering::Relaxed);
-                        // Nobody gives it up before all have asked.
+                        let permit = circuit.try_acquire(true);
+                        permits.fetch_add(permit.is_some().into(), Ordering::Relaxed);
+                        // Keeps the permit until all threads have tried.
                         barrier.wait();
                     });
                 }
             });
-            assert_eq!(let_through.into_inner(), 1);
+            assert_eq!(permits.into_inner(), 1);
             assert_eq!(circuit.state().phase, Phase::Open);
         }
     }

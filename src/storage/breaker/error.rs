@@ -1,7 +1,7 @@
 use std::error::Error;
 use std::fmt;
 
-use super::circuit::Shared;
+use super::circuit::SharedError;
 use crate::{BoxError, ConfigError};
 
 /// The error of a [`Breaker`](super::Breaker). Its [`source`](Error::source) is the error of a
@@ -9,28 +9,28 @@ use crate::{BoxError, ConfigError};
 #[derive(Clone, Debug)]
 pub struct BreakerError {
     kind: Kind,
-    source: Option<Shared>,
+    source: Option<SharedError>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// The primary failed.
     Primary,
-    /// The breaker was open.
-    LeftAlone,
-    /// The fallback failed too.
+    /// The primary was not called, because the circuit was open.
+    Open,
+    /// The fallback failed, after the primary had failed or was not called.
     Fallback,
     /// The policy cannot be divided.
-    Share,
+    Divide,
 }
 
 impl BreakerError {
-    pub(super) fn primary(error: Shared) -> Self {
+    pub(super) fn primary(error: SharedError) -> Self {
         Self { kind: Kind::Primary, source: Some(error) }
     }
 
-    pub(super) fn left_alone(last: Option<Shared>) -> Self {
-        Self { kind: Kind::LeftAlone, source: last }
+    pub(super) fn circuit_open(last: Option<SharedError>) -> Self {
+        Self { kind: Kind::Open, source: last }
     }
 
     pub(super) fn fallback(error: impl Into<BoxError>) -> Self {
@@ -38,23 +38,23 @@ impl BreakerError {
     }
 
     pub(super) fn divide(error: ConfigError) -> Self {
-        Self { kind: Kind::Share, source: Some(std::sync::Arc::new(error)) }
+        Self { kind: Kind::Divide, source: Some(std::sync::Arc::new(error)) }
     }
 
     /// Returns `true` if the breaker was open. The hit was not counted, and the source is the last
     /// error of the primary.
     pub fn is_circuit_open(&self) -> bool {
-        self.kind == Kind::LeftAlone
+        self.kind == Kind::Open
     }
 }
 
 impl fmt::Display for BreakerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
-            Kind::Primary => "the storage failed",
-            Kind::LeftAlone => "the storage is left alone for now, since it kept failing",
-            Kind::Fallback => "the storage did not decide, and its fallback failed",
-            Kind::Share => "the fallback cannot keep a share of the policy",
+            Kind::Primary => "rate limit storage failed",
+            Kind::Open => "rate limit storage is not called while the circuit breaker is open",
+            Kind::Fallback => "rate limit storage and its fallback failed",
+            Kind::Divide => "cannot divide the policy among the replicas for the fallback",
         })?;
         self.source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))
     }

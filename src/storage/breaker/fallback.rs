@@ -1,4 +1,4 @@
-//! What stands in for the primary: a storage, and each policy's share.
+//! The fallback of a breaker: a storage that decides by divided policies.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -12,43 +12,46 @@ use crate::storage::{Storage, StorageRequest};
 use crate::strategy::Status;
 use crate::{ConfigError, Decision, Key, Policy};
 
-/// So many policies' shares are kept; then it starts afresh.
-const SHARES: usize = 1_024;
+/// The maximum number of divided policies in the cache. A full cache is cleared.
+const MAX_CACHED: usize = 1_024;
 
 pub(super) struct Fallback<F> {
     pub(super) storage: F,
     pub(super) replicas: NonZeroU32,
-    /// By a hash of their names and numbers, policies and their shares.
-    shares: RwLock<HashMap<u64, Vec<(Policy, Policy)>>>,
+    /// Policies and their divided policies, by a hash of the policy's name and quotas.
+    divided: RwLock<HashMap<u64, Vec<(Policy, Policy)>>>,
 }
 
 impl<F> Fallback<F> {
     pub(super) fn new(storage: F, replicas: NonZeroU32) -> Self {
-        Self { storage, replicas, shares: RwLock::default() }
+        Self { storage, replicas, divided: RwLock::default() }
     }
 
-    /// The policy's share, made once.
+    /// Returns the policy divided by the number of replicas. Results are cached.
     pub(super) fn divide(&self, policy: &Policy) -> Result<Policy, ConfigError> {
         if self.replicas == NonZeroU32::MIN {
             return Ok(policy.clone());
         }
         let hash = hash(policy);
-        let kept = self.shares.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, share)) = kept.get(&hash).and_then(|kept| kept.iter().find(|(whole, _)| whole == policy)) {
-            return Ok(share.clone());
+        let cached = self.divided.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, divided)) =
+            cached.get(&hash).and_then(|cached| cached.iter().find(|(original, _)| original == policy))
+        {
+            return Ok(divided.clone());
         }
-        drop(kept);
-        let share = policy.divide(self.replicas)?;
-        let mut kept = self.shares.write().unwrap_or_else(PoisonError::into_inner);
-        if kept.values().map(Vec::len).sum::<usize>() >= SHARES {
-            kept.clear();
+        drop(cached);
+        let divided = policy.divide(self.replicas)?;
+        let mut cached = self.divided.write().unwrap_or_else(PoisonError::into_inner);
+        if cached.values().map(Vec::len).sum::<usize>() >= MAX_CACHED {
+            cached.clear();
         }
-        kept.entry(hash).or_default().push((policy.clone(), share.clone()));
-        Ok(share)
+        cached.entry(hash).or_default().push((policy.clone(), divided.clone()));
+        Ok(divided)
     }
 }
 
-/// Of one name there may be a policy for each tenant, and comparing them takes long: so their numbers are looked at first.
+/// Hashes the digest, the quotas and the capacities of a policy. Many tenants can have policies
+/// with the same name, and comparing policies is slow, so the quotas are part of the hash.
 fn hash(policy: &Policy) -> u64 {
     let mut hasher = DefaultHasher::new();
     policy.digest().hash(&mut hasher);
@@ -56,17 +59,18 @@ fn hash(policy: &Policy) -> u64 {
     hasher.finish()
 }
 
-/// What the share has decided, as it is told: a cost that only the whole has room for may come back when the primary may be
-/// asked, in `wait` microseconds.
-pub(super) fn told(whole: &Policy, decision: Decision, wait: u64) -> Decision {
+/// Adjusts a decision of the fallback. A cost that exceeds the divided capacity but fits into the
+/// whole one may be admitted by the primary, so its refusal gets a `retry_after` of `wait`
+/// microseconds, the time until the primary is called again.
+pub(super) fn adjust_retry_after(original: &Policy, decision: Decision, wait: u64) -> Decision {
     let can_fit = |position: usize, status: &Status| {
         !status.is_admitted()
             && status.retry_after().is_none()
-            && whole.limits().get(position).is_some_and(|limit| decision.cost() <= limit.capacity())
+            && original.limits().get(position).is_some_and(|limit| decision.cost() <= limit.capacity())
     };
     let (limits, cost) = (decision.limits(), decision.cost());
-    let is_no_refusal_of_a_limit = decision.is_admitted() || decision.is_storage_full() || decision.is_contended();
-    if is_no_refusal_of_a_limit || !limits.iter().enumerate().any(|(position, status)| can_fit(position, status)) {
+    let is_not_refused_by_a_limit = decision.is_admitted() || decision.is_storage_full() || decision.is_contended();
+    if is_not_refused_by_a_limit || !limits.iter().enumerate().any(|(position, status)| can_fit(position, status)) {
         return decision;
     }
     let finite = |(position, status): (usize, &Status)| {
@@ -90,7 +94,7 @@ impl<F: fmt::Debug> fmt::Debug for Fallback<F> {
 
 /// Marks a [`Breaker`](super::Breaker) without a fallback.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::exhaustive_enums, reason = "it has no value")]
+#[expect(clippy::exhaustive_enums, reason = "the type has no values")]
 pub enum NoFallback {}
 
 impl Storage for NoFallback {
@@ -119,35 +123,35 @@ mod tests {
     use crate::{MemoryStorage, Quota, Timestamp};
 
     #[test]
-    fn policies_without_number_are_not_kept_without_number() {
+    fn cache_of_divided_policies_is_bounded() {
         let fallback = Fallback::new(MemoryStorage::new(), NonZeroU32::new(2).unwrap());
-        let kept = || fallback.shares.read().unwrap().values().map(Vec::len).sum::<usize>();
+        let cached = || fallback.divided.read().unwrap().values().map(Vec::len).sum::<usize>();
         for amount in 2..5_000 {
             // Half of them share a name.
             let policy = Policy::from(Quota::per_minute(amount));
             let policy = if amount % 2 == 0 { policy.with_name("tier") } else { policy };
             for _ in 0..2 {
-                let share = fallback.divide(&policy).unwrap();
-                assert_eq!(share.limits()[0].capacity(), amount / 2);
+                let divided = fallback.divide(&policy).unwrap();
+                assert_eq!(divided.limits()[0].capacity(), amount / 2);
             }
-            assert!((1..=SHARES).contains(&kept()), "{}", kept());
+            assert!((1..=MAX_CACHED).contains(&cached()), "{}", cached());
         }
     }
 
     #[test]
-    fn a_fallback_that_could_not_decide_is_told_as_it_says() {
-        let whole = Policy::from(Quota::per_minute(9));
+    fn storage_full_and_contended_decisions_are_not_adjusted() {
+        let original = Policy::from(Quota::per_minute(9));
         let never = Decision::of(Timestamp::EPOCH, 5, Status::refused(4, 4, 0, None));
-        assert_eq!(told(&whole, never.clone(), 7).retry_after(), Some(Duration::from_micros(7)));
+        assert_eq!(adjust_retry_after(&original, never.clone(), 7).retry_after(), Some(Duration::from_micros(7)));
         for undecided in [never.clone().storage_full(), never.contended()] {
-            assert_eq!(told(&whole, undecided.clone(), 7), undecided);
+            assert_eq!(adjust_retry_after(&original, undecided.clone(), 7), undecided);
         }
     }
 
     #[test]
-    fn policies_of_one_name_are_not_compared_with_each_other() {
+    fn policies_with_the_same_name_have_different_hashes() {
         let fallback = Fallback::new(MemoryStorage::new(), NonZeroU32::new(2).unwrap());
-        for amount in 1..=SHARES {
+        for amount in 1..=MAX_CACHED {
             let amount = u32::try_from(amount).unwrap();
             let bucket = Policy::from(Quota::per_minute(7).burst(amount));
             let queue: Policy = format!("leaky-bucket 7/minute queue {amount}").parse().unwrap();
@@ -155,7 +159,7 @@ mod tests {
                 let _ = fallback.divide(&policy.with_name("tenant")).unwrap();
             }
         }
-        let kept = fallback.shares.read().unwrap();
-        assert!(kept.values().all(|kept| kept.len() == 1));
+        let cached = fallback.divided.read().unwrap();
+        assert!(cached.values().all(|cached| cached.len() == 1));
     }
 }

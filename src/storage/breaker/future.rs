@@ -1,4 +1,4 @@
-//! Answers on their way, from one storage or from the other.
+//! The futures of a breaker.
 
 use std::fmt;
 use std::mem;
@@ -12,19 +12,19 @@ use super::{Parts, fallback};
 use crate::storage::{Storage, StorageRequest};
 use crate::{Decision, DecisionSource, Key, Op, Policy};
 
-/// A decision of a [`Breaker`](super::Breaker) on its way.
+/// The future of a decision by a [`Breaker`](super::Breaker).
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Deciding<P: Storage, F: Storage>(Stage<P, F>);
 
 enum Stage<P: Storage, F: Storage> {
-    Primary { answer: P::DecideFuture, permit: Permit, asked: Asked, parts: Arc<Parts<P, F>> },
-    Fallback { answer: F::DecideFuture, whole: Policy, circuit: Circuit },
+    Primary { answer: P::DecideFuture, permit: Permit, request: OwnedRequest, parts: Arc<Parts<P, F>> },
+    Fallback { answer: F::DecideFuture, original: Policy, circuit: Circuit },
     Failed(BreakerError),
-    Over,
+    Done,
 }
 
-/// What was asked, in case it has to be asked again.
-struct Asked {
+/// An owned copy of the request, to send it to the fallback if the primary fails.
+struct OwnedRequest {
     policy: Policy,
     key: Key,
     op: Op,
@@ -32,31 +32,37 @@ struct Asked {
 }
 
 impl<P: Storage, F: Storage> Deciding<P, F> {
-    pub(super) fn new(parts: &Arc<Parts<P, F>>, ask: StorageRequest<'_>) -> Self {
-        let Some(permit) = parts.circuit.ask(ask.op == Op::Hit && ask.cost > 0) else {
-            return Self(Stage::stand_in(parts, ask, None));
+    pub(super) fn new(parts: &Arc<Parts<P, F>>, request: StorageRequest<'_>) -> Self {
+        let Some(permit) = parts.circuit.try_acquire(request.op == Op::Hit && request.cost > 0) else {
+            return Self(Stage::fall_back(parts, request, None));
         };
-        let answer = parts.primary.decide(ask);
-        let asked = Asked { policy: ask.policy.clone(), key: ask.key.clone(), op: ask.op, cost: ask.cost };
-        Self(Stage::Primary { answer, permit, asked, parts: Arc::clone(parts) })
+        let answer = parts.primary.decide(request);
+        let request = OwnedRequest {
+            policy: request.policy.clone(),
+            key: request.key.clone(),
+            op: request.op,
+            cost: request.cost,
+        };
+        Self(Stage::Primary { answer, permit, request, parts: Arc::clone(parts) })
     }
 }
 
 impl<P: Storage, F: Storage> Stage<P, F> {
-    /// What the fallback says, if there is one. Without `error` the primary was not asked.
-    fn stand_in(parts: &Parts<P, F>, ask: StorageRequest<'_>, error: Option<BreakerError>) -> Self {
+    /// Sends the request to the fallback. Fails if there is none, with `error` or, if the primary
+    /// was not called, with an error for the open circuit.
+    fn fall_back(parts: &Parts<P, F>, request: StorageRequest<'_>, error: Option<BreakerError>) -> Self {
         let circuit = &parts.circuit;
         let failed = |error| {
             circuit.counts().none();
             Self::Failed(error)
         };
         let Some(fallback) = &parts.fallback else {
-            return failed(error.unwrap_or_else(|| BreakerError::left_alone(circuit.last_error())));
+            return failed(error.unwrap_or_else(|| BreakerError::circuit_open(circuit.last_error())));
         };
-        match fallback.divide(ask.policy) {
-            Ok(share) => {
-                let answer = fallback.storage.decide(StorageRequest { policy: &share, ..ask });
-                Self::Fallback { answer, whole: ask.policy.clone(), circuit: circuit.clone() }
+        match fallback.divide(request.policy) {
+            Ok(divided) => {
+                let answer = fallback.storage.decide(StorageRequest { policy: &divided, ..request });
+                Self::Fallback { answer, original: request.policy.clone(), circuit: circuit.clone() }
             }
             Err(error) => failed(BreakerError::divide(error)),
         }
@@ -69,8 +75,8 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Stage::Primary { answer, .. } = &mut self.0 {
             let answer = ready!(Pin::new(answer).poll(cx));
-            let Stage::Primary { permit, asked, parts, .. } = mem::replace(&mut self.0, Stage::Over) else {
-                unreachable!("it was just that")
+            let Stage::Primary { permit, request, parts, .. } = mem::replace(&mut self.0, Stage::Done) else {
+                unreachable!("the stage was checked above")
             };
             match answer {
                 Ok(decision) => {
@@ -79,8 +85,8 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
                     return Poll::Ready(Ok(decision.via(DecisionSource::Primary)));
                 }
                 Err(error) => {
-                    let Asked { policy, key, op, cost } = &asked;
-                    // What it could never keep says nothing of how it is.
+                    let OwnedRequest { policy, key, op, cost } = &request;
+                    // An unsupported policy is not a failure of the storage.
                     let mut error = error.into().into();
                     if parts.primary.validate(policy).is_ok() {
                         error = permit.failed(error);
@@ -88,19 +94,20 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
                         drop(permit);
                     }
                     let error = BreakerError::primary(error);
-                    self.0 = Stage::stand_in(&parts, StorageRequest::new(policy, key, *op, *cost), Some(error));
+                    self.0 = Stage::fall_back(&parts, StorageRequest::new(policy, key, *op, *cost), Some(error));
                 }
             }
         }
         if let Stage::Fallback { answer, .. } = &mut self.0 {
             let answer = ready!(Pin::new(answer).poll(cx));
-            let Stage::Fallback { whole, circuit, .. } = mem::replace(&mut self.0, Stage::Over) else {
-                unreachable!("it was just that")
+            let Stage::Fallback { original, circuit, .. } = mem::replace(&mut self.0, Stage::Done) else {
+                unreachable!("the stage was checked above")
             };
             return Poll::Ready(match answer {
                 Ok(decision) => {
                     circuit.counts().fallback();
-                    Ok(fallback::told(&whole, decision, circuit.wait()).via(DecisionSource::Fallback))
+                    Ok(fallback::adjust_retry_after(&original, decision, circuit.until_probe())
+                        .via(DecisionSource::Fallback))
                 }
                 Err(error) => {
                     circuit.counts().none();
@@ -108,14 +115,14 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
                 }
             });
         }
-        match mem::replace(&mut self.0, Stage::Over) {
+        match mem::replace(&mut self.0, Stage::Done) {
             Stage::Failed(error) => Poll::Ready(Err(error)),
-            _ => panic!("a decision was polled after it had been told"),
+            _ => panic!("`Deciding` polled after completion"),
         }
     }
 }
 
-/// A change by a [`Breaker`](super::Breaker) on its way.
+/// The future of a clear or refund by a [`Breaker`](super::Breaker).
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Changing<P: Storage, F: Storage> {
     primary: Option<(P::UpdateFuture, Permit)>,
@@ -124,20 +131,20 @@ pub struct Changing<P: Storage, F: Storage> {
 }
 
 impl<P: Storage, F: Storage> Changing<P, F> {
-    /// There is nothing to change.
-    pub(super) fn nothing() -> Self {
+    /// Returns a future that is ready at once.
+    pub(super) fn empty() -> Self {
         Self { primary: None, fallback: None, failed: None }
     }
 
-    /// In the primary, which is not asked while it is left alone.
+    /// Adds a change of the primary. It fails if the circuit is open.
     pub(super) fn primary(self, parts: &Parts<P, F>, change: impl FnOnce(&P) -> P::UpdateFuture) -> Self {
-        match parts.circuit.ask(true) {
+        match parts.circuit.try_acquire(true) {
             Some(permit) => Self { primary: Some((change(&parts.primary), permit)), ..self },
-            None => self.or_failed(BreakerError::left_alone(parts.circuit.last_error())),
+            None => self.or_failed(BreakerError::circuit_open(parts.circuit.last_error())),
         }
     }
 
-    /// In the fallback, if there is one, of the policy's share.
+    /// Adds a change of the fallback, if there is one, with the divided policy.
     pub(super) fn fallback(
         self,
         parts: &Parts<P, F>,
@@ -146,7 +153,7 @@ impl<P: Storage, F: Storage> Changing<P, F> {
     ) -> Self {
         let Some(fallback) = &parts.fallback else { return self };
         match fallback.divide(policy) {
-            Ok(share) => Self { fallback: Some(change(&fallback.storage, &share)), ..self },
+            Ok(divided) => Self { fallback: Some(change(&fallback.storage, &divided)), ..self },
             Err(error) => self.or_failed(BreakerError::divide(error)),
         }
     }
@@ -161,11 +168,11 @@ impl<P: Storage, F: Storage> Future for Changing<P, F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if let Some((done, _)) = &mut this.primary
-            && let Poll::Ready(done) = Pin::new(done).poll(cx)
+        if let Some((update, _)) = &mut this.primary
+            && let Poll::Ready(update) = Pin::new(update).poll(cx)
             && let Some((_, permit)) = this.primary.take()
         {
-            match done {
+            match update {
                 Ok(()) => permit.succeeded(),
                 Err(error) => {
                     let error = BreakerError::primary(permit.failed(error.into().into()));
@@ -173,11 +180,11 @@ impl<P: Storage, F: Storage> Future for Changing<P, F> {
                 }
             }
         }
-        if let Some(done) = &mut this.fallback
-            && let Poll::Ready(done) = Pin::new(done).poll(cx)
+        if let Some(update) = &mut this.fallback
+            && let Poll::Ready(update) = Pin::new(update).poll(cx)
         {
             this.fallback = None;
-            if let Err(error) = done {
+            if let Err(error) = update {
                 this.failed.get_or_insert(BreakerError::fallback(error));
             }
         }
@@ -194,7 +201,7 @@ impl<P: Storage, F: Storage> fmt::Debug for Deciding<P, F> {
             Stage::Primary { .. } => "Deciding(Primary)",
             Stage::Fallback { .. } => "Deciding(Fallback)",
             Stage::Failed(_) => "Deciding(Failed)",
-            Stage::Over => "Deciding(Over)",
+            Stage::Done => "Deciding(Done)",
         })
     }
 }

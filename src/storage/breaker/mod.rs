@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::circuit::Circuit;
-use self::circuit::Patience;
+use self::circuit::Settings;
 pub use self::error::BreakerError;
 use self::fallback::Fallback;
 pub use self::fallback::NoFallback;
@@ -24,38 +24,40 @@ use crate::error::or_panic;
 use crate::storage::{Storage, StorageRequest, Summary};
 use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 
-/// A circuit breaker: stops calling a storage that keeps failing, the primary, and can fall back to
-/// another one.
+/// A circuit breaker around a storage, the primary. It stops calling a primary that keeps failing,
+/// and can use another storage as a fallback.
 ///
 /// ```
 /// use tower_ratelimit::storage::Breaker;
 /// use tower_ratelimit::{MemoryStorage, OnError, PeerIp, Quota, RateLimitLayer};
 ///
 /// # let redis = MemoryStorage::new();
-/// // Three replicas of this program share `redis`. During an outage, each admits a third of the quota.
+/// // Three replicas share `redis`. During an outage, each admits a third of the quota.
 /// let storage = Breaker::new(redis).fallback(MemoryStorage::new(), 3);
 /// let circuit = storage.circuit().clone();
 /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
 /// assert_eq!(circuit.state().failures, 0);
 /// ```
 ///
-/// The breaker opens after 5 consecutive failures ([`failures`](Self::failures)). It then probes the
-/// primary with one hit after 100 milliseconds, and up to every second while probes fail
-/// ([`probe_after`](Self::probe_after)). The first probe that the primary answers closes it.
+/// The breaker opens after 5 consecutive failures ([`failures`](Self::failures)). It probes the
+/// primary with one hit after 100 milliseconds, and then up to every second while probes fail
+/// ([`probe_after`](Self::probe_after)). The first successful probe closes the breaker.
 ///
-/// While it is open, the fallback decides by a [share](Policy::divide) of each policy. Without a fallback,
-/// decisions fail at once, and [`OnError`](crate::OnError) decides. Clones share one state.
+/// While it is open, the fallback decides. It applies each policy [divided](Policy::divide) by the
+/// number of replicas. Without a fallback, decisions fail immediately, and
+/// [`OnError`](crate::OnError) applies. Clones share one state.
 ///
 /// The primary needs a timeout. The storages of this crate have one, and
-/// [`Timeout`](super::Timeout) adds one to others.
+/// [`Timeout`](super::Timeout) adds one to other storages.
 ///
 /// The guide on [outages](crate::guide::outages#the-circuit-breaker) has the details and the bounds.
 ///
 /// # Errors
 ///
-/// Decisions, refunds and clears fail with [`BreakerError`] if neither storage has answered. A refund
-/// fails if the primary made the decision and the breaker is open. A clear fails if the primary was not
-/// cleared.
+/// - A decision fails with [`BreakerError`] if neither storage decides.
+/// - A refund fails if the storage that made the decision fails, or if this was the primary and the
+///   breaker is open.
+/// - A clear fails if the primary or the fallback is not cleared.
 #[derive(Clone, Debug)]
 pub struct Breaker<P, F = NoFallback>(Arc<Parts<P, F>>);
 
@@ -66,24 +68,25 @@ struct Parts<P, F> {
     circuit: Circuit,
 }
 
-/// The defaults.
-const PATIENCE: Patience =
-    Patience { failures: 5, shortest: Duration::from_millis(100), longest: Duration::from_secs(1) };
+/// The default settings.
+const DEFAULTS: Settings =
+    Settings { failures: 5, shortest: Duration::from_millis(100), longest: Duration::from_secs(1) };
 
 impl<P: Storage> Breaker<P> {
     /// Wraps `primary`.
     pub fn new(primary: P) -> Self {
-        Self::with(primary, None, PATIENCE)
+        Self::with(primary, None, DEFAULTS)
     }
 }
 
 impl<P: Storage, F: Storage> Breaker<P, F> {
-    fn with(primary: P, fallback: Option<Fallback<F>>, patience: Patience) -> Self {
-        Self(Arc::new(Parts { primary, fallback, circuit: Circuit::new(patience) }))
+    fn with(primary: P, fallback: Option<Fallback<F>>, settings: Settings) -> Self {
+        Self(Arc::new(Parts { primary, fallback, circuit: Circuit::new(settings) }))
     }
 
-    /// Sets the storage that decides while the primary fails, with quotas divided by `replicas`, the
-    /// number of processes that share the primary. Use a storage that cannot fail, such as memory.
+    /// Sets the storage that decides while the primary fails. It applies the quotas divided by
+    /// `replicas`, the number of processes that share the primary. Use a storage that cannot fail,
+    /// such as [`MemoryStorage`](crate::MemoryStorage).
     ///
     /// Returns a new breaker, which is closed.
     ///
@@ -103,10 +106,12 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
     /// Returns an error if `replicas` is 0.
     pub fn try_fallback<G: Storage>(self, fallback: G, replicas: u32) -> Result<Breaker<P, G>, ConfigError> {
         let replicas = NonZeroU32::new(replicas).ok_or_else(|| {
-            ConfigError::new("0 replicas cannot divide a quota: write how many processes share the storage, at least 1")
+            ConfigError::new(
+                "invalid replicas 0: it must be at least 1, the number of processes that share the storage",
+            )
         })?;
         let Parts { primary, circuit, .. } = &*self.0;
-        Ok(Breaker::with(primary.clone(), Some(Fallback::new(fallback, replicas)), circuit.patience()))
+        Ok(Breaker::with(primary.clone(), Some(Fallback::new(fallback, replicas)), circuit.settings()))
     }
 
     /// Sets the number of consecutive failures that open the breaker. Defaults to 5.
@@ -129,23 +134,21 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
     /// Returns an error if `failures` is 0.
     pub fn try_failures(self, failures: u32) -> Result<Self, ConfigError> {
         if failures == 0 {
-            return Err(ConfigError::new(
-                "after 0 failures nothing would ever be asked: use at least 1, for example 5",
-            ));
+            return Err(ConfigError::new("invalid failures 0: it must be at least 1, for example 5"));
         }
-        Ok(self.patient(Patience { failures, ..self.0.circuit.patience() }))
+        Ok(self.with_settings(Settings { failures, ..self.0.circuit.settings() }))
     }
 
     /// Sets the time until the first probe, and the longest time between probes. Defaults to 100
-    /// milliseconds and 1 second. The time doubles with each failed probe, and up to half of it is
-    /// subtracted at random.
+    /// milliseconds and 1 second. The time doubles with each failed probe. Up to 50 % of jitter is
+    /// subtracted from it.
     ///
     /// Returns a new breaker, which is closed.
     ///
     /// # Panics
     ///
-    /// Panics if `shortest` is less than a millisecond, or if `longest` is less than `shortest` or more
-    /// than an hour. [`try_probe_after`](Self::try_probe_after) returns an error instead.
+    /// Panics if `shortest` is less than a millisecond, or if `longest` is less than `shortest` or
+    /// more than an hour. [`try_probe_after`](Self::try_probe_after) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn probe_after(self, shortest: Duration, longest: Duration) -> Self {
@@ -156,22 +159,23 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
     ///
     /// # Errors
     ///
-    /// Returns an error if `shortest` is less than a millisecond, or if `longest` is less than `shortest`
-    /// or more than an hour.
+    /// Returns an error if `shortest` is less than a millisecond, or if `longest` is less than
+    /// `shortest` or more than an hour.
     pub fn try_probe_after(self, shortest: Duration, longest: Duration) -> Result<Self, ConfigError> {
         if shortest < Duration::from_millis(1) || longest < shortest || longest > Duration::from_secs(3_600) {
             return Err(ConfigError::new(format!(
-                "probes cannot come after {shortest:?} and at most {longest:?}: use at least a millisecond, then no less, and at \
-                 most an hour, for example Duration::from_millis(100) and Duration::from_secs(1)"
+                "invalid probe times {shortest:?} and {longest:?}: the first must be at least 1 ms, the second at \
+                 least the first and at most 1 hour, for example Duration::from_millis(100) and \
+                 Duration::from_secs(1)"
             )));
         }
-        Ok(self.patient(Patience { shortest, longest, ..self.0.circuit.patience() }))
+        Ok(self.with_settings(Settings { shortest, longest, ..self.0.circuit.settings() }))
     }
 
-    fn patient(&self, patience: Patience) -> Self {
+    fn with_settings(&self, settings: Settings) -> Self {
         let Parts { primary, fallback, .. } = &*self.0;
         let fallback = fallback.as_ref().map(|fallback| Fallback::new(fallback.storage.clone(), fallback.replicas));
-        Self::with(primary.clone(), fallback, patience)
+        Self::with(primary.clone(), fallback, settings)
     }
 
     /// Returns a handle on the breaker's state that does not depend on the types of the storages.
@@ -190,50 +194,50 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
     type DecideFuture = Deciding<P, F>;
     type UpdateFuture = Changing<P, F>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        Deciding::new(&self.0, ask)
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        Deciding::new(&self.0, request)
     }
 
     #[inline]
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
         let Parts { primary, fallback, circuit } = &*self.0;
         if circuit.is_closed() {
-            let yes = primary.try_admit(ask, shown);
-            if yes {
+            let is_admitted = primary.try_admit(request, shown);
+            if is_admitted {
                 circuit.counts().primary();
             }
-            return yes;
+            return is_admitted;
         }
-        let Some(fallback) = fallback.as_ref().filter(|_| !circuit.is_due()) else { return false };
-        let share = fallback.divide(ask.policy);
-        let yes = share.is_ok_and(|share| fallback.storage.try_admit(StorageRequest { policy: &share, ..ask }, shown));
-        if yes {
+        let Some(fallback) = fallback.as_ref().filter(|_| !circuit.is_probe_due()) else { return false };
+        let divided = fallback.divide(request.policy);
+        let is_admitted = divided
+            .is_ok_and(|divided| fallback.storage.try_admit(StorageRequest { policy: &divided, ..request }, shown));
+        if is_admitted {
             circuit.counts().fallback();
         }
-        yes
+        is_admitted
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        Changing::nothing()
-            .fallback(&self.0, policy, |fallback, share| fallback.clear(share, key))
+        Changing::empty()
+            .fallback(&self.0, policy, |fallback, divided| fallback.clear(divided, key))
             .primary(&self.0, |primary| primary.clear(policy, key))
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         if decision.is_refused() || decision.cost() == 0 {
-            return Changing::nothing();
+            return Changing::empty();
         }
         match decision.clone().back() {
             (DecisionSource::Primary, decision) => {
-                Changing::nothing().primary(&self.0, |primary| primary.refund(policy, key, &decision))
+                Changing::empty().primary(&self.0, |primary| primary.refund(policy, key, &decision))
             }
-            (DecisionSource::Fallback, decision) => {
-                Changing::nothing().fallback(&self.0, policy, |fallback, share| fallback.refund(share, key, &decision))
-            }
+            (DecisionSource::Fallback, decision) => Changing::empty()
+                .fallback(&self.0, policy, |fallback, divided| fallback.refund(divided, key, &decision)),
         }
     }
 
-    /// The smaller number of the two storages.
+    /// Returns the smaller number of the two storages.
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
         let fallback = self.0.fallback.as_ref().and_then(|fallback| {
             let policy = policy.divide(fallback.replicas).ok()?;

@@ -21,7 +21,8 @@ pub enum Phase {
 pub struct CircuitState {
     /// The phase.
     pub phase: Phase,
-    /// The number of failures since the primary last admitted a hit, refunded one or cleared a key.
+    /// The number of consecutive failures. It is reset when the primary admits a hit, refunds one
+    /// or clears a key.
     pub failures: u32,
     /// The time until the next probe while the breaker is [open](Phase::Open). Zero if the next hit
     /// probes.
@@ -30,11 +31,11 @@ pub struct CircuitState {
     pub by_primary: u64,
     /// The number of decisions by the fallback, including peeks.
     pub by_fallback: u64,
-    /// The number of errors.
+    /// The number of hits and peeks that failed.
     pub by_none: u64,
 }
 
-/// Counts decisions by the storage that made them.
+/// Counts the decisions by the storage that made them.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) primary: AtomicU64,
@@ -46,16 +47,16 @@ impl Counts {
     #[inline]
     pub(super) fn primary(&self) {
         self.primary.fetch_add(1, Ordering::Relaxed);
-        telemetry::answered("primary");
+        telemetry::decided("primary");
     }
 
     pub(super) fn fallback(&self) {
         self.fallback.fetch_add(1, Ordering::Relaxed);
-        telemetry::answered("fallback");
+        telemetry::decided("fallback");
     }
 
     pub(super) fn none(&self) {
         self.none.fetch_add(1, Ordering::Relaxed);
-        telemetry::answered("none");
+        telemetry::decided("none");
     }
 }

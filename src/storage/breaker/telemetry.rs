@@ -1,18 +1,18 @@
-//! What an operator is told: events for the log (feature `tracing`), counters (feature `metrics`).
+//! Log events (feature `tracing`) and metrics (feature `metrics`) of the breakers.
 
 use std::error::Error;
 
-/// Counts decisions by which storage made them.
+/// The name of the counter of decisions, by storage.
 #[cfg(feature = "metrics")]
 pub(crate) const PATHS: &str = "ratelimit_path_total";
 
-/// How many breakers leave their primary alone.
+/// The name of the gauge of breakers that are open.
 #[cfg(feature = "metrics")]
 const OPEN: &str = "ratelimit_breakers_open";
 
 pub(super) fn opened(failures: u32, error: &(dyn Error + 'static)) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(failures, error, "the rate limit storage keeps failing and is left alone for now");
+    tracing::warn!(failures, error, "circuit breaker opened");
     #[cfg(feature = "metrics")]
     metrics::gauge!(OPEN).increment(1.0);
     let _ = (failures, error);
@@ -20,18 +20,18 @@ pub(super) fn opened(failures: u32, error: &(dyn Error + 'static)) {
 
 pub(super) fn closed() {
     #[cfg(feature = "tracing")]
-    tracing::info!("the rate limit storage is back");
-    ended();
+    tracing::info!("circuit breaker closed");
+    left_open();
 }
 
-/// One that was open is not any more: it is closed, or nobody has it.
-pub(super) fn ended() {
+/// Records that a breaker is not open anymore, because it closed or was dropped.
+pub(super) fn left_open() {
     #[cfg(feature = "metrics")]
     metrics::gauge!(OPEN).decrement(1.0);
 }
 
 #[inline]
-pub(super) fn answered(path: &'static str) {
+pub(super) fn decided(path: &'static str) {
     #[cfg(feature = "metrics")]
     metrics::counter!(PATHS, "path" => path).increment(1);
     let _ = path;

@@ -9,7 +9,7 @@ use std::task::Poll;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::entry::{Busy, LeaseEntry};
+use super::entry::{LeaseEntry, WorkerState};
 use super::error::LeaseError;
 use super::lease_table::LeaseTable;
 use crate::{Decision, Key, Policy, Storage};
@@ -29,22 +29,22 @@ impl<St: Storage> LeaseTable<St> {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Refunds all leases, and waits for the workers that are asking for more. They refund what
-    /// they get.
+    /// Refunds all leases, and waits for the workers with a request in flight. They refund the
+    /// units that they receive.
     pub(super) async fn close(&self) -> Result<(), LeaseError> {
-        // A worker that begins later would have to see this: it begins under its bucket's lock,
-        // which the loop below takes.
+        // The flag is set before the loop below takes the buckets' locks. A worker starts under its
+        // bucket's lock, so later workers see the flag.
         self.closed.store(true, Ordering::SeqCst);
-        let here = Handle::try_current().ok().map(|runtime| runtime.id());
-        let (mut bucket, mut taken, mut busy) = (0, Vec::new(), Vec::new());
+        let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+        let (mut bucket, mut taken, mut worker) = (0, Vec::new(), Vec::new());
         let slices = from_fn(|| {
             while taken.is_empty() {
-                let exists = self.table.visit(bucket, |of_key| {
-                    taken.extend(self.take_unspent(of_key));
-                    if here.is_some() && of_key.busy == Busy::In(here) {
+                let exists = self.table.visit(bucket, |entry| {
+                    taken.extend(self.take_unspent(entry));
+                    if runtime.is_some() && entry.worker == WorkerState::Running(runtime) {
                         let (when_idle, idle) = oneshot::channel();
-                        of_key.when_idle.push(when_idle);
-                        busy.push(idle);
+                        entry.when_idle.push(when_idle);
+                        worker.push(idle);
                     }
                 });
                 if !exists {
@@ -55,7 +55,7 @@ impl<St: Storage> LeaseTable<St> {
             taken.pop()
         });
         let mut refunded = refund_all(&self.inner, slices).await;
-        for idle in busy {
+        for idle in worker {
             if let Ok(error) = idle.await {
                 refunded = refunded.and(Err(error));
             }
@@ -64,19 +64,19 @@ impl<St: Storage> LeaseTable<St> {
     }
 
     /// Takes the lease of a key, unless its window has ended.
-    fn take_unspent(&self, of_key: &mut LeaseEntry<St>) -> Option<Unspent> {
-        let lease = of_key.lease.take().filter(|lease| self.clock.now() < lease.end)?;
+    fn take_unspent(&self, entry: &mut LeaseEntry<St>) -> Option<Unspent> {
+        let lease = entry.lease.take().filter(|lease| self.clock.now() < lease.end)?;
         let hit = lease.as_hit()?;
-        Some(Unspent { policy: lease.policy, key: of_key.key.clone(), hit })
+        Some(Unspent { policy: lease.policy, key: entry.key.clone(), hit })
     }
 }
 
-/// The last handle is gone and no worker is left.
+/// Refunds all leases in a background task. The last handle and all workers have been dropped.
 impl<St: Storage> Drop for LeaseTable<St> {
     fn drop(&mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
         let (mut bucket, mut slices) = (0, Vec::new());
-        while self.table.visit(bucket, |of_key| slices.extend(self.take_unspent(of_key))) {
+        while self.table.visit(bucket, |entry| slices.extend(self.take_unspent(entry))) {
             bucket += 1;
         }
         if !slices.is_empty() {
@@ -86,7 +86,7 @@ impl<St: Storage> Drop for LeaseTable<St> {
     }
 }
 
-/// Refunds the slices, a few at a time. Goes on after a failure, and returns the first one.
+/// Refunds the slices, a few at a time. Continues after a failure, and returns the first one.
 async fn refund_all<St: Storage>(inner: &St, mut slices: impl Iterator<Item = Unspent>) -> Result<(), LeaseError> {
     let mut in_flight = Vec::<St::UpdateFuture>::new();
     let mut refunded = Ok(());

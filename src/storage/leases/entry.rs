@@ -1,4 +1,4 @@
-//! One key's row in the table of leases.
+//! The table entry of one key.
 
 use std::mem::take;
 
@@ -18,24 +18,25 @@ pub(super) struct LeaseEntry<St: Storage> {
     pub(super) lease: Option<Lease>,
     /// The jobs that the worker does next.
     pub(super) waiting: Vec<Job<St>>,
-    pub(super) busy: Busy,
+    pub(super) worker: WorkerState,
+    /// The time of the latest use, for eviction.
     pub(super) used: Timestamp,
-    /// Counts clears. A slice that was asked for before a clear is not kept.
+    /// Counts clears. A slice that was requested before a clear is not stored.
     pub(super) changes: u64,
-    /// The last request for units failed, and the storage may have counted it.
-    pub(super) in_doubt: bool,
-    /// Dropped when the worker ends. A refund that fails after [`close`](super::Leases::close) is
-    /// reported here.
+    /// `true` if the latest request for units failed. The storage may have counted it.
+    pub(super) is_uncertain: bool,
+    /// Dropped when the worker ends. A worker that fails to refund after
+    /// [`close`](super::Leases::close) sends the error here.
     pub(super) when_idle: Vec<oneshot::Sender<LeaseError>>,
 }
 
-/// Whether a worker asks the storage for a key.
+/// The state of a key's worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Busy {
-    No,
-    /// The worker's runtime. Callers in another one do not wait for the worker, as its runtime may
-    /// have stopped.
-    In(Option<Id>),
+pub(super) enum WorkerState {
+    Idle,
+    /// The worker runs in this runtime. Callers in another runtime do not wait for it, because its
+    /// runtime may have stopped.
+    Running(Option<Id>),
 }
 
 impl<St: Storage> LeaseEntry<St> {
@@ -44,21 +45,21 @@ impl<St: Storage> LeaseEntry<St> {
             key,
             lease: None,
             waiting: Vec::new(),
-            busy: Busy::No,
+            worker: WorkerState::Idle,
             used: now,
             changes: 0,
-            in_doubt: false,
+            is_uncertain: false,
             when_idle: Vec::new(),
         }
     }
 
     /// Spends units of the lease, if it has enough.
-    pub(super) fn take(&mut self, ask: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
-        if ask.op == Op::Peek || ask.cost == 0 {
+    pub(super) fn take(&mut self, request: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
+        if request.op == Op::Peek || request.cost == 0 {
             return None;
         }
-        let lease = self.lease.as_mut().filter(|lease| lease.is_live(now) && lease.policy == *ask.policy)?;
-        let decision = lease.take(ask.cost, now)?;
+        let lease = self.lease.as_mut().filter(|lease| lease.is_live(now) && lease.policy == *request.policy)?;
+        let decision = lease.take(request.cost, now)?;
         self.used = now;
         Some(decision)
     }
@@ -69,7 +70,7 @@ impl<St: Storage> LeaseEntry<St> {
         self.lease = None;
     }
 
-    /// Takes the jobs that wait. If there are none, the worker ends.
+    /// Takes the waiting jobs. If there are none, the worker ends.
     pub(super) fn next_jobs(&mut self) -> Vec<Job<St>> {
         let jobs = take(&mut self.waiting);
         if jobs.is_empty() {
@@ -79,39 +80,39 @@ impl<St: Storage> LeaseEntry<St> {
     }
 
     pub(super) fn end_worker(&mut self) {
-        self.busy = Busy::No;
+        self.worker = WorkerState::Idle;
         self.when_idle.clear();
     }
 
-    /// Returns `true` if the row holds nothing and can be removed.
+    /// Returns `true` if the entry is empty and can be removed.
     pub(super) fn is_idle(&self) -> bool {
-        self.busy == Busy::No && self.lease.is_none() && !self.in_doubt
+        self.worker == WorkerState::Idle && self.lease.is_none() && !self.is_uncertain
     }
 }
 
-/// All rows of a bucket are busy.
+/// The error of a bucket in which all entries have a worker.
 pub(super) struct NoRoom;
 
-/// Makes room for one more key. Leases whose windows have ended are removed first, then keys
-/// without a lease, then the least recently used lease, which is returned.
+/// Makes room for one more key. It removes leases of ended windows first, then a key without a
+/// lease, then the least recently used lease. Returns the evicted lease.
 pub(super) fn make_room<St: Storage>(
     bucket: &mut Bucket<'_, LeaseEntry<St>>,
     now: Timestamp,
 ) -> Result<Option<(Key, Lease)>, NoRoom> {
-    bucket.retain(|of_key| {
-        if of_key.busy == Busy::No {
-            of_key.lease.take_if(|lease| now >= lease.end);
+    bucket.retain(|entry| {
+        if entry.worker == WorkerState::Idle {
+            entry.lease.take_if(|lease| now >= lease.end);
         }
-        !of_key.is_idle()
+        !entry.is_idle()
     });
     let ways = bucket.ways;
     if bucket.others().count() < ways {
         return Ok(None);
     }
-    let idle = bucket.others().filter(|of_key| of_key.busy == Busy::No);
-    let victim = idle.min_by_key(|of_key| (of_key.lease.is_some(), of_key.used)).ok_or(NoRoom)?;
-    victim.in_doubt = false;
+    let idle = bucket.others().filter(|entry| entry.worker == WorkerState::Idle);
+    let victim = idle.min_by_key(|entry| (entry.lease.is_some(), entry.used)).ok_or(NoRoom)?;
+    victim.is_uncertain = false;
     let evicted = victim.lease.take().map(|lease| (victim.key.clone(), lease));
-    bucket.retain(|of_key| !of_key.is_idle());
+    bucket.retain(|entry| !entry.is_idle());
     Ok(evicted)
 }

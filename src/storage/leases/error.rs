@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use crate::BoxError;
 
-/// Why a [`Leases`](super::Leases) could not decide: its storage could not, or there is nobody to ask it. All who waited for one answer
-/// are told the same.
+/// The error of [`Leases`](super::Leases): the storage failed, or the task that sent the request
+/// was cancelled. All hits that waited for the same request get the same error.
 #[derive(Clone)]
 pub struct LeaseError(Kind);
 
 #[derive(Clone, Debug)]
 enum Kind {
     Storage(Arc<BoxError>),
-    Ended,
+    Cancelled,
 }
 
 impl LeaseError {
@@ -20,8 +20,8 @@ impl LeaseError {
         Self(Kind::Storage(Arc::new(error.into())))
     }
 
-    pub(super) const fn ended() -> Self {
-        Self(Kind::Ended)
+    pub(super) const fn cancelled() -> Self {
+        Self(Kind::Cancelled)
     }
 }
 
@@ -29,9 +29,8 @@ impl fmt::Display for LeaseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Kind::Storage(error) => error.fmt(f),
-            Kind::Ended => f.write_str(
-                "whoever asked the storage for units has ended before it answered: leases on a storage that makes one wait \
-                 need a runtime of tokio's, which is still running",
+            Kind::Cancelled => f.write_str(
+                "lease task was cancelled: leases on a storage with round trips need a running tokio runtime",
             ),
         }
     }
@@ -46,9 +45,9 @@ impl fmt::Debug for LeaseError {
 impl Error for LeaseError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &self.0 {
-            // What it says is said already.
+            // `Display` has printed the error itself, so this continues with its source.
             Kind::Storage(error) => error.source(),
-            Kind::Ended => None,
+            Kind::Cancelled => None,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What has to be asked of the storage, and how its caller waits for that.
+//! The jobs of a worker, and the replies to their callers.
 
 use std::sync::Arc;
 
@@ -8,71 +8,74 @@ use super::error::LeaseError;
 use super::lease_table::LeaseTable;
 use crate::{Decision, Key, Op, Policy, Storage};
 
-/// What a caller wants of a key.
+/// The action that a caller requests for a key.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// So many units of a window that leases are taken of.
+    /// A hit of this cost on a window that is leased.
     Hit(u32),
-    /// Whatever the storage says: a look, or a hit by another rule.
-    StorageRequest(Op, u32),
+    /// A request that the storage decides: a peek, or a hit by another kind of policy.
+    Forward(Op, u32),
     Refund(Decision),
     Clear,
 }
 
-/// Nothing, of a change that is done, and of a hit that its caller has to ask the storage about.
+/// The reply to a job. `None` means that a change is done, or that the caller must send its hit to
+/// the storage itself.
 pub(super) type Answer<St> = Result<Option<Reply<St>>, LeaseError>;
 
-/// One caller's errand.
+/// The job of one caller.
 pub(super) struct Job<St: Storage> {
     pub(super) policy: Policy,
-    pub(super) want: Command,
+    pub(super) command: Command,
     reply: oneshot::Sender<Answer<St>>,
 }
 
 impl<St: Storage> Job<St> {
-    pub(super) fn new(policy: &Policy, want: Command) -> (Self, oneshot::Receiver<Answer<St>>) {
+    pub(super) fn new(policy: &Policy, command: Command) -> (Self, oneshot::Receiver<Answer<St>>) {
         let (reply, answer) = oneshot::channel();
-        (Self { policy: policy.clone(), want, reply }, answer)
+        (Self { policy: policy.clone(), command, reply }, answer)
     }
 
-    /// What it costs, if it is a hit by this policy.
+    /// Returns the cost, if the job is a hit by this policy.
     pub(super) fn cost(&self, policy: &Policy) -> Option<u32> {
-        match self.want {
+        match self.command {
             Command::Hit(cost) if self.policy == *policy => Some(cost),
             _ => None,
         }
     }
 
-    /// Whether nobody waits for it, and it need not be done: the storage has not been asked for it.
-    pub(super) fn is_given_up(&self) -> bool {
-        matches!(self.want, Command::Hit(_) | Command::StorageRequest(..)) && self.reply.is_closed()
+    /// Returns `true` if the caller has gone and the job can be skipped, because it changes
+    /// nothing.
+    pub(super) fn is_abandoned(&self) -> bool {
+        matches!(self.command, Command::Hit(_) | Command::Forward(..)) && self.reply.is_closed()
     }
 
-    /// Tells the caller. No lock is to be held, as one that has left gives back what it was given.
-    pub(super) fn tell(self, answer: Answer<St>) {
+    /// Sends the reply. The caller of this method must not hold a lock: if the receiver is gone,
+    /// dropping the reply refunds its units, which takes the lock.
+    pub(super) fn send(self, answer: Answer<St>) {
         drop(self.reply.send(answer));
     }
 }
 
-/// A decision on its way to its caller. If the caller has left, what it was given is given back.
+/// A decision on its way to its caller. If the caller is gone, its units are refunded.
 pub(super) struct Reply<St: Storage> {
     decision: Option<Decision>,
-    whose: Option<(Arc<LeaseTable<St>>, Policy, Key)>,
+    refund_to: Option<(Arc<LeaseTable<St>>, Policy, Key)>,
 }
 
 impl<St: Storage> Reply<St> {
-    /// A decision on a hit; if it was admitted, it has taken units.
+    /// A decision on a hit. If the hit was admitted, dropping the reply refunds it.
     pub(super) fn of(decision: Decision, shared: &Arc<LeaseTable<St>>, policy: &Policy, key: &Key) -> Self {
-        let whose = decision.is_admitted().then(|| (Arc::clone(shared), policy.clone(), key.clone()));
-        Self { decision: Some(decision), whose }
+        let refund_to = decision.is_admitted().then(|| (Arc::clone(shared), policy.clone(), key.clone()));
+        Self { decision: Some(decision), refund_to }
     }
 
-    /// A decision that has taken nothing from here.
-    pub(super) fn word(decision: Decision) -> Self {
-        Self { decision: Some(decision), whose: None }
+    /// A decision without units, which needs no refund.
+    pub(super) fn without_units(decision: Decision) -> Self {
+        Self { decision: Some(decision), refund_to: None }
     }
 
-    /// The decision, for the caller who is there.
+    /// Returns the decision. The caller owns its units from now on.
     pub(super) fn claim(mut self) -> Option<Decision> {
         self.decision.take()
     }
@@ -80,8 +83,8 @@ impl<St: Storage> Reply<St> {
 
 impl<St: Storage> Drop for Reply<St> {
     fn drop(&mut self) {
-        if let (Some(decision), Some((shared, policy, key))) = (self.decision.take(), self.whose.take()) {
-            shared.take_back(&policy, &key, &decision);
+        if let (Some(decision), Some((shared, policy, key))) = (self.decision.take(), self.refund_to.take()) {
+            shared.refund_in_background(&policy, &key, &decision);
         }
     }
 }

@@ -1,45 +1,48 @@
-//! A slice of a window that is spent here.
+//! A slice of a window that is spent locally.
 
 use crate::strategy::{Hit, Status};
 use crate::{Decision, Policy, Timestamp};
 
-/// Units that the storage counts as spent, and that nobody has spent yet.
+/// Units that the storage counts as spent, and that are not spent yet.
 #[derive(Debug)]
 pub(super) struct Lease {
     pub(super) policy: Policy,
     capacity: u32,
-    /// Which window it is a slice of, as the storage says: its end and what tells it from a later one.
+    /// The window of the slice: its end and its anchor, as returned by the storage.
     window: (Timestamp, u32),
-    pub(super) left: u32,
-    /// What the storage said is left to everybody.
-    pub(super) elsewhere: u32,
-    /// When it decided, by its own clock, and when that was known here. What passes here since then has passed there at least.
+    pub(super) unspent: u32,
+    /// The units that remained in the storage after its latest answer.
+    pub(super) in_storage: u32,
+    /// The time of the decision by the storage's clock.
     at: Timestamp,
+    /// The time when the decision arrived, by the local clock. At least as much time has passed
+    /// since the decision.
     received: Timestamp,
-    /// Until when the window is open for certain, by the clock here: counted from before the storage was asked.
+    /// The time until which the window is certainly open, by the local clock. It counts from before
+    /// the request was sent.
     pub(super) end: Timestamp,
 }
 
 impl Lease {
-    /// The slice that the storage admitted as one hit, which was asked for at `sent`.
+    /// Creates a lease from the hit that the storage admitted. It was sent at `sent`.
     pub(super) fn of(policy: &Policy, slice: &Decision, sent: Timestamp, received: Timestamp) -> Self {
         let status = slice.shown();
         Self {
             policy: policy.clone(),
             capacity: status.capacity(),
             window: window(&hit(slice)),
-            left: slice.cost(),
-            elsewhere: status.remaining(),
+            unspent: slice.cost(),
+            in_storage: status.remaining(),
             at: slice.at(),
             received,
             end: sent.plus(status.reset_after_micros()),
         }
     }
 
-    /// Adds what is left of an older slice, if it is of the same window.
+    /// Adds the unspent units of an older slice of the same window.
     pub(super) fn add(&mut self, older: &Self) {
         if older.window == self.window && older.policy == self.policy {
-            self.left = self.left.saturating_add(older.left);
+            self.unspent = self.unspent.saturating_add(older.unspent);
             self.end = self.end.max(older.end);
         }
     }
@@ -48,45 +51,46 @@ impl Lease {
         self.received <= now && now < self.end
     }
 
-    /// Spends some of it, if there is enough; whether the window is still open is for the caller to know.
+    /// Spends units if there are enough. The caller checks that the window is open.
     pub(super) fn take(&mut self, cost: u32, now: Timestamp) -> Option<Decision> {
-        self.left = self.left.checked_sub(cost)?;
+        self.unspent = self.unspent.checked_sub(cost)?;
         let at = self.at.plus(now.since(self.received));
         Some(Decision::of(at, cost, self.spent(at)))
     }
 
-    /// What a hit that has taken something is told: it can be given back to the storage as well as to this.
+    /// Returns the status of a hit on this lease. It can be refunded here or to the storage.
     fn spent(&self, at: Timestamp) -> Status {
         let (until, anchor) = self.window;
-        let remaining = self.left.saturating_add(self.elsewhere).min(self.capacity);
+        let remaining = self.unspent.saturating_add(self.in_storage).min(self.capacity);
         Status::admitted(self.capacity, remaining, until.since(at)).spent(until, anchor)
     }
 
-    /// Puts back what a hit has taken from this window. More than was taken for this, as far as that is known, is not from here: it is
-    /// the storage's, as is what others took beside it.
+    /// Puts back the units of a hit on this window. Returns `false` if the hit is of another
+    /// window, or if the lease would exceed the units that can be unspent. The hit must be refunded
+    /// to the storage then.
     pub(super) fn put_back(&mut self, decision: &Decision) -> bool {
-        let left = self.left.saturating_add(decision.cost());
-        let is_of_it = window(&hit(decision)) == self.window && left <= self.capacity.saturating_sub(self.elsewhere);
-        if is_of_it {
-            self.left = left;
+        let unspent = self.unspent.saturating_add(decision.cost());
+        let fits = window(&hit(decision)) == self.window && unspent <= self.capacity.saturating_sub(self.in_storage);
+        if fits {
+            self.unspent = unspent;
         }
-        is_of_it
+        fits
     }
 
-    /// Whether all that is known to have been taken from the window is here.
-    pub(super) fn is_all(&self) -> bool {
-        self.left.saturating_add(self.elsewhere) >= self.capacity
+    /// Returns `true` if no units of the window are known to be spent.
+    pub(super) fn is_unspent(&self) -> bool {
+        self.unspent.saturating_add(self.in_storage) >= self.capacity
     }
 
-    /// What is left as a hit that can be given back to the storage.
+    /// Returns the unspent units as a hit, for a refund to the storage.
     pub(super) fn as_hit(&self) -> Option<Decision> {
-        (self.left > 0).then(|| Decision::of(self.at, self.left, self.spent(self.at)))
+        (self.unspent > 0).then(|| Decision::of(self.at, self.unspent, self.spent(self.at)))
     }
 }
 
-/// What a hit is told that costs so much, when another one was refused, if that can be told: it may fit where that did not, and what
-/// no window of this storage has room for may be decided by another one.
-pub(super) fn refused_too(refusal: &Decision, cost: u32) -> Option<Decision> {
+/// Derives the refusal of a hit with this cost from the refusal of another hit. Returns `None` if
+/// the cost may still fit, or if it exceeds the capacity.
+pub(super) fn derive_refusal(refusal: &Decision, cost: u32) -> Option<Decision> {
     let status = refusal.shown();
     let (capacity, remaining, reset) = (status.capacity(), status.remaining(), status.reset_after_micros());
     if cost == refusal.cost() {
@@ -96,8 +100,8 @@ pub(super) fn refused_too(refusal: &Decision, cost: u32) -> Option<Decision> {
     (cost > remaining && cost <= capacity).then(refused)
 }
 
-/// What is told of a cost by who knows how much remains of the window, and for how long it is open.
-pub(super) fn told(policy: &Policy, at: Timestamp, cost: u32, remaining: u32, reset: u64) -> Decision {
+/// Decides a hit or peek by the remaining units of the window and the time until it ends.
+pub(super) fn decide_locally(policy: &Policy, at: Timestamp, cost: u32, remaining: u32, reset: u64) -> Decision {
     let capacity = policy.limits()[0].capacity();
     let remaining = remaining.min(capacity);
     let status = if cost <= remaining {

@@ -1,4 +1,4 @@
-//! The leases of all keys, and who waits for one.
+//! The leases of all keys, and the routing of requests.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::task::{Context, Waker};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::entry::{Busy, LeaseEntry, NoRoom, make_room};
+use super::entry::{LeaseEntry, NoRoom, WorkerState, make_room};
 use super::job::{Answer, Command, Job};
 use super::lease::Lease;
 use super::outage::Outage;
@@ -18,7 +18,7 @@ use crate::storage::key_table::{Bucket, Table, TableKey};
 use crate::storage::{Clock, StorageRequest};
 use crate::{Decision, Key, Op, Policy, Storage};
 
-/// What the handles share.
+/// The state that all handles share.
 pub(super) struct LeaseTable<St: Storage> {
     pub(super) inner: St,
     pub(super) table: Table<LeaseEntry<St>>,
@@ -27,16 +27,18 @@ pub(super) struct LeaseTable<St: Storage> {
     pub(super) slice: u32,
     pub(super) max_keys: usize,
     pub(super) outage: Outage,
-    /// No slice is taken any more.
+    /// `true` after [`close`](super::Leases::close): no more slices are taken.
     pub(super) closed: AtomicBool,
 }
 
-/// What becomes of a question.
+/// The route of a request.
 pub(super) enum Route<St: Storage> {
-    Here(Decision),
+    /// It was decided locally.
+    Local(Decision),
+    /// The key's worker replies.
     Wait(oneshot::Receiver<Answer<St>>),
-    /// Nothing here has to do with it.
-    Inside,
+    /// The caller sends it to the storage.
+    Inner,
 }
 
 impl<St: Storage> LeaseTable<St> {
@@ -54,159 +56,163 @@ impl<St: Storage> LeaseTable<St> {
         }
     }
 
-    /// Policies of one name whose first limits share their states share a lease too.
+    /// Returns the table key. Policies of the same name share a lease if their first limits share
+    /// states.
     fn place(&self, policy: &Policy, key: &Key) -> TableKey {
         self.table.place(policy, policy.limit_digests().first().copied().unwrap_or_default(), key)
     }
 
-    /// How many keys have a lease whose window is open.
+    /// Returns the number of keys with a lease of an open window.
     pub(super) fn len(&self) -> usize {
         let now = self.clock.now();
-        self.table.count(|of_key| of_key.lease.as_ref().is_some_and(|lease| lease.is_live(now)))
+        self.table.count(|entry| entry.lease.as_ref().is_some_and(|lease| lease.is_live(now)))
     }
 
-    /// A hit that is spent here, if there is enough.
-    pub(super) fn take(&self, ask: &StorageRequest<'_>) -> Option<Decision> {
-        let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
-        let decision = self.table.lock(place).find()?.take(ask, now)?;
-        self.counters.here(ask.policy);
+    /// Spends units of the key's lease, if it has enough.
+    pub(super) fn take(&self, request: &StorageRequest<'_>) -> Option<Decision> {
+        let (place, now) = (self.place(request.policy, request.key), self.clock.now());
+        let decision = self.table.lock(place).find()?.take(request, now)?;
+        self.counters.here(request.policy);
         Some(decision)
     }
 
-    /// Whether anything is known of the key, so that others must not be asked past it.
+    /// Returns `true` if the key has an entry. Its requests must then go through the worker.
     pub(super) fn knows(&self, policy: &Policy, key: &Key) -> bool {
         self.table.lock(self.place(policy, key)).find().is_some()
     }
 
-    /// Decides here, or has the storage asked by who asks for this key.
-    pub(super) fn decide(self: &Arc<Self>, ask: &StorageRequest<'_>, is_leased: bool) -> Route<St> {
-        let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
+    /// Decides locally, or passes the request to the key's worker.
+    pub(super) fn decide(self: &Arc<Self>, request: &StorageRequest<'_>, is_leased: bool) -> Route<St> {
+        let (place, now) = (self.place(request.policy, request.key), self.clock.now());
         let mut bucket = self.table.lock(place);
-        let spends = is_leased && ask.op == Op::Hit && ask.cost > 0;
-        if spends && let Some(decision) = bucket.find().and_then(|of_key| of_key.take(ask, now)) {
+        let spends = is_leased && request.op == Op::Hit && request.cost > 0;
+        if spends && let Some(decision) = bucket.find().and_then(|entry| entry.take(request, now)) {
             drop(bucket);
-            self.counters.here(ask.policy);
-            return Route::Here(decision);
+            self.counters.here(request.policy);
+            return Route::Local(decision);
         }
         if self.is_closed() || !spends && bucket.find().is_none() {
-            return Route::Inside;
+            return Route::Inner;
         }
-        let want = if spends { Command::Hit(ask.cost) } else { Command::StorageRequest(ask.op, ask.cost) };
-        self.enlist(bucket, place, ask.policy, ask.key, want)
+        let command = if spends { Command::Hit(request.cost) } else { Command::Forward(request.op, request.cost) };
+        self.push_job(bucket, place, request.policy, request.key, command)
     }
 
-    /// Has something done by who asks for this key, after what was asked before.
-    pub(super) fn have_done(self: &Arc<Self>, policy: &Policy, key: &Key, want: Command) -> Route<St> {
+    /// Passes a change to the key's worker, which runs it after earlier jobs.
+    pub(super) fn enqueue(self: &Arc<Self>, policy: &Policy, key: &Key, command: Command) -> Route<St> {
         let place = self.place(policy, key);
         let mut bucket = self.table.lock(place);
-        if let Command::Clear = want
-            && let Some(of_key) = bucket.find()
+        if let Command::Clear = command
+            && let Some(entry) = bucket.find()
         {
-            of_key.forget();
+            entry.forget();
         }
         if self.is_closed() {
-            return Route::Inside;
+            return Route::Inner;
         }
-        self.enlist(bucket, place, policy, key, want)
+        self.push_job(bucket, place, policy, key, command)
     }
 
-    fn enlist(
+    fn push_job(
         self: &Arc<Self>,
         mut bucket: Bucket<'_, LeaseEntry<St>>,
         place: TableKey,
         policy: &Policy,
         key: &Key,
-        want: Command,
+        command: Command,
     ) -> Route<St> {
         let (now, runtime) = (self.clock.now(), Handle::try_current().ok());
-        let mut given_up = None;
+        let mut evicted = None;
         if bucket.find().is_none() {
             match make_room(&mut bucket, now) {
-                Ok(evicted) => given_up = evicted,
-                Err(NoRoom) => return Route::Inside,
+                Ok(removed) => evicted = removed,
+                Err(NoRoom) => return Route::Inner,
             }
         }
-        let of_key = bucket.find_or_insert(|| LeaseEntry::new(key.clone(), now));
-        of_key.used = now;
-        let here = Busy::In(runtime.as_ref().map(Handle::id));
-        let begins = of_key.busy == Busy::No;
-        if !begins && of_key.busy != here {
-            return Route::Inside;
+        let entry = bucket.find_or_insert(|| LeaseEntry::new(key.clone(), now));
+        entry.used = now;
+        let running = WorkerState::Running(runtime.as_ref().map(Handle::id));
+        let starts_worker = entry.worker == WorkerState::Idle;
+        if !starts_worker && entry.worker != running {
+            return Route::Inner;
         }
-        let (job, answer) = Job::new(policy, want);
-        of_key.waiting.push(job);
-        of_key.busy = here;
+        let (job, answer) = Job::new(policy, command);
+        entry.waiting.push(job);
+        entry.worker = running;
         drop(bucket);
-        if let Some((key, lease)) = given_up {
-            self.give_back(&key, &lease);
+        if let Some((key, lease)) = evicted {
+            self.refund_evicted(&key, &lease);
         }
-        if begins {
-            let mut errand = Box::pin(LeaseWorker::new(Arc::clone(self), place, key.clone()).run());
-            // Most often nobody has to wait for long, and in memory not at all.
-            if errand.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+        if starts_worker {
+            let mut worker = Box::pin(LeaseWorker::new(Arc::clone(self), place, key.clone()).run());
+            // Most requests complete in the first poll, and all of them do in memory.
+            if worker.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
                 && let Some(runtime) = runtime
             {
-                runtime.spawn(errand);
+                runtime.spawn(worker);
             }
         }
         Route::Wait(answer)
     }
 
-    /// Puts back what a hit took, if it was of the window that is leased. Otherwise it is the storage's.
+    /// Puts back the units of a hit if it is of the leased window. Otherwise the caller refunds it
+    /// to the storage.
     pub(super) fn put_back(self: &Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) -> Option<Route<St>> {
         if decision.is_from_fallback() {
             return None;
         }
         let place = self.place(policy, key);
         let mut bucket = self.table.lock(place);
-        let of_key = bucket.find()?;
-        let lease = of_key.lease.as_mut().filter(|lease| lease.is_live(self.clock.now()))?;
+        let entry = bucket.find()?;
+        let lease = entry.lease.as_mut().filter(|lease| lease.is_live(self.clock.now()))?;
         if !lease.put_back(decision) {
             return None;
         }
-        if lease.is_all() && of_key.busy == Busy::No {
-            // As if there had been no hit: the next one begins a window of its own.
+        if lease.is_unspent() && entry.worker == WorkerState::Idle {
+            // Refunds the whole lease, as if there had been no hit: the next hit starts a new
+            // window.
             let hit = lease.as_hit()?;
             let policy = lease.policy.clone();
-            of_key.lease = None;
-            return Some(self.enlist(bucket, place, &policy, key, Command::Refund(hit)));
+            entry.lease = None;
+            return Some(self.push_job(bucket, place, &policy, key, Command::Refund(hit)));
         }
-        Some(Route::Here(decision.clone()))
+        Some(Route::Local(decision.clone()))
     }
 
-    /// As [`put_back`](Self::put_back), with nobody waiting for it.
-    pub(super) fn take_back(self: &Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) {
+    /// Refunds a hit without waiting: to the lease, or else to the storage.
+    pub(super) fn refund_in_background(self: &Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) {
         match self.put_back(policy, key, decision) {
-            Some(Route::Here(_) | Route::Wait(_)) => {}
-            Some(Route::Inside) | None => in_background(self.inner.refund(policy, key, decision)),
+            Some(Route::Local(_) | Route::Wait(_)) => {}
+            Some(Route::Inner) | None => in_background(self.inner.refund(policy, key, decision)),
         }
     }
 
-    /// Gives back what is left of a lease that is given up.
-    fn give_back(&self, key: &Key, lease: &Lease) {
+    /// Refunds the unspent units of an evicted lease, without waiting.
+    fn refund_evicted(&self, key: &Key, lease: &Lease) {
         if let Some(hit) = lease.as_hit() {
             in_background(self.inner.refund(&lease.policy, key, &hit));
         }
     }
 
-    /// The worker was cancelled. Its callers get an error, because their jobs are dropped here. If
-    /// it was `asking` for units, the storage may have counted them.
-    pub(super) fn abandon(&self, place: TableKey, asking: bool) {
-        if asking {
+    /// Ends a cancelled worker. Its callers get an error, because their jobs are dropped here. If a
+    /// request for units was in flight (`is_requesting`), the storage may have counted it.
+    pub(super) fn abandon(&self, place: TableKey, is_requesting: bool) {
+        if is_requesting {
             self.outage.failed();
         }
         let mut bucket = self.table.lock(place);
-        let waiting = bucket.find().map(|of_key| {
-            of_key.in_doubt |= asking;
-            of_key.end_worker();
-            std::mem::take(&mut of_key.waiting)
+        let waiting = bucket.find().map(|entry| {
+            entry.is_uncertain |= is_requesting;
+            entry.end_worker();
+            std::mem::take(&mut entry.waiting)
         });
         drop(bucket);
         drop(waiting);
     }
 }
 
-/// While a clear is under way beside who asks for the key: nobody knows when it happens, so what is leased when it ends goes too.
+/// Drops the key's lease when a clear ends that did not wait for the worker. The lease may be older
+/// than the clear.
 pub(super) struct InvalidateOnDrop<St: Storage> {
     shared: Arc<LeaseTable<St>>,
     place: TableKey,
@@ -220,13 +226,14 @@ impl<St: Storage> InvalidateOnDrop<St> {
 
 impl<St: Storage> Drop for InvalidateOnDrop<St> {
     fn drop(&mut self) {
-        if let Some(of_key) = self.shared.table.lock(self.place).find() {
-            of_key.forget();
+        if let Some(entry) = self.shared.table.lock(self.place).find() {
+            entry.forget();
         }
     }
 }
 
-/// Has something done that nobody waits for: now, if that can be, else in a task.
+/// Runs a future without waiting for it: to its end if the first poll completes it, otherwise in a
+/// task.
 fn in_background<F: Future + Send + Unpin + 'static>(mut done: F)
 where
     F::Output: Send,

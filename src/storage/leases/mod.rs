@@ -1,4 +1,4 @@
-//! Slices of a window, which nodes take in one round trip and spend locally.
+//! Leases: slices of a window, which a node takes in one round trip and spends locally.
 
 mod close;
 mod entry;
@@ -25,8 +25,8 @@ use crate::storage::key_table::MOST;
 use crate::storage::{Clock, Storage, StorageRequest, Summary, SystemClock};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
-/// Takes units of a fixed window from the storage in slices, and spends them locally. Use it for
-/// the few keys that several nodes hit more often than a server can answer.
+/// Takes units of a fixed window from the storage in slices, and spends them locally. Use it for a
+/// few keys that several nodes hit more often than the server can answer.
 ///
 /// ```
 /// use tower_ratelimit::storage::Leases;
@@ -48,32 +48,33 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// ```
 ///
 /// The storage counts leased units as spent, so all nodes together never admit more than the limit.
-/// Units that a node has leased and not spent are not available to other nodes. A slice of one percent
-/// of the limit is a good choice. A slice is at most a sixteenth of the units that remain, and ends
-/// with its window.
+/// Units that a node has leased and not spent are not available to other nodes. Choose a slice of
+/// about one percent of the limit. A slice is at most one sixteenth of the remaining units, and
+/// ends with its window.
 ///
-/// The policy must be one [`FixedWindow`](crate::FixedWindow), anchored or aligned. Other policies fail
-/// [validation](Storage::validate). Shadow limits, and policies chosen per request that are not one
-/// fixed window, go to the storage unchanged.
+/// The policy must be a single [`FixedWindow`](crate::FixedWindow), anchored or aligned. Other
+/// policies fail [validation](Storage::validate). Shadow limits, and policies chosen per request
+/// that are not a single fixed window, are sent to the storage unchanged.
 ///
-/// It leases for at most 10,000 keys ([`max_keys`](Self::max_keys)), and refunds the least recently used
-/// lease to make room. Call [`close`](Self::close) at shutdown, or unspent units are lost until their
-/// window ends. Dropping the last handle inside a tokio runtime spawns a task that does the same.
-/// Outside a runtime, nothing is refunded.
+/// At most 10,000 keys have a lease ([`max_keys`](Self::max_keys)). A new lease evicts the least
+/// recently used one and refunds it. Call [`close`](Self::close) at shutdown, or unspent units are
+/// lost until their window ends. Dropping the last handle inside a tokio runtime spawns a task that
+/// refunds them. Outside a runtime, nothing is refunded.
 ///
-/// Put leases around all other storages. A storage that does not answer at once needs a tokio runtime.
-/// The guide on [several processes](crate::guide::several_processes#fewer-requests-to-the-storage) has
-/// the details and the bounds.
+/// Make `Leases` the outermost wrapper of a storage. A storage with round trips needs a tokio
+/// runtime. The guide on [several
+/// processes](crate::guide::several_processes#fewer-requests-to-the-storage) has the details and
+/// the bounds.
 ///
 /// # Errors
 ///
-/// If the storage fails, all hits that wait for this reply fail with the same [`LeaseError`]. A hit can
-/// wait for two timeouts of the storage: one of the request that was in flight, and one of its own. With a
+/// If the storage fails, all hits that wait for the request fail with the same [`LeaseError`]. A
+/// hit can wait for two timeouts of the storage: for the request in flight, and for its own. With a
 /// fallback inside, it can wait for a third one.
 #[derive(Clone)]
 pub struct Leases<St: Storage>(Arc<LeaseTable<St>>);
 
-/// The default.
+/// The default of [`Leases::max_keys`].
 const MAX_KEYS: usize = 10_000;
 
 impl<St: Storage> Leases<St> {
@@ -94,20 +95,19 @@ impl<St: Storage> Leases<St> {
     /// Returns an error if `slice` is 0.
     pub fn try_new(storage: St, slice: u32) -> Result<Self, ConfigError> {
         if slice == 0 {
-            return Err(ConfigError::new(
-                "a slice must be at least 1, for example 100: to take every unit by itself, leave the leases out",
-            ));
+            return Err(ConfigError::new("invalid slice 0: a slice must be at least 1, for example 100"));
         }
         Ok(Self(Arc::new(LeaseTable::new(storage, slice, MAX_KEYS, Arc::new(SystemClock::new())))))
     }
 
-    /// The same with no leases.
+    /// Returns a copy with these settings and without leases.
     fn with(self, max_keys: usize, clock: Arc<dyn Clock>) -> Self {
         Self(Arc::new(LeaseTable::new(self.0.inner.clone(), self.0.slice, max_keys, clock)))
     }
 
-    /// Sets the largest number of keys with a lease. Defaults to 10,000. Call it before the first
-    /// hit: the returned handle starts without leases.
+    /// Sets the largest number of keys with a lease. Defaults to 10,000.
+    ///
+    /// Call it before the first hit: the returned handle starts without leases.
     ///
     /// # Panics
     ///
@@ -127,32 +127,32 @@ impl<St: Storage> Leases<St> {
     pub fn try_max_keys(self, max_keys: usize) -> Result<Self, ConfigError> {
         if max_keys == 0 || max_keys > MOST {
             return Err(ConfigError::new(
-                "max_keys must be at least 1 and at most 100 million, for example 10_000: where no key is to have a lease, leave the leases out",
+                "max_keys must be at least 1 and at most 100 million, for example 10_000; to lease nothing, remove the leases",
             ));
         }
         let clock = Arc::clone(&self.0.clock);
         Ok(self.with(max_keys, clock))
     }
 
-    /// Sets the clock that measures how long a slice is valid; for tests. It need not agree with
-    /// the storage's clock.
+    /// Sets the clock that measures the validity of slices; for tests. It need not agree with the
+    /// storage's clock.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let max_keys = self.0.max_keys;
         self.with(max_keys, Arc::new(clock))
     }
 
-    /// Returns the storage inside.
+    /// Returns the inner storage.
     pub fn inner(&self) -> &St {
         &self.0.inner
     }
 
-    /// Returns the number of hits that were decided without a request of their own.
+    /// Returns the number of hits that were decided locally, without a request to the storage.
     pub fn hits(&self) -> u64 {
         self.0.counters.counted().0
     }
 
-    /// Returns the number of requests for units.
+    /// Returns the number of requests for units to the storage.
     pub fn misses(&self) -> u64 {
         self.0.counters.counted().1
     }
@@ -162,20 +162,20 @@ impl<St: Storage> Leases<St> {
         self.0.len()
     }
 
-    /// Returns `true` if no windows are leased.
+    /// Returns `true` if no key has a lease of an open window.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Refunds the unspent units of all slices to the storage, and takes no more slices. Call it at
+    /// Refunds the unspent units of all leases to the storage, and takes no more slices. Call it at
     /// shutdown, after the last request.
     ///
-    /// It applies to all clones of this handle. Hits that come later go to the storage directly,
-    /// each with its own cost. Slices in flight are refunded when they arrive. The future waits for
-    /// them, unless another runtime asked for them. Slices whose windows have ended are dropped.
+    /// It applies to all clones of this handle. Later hits go to the storage, each with its own
+    /// cost. Slices in flight are refunded when they arrive. The future waits for them, unless
+    /// another runtime requested them. Slices whose windows have ended are dropped.
     ///
-    /// Nothing happens before the future is polled. If it is dropped before it is ready, units that
-    /// it was refunding can be lost. The others stay until `close` is called again or the last
+    /// Nothing happens before the future is polled. If it is dropped before it is ready, the units
+    /// of refunds in flight can be lost. The others stay until `close` is called again or the last
     /// handle is dropped.
     ///
     /// # Errors
@@ -187,23 +187,23 @@ impl<St: Storage> Leases<St> {
         async move { shared.close().await }
     }
 
-    fn done(&self, turn: Route<St>, inside: impl FnOnce(&St) -> St::UpdateFuture) -> Change<St> {
-        Change(match turn {
-            Route::Here(_) => Doing::Here,
-            Route::Wait(answer) => Doing::Wait(answer),
-            Route::Inside => Doing::Inside(inside(&self.0.inner), None),
+    fn change(&self, route: Route<St>, inside: impl FnOnce(&St) -> St::UpdateFuture) -> Change<St> {
+        Change(match route {
+            Route::Local(_) => ChangeState::Local,
+            Route::Wait(answer) => ChangeState::Wait(answer),
+            Route::Inner => ChangeState::Inner(inside(&self.0.inner), None),
         })
     }
 }
 
-/// Whether slices can be taken of it: one fixed window. What is only tried out has none.
+/// Returns an error for a policy that is neither a single fixed window nor a shadow policy.
 fn check(policy: &Policy) -> Result<(), ConfigError> {
     if policy.is_shadow() || is_leased(policy) {
         return Ok(());
     }
     Err(ConfigError::new(format!(
-        "leases are slices of one fixed window, and {policy} is something else: write for example \
-         \"fixed-window 10000/minute\", or leave the leases out"
+        "cannot lease units of {policy}: use a single fixed window, for example \"fixed-window 10000/minute\", \
+         or remove the leases"
     )))
 }
 
@@ -219,43 +219,43 @@ impl<St: Storage> Storage for Leases<St> {
     type DecideFuture = Deciding<St>;
     type UpdateFuture = Change<St>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        Deciding(match self.0.decide(&ask, is_leased(ask.policy)) {
-            Route::Here(decision) => Progress::Here(Some(decision)),
-            Route::Wait(answer) => Progress::Wait(answer, Question::new(&self.0, &ask)),
-            Route::Inside => Progress::Inside(self.0.inner.decide(ask)),
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        Deciding(match self.0.decide(&request, is_leased(request.policy)) {
+            Route::Local(decision) => Progress::Local(Some(decision)),
+            Route::Wait(answer) => Progress::Wait(answer, OwnedRequest::new(&self.0, &request)),
+            Route::Inner => Progress::Inner(self.0.inner.decide(request)),
         })
     }
 
     #[inline]
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        if ask.op == Op::Peek || ask.cost == 0 {
+    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+        if request.op == Op::Peek || request.cost == 0 {
             return false;
         }
-        if let Some(decision) = self.0.take(&ask) {
+        if let Some(decision) = self.0.take(&request) {
             if let Some(shown) = shown {
                 *shown = Summary { at: decision.at(), limit: *decision.shown() };
             }
             return true;
         }
-        let is_leased = is_leased(ask.policy) && !self.0.is_closed();
-        !is_leased && !self.0.knows(ask.policy, ask.key) && self.0.inner.try_admit(ask, shown)
+        let is_leased = is_leased(request.policy) && !self.0.is_closed();
+        !is_leased && !self.0.knows(request.policy, request.key) && self.0.inner.try_admit(request, shown)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        let mut change = self.done(self.0.have_done(policy, key, Command::Clear), |inner| inner.clear(policy, key));
-        if let Doing::Inside(_, doubt) = &mut change.0 {
-            *doubt = Some(InvalidateOnDrop::new(&self.0, policy, key));
+        let mut change = self.change(self.0.enqueue(policy, key, Command::Clear), |inner| inner.clear(policy, key));
+        if let ChangeState::Inner(_, guard) = &mut change.0 {
+            *guard = Some(InvalidateOnDrop::new(&self.0, policy, key));
         }
         change
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         if decision.is_refused() || decision.cost() == 0 {
-            return Change(Doing::Here);
+            return Change(ChangeState::Local);
         }
-        let turn = self.0.put_back(policy, key, decision).unwrap_or(Route::Inside);
-        self.done(turn, |inner| inner.refund(policy, key, decision))
+        let route = self.0.put_back(policy, key, decision).unwrap_or(Route::Inner);
+        self.change(route, |inner| inner.refund(policy, key, decision))
     }
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
@@ -268,34 +268,34 @@ impl<St: Storage> Storage for Leases<St> {
     }
 }
 
-/// Shows what is counted.
+/// Prints the settings and counts, without keys and leases.
 impl<St: Storage> fmt::Debug for Leases<St> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (answered, asked) = self.0.counters.counted();
+        let (hits, misses) = self.0.counters.counted();
         f.debug_struct("Leases")
             .field("inner", &self.0.inner)
             .field("slice", &self.0.slice)
             .field("max_keys", &self.0.max_keys)
-            .field("held", &self.len())
-            .field("answered", &answered)
-            .field("asked", &asked)
+            .field("len", &self.len())
+            .field("hits", &hits)
+            .field("misses", &misses)
             .finish_non_exhaustive()
     }
 }
 
-/// An answer of [`Leases`], on its way.
+/// The future of a decision by [`Leases`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Deciding<St: Storage>(Progress<St>);
 
 #[allow(clippy::large_enum_variant, reason = "it is polled where it is made; boxing would cost a hit an allocation")]
 enum Progress<St: Storage> {
-    Here(Option<Decision>),
-    Wait(oneshot::Receiver<Answer<St>>, Question<St>),
-    Inside(St::DecideFuture),
+    Local(Option<Decision>),
+    Wait(oneshot::Receiver<Answer<St>>, OwnedRequest<St>),
+    Inner(St::DecideFuture),
 }
 
-/// What a caller wants to know, who may have to ask by itself.
-struct Question<St: Storage> {
+/// An owned copy of the request, for a caller that sends it to the storage itself.
+struct OwnedRequest<St: Storage> {
     shared: Arc<LeaseTable<St>>,
     policy: Policy,
     key: Key,
@@ -303,13 +303,13 @@ struct Question<St: Storage> {
     cost: u32,
 }
 
-impl<St: Storage> Question<St> {
-    fn new(shared: &Arc<LeaseTable<St>>, ask: &StorageRequest<'_>) -> Self {
-        let (shared, policy, key) = (Arc::clone(shared), ask.policy.clone(), ask.key.clone());
-        Self { shared, policy, key, op: ask.op, cost: ask.cost }
+impl<St: Storage> OwnedRequest<St> {
+    fn new(shared: &Arc<LeaseTable<St>>, request: &StorageRequest<'_>) -> Self {
+        let (shared, policy, key) = (Arc::clone(shared), request.policy.clone(), request.key.clone());
+        Self { shared, policy, key, op: request.op, cost: request.cost }
     }
 
-    fn ask(&self) -> St::DecideFuture {
+    fn decide(&self) -> St::DecideFuture {
         self.shared.inner.decide(StorageRequest::new(&self.policy, &self.key, self.op, self.cost))
     }
 }
@@ -319,32 +319,33 @@ impl<St: Storage> Future for Deciding<St> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
-            let asked = match &mut self.0 {
-                Progress::Here(decision) => {
-                    return Poll::Ready(Ok(decision.take().expect("polled after it has answered")));
+            let decided = match &mut self.0 {
+                Progress::Local(decision) => {
+                    return Poll::Ready(Ok(decision.take().expect("`Deciding` polled after completion")));
                 }
-                Progress::Inside(decided) => return Pin::new(decided).poll(cx).map_err(LeaseError::storage),
-                Progress::Wait(answer, question) => match ready!(Pin::new(answer).poll(cx)) {
-                    Ok(Ok(Some(given))) => return Poll::Ready(given.claim().ok_or_else(LeaseError::ended)),
-                    Ok(Ok(None)) => question.ask(),
+                Progress::Inner(decided) => return Pin::new(decided).poll(cx).map_err(LeaseError::storage),
+                Progress::Wait(answer, request) => match ready!(Pin::new(answer).poll(cx)) {
+                    Ok(Ok(Some(given))) => return Poll::Ready(given.claim().ok_or_else(LeaseError::cancelled)),
+                    Ok(Ok(None)) => request.decide(),
                     Ok(Err(error)) => return Poll::Ready(Err(error)),
-                    Err(_) => return Poll::Ready(Err(LeaseError::ended())),
+                    Err(_) => return Poll::Ready(Err(LeaseError::cancelled())),
                 },
             };
-            self.0 = Progress::Inside(asked);
+            self.0 = Progress::Inner(decided);
         }
     }
 }
 
-/// A change through [`Leases`], on its way.
+/// The future of a clear or refund through [`Leases`].
 #[must_use = "futures do nothing unless they are polled"]
-pub struct Change<St: Storage>(Doing<St>);
+pub struct Change<St: Storage>(ChangeState<St>);
 
-enum Doing<St: Storage> {
-    Here,
+enum ChangeState<St: Storage> {
+    Local,
     Wait(oneshot::Receiver<Answer<St>>),
-    /// And what is dropped when a clear is over that others did not wait for.
-    Inside(St::UpdateFuture, Option<InvalidateOnDrop<St>>),
+    /// The guard is set for a clear that does not wait for the worker. It is dropped when the clear
+    /// ends.
+    Inner(St::UpdateFuture, Option<InvalidateOnDrop<St>>),
 }
 
 impl<St: Storage> Future for Change<St> {
@@ -352,15 +353,15 @@ impl<St: Storage> Future for Change<St> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Poll::Ready(match &mut self.0 {
-            Doing::Here => Ok(()),
-            Doing::Inside(done, doubt) => {
+            ChangeState::Local => Ok(()),
+            ChangeState::Inner(done, guard) => {
                 let done = ready!(Pin::new(done).poll(cx));
-                drop(doubt.take());
+                drop(guard.take());
                 done.map_err(LeaseError::storage)
             }
-            Doing::Wait(answer) => match ready!(Pin::new(answer).poll(cx)) {
+            ChangeState::Wait(answer) => match ready!(Pin::new(answer).poll(cx)) {
                 Ok(answer) => answer.map(drop),
-                Err(_) => Err(LeaseError::ended()),
+                Err(_) => Err(LeaseError::cancelled()),
             },
         })
     }

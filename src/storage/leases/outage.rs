@@ -2,17 +2,17 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts failed requests for units, of all keys. While it [is on](Self::is_on), no key asks for a
-/// slice.
+/// Counts failed requests for units, over all keys. During an outage, all keys request single units
+/// instead of slices.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
     failures: AtomicU64,
-    /// The failures before the latest request that succeeded was sent.
+    /// The value of `failures` when the latest successful request was sent.
     ended: AtomicU64,
 }
 
 impl Outage {
-    /// The failures so far. A request notes them when it is sent.
+    /// Returns the number of failures so far. A request reads it before it is sent.
     pub(super) fn failures(&self) -> u64 {
         self.failures.load(Ordering::SeqCst)
     }
@@ -21,8 +21,8 @@ impl Outage {
         self.failures.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records the answer to a request that was sent after `failures`. A request from before the
-    /// latest failure says nothing about the time after it.
+    /// Records a success of a request that was sent after `failures`. A request from before the
+    /// latest failure does not prove that the storage has recovered.
     pub(super) fn answered(&self, failures: u64) {
         self.ended.fetch_max(failures, Ordering::SeqCst);
     }

@@ -7,25 +7,24 @@ use crate::storage::{Clock, SystemClock};
 /// The default of [`MemoryStorageBuilder::max_keys`].
 pub(super) const MAX_KEYS: usize = 1_000_000;
 
-/// The default of [`MemoryStorageBuilder::max_bytes`], for each key.
+/// The default of [`MemoryStorageBuilder::max_bytes`] per key.
 const BYTES_PER_KEY: usize = 128;
 
-/// The least default of `max_bytes`.
-const LEAST_BYTES: usize = 1 << 20;
+/// The minimum of the default of `max_bytes`.
+const MIN_DEFAULT_BYTES: usize = 1 << 20;
 
-/// The least `max_bytes` that is accepted: a few keys of many limits fit into it.
-const FEWEST_BYTES: usize = 65_536;
+/// The smallest valid `max_bytes`. A few keys with many limits fit into it.
+const MIN_BYTES: usize = 65_536;
 
-/// What a [`MemoryStorage`] does with a newcomer when it is full and cannot evict a key.
+/// The decision on a new key if a [`MemoryStorage`] is full and cannot evict a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a newcomer is either refused or admitted")]
+#[expect(clippy::exhaustive_enums, reason = "a new key is either refused or admitted")]
 pub enum OnFull {
-    /// Refuses the newcomer. The limits hold, and new clients are kept out until a stored key
+    /// Refuses the new key. All limits hold, and new clients are refused until a stored key
     /// expires.
     #[default]
     Refuse,
-    /// Admits the newcomer and stores nothing of it. New clients get in, and no limit holds for
-    /// them.
+    /// Admits the new key without storing it. New clients are served, and no limit holds for them.
     Admit,
 }
 
@@ -49,15 +48,15 @@ impl MemoryStorageBuilder {
         Self { max_keys, ..self }
     }
 
-    /// Sets the maximum number of bytes for states. Defaults to 128 for each of
-    /// [`max_keys`](Self::max_keys), and at least 1 MiB.
+    /// Sets the maximum number of bytes of all states. Defaults to 128 times
+    /// [`max_keys`](Self::max_keys), but at least 1 MiB.
     ///
-    /// [`MemoryStorage`] documents the bytes of a client.
+    /// [`MemoryStorage`] documents the memory per client.
     pub fn max_bytes(self, max_bytes: usize) -> Self {
         Self { max_bytes: Some(max_bytes), ..self }
     }
 
-    /// Sets what happens to newcomers while the storage is full. Defaults to [`OnFull::Refuse`].
+    /// Sets the decision on new keys while the storage is full. Defaults to [`OnFull::Refuse`].
     ///
     /// ```
     /// use tower_ratelimit::MemoryStorage;
@@ -71,7 +70,7 @@ impl MemoryStorageBuilder {
         Self { on_full, ..self }
     }
 
-    /// Sets the clock. Defaults to the system's time.
+    /// Sets the clock. Defaults to the system's clock.
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Some(Box::new(clock)), ..self }
     }
@@ -83,17 +82,15 @@ impl MemoryStorageBuilder {
     /// Returns an error if `max_keys` is 0 or `max_bytes` is less than 65,536.
     pub fn build(self) -> Result<MemoryStorage, ConfigError> {
         if self.max_keys == 0 {
-            return Err(ConfigError::new(
-                "max_keys must be at least 1, for example 1_000_000: a storage that keeps nothing limits nobody",
-            ));
+            return Err(ConfigError::new("invalid max_keys 0: it must be at least 1, for example 1_000_000"));
         }
-        if let Some(bytes) = self.max_bytes.filter(|&bytes| bytes < FEWEST_BYTES) {
+        if let Some(bytes) = self.max_bytes.filter(|&bytes| bytes < MIN_BYTES) {
             return Err(ConfigError::new(format!(
                 "invalid max_bytes {bytes}: it must be at least 65_536, for example 128_000_000"
             )));
         }
         let clock = self.clock.map_or_else(|| Time::System(SystemClock::new()), Time::Other);
-        let default_bytes = self.max_keys.saturating_mul(BYTES_PER_KEY).max(LEAST_BYTES);
+        let default_bytes = self.max_keys.saturating_mul(BYTES_PER_KEY).max(MIN_DEFAULT_BYTES);
         let bounds = Bounds { keys: self.max_keys, bytes: self.max_bytes.unwrap_or(default_bytes) };
         Ok(MemoryStorage::with(bounds, self.on_full, clock))
     }

@@ -1,6 +1,6 @@
 use std::mem;
 
-use super::Shared;
+use super::MemoryInner;
 use super::shard::{KeyHash, Shard};
 use super::usage::{Need, Size};
 use crate::storage::{StorageRequest, Summary};
@@ -8,7 +8,7 @@ use crate::strategy::State;
 use crate::sync::MutexGuard;
 use crate::{Decision, Op, Policy, Timestamp};
 
-/// Where a key's states are, and when it was asked for.
+/// The location of a key's states, and the time of the request.
 #[derive(Clone, Copy)]
 pub(super) struct Located {
     pub(super) key: KeyHash,
@@ -16,7 +16,7 @@ pub(super) struct Located {
     pub(super) now: Timestamp,
 }
 
-/// The same with the shard locked.
+/// A [`Located`] key with its shard locked.
 pub(super) struct Lookup<'a> {
     pub(super) shard: MutexGuard<'a, Shard>,
     pub(super) number: usize,
@@ -24,102 +24,103 @@ pub(super) struct Lookup<'a> {
     pub(super) now: Timestamp,
 }
 
-/// What a hit is for.
+/// The result that the caller of a hit needs, which determines if the hit is stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Want {
-    /// Everything there is to say.
+pub(super) enum Mode {
+    /// A full decision. The hit is always stored.
     Decision,
-    /// Whether it goes on at once. If it would have to wait, it is not to have been.
-    AtOnce,
-    /// The same, and if it is refused it is not to have been either: the question will be asked again.
-    Yes,
+    /// `true` if the hit is admitted without a delay. A delayed hit is not stored.
+    Admit,
+    /// As `Admit`, but a refused hit is not stored either, because the caller requests a decision
+    /// next.
+    TryAdmit,
 }
 
-impl Want {
-    /// Whether a hit that is refused, or admitted and delayed, is to have been.
+impl Mode {
+    /// Returns `true` if a hit with this outcome is stored.
     #[inline]
-    pub(super) fn takes(self, refused: bool, delayed: bool) -> bool {
+    pub(super) fn stores(self, refused: bool, delayed: bool) -> bool {
         match self {
             Self::Decision => true,
-            Self::AtOnce => !delayed,
-            Self::Yes => !refused && !delayed,
+            Self::Admit => !delayed,
+            Self::TryAdmit => !refused && !delayed,
         }
     }
 }
 
-impl Shared {
+impl MemoryInner {
     #[inline]
-    pub(super) fn decide(&self, ask: &StorageRequest<'_>) -> Decision {
+    pub(super) fn decide(&self, request: &StorageRequest<'_>) -> Decision {
         let mut decision = Decision::blank();
-        self.fill_in(ask, &mut decision);
+        self.fill_in(request, &mut decision);
         decision.set_ahead(self.clock.ahead());
         decision
     }
 
-    fn fill_in(&self, ask: &StorageRequest<'_>, decision: &mut Decision) {
-        match ask.policy.limits() {
-            [limit] => self.decide_one(ask, limit, decision),
+    fn fill_in(&self, request: &StorageRequest<'_>, decision: &mut Decision) {
+        match request.policy.limits() {
+            [limit] => self.decide_single(request, limit, decision),
             several => match several.len() {
-                2 => self.decide_few::<2>(ask, decision),
-                3 => self.decide_few::<3>(ask, decision),
-                4 => self.decide_few::<4>(ask, decision),
-                5 => self.decide_few::<5>(ask, decision),
-                6 => self.decide_few::<6>(ask, decision),
-                _ => *decision = self.decide_any(self.enter(self.spot(ask)), ask, Want::Decision),
+                2 => self.decide_multi::<2>(request, decision),
+                3 => self.decide_multi::<3>(request, decision),
+                4 => self.decide_multi::<4>(request, decision),
+                5 => self.decide_multi::<5>(request, decision),
+                6 => self.decide_multi::<6>(request, decision),
+                _ => *decision = self.decide_any(self.look_up(self.locate_request(request)), request, Mode::Decision),
             },
         }
     }
 
     #[inline]
-    pub(super) fn try_admit(&self, ask: &StorageRequest<'_>, want: Want, shown: Option<&mut Summary>) -> bool {
-        let Some(shown) = shown else { return self.try_hit(ask, want, None) };
-        let is_admitted = self.try_hit(ask, want, Some(shown));
+    pub(super) fn try_admit(&self, request: &StorageRequest<'_>, mode: Mode, shown: Option<&mut Summary>) -> bool {
+        let Some(shown) = shown else { return self.try_hit(request, mode, None) };
+        let is_admitted = self.try_hit(request, mode, Some(shown));
         shown.at = shown.at.minus(u64::from(self.clock.ahead()) * 1_000_000);
         is_admitted
     }
 
-    fn try_hit(&self, ask: &StorageRequest<'_>, want: Want, shown: Option<&mut Summary>) -> bool {
-        match ask.policy.limits() {
-            [limit] => self.hit_one_at_once(ask, limit, want, shown),
+    fn try_hit(&self, request: &StorageRequest<'_>, mode: Mode, shown: Option<&mut Summary>) -> bool {
+        match request.policy.limits() {
+            [limit] => self.try_admit_single(request, limit, mode, shown),
             several => match several.len() {
-                2 => self.hit_few_at_once::<2>(ask, want, shown),
-                3 => self.hit_few_at_once::<3>(ask, want, shown),
-                4 => self.hit_few_at_once::<4>(ask, want, shown),
-                5 => self.hit_few_at_once::<5>(ask, want, shown),
-                6 => self.hit_few_at_once::<6>(ask, want, shown),
-                _ => self.hit_any_at_once(self.enter(self.spot(ask)), ask, want, shown),
+                2 => self.try_admit_multi::<2>(request, mode, shown),
+                3 => self.try_admit_multi::<3>(request, mode, shown),
+                4 => self.try_admit_multi::<4>(request, mode, shown),
+                5 => self.try_admit_multi::<5>(request, mode, shown),
+                6 => self.try_admit_multi::<6>(request, mode, shown),
+                _ => self.try_admit_any(self.look_up(self.locate_request(request)), request, mode, shown),
             },
         }
     }
 
     #[inline(always)]
-    pub(super) fn spot(&self, ask: &StorageRequest<'_>) -> Located {
+    pub(super) fn locate_request(&self, request: &StorageRequest<'_>) -> Located {
         let now = self.clock.now();
-        let (key, number) = self.locate(ask.policy, ask.key);
+        let (key, number) = self.locate(request.policy, request.key);
         Located { key, number, now }
     }
 
-    /// Locks the shard of the key. The clock has been read before.
+    /// Locks the shard of the key.
     #[inline(always)]
-    pub(super) fn enter(&self, Located { key, number, now }: Located) -> Lookup<'_> {
+    pub(super) fn look_up(&self, Located { key, number, now }: Located) -> Lookup<'_> {
         let mut shard = self.lock(number);
         let now = shard.time(now, &self.clock);
         Lookup { shard, number, key, now }
     }
 
-    /// Unlocks the shard, and sweeps another if it is time.
+    /// Unlocks the shard, and sweeps if a sweep is due.
     #[inline(always)]
-    pub(super) fn leave(&self, mut place: Lookup<'_>) {
-        if place.shard.is_sweep_due() {
-            drop(place.shard);
-            self.sweep(place.now);
+    pub(super) fn finish(&self, mut lookup: Lookup<'_>) {
+        if lookup.shard.is_sweep_due() {
+            drop(lookup.shard);
+            self.sweep(lookup.now);
         }
     }
 
-    /// Saves a small state that does not stay where it was: it is forgotten, or has become something else.
+    /// Saves a small state that has expired or become a log.
     #[cold]
-    pub(super) fn resave(&self, place: &mut Lookup<'_>, policy: &Policy, state: &State) {
-        let Lookup { shard, key, now, .. } = place;
+    pub(super) fn resave(&self, lookup: &mut Lookup<'_>, policy: &Policy, state: &State) {
+        let Lookup { shard, key, now, .. } = lookup;
         let run = shard.run(*key);
         let before = run.len();
         let states = &mut [state.clone()];
@@ -129,23 +130,24 @@ impl Shared {
         self.usage.settle(before, after);
     }
 
-    /// Any number of states, which may be missing, be logs, and need room.
+    /// Decides any request: with any number of limits, with new keys and logs, and when the storage
+    /// is full.
     #[inline(never)]
-    pub(super) fn decide_any(&self, mut place: Lookup<'_>, ask: &StorageRequest<'_>, want: Want) -> Decision {
-        let decision = with_states(ask.policy, |states| self.decide_all(&mut place, ask, want, states));
-        self.leave(place);
+    pub(super) fn decide_any(&self, mut lookup: Lookup<'_>, request: &StorageRequest<'_>, mode: Mode) -> Decision {
+        let decision = with_states(request.policy, |states| self.decide_all(&mut lookup, request, mode, states));
+        self.finish(lookup);
         decision
     }
 
     #[inline(never)]
-    pub(super) fn hit_any_at_once(
+    pub(super) fn try_admit_any(
         &self,
-        place: Lookup<'_>,
-        ask: &StorageRequest<'_>,
-        want: Want,
+        lookup: Lookup<'_>,
+        request: &StorageRequest<'_>,
+        mode: Mode,
         shown: Option<&mut Summary>,
     ) -> bool {
-        let decision = self.decide_any(place, ask, want);
+        let decision = self.decide_any(lookup, request, mode);
         if let Some(shown) = shown {
             *shown = Summary { at: decision.at(), limit: *decision.shown() };
         }
@@ -154,36 +156,36 @@ impl Shared {
 
     fn decide_all(
         &self,
-        place: &mut Lookup<'_>,
-        ask: &StorageRequest<'_>,
-        want: Want,
+        lookup: &mut Lookup<'_>,
+        request: &StorageRequest<'_>,
+        mode: Mode,
         states: &mut [State],
     ) -> Decision {
-        let StorageRequest { policy, op, cost, .. } = *ask;
-        let Lookup { number, key, now, .. } = *place;
-        let mut run = place.shard.run(key);
-        let before = place.shard.load(run.clone(), key, policy.limit_digests(), states);
-        let taken_out = TakenOut { shared: self, logs: before.logs };
-        if want != Want::Decision {
+        let StorageRequest { policy, op, cost, .. } = *request;
+        let Lookup { number, key, now, .. } = *lookup;
+        let mut run = lookup.shard.run(key);
+        let before = lookup.shard.load(run.clone(), key, policy.limit_digests(), states);
+        let log_guard = LogGuard { shared: self, logs: before.logs };
+        if mode != Mode::Decision {
             let peek = policy.decide(states, now, Op::Peek, cost);
-            if !want.takes(peek.is_refused(), !peek.delay().is_zero()) {
-                mem::forget(taken_out);
-                self.usage.settle(before, place.shard.save(run, key, policy.limit_digests(), states, now, None));
+            if !mode.stores(peek.is_refused(), !peek.delay().is_zero()) {
+                mem::forget(log_guard);
+                self.usage.settle(before, lookup.shard.save(run, key, policy.limit_digests(), states, now, None));
                 return peek;
             }
         }
         let mut no_room = None;
         if cost > 0 {
             let need = Need::of(policy, states, now, before.keys == 0);
-            if !need.is_nothing() && self.usage.lack(self.bounds, &need).is_some() {
-                no_room = self.make_room(place, ask, states, &need).err();
-                run = place.shard.run(key);
+            if !need.is_empty() && self.usage.lack(self.bounds, &need).is_some() {
+                no_room = self.make_room(lookup, request, states, &need).err();
+                run = lookup.shard.run(key);
             }
         }
-        let is_final = op == Op::Hit && want != Want::Yes;
+        let is_final = op == Op::Hit && mode != Mode::TryAdmit;
         let decision = match no_room {
             None => policy.decide(states, now, op, cost),
-            // Nothing is stored of a newcomer that is admitted although there is no room.
+            // `OnFull::Admit` stores nothing for a new key.
             Some(no_room) if before.keys == 0 && self.is_admitted(no_room) => {
                 let decision = policy.decide(states, now, op, cost);
                 states.fill(State::Fresh);
@@ -194,29 +196,30 @@ impl Shared {
         if let Some(no_room) = no_room.filter(|_| op == Op::Hit) {
             self.count_full(no_room, before.keys == 0, is_final);
         }
-        mem::forget(taken_out);
-        self.shards[number].retract(key.hash);
-        let said = (op == Op::Hit && no_room.is_none()).then(|| decision.limits());
-        let after = place.shard.save(run, key, policy.limit_digests(), states, now, said);
+        mem::forget(log_guard);
+        self.shards[number].clear_hint(key.hash);
+        let statuses = (op == Op::Hit && no_room.is_none()).then(|| decision.limits());
+        let after = lookup.shard.save(run, key, policy.limit_digests(), states, now, statuses);
         self.usage.settle(before, after);
         decision
     }
 }
 
-/// The logs of a key while they are decided on: if the strategy panics they are lost, and take no room.
-struct TakenOut<'a> {
-    shared: &'a Shared,
+/// The logs of a key while a decision is made on them. If the strategy panics, they are lost, and
+/// dropping this releases their bytes.
+struct LogGuard<'a> {
+    shared: &'a MemoryInner,
     logs: usize,
 }
 
-impl Drop for TakenOut<'_> {
+impl Drop for LogGuard<'_> {
     fn drop(&mut self) {
         let lost = Size { logs: self.logs, ..Size::default() };
         self.shared.usage.settle(lost, Size::default());
     }
 }
 
-/// Runs `f` with a place for the state of each limit, in place for up to four.
+/// Calls `f` with a fresh state for each limit. Up to four are on the stack.
 #[inline]
 pub(super) fn with_states<T>(policy: &Policy, f: impl FnOnce(&mut [State]) -> T) -> T {
     match policy.limits().len() {

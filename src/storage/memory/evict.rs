@@ -3,33 +3,34 @@ use std::sync::atomic::Ordering;
 use super::decide::Lookup;
 use super::shard::{KeyHash, LOG, Shard};
 use super::usage::{Lack, Need, Size, Usage};
-use super::{OnFull, Shared};
+use super::{MemoryInner, OnFull};
 use crate::storage::StorageRequest;
 use crate::strategy::State;
 use crate::{Op, Policy, Timestamp};
 
-/// The number of keys that are looked at in a shard for one to make room.
-pub(super) const LOOKS: usize = 8;
+/// The number of keys per shard that are considered for eviction.
+pub(super) const MAX_KEYS_SEARCHED: usize = 8;
 
-/// The number of slots that are looked at for a key that has a log.
-const LOG_LOOKS: usize = 256;
+/// The number of slots per shard that are searched for keys with a log.
+const MAX_SLOTS_SEARCHED: usize = 256;
 
-/// After no shard had room, none is looked at again for so long: microseconds, and for each shard. A
-/// look for logs takes longer.
+/// The pause after a search of all shards has found no room: a minimum in microseconds, and
+/// microseconds per shard. The pause is longer after a search for logs.
 const PAUSE: u64 = 1_000;
 const PAUSE_FOR_EACH: u64 = 8;
 const PAUSE_FOR_LOGS: u64 = 8;
 
-/// The wait of a refused newcomer if it is not known when there will be room.
+/// The wait of a refused new key, in microseconds, if it is unknown when there will be room.
 const UNKNOWN_WAIT: u64 = 1_000_000;
 
-/// A hit for which there is no room.
+/// The reason why a hit finds no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoRoom {
-    /// Every key that was looked at is being refused, the first one for so many microseconds more.
-    Full(u64),
-    /// The key's own log is long and cannot grow before its oldest entry expires, in so many
+    /// All considered keys are being refused. Has the time until the first of them is admitted, in
     /// microseconds.
+    Full(u64),
+    /// The key's own log is long and cannot grow before its oldest entry expires. Has the time
+    /// until then, in microseconds.
     OwnLog(u64),
 }
 
@@ -41,50 +42,51 @@ impl NoRoom {
     }
 }
 
-/// A key that makes room.
+/// The result of a search for a key to evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Room {
-    /// The states in these slots can go.
-    Take(usize, usize),
-    /// No key that was looked at can go. The first one is admitted again after so many microseconds.
+enum Search {
+    /// The states in these slots can be evicted.
+    Found(usize, usize),
+    /// All considered keys are being refused. Has the time until the first of them is admitted, in
+    /// microseconds.
     Full(u64),
 }
 
-impl Shared {
-    /// Makes room for what the hit would store.
+impl MemoryInner {
+    /// Makes room for the states of a hit.
     #[cold]
     pub(super) fn make_room(
         &self,
-        place: &mut Lookup<'_>,
-        ask: &StorageRequest<'_>,
+        lookup: &mut Lookup<'_>,
+        request: &StorageRequest<'_>,
         states: &mut [State],
         need: &Need,
     ) -> Result<(), NoRoom> {
-        let &mut Lookup { ref mut shard, number, key, now } = place;
+        let &mut Lookup { ref mut shard, number, key, now } = lookup;
         // A hit that is refused anyway is not stored and needs no room.
         let is_fresh = states.iter().all(|state| *state == State::Fresh);
         let is_refused = if is_fresh {
-            ask.policy.limits().iter().any(|limit| ask.cost > limit.capacity())
+            request.policy.limits().iter().any(|limit| request.cost > limit.capacity())
         } else {
-            ask.policy.decide(states, now, Op::Peek, ask.cost).is_refused()
+            request.policy.decide(states, now, Op::Peek, request.cost).is_refused()
         };
         if is_refused {
             return Ok(());
         }
-        if ask.policy.is_shadow() {
-            // No key is evicted for a limit that is not enforced.
-            return Err(NoRoom::Full(longest_period(ask.policy)));
+        if request.policy.is_shadow() {
+            // A shadow limit must not evict keys of enforced limits.
+            return Err(NoRoom::Full(longest_period(request.policy)));
         }
         while let Some(lack) = self.usage.lack(self.bounds, need) {
-            if Usage::is_own_fault(self.bounds, need) {
+            if Usage::must_not_evict(self.bounds, need) {
                 return Err(NoRoom::OwnLog(expires_in(states, now)));
             }
-            match shard.look_for_room(key.hash, now, lack) {
-                Room::Take(..) if ask.op == Op::Peek => return Ok(()),
-                Room::Take(start, end) => self.evict(shard, number, start, end),
-                Room::Full(soonest) => {
-                    self.make_room_elsewhere(number, key, now, ask.op, lack, soonest).map_err(NoRoom::Full)?;
-                    if ask.op == Op::Peek {
+            match shard.find_victim(key.hash, now, lack) {
+                Search::Found(..) if request.op == Op::Peek => return Ok(()),
+                Search::Found(start, end) => self.evict(shard, number, start, end),
+                Search::Full(soonest) => {
+                    self.evict_from_other_shard(number, key, now, request.op, lack, soonest).map_err(NoRoom::Full)?;
+                    if request.op == Op::Peek {
                         return Ok(());
                     }
                 }
@@ -95,15 +97,15 @@ impl Shared {
 
     fn evict(&self, shard: &mut Shard, number: usize, start: usize, end: usize) {
         if let Some(slot) = shard.table.get(start) {
-            self.shards[number].retract(slot.hash);
+            self.shards[number].clear_hint(slot.hash);
         }
         self.usage.settle(shard.evict(start, end), Size::default());
     }
 
-    /// Evicts a key of another shard, when the key's own has none to evict. Returns the wait until
-    /// there may be room if no shard has any.
+    /// Evicts a key of another shard. If there is none, returns the wait in microseconds until
+    /// there may be room.
     #[cold]
-    pub(super) fn make_room_elsewhere(
+    pub(super) fn evict_from_other_shard(
         &self,
         number: usize,
         key: KeyHash,
@@ -112,7 +114,7 @@ impl Shared {
         lack: Lack,
         mut soonest: u64,
     ) -> Result<(), u64> {
-        // A flood of newcomers does not look into all shards each time.
+        // During a flood of new keys, all shards are searched only once per pause.
         let (full_until, times) = match lack {
             Lack::Room => (&self.full_until[0], 1),
             Lack::LogRoom => (&self.full_until[1], PAUSE_FOR_LOGS),
@@ -124,16 +126,16 @@ impl Shared {
             if is_full {
                 break;
             }
-            // Two threads that wait for each other's shard would wait forever.
+            // `try_lock` avoids a deadlock of two threads that need each other's shard.
             let Some(mut shard) = self.try_lock(other) else { continue };
-            match shard.look_for_room(key.hash, now, lack) {
-                Room::Take(start, end) => {
+            match shard.find_victim(key.hash, now, lack) {
+                Search::Found(start, end) => {
                     if op == Op::Hit {
                         self.evict(&mut shard, other, start, end);
                     }
                     return Ok(());
                 }
-                Room::Full(wait) => soonest = soonest.min(wait),
+                Search::Full(wait) => soonest = soonest.min(wait),
             }
         }
         if !is_full {
@@ -142,7 +144,8 @@ impl Shared {
         Err(if soonest == u64::MAX { UNKNOWN_WAIT } else { soonest })
     }
 
-    /// Counts a hit for which there was no room. `is_final` is `false` if it is asked for again.
+    /// Counts a hit that found no room. `is_final` is `false` if the caller sends the same hit
+    /// again.
     #[cold]
     pub(super) fn count_full(&self, no_room: NoRoom, is_new: bool, is_final: bool) {
         if is_new && self.is_admitted(no_room) {
@@ -152,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// Returns `true` if a newcomer is admitted although nothing is stored of it.
+    /// Returns `true` if a new key is admitted without being stored.
     pub(super) fn is_admitted(&self, no_room: NoRoom) -> bool {
         self.on_full == OnFull::Admit && matches!(no_room, NoRoom::Full(_))
     }
@@ -162,7 +165,7 @@ fn longest_period(policy: &Policy) -> u64 {
     policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0)
 }
 
-/// The time until no log has to grow for a hit.
+/// Returns the time in microseconds until no log has to grow for a hit.
 fn expires_in(states: &[State], now: Timestamp) -> u64 {
     let expiry = |state: &State| match state {
         State::Log(log) if log.growth_at(now) > 0 => log.oldest_expires_at(),
@@ -172,16 +175,16 @@ fn expires_in(states: &[State], now: Timestamp) -> u64 {
 }
 
 impl Shard {
-    /// Looks at a few keys near `hash`, but not at its own, for one to make room: one that has expired,
-    /// else the one that is forgotten soonest of those that would be admitted.
-    fn look_for_room(&self, hash: u64, now: Timestamp, lack: Lack) -> Room {
-        let behind = self.table.run(hash).end;
+    /// Searches a few keys after `hash` for one to evict. Returns an expired key, or else the key
+    /// that expires first of those that are not being refused.
+    fn find_victim(&self, hash: u64, now: Timestamp, lack: Lack) -> Search {
+        let start_index = self.table.run(hash).end;
         let mut best: Option<(Timestamp, usize, usize)> = None;
         let mut soonest = u64::MAX;
-        let mut index = behind;
+        let mut index = start_index;
         let (mut seen, mut looked_at) = (0, 0);
         let mut wrapped = false;
-        while seen < LOOKS && looked_at < LOG_LOOKS {
+        while seen < MAX_KEYS_SEARCHED && looked_at < MAX_SLOTS_SEARCHED {
             looked_at += usize::from(lack == Lack::LogRoom);
             if index >= self.table.slots() {
                 if wrapped {
@@ -190,18 +193,18 @@ impl Shard {
                 wrapped = true;
                 index = 0;
             }
-            if wrapped && index >= behind {
+            if wrapped && index >= start_index {
                 break;
             }
             let Some(first) = self.table.get(index) else {
                 index += 1;
                 continue;
             };
-            // The states of one key stand side by side.
-            let (mut until, mut refuses_for, mut end) = (first.makes_room_from(), first.refuses_for(now), index + 1);
+            // The states of a key are in adjacent slots.
+            let (mut until, mut refuses_for, mut end) = (first.evictable_from(), first.refuses_for(now), index + 1);
             let mut has_log = first.limit & LOG != 0;
             while let Some(slot) = self.table.get(end).filter(|slot| slot.hash == first.hash) {
-                until = until.max(slot.makes_room_from());
+                until = until.max(slot.evictable_from());
                 refuses_for = refuses_for.max(slot.refuses_for(now));
                 has_log |= slot.limit & LOG != 0;
                 end += 1;
@@ -212,7 +215,7 @@ impl Shard {
             }
             seen += 1;
             if until <= now {
-                return Room::Take(start, end);
+                return Search::Found(start, end);
             }
             if refuses_for > 0 {
                 soonest = soonest.min(refuses_for);
@@ -221,8 +224,8 @@ impl Shard {
             }
         }
         match best {
-            Some((_, start, end)) => Room::Take(start, end),
-            None => Room::Full(soonest),
+            Some((_, start, end)) => Search::Found(start, end),
+            None => Search::Full(soonest),
         }
     }
 }

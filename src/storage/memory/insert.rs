@@ -1,6 +1,6 @@
-use super::Shared;
-use super::decide::{Lookup, Want};
-use super::evict::{LOOKS, NoRoom};
+use super::MemoryInner;
+use super::decide::{Lookup, Mode};
+use super::evict::{MAX_KEYS_SEARCHED, NoRoom};
 use super::shard::{LOG, Shard};
 use super::slot::Slot;
 use super::usage::{Lack, Need};
@@ -9,82 +9,93 @@ use crate::storage::StorageRequest;
 use crate::strategy::{Outcome, State};
 use crate::{Op, Timestamp};
 
-/// What became of a key that was not there.
+/// The result of a hit on a new key.
 pub(super) enum NewKey {
-    /// It was admitted, and has left this.
+    /// The hit was admitted. This is its state and outcome.
     Decided(State, Outcome),
-    /// There is no room: all keys that were looked at are being refused, the first one for so many
-    /// microseconds more.
-    Crowded(u64),
+    /// The storage is full, and all considered keys are being refused. Has the time until the first
+    /// of them is admitted, in microseconds.
+    Full(u64),
 }
 
-/// Where a new slot went.
+/// The result of an insertion.
 enum Put {
-    /// Into a gap.
+    /// The slot is in a gap.
     Added,
-    /// To where a key with this hash was, which is forgotten.
+    /// The slot replaces an evicted key with this hash.
     Replaced(u64),
-    Crowded(u64),
-    /// Not decided here.
+    /// The storage is full, as in [`NewKey::Full`].
+    Full(u64),
+    /// The general code must decide.
     Unclear,
 }
 
-impl Shared {
-    /// A flood of new keys is decided here: a hit on a policy of one limit, whose key is not there, and whose state is small.
-    /// `None` leaves everything as it was, for the way that knows all cases.
-    pub(super) fn take_in(&self, place: &mut Lookup<'_>, ask: &StorageRequest<'_>, want: Want) -> Option<NewKey> {
-        if ask.op == Op::Peek || ask.cost == 0 {
+impl MemoryInner {
+    /// Decides the common case of a flood of new keys: a hit on a policy with one limit and a small
+    /// state. Returns `None` for other cases. Nothing has changed then, and the general code must
+    /// decide.
+    pub(super) fn insert_new(
+        &self,
+        lookup: &mut Lookup<'_>,
+        request: &StorageRequest<'_>,
+        mode: Mode,
+    ) -> Option<NewKey> {
+        if request.op == Op::Peek || request.cost == 0 {
             return None;
         }
-        let ([limit], &[digest]) = (ask.policy.limits(), ask.policy.limit_digests()) else { return None };
+        let ([limit], &[digest]) = (request.policy.limits(), request.policy.limit_digests()) else { return None };
         if digest & SHADOW != 0 {
             return None;
         }
-        let start = place.shard.table.place(place.key.hash);
-        if place.shard.table.get(start).is_some_and(|first| first.hash == place.key.hash) {
+        let start = lookup.shard.table.place(lookup.key.hash);
+        if lookup.shard.table.get(start).is_some_and(|first| first.hash == lookup.key.hash) {
             return None;
         }
         let mut state = State::Fresh;
-        let outcome = limit.hit(&mut state, place.now, ask.cost);
+        let outcome = limit.hit(&mut state, lookup.now, request.cost);
         let State::Counts { until, .. } = state else { return None };
-        let unwanted = want != Want::Decision && outcome.is_delayed();
-        if until <= place.now || outcome == Outcome::Refused || unwanted {
+        let unwanted = mode != Mode::Decision && outcome.is_delayed();
+        if until <= lookup.now || outcome == Outcome::Refused || unwanted {
             return None;
         }
-        let mut slot = Slot::new(place.key.hash, place.key.limit(digest), until);
-        slot.update(&state, place.now, limit, Some(outcome));
+        let mut slot = Slot::new(lookup.key.hash, lookup.key.limit(digest), until);
+        slot.update(&state, lookup.now, limit, Some(outcome));
         let lack = self.usage.lack(self.bounds, &Need::SMALL);
-        match place.shard.put(start, slot, lack.is_some(), place.now) {
+        match lookup.shard.put(start, slot, lack.is_some(), lookup.now) {
             Put::Added => self.usage.add_small(),
-            Put::Replaced(forgotten) => self.shards[place.number].retract(forgotten),
-            Put::Crowded(soonest) => {
-                match self.make_room_elsewhere(place.number, place.key, place.now, ask.op, Lack::Room, soonest) {
+            Put::Replaced(forgotten) => self.shards[lookup.number].clear_hint(forgotten),
+            Put::Full(soonest) => {
+                match self.evict_from_other_shard(
+                    lookup.number,
+                    lookup.key,
+                    lookup.now,
+                    request.op,
+                    Lack::Room,
+                    soonest,
+                ) {
                     Ok(()) => {
-                        place.shard.table.insert_at(start, slot);
+                        lookup.shard.table.insert_at(start, slot);
                         self.usage.add_small();
                     }
                     Err(soonest) => {
                         let no_room = NoRoom::Full(soonest);
-                        self.count_full(no_room, true, want != Want::Yes);
+                        self.count_full(no_room, true, mode != Mode::TryAdmit);
                         let is_admitted = self.is_admitted(no_room);
-                        return Some(if is_admitted {
-                            NewKey::Decided(state, outcome)
-                        } else {
-                            NewKey::Crowded(soonest)
-                        });
+                        return Some(if is_admitted { NewKey::Decided(state, outcome) } else { NewKey::Full(soonest) });
                     }
                 }
             }
             Put::Unclear => return None,
         }
-        self.shards[place.number].retract(place.key.hash);
+        self.shards[lookup.number].clear_hint(lookup.key.hash);
         Some(NewKey::Decided(state, outcome))
     }
 }
 
 impl Shard {
-    /// Puts in a slot whose hash is not there, at its place in the table; when all is full, in the place of one of the keys that
-    /// [make room](Shared::make_room). The two happen side by side, so both are done in one pass.
+    /// Inserts a slot with a new hash. If the storage is full, it replaces one of the keys that
+    /// [can be evicted](MemoryInner::make_room). The place of the new slot and these keys are
+    /// adjacent, so both are found in one pass.
     fn put(&mut self, start: usize, slot: Slot, full: bool, now: Timestamp) -> Put {
         if !full {
             self.table.insert_at(start, slot);
@@ -98,23 +109,23 @@ impl Shard {
                 gap = gap.or(Some(index));
                 continue;
             }
-            // What takes several slots, or a log beside them, is not forgotten in one go.
+            // A key with several slots or a log cannot be evicted by replacing a single slot.
             if other.hash == previous || other.limit & LOG != 0 {
                 return Put::Unclear;
             }
             previous = other.hash;
-            let (refuses_for, until) = (other.refuses_for(now), other.makes_room_from());
+            let (refuses_for, until) = (other.refuses_for(now), other.evictable_from());
             if refuses_for > 0 {
                 soonest = soonest.min(refuses_for);
             } else if victim.is_none() || until < earliest {
                 (earliest, victim) = (until, Some(index));
             }
             seen += 1;
-            if seen == LOOKS || until <= now {
+            if seen == MAX_KEYS_SEARCHED || until <= now {
                 if self.table.get(index + 1).is_some_and(|next| next.hash == previous) {
                     return Put::Unclear;
                 }
-                let Some(victim) = victim else { return Put::Crowded(soonest) };
+                let Some(victim) = victim else { return Put::Full(soonest) };
                 let forgotten = self.table.slot(victim).hash;
                 self.table.replace(start, gap, victim, slot);
                 return Put::Replaced(forgotten);

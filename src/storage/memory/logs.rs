@@ -2,13 +2,13 @@ use slab::Slab;
 
 use crate::strategy::Log;
 
-/// The logs of a shard, each at an index that its slot holds. A log is not there while a hit on its
-/// key is decided.
+/// The logs of a shard. A slot has the index of its log. A log is taken out while a hit on its key
+/// is decided.
 #[derive(Debug, Default)]
 pub(super) struct Logs(Slab<Option<Box<Log>>>);
 
 impl Logs {
-    /// Adds a place for a log.
+    /// Adds an empty entry for a log.
     pub(super) fn add(&mut self) -> u32 {
         u32::try_from(self.0.insert(None)).expect("fewer than 2^32 logs")
     }
@@ -32,12 +32,12 @@ impl Logs {
         self.0.remove(index as usize)
     }
 
-    /// Returns `true` if most places are vacant.
+    /// Returns `true` if most entries are vacant.
     pub(super) fn is_sparse(&self) -> bool {
         self.0.capacity() > 64 && self.0.len() < self.0.capacity() / 8 * 3
     }
 
-    /// Moves all logs to a smaller list. `indices` are all that are in use.
+    /// Moves all logs to a smaller slab. `indices` are all indices in use.
     pub(super) fn shrink<'a>(&mut self, indices: impl Iterator<Item = &'a mut u32>) {
         let mut smaller = Slab::with_capacity(self.0.len() + self.0.len() / 3);
         for index in indices {

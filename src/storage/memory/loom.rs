@@ -1,10 +1,10 @@
-//! Models of the notice that `scripts/loom` runs in all their interleavings.
+//! Models of the refusal hint. `scripts/loom` runs all of their interleavings.
 //!
-//! loom knows release and acquire fences and stale relaxed loads. It does not model a load that
+//! loom supports release and acquire fences and stale relaxed loads. It does not model a load that
 //! returns a value before another thread has stored it, which C11 allows in theory.
 //!
-//! No model fails if [`Padded::retract`] resets only its hint, or only the notice: either is enough for
-//! readers, and both are reset so that neither costs them time.
+//! No model fails if [`Padded::clear_hint`] resets only the hash or only the hint. Either is enough
+//! for correctness. Resetting both saves readers the time to look at a hint that is not valid.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn key(hash: u64) -> KeyHash {
     KeyHash { hash, rest: 0 }
 }
 
-/// All fields hold the same number, so a mix of two writes shows.
+/// Returns a state whose fields have the same value, which makes a mix of two writes visible.
 fn state(number: u32) -> State {
     State::Counts { until: Timestamp::from_micros(number.into()), amounts: [number, number] }
 }
@@ -32,25 +32,25 @@ fn state(number: u32) -> State {
 #[test]
 fn reader_never_sees_a_write_in_progress() {
     model(|race| {
-        let notice = Arc::new(RefusalHint::default());
-        let write = |notice: &RefusalHint| notice.publish(key(1), 0, &state(1), Timestamp::EPOCH);
-        let ((), read) = race.run(&notice, write, |notice| notice.read(key(1), 0, Timestamp::EPOCH));
+        let hint = Arc::new(RefusalHint::default());
+        let write = |hint: &RefusalHint| hint.publish(key(1), 0, &state(1), Timestamp::EPOCH);
+        let ((), read) = race.run(&hint, write, |hint| hint.read(key(1), 0, Timestamp::EPOCH));
         assert!(read.is_none() || read == Some(state(1)), "{read:?}");
-        assert_eq!(notice.read(key(1), 0, Timestamp::EPOCH), Some(state(1)));
+        assert_eq!(hint.read(key(1), 0, Timestamp::EPOCH), Some(state(1)));
     });
 }
 
 #[test]
 fn reader_never_mixes_two_states_of_one_key() {
     model(|race| {
-        let notice = Arc::new(RefusalHint::default());
-        let write = |notice: &RefusalHint| {
-            notice.publish(key(1), 0, &state(1), Timestamp::EPOCH);
-            notice.publish(key(1), 0, &state(2), Timestamp::EPOCH);
+        let hint = Arc::new(RefusalHint::default());
+        let write = |hint: &RefusalHint| {
+            hint.publish(key(1), 0, &state(1), Timestamp::EPOCH);
+            hint.publish(key(1), 0, &state(2), Timestamp::EPOCH);
         };
-        let ((), read) = race.run(&notice, write, |notice| notice.read(key(1), 0, Timestamp::EPOCH));
+        let ((), read) = race.run(&hint, write, |hint| hint.read(key(1), 0, Timestamp::EPOCH));
         assert!(read.is_none() || read == Some(state(1)) || read == Some(state(2)), "{read:?}");
-        assert_eq!(notice.read(key(1), 0, Timestamp::EPOCH), Some(state(2)));
+        assert_eq!(hint.read(key(1), 0, Timestamp::EPOCH), Some(state(2)));
     });
 }
 
@@ -58,14 +58,13 @@ fn reader_never_mixes_two_states_of_one_key() {
 fn reader_never_mixes_the_states_of_two_keys() {
     for read_key in [1, 2] {
         model(move |race| {
-            let notice = Arc::new(RefusalHint::default());
-            notice.publish(key(1), 0, &state(1), Timestamp::EPOCH);
-            let write = |notice: &RefusalHint| notice.publish(key(2), 0, &state(2), Timestamp::EPOCH);
-            let ((), read) =
-                race.run(&notice, write, move |notice| notice.read(key(read_key.into()), 0, Timestamp::EPOCH));
+            let hint = Arc::new(RefusalHint::default());
+            hint.publish(key(1), 0, &state(1), Timestamp::EPOCH);
+            let write = |hint: &RefusalHint| hint.publish(key(2), 0, &state(2), Timestamp::EPOCH);
+            let ((), read) = race.run(&hint, write, move |hint| hint.read(key(read_key.into()), 0, Timestamp::EPOCH));
             assert!(read.is_none() || read == Some(state(read_key)), "{read:?}");
             assert_eq!(
-                (notice.read(key(1), 0, Timestamp::EPOCH), notice.read(key(2), 0, Timestamp::EPOCH)),
+                (hint.read(key(1), 0, Timestamp::EPOCH), hint.read(key(2), 0, Timestamp::EPOCH)),
                 (None, Some(state(2)))
             );
         });
@@ -75,17 +74,17 @@ fn reader_never_mixes_the_states_of_two_keys() {
 #[test]
 fn reader_never_mixes_a_state_with_its_removal() {
     model(|race| {
-        let notice = Arc::new(RefusalHint::default());
-        notice.publish(key(1), 0, &state(1), Timestamp::EPOCH);
-        let ((), read) = race.run(&notice, RefusalHint::retract, |notice| notice.read(key(1), 0, Timestamp::EPOCH));
+        let hint = Arc::new(RefusalHint::default());
+        hint.publish(key(1), 0, &state(1), Timestamp::EPOCH);
+        let ((), read) = race.run(&hint, RefusalHint::clear, |hint| hint.read(key(1), 0, Timestamp::EPOCH));
         assert!(read.is_none() || read == Some(state(1)), "{read:?}");
-        assert_eq!(notice.read(key(1), 0, Timestamp::EPOCH), None);
+        assert_eq!(hint.read(key(1), 0, Timestamp::EPOCH), None);
     });
 }
 
-/// The writer's own loads are relaxed: the lock orders them.
+/// The writer uses relaxed loads, because the lock orders them.
 #[test]
-fn notice_of_two_writers_is_one_of_theirs() {
+fn hint_of_two_writers_is_from_one_of_them() {
     model(|race| {
         let padded = Arc::new(Padded::default());
         let write = |number: u32| {
@@ -93,28 +92,28 @@ fn notice_of_two_writers_is_one_of_theirs() {
                 let shard = padded.shard.lock().unwrap();
                 padded.publish(key(number.into()), 0, &state(number), Timestamp::EPOCH);
                 drop(shard);
-                padded.noticed(key(2), 0, Timestamp::EPOCH)
+                padded.published(key(2), 0, Timestamp::EPOCH)
             }
         };
         let reads = race.run(&padded, write(1), write(2));
         for read in <[_; 2]>::from(reads) {
             assert!(read.is_none() || read == Some(state(2)), "{read:?}");
         }
-        let read = (padded.noticed(key(1), 0, Timestamp::EPOCH), padded.noticed(key(2), 0, Timestamp::EPOCH));
+        let read = (padded.published(key(1), 0, Timestamp::EPOCH), padded.published(key(2), 0, Timestamp::EPOCH));
         assert!([(Some(state(1)), None), (None, Some(state(2)))].contains(&read), "{read:?}");
     });
 }
 
-/// The flag stands for the state that the lock guards.
+/// The flag represents the state that the lock guards.
 #[test]
-fn removed_refusal_is_not_seen_after_the_lock() {
+fn cleared_hint_is_not_read_by_later_lock_holders() {
     for refuses_another in [false, true] {
         model(move |race| {
             let padded = Arc::new((Padded::default(), AtomicBool::new(false)));
             padded.0.publish(key(1), 0, &state(1), Timestamp::EPOCH);
             let change = move |(padded, flag): &(Padded, AtomicBool)| {
                 let shard = padded.shard.lock().unwrap();
-                padded.retract(1);
+                padded.clear_hint(1);
                 flag.store(true, Relaxed);
                 if refuses_another {
                     padded.publish(key(2), 0, &state(2), Timestamp::EPOCH);
@@ -125,7 +124,7 @@ fn removed_refusal_is_not_seen_after_the_lock() {
                 let shard = padded.shard.lock().unwrap();
                 let has_changed = flag.load(Relaxed);
                 drop(shard);
-                (has_changed, padded.noticed(key(1), 0, Timestamp::EPOCH))
+                (has_changed, padded.published(key(1), 0, Timestamp::EPOCH))
             };
             let ((), (has_changed, read)) = race.run(&padded, change, read);
             assert!(read.is_none() || !has_changed && read == Some(state(1)), "{read:?}");
@@ -134,26 +133,27 @@ fn removed_refusal_is_not_seen_after_the_lock() {
 }
 
 #[test]
-fn removed_refusal_is_not_seen_by_a_thread_that_knows_of_the_change() {
+fn cleared_hint_is_not_read_after_a_release_store() {
     model(|race| {
         let padded = Arc::new((Padded::default(), AtomicBool::new(false)));
         padded.0.publish(key(1), 0, &state(1), Timestamp::EPOCH);
         let change = |(padded, flag): &(Padded, AtomicBool)| {
             let shard = padded.shard.lock().unwrap();
-            padded.retract(1);
+            padded.clear_hint(1);
             drop(shard);
             flag.store(true, Release);
         };
         let read =
-            |(padded, flag): &(Padded, AtomicBool)| (flag.load(Acquire), padded.noticed(key(1), 0, Timestamp::EPOCH));
+            |(padded, flag): &(Padded, AtomicBool)| (flag.load(Acquire), padded.published(key(1), 0, Timestamp::EPOCH));
         let ((), (has_changed, read)) = race.run(&padded, change, read);
         assert!(read.is_none() || !has_changed && read == Some(state(1)), "{read:?}");
     });
 }
 
-/// The same with the storage itself. No run makes enough decisions for a sweep, so each does the same.
+/// The same with the whole storage. The model makes too few decisions for a sweep, so that all runs
+/// are alike.
 #[test]
-fn cleared_key_is_admitted_by_a_thread_that_knows_of_it() {
+fn cleared_key_is_admitted_after_a_release_store() {
     fn policy() -> Policy {
         Policy::from(Quota::per_hour(1))
     }

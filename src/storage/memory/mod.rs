@@ -30,7 +30,7 @@ use std::sync::{Arc, PoisonError, TryLockError};
 use foldhash::quality::RandomState;
 
 pub use self::builder::{MemoryStorageBuilder, OnFull};
-use self::decide::{Want, with_states};
+use self::decide::{Mode, with_states};
 use self::padded::Padded;
 use self::shard::{KeyHash, Shard};
 use self::stats::Counts;
@@ -41,50 +41,55 @@ use super::{Storage, StorageRequest, Summary};
 use crate::sync::MutexGuard;
 use crate::{Decision, Key, Op, Policy};
 
-/// Keeps states in this process: sharded, bounded and exact, without a background task. The default.
+/// Keeps states in the memory of this process. It is sharded, bounded and exact, and has no
+/// background task. This is the default storage.
 ///
-/// Clones are handles on the same states. It cannot fail.
+/// Clones are handles on the same states. Operations cannot fail.
 ///
 /// # Bounds
 ///
-/// It holds at most 1,000,000 keys ([`max_keys`](MemoryStorageBuilder::max_keys)) and at most 128 bytes
-/// for each of them ([`max_bytes`](MemoryStorageBuilder::max_bytes)). Both bounds hold at every instant,
-/// and the bytes are exact to within 10 %, beside about 3 kB for each of its shards. A shard is for 8,192
-/// keys.
+/// The storage holds at most 1,000,000 keys ([`max_keys`](MemoryStorageBuilder::max_keys)) and at
+/// most 128 bytes for each of them ([`max_bytes`](MemoryStorageBuilder::max_bytes)). It never
+/// exceeds either bound. The bytes are exact to within 10 %, plus about 3 kB per shard. There is
+/// one shard for each 8,192 keys of `max_keys`.
 ///
-/// Logs of moving windows take at most half of the bytes. A log is long if it takes more than a
-/// ten-thousandth of that half, and more than 128 entries do. Long logs take at most three quarters of
-/// that half, so that other clients have room beside them.
+/// Logs of moving windows take at most half of the bytes. A log is long if it takes more than
+/// 1/10,000 of that half, and more than 128 entries take. Long logs take at most three quarters of
+/// that half. The rest stays available to short logs.
 ///
-/// Each hit and each peek does a little sweeping. Expired keys are soon gone, even if their clients
-/// never come back. After a flood of keys has expired, the next few thousand hits give its memory back.
+/// Each hit and each peek does a small part of a sweep, so expired keys are removed even if their
+/// clients never return. After a flood of keys has expired, the next few thousand hits release its
+/// memory.
 ///
-/// # When it is full
+/// # Eviction
 ///
-/// - A newcomer evicts a key. It looks at a few keys, first in its own shard and then in all others. An
-///   expired key goes first, else the one that would be forgotten soonest. A key that is being refused is
-///   never evicted, so a flood of new keys frees no key from its limit.
-/// - If all keys that it looked at are being refused, the newcomer is refused. Such a decision is
-///   [storage full](Decision::is_storage_full). With [`OnFull::Admit`] it is admitted and not stored.
-/// - A log that has to grow evicts the keys of other logs if it is short. A long log that cannot grow
-///   refuses its own client, and no other one, until its oldest entry expires.
+/// - A new key evicts another one. The storage looks at a few keys, first in the shard of the new
+///   key and then in all others. It evicts an expired key, or else the one that would expire first.
+///   It never evicts a key that is being refused, so a flood of new keys frees no key from its
+///   limit.
+/// - If all of these keys are being refused, the new key is refused. Such a decision is [storage
+///   full](Decision::is_storage_full). With [`OnFull::Admit`], the new key is admitted and not
+///   stored.
+/// - A short log that has to grow evicts keys with other logs. A long log that cannot grow evicts
+///   no key. Its own client is refused until its oldest entry expires.
 ///
-/// A key is being refused if no unit is left to it. A key that is refused only because it asked for more
-/// than it has left may be evicted. Policies that share a storage share its room. [`stats`](Self::stats)
-/// counts the hits that found no room.
+/// A key is being refused if it has no units left. A key that is refused only because the cost
+/// exceeds its remaining units can be evicted. All policies of a storage share its room.
+/// [`stats`](Self::stats) counts the hits that found no room.
 ///
-/// # Bytes of a client
+/// # Memory per client
 ///
-/// A state takes 40 bytes. A moving window has a log beside it: 16 bytes for each hit up to 128 hits, and
-/// four to six for longer logs. The table shows clients that have used up one limit, by hits that are
-/// spread over the period, in a storage with the default bounds.
+/// A state takes 40 bytes. A moving window also has a log: 16 bytes per hit for up to 128 hits, and
+/// four to six bytes per hit in longer logs. The table shows clients that have used up one limit
+/// with hits spread over the period, in a storage with the default bounds.
 ///
 #[doc = include_str!("capacity.md")]
 ///
 /// # Collisions
 ///
-/// The storage keeps a keyed hash of each key and not the key itself. It has 95 bits, and the secret is
-/// random. Two keys collide by chance once in 2^95, and an attacker cannot aim at a collision.
+/// The storage keeps a keyed hash of each key instead of the key. The hash has 95 bits, and its
+/// secret is random. The probability that two keys collide is 2^-95, and an attacker cannot provoke
+/// a collision.
 ///
 /// # Examples
 ///
@@ -96,29 +101,31 @@ use crate::{Decision, Key, Op, Policy};
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 #[derive(Clone)]
-pub struct MemoryStorage(Arc<Shared>);
+pub struct MemoryStorage(Arc<MemoryInner>);
 
-struct Shared {
+struct MemoryInner {
     shards: Box<[Padded]>,
-    /// How far to shift a hash for the number of its shard.
+    /// The number of bits to shift a hash by to get the number of its shard.
     shift: u32,
     usage: Usage,
     bounds: Bounds,
     on_full: OnFull,
     counts: Counts,
-    /// Until then no shard is looked at for a key to evict, and for a log to evict: microseconds.
+    /// The times until which no other shard is searched for a key to evict, and for a log to evict,
+    /// in microseconds.
     full_until: [AtomicU64; 2],
-    /// The shard that is being swept.
+    /// The number of the shard that is being swept.
     sweeping: AtomicUsize,
     secrets: [RandomState; 2],
     clock: Time,
 }
 
-/// So many keys share a lock, when the storage is full. Small tables: no insert has much to move when one grows.
+/// The number of keys that share a lock when the storage is full. It is small, so that growing a
+/// table never takes long.
 const KEYS_PER_SHARD: usize = 8_192;
 
 impl MemoryStorage {
-    /// Creates a storage for up to 1,000,000 keys and 128 MB, with the system's time.
+    /// Creates a storage for up to 1,000,000 keys and 128 MB. It uses the system's clock.
     pub fn new() -> Self {
         Self::builder().build().unwrap_or_else(|_| unreachable!("the defaults are valid"))
     }
@@ -130,7 +137,7 @@ impl MemoryStorage {
 
     fn with(bounds: Bounds, on_full: OnFull, clock: Time) -> Self {
         let shards = (bounds.keys / KEYS_PER_SHARD).clamp(1, 4_096).next_power_of_two();
-        Self(Arc::new(Shared {
+        Self(Arc::new(MemoryInner {
             shards: (0..shards).map(|_| Padded::default()).collect(),
             shift: u64::BITS - shards.trailing_zeros(),
             usage: Usage::default(),
@@ -144,12 +151,12 @@ impl MemoryStorage {
         }))
     }
 
-    /// Whether a hit goes on at once; if not, it has been refused.
-    pub(crate) fn admit(&self, ask: &StorageRequest<'_>) -> bool {
-        self.0.try_admit(ask, Want::AtOnce, None)
+    /// Returns `true` if a hit is admitted without a delay. Otherwise the hit counts as refused.
+    pub(crate) fn admit(&self, request: &StorageRequest<'_>) -> bool {
+        self.0.try_admit(request, Mode::Admit, None)
     }
 
-    /// Forgets all keys of all policies. Returns how many there were. Hits that happen meanwhile may stay.
+    /// Removes all keys of all policies and returns their number. Concurrent hits may remain.
     ///
     /// ```
     /// use tower_ratelimit::{Key, MemoryStorage, Quota, RateLimiter};
@@ -164,7 +171,7 @@ impl MemoryStorage {
         self.0.forget_all()
     }
 
-    /// Returns what the storage holds, and how many hits found no room.
+    /// Returns the usage, and the number of hits that found no room.
     pub fn stats(&self) -> MemoryStats {
         self.0.counts.stats(self.0.usage.size())
     }
@@ -193,19 +200,19 @@ impl Storage for MemoryStorage {
     type UpdateFuture = Ready<Result<(), Infallible>>;
 
     #[inline]
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        ready(Ok(self.0.decide(&ask)))
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        ready(Ok(self.0.decide(&request)))
     }
 
     #[inline]
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        ask.op == Op::Hit && self.0.try_admit(&ask, Want::Yes, shown)
+    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+        request.op == Op::Hit && self.0.try_admit(&request, Mode::TryAdmit, shown)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         let (key, number) = self.0.locate(policy, key);
         let mut shard = self.0.lock(number);
-        self.0.shards[number].retract(key.hash);
+        self.0.shards[number].clear_hint(key.hash);
         let freed = shard.clear(key, policy.limit_digests());
         drop(shard);
         self.0.usage.settle(freed, Size::default());
@@ -216,7 +223,7 @@ impl Storage for MemoryStorage {
         let (key, number) = self.0.locate(policy, key);
         let read = self.0.clock.now();
         let mut shard = self.0.lock(number);
-        self.0.shards[number].retract(key.hash);
+        self.0.shards[number].clear_hint(key.hash);
         let now = shard.time(read, &self.0.clock);
         with_states(policy, |states| {
             let run = shard.run(key);
@@ -226,7 +233,7 @@ impl Storage for MemoryStorage {
             let after = shard.save(run, key, policy.limit_digests(), states, now, Some(peek.limits()));
             self.0.usage.settle(before, after);
         });
-        // The key may be one that can be evicted now.
+        // The refund may have made a key evictable.
         self.0.full_until.iter().for_each(|until| until.store(0, Ordering::Relaxed));
         ready(Ok(()))
     }
@@ -236,12 +243,12 @@ impl Storage for MemoryStorage {
     }
 }
 
-impl Shared {
-    /// Forgets all keys. Returns how many there were.
+impl MemoryInner {
+    /// Removes all keys. Returns their number.
     fn forget_all(&self) -> u64 {
         let forget = |number: usize| {
             let mut shard = self.lock(number);
-            self.shards[number].take_down_any();
+            self.shards[number].clear_any_hint();
             let freed = shard.reset();
             drop(shard);
             self.usage.settle(freed, Size::default());
@@ -250,7 +257,7 @@ impl Shared {
         (0..self.shards.len()).map(forget).sum()
     }
 
-    /// The key under this policy as a keyed hash, and the number of its shard.
+    /// Returns the keyed hash of the key under this policy, and the number of its shard.
     #[inline]
     fn locate(&self, policy: &Policy, key: &Key) -> (KeyHash, usize) {
         let words = key.as_words();
@@ -266,10 +273,10 @@ impl Shared {
         };
         let (first, second) = (half(&self.secrets[0]), half(&self.secrets[1]));
         let digest = policy.digest();
-        #[allow(clippy::cast_possible_truncation)] // the halves of it
+        #[allow(clippy::cast_possible_truncation)] // the two halves of the digest
         let (hash, rest) = (first ^ (digest >> 64) as u64, second ^ digest as u64);
         let number = rest.checked_shr(self.shift).unwrap_or(0);
-        #[allow(clippy::cast_possible_truncation)] // less than the number of shards; the other half
+        #[allow(clippy::cast_possible_truncation)] // less than the number of shards, and the other half
         let (number, rest) = (number as usize, rest as u32);
         (KeyHash { hash, rest }, number)
     }
@@ -279,8 +286,9 @@ impl Shared {
         self.try_lock(number).unwrap_or_else(|| self.lock_contended(number))
     }
 
-    /// Whoever holds a shard does so for less than it takes to go to sleep and be woken, so waking is the last resort. Each
-    /// time somebody was faster, the wait doubles: who is at work on a shard has it in its cache, and is let finish.
+    /// Spins before it blocks, because a shard is locked for less time than a thread takes to block
+    /// and wake up. The wait doubles with each attempt, so that the holder of the lock can finish
+    /// undisturbed.
     #[cold]
     fn lock_contended(&self, number: usize) -> MutexGuard<'_, Shard> {
         for tries in 0..6 {
@@ -291,11 +299,12 @@ impl Shared {
                 return shard;
             }
         }
-        // A strategy of the user's that panics leaves a state as it was, or fresh: others can go on.
+        // A custom strategy that panics leaves its state unchanged or fresh, so the lock stays
+        // usable.
         self.shards[number].shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The shard, unless somebody has it.
+    /// Returns the shard, unless another thread has locked it.
     #[inline]
     fn try_lock(&self, number: usize) -> Option<MutexGuard<'_, Shard>> {
         match self.shards[number].shard.try_lock() {

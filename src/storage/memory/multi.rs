@@ -1,58 +1,63 @@
-use super::Shared;
-use super::decide::{Located, Lookup, Want};
+use super::MemoryInner;
+use super::decide::{Located, Lookup, Mode};
 use super::slot::Slot;
 use crate::storage::{StorageRequest, Summary};
 use crate::strategy::{Outcome, Part, Status};
 use crate::{Decision, Op, Timestamp, decision};
 
-/// Policies of a few limits, each of which is hit once: all that is looked at on the way stands in arrays.
-impl Shared {
+/// The fast path of policies with a few limits. It keeps copies of their states in arrays.
+impl MemoryInner {
     #[inline(never)]
-    pub(super) fn hit_few_at_once<const N: usize>(
+    pub(super) fn try_admit_multi<const N: usize>(
         &self,
-        ask: &StorageRequest<'_>,
-        want: Want,
+        request: &StorageRequest<'_>,
+        mode: Mode,
         mut shown: Option<&mut Summary>,
     ) -> bool {
-        let done = self.on_known::<N, _>(self.spot(ask), ask, want, |now, slots, parts| {
+        let done = self.with_small_states::<N, _>(self.locate_request(request), request, mode, |now, slots, parts| {
             if let Some(shown) = &mut shown {
-                let mut told = [Status::BLANK; N];
-                tell_few(ask, now, slots, parts, &mut told);
-                **shown = Summary { at: now, limit: *decision::shown(&told) };
+                let mut statuses = [Status::BLANK; N];
+                write_statuses(request, now, slots, parts, &mut statuses);
+                **shown = Summary { at: now, limit: *decision::shown(&statuses) };
             }
             parts.iter().flatten().all(Outcome::is_at_once)
         });
-        done.unwrap_or_else(|place| self.hit_any_at_once(place, ask, want, shown))
+        done.unwrap_or_else(|lookup| self.try_admit_any(lookup, request, mode, shown))
     }
 
     #[inline(never)]
-    pub(super) fn decide_few<const N: usize>(&self, ask: &StorageRequest<'_>, decision: &mut Decision) {
-        let told = self.on_known::<N, _>(self.spot(ask), ask, Want::Decision, |now, slots, parts| {
-            tell_few(ask, now, slots, parts, decision.open(N, ask.cost));
-            decision.conclude(now);
-        });
-        if let Err(place) = told {
-            *decision = self.decide_any(place, ask, Want::Decision);
+    pub(super) fn decide_multi<const N: usize>(&self, request: &StorageRequest<'_>, decision: &mut Decision) {
+        let done = self.with_small_states::<N, _>(
+            self.locate_request(request),
+            request,
+            Mode::Decision,
+            |now, slots, parts| {
+                write_statuses(request, now, slots, parts, decision.open(N, request.cost));
+                decision.conclude(now);
+            },
+        );
+        if let Err(lookup) = done {
+            *decision = self.decide_any(lookup, request, Mode::Decision);
         }
     }
 
-    /// Most hits are on a key whose states are all there, small, and stay where they are. `then` is called with what they
-    /// have become when the shard is free again: what there is to say can be worked out without holding up others. The
-    /// place is given back, and nothing has changed, when it was not so.
+    /// Decides a request if all states of the key exist, are small and stay in their slots. This is
+    /// the common case. It calls `then` with the new states after it has unlocked the shard.
+    /// Otherwise it changes nothing and returns the lookup.
     #[inline(always)]
-    fn on_known<const N: usize, T>(
+    fn with_small_states<const N: usize, T>(
         &self,
-        spot: Located,
-        ask: &StorageRequest<'_>,
-        want: Want,
+        located: Located,
+        request: &StorageRequest<'_>,
+        mode: Mode,
         then: impl FnOnce(Timestamp, &[Slot; N], [Part; N]) -> T,
     ) -> Result<T, Lookup<'_>> {
-        let StorageRequest { policy, op, cost, .. } = *ask;
-        let mut place = self.enter(spot);
-        let now = place.now;
+        let StorageRequest { policy, op, cost, .. } = *request;
+        let mut lookup = self.look_up(located);
+        let now = lookup.now;
         let (limits, digests) = (array_of::<N, _>(policy.limits()), array_of::<N, _>(policy.limit_digests()));
-        let Some(places) = place.shard.known(place.key, digests) else { return Err(place) };
-        let before = place.shard.copies(places);
+        let Some(places) = lookup.shard.small_indices(lookup.key, digests) else { return Err(lookup) };
+        let before = lookup.shard.copy_slots(places);
         let (mut slots, mut parts) = (before, [None; N]);
         if op == Op::Hit && cost > 0 {
             let mut delayed = false;
@@ -67,48 +72,48 @@ impl Shared {
                     break;
                 }
                 if !slots[i].update(&state, now, &limits[i], parts[i]) {
-                    return Err(place);
+                    return Err(lookup);
                 }
             }
             if refused {
-                // Those before it have spent in vain, and wait for nothing.
+                // The limits before it have spent units in vain, so their copies are reset.
                 (slots, delayed) = (before, false);
                 parts = [Some(Outcome::Refused); N];
                 for i in 0..N {
                     let mut state = slots[i].state();
                     limits[i].refuse(&mut state, now);
                     if !slots[i].update(&state, now, &limits[i], parts[i]) {
-                        return Err(place);
+                        return Err(lookup);
                     }
                 }
             }
-            if want.takes(refused, delayed) {
-                self.shards[place.number].retract(place.key.hash);
-                place.shard.write_back(places, &slots);
+            if mode.stores(refused, delayed) {
+                self.shards[lookup.number].clear_hint(lookup.key.hash);
+                lookup.shard.write_back(places, &slots);
             }
         }
-        self.leave(place);
+        self.finish(lookup);
         Ok(then(now, &slots, parts))
     }
 }
 
-/// Writes down what each limit says.
+/// Writes the status of each limit.
 #[inline(always)]
-fn tell_few<const N: usize>(
-    ask: &StorageRequest<'_>,
+fn write_statuses<const N: usize>(
+    request: &StorageRequest<'_>,
     now: Timestamp,
     slots: &[Slot; N],
     parts: [Part; N],
     statuses: &mut [Status],
 ) {
-    let limits = array_of::<N, _>(ask.policy.limits());
+    let limits = array_of::<N, _>(request.policy.limits());
     for i in 0..N {
-        limits[i].tell(&slots[i].state(), now, ask.cost, parts[i], &mut statuses[i]);
+        limits[i].tell(&slots[i].state(), now, request.cost, parts[i], &mut statuses[i]);
     }
 }
 
-/// The same as an array.
+/// Converts a slice with one element per limit to an array.
 #[inline(always)]
 fn array_of<const N: usize, T>(slice: &[T]) -> &[T; N] {
-    slice.try_into().expect("a policy has as many as it has limits")
+    slice.try_into().expect("one element per limit")
 }

@@ -3,22 +3,23 @@ use crate::Timestamp;
 use crate::strategy::State;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The state of the last key that a shard refused. It can be read without the shard's lock.
+/// The state of the last key that a shard refused. Readers need no lock.
 ///
-/// A client that keeps sending requests while it is refused takes no lock, and threads that refuse it
+/// A client that keeps sending requests while it is refused takes no lock. Threads that refuse it
 /// at the same time write no shared cache line.
 ///
 /// This is a sequence lock:
 ///
 /// - A thread writes only while it holds the shard's lock. It makes the version odd, writes the
 ///   fields, and makes the version even again.
-/// - A reader uses the fields only if the version was even and the same before and after it read them.
-/// - The writer's release fence pairs with the reader's acquire fence: a reader that has seen any field
-///   of a write also sees that the version has changed.
+/// - A reader uses the fields only if the version was even and the same before and after it read
+///   them.
+/// - The writer's release fence pairs with the reader's acquire fence. A reader that has read any
+///   field of a write also sees that the version has changed.
 ///
-/// [Take the notice down](Self::retract) before you change the key's state. Only the passage of time
-/// may change what the state means while the notice is up. A clock that goes back is no passage of
-/// time, so a notice is read only from the instant on at which it was written.
+/// [Clear the hint](Self::clear) before you change the key's state. While a hint is published,
+/// only the time may change the meaning of the state. The clock can go back, so a hint is not read
+/// before the time at which it was written.
 ///
 /// `scripts/loom` checks this protocol.
 #[derive(Debug, Default)]
@@ -33,8 +34,8 @@ pub(super) struct RefusalHint {
 }
 
 impl RefusalHint {
-    /// Returns the state of this key if the notice is about it, was not written after `now`, and no
-    /// write is in progress.
+    /// Returns the state of this key, if the hint has its hash, was not written after `now`, and is
+    /// not being written.
     #[inline]
     pub(super) fn read(&self, key: KeyHash, digest: u32, now: Timestamp) -> Option<State> {
         let version = self.version.load(Ordering::Acquire);
@@ -62,8 +63,8 @@ impl RefusalHint {
         }
     }
 
-    /// Clears the notice. The caller holds the shard's lock.
-    pub(super) fn retract(&self) {
+    /// Clears the hint. The caller holds the shard's lock.
+    pub(super) fn clear(&self) {
         // A key whose hash is 0 may match, but a state that expired at the epoch refuses nothing.
         self.write(0, 0, Timestamp::EPOCH, 0, Timestamp::EPOCH);
     }
@@ -96,41 +97,41 @@ mod tests {
     }
 
     #[test]
-    fn says_it_of_the_last_key_only_and_until_it_is_taken_down() {
-        let notice = RefusalHint::default();
-        notice.publish(key(1), 0, &state(1), Timestamp::EPOCH);
-        assert_eq!(notice.read(key(1), 0, Timestamp::EPOCH), Some(state(1)));
-        assert_eq!(notice.read(key(1), 2, Timestamp::EPOCH), None, "another limit");
-        notice.publish(key(2), 0, &state(2), Timestamp::EPOCH);
+    fn only_the_last_key_is_published() {
+        let hint = RefusalHint::default();
+        hint.publish(key(1), 0, &state(1), Timestamp::EPOCH);
+        assert_eq!(hint.read(key(1), 0, Timestamp::EPOCH), Some(state(1)));
+        assert_eq!(hint.read(key(1), 2, Timestamp::EPOCH), None, "another limit");
+        hint.publish(key(2), 0, &state(2), Timestamp::EPOCH);
         assert_eq!(
-            (notice.read(key(1), 0, Timestamp::EPOCH), notice.read(key(2), 0, Timestamp::EPOCH)),
+            (hint.read(key(1), 0, Timestamp::EPOCH), hint.read(key(2), 0, Timestamp::EPOCH)),
             (None, Some(state(2)))
         );
-        notice.retract();
-        assert_eq!(notice.read(key(2), 0, Timestamp::EPOCH), None);
+        hint.clear();
+        assert_eq!(hint.read(key(2), 0, Timestamp::EPOCH), None);
     }
 
     #[test]
-    fn is_not_read_before_the_instant_of_its_writing() {
-        let notice = RefusalHint::default();
+    fn hint_is_not_read_before_the_time_of_its_write() {
+        let hint = RefusalHint::default();
         let [earlier, now, later] = [9, 10, 11].map(Timestamp::from_micros);
-        notice.publish(key(1), 0, &state(99), now);
-        assert_eq!([earlier, now, later].map(|at| notice.read(key(1), 0, at).is_some()), [false, true, true]);
+        hint.publish(key(1), 0, &state(99), now);
+        assert_eq!([earlier, now, later].map(|at| hint.read(key(1), 0, at).is_some()), [false, true, true]);
     }
 
-    /// What is read was written together, however the writer is interrupted.
+    /// All fields of a read are from the same write.
     #[test]
-    fn is_never_read_half_written() {
-        let notice = RefusalHint::default();
+    fn hint_is_never_read_partially_written() {
+        let hint = RefusalHint::default();
         let done = AtomicU64::new(0);
         thread::scope(|scope| {
             scope.spawn(|| {
                 for number in (1..).take_while(|_| done.load(Ordering::Relaxed) == 0) {
-                    notice.publish(key(u64::from(number % 2) + 1), 0, &state(number), Timestamp::EPOCH);
+                    hint.publish(key(u64::from(number % 2) + 1), 0, &state(number), Timestamp::EPOCH);
                 }
             });
             for hash in [1, 2].into_iter().cycle().take(3_000_000) {
-                let Some(read) = notice.read(key(hash), 0, Timestamp::EPOCH) else { continue };
+                let Some(read) = hint.read(key(hash), 0, Timestamp::EPOCH) else { continue };
                 let State::Counts { amounts: [number, _], .. } = read else { unreachable!() };
                 assert_eq!((read, u64::from(number % 2) + 1), (state(number), hash));
             }

@@ -12,20 +12,20 @@ use crate::strategy::{Log, State, Status};
 
 /// One part of the storage: the states of the keys that hash to it.
 ///
-/// What every hit needs stands first, on one cache line with the lock.
+/// The fields that every hit uses come first. They share a cache line with the lock.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Shard {
     pub(super) table: Table,
-    /// The latest instant at which something was decided here.
+    /// The latest time of a decision in this shard.
     latest: Timestamp,
     hits: u32,
     pub(super) logs: Logs,
-    /// Where the next sweep begins.
+    /// The slot at which the next sweep starts.
     pub(super) swept: usize,
 }
 
-/// A key under a policy: a keyed hash, so that nobody outside can aim at a collision.
+/// The keyed hash of a key under a policy. An attacker cannot provoke collisions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeyHash {
     pub(super) hash: u64,
@@ -38,31 +38,33 @@ impl KeyHash {
     }
 }
 
-/// The bit of [`Slot::limit`] that says that the state is a log, kept at the index that stands in the first amount.
+/// The bit of [`Slot::limit`] for a state that is a log. The slot's `first` is the index of the
+/// log.
 pub(super) const LOG: u32 = 1;
 
-/// One hit or peek out of so many sweeps.
+/// The number of decisions per sweep.
 pub(super) const SWEEP_EVERY: u32 = 16;
 
 impl Shard {
-    /// The time to decide at. The clock was read before the lock was taken, to hold that shortly; if somebody else has
-    /// decided at a later instant since, it is read again, so that the time of one key's states goes back only if the clock
-    /// does.
+    /// Returns the time of the decision. The clock is read before the lock is taken, to hold the
+    /// lock for less time. If another thread has decided at a later time since, the clock is read
+    /// again. So the time of a key's states goes back only if the clock does.
     #[inline]
     pub(super) fn time(&mut self, read: Timestamp, clock: &Time) -> Timestamp {
         self.latest = if read < self.latest { clock.now() } else { read };
         self.latest
     }
 
-    /// The slots of a key.
+    /// Returns the slots of a key.
     #[inline]
     pub(super) fn run(&self, key: KeyHash) -> Range<usize> {
         self.table.run(key.hash)
     }
 
-    /// Where the states of a key are, in the order of the policy's limits, when all are there and small.
+    /// Returns the indices of a key's states, in the order of the policy's limits, if all of them
+    /// exist and are small.
     #[inline(always)]
-    pub(super) fn known<const N: usize>(&self, key: KeyHash, digests: &[u32; N]) -> Option<[usize; N]> {
+    pub(super) fn small_indices<const N: usize>(&self, key: KeyHash, digests: &[u32; N]) -> Option<[usize; N]> {
         let mut places = [0; N];
         for i in 0..N {
             places[i] = self.table.find(key.hash, key.limit(digests[i]))?;
@@ -71,7 +73,7 @@ impl Shard {
     }
 
     #[inline(always)]
-    pub(super) fn copies<const N: usize>(&self, places: [usize; N]) -> [Slot; N] {
+    pub(super) fn copy_slots<const N: usize>(&self, places: [usize; N]) -> [Slot; N] {
         let mut slots = [Slot::default(); N];
         for i in 0..N {
             slots[i] = *self.table.slot(places[i]);
@@ -79,7 +81,7 @@ impl Shard {
         slots
     }
 
-    /// Writes the states of these slots to where they were copied from.
+    /// Writes the slots back to the indices from which they were copied.
     #[inline(always)]
     pub(super) fn write_back<const N: usize>(&mut self, places: [usize; N], slots: &[Slot; N]) {
         for i in 0..N {
@@ -87,15 +89,15 @@ impl Shard {
         }
     }
 
-    /// The slot of a state, when it is there and small.
+    /// Returns the slot of a state, if it exists and is small.
     #[inline(always)]
-    pub(super) fn small(&mut self, key: KeyHash, digest: u32) -> Option<&mut Slot> {
+    pub(super) fn small_slot(&mut self, key: KeyHash, digest: u32) -> Option<&mut Slot> {
         let index = self.table.find(key.hash, key.limit(digest))?;
         Some(self.table.get_mut(index))
     }
 
-    /// Moves the states of a key out of its slots, in the order of the policy's limits. Returns what
-    /// the key takes, without the logs of other limits.
+    /// Moves the states of a key out of its slots, in the order of the policy's limits. Returns the
+    /// size of the key, without the logs of other limits.
     #[inline]
     pub(super) fn load(&mut self, run: Range<usize>, key: KeyHash, digests: &[u32], states: &mut [State]) -> Size {
         let mut size = Size { keys: usize::from(!run.is_empty()), slots: run.len(), logs: 0 };
@@ -112,8 +114,9 @@ impl Shard {
         size
     }
 
-    /// Puts the states of a key back into its slots. `said` is what their limits say of them, if they may have changed.
-    /// Returns what the key takes now, without the logs of other limits.
+    /// Writes the states of a key back to its slots. `statuses` are those of its limits, or `None`
+    /// if the states have not changed. Returns the new size of the key, without the logs of other
+    /// limits.
     pub(super) fn save(
         &mut self,
         mut run: Range<usize>,
@@ -121,7 +124,7 @@ impl Shard {
         digests: &[u32],
         states: &mut [State],
         now: Timestamp,
-        said: Option<&[Status]>,
+        statuses: Option<&[Status]>,
     ) -> Size {
         let mut logs = 0;
         for (position, (state, &digest)) in states.iter_mut().zip(digests).enumerate() {
@@ -140,8 +143,8 @@ impl Shard {
                 }
                 None => continue,
             };
-            if let Some(said) = said {
-                self.table.get_mut(index).say(state.until(), now, &said[position]);
+            if let Some(statuses) = statuses {
+                self.table.get_mut(index).set_admits_before(state.until(), now, &statuses[position]);
             }
             logs += self.write(index, state);
         }
@@ -175,13 +178,13 @@ impl Shard {
         }
     }
 
-    /// How many slots its table has.
+    /// Returns the number of slots of the table.
     #[cfg(test)]
     pub(super) fn slots(&self) -> usize {
         self.table.slots()
     }
 
-    /// Forgets a key. Returns what that has freed.
+    /// Removes a key. Returns its size.
     pub(super) fn clear(&mut self, key: KeyHash, digests: &[u32]) -> Size {
         let mut freed = Size::default();
         for &digest in digests {
@@ -196,7 +199,7 @@ impl Shard {
         freed
     }
 
-    /// Forgets all keys. Returns what that has freed.
+    /// Removes all keys. Returns their size.
     pub(super) fn reset(&mut self) -> Size {
         let logs = (0..self.table.slots()).filter_map(|index| self.log(index)).map(log_bytes).sum();
         let freed = Size { keys: self.table.keys(), slots: self.table.used_mut().count(), logs };
@@ -204,7 +207,7 @@ impl Shard {
         freed
     }
 
-    /// Removes the states in these slots, all of one key. Returns what that has freed.
+    /// Removes the states in these slots, which belong to one key. Returns their size.
     pub(super) fn evict(&mut self, start: usize, end: usize) -> Size {
         let mut freed = Size { keys: 1, slots: end - start, logs: 0 };
         for index in (start..end).rev() {
@@ -214,7 +217,7 @@ impl Shard {
         freed
     }
 
-    /// Gives memory back after states were removed.
+    /// Releases unused memory after states were removed.
     pub(super) fn tidy(&mut self) {
         self.table.shrink();
         if self.logs.is_sparse() {
@@ -223,7 +226,7 @@ impl Shard {
         }
     }
 
-    /// Counts a decision. Returns `true` if it sweeps.
+    /// Counts a decision. Returns `true` if a sweep is due.
     #[inline]
     pub(super) fn is_sweep_due(&mut self) -> bool {
         self.hits = self.hits.wrapping_add(1);

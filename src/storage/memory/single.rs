@@ -1,146 +1,146 @@
 use std::cell::Cell;
 
-use super::Shared;
-use super::decide::{Located, Lookup, Want};
+use super::MemoryInner;
+use super::decide::{Located, Lookup, Mode};
 use super::insert::NewKey;
 use super::shard::SWEEP_EVERY;
 use crate::storage::{StorageRequest, Summary};
 use crate::strategy::{Outcome, Part, State, Status};
 use crate::{Decision, Limit, Op, Timestamp};
 
-/// Policies of one limit: most are.
-impl Shared {
-    pub(super) fn hit_one_at_once(
+/// The fast path of policies with one limit, which are the most common.
+impl MemoryInner {
+    pub(super) fn try_admit_single(
         &self,
-        ask: &StorageRequest<'_>,
+        request: &StorageRequest<'_>,
         limit: &Limit,
-        want: Want,
+        mode: Mode,
         mut shown: Option<&mut Summary>,
     ) -> bool {
-        let spot = self.spot(ask);
-        if let Some(state) = self.noticed(spot, ask)
-            && self.refuses_again(&state, spot.now, ask, &mut { Status::BLANK })
+        let located = self.locate_request(request);
+        if let Some(state) = self.published(located, request)
+            && self.refuses_again(&state, located.now, request, &mut { Status::BLANK })
         {
             return false;
         }
-        let done = self.on_known_one(spot, ask, limit, want, |now, state, part| {
+        let done = self.with_small_state(located, request, limit, mode, |now, state, part| {
             if let Some(shown) = &mut shown {
                 shown.at = now;
-                limit.tell(state, now, ask.cost, part, &mut shown.limit);
+                limit.tell(state, now, request.cost, part, &mut shown.limit);
             }
             part.is_none_or(|outcome| outcome.is_at_once())
         });
-        done.unwrap_or_else(|place| self.hit_newcomer_at_once(place, ask, limit, want, shown))
+        done.unwrap_or_else(|lookup| self.try_admit_new(lookup, request, limit, mode, shown))
     }
 
     #[inline(never)]
-    fn hit_newcomer_at_once(
+    fn try_admit_new(
         &self,
-        mut place: Lookup<'_>,
-        ask: &StorageRequest<'_>,
+        mut lookup: Lookup<'_>,
+        request: &StorageRequest<'_>,
         limit: &Limit,
-        want: Want,
+        mode: Mode,
         shown: Option<&mut Summary>,
     ) -> bool {
-        let now = place.now;
-        match self.take_in(&mut place, ask, want) {
+        let now = lookup.now;
+        match self.insert_new(&mut lookup, request, mode) {
             Some(NewKey::Decided(state, outcome)) => {
-                self.leave(place);
+                self.finish(lookup);
                 if let Some(shown) = shown {
                     shown.at = now;
-                    limit.tell(&state, now, ask.cost, Some(outcome), &mut shown.limit);
+                    limit.tell(&state, now, request.cost, Some(outcome), &mut shown.limit);
                 }
                 true
             }
-            Some(NewKey::Crowded(_)) => {
-                self.leave(place);
+            Some(NewKey::Full(_)) => {
+                self.finish(lookup);
                 false
             }
-            None => self.hit_any_at_once(place, ask, want, shown),
+            None => self.try_admit_any(lookup, request, mode, shown),
         }
     }
 
-    pub(super) fn decide_one(&self, ask: &StorageRequest<'_>, limit: &Limit, decision: &mut Decision) {
-        let spot = self.spot(ask);
-        if let Some(state) = self.noticed(spot, ask)
-            && self.refuses_again(&state, spot.now, ask, &mut decision.open(1, ask.cost)[0])
+    pub(super) fn decide_single(&self, request: &StorageRequest<'_>, limit: &Limit, decision: &mut Decision) {
+        let located = self.locate_request(request);
+        if let Some(state) = self.published(located, request)
+            && self.refuses_again(&state, located.now, request, &mut decision.open(1, request.cost)[0])
         {
-            decision.conclude(spot.now);
+            decision.conclude(located.now);
             return;
         }
-        let told = self.on_known_one(spot, ask, limit, Want::Decision, |now, state, part| {
-            limit.tell(state, now, ask.cost, part, &mut decision.open(1, ask.cost)[0]);
+        let done = self.with_small_state(located, request, limit, Mode::Decision, |now, state, part| {
+            limit.tell(state, now, request.cost, part, &mut decision.open(1, request.cost)[0]);
             decision.conclude(now);
         });
-        if let Err(place) = told {
-            self.decide_newcomer(place, ask, limit, decision);
+        if let Err(lookup) = done {
+            self.decide_new(lookup, request, limit, decision);
         }
     }
 
-    /// A key that is not there, or whose state is a log.
+    /// Decides on a new key, or on a key whose state is a log.
     #[inline(never)]
-    fn decide_newcomer(&self, mut place: Lookup<'_>, ask: &StorageRequest<'_>, limit: &Limit, decision: &mut Decision) {
-        let now = place.now;
-        match self.take_in(&mut place, ask, Want::Decision) {
+    fn decide_new(&self, mut lookup: Lookup<'_>, request: &StorageRequest<'_>, limit: &Limit, decision: &mut Decision) {
+        let now = lookup.now;
+        match self.insert_new(&mut lookup, request, Mode::Decision) {
             Some(NewKey::Decided(state, outcome)) => {
-                self.leave(place);
-                limit.tell(&state, now, ask.cost, Some(outcome), &mut decision.open(1, ask.cost)[0]);
+                self.finish(lookup);
+                limit.tell(&state, now, request.cost, Some(outcome), &mut decision.open(1, request.cost)[0]);
                 decision.conclude(now);
             }
-            Some(NewKey::Crowded(soonest)) => {
-                self.leave(place);
-                *decision = ask.policy.refuse(now, ask.cost, soonest).storage_full();
+            Some(NewKey::Full(soonest)) => {
+                self.finish(lookup);
+                *decision = request.policy.refuse(now, request.cost, soonest).storage_full();
             }
-            None => *decision = self.decide_any(place, ask, Want::Decision),
+            None => *decision = self.decide_any(lookup, request, Mode::Decision),
         }
     }
 
-    /// Most hits are on a key whose state is there, small, and stays where it is. `then` is called with it when the shard is
-    /// free again: what there is to say can be worked out without holding up others. The place is given back when it was not
-    /// so.
+    /// Decides a request if the key's state exists, is small and stays in its slot. This is the
+    /// common case. It calls `then` with the new state after it has unlocked the shard. Otherwise
+    /// it changes nothing and returns the lookup.
     #[inline(always)]
-    fn on_known_one<T>(
+    fn with_small_state<T>(
         &self,
-        spot: Located,
-        ask: &StorageRequest<'_>,
+        located: Located,
+        request: &StorageRequest<'_>,
         limit: &Limit,
-        want: Want,
+        mode: Mode,
         then: impl FnOnce(Timestamp, &State, Part) -> T,
     ) -> Result<T, Lookup<'_>> {
-        let StorageRequest { policy, op, cost, .. } = *ask;
+        let StorageRequest { policy, op, cost, .. } = *request;
         let digest = policy.limit_digests()[0];
-        let mut place = self.enter(spot);
-        let now = place.now;
-        let Some(slot) = place.shard.small(place.key, digest) else { return Err(place) };
+        let mut lookup = self.look_up(located);
+        let now = lookup.now;
+        let Some(slot) = lookup.shard.small_slot(lookup.key, digest) else { return Err(lookup) };
         let mut state = slot.state();
         let mut part = None;
         if op == Op::Hit && cost > 0 {
             let outcome = limit.hit(&mut state, now, cost);
             part = Some(outcome);
-            let padded = &self.shards[spot.number];
+            let padded = &self.shards[located.number];
             if outcome == Outcome::Refused && slot.refuses(&state) && !limit.counts_refusals() {
-                padded.publish(spot.key, digest, &state, now);
-            } else if want.takes(outcome == Outcome::Refused, outcome.is_delayed()) {
-                padded.retract(spot.key.hash);
+                padded.publish(located.key, digest, &state, now);
+            } else if mode.stores(outcome == Outcome::Refused, outcome.is_delayed()) {
+                padded.clear_hint(located.key.hash);
                 if !slot.update(&state, now, limit, part) {
-                    self.resave(&mut place, policy, &state);
+                    self.resave(&mut lookup, policy, &state);
                 }
             }
         }
-        self.leave(place);
+        self.finish(lookup);
         Ok(then(now, &state, part))
     }
 
-    /// The state of a key that was refused a moment ago.
+    /// Returns the published state of the key, if it was the last one that the shard refused.
     #[inline(always)]
-    fn noticed(&self, spot: Located, ask: &StorageRequest<'_>) -> Option<State> {
-        self.shards[spot.number].noticed(spot.key, *ask.policy.limit_digests().first()?, spot.now)
+    fn published(&self, located: Located, request: &StorageRequest<'_>) -> Option<State> {
+        self.shards[located.number].published(located.key, *request.policy.limit_digests().first()?, located.now)
     }
 
-    /// Refuses from what is on the notice, if that still refuses.
+    /// Refuses a request by the published state, if that still refuses it.
     #[inline(never)]
-    fn refuses_again(&self, state: &State, now: Timestamp, ask: &StorageRequest<'_>, status: &mut Status) -> bool {
-        ask.policy.limits()[0].tell(state, now, ask.cost, None, status);
+    fn refuses_again(&self, state: &State, now: Timestamp, request: &StorageRequest<'_>, status: &mut Status) -> bool {
+        request.policy.limits()[0].tell(state, now, request.cost, None, status);
         let refused = !status.is_admitted();
         if refused && is_sweep_due() {
             self.sweep(now);
@@ -149,10 +149,9 @@ impl Shared {
     }
 }
 
-/// Counts a decision of this thread that has not locked its shard, which counts the others. Returns
-/// `true` if it sweeps.
+/// Counts a decision that did not lock its shard, per thread. Returns `true` if a sweep is due.
 fn is_sweep_due() -> bool {
-    // The count would outlive one run of a model, and all runs have to do the same.
+    // The count would persist between runs of a model, and all runs must be alike.
     if cfg!(tower_ratelimit_loom) {
         return false;
     }

@@ -2,22 +2,25 @@ use crate::policy::SHADOW;
 use crate::strategy::{Outcome, Part, State, Status};
 use crate::{Limit, Timestamp};
 
-/// One state of one key. Vacant when `until` is the epoch: such a state says nothing.
+/// One state of one key. The slot is vacant if `until` is the epoch, because such a state has
+/// expired.
 ///
-/// What a strategy writes one after the other does not stand side by side here: the compiler would move it in one piece,
-/// and a piece of what was written in parts a moment ago has to wait until the parts have arrived in the cache.
+/// Fields that a strategy writes one after the other are not adjacent. Otherwise the compiler would
+/// merge their loads, and a merged load of recently written parts stalls (store-to-load forwarding
+/// fails).
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Slot {
     pub(super) hash: u64,
-    /// The first amount of the state; if it is a log, where that is.
+    /// The first amount of the state. For a log, its index.
     pub(super) first: u32,
-    /// The rest of the key's hash, mixed with which limit this is the state of.
+    /// The rest of the key's hash, combined with the limit's digest.
     pub(super) limit: u32,
     pub(super) until: Timestamp,
     /// The second amount.
     pub(super) second: u32,
-    /// How long before `until` a hit would be admitted again, in microseconds rounded down.
+    /// The time between the moment at which a unit is available again and `until`, in microseconds,
+    /// rounded down. Infinite if a unit is available now.
     pub(super) admits_before: f32,
 }
 
@@ -26,19 +29,19 @@ impl Slot {
         Self { hash, first: 0, limit, until, second: 0, admits_before: f32::INFINITY }
     }
 
-    /// The small state in this slot.
+    /// Returns the state, which must be small.
     #[inline]
     pub(super) fn state(&self) -> State {
         State::Counts { until: self.until, amounts: [self.first, self.second] }
     }
 
-    /// Takes over the state of another slot of the same limit: piece by piece, for it was written so.
+    /// Copies the state of another slot of the same limit, field by field.
     #[inline]
     pub(super) fn copy_state(&mut self, of: &Self) {
         (self.until, self.first, self.second, self.admits_before) = (of.until, of.first, of.second, of.admits_before);
     }
 
-    /// Writes a small state. Whether that could be done: what is forgotten is to be removed, and a log stands elsewhere.
+    /// Writes a small state. Returns `false` without a change if the state has expired or is a log.
     #[inline]
     pub(super) fn update(&mut self, state: &State, now: Timestamp, limit: &Limit, part: Part) -> bool {
         let State::Counts { until, amounts: [first, second] } = *state else { return false };
@@ -48,36 +51,38 @@ impl Slot {
         match part {
             None => return true,
             Some(Outcome::Spent { .. }) => self.admits_before = f32::INFINITY,
-            // It is known for how long it refuses: unless the quota has changed since it last spent.
+            // The time is known, unless the quota has changed since the last unit was spent.
             Some(Outcome::Refused) if self.refuses(state) => return true,
             Some(Outcome::SpentLast { .. } | Outcome::Refused) => {
-                self.say(until, now, &limit.check(state, now, 1));
+                self.set_admits_before(until, now, &limit.check(state, now, 1));
             }
         }
         (self.until, self.first, self.second) = (until, first, second);
         true
     }
 
-    /// Takes note of what was said of its state, which is forgotten at `until`. What is only tried out refuses nobody.
+    /// Stores the time at which the state admits a hit again. `until` is the state's expiry. A
+    /// shadow limit refuses nothing.
     #[inline]
-    pub(super) fn say(&mut self, until: Timestamp, now: Timestamp, said: &Status) {
-        let refuses_nobody = self.limit & SHADOW != 0;
-        self.admits_before = if refuses_nobody { f32::INFINITY } else { Self::admits_before(until, now, said) };
+    pub(super) fn set_admits_before(&mut self, until: Timestamp, now: Timestamp, status: &Status) {
+        let is_shadow = self.limit & SHADOW != 0;
+        self.admits_before = if is_shadow { f32::INFINITY } else { Self::admits_before(until, now, status) };
     }
 
-    /// How long before it is forgotten a state of which this was said admits one unit again, rounded down to what an `f32`
-    /// can say: rather said to refuse a little too long than to be evicted while it does.
+    /// Computes [`admits_before`](Self#structfield.admits_before) from a status. Rounds down to the
+    /// next `f32`: the state may then count as refusing for a little too long, but is never evicted
+    /// while it refuses.
     #[inline]
-    fn admits_before(until: Timestamp, now: Timestamp, said: &Status) -> f32 {
-        if said.remaining() > 0 {
+    fn admits_before(until: Timestamp, now: Timestamp, status: &Status) -> f32 {
+        if status.remaining() > 0 {
             return f32::INFINITY;
         }
-        #[allow(clippy::cast_precision_loss)] // what is lost is rounded down
-        let before = until.since(now).saturating_sub(said.reset_after_micros()) as f32;
+        #[allow(clippy::cast_precision_loss)] // rounded down below
+        let before = until.since(now).saturating_sub(status.reset_after_micros()) as f32;
         before.next_down().max(0.0)
     }
 
-    /// Whether it holds this state, which has nothing left to spend.
+    /// Returns `true` if the slot has this state, and the state has no units left.
     #[inline]
     pub(super) fn refuses(&self, state: &State) -> bool {
         self.admits_before < f32::INFINITY && self.state() == *state
@@ -93,13 +98,14 @@ impl Slot {
         self.until <= now
     }
 
-    /// From when on it may make room for others: at once, if its limit is only tried out.
+    /// Returns the time from which the slot can be evicted. Slots of shadow limits can be evicted
+    /// at any time.
     #[inline]
-    pub(super) fn makes_room_from(&self) -> Timestamp {
+    pub(super) fn evictable_from(&self) -> Timestamp {
         if self.limit & SHADOW != 0 { Timestamp::EPOCH } else { self.until }
     }
 
-    /// How long until a hit is admitted, 0 when it would be now.
+    /// Returns the time in microseconds until a hit is admitted, or 0.
     #[inline]
     pub(super) fn refuses_for(&self, now: Timestamp) -> u64 {
         if self.admits_before == f32::INFINITY {
@@ -116,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_how_long_it_refuses() {
+    fn refuses_for_is_the_time_until_a_unit_is_available() {
         let (now, until) = (Timestamp::from_micros(1_000), Timestamp::from_micros(1_500));
         let full_until_the_end = Slot { until, ..Slot::default() };
         assert_eq!(full_until_the_end.refuses_for(now), 500);

@@ -2,29 +2,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::usage::Size;
 
-/// What a [`MemoryStorage`](crate::MemoryStorage) holds, and what it did when it was full.
+/// The usage of a [`MemoryStorage`](crate::MemoryStorage), and the number of hits that found no
+/// room.
 ///
-/// With the feature `metrics`, the counter `ratelimit_memory_full_total` counts the last three, with
-/// the label `outcome`: `refused`, `admitted` or `log_refused`.
+/// With the feature `metrics`, the counter `ratelimit_memory_full_total` counts the last three
+/// fields. Its label `outcome` is `refused`, `admitted` or `log_refused`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryStats {
-    /// The number of keys that are stored, by policy.
+    /// The number of stored keys. A key counts once for each policy.
     pub keys: usize,
-    /// The bytes that all states take, with the bytes of logs.
+    /// The number of bytes of all states, including logs.
     pub bytes: usize,
-    /// The bytes that the logs of moving windows take.
+    /// The number of bytes of the logs of moving windows.
     pub log_bytes: usize,
-    /// The number of hits of newcomers that were refused because the storage was full.
+    /// The number of hits of new keys that were refused because the storage was full.
     pub newcomers_refused: u64,
-    /// The number of hits of newcomers that were admitted without being stored, because the storage
-    /// was full: see [`OnFull::Admit`](super::OnFull::Admit).
+    /// The number of hits of new keys that were admitted without being stored, because the storage
+    /// was full. See [`OnFull::Admit`](super::OnFull::Admit).
     pub newcomers_admitted: u64,
-    /// The number of hits that were refused because their own client's log could not grow.
+    /// The number of hits that were refused because the log of their own client could not grow.
     pub logs_refused: u64,
 }
 
-/// Counts hits for which there was no room.
+/// Counts the hits that found no room.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     newcomers_refused: AtomicU64,

@@ -1,34 +1,34 @@
 use std::sync::atomic::Ordering;
 
-use super::Shared;
+use super::MemoryInner;
 use super::shard::{LOG, Shard};
 use super::slot::Slot;
 use super::usage::{Size, log_bytes};
 use crate::Timestamp;
 use crate::strategy::Log;
 
-/// The number of slots that a sweep looks at: side by side they cost little more than one.
+/// The number of slots that a sweep visits. They are adjacent, so many cost little more than one.
 const SLOTS: usize = 64;
 
-/// The most logs that a sweep frees, since freeing memory takes longer than removing a slot.
-const MOST_LOGS: usize = 1_024;
+/// The maximum number of logs that a sweep frees. Freeing memory takes longer than removing a slot.
+const MAX_LOGS: usize = 1_024;
 
-/// What a sweep has removed.
+/// The result of a sweep.
 #[derive(Debug, Default)]
 pub(super) struct Swept {
     freed: Size,
-    /// The end of the shard was reached.
+    /// `true` if the end of the shard was reached.
     is_at_end: bool,
-    /// The logs, to be freed when the shard is unlocked.
+    /// The removed logs. They are freed after the shard is unlocked.
     #[expect(clippy::vec_box, reason = "unboxing would free memory while the shard is locked")]
     logs: Vec<Box<Log>>,
 }
 
-impl Shared {
+impl MemoryInner {
     /// Sweeps a part of the next shard.
     pub(super) fn sweep(&self, now: Timestamp) {
         let number = self.sweeping.load(Ordering::Relaxed) % self.shards.len();
-        // Another thread's decision or sweep goes first.
+        // A sweep never waits for a lock.
         let Some(mut shard) = self.try_lock(number) else { return };
         let swept = shard.sweep(now);
         drop(shard);
@@ -41,8 +41,9 @@ impl Shared {
 }
 
 impl Shard {
-    /// Looks at a few slots and removes the expired ones. If many have expired, as after a flood of
-    /// keys, it removes those of the whole shard in one pass, which takes less time for each.
+    /// Visits a few slots and removes the expired ones. If many of them have expired, as after a
+    /// flood of keys, it removes all expired states of the shard in one pass. This takes less time
+    /// per state.
     fn sweep(&mut self, now: Timestamp) -> Swept {
         let mut swept = Swept::default();
         for _ in 0..SLOTS {
@@ -72,7 +73,7 @@ impl Shard {
         swept.freed.keys += usize::from(self.table.run(slot.hash).is_empty());
     }
 
-    /// Removes all expired states of the shard, or those that have the first few logs.
+    /// Removes all expired states of the shard, up to the maximum number of logs.
     fn sweep_all(&mut self, now: Timestamp, swept: &mut Swept) {
         let keys = self.table.keys();
         let Self { table, logs, .. } = self;
@@ -82,7 +83,7 @@ impl Shard {
                 return true;
             }
             let has_log = slot.limit & LOG != 0;
-            if has_log && swept.logs.len() >= MOST_LOGS {
+            if has_log && swept.logs.len() >= MAX_LOGS {
                 first_left = first_left.or(Some(slot.hash));
                 return true;
             }
@@ -96,7 +97,7 @@ impl Shard {
 }
 
 impl Swept {
-    /// Counts a slot and its log.
+    /// Adds a removed slot and its log.
     fn count(&mut self, log: Option<Box<Log>>) {
         self.freed.slots += 1;
         if let Some(log) = log {

@@ -2,25 +2,24 @@ use std::ops::Range;
 
 use super::slot::Slot;
 
-/// A table of small states, ordered by where their keys hash to, with gaps: linear probing in hash order.
+/// A hash table of small states, sorted by hash, with linear probing.
 ///
-/// Equal hashes stand side by side, so the states of one key are one run, and a lookup ends at the first larger hash. It
-/// grows by an eighth, so that it is never much larger than what it holds: a table that doubles is half empty half of
-/// the time.
+/// Equal hashes are adjacent, so the states of a key are one range, and a lookup ends at the first
+/// larger hash. The table grows by an eighth, which wastes less memory than doubling.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Table {
     slots: Box<[Slot]>,
-    /// Hashes are spread over the first `spread` slots; those behind take what overflows.
+    /// The number of slots over which hashes are spread. The slots after them take the overflow.
     spread: usize,
     used: usize,
 }
 
-/// Slots beyond the spread, so that the last hashes have somewhere to overflow to.
+/// The number of slots after the spread, for the overflow of the last hashes.
 const TAIL: usize = 16;
 
 impl Table {
-    /// How many slots there are, vacant ones too.
+    /// Returns the number of slots, including vacant ones.
     pub(super) fn slots(&self) -> usize {
         self.slots.len()
     }
@@ -35,7 +34,7 @@ impl Table {
         &self.slots[index]
     }
 
-    /// The slots from here on, vacant ones too.
+    /// Returns the slots from `index` on, including vacant ones.
     #[inline]
     pub(super) fn from(&self, index: usize) -> &[Slot] {
         &self.slots[index..]
@@ -46,7 +45,8 @@ impl Table {
         &mut self.slots[index]
     }
 
-    /// The slots of all states whose key has this hash, empty where it would go.
+    /// Returns the slots of all states with this hash. The range is empty if there are none, and
+    /// starts where one would be inserted.
     #[inline]
     pub(super) fn run(&self, hash: u64) -> Range<usize> {
         let start = self.place(hash);
@@ -57,7 +57,7 @@ impl Table {
         start..end
     }
 
-    /// Where the state of this limit stands.
+    /// Returns the index of the state of this limit.
     #[inline]
     pub(super) fn find(&self, hash: u64, limit: u32) -> Option<usize> {
         let mut index = self.home(hash);
@@ -73,7 +73,8 @@ impl Table {
         }
     }
 
-    /// Where a state with this hash would go: behind all smaller hashes, at the front of its key's run.
+    /// Returns the index for a state with this hash: after all smaller hashes, before all equal
+    /// ones.
     #[inline]
     pub(super) fn place(&self, hash: u64) -> usize {
         let mut place = self.home(hash);
@@ -83,12 +84,13 @@ impl Table {
         place
     }
 
-    /// Adds a state at the front of its key's run. Returns where.
+    /// Inserts a state before the others of its key. Returns its index.
     pub(super) fn insert(&mut self, slot: Slot) -> usize {
         self.insert_at(self.place(slot.hash), slot)
     }
 
-    /// Adds a state at its [place](Self::place). Returns where that is now, for the table may have grown.
+    /// Inserts a state at its [place](Self::place). Returns its index, which differs if the table
+    /// has grown.
     pub(super) fn insert_at(&mut self, mut place: usize, slot: Slot) -> usize {
         if self.used >= self.spread - self.spread / 8 {
             place = self.grow(slot.hash);
@@ -102,8 +104,8 @@ impl Table {
         }
     }
 
-    /// Adds a state at its [place](Self::place) and removes the one at `victim`, which is not before it. `gap` is the first
-    /// vacant slot that is not before the place, if there is one before the victim.
+    /// Inserts a state at its [place](Self::place), and removes the one at `victim`, which must not
+    /// be before it. `gap` is the first vacant slot between the place and the victim, if any.
     pub(super) fn replace(&mut self, place: usize, gap: Option<usize>, victim: usize, slot: Slot) {
         match gap {
             Some(gap) if gap < victim => {
@@ -117,51 +119,51 @@ impl Table {
         }
     }
 
-    /// Puts a state at its place; those from there to the gap move over.
+    /// Writes a state to its place. The slots between the place and the gap move by one.
     fn put(&mut self, place: usize, gap: usize, slot: Slot) {
         self.slots.copy_within(place..gap, place + 1);
         self.slots[place] = slot;
         self.used += 1;
     }
 
-    /// Grows by an eighth. Returns the place of a state with this hash.
+    /// Grows the table by an eighth. Returns the place of a state with this hash.
     #[cold]
     fn grow(&mut self, hash: u64) -> usize {
         self.resize(self.spread + self.spread / 8 + 4);
         self.place(hash)
     }
 
-    /// Removes the state at `index`; those behind it that are not where they hash to move up.
+    /// Removes the state at `index`. The displaced states after it move back by one.
     pub(super) fn remove(&mut self, index: usize) {
-        let behind = index + 1;
-        let moving = self.slots[behind..]
+        let next = index + 1;
+        let moving = self.slots[next..]
             .iter()
-            .zip(behind..)
+            .zip(next..)
             .take_while(|(slot, at)| !slot.is_vacant() && self.home(slot.hash) < *at)
             .count();
-        self.slots.copy_within(behind..behind + moving, index);
+        self.slots.copy_within(next..next + moving, index);
         self.slots[index + moving] = Slot::default();
         self.used -= 1;
     }
 
-    /// Gives memory back if a quarter of it is vacant, so that what is stored takes about 40 bytes for
-    /// each state.
+    /// Shrinks the table if more than a quarter of it is vacant, so that a state takes about 40
+    /// bytes.
     pub(super) fn shrink(&mut self) {
         if self.spread > 64 && self.used < self.spread * 73 / 100 {
             self.resize(self.used + self.used / 4);
         }
     }
 
-    /// Removes the states that `stays` is false for.
-    pub(super) fn retain(&mut self, mut stays: impl FnMut(&Slot) -> bool) {
+    /// Removes the states for which `keep` returns `false`.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&Slot) -> bool) {
         let mut removed = 0;
         for slot in self.slots.iter_mut().filter(|slot| !slot.is_vacant()) {
-            if !stays(slot) {
+            if !keep(slot) {
                 *slot = Slot::default();
                 removed += 1;
             }
         }
-        // Those that are left move to where they hash to.
+        // Moves the remaining states to their places.
         self.used -= removed;
         self.resize(self.spread.min((self.used + self.used / 4).max(64)));
     }
@@ -185,7 +187,7 @@ impl Table {
         home
     }
 
-    /// Moves all states, in order, to a table spread over `spread` slots.
+    /// Moves all states, in order, to a new table with this spread.
     fn resize(&mut self, spread: usize) {
         self.spread = spread;
         let mut slots = Vec::with_capacity(spread + TAIL);
@@ -208,16 +210,16 @@ mod tests {
         Slot::new(hash, limit, Timestamp::from_micros(1))
     }
 
-    /// Everything that was inserted and not removed is found, in order, whatever the order of events.
+    /// Compares the table with a sorted set after random inserts, removals and replacements.
     #[test]
-    fn holds_what_a_sorted_map_holds() {
-        for crowding in [u64::MAX, u64::MAX / 64, 3] {
+    fn table_equals_a_sorted_set() {
+        for max_hash in [u64::MAX, u64::MAX / 64, 3] {
             let mut table = Table::default();
             let mut model = std::collections::BTreeSet::new();
             let mut random = 1_u64;
             for _ in 0..20_000 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let hash = (random >> 40).wrapping_mul(0x9E37_79B9_7F4A_7C15) % crowding;
+                let hash = (random >> 40).wrapping_mul(0x9E37_79B9_7F4A_7C15) % max_hash;
                 let limit = (random >> 33) as u32 & 3;
                 let found = table.find(hash, limit);
                 assert_eq!(found.is_some(), model.contains(&(hash, limit)));
@@ -227,7 +229,7 @@ mod tests {
                         model.remove(&(hash, limit));
                         table.shrink();
                     }
-                    // In the place of a neighbour behind it, if there is one near.
+                    // Replaces a close slot after the place, if there is one.
                     None if random >> 62 == 3 => {
                         let place = table.place(hash);
                         let Some(victim) = (place..place + 20).find(|&at| table.get(at).is_some()) else { continue };
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn gives_memory_back() {
+    fn table_shrinks_after_removals() {
         let spread = |hash: u64| hash.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let mut table = Table::default();
         for hash in 0..1_000 {
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn retain_keeps_the_others_findable() {
+    fn retained_states_are_found() {
         let mut table = Table::default();
         for hash in 0..1_000_u64 {
             table.insert(slot(hash.wrapping_mul(0x9E37_79B9_7F4A_7C15), 0));

@@ -2,9 +2,9 @@ use super::*;
 use crate::storage::Clock;
 use crate::{Op, Quota};
 
-/// Field defect: a resize that stalls one request for milliseconds. No table is ever large, so none takes long to move.
+/// Large tables would stall a request for milliseconds while they grow, so all tables are small.
 #[test]
-fn no_insert_grows_a_big_table() {
+fn tables_stay_small() {
     let storage = MemoryStorage::builder().max_keys(200_000).build().unwrap();
     let policy = Policy::from(Quota::per_hour(9));
     for key in 0..200_000_u64 {
@@ -17,9 +17,9 @@ fn no_insert_grows_a_big_table() {
     assert!(all < 200_000 * 4 / 3, "{all} slots for 200,000 keys");
 }
 
-/// Field defect: a newcomer is refused because its own shard has no room.
+/// A new key must not be refused because only its own shard has no room.
 #[test]
-fn newcomer_evicts_a_key_of_another_shard() {
+fn new_key_evicts_a_key_of_another_shard() {
     for text in ["fixed-window 1/day", "fixed-window 1/day; fixed-window 1/week"] {
         let storage = MemoryStorage::builder().max_keys(4 * KEYS_PER_SHARD).build().unwrap();
         assert_eq!(storage.0.shards.len(), 4);
@@ -49,13 +49,13 @@ fn newcomer_evicts_a_key_of_another_shard() {
 }
 
 #[test]
-fn time_goes_back_only_with_the_clock() {
+fn time_goes_back_only_if_the_clock_does() {
     let clock = crate::storage::ManualClock::default();
     let (early, late) = (clock.now(), clock.now().plus(100));
     clock.set(late);
     let (mut shard, time) = (Shard::default(), Time::Other(Box::new(clock.clone())));
     assert_eq!(shard.time(late, &time), late);
-    assert_eq!(shard.time(early, &time), late, "read before somebody else decided");
+    assert_eq!(shard.time(early, &time), late, "another thread decided after the clock was read");
     clock.set(early);
     assert_eq!(shard.time(early, &time), early);
 }

@@ -1,7 +1,7 @@
 use crate::Timestamp;
 use crate::storage::{Clock, SystemClock};
 
-/// The clock. The usual one is read without a call through a table.
+/// The clock. An enum, so that reading the system's clock needs no dynamic dispatch.
 #[derive(Debug)]
 pub(super) enum Time {
     System(SystemClock),
@@ -17,7 +17,7 @@ impl Time {
         }
     }
 
-    /// Returns how many seconds the clock is ahead of the wall clock.
+    /// Returns the number of seconds by which the clock is ahead of the wall clock.
     #[inline]
     pub(super) fn ahead(&self) -> u32 {
         match self {

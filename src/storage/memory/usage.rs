@@ -5,27 +5,28 @@ use crate::Policy;
 use crate::strategy::{Log, State};
 use crate::{Limit, Timestamp};
 
-/// The bytes of a slot with its share of the vacant slots. 73 % to 88 % of a large table are used.
+/// The bytes per state, including the vacant slots. 73 % to 88 % of the slots of a large table are
+/// used.
 pub(super) const SLOT_BYTES: usize = 40;
 
-/// The bytes of a log's place in the slab.
-pub(super) const LISTED: usize = 24;
+/// The bytes of an entry in the slab of logs.
+pub(super) const LOG_ENTRY_BYTES: usize = 24;
 
-/// The bytes that a new log takes.
-const NEW_LOG: usize = LISTED + mem::size_of::<Log>() + 64;
+/// The bytes of a new log.
+const NEW_LOG: usize = LOG_ENTRY_BYTES + mem::size_of::<Log>() + 64;
 
-/// A log that takes more than this part of the room for logs, and more bytes than 128 entries take,
-/// makes no room at the expense of others.
-const FAIR_PART: usize = 10_000;
-const LEAST_FAIR: usize = 2_304;
+/// A log is long if it takes more than 1/`LONG_FRACTION` of the room for logs, and more than
+/// `MIN_LONG` bytes, the size of 128 entries. A long log does not evict other keys.
+const LONG_FRACTION: usize = 10_000;
+const MIN_LONG: usize = 2_304;
 
-/// How much something takes.
+/// An amount of keys, states and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Size {
     pub(super) keys: usize,
-    /// One for each state.
+    /// The number of states.
     pub(super) slots: usize,
-    /// The bytes of logs.
+    /// The number of bytes of logs.
     pub(super) logs: usize,
 }
 
@@ -38,25 +39,25 @@ impl Size {
     }
 }
 
-/// The bytes of a log in a storage.
+/// Returns the bytes of a log in a storage.
 #[inline]
 pub(super) fn log_bytes(log: &Log) -> usize {
-    LISTED + log.bytes()
+    LOG_ENTRY_BYTES + log.bytes()
 }
 
-/// What a hit would add.
+/// The maximum room that a hit needs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Need {
     pub(super) size: Size,
-    /// The bytes of the longest of the logs that grow.
+    /// The number of bytes of the longest log that grows.
     longest: usize,
 }
 
 impl Need {
-    /// What a key with one small state needs.
+    /// The need of a new key with one small state.
     pub(super) const SMALL: Self = Self { size: Size::SMALL, longest: 0 };
 
-    /// What a hit at `now` adds at most. `is_new` is `true` if nothing is stored of the key.
+    /// Returns the maximum need of a hit at `now`. `is_new` is `true` if the key is not stored.
     #[inline]
     pub(super) fn of(policy: &Policy, states: &[State], now: Timestamp, is_new: bool) -> Self {
         let mut need = Self { size: Size { keys: usize::from(is_new), slots: 0, logs: 0 }, longest: 0 };
@@ -86,7 +87,7 @@ impl Need {
     }
 
     #[inline]
-    pub(super) fn is_nothing(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.size == Size::default()
     }
 }
@@ -95,7 +96,7 @@ fn keeps_log(limit: &Limit) -> bool {
     limit.strategy().log_entries(limit.quota()) > 0
 }
 
-/// The most that a storage holds.
+/// The maximum size of a storage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) keys: usize,
@@ -103,26 +104,26 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// The room for logs. The other half of the storage stays free of them.
+    /// Returns the room for logs in bytes. The other half of the storage is for states.
     const fn logs(self) -> usize {
         self.bytes / 2
     }
 
-    /// Returns `true` if a log of so many bytes takes more than its part.
+    /// Returns `true` if a log of this size is long.
     pub(super) fn is_long(self, bytes: usize) -> bool {
-        bytes > (self.logs() / FAIR_PART).max(LEAST_FAIR)
+        bytes > (self.logs() / LONG_FRACTION).max(MIN_LONG)
     }
 
-    /// The room that a log of so many bytes can grow in. The last quarter is for short logs.
+    /// Returns the room in which a log of this size can grow. The last quarter is for short logs.
     fn logs_for(self, bytes: usize) -> usize {
         if self.is_long(bytes) { self.logs() / 4 * 3 } else { self.logs() }
     }
 
-    /// The number of clients that have exhausted the policy when they fill the storage.
+    /// Returns the number of clients that fill the storage when each has used up the policy.
     pub(super) fn clients(self, policy: &Policy) -> usize {
         let full = |limit: &Limit| match limit.strategy().log_entries(limit.quota()) {
             0 => 0,
-            entries => LISTED + Log::full_bytes(entries, limit.quota().period_micros()),
+            entries => LOG_ENTRY_BYTES + Log::full_bytes(entries, limit.quota().period_micros()),
         };
         let logs = || policy.limits().iter().map(full);
         let size = Size { keys: 1, slots: policy.limits().len(), logs: logs().sum() };
@@ -131,7 +132,7 @@ impl Bounds {
     }
 }
 
-/// What has to go before a hit can be stored.
+/// The kind of key that must be evicted before a hit can be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lack {
     /// Any key.
@@ -140,7 +141,7 @@ pub(super) enum Lack {
     LogRoom,
 }
 
-/// What a storage holds.
+/// The current size of a storage.
 #[derive(Debug, Default)]
 pub(super) struct Usage {
     keys: AtomicUsize,
@@ -154,7 +155,7 @@ impl Usage {
         Size { keys: load(&self.keys), slots: load(&self.slots), logs: load(&self.logs) }
     }
 
-    /// Counts what has been stored or removed.
+    /// Replaces the size `before` by the size `after`.
     #[inline]
     pub(super) fn settle(&self, before: Size, after: Size) {
         for (count, before, after) in [
@@ -168,14 +169,14 @@ impl Usage {
         }
     }
 
-    /// Counts a key with one small state.
+    /// Adds a key with one small state.
     #[inline]
     pub(super) fn add_small(&self) {
         self.keys.fetch_add(1, Ordering::Relaxed);
         self.slots.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What is lacking for a hit, if anything is.
+    /// Returns the kind of key to evict before a hit can be stored, or `None` if there is room.
     #[inline]
     pub(super) fn lack(&self, bounds: Bounds, need: &Need) -> Option<Lack> {
         let used = self.size();
@@ -186,8 +187,8 @@ impl Usage {
         is_full.then_some(Lack::Room)
     }
 
-    /// Returns `true` if only the hit's own client can pay for its need: a long log grows.
-    pub(super) fn is_own_fault(bounds: Bounds, need: &Need) -> bool {
+    /// Returns `true` if a hit must not evict others, because it makes a long log grow.
+    pub(super) fn must_not_evict(bounds: Bounds, need: &Need) -> bool {
         need.size.keys == 0 && bounds.is_long(need.longest)
     }
 }
@@ -201,7 +202,7 @@ mod tests {
     use crate::storage::{ManualClock, Storage, StorageRequest};
     use crate::{Key, MemoryStorage, Op};
 
-    /// Text of a number with commas between thousands.
+    /// Formats a number with commas between thousands.
     fn grouped(number: u64) -> String {
         let digits = number.to_string();
         let mut text = String::new();
@@ -214,13 +215,13 @@ mod tests {
         text
     }
 
-    /// Rounded to two digits, since logs differ a little.
+    /// Rounds to two digits, because the sizes of logs vary a little.
     fn rounded(number: u64) -> u64 {
         let unit = 10_u64.pow(number.max(1).ilog10().saturating_sub(1));
         (number + unit / 2) / unit * unit
     }
 
-    /// The bytes of a client that spends all of the policy, evenly over the period.
+    /// Returns the bytes of a client that uses up the policy, with hits spread over the period.
     fn bytes_of_exhausted(policy: &Policy) -> usize {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
@@ -229,7 +230,7 @@ mod tests {
         loop {
             clock.advance(Duration::from_micros(step));
             let hit = storage.0.decide(&StorageRequest::new(policy, &key, Op::Hit, 1));
-            // A bucket refills meanwhile: it is exhausted at once.
+            // A bucket refills between the hits, so its rest is spent in one hit.
             let rest = hit.remaining();
             if policy.limits()[0].strategy().log_entries(quota) == 0 && rest > 0 {
                 let _ = storage.0.decide(&StorageRequest::new(policy, &key, Op::Hit, rest));
@@ -241,9 +242,9 @@ mod tests {
     }
 
     #[test]
-    fn table_of_the_docs_is_computed() {
+    fn capacity_table_is_up_to_date() {
         let mut table = String::from(
-            "| policy | bytes of a client that has used it up | such clients fill the default storage | with so many requests |\n\
+            "| policy | bytes per client that has used it up | clients that fill the default storage | requests of these clients |\n\
              |---|---|---|---|\n",
         );
         for (name, texts) in [
@@ -273,28 +274,28 @@ mod tests {
                 writeln!(table, "| `{strategy} {name}` | {bytes} | {clients} | {requests} |").unwrap();
             }
         }
-        assert_eq!(include_str!("capacity.md"), table, "write this into capacity.md:\n{table}");
+        assert_eq!(include_str!("capacity.md"), table, "replace capacity.md by:\n{table}");
     }
 
-    /// Lets so many clients spend all of a policy, evenly over the period. Returns `true` if the storage
-    /// has neither refused nor evicted any.
+    /// Returns `true` if this number of clients can use up a policy without refusals or evictions
+    /// by a full storage. Their hits are spread over the period.
     fn fit(policy: &Policy, max_bytes: usize, clients: u64) -> bool {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().max_bytes(max_bytes).clock(clock.clone()).build().unwrap();
         let quota = policy.limits()[0].quota();
         let step = quota.period_micros() / (u64::from(quota.amount()) + 1);
-        let ask = |client: u64, op: Op| storage.0.decide(&StorageRequest::new(policy, &Key::from(client), op, 1));
+        let request = |client: u64, op: Op| storage.0.decide(&StorageRequest::new(policy, &Key::from(client), op, 1));
         for _ in 0..quota.amount() {
             clock.advance(Duration::from_micros(step));
-            if !(0..clients).all(|client| ask(client, Op::Hit).is_admitted()) {
+            if !(0..clients).all(|client| request(client, Op::Hit).is_admitted()) {
                 return false;
             }
         }
-        (0..clients).all(|client| ask(client, Op::Peek).is_refused())
+        (0..clients).all(|client| request(client, Op::Peek).is_refused())
     }
 
     #[test]
-    fn clients_that_fill_the_storage_are_those_that_fit() {
+    fn clients_to_fill_is_accurate() {
         for (text, max_bytes) in [
             ("fixed-window 3/day", 200_000),
             ("fixed-window 3/day; fixed-window 5/2 days", 200_000),

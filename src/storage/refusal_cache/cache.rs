@@ -1,225 +1,230 @@
-//! The refusals that are known, and the hits that are under way.
+//! The cached refusals, and the hits that are in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::entry::Entry;
+use super::entry::CachedRefusal;
 use crate::storage::counters::Counters;
 use crate::storage::key_table::{Bucket, Table, TableKey};
 use crate::storage::{Clock, StorageRequest};
 use crate::{Decision, Key, Policy, Timestamp};
 
-/// Of so many costs, or quotas of one name, refusals of one key are kept.
-const KINDS: usize = 4;
+/// The maximum number of refusals per key, of different costs or quotas.
+const MAX_REFUSALS: usize = 4;
 
-/// What the handles on a cache share.
+/// The state that all handles on a cache share.
 #[derive(Debug)]
 pub(super) struct Cache {
-    table: Table<RefusalEntry>,
-    /// How many keys have a refusal.
-    held: AtomicUsize,
+    table: Table<KeyEntry>,
+    /// The number of keys with a refusal.
+    keys: AtomicUsize,
     pub(super) counters: Counters,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) max_keys: usize,
-    /// In microseconds.
+    /// The time to live in microseconds.
     pub(super) ttl: u64,
 }
 
-/// What is known of one key under one policy's name.
+/// The refusals of one key under one policy name.
 #[derive(Debug, Default)]
-struct RefusalEntry {
-    held: Vec<Entry>,
-    /// How many hits are under way, and the most that any of them costs.
-    under_way: u32,
-    dearest: u32,
-    /// How often what was known then has become doubtful. It is kept for as long as a hit is under way that began before.
+struct KeyEntry {
+    refusals: Vec<CachedRefusal>,
+    /// The number of hits in flight.
+    in_flight: u32,
+    /// The largest cost of a hit in flight.
+    max_cost: u32,
+    /// The number of times that the refusals became invalid. A hit that started before the latest
+    /// change does not add a refusal.
     changes: u64,
 }
 
-/// What the storage is asked, or what is known already.
-pub(super) enum Beginning {
-    Cache(Decision),
-    StorageRequest(UnderWay),
+/// The result of a lookup: a cached decision, or a hit that goes to the storage.
+pub(super) enum Lookup {
+    Hit(Decision),
+    Miss(InFlight),
 }
 
 impl Cache {
     pub(super) fn new(max_keys: usize, ttl: u64, clock: Arc<dyn Clock>) -> Self {
-        let (table, held, counters) =
+        let (table, keys, counters) =
             (Table::new(max_keys), AtomicUsize::new(0), Counters::new("ratelimit_refusal_cache_total"));
-        Self { table, held, counters, clock, max_keys, ttl }
+        Self { table, keys, counters, clock, max_keys, ttl }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+        self.keys.load(Ordering::Relaxed)
     }
 
     fn place(&self, policy: &Policy, key: &Key) -> TableKey {
-        // A limit that is only tried out has the digest of its policy, and states of its own.
+        // A shadow policy has the digest of its policy, but its own states.
         let what = if policy.is_shadow() { policy.limit_digests().first().copied().unwrap_or_default() } else { 0 };
         self.table.place(policy, what, key)
     }
 
-    /// Whether it is known what a hit is answered.
-    pub(super) fn knows(&self, ask: &StorageRequest<'_>) -> bool {
-        let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
-        self.table.lock(place).find().is_some_and(|of_key| of_key.knows(ask, now))
+    /// Returns `true` if the cache can answer a hit.
+    pub(super) fn contains(&self, request: &StorageRequest<'_>) -> bool {
+        let (place, now) = (self.place(request.policy, request.key), self.clock.now());
+        self.table.lock(place).find().is_some_and(|entry| entry.contains(request, now))
     }
 
-    /// What a hit is answered, if that is known, and else it is under way from now on.
-    pub(super) fn begin(self: &Arc<Self>, ask: &StorageRequest<'_>) -> Beginning {
-        let (place, now) = (self.place(ask.policy, ask.key), self.clock.now());
+    /// Answers a hit from the cache, or records that it is in flight.
+    pub(super) fn look_up(self: &Arc<Self>, request: &StorageRequest<'_>) -> Lookup {
+        let (place, now) = (self.place(request.policy, request.key), self.clock.now());
         let mut bucket = self.table.lock(place);
-        if let Some(decision) = bucket.find().and_then(|of_key| of_key.answer(ask, now)) {
-            self.counters.here(ask.policy);
-            return Beginning::Cache(decision);
+        if let Some(decision) = bucket.find().and_then(|entry| entry.answer(request, now)) {
+            self.counters.here(request.policy);
+            return Lookup::Hit(decision);
         }
         self.sweep(&mut bucket, now);
-        let of_key = bucket.find_or_insert(RefusalEntry::default);
-        of_key.held.iter_mut().for_each(|held| held.lend(ask.policy, ask.cost, now));
-        (of_key.under_way, of_key.dearest) = (of_key.under_way + 1, of_key.dearest.max(ask.cost));
-        let changes = of_key.changes;
-        self.counters.asked(ask.policy);
-        let (known, policy) = (Arc::clone(self), ask.policy.clone());
-        Beginning::StorageRequest(UnderWay { known, policy, place, cost: ask.cost, sent: now, changes, in_doubt: true })
+        let entry = bucket.find_or_insert(KeyEntry::default);
+        entry.refusals.iter_mut().for_each(|refusal| refusal.serve_stale(request.policy, request.cost, now));
+        (entry.in_flight, entry.max_cost) = (entry.in_flight + 1, entry.max_cost.max(request.cost));
+        let changes = entry.changes;
+        self.counters.asked(request.policy);
+        let (cache, policy) = (Arc::clone(self), request.policy.clone());
+        Lookup::Miss(InFlight { cache, policy, place, cost: request.cost, sent: now, changes, is_undecided: true })
     }
 
-    /// The key has been given something, or may have been, or has spent something.
-    pub(super) fn forget(&self, policy: &Policy, key: &Key) {
-        self.forget_at(self.place(policy, key));
+    /// Removes the refusals of a key whose state has changed or may have changed.
+    pub(super) fn invalidate(&self, policy: &Policy, key: &Key) {
+        self.invalidate_at(self.place(policy, key));
     }
 
-    fn forget_at(&self, place: TableKey) {
+    fn invalidate_at(&self, place: TableKey) {
         let mut bucket = self.table.lock(place);
-        if let Some(of_key) = bucket.find() {
-            of_key.changes += 1;
-            self.keep_only(of_key, |_| false);
-            bucket.retain(|of_key| !of_key.is_idle());
+        if let Some(entry) = bucket.find() {
+            entry.changes += 1;
+            self.keep_only(entry, |_| false);
+            bucket.retain(|entry| !entry.is_idle());
         }
     }
 
-    /// Keeps only some of what is known of a key.
-    fn keep_only(&self, of_key: &mut RefusalEntry, stays: impl FnMut(&Entry) -> bool) {
-        let before = of_key.held.len();
-        of_key.held.retain(stays);
-        if before > 0 && of_key.held.is_empty() {
-            of_key.held = Vec::new();
-            self.held.fetch_sub(1, Ordering::Relaxed);
+    /// Removes the refusals of a key for which `keep` returns `false`.
+    fn keep_only(&self, entry: &mut KeyEntry, keep: impl FnMut(&CachedRefusal) -> bool) {
+        let before = entry.refusals.len();
+        entry.refusals.retain(keep);
+        if before > 0 && entry.refusals.is_empty() {
+            entry.refusals = Vec::new();
+            self.keys.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    fn sweep(&self, bucket: &mut Bucket<'_, RefusalEntry>, now: Timestamp) {
-        bucket.retain(|of_key| {
-            self.keep_only(of_key, |held| !held.is_gone(now));
-            !of_key.is_idle()
+    fn sweep(&self, bucket: &mut Bucket<'_, KeyEntry>, now: Timestamp) {
+        bucket.retain(|entry| {
+            self.keep_only(entry, |refusal| !refusal.is_expired(now));
+            !entry.is_idle()
         });
     }
 
-    /// Keeps a refusal. When there is no room for one more key, the one goes whose refusal is over first.
-    fn keep(&self, bucket: &mut Bucket<'_, RefusalEntry>, held: Entry) {
+    /// Adds a refusal. If the bucket is full, it replaces the key whose refusals expire first,
+    /// unless those expire later than the new one.
+    fn keep(&self, bucket: &mut Bucket<'_, KeyEntry>, refusal: CachedRefusal) {
         let ways = bucket.ways;
-        let is_new = bucket.find().is_some_and(|of_key| of_key.held.is_empty());
-        let taken = bucket.others().filter(|of_key| !of_key.held.is_empty()).count();
+        let is_new = bucket.find().is_some_and(|entry| entry.refusals.is_empty());
+        let taken = bucket.others().filter(|entry| !entry.refusals.is_empty()).count();
         if is_new && taken >= ways {
-            let others = bucket.others().filter_map(|of_key| Some((of_key.end()?, of_key)));
-            let Some((_, soonest)) = others.min_by_key(|(end, _)| *end).filter(|(end, _)| *end <= held.end) else {
+            let others = bucket.others().filter_map(|entry| Some((entry.end()?, entry)));
+            let Some((_, soonest)) = others.min_by_key(|(end, _)| *end).filter(|(end, _)| *end <= refusal.end) else {
                 return;
             };
             self.keep_only(soonest, |_| false);
-            bucket.retain(|of_key| !of_key.is_idle());
+            bucket.retain(|entry| !entry.is_idle());
         }
-        let Some(of_key) = bucket.find() else { return };
+        let Some(entry) = bucket.find() else { return };
         if is_new {
-            self.held.fetch_add(1, Ordering::Relaxed);
+            self.keys.fetch_add(1, Ordering::Relaxed);
         }
-        of_key.held.retain(|other| !held.is_instead_of(other));
-        if of_key.held.len() == KINDS {
-            of_key.held.remove(0);
+        entry.refusals.retain(|other| !refusal.replaces(other));
+        if entry.refusals.len() == MAX_REFUSALS {
+            entry.refusals.remove(0);
         }
-        of_key.held.push(held);
+        entry.refusals.push(refusal);
     }
 }
 
-impl RefusalEntry {
-    fn knows(&self, ask: &StorageRequest<'_>, now: Timestamp) -> bool {
-        self.find(ask, now).is_some()
+impl KeyEntry {
+    fn contains(&self, request: &StorageRequest<'_>, now: Timestamp) -> bool {
+        self.find(request, now).is_some()
     }
 
-    fn answer(&self, ask: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
-        Some(self.find(ask, now)?.answer(ask.cost, now))
+    fn answer(&self, request: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
+        Some(self.find(request, now)?.answer(request.cost, now))
     }
 
-    /// Finds the refusal that answers a hit.
+    /// Returns the refusal that answers a hit.
     ///
-    /// A cost for which only a lower bound of the wait is known is a miss, so that its exact wait
-    /// becomes known, unless there is no room for another cost or a caller is asking already. So a
-    /// client that varies its costs does not reach the storage with each of them.
-    fn find(&self, ask: &StorageRequest<'_>, now: Timestamp) -> Option<&Entry> {
-        let answers = || self.held.iter().filter(|held| held.answers(ask.policy, ask.cost, now));
-        // The last one is the newest.
-        if let Some(exact) = answers().rfind(|held| held.is_exact(ask.cost)) {
+    /// Some costs have only a lower bound of the wait. They are a miss, so that the storage returns
+    /// the exact wait. A lower bound is used only if the key has no room for another refusal or a
+    /// hit is already in flight. So a client that varies its costs does not reach the storage with
+    /// each of them.
+    fn find(&self, request: &StorageRequest<'_>, now: Timestamp) -> Option<&CachedRefusal> {
+        let answers = || self.refusals.iter().filter(|refusal| refusal.answers(request.policy, request.cost, now));
+        // The last refusal is the newest.
+        if let Some(exact) = answers().rfind(|refusal| refusal.is_exact(request.cost)) {
             return Some(exact);
         }
-        let is_full = || self.held.iter().filter(|held| now < held.end).count() == KINDS;
-        let may_estimate = self.under_way > 0 || is_full();
-        answers().max_by_key(|held| held.until(ask.cost)).filter(|_| may_estimate)
+        let is_full = || self.refusals.iter().filter(|refusal| now < refusal.end).count() == MAX_REFUSALS;
+        let may_estimate = self.in_flight > 0 || is_full();
+        answers().max_by_key(|refusal| refusal.until(request.cost)).filter(|_| may_estimate)
     }
 
-    /// When the last of what is known is over.
+    /// Returns the time at which the last of the refusals expires.
     fn end(&self) -> Option<Timestamp> {
-        self.held.iter().map(|held| held.end).max()
+        self.refusals.iter().map(|refusal| refusal.end).max()
     }
 
     fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.under_way == 0
+        self.refusals.is_empty() && self.in_flight == 0
     }
 }
 
-/// A hit for which the storage was asked. However it ends, it is under way no longer when this is dropped.
+/// A hit that was sent to the storage. Dropping it ends it, with or without a decision.
 #[derive(Debug)]
-pub(super) struct UnderWay {
-    known: Arc<Cache>,
+pub(super) struct InFlight {
+    cache: Arc<Cache>,
     policy: Policy,
     place: TableKey,
     cost: u32,
-    /// When the storage had not been asked yet.
+    /// The time before the request was sent.
     sent: Timestamp,
     changes: u64,
-    in_doubt: bool,
+    is_undecided: bool,
 }
 
-impl UnderWay {
-    /// The storage has decided.
+impl InFlight {
+    /// Updates the cache with the decision of the storage.
     pub(super) fn decided(mut self, decision: &Decision) {
-        self.in_doubt = false;
+        self.is_undecided = false;
         if decision.is_admitted() {
-            // Less remains than was known, or more than was known had come back.
-            return self.known.forget_at(self.place);
+            // The key has fewer units than the refusals assume, or has been refilled.
+            return self.cache.invalidate_at(self.place);
         }
-        let known = &self.known;
-        let held = Entry::of(&self.policy, decision, self.sent, known.clock.now(), known.ttl);
-        let mut bucket = known.table.lock(self.place);
-        let unchanged = bucket.find().is_some_and(|of_key| of_key.changes == self.changes);
-        if let Some(held) = held.filter(|_| unchanged) {
-            known.keep(&mut bucket, held);
+        let cache = &self.cache;
+        let refusal = CachedRefusal::of(&self.policy, decision, self.sent, cache.clock.now(), cache.ttl);
+        let mut bucket = cache.table.lock(self.place);
+        let unchanged = bucket.find().is_some_and(|entry| entry.changes == self.changes);
+        if let Some(refusal) = refusal.filter(|_| unchanged) {
+            cache.keep(&mut bucket, refusal);
         }
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for InFlight {
     fn drop(&mut self) {
-        let mut bucket = self.known.table.lock(self.place);
-        let Some(of_key) = bucket.find() else { return };
-        of_key.under_way -= 1;
-        // Nobody knows whether it has spent anything. What its own quota refused for costing no more than this did not change by it.
-        if self.in_doubt {
-            of_key.changes += u64::from(of_key.dearest > self.cost);
-            self.known.keep_only(of_key, |held| held.cost() <= self.cost && *held.policy() == self.policy);
+        let mut bucket = self.cache.table.lock(self.place);
+        let Some(entry) = bucket.find() else { return };
+        entry.in_flight -= 1;
+        // The hit may have spent units. This does not invalidate refusals of the same quota with at
+        // most its cost.
+        if self.is_undecided {
+            entry.changes += u64::from(entry.max_cost > self.cost);
+            self.cache.keep_only(entry, |refusal| refusal.cost() <= self.cost && *refusal.policy() == self.policy);
         }
-        of_key.held.iter_mut().for_each(Entry::take_back);
-        if of_key.under_way == 0 {
-            of_key.dearest = 0;
+        entry.refusals.iter_mut().for_each(CachedRefusal::stop_serving_stale);
+        if entry.in_flight == 0 {
+            entry.max_cost = 0;
         }
-        bucket.retain(|of_key| !of_key.is_idle());
+        bucket.retain(|entry| !entry.is_idle());
     }
 }
 
@@ -230,33 +235,33 @@ mod tests {
     use crate::strategy::Status;
     use crate::{Op, Quota};
 
-    /// Hits that are under way stand in no bound, so they must not stay.
+    /// No bound counts the hits in flight, so they must be removed when they end.
     #[test]
-    fn nothing_stays_of_hits_that_have_ended() {
-        let known = Arc::new(Cache::new(1, 1_000, Arc::new(ManualClock::default())));
+    fn hits_in_flight_are_removed_when_they_end() {
+        let cache = Arc::new(Cache::new(1, 1_000, Arc::new(ManualClock::default())));
         let policy = Policy::from(Quota::per_day(1));
         let keys: Vec<Key> = (0..50_u64).map(Key::from).collect();
-        let begin = |key| match known.begin(&StorageRequest::new(&policy, key, Op::Hit, 1)) {
-            Beginning::StorageRequest(under_way) => under_way,
-            Beginning::Cache(_) => panic!("nothing is known"),
+        let begin = |key| match cache.look_up(&StorageRequest::new(&policy, key, Op::Hit, 1)) {
+            Lookup::Miss(in_flight) => in_flight,
+            Lookup::Hit(_) => panic!("the cache must be empty"),
         };
         let admitted = Decision::of(Timestamp::EPOCH, 1, Status::admitted(1, 0, 9));
         let contended = policy.refuse(Timestamp::EPOCH, 1, 9).contended();
         for end in [None, Some(&admitted), Some(&contended)] {
-            let all: Vec<UnderWay> = keys.iter().chain(&keys).map(begin).collect();
-            assert_eq!(known.table.count(|_| true), 50);
-            for under_way in all {
+            let all: Vec<InFlight> = keys.iter().chain(&keys).map(begin).collect();
+            assert_eq!(cache.table.count(|_| true), 50);
+            for in_flight in all {
                 match end {
-                    Some(decision) => under_way.decided(decision),
-                    None => drop(under_way),
+                    Some(decision) => in_flight.decided(decision),
+                    None => drop(in_flight),
                 }
             }
-            assert_eq!((known.table.count(|_| true), known.len()), (0, 0), "{end:?}");
+            assert_eq!((cache.table.count(|_| true), cache.len()), (0, 0), "{end:?}");
         }
         for key in &keys {
             begin(key).decided(&policy.refuse(Timestamp::EPOCH, 1, 9));
-            known.forget(&policy, key);
+            cache.invalidate(&policy, key);
         }
-        assert_eq!((known.table.count(|_| true), known.len()), (0, 0));
+        assert_eq!((cache.table.count(|_| true), cache.len()), (0, 0));
     }
 }

@@ -1,28 +1,31 @@
-//! A refusal that is known, and what it says later.
+//! A cached refusal, and the answers derived from it.
 
 use crate::strategy::Status;
 use crate::time::micros;
 use crate::{Decision, Limit, Policy, Timestamp};
 
-/// A refusal, and for how long it can be relied on.
+/// A refusal and the time for which it is valid.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct CachedRefusal {
     policy: Policy,
     decision: Decision,
-    /// When the storage had not been asked yet.
+    /// The time before the request was sent.
     sent: Timestamp,
-    /// When it was here. It was decided before, so what has passed since then is less than has passed in truth: what is told of
-    /// later is never too early.
+    /// The time when the decision arrived. The storage decided earlier, so the time since then is a
+    /// lower bound. A derived `retry_after` is never too short.
     received: Timestamp,
-    /// Counted from before it was asked for: it was decided after that, so this is never too late.
+    /// The end of the time to live. It counts from `sent`, before the storage decided, so that it
+    /// is never too late.
     pub(super) end: Timestamp,
-    /// Until when it may serve others while somebody asks again: for another life, if it is true for so long.
-    last: Timestamp,
-    is_lent: bool,
+    /// The latest time at which the refusal may be served stale, while a caller asks the storage
+    /// again: one more `ttl`, unless `retry_after` ends earlier.
+    stale_end: Timestamp,
+    serves_stale: bool,
 }
 
-impl Entry {
-    /// Takes note of a refusal for at most `ttl` microseconds, if it is one that stays true.
+impl CachedRefusal {
+    /// Returns an entry that lives for at most `ttl` microseconds, or `None` if the decision cannot
+    /// be cached.
     pub(super) fn of(
         policy: &Policy,
         decision: &Decision,
@@ -30,15 +33,15 @@ impl Entry {
         received: Timestamp,
         ttl: u64,
     ) -> Option<Self> {
-        let stays = !decision.is_storage_full()
+        let is_lasting = !decision.is_storage_full()
             && !decision.is_contended()
             && !decision.is_from_fallback()
-            && policy.limits().iter().all(stays_true);
-        let truth = sent.plus(decision.retry_after().map_or(u64::MAX, micros));
-        let [end, last] = [sent.plus(ttl), sent.plus(ttl).plus(ttl)].map(|end| end.min(truth));
-        let holds = decision.is_refused() && stays && received < end;
+            && policy.limits().iter().all(is_cacheable);
+        let refused_until = sent.plus(decision.retry_after().map_or(u64::MAX, micros));
+        let [end, stale_end] = [sent.plus(ttl), sent.plus(ttl).plus(ttl)].map(|end| end.min(refused_until));
+        let is_valid = decision.is_refused() && is_lasting && received < end;
         let (policy, decision) = (policy.clone(), decision.clone());
-        holds.then_some(Self { policy, decision, sent, received, end, last, is_lent: false })
+        is_valid.then_some(Self { policy, decision, sent, received, end, stale_end, serves_stale: false })
     }
 
     pub(super) fn policy(&self) -> &Policy {
@@ -49,43 +52,47 @@ impl Entry {
         self.decision.cost()
     }
 
-    /// Whether it is of no use any more: because it is over, or the clock has gone back.
-    pub(super) fn is_gone(&self, now: Timestamp) -> bool {
-        now < self.received || now >= self.last
+    /// Returns `true` if the entry has expired, also for stale answers, or if the clock has gone
+    /// back.
+    pub(super) fn is_expired(&self, now: Timestamp) -> bool {
+        now < self.received || now >= self.stale_end
     }
 
-    /// Serves other callers while one of them asks the storage again about a hit of this cost.
-    pub(super) fn lend(&mut self, policy: &Policy, cost: u32, now: Timestamp) {
-        self.is_lent |= self.refuses(policy, cost, now);
+    /// Lets the entry answer after its end, while a caller asks the storage about a hit of this
+    /// cost.
+    pub(super) fn serve_stale(&mut self, policy: &Policy, cost: u32, now: Timestamp) {
+        self.serves_stale |= self.refuses(policy, cost, now);
     }
 
-    /// Serves nobody after its end any more.
-    pub(super) fn take_back(&mut self) {
-        self.is_lent = false;
+    /// Stops answering after the end.
+    pub(super) fn stop_serving_stale(&mut self) {
+        self.serves_stale = false;
     }
 
-    /// Returns `true` if this entry is of the other's policy and gives the exact answer to its cost.
-    pub(super) fn is_instead_of(&self, other: &Self) -> bool {
+    /// Returns `true` if this entry replaces the other one: same policy, and an exact answer to the
+    /// other's cost.
+    pub(super) fn replaces(&self, other: &Self) -> bool {
         self.policy == other.policy && self.is_exact(other.cost())
     }
 
-    /// Returns `true` if a hit of this cost is refused now, and this entry may be used for that.
+    /// Returns `true` if this entry refuses a hit of this cost now.
     pub(super) fn answers(&self, policy: &Policy, cost: u32, now: Timestamp) -> bool {
-        let is_over = now >= self.end && !self.is_lent;
-        !is_over && !self.is_gone(now) && self.refuses(policy, cost, now)
+        let is_over = now >= self.end && !self.serves_stale;
+        !is_over && !self.is_expired(now) && self.refuses(policy, cost, now)
     }
 
     fn refuses(&self, policy: &Policy, cost: u32, now: Timestamp) -> bool {
         now < self.until(cost) && self.policy == *policy
     }
 
-    /// Returns the instant until which a hit of this cost is refused at least.
+    /// Returns the time until which a hit of this cost is refused, or a lower bound of it.
     pub(super) fn until(&self, cost: u32) -> Timestamp {
         let waits = self.answers_to(cost).map(|answer| answer.status.retry_micros());
         self.sent.plus(waits.max().unwrap_or(0))
     }
 
-    /// Returns `true` if the answer to this cost is the storage's. Otherwise its wait is a lower bound.
+    /// Returns `true` if the derived answer equals the storage's. Otherwise its wait is a lower
+    /// bound.
     pub(super) fn is_exact(&self, cost: u32) -> bool {
         self.answers_to(cost).all(|answer| answer.is_exact)
     }
@@ -95,10 +102,10 @@ impl Entry {
         limits.map(move |(limit, status)| Answer::to(cost, limit, status, self.cost()))
     }
 
-    /// Returns the refusal of a hit of this cost, where this entry [answers](Self::answers).
+    /// Returns the refusal of a hit of this cost. The entry must [answer](Self::answers) it.
     pub(super) fn answer(&self, cost: u32, now: Timestamp) -> Decision {
         let passed = now.since(self.received);
-        let statuses = self.answers_to(cost).map(|answer| answer.later(cost, passed));
+        let statuses = self.answers_to(cost).map(|answer| answer.after(cost, passed));
         Decision::of_limits(self.decision.at().plus(passed), cost, statuses)
     }
 }
@@ -106,14 +113,14 @@ impl Entry {
 /// The answer of one limit to a cost, derived from its answer to another cost.
 struct Answer {
     status: Status,
-    /// Otherwise the limit refuses for at least as long as the status says.
+    /// `false` if the wait in `status` is a lower bound.
     is_exact: bool,
 }
 
 impl Answer {
-    /// Derives the answer to `cost` from the answer to `known`.
-    fn to(cost: u32, limit: &Limit, status: &Status, known: u32) -> Self {
-        if cost == known {
+    /// Derives the answer to `cost` from `status`, the answer to a hit of the cost `known_cost`.
+    fn to(cost: u32, limit: &Limit, status: &Status, known_cost: u32) -> Self {
+        if cost == known_cost {
             return Self { status: *status, is_exact: true };
         }
         let (capacity, remaining, reset) = (status.capacity(), status.remaining(), status.reset_after_micros());
@@ -123,28 +130,31 @@ impl Answer {
         if cost > capacity {
             return Self { status: Status::refused(capacity, remaining, reset, None), is_exact: true };
         }
-        // One more unit than what remains fits after `reset`, and a larger cost fits no earlier than
-        // a smaller one.
-        let (fits, wait) =
-            if cost > known && known > remaining { (known, status.retry_micros()) } else { (remaining + 1, reset) };
+        // A cost of one more than `remaining` fits after `reset`. A larger cost fits no earlier
+        // than a smaller one.
+        let (fits, wait) = if cost > known_cost && known_cost > remaining {
+            (known_cost, status.retry_micros())
+        } else {
+            (remaining + 1, reset)
+        };
         let wait = wait.saturating_add(refill(limit, cost - fits));
         let is_exact = cost == fits || is_window(limit);
         Self { status: Status::refused(capacity, remaining, reset, Some(wait)), is_exact }
     }
 
     /// Returns the answer after `passed` microseconds.
-    fn later(&self, cost: u32, passed: u64) -> Status {
+    fn after(&self, cost: u32, passed: u64) -> Status {
         let status = &self.status;
         if !self.is_exact && status.retry_micros() <= passed {
-            // The limit may admit the cost by now, or later. Another limit refuses it.
+            // The limit may admit the cost by now or later. Another limit of the policy refuses it.
             let reset = status.reset_after_micros().saturating_sub(passed).max(1);
             return Status::refused(status.capacity(), status.remaining(), reset, Some(1));
         }
-        later_on(status, cost, passed)
+        after(status, cost, passed)
     }
 }
 
-/// Returns the least number of microseconds in which so many units come back, if the strategy tells.
+/// Returns the minimum time in microseconds to refill this number of units, or 0 if it is unknown.
 fn refill(limit: &Limit, units: u32) -> u64 {
     if limit.strategy().name() != "token-bucket" {
         return 0;
@@ -154,22 +164,23 @@ fn refill(limit: &Limit, units: u32) -> u64 {
     u64::try_from(micros).unwrap_or(u64::MAX)
 }
 
-/// Returns `true` for a limit whose units all come back at the same instant.
+/// Returns `true` for a limit whose units are all refilled at the same time.
 fn is_window(limit: &Limit) -> bool {
     matches!(limit.strategy().name(), "fixed-window" | "fixed-window-aligned")
 }
 
-/// Whether a refusal by this limit changes nothing, and is true for as long as it says.
-fn stays_true(limit: &Limit) -> bool {
+/// Returns `true` if a refusal by this limit changes no state and holds for its whole
+/// `retry_after`.
+fn is_cacheable(limit: &Limit) -> bool {
     let strategy = limit.strategy();
     !strategy.counts_refusals() && strategy.name() != "leaky-bucket"
 }
 
-/// The same when so much has passed, while the decision it is part of is still a refusal. What has come back meanwhile is not known:
-/// then the remaining units are the least there are.
-fn later_on(status: &Status, cost: u32, passed: u64) -> Status {
+/// Returns the status of a limit after `passed` microseconds, as part of a refusal. Units that were
+/// refilled meanwhile are unknown, so `remaining` is a lower bound.
+fn after(status: &Status, cost: u32, passed: u64) -> Status {
     let capacity = status.capacity();
-    // Of what is full nothing comes back; of what is not, it takes some time at least.
+    // A full limit has nothing to refill. Any other limit needs at least 1 microsecond.
     let reset = |remaining| match status.reset_after_micros().saturating_sub(passed) {
         _ if remaining == capacity => 0,
         left => left.max(1),
@@ -179,7 +190,7 @@ fn later_on(status: &Status, cost: u32, passed: u64) -> Status {
         return Status::admitted(capacity, remaining, reset(remaining));
     }
     match status.retry_after().map(micros) {
-        // This limit admits again, though another one does not.
+        // This limit admits the cost now, but another limit of the policy refuses it.
         Some(wait) if wait <= passed => {
             let remaining = remaining.max(cost);
             Status::admitted(capacity, remaining, reset(remaining))

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use self::cache::{Beginning, Cache, UnderWay};
+use self::cache::{Cache, InFlight, Lookup};
 use crate::error::or_panic;
 use crate::storage::key_table::MOST;
 use crate::storage::{Clock, Storage, StorageRequest, Summary, SystemClock};
@@ -39,42 +39,45 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// # }
 /// ```
 ///
-/// A refusal is cached until its `retry_after` has passed, for at most 1 second ([`ttl`](Self::ttl)).
-/// Until then, hits of the same policy and key with the same or a larger cost, or with a cost above the
-/// remaining units, are refused without asking the storage. `retry_after` counts down meanwhile. Peeks,
-/// elastic windows and leaky buckets always ask the storage.
+/// A refusal is cached until its `retry_after` has passed, for at most 1 second
+/// ([`ttl`](Self::ttl)). It answers later hits of the same policy and key if they have the same or
+/// a larger cost, or if their cost exceeds the remaining units. `retry_after` counts down
+/// meanwhile. Peeks always go to the storage. So do policies with an elastic window or a leaky
+/// bucket.
 ///
-/// A [`clear`](Storage::clear) or a [`refund`](Storage::refund) through a handle on this cache drops the
-/// key's entry. Changes by other processes show after at most one `ttl`.
+/// A [`clear`](Storage::clear) or [`refund`](Storage::refund) through this cache removes the key's
+/// refusals. Changes by other processes take effect after at most one `ttl`.
 ///
-/// It caches the refusals of up to 100,000 keys ([`max_keys`](Self::max_keys)), some 300 bytes for
-/// each of up to four costs of a key.
+/// The cache holds refusals of up to 100,000 keys ([`max_keys`](Self::max_keys)) and of up to four
+/// costs per key. A refusal takes about 300 bytes.
 ///
-/// Put it around a [`Breaker`](super::Breaker). It gains nothing around the memory storage. The guide on
-/// [several processes](crate::guide::several_processes#fewer-requests-to-the-storage) has the details.
+/// Put it around a [`Breaker`](super::Breaker). It has no benefit around a
+/// [`MemoryStorage`](crate::MemoryStorage). The guide on [several
+/// processes](crate::guide::several_processes#fewer-requests-to-the-storage) has the details.
 ///
 /// # Errors
 ///
-/// The errors are those of the storage inside.
+/// Returns the errors of the inner storage.
 #[derive(Clone)]
 pub struct RefusalCache<St> {
     inner: St,
-    known: Arc<Cache>,
+    cache: Arc<Cache>,
 }
 
-/// The defaults.
+/// The defaults of [`RefusalCache::max_keys`] and [`RefusalCache::ttl`], the latter in
+/// microseconds.
 const MAX_KEYS: usize = 100_000;
 const TTL: u64 = 1_000_000;
 
 impl<St: Storage> RefusalCache<St> {
     /// Wraps `storage`.
     pub fn new(storage: St) -> Self {
-        Self { inner: storage, known: Arc::new(Cache::new(MAX_KEYS, TTL, Arc::new(SystemClock::new()))) }
+        Self { inner: storage, cache: Arc::new(Cache::new(MAX_KEYS, TTL, Arc::new(SystemClock::new()))) }
     }
 
-    /// Returns the same with an empty cache.
+    /// Returns a copy with these settings and an empty cache.
     fn with(self, max_keys: usize, ttl: u64, clock: Arc<dyn Clock>) -> Self {
-        Self { known: Arc::new(Cache::new(max_keys, ttl, clock)), ..self }
+        Self { cache: Arc::new(Cache::new(max_keys, ttl, clock)), ..self }
     }
 
     /// Sets the longest time for which a refusal is cached. Defaults to 1 second.
@@ -99,11 +102,11 @@ impl<St: Storage> RefusalCache<St> {
     pub fn try_ttl(self, ttl: Duration) -> Result<Self, ConfigError> {
         if !(Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&ttl) {
             return Err(ConfigError::new(format!(
-                "a life of {ttl:?} cannot be: use at least a millisecond and at most a day, \
-                 for example Duration::from_secs(1)"
+                "invalid ttl {ttl:?}: it must be at least 1 ms and at most 1 day, for example \
+                 Duration::from_secs(1)"
             )));
         }
-        let (max_keys, clock) = (self.known.max_keys, Arc::clone(&self.known.clock));
+        let (max_keys, clock) = (self.cache.max_keys, Arc::clone(&self.cache.clock));
         Ok(self.with(max_keys, micros(ttl), clock))
     }
 
@@ -113,8 +116,8 @@ impl<St: Storage> RefusalCache<St> {
     ///
     /// # Panics
     ///
-    /// Panics if `max_keys` is 0 or more than 100 million. [`try_max_keys`](Self::try_max_keys) returns
-    /// an error instead.
+    /// Panics if `max_keys` is 0 or more than 100 million. [`try_max_keys`](Self::try_max_keys)
+    /// returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn max_keys(self, max_keys: usize) -> Self {
@@ -129,39 +132,39 @@ impl<St: Storage> RefusalCache<St> {
     pub fn try_max_keys(self, max_keys: usize) -> Result<Self, ConfigError> {
         if max_keys == 0 || max_keys > MOST {
             return Err(ConfigError::new(
-                "max_keys must be at least 1 and at most 100 million, for example 100_000: to keep no refusals, leave the cache out",
+                "max_keys must be at least 1 and at most 100 million, for example 100_000; to cache no refusals, remove the cache",
             ));
         }
-        let (ttl, clock) = (self.known.ttl, Arc::clone(&self.known.clock));
+        let (ttl, clock) = (self.cache.ttl, Arc::clone(&self.cache.clock));
         Ok(self.with(max_keys, ttl, clock))
     }
 
-    /// Sets the clock that measures how long a refusal is cached; for tests. It need not agree with
-    /// the storage's clock.
+    /// Sets the clock that measures the age of refusals; for tests. It need not agree with the
+    /// storage's clock.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        let (max_keys, ttl) = (self.known.max_keys, self.known.ttl);
+        let (max_keys, ttl) = (self.cache.max_keys, self.cache.ttl);
         self.with(max_keys, ttl, Arc::new(clock))
     }
 
-    /// Returns the storage inside.
+    /// Returns the inner storage.
     pub fn inner(&self) -> &St {
         &self.inner
     }
 
     /// Returns the number of hits that were refused from the cache.
     pub fn hits(&self) -> u64 {
-        self.known.counters.counted().0
+        self.cache.counters.counted().0
     }
 
-    /// Returns the number of hits that the storage inside decided.
+    /// Returns the number of hits that were sent to the inner storage.
     pub fn misses(&self) -> u64 {
-        self.known.counters.counted().1
+        self.cache.counters.counted().1
     }
 
     /// Returns the number of cached keys, including expired ones that no hit has removed yet.
     pub fn len(&self) -> usize {
-        self.known.len()
+        self.cache.len()
     }
 
     /// Returns `true` if no refusals are cached.
@@ -175,12 +178,12 @@ impl<St: Storage> RefusalCache<St> {
         key: &Key,
         change: impl FnOnce(&St) -> St::UpdateFuture,
     ) -> Change<St::UpdateFuture> {
-        // It may be done as soon as it is asked for, or whenever it is polled; so what is known is dropped then, and again when it is
-        // done or given up.
-        let doubt = InvalidateOnDrop { known: Arc::clone(&self.known), policy: policy.clone(), key: key.clone() };
-        let done = change(&self.inner);
-        doubt.known.forget(policy, key);
-        Change { done, doubt: Some(doubt) }
+        // The storage may apply the change now or at any later poll. So the refusals are removed
+        // now, and again when the future completes or is dropped.
+        let invalidate = InvalidateOnDrop { cache: Arc::clone(&self.cache), policy: policy.clone(), key: key.clone() };
+        let update = change(&self.inner);
+        invalidate.cache.invalidate(policy, key);
+        Change { update, invalidate: Some(invalidate) }
     }
 }
 
@@ -189,26 +192,26 @@ impl<St: Storage> Storage for RefusalCache<St> {
     type DecideFuture = Answer<St::DecideFuture>;
     type UpdateFuture = Change<St::UpdateFuture>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        if ask.op == Op::Peek || ask.cost == 0 {
-            return Answer(Progress::Asked(self.inner.decide(ask), None));
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        if request.op == Op::Peek || request.cost == 0 {
+            return Answer(Progress::Inner(self.inner.decide(request), None));
         }
-        match self.known.begin(&ask) {
-            Beginning::Cache(decision) => Answer(Progress::Cache(Some(decision))),
-            Beginning::StorageRequest(under_way) => Answer(Progress::Asked(self.inner.decide(ask), Some(under_way))),
+        match self.cache.look_up(&request) {
+            Lookup::Hit(decision) => Answer(Progress::Cached(Some(decision))),
+            Lookup::Miss(in_flight) => Answer(Progress::Inner(self.inner.decide(request), Some(in_flight))),
         }
     }
 
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        if ask.cost == 0 {
-            return self.inner.try_admit(ask, shown);
+    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+        if request.cost == 0 {
+            return self.inner.try_admit(request, shown);
         }
-        // The decision that is asked for next says the rest.
-        if self.known.knows(&ask) || !self.inner.try_admit(ask, shown) {
+        // After a `false`, the caller sends the request to `decide`, which answers from the cache.
+        if self.cache.contains(&request) || !self.inner.try_admit(request, shown) {
             return false;
         }
-        self.known.counters.asked(ask.policy);
-        self.known.forget(ask.policy, ask.key);
+        self.cache.counters.asked(request.policy);
+        self.cache.invalidate(request.policy, request.key);
         true
     }
 
@@ -229,22 +232,22 @@ impl<St: Storage> Storage for RefusalCache<St> {
     }
 }
 
-/// Shows what is counted.
+/// Prints the settings and counts, without keys and refusals.
 impl<St: fmt::Debug> fmt::Debug for RefusalCache<St> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (answered, asked) = self.known.counters.counted();
+        let (hits, misses) = self.cache.counters.counted();
         f.debug_struct("RefusalCache")
             .field("inner", &self.inner)
-            .field("life", &Duration::from_micros(self.known.ttl))
-            .field("max_keys", &self.known.max_keys)
-            .field("held", &self.known.len())
-            .field("answered", &answered)
-            .field("asked", &asked)
+            .field("ttl", &Duration::from_micros(self.cache.ttl))
+            .field("max_keys", &self.cache.max_keys)
+            .field("len", &self.cache.len())
+            .field("hits", &hits)
+            .field("misses", &misses)
             .finish_non_exhaustive()
     }
 }
 
-/// An answer of a [`RefusalCache`], on its way.
+/// The future of a decision by a [`RefusalCache`].
 #[derive(Debug)]
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Answer<F>(Progress<F>);
@@ -255,8 +258,8 @@ pub struct Answer<F>(Progress<F>);
     reason = "it is polled where it is made; boxing would cost a refusal an allocation"
 )]
 enum Progress<F> {
-    Cache(Option<Decision>),
-    Asked(F, Option<UnderWay>),
+    Cached(Option<Decision>),
+    Inner(F, Option<InFlight>),
 }
 
 impl<F, E> Future for Answer<F>
@@ -267,11 +270,11 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            Progress::Cache(decision) => Poll::Ready(Ok(decision.take().expect("polled after it has answered"))),
-            Progress::Asked(asked, under_way) => {
-                let answer = std::task::ready!(Pin::new(asked).poll(cx));
-                if let (Some(under_way), Ok(decision)) = (under_way.take(), &answer) {
-                    under_way.decided(decision);
+            Progress::Cached(decision) => Poll::Ready(Ok(decision.take().expect("`Answer` polled after completion"))),
+            Progress::Inner(decided, in_flight) => {
+                let answer = std::task::ready!(Pin::new(decided).poll(cx));
+                if let (Some(in_flight), Ok(decision)) = (in_flight.take(), &answer) {
+                    in_flight.decided(decision);
                 }
                 Poll::Ready(answer)
             }
@@ -279,34 +282,35 @@ where
     }
 }
 
-/// A change through a [`RefusalCache`], on its way.
+/// The future of a clear or refund through a [`RefusalCache`].
 #[derive(Debug)]
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Change<F> {
-    done: F,
-    doubt: Option<InvalidateOnDrop>,
+    update: F,
+    invalidate: Option<InvalidateOnDrop>,
 }
 
 impl<F: Future + Unpin> Future for Change<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        let done = std::task::ready!(Pin::new(&mut self.done).poll(cx));
-        drop(self.doubt.take());
-        Poll::Ready(done)
+        let update = std::task::ready!(Pin::new(&mut self.update).poll(cx));
+        drop(self.invalidate.take());
+        Poll::Ready(update)
     }
 }
 
-/// While a change is under way; what is known when it ends is from before.
+/// Removes a key's refusals when a change completes or is dropped, because they may be older than
+/// the change.
 #[derive(Debug)]
 struct InvalidateOnDrop {
-    known: Arc<Cache>,
+    cache: Arc<Cache>,
     policy: Policy,
     key: Key,
 }
 
 impl Drop for InvalidateOnDrop {
     fn drop(&mut self) {
-        self.known.forget(&self.policy, &self.key);
+        self.cache.invalidate(&self.policy, &self.key);
     }
 }

@@ -1,6 +1,7 @@
-//! Models of the circuit that `scripts/loom` runs in all their interleavings.
+//! Models of the circuit. `scripts/loom` runs all of their interleavings.
 //!
-//! The clock is tokio's and paused: a shortest wait of zero is always over, and one of an hour never.
+//! The clock is tokio's paused clock. A shortest wait of zero has always passed, and one of an hour
+//! never passes.
 
 use std::io;
 
@@ -18,13 +19,13 @@ fn model(f: impl Fn(Race) + Copy + Send + Sync + 'static) {
 }
 
 fn circuit(failures: u32, shortest: Duration, longest: Duration) -> Arc<Circuit> {
-    Arc::new(Circuit::new(Patience { failures, shortest, longest }))
+    Arc::new(Circuit::new(Settings { failures, shortest, longest }))
 }
 
-/// Open, and its first probe is due.
+/// Returns an open circuit whose first probe is due.
 fn open(longest: Duration) -> Arc<Circuit> {
     let circuit = circuit(1, Duration::ZERO, longest);
-    fail(circuit.ask(true));
+    fail(circuit.try_acquire(true));
     assert_eq!(circuit.epoch(), 1);
     circuit
 }
@@ -44,69 +45,70 @@ impl Circuit {
 }
 
 #[test]
-fn one_probe_at_a_time_is_let_through() {
+fn only_one_probe_runs_at_a_time() {
     model(|race| {
         let circuit = open(HOUR);
-        let (one, two) = race.run(&circuit, |circuit| circuit.ask(true), |circuit| circuit.ask(true));
+        let (one, two) = race.run(&circuit, |circuit| circuit.try_acquire(true), |circuit| circuit.try_acquire(true));
         assert!(one.is_some() != two.is_some());
         assert_eq!(circuit.state().phase, Phase::Probing);
     });
 }
 
 #[test]
-fn threshold_failures_of_two_threads_open_it_once() {
+fn failures_of_two_threads_open_the_circuit_once() {
     for failures in [1, 2] {
         model(move |race| {
             let circuit = circuit(failures, Duration::ZERO, HOUR);
-            let (one, two) = (circuit.ask(true), circuit.ask(true));
+            let (one, two) = (circuit.try_acquire(true), circuit.try_acquire(true));
             race.run(&circuit, |_| fail(one), |_| fail(two));
-            // A late failure is not counted.
+            // A failure that arrives after the circuit has opened is not counted.
             assert_eq!((circuit.epoch(), circuit.state().failures), (1, failures));
         });
     }
 }
 
 #[test]
-fn circuit_that_is_seen_open_is_not_due_before_its_time() {
+fn open_circuit_does_not_probe_early() {
     model(|race| {
         let circuit = circuit(1, HOUR, HOUR);
-        let permit = circuit.ask(true);
-        let look = |circuit: &Circuit| circuit.is_closed() || !circuit.is_due() && circuit.ask(true).is_none();
+        let permit = circuit.try_acquire(true);
+        let look =
+            |circuit: &Circuit| circuit.is_closed() || !circuit.is_probe_due() && circuit.try_acquire(true).is_none();
         let ((), is_right) = race.run(&circuit, |_| fail(permit), look);
         assert!(is_right);
     });
 }
 
 #[test]
-fn failure_from_before_it_opened_does_not_reopen_it() {
+fn failure_from_before_the_outage_does_not_reopen_the_circuit() {
     model(|race| {
         let circuit = circuit(1, Duration::ZERO, HOUR);
-        let (first, old) = (circuit.ask(true), circuit.ask(true));
+        let (first, old) = (circuit.try_acquire(true), circuit.try_acquire(true));
         fail(first);
-        race.run(&circuit, |circuit| succeed(circuit.ask(true)), |_| fail(old));
+        race.run(&circuit, |circuit| succeed(circuit.try_acquire(true)), |_| fail(old));
         assert_eq!((circuit.epoch(), circuit.state().failures), (2, 0));
     });
 }
 
 #[test]
-fn success_from_before_it_opened_does_not_change_it() {
+fn success_from_before_the_outage_does_not_close_the_circuit() {
     model(|race| {
         let circuit = circuit(1, Duration::ZERO, HOUR);
-        let (first, old) = (circuit.ask(true), circuit.ask(true));
+        let (first, old) = (circuit.try_acquire(true), circuit.try_acquire(true));
         race.run(&circuit, |_| fail(first), |_| succeed(old));
         assert_eq!((circuit.epoch(), circuit.state().failures), (1, 1));
     });
 }
 
-/// With a longest wait of zero, nobody waits for a probe's answer, so there can be two.
+/// With a longest wait of zero, a second probe can start before the first one has ended.
 #[test]
-fn success_of_a_probe_from_before_it_closed_does_not_close_it_again() {
+fn late_probe_success_does_not_close_a_reopened_circuit() {
     model(|race| {
         let circuit = open(Duration::ZERO);
-        let (old, new) = (circuit.ask(true), circuit.ask(true));
+        let (old, new) = (circuit.try_acquire(true), circuit.try_acquire(true));
         let close_and_open = |circuit: &Circuit| {
             succeed(new);
-            fail(circuit.ask(true));
+            fail(circuit.try_acquire(true));
         };
         race.run(&circuit, close_and_open, |_| succeed(old));
         assert_eq!(circuit.epoch(), 3);
@@ -114,61 +116,61 @@ fn success_of_a_probe_from_before_it_closed_does_not_close_it_again() {
 }
 
 #[test]
-fn two_probes_that_succeed_close_it_once() {
+fn two_successful_probes_close_the_circuit_once() {
     model(|race| {
         let circuit = open(Duration::ZERO);
-        race.run(&circuit, |circuit| succeed(circuit.ask(true)), |circuit| succeed(circuit.ask(true)));
+        race.run(&circuit, |circuit| succeed(circuit.try_acquire(true)), |circuit| succeed(circuit.try_acquire(true)));
         assert_eq!(circuit.epoch(), 2);
     });
 }
 
 #[test]
-fn end_of_an_older_probe_is_not_the_end_of_a_newer_one() {
+fn end_of_an_older_probe_does_not_end_a_newer_one() {
     for end in [fail, drop] {
         model(move |race| {
             let circuit = open(Duration::ZERO);
-            let older = circuit.ask(true);
-            let ((), newer) = race.run(&circuit, move |_| end(older), |circuit| circuit.ask(true));
+            let older = circuit.try_acquire(true);
+            let ((), newer) = race.run(&circuit, move |_| end(older), |circuit| circuit.try_acquire(true));
             assert_eq!((newer.is_some(), circuit.state().phase), (true, Phase::Probing));
         });
     }
 }
 
 #[test]
-fn probe_that_is_dropped_makes_way_for_the_next() {
+fn dropped_probe_allows_the_next_one() {
     model(|race| {
         let circuit = open(HOUR);
-        race.run(&circuit, |circuit| drop(circuit.ask(true)), |circuit| drop(circuit.ask(true)));
+        race.run(&circuit, |circuit| drop(circuit.try_acquire(true)), |circuit| drop(circuit.try_acquire(true)));
         assert_eq!(circuit.state().phase, Phase::Open);
-        assert!(circuit.ask(true).is_some());
+        assert!(circuit.try_acquire(true).is_some());
     });
 }
 
 #[test]
-fn probe_that_fails_while_another_is_dropped_makes_way_for_the_next() {
+fn failed_and_dropped_probes_allow_the_next_one() {
     for longest in [HOUR, Duration::ZERO] {
         model(move |race| {
             let circuit = open(longest);
             let fail_if_asked = |circuit: &Circuit| {
-                let permit = circuit.ask(true);
+                let permit = circuit.try_acquire(true);
                 if permit.is_some() {
                     fail(permit);
                 }
             };
-            race.run(&circuit, |circuit| drop(circuit.ask(true)), fail_if_asked);
+            race.run(&circuit, |circuit| drop(circuit.try_acquire(true)), fail_if_asked);
             assert_eq!(circuit.state().phase, Phase::Open);
-            assert!(circuit.ask(true).is_some());
+            assert!(circuit.try_acquire(true).is_some());
         });
     }
 }
 
 #[test]
-fn probe_that_succeeds_while_another_is_dropped_closes_it() {
+fn successful_probe_closes_the_circuit_while_another_is_dropped() {
     model(|race| {
         let circuit = open(Duration::ZERO);
-        let (one, two) = (circuit.ask(true), circuit.ask(true));
+        let (one, two) = (circuit.try_acquire(true), circuit.try_acquire(true));
         race.run(&circuit, |_| succeed(one), |_| drop(two));
         assert_eq!(circuit.state().phase, Phase::Closed);
-        assert!(circuit.ask(true).is_some_and(|permit| permit.probe.is_none()));
+        assert!(circuit.try_acquire(true).is_some_and(|permit| permit.probe.is_none()));
     });
 }

@@ -1,14 +1,15 @@
-//! The laws that hold when the clock is put back or the quota is another one, in whatever state the hits before have left.
+//! Laws of a strategy after the clock has gone back or the quota has changed.
 
 use proptest::prop_assert;
 
-use super::each_hit::{hit, micros, peek, waits_are_tight};
-use super::laws::Outcome;
+use super::hit_laws::{hit, micros, peek, waits_are_exact};
+use super::strategy::Outcome;
 use crate::strategy::State;
 use crate::{Limit, Policy, Timestamp};
 
-/// The first refused hit after the clock went back fixes when the next one is admitted.
-pub(super) fn waits_are_tight_after_a_clock_went_back(
+/// After the clock has gone back, the first refused hit determines the time at which the next one
+/// is admitted.
+pub(super) fn waits_are_exact_after_clock_change(
     policy: &Policy,
     states: &[State],
     now: Timestamp,
@@ -20,51 +21,55 @@ pub(super) fn waits_are_tight_after_a_clock_went_back(
         let (_, mut states) = hit(policy, states, now, cost);
         let mut now = now.minus(back);
         for _ in 0..3 {
-            waits_are_tight(policy, &states, now, cost)?;
+            waits_are_exact(policy, &states, now, cost)?;
             let (decision, after) = hit(policy, &states, now, cost);
             let wait = decision.retry_after().map_or(0, micros);
-            prop_assert!(wait <= longest, "{back} us back it refuses for {wait} us, and never for more than {longest}");
+            prop_assert!(wait <= longest, "{back} us earlier it refuses for {wait} us, but the maximum is {longest}");
             (states, now) = (after, now.plus(wait / 2));
         }
     }
     Ok(())
 }
 
-/// `after` decides on a state that `before` has written.
-pub(super) fn waits_are_tight_after_a_change(
+/// Lets `after` decide on a state that `before` has written.
+pub(super) fn waits_are_exact_after_quota_change(
     before: &Policy,
     after: &Policy,
     states: &[State],
     now: Timestamp,
     cost: u32,
 ) -> Outcome {
-    waits_are_tight(after, states, now, cost)?;
+    waits_are_exact(after, states, now, cost)?;
     let peeked = peek(after, states, now, cost);
     let [old, new] = [before, after].map(|policy| &policy.limits()[0]);
     let Some(wait) = peeked.retry_after().map(micros).filter(|_| !new.strategy().counts_refusals()) else {
         return Ok(());
     };
-    prop_assert!(peek(after, states, now.plus(wait), cost).is_admitted(), "a peek said {wait} us, and then refuses");
+    prop_assert!(
+        peek(after, states, now.plus(wait), cost).is_admitted(),
+        "refused after the wait of a peek, {wait} us"
+    );
     prop_assert!(
         peek(after, states, now.plus(wait - 1), cost).is_refused(),
-        "a peek said {wait} us, and admits before"
+        "admitted before the wait of a peek, {wait} us"
     );
     if new.capacity() >= old.capacity() && new.quota().amount() >= old.quota().amount() {
         let (_, exhausted) = hit(after, &[State::Fresh], now, new.capacity());
         let [empty, full] =
             [cost, new.capacity()].map(|cost| peek(after, &exhausted, now, cost).retry_after().map_or(0, micros));
-        // A 500th, as a state need not say exactly by which quota it was written.
+        // A tolerance of 1/500, because a state need not store exactly the quota that wrote it.
         let longest = empty + full / 500 + 2;
-        prop_assert!(wait <= longest, "{old} became {new}, and refuses for {wait} us instead of at most {longest}");
+        prop_assert!(wait <= longest, "{old} changed to {new} refuses for {wait} us, but the maximum is {longest}");
     }
     Ok(())
 }
 
-/// How long a limit may refuse: until all of a bucket has come back, or the third window or bucket on a grid begins.
+/// Returns the longest possible wait of a limit: until a bucket is full, or until the third window
+/// of a grid starts.
 fn longest(limit: &Limit) -> u64 {
     let (quota, capacity) = (limit.quota(), u128::from(limit.capacity()));
     let full = (capacity * u128::from(quota.period_micros())).div_ceil(quota.amount().into());
-    // A state need not say exactly how long it is.
+    // A tolerance of 1/500, because a state need not store its exact length.
     let full = u64::try_from(full + full / 500 + 1).unwrap_or(u64::MAX);
     full.max(3 * quota.period_micros())
 }

@@ -1,4 +1,4 @@
-//! Law 9: many at once.
+//! Laws of concurrent requests.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -7,31 +7,33 @@ use std::task::Poll;
 use tokio::runtime::Runtime;
 use tokio::task::{JoinSet, yield_now};
 
-use super::desk::{failed, runtime, runtime_of_threads};
+use super::harness::{failed, runtime, runtime_of_threads};
 use crate::storage::StorageRequest;
 use crate::{Decision, Key, Op, Policy, Storage};
 
 const TASKS: u32 = 8;
 
-/// Who is told that others were faster comes back, this often.
-const PATIENCE: u32 = 100_000;
+/// The maximum number of retries of a contended request.
+const MAX_RETRIES: u32 = 100_000;
 
-/// Law 9: hits on one key, from several tasks on one thread and then on several, admit exactly what the policy has room for.
-/// Whoever is told that it is [contended](Decision::is_contended) comes back. The storage's time must stand still, or the policy's
-/// period be long.
+/// Checks law 9: concurrent hits on one key admit exactly as many units as the policy has.
+///
+/// The hits come from several tasks, first on one thread and then on several. A
+/// [contended](Decision::is_contended) hit is retried. Use a storage with a fixed time, or a policy
+/// with a long period.
 ///
 /// # Panics
 ///
-/// When more or fewer are admitted, or the storage fails.
+/// Panics if more or fewer units are admitted, or if the storage fails.
 pub fn concurrent_hits_are_exact<St: Storage>(policy: &Policy, storage: &St) {
     for (runtime, threads) in [(runtime(), "one thread"), (runtime_of_threads(), "several threads")] {
         hits_are_exact(&runtime, policy, std::slice::from_ref(storage), threads);
     }
 }
 
-/// The same by several handles, in turn.
+/// Checks law 9 with several handles on the same states.
 pub(super) fn hits_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, handles: &[St], threads: &str) {
-    let key = Key::from(format!("everybody at once, on {threads}"));
+    let key = Key::from(format!("concurrent hits, {threads}"));
     let (room, admitted) = runtime.block_on(async {
         let room = answer(&handles[0], policy, &key, Op::Peek).await.remaining();
         let mut all = JoinSet::new();
@@ -42,24 +44,27 @@ pub(super) fn hits_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, ha
     });
     assert!(
         admitted == room,
-        "law 9: {policy} has room for {room}, and {TASKS} tasks on {threads} were admitted {admitted} times"
+        "law 9: {policy} has {room} units, but {TASKS} tasks on {threads} were admitted {admitted} times"
     );
 }
 
-/// Law 9, of refunds: what is given back while others hit is neither lost nor given twice.
+/// Checks law 9 for refunds: refunds that are concurrent with hits are neither lost nor counted
+/// twice.
 ///
-/// The policy has to have room for 500 hits, and the storage's time is as in [`concurrent_hits_are_exact`].
+/// The policy must have at least 500 units. Use a storage with a fixed time, or a policy with a
+/// long period.
 ///
 /// # Panics
 ///
-/// When what remains is not what was there, less the hits that were not given back; or the storage fails.
+/// Panics if the remaining units are not the initial units less the hits without a refund, or if
+/// the storage fails.
 pub fn concurrent_refunds_are_exact<St: Storage>(policy: &Policy, storage: &St) {
     refunds_are_exact(&runtime_of_threads(), policy, storage);
 }
 
 pub(super) fn refunds_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, storage: &St) {
     const KEPT: u32 = 15;
-    let key = Key::from("some change their mind");
+    let key = Key::from("concurrent refunds");
     let missing = runtime.block_on(async {
         let before = answer(storage, policy, &key, Op::Peek).await.remaining();
         let mut all = JoinSet::new();
@@ -68,7 +73,7 @@ pub(super) fn refunds_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy,
             all.spawn(async move {
                 for round in 0..2 * KEPT {
                     let hit = answer(&storage, &policy, &key, Op::Hit).await;
-                    assert!(hit.is_admitted(), "law 9: {policy} has no room for what this law needs");
+                    assert!(hit.is_admitted(), "law 9: the test policy {policy} has too few units");
                     if round % 2 == 1 {
                         let done = storage.refund(&policy, &key, &hit).await.map_err(failed);
                         done.unwrap_or_else(|error| panic!("law 9: {error}"));
@@ -80,27 +85,27 @@ pub(super) fn refunds_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy,
         before - answer(storage, policy, &key, Op::Peek).await.remaining()
     });
     let kept = TASKS * KEPT;
-    assert!(missing == kept, "law 9: {kept} hits of {policy} were not given back, and {missing} units are missing");
+    assert!(missing == kept, "law 9: {kept} hits of {policy} were not refunded, but {missing} units are missing");
 }
 
-/// Law of leaving: each of those who stay has a key to itself, and is told of that and of nothing else, whoever else has left before
-/// the answer was there.
-pub(super) fn leaving_disturbs_nobody<St: Storage>(runtime: &Runtime, policy: &Policy, storage: &St) {
+/// Checks the law of cancellation: a request that is dropped before it completes does not affect
+/// the decisions of other keys.
+pub(super) fn cancellation_is_isolated<St: Storage>(runtime: &Runtime, policy: &Policy, storage: &St) {
     const HITS: u32 = 30;
     runtime.block_on(async {
         let mut all = JoinSet::new();
         for task in 0..TASKS {
-            let (storage, policy, key) = (storage.clone(), policy.clone(), Key::from(format!("stays {task}")));
+            let (storage, policy, key) = (storage.clone(), policy.clone(), Key::from(format!("task {task}")));
             all.spawn(async move {
                 let room = answer(&storage, &policy, &key, Op::Peek).await.remaining();
                 for hits in 1..=HITS {
-                    leave(storage.decide(StorageRequest::new(&policy, &Key::from("leaves"), Op::Hit, room))).await;
+                    cancel(storage.decide(StorageRequest::new(&policy, &Key::from("cancelled"), Op::Hit, room))).await;
                     let hit = answer(&storage, &policy, &key, Op::Hit).await;
                     let expected = (room.saturating_sub(hits), 1, true);
-                    let told = (hit.remaining(), hit.cost(), hit.is_admitted());
+                    let actual = (hit.remaining(), hit.cost(), hit.is_admitted());
                     assert!(
-                        told == expected,
-                        "law of leaving: {policy} has {expected:?} for a key, which is told {told:?}"
+                        actual == expected,
+                        "law of cancellation: (remaining, cost, admitted) of {policy} is {actual:?}, but {expected:?} is expected"
                     );
                 }
             });
@@ -111,8 +116,8 @@ pub(super) fn leaving_disturbs_nobody<St: Storage>(runtime: &Runtime, policy: &P
     });
 }
 
-/// Asks, and does not wait for the answer.
-async fn leave(mut decided: impl Future + Unpin) {
+/// Polls a future once and drops it.
+async fn cancel(mut decided: impl Future + Unpin) {
     poll_fn(|cx| {
         let _ = Pin::new(&mut decided).poll(cx);
         Poll::Ready(())
@@ -122,13 +127,13 @@ async fn leave(mut decided: impl Future + Unpin) {
     yield_now().await;
 }
 
-/// How many hits are admitted, if it goes on until one is refused.
-async fn hit_until_refused<St: Storage>(storage: St, policy: Policy, key: Key, room: u32, at_once: bool) -> u32 {
+/// Sends hits until one is refused. Returns the number of admitted hits.
+async fn hit_until_refused<St: Storage>(storage: St, policy: Policy, key: Key, room: u32, use_try_admit: bool) -> u32 {
     let mut admitted = 0;
-    // One that admits without end is found out, too.
+    // The bound ends the loop on a storage that admits everything.
     while admitted <= room {
-        let at_once = at_once && storage.try_admit(StorageRequest::new(&policy, &key, Op::Hit, 1), None);
-        if !at_once && answer(&storage, &policy, &key, Op::Hit).await.is_refused() {
+        let use_try_admit = use_try_admit && storage.try_admit(StorageRequest::new(&policy, &key, Op::Hit, 1), None);
+        if !use_try_admit && answer(&storage, &policy, &key, Op::Hit).await.is_refused() {
             break;
         }
         admitted += 1;
@@ -136,14 +141,14 @@ async fn hit_until_refused<St: Storage>(storage: St, policy: Policy, key: Key, r
     admitted
 }
 
-/// What one unit is answered in the end.
+/// Returns the decision on one unit. Retries while it is contended.
 async fn answer<St: Storage>(storage: &St, policy: &Policy, key: &Key, op: Op) -> Decision {
-    for _ in 0..PATIENCE {
+    for _ in 0..MAX_RETRIES {
         let decided = storage.decide(StorageRequest::new(policy, key, op, 1)).await.map_err(failed);
         let decision = decided.unwrap_or_else(|error| panic!("law 9: {error}"));
         if !decision.is_contended() {
             return decision;
         }
     }
-    panic!("law 9: told {PATIENCE} times that others are faster")
+    panic!("law 9: the request was contended {MAX_RETRIES} times")
 }

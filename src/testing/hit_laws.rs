@@ -1,8 +1,8 @@
-//! The laws that hold at each hit of a script, in whatever state the hits before have left.
+//! Laws of a strategy that hold for each hit, in any state.
 
 use proptest::{prop_assert, prop_assert_eq};
 
-use super::laws::Outcome;
+use super::strategy::Outcome;
 use crate::strategy::{State, Status};
 use crate::{Decision, Op, Policy, Timestamp};
 
@@ -24,7 +24,7 @@ pub(super) fn micros(span: std::time::Duration) -> u64 {
     crate::time::micros(span)
 }
 
-pub(super) fn refusal_takes_nothing(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn refusals_take_no_units(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
     let (decision, after) = hit(policy, states, now, cost);
     if decision.is_refused() {
         prop_assert_eq!(remaining(&peek(policy, states, now, 1)), remaining(&peek(policy, &after, now, 1)));
@@ -32,7 +32,12 @@ pub(super) fn refusal_takes_nothing(policy: &Policy, states: &[State], now: Time
     Ok(())
 }
 
-pub(super) fn forgetting_is_invisible(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn removing_expired_states_changes_nothing(
+    policy: &Policy,
+    states: &[State],
+    now: Timestamp,
+    cost: u32,
+) -> Outcome {
     let (_, after) = hit(policy, states, now, cost);
     let period = policy.limits()[0].quota().period_micros();
     let fresh = vec![State::Fresh; after.len()];
@@ -48,7 +53,7 @@ pub(super) fn forgetting_is_invisible(policy: &Policy, states: &[State], now: Ti
     Ok(())
 }
 
-pub(super) fn waits_are_tight(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn waits_are_exact(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
     let (decision, after) = hit(policy, states, now, cost);
     match decision.retry_after().map(micros) {
         Some(wait) => {
@@ -83,8 +88,9 @@ pub(super) fn peek_predicts(policy: &Policy, states: &[State], now: Timestamp, c
     Ok(())
 }
 
-/// A strategy may do all of a hit in one go: it must come to the same as doing it in two.
-pub(super) fn hit_is_check_then_spend(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+/// A strategy may implement `hit` in one step. The result must equal `check` followed by `spend` or
+/// `refuse`.
+pub(super) fn hit_equals_check_then_spend(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
     for (limit, state) in policy.limits().iter().zip(states) {
         let (strategy, quota) = (limit.strategy(), limit.quota());
         let (mut in_one, mut in_two) = (state.clone(), state.clone());
@@ -95,7 +101,10 @@ pub(super) fn hit_is_check_then_spend(policy: &Policy, states: &[State], now: Ti
             crate::strategy::Outcome::spent(delay, checked.remaining() > cost)
         } else {
             strategy.refuse(quota, &mut in_two, now);
-            prop_assert!(strategy.counts_refusals() || in_two == *state, "it counts refusals");
+            prop_assert!(
+                strategy.counts_refusals() || in_two == *state,
+                "a refusal changes the state, but `counts_refusals` is false"
+            );
             crate::strategy::Outcome::Refused
         };
         prop_assert_eq!((hit, in_one), (done, in_two));
@@ -117,24 +126,30 @@ pub(super) fn spending_adds_up(policy: &Policy, states: &[State], now: Timestamp
     Ok(())
 }
 
-pub(super) fn clock_goes_back(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn clock_change_grants_no_units(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
     let period = policy.limits()[0].quota().period_micros();
     let (decision, after) = hit(policy, states, now, cost);
     for back in [1, period / 2, period, 3 * period, u64::MAX] {
         let earlier = now.minus(back);
         let (then, _) = hit(policy, &after, earlier, 1);
-        prop_assert!(peek(policy, &after, earlier, 1).remaining() <= decision.remaining(), "granted {back} us back");
+        prop_assert!(
+            peek(policy, &after, earlier, 1).remaining() <= decision.remaining(),
+            "units granted {back} us earlier"
+        );
         prop_assert!(then.remaining() <= decision.remaining());
-        // Until a window on a grid begins, and two periods more.
+        // Until the next window of a grid starts, and two more periods.
         let longest = 3 * policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0);
         for waiting in [then, peek(policy, &after, earlier, 1)] {
-            prop_assert!(micros(waiting.reset_after()) <= longest, "{back} us back it waits for longer than ever");
+            prop_assert!(
+                micros(waiting.reset_after()) <= longest,
+                "{back} us earlier `reset_after` exceeds the maximum"
+            );
         }
     }
     Ok(())
 }
 
-pub(super) fn refund_undoes(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn refunds_undo_hits(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
     let before = peek(policy, states, now, 1);
     let (decision, mut after) = hit(policy, states, now, cost);
     policy.refund(&mut after, now, &decision);
@@ -144,20 +159,23 @@ pub(super) fn refund_undoes(policy: &Policy, states: &[State], now: Timestamp, c
     let (_, mut next) = hit(policy, &later, forgotten, 1);
     let untouched = next.clone();
     policy.refund(&mut next, forgotten, &second);
-    prop_assert_eq!(next, untouched, "a hit that is forgotten is given back");
+    prop_assert_eq!(next, untouched, "the refund of an expired hit changes the state");
     later.fill(State::Fresh);
     policy.refund(&mut later, now, &second);
-    prop_assert!(later.iter().all(|state| *state == State::Fresh), "a cleared key is given something back");
+    prop_assert!(
+        later.iter().all(|state| *state == State::Fresh),
+        "the refund of a hit before a clear changes the state"
+    );
     Ok(())
 }
 
-pub(super) fn log_is_as_long_as_said(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn logs_have_at_most_log_entries(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
     let (_, after) = hit(policy, states, now, cost);
     for (limit, state) in policy.limits().iter().zip(&after) {
         if let State::Log(log) = state {
             let (most, entries) = (limit.strategy().log_entries(limit.quota()), log.entries().count());
-            let told = u32::try_from(entries).is_ok_and(|entries| entries <= most);
-            prop_assert!(told, "{entries} instants in the log of {limit}, and log_entries says {most}");
+            let is_within = u32::try_from(entries).is_ok_and(|entries| entries <= most);
+            prop_assert!(is_within, "{entries} entries in the log of {limit}, but `log_entries` returned {most}");
         }
     }
     Ok(())

@@ -1,48 +1,48 @@
-//! A storage under test with its clock, asked by one caller.
+//! The storage under test, its clock, and the runtime that sends requests one at a time.
 
 use tokio::runtime::{Builder, Runtime};
 
 use crate::storage::{ManualClock, StorageRequest};
 use crate::{BoxError, Decision, Key, Op, Policy, Storage};
 
-/// How often somebody who is alone comes back before that is no excuse any more.
-const PATIENCE: u32 = 100;
+/// The maximum number of retries of a contended request without concurrent requests.
+const MAX_RETRIES: u32 = 100;
 
-pub(super) struct Desk<'a, St> {
+pub(super) struct Harness<'a, St> {
     law: &'static str,
     runtime: &'a Runtime,
     pub(super) storage: St,
     pub(super) clock: ManualClock,
 }
 
-/// Time and I/O, on this thread.
+/// Returns a runtime with time and I/O on the current thread.
 pub(super) fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// The same on several threads, so that what is not done in one step comes apart.
+/// Returns a runtime with several threads.
 pub(super) fn runtime_of_threads() -> Runtime {
     Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime")
 }
 
-impl<'a, St: Storage> Desk<'a, St> {
-    /// An empty storage, for this law.
+impl<'a, St: Storage> Harness<'a, St> {
+    /// Creates an empty storage for this law.
     pub(super) fn new(law: &'static str, runtime: &'a Runtime, make: impl Fn(ManualClock) -> St) -> Self {
         let clock = ManualClock::default();
-        let _inside = runtime.enter();
+        let _guard = runtime.enter();
         Self { law, runtime, storage: make(clock.clone()), clock }
     }
 
-    /// A storage may refuse as contended now and then; who is alone gets an answer when it comes back.
+    /// Decides a request. Retries while it is contended.
     pub(super) fn try_decide(&self, policy: &Policy, key: &Key, op: Op, cost: u32) -> Result<Decision, String> {
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_RETRIES {
             let ask = self.storage.decide(StorageRequest::new(policy, key, op, cost));
             let decision = self.runtime.block_on(ask).map_err(failed)?;
             if !decision.is_contended() {
                 return Ok(decision);
             }
         }
-        Err(format!("told {PATIENCE} times that others are faster, and nobody else is there"))
+        Err(format!("the request was contended {MAX_RETRIES} times, without concurrent requests"))
     }
 
     pub(super) fn try_refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Result<(), String> {
@@ -54,22 +54,22 @@ impl<'a, St: Storage> Desk<'a, St> {
     }
 
     pub(super) fn hit(&self, policy: &Policy, key: &Key, cost: u32) -> Decision {
-        self.sure(self.try_decide(policy, key, Op::Hit, cost))
+        self.unwrap_or_panic(self.try_decide(policy, key, Op::Hit, cost))
     }
 
     pub(super) fn peek(&self, policy: &Policy, key: &Key, cost: u32) -> Decision {
-        self.sure(self.try_decide(policy, key, Op::Peek, cost))
+        self.unwrap_or_panic(self.try_decide(policy, key, Op::Peek, cost))
     }
 
     pub(super) fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) {
-        self.sure(self.try_refund(policy, key, decision));
+        self.unwrap_or_panic(self.try_refund(policy, key, decision));
     }
 
     pub(super) fn clear(&self, policy: &Policy, key: &Key) {
-        self.sure(self.try_clear(policy, key));
+        self.unwrap_or_panic(self.try_clear(policy, key));
     }
 
-    /// Spends all there is; the refusal that ends it.
+    /// Sends hits until one is refused. Returns the refusal.
     pub(super) fn exhaust(&self, policy: &Policy, key: &Key) -> Decision {
         for _ in 0..10_000 {
             let decision = self.hit(policy, key, 1);
@@ -77,14 +77,14 @@ impl<'a, St: Storage> Desk<'a, St> {
                 return decision;
             }
         }
-        panic!("law {}: {policy} has admitted ten thousand hits", self.law)
+        panic!("law {}: {policy} has admitted 10,000 hits", self.law)
     }
 
-    pub(super) fn must(&self, holds: bool, else_told: impl FnOnce() -> String) {
-        assert!(holds, "law {}: {}", self.law, else_told());
+    pub(super) fn check(&self, holds: bool, message: impl FnOnce() -> String) {
+        assert!(holds, "law {}: {}", self.law, message());
     }
 
-    fn sure<T>(&self, answer: Result<T, String>) -> T {
+    fn unwrap_or_panic<T>(&self, answer: Result<T, String>) -> T {
         answer.unwrap_or_else(|error| panic!("law {}: {error}", self.law))
     }
 }

@@ -5,12 +5,13 @@ use proptest::prelude::{Strategy as Generator, any};
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 use proptest::{prop_assert, prop_assert_eq};
 
-use super::each_change::{waits_are_tight_after_a_change, waits_are_tight_after_a_clock_went_back};
-use super::each_hit::{
-    clock_goes_back, forgetting_is_invisible, hit_is_check_then_spend, log_is_as_long_as_said, peek_predicts,
-    refund_undoes, refusal_takes_nothing, spending_adds_up, waits_are_tight,
+use super::change_laws::{waits_are_exact_after_clock_change, waits_are_exact_after_quota_change};
+use super::generate::{START, Step, other_limits, quotas, scripts, states};
+use super::hit_laws::{
+    clock_change_grants_no_units, hit_equals_check_then_spend, logs_have_at_most_log_entries, peek_predicts,
+    refunds_undo_hits, refusals_take_no_units, removing_expired_states_changes_nothing, spending_adds_up,
+    waits_are_exact,
 };
-use super::generate::{START, Step, besides, quotas, scripts, states};
 use crate::strategy::{State, Strategy};
 use crate::{Limit, Op, Policy, Quota, Timestamp};
 
@@ -18,7 +19,8 @@ type Promise = dyn Fn(&Quota) -> u64;
 type MakeLimit = dyn Fn(Quota) -> Option<Limit>;
 pub(super) type Outcome = Result<(), TestCaseError>;
 
-/// The laws of a strategy, tried on random quotas and scripts, alone and beside other limits.
+/// The laws of a strategy. They are checked with random quotas and scripts, alone and with other
+/// limits in the policy.
 ///
 /// ```
 /// use tower_ratelimit::{TokenBucket, testing::StrategyLaws};
@@ -28,7 +30,7 @@ pub(super) type Outcome = Result<(), TestCaseError>;
 ///     .promise(|quota| u64::from(quota.burst_size().unwrap_or(quota.amount())) + u64::from(quota.amount()))
 ///     .check();
 /// ```
-#[must_use = "nothing is tried until `check` is called"]
+#[must_use = "nothing is checked until `check` is called"]
 pub struct StrategyLaws {
     limit: Arc<MakeLimit>,
     bursts: bool,
@@ -36,56 +38,58 @@ pub struct StrategyLaws {
 }
 
 impl StrategyLaws {
-    /// The laws of this strategy.
+    /// Creates the suite for this strategy.
     pub fn new(strategy: impl Strategy + Clone) -> Self {
         let limit = move |quota| Limit::try_new(strategy.clone(), quota).ok();
         Self { limit: Arc::new(limit), bursts: false, promise: None }
     }
 
-    /// On quotas with bursts too.
+    /// Adds quotas with a burst.
     pub fn with_bursts(self) -> Self {
         Self { bursts: true, ..self }
     }
 
-    /// The most units it admits in any span of one period (law 4).
+    /// Sets the maximum number of units that the strategy admits in any span of one period. Adds
+    /// law 4.
     pub fn promise(self, most: impl Fn(&Quota) -> u64 + 'static) -> Self {
         Self { promise: Some(Arc::new(most)), ..self }
     }
 
-    /// Tries them all.
+    /// Checks all laws.
     ///
     /// # Panics
     ///
-    /// When a law is broken; the message has the smallest script that breaks it.
+    /// Panics if a law is broken. The message contains the smallest script that breaks it.
     pub fn check(self) {
-        self.each_hit("1: a refusal takes nothing", refusal_takes_nothing);
-        self.each_hit("2: forgetting is invisible", forgetting_is_invisible);
-        self.each_hit("3: retry_after and reset_after are tight", waits_are_tight);
-        self.no_more_than_promised();
+        self.each_hit("1: a refusal takes no units", refusals_take_no_units);
+        self.each_hit("2: removing an expired state changes nothing", removing_expired_states_changes_nothing);
+        self.each_hit("3: retry_after and reset_after are exact", waits_are_exact);
+        self.admits_no_more_than_promised();
         self.each_hit("5: a peek predicts the hit", peek_predicts);
-        self.each_hit("5: a hit in one go is a check, then a spend or a refusal", hit_is_check_then_spend);
-        self.each_hit("5: spending j then k is spending j + k", spending_adds_up);
-        self.each_hit("6: a clock that goes back grants nothing", clock_goes_back);
-        self.each_hit("6: waits are tight after a clock has gone back", waits_are_tight_after_a_clock_went_back);
-        self.each_hit("11: a log is as long as it says", log_is_as_long_as_said);
-        self.each_hit("of refunds: one at once undoes the hit", refund_undoes);
-        self.total();
+        self.each_hit("5: `hit` equals `check`, then `spend` or `refuse`", hit_equals_check_then_spend);
+        self.each_hit("5: spending j then k equals spending j + k", spending_adds_up);
+        self.each_hit("6: a clock that goes back grants no units", clock_change_grants_no_units);
+        self.each_hit("6: waits are exact after the clock has gone back", waits_are_exact_after_clock_change);
+        self.each_hit("11: a log has at most `log_entries` entries", logs_have_at_most_log_entries);
+        self.each_hit("of refunds: an immediate refund undoes the hit", refunds_undo_hits);
+        self.all_inputs_are_valid();
         self.waits_after_a_change();
     }
 
     fn limits(&self) -> impl Generator<Value = Limit> + use<> {
         let limit = Arc::clone(&self.limit);
-        quotas(self.bursts).prop_filter_map("the strategy cannot keep this quota", move |quota| limit(quota))
+        quotas(self.bursts).prop_filter_map("the strategy does not support this quota", move |quota| limit(quota))
     }
 
-    /// Runs `law` before each hit of random scripts, on the limit alone and beside others.
+    /// Checks `law` before each hit of random scripts, for the limit alone and with others.
     fn each_hit(&self, name: &str, law: fn(&Policy, &[State], Timestamp, u32) -> Outcome) {
         let cases = self.limits().prop_flat_map(|limit| {
             let scripts = scripts(*limit.quota(), limit.capacity());
-            (besides(*limit.quota()), scripts).prop_map(move |(besides, script)| (limit.clone(), besides, script))
+            (other_limits(*limit.quota()), scripts)
+                .prop_map(move |(other_limits, script)| (limit.clone(), other_limits, script))
         });
-        run(name, &cases, |(limit, besides, script)| {
-            let policy = besides.into_iter().fold(Policy::from(limit), Policy::with);
+        run(name, &cases, |(limit, other_limits, script)| {
+            let policy = other_limits.into_iter().fold(Policy::from(limit), Policy::with);
             let mut states = vec![State::Fresh; policy.limits().len()];
             let mut now = START;
             for Step { wait, cost } in script {
@@ -97,26 +101,27 @@ impl StrategyLaws {
         });
     }
 
-    /// Two quotas of one period decide in turn.
+    /// Checks law 12: two quotas with the same period decide on the same state, one after the
+    /// other.
     fn waits_after_a_change(&self) {
         let (make, bursts) = (Arc::clone(&self.limit), self.bursts);
         let cases = self.limits().prop_flat_map(move |limit| {
             let (make, period) = (Arc::clone(&make), limit.quota().period());
-            let other = quotas(bursts).prop_filter_map("the strategy cannot keep this quota", move |other| {
+            let other = quotas(bursts).prop_filter_map("the strategy does not support this quota", move |other| {
                 let quota = Quota::try_per(other.amount(), period).ok()?;
                 make(other.burst_size().map_or(Ok(quota), |burst| quota.try_burst(burst)).ok()?)
             });
             let script = scripts(*limit.quota(), limit.capacity());
             (other, script).prop_map(move |(other, script)| ([limit.clone(), other], script))
         });
-        run("12: waits are tight after a quota has changed", &cases, |(limits, script)| {
+        run("12: waits are exact after a quota has changed", &cases, |(limits, script)| {
             let [first, second] = limits.map(Policy::from);
             let (mut states, mut now) = (vec![State::Fresh], START);
             for (number, Step { wait, cost }) in script.into_iter().enumerate() {
                 now = now.plus(wait);
                 let [before, after] = if number < 20 { [&first, &second] } else { [&second, &first] };
                 for cost in [1, cost, after.limits()[0].capacity()] {
-                    waits_are_tight_after_a_change(before, after, &states, now, cost)?;
+                    waits_are_exact_after_quota_change(before, after, &states, now, cost)?;
                 }
                 let _ = before.decide(&mut states, now, Op::Hit, cost);
             }
@@ -124,12 +129,12 @@ impl StrategyLaws {
         });
     }
 
-    fn no_more_than_promised(&self) {
+    fn admits_no_more_than_promised(&self) {
         let Some(promise) = self.promise.clone() else { return };
         let cases = self.limits().prop_flat_map(|limit| {
             scripts(*limit.quota(), limit.capacity()).prop_map(move |script| (limit.clone(), script))
         });
-        run("4: no more is admitted than promised", &cases, |(limit, script)| {
+        run("4: no more units are admitted than promised", &cases, |(limit, script)| {
             let (quota, most) = (*limit.quota(), promise(limit.quota()));
             let policy = Policy::from(limit);
             let mut states = [State::Fresh];
@@ -148,9 +153,9 @@ impl StrategyLaws {
         });
     }
 
-    fn total(&self) {
+    fn all_inputs_are_valid(&self) {
         let cases = (self.limits(), states(), any::<u64>(), any::<u32>(), any::<u32>());
-        run("7: any state, instant and cost", &cases, |(limit, state, ahead, cost, units)| {
+        run("7: all states, times and costs are valid", &cases, |(limit, state, ahead, cost, units)| {
             let policy = Policy::from(limit);
             for now in [START, Timestamp::from_micros(ahead), state.until(), state.until().minus(1)] {
                 let mut states = [state.clone()];
@@ -171,11 +176,11 @@ impl StrategyLaws {
 
 impl fmt::Debug for StrategyLaws {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Laws").field("bursts", &self.bursts).finish_non_exhaustive()
+        f.debug_struct("StrategyLaws").field("bursts", &self.bursts).finish_non_exhaustive()
     }
 }
 
-/// Tests each generated case. The number of cases is proptest's default.
+/// Tests proptest's default number of generated cases.
 pub(super) fn run<G: Generator>(name: &str, cases: &G, test: impl Fn(G::Value) -> Outcome) {
     run_some(name, Config::default().cases, cases, test);
 }
@@ -189,6 +194,6 @@ pub(super) fn run_some<G: Generator>(name: &str, count: u32, cases: &G, test: im
             let why = why.message().lines().map(str::trim).collect::<Vec<_>>().join(" ");
             panic!("law {name}: {why}\nsmallest script: {input:?}")
         }
-        Err(TestError::Abort(why)) => panic!("law {name}: no script could be made: {why}"),
+        Err(TestError::Abort(why)) => panic!("law {name}: no script was generated: {why}"),
     }
 }

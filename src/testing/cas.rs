@@ -1,0 +1,272 @@
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use tokio::task::{JoinSet, yield_now};
+
+use super::harness::{failed, runtime, runtime_of_threads};
+use crate::Timestamp;
+use crate::storage::{CasStorage, Loaded, Swapped};
+use crate::time::micros;
+
+/// The time to live of texts that must not expire during a test.
+const LONG: Duration = Duration::from_secs(60);
+
+/// The laws of a compare-and-swap store.
+///
+/// The suite needs a function that creates an empty store. It is called often, inside a tokio
+/// runtime with time and I/O. Check [`StorageLaws`](super::StorageLaws) on a
+/// [`Cas`](crate::storage::Cas) around the store as well.
+///
+/// | law | meaning |
+/// |---|---|
+/// | of storing | A load returns the stored text, byte for byte, also for long texts and long keys. An empty text equals an absent one. |
+/// | of comparing | A swap stores its text if the version is the current one, and changes nothing otherwise. |
+/// | of versions | After a key was removed and stored again, its version differs from all earlier ones. |
+/// | of lost swaps | If a lost swap returns the current text and version, a swap of that version succeeds. |
+/// | of keys | Keys are independent. |
+/// | of expiry | A text does not expire early, for times to live of seconds and months, also after a shorter one. |
+/// | of time | The store's time, if it returns one, is in microseconds since 1970, and advances. |
+/// | 9 | No concurrent swap is lost, or reported as stored if it was not. |
+///
+/// See [`CasStorage`] for an example.
+#[must_use = "nothing is checked until `check` is called"]
+pub struct CasLaws<S, M> {
+    make: M,
+    second_handle: Option<Box<MakeHandle<S>>>,
+}
+
+type MakeHandle<S> = dyn Fn(&S) -> S;
+
+impl<S: CasStorage, M: Fn() -> S> CasLaws<S, M> {
+    /// Creates the suite. `make` returns an empty store.
+    pub fn new(make: M) -> Self {
+        Self { make, second_handle: None }
+    }
+
+    /// Checks law 9 with several handles on the same texts, as in several processes.
+    /// `second_handle` returns a new handle on the given store. Use it for stores whose clones
+    /// share more than the texts, such as a connection or a lock.
+    pub fn second_handle(self, second_handle: impl Fn(&S) -> S + 'static) -> Self {
+        Self { second_handle: Some(Box::new(second_handle)), ..self }
+    }
+
+    /// Checks all laws.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a law is broken. The message starts with the law.
+    pub fn check(&self) {
+        let runtime = runtime();
+        runtime.block_on(async {
+            self.store("of storing").texts_are_stored().await;
+            self.store("of comparing").swaps_compare_versions().await;
+            self.store("of versions").versions_are_unique().await;
+            self.store("of lost swaps").lost_swaps_return_the_text().await;
+            self.store("of keys").keys_are_independent().await;
+            self.store("of expiry").texts_do_not_expire_early().await;
+            self.store("of time").time_advances().await;
+            self.concurrent_swaps().await;
+        });
+        runtime_of_threads().block_on(self.concurrent_swaps());
+    }
+
+    async fn concurrent_swaps(&self) {
+        const EACH: u64 = 25;
+        const TASKS: u64 = 8;
+        let one = self.store("9");
+        let mut all = JoinSet::new();
+        for _ in 0..TASKS {
+            let second_handle = self.second_handle.as_ref().map(|second_handle| second_handle(&one.store));
+            let store = Store { law: one.law, store: second_handle.unwrap_or_else(|| one.store.clone()) };
+            all.spawn(async move { store.count_up(EACH).await });
+        }
+        while let Some(ended) = all.join_next().await {
+            ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+        }
+        one.check_count(TASKS * EACH).await;
+    }
+
+    fn store(&self, law: &'static str) -> Store<S> {
+        Store { law, store: (self.make)() }
+    }
+}
+
+struct Store<S> {
+    law: &'static str,
+    store: S,
+}
+
+impl<S: CasStorage> Store<S> {
+    fn check(&self, holds: bool, message: impl FnOnce() -> String) {
+        assert!(holds, "law {}: {}", self.law, message());
+    }
+
+    async fn load(&self, key: &str) -> Loaded<S::Version> {
+        let loaded = self.store.load(key).await.map_err(failed);
+        loaded.unwrap_or_else(|error| panic!("law {}: {error}", self.law))
+    }
+
+    async fn text(&self, key: &str) -> String {
+        self.load(key).await.text
+    }
+
+    async fn swap(&self, key: &str, version: &S::Version, text: &str, keep: Duration) -> Swapped<S::Version> {
+        let swapped = self.store.swap(key, version, text, keep).await.map_err(failed);
+        swapped.unwrap_or_else(|error| panic!("law {}: {error}", self.law))
+    }
+
+    /// Stores a text, without concurrent swaps.
+    async fn put(&self, key: &str, text: &str) {
+        let loaded = self.load(key).await;
+        let swapped = self.swap(key, &loaded.version, text, LONG).await;
+        self.check(is_stored(&swapped), || format!("a swap without contention did not store {text:?} under {key:?}"));
+    }
+
+    async fn texts_are_stored(&self) {
+        let (long_key, long) = (format!("policy|t:{}", "k".repeat(400)), "[1.x/1 1,1,1]".repeat(300));
+        for key in ["a|t:b", "a policy|t:with spaces \"quoted\" @+~/", &long_key] {
+            self.check(self.text(key).await.is_empty(), || format!("{key:?} was never stored, but has a text"));
+            for text in ["x", "[1.fixed-window/60000000 1728000000000000,1,2] \r\n\t", &long, "", "again"] {
+                self.put(key, text).await;
+                let loaded = self.text(key).await;
+                self.check(loaded == *text, || format!("{text:?} was stored, but {loaded:?} was loaded"));
+            }
+        }
+    }
+
+    async fn swaps_compare_versions(&self) {
+        let absent = self.load("k").await.version;
+        self.check(is_stored(&self.swap("k", &absent, "one", LONG).await), || {
+            "the first swap was not stored".to_owned()
+        });
+        let first = self.load("k").await.version;
+        for (stale, what) in [(&absent, "nothing"), (&first, "one")] {
+            if what == "one" {
+                self.put("k", "two").await;
+            }
+            let current = self.text("k").await;
+            let swapped = self.swap("k", stale, "stale", LONG).await;
+            self.check(!is_stored(&swapped), || format!("a swap of the old version of {what:?} was stored"));
+            let after = self.text("k").await;
+            self.check(after == current, || format!("a lost swap changed {current:?} to {after:?}"));
+        }
+        let second = self.load("k").await.version;
+        self.check(!is_stored(&self.swap("k", &first, "", LONG).await), || "a stale removal was stored".to_owned());
+        self.check(is_stored(&self.swap("k", &second, "", LONG).await), || {
+            "the current text cannot be removed".to_owned()
+        });
+    }
+
+    async fn versions_are_unique(&self) {
+        let absent = self.load("k").await.version;
+        self.put("k", "same").await;
+        let first = self.load("k").await.version;
+        self.put("k", "").await;
+        let removed = self.swap("k", &first, "late", LONG).await;
+        self.check(!is_stored(&removed), || "a swap of a removed version was stored".to_owned());
+        self.put("k", "other").await;
+        for (version, what) in [(&first, "the removed text"), (&absent, "the absent text")] {
+            let swapped = self.swap("k", version, "late", LONG).await;
+            self.check(!is_stored(&swapped), || format!("the version of {what} equals that of a later text"));
+        }
+    }
+
+    async fn lost_swaps_return_the_text(&self) {
+        let stale = self.load("k").await.version;
+        self.put("k", "one").await;
+        let Swapped::Lost(current) = self.swap("k", &stale, "late", LONG).await else {
+            panic!("law {}: a stale swap was stored", self.law)
+        };
+        let Some(current) = current else { return };
+        self.check(current.text == "one", || {
+            format!("the text is \"one\", but the lost swap returned {:?}", current.text)
+        });
+        let again = self.swap("k", &current.version, "two", LONG).await;
+        self.check(is_stored(&again), || "a swap of the returned version was lost".to_owned());
+    }
+
+    async fn keys_are_independent(&self) {
+        let (long, longer) = (format!("p|t:{}", "k".repeat(300)), format!("p|t:{}", "k".repeat(301)));
+        let keys =
+            ["p|t:a", "p|t:A", "p|t:b", "q|t:a", "p|t:a b", "p|t:a%20b", "p|t:ab", "p|n:1", "p|t:1", &long, &longer];
+        for key in keys {
+            self.put(key, &format!("of {key}")).await;
+        }
+        for key in keys {
+            let text = self.text(key).await;
+            self.check(text == format!("of {key}"), || format!("the text of {key:?} is {text:?}"));
+        }
+    }
+
+    async fn texts_do_not_expire_early(&self) {
+        const SECOND: Duration = Duration::from_secs(1);
+        let kept = [("seconds", 3 * SECOND), ("months", 86_400 * 400 * SECOND), ("a second, and then longer", LONG)];
+        let started = Instant::now();
+        for (key, keep) in kept {
+            if keep == LONG {
+                let version = self.load(key).await.version;
+                let _ = self.swap(key, &version, "before", SECOND).await;
+            }
+            let version = self.load(key).await.version;
+            let _ = self.swap(key, &version, "x", keep).await;
+        }
+        // A store that counts whole seconds may keep a text for one second longer.
+        while started.elapsed() < 2 * SECOND + SECOND / 4 {
+            for (key, keep) in kept {
+                let stays = self.text(key).await == "x";
+                let passed = started.elapsed();
+                self.check(stays || passed > keep, || format!("a text for {key} expired after {passed:?}"));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn time_advances(&self) {
+        const YEAR: u64 = 366 * 86_400_000_000;
+        let Some(first) = self.load("k").await.now else { return };
+        let here = Timestamp::wall_clock();
+        self.check(first.since(here) < YEAR && here.since(first) < YEAR, || {
+            format!("the store's time is {first:?}, but the local time is {here:?}")
+        });
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_millis(20) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let (second, passed) = (self.load("k").await.now.unwrap_or_default(), micros(started.elapsed()));
+        let went = second.since(first);
+        self.check(went > 0 && went < 100 * passed, || {
+            format!("the store's time advanced by {went} us in {passed} us")
+        });
+    }
+
+    /// Increments the counter `times` times, each time with one swap.
+    async fn count_up(&self, times: u64) {
+        for _ in 0..times {
+            loop {
+                let loaded = self.load("count").await;
+                yield_now().await;
+                let next = loaded.text.parse::<u64>().unwrap_or(0) + 1;
+                if is_stored(&self.swap("count", &loaded.version, &next.to_string(), LONG).await) {
+                    break;
+                }
+            }
+        }
+    }
+
+    async fn check_count(&self, expected: u64) {
+        let counted = self.text("count").await;
+        self.check(counted == expected.to_string(), || {
+            format!("{expected} swaps were reported as stored, but {counted} were stored")
+        });
+    }
+}
+
+fn is_stored<V>(swapped: &Swapped<V>) -> bool {
+    matches!(swapped, Swapped::Stored)
+}
+
+impl<S, M> fmt::Debug for CasLaws<S, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CasLaws").finish_non_exhaustive()
+    }
+}

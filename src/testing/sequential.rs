@@ -1,0 +1,262 @@
+//! Laws of a storage without concurrency, each with a short script.
+
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+
+use super::Model;
+use super::harness::Harness;
+use crate::storage::{Clock, ManualClock};
+use crate::strategy::Status;
+use crate::{Decision, Key, Op, Policy, Storage};
+
+/// The inputs of the laws.
+pub(super) struct Inputs<'a, M> {
+    pub(super) runtime: &'a Runtime,
+    pub(super) make: &'a M,
+    /// Policies with one limit each.
+    pub(super) policies: &'a [Policy],
+    /// The number of random scripts of other laws. It is smaller for slow storages.
+    pub(super) scripts: u32,
+}
+
+/// The time in which a storage must not remove a state that expires later.
+const REAL_TIME: Duration = Duration::from_millis(250);
+
+impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
+    pub(super) fn harness(&self, law: &'static str) -> Harness<'_, St> {
+        Harness::new(law, self.runtime, self.make)
+    }
+
+    pub(super) fn refusals_take_no_units(&self) {
+        let harness = self.harness("1: a refusal takes no units, from any limit");
+        for narrow in self.policies {
+            let key = Key::from(narrow.identity());
+            let policy = narrow.limits().iter().cloned().fold(parsed("moving-window 90 per 7 seconds"), Policy::with);
+            let _ = harness.exhaust(&policy, &key);
+            let before = remaining(&harness.peek(&policy, &key, 1));
+            for cost in [1, 91] {
+                let too_much = harness.hit(&policy, &key, cost);
+                harness.check(too_much.is_refused(), || format!("{policy} has no units left, but admits {cost}"));
+            }
+            let after = remaining(&harness.peek(&policy, &key, 1));
+            harness.check(before == after, || {
+                format!("{policy}: remaining units are {before:?}, but {after:?} after refusals")
+            });
+        }
+    }
+
+    pub(super) fn waits_are_exact(&self) {
+        let harness = self.harness("3: waits are exact, by the clock of the storage");
+        for policy in self.policies {
+            let key = Key::from(policy.identity());
+            let refusal = harness.exhaust(policy, &key);
+            let now = harness.clock.now();
+            harness
+                .check(refusal.at() == now, || format!("decided at {:?}, but the clock is at {now:?}", refusal.at()));
+            let wait = refusal.retry_after().unwrap_or_default();
+            harness.clock.advance(wait.saturating_sub(Duration::from_micros(1)));
+            let early = harness.peek(policy, &key, 1);
+            harness.check(early.is_refused(), || format!("{policy} returned a wait of {wait:?}, but admits earlier"));
+            harness.clock.advance(Duration::from_micros(1));
+            let then = harness.peek(policy, &key, 1);
+            harness.check(then.is_admitted(), || format!("{policy} returned a wait of {wait:?}, but refuses after it"));
+        }
+    }
+
+    pub(super) fn hits_take_their_cost(&self) {
+        let harness = self.harness("5: a hit takes its cost");
+        for policy in self.policies {
+            let key = Key::from(policy.identity());
+            let room = harness.peek(policy, &key, 1).remaining();
+            for (cost, left) in [(0, room), (1, room - 1), (room, room - 1), (room - 1, 0), (0, 0), (1, 0)] {
+                let before = harness.peek(policy, &key, cost);
+                let hit = harness.hit(policy, &key, cost);
+                harness.check(hit.is_admitted() == (cost <= before.remaining()), || {
+                    format!("{policy} has {} units left, and the decision on {cost} is {hit:?}", before.remaining())
+                });
+                harness.check(hit.cost() == cost, || {
+                    format!("the cost of the request is {cost}, but of the decision {}", hit.cost())
+                });
+                let now_left = harness.peek(policy, &key, 1).remaining();
+                harness.check(now_left == left, || {
+                    format!("{policy} has {now_left} units left after {cost}, but {left} are expected")
+                });
+            }
+        }
+    }
+
+    pub(super) fn peeks_change_nothing(&self) {
+        let harness = self.harness("5: a peek predicts the hit and changes nothing");
+        for policy in self.policies {
+            let key = Key::from(policy.identity());
+            let _ = harness.hit(policy, &key, 1);
+            let first = harness.peek(policy, &key, 2);
+            for _ in 0..5 {
+                let again = harness.peek(policy, &key, 2);
+                harness.check(again.remaining() == first.remaining(), || {
+                    format!("{policy}: the first peek is {first:?}, and a later one {again:?}")
+                });
+            }
+            let hit = harness.hit(policy, &key, 2);
+            harness.check(hit.is_admitted() == first.is_admitted(), || {
+                format!("{policy}: the peek is {first:?}, but the hit {hit:?}")
+            });
+        }
+    }
+
+    pub(super) fn clock_change_grants_no_units(&self) {
+        let harness = self.harness("6: a clock that goes back grants no units");
+        let start = harness.clock.now();
+        for policy in self.policies {
+            let key = Key::from(policy.identity());
+            let period = policy.limits()[0].quota().period_micros();
+            harness.clock.set(start);
+            let _ = harness.exhaust(policy, &key);
+            for back in [1, period / 2, period, 3 * period] {
+                harness.clock.set(start.minus(back));
+                let left = harness.peek(policy, &key, 1).remaining();
+                harness.check(left == 0, || format!("{policy} has no units left, but {left} at {back} us earlier"));
+            }
+        }
+    }
+
+    pub(super) fn keys_and_policies_are_independent(&self) {
+        let harness = self.harness("10: keys and policies are independent");
+        let long = "x".repeat(300);
+        let mut keys: Vec<Key> =
+            ["", "a", "A", "a b", "ab", "b", "b|c", "c", "a|b", "*", "%7C", "1.2.3.4", "\n", &long]
+                .map(Key::from)
+                .into();
+        keys.extend([
+            Key::everybody(),
+            Key::from(1_u64),
+            Key::from(1_u64 << 32),
+            Key::from((1_u64 << 32) + 1),
+            Key::from(std::net::Ipv4Addr::new(1, 2, 3, 4)),
+            Key::from(format!("{long}y")),
+            Key::join([&Key::from("a"), &Key::from("bc")]),
+            Key::join([&Key::from("ab"), &Key::from("c")]),
+        ]);
+        let names = ["a", "A", "a|b", "a|t:b", "ab", "x y", &long].map(|name| parsed("2/day").with_name(name));
+        let policies: Vec<Policy> = names.into_iter().chain([parsed("2/day"), parsed("3/day")]).collect();
+        for (number, (policy, key)) in
+            policies.iter().flat_map(|policy| keys.iter().map(move |key| (policy, key))).enumerate()
+        {
+            let left = harness.peek(policy, key, 1);
+            harness.check(left.remaining() == left.capacity(), || {
+                format!(
+                    "{key} of {policy} (number {number}) has never been hit, but has {} units left",
+                    left.remaining()
+                )
+            });
+            let _ = harness.hit(policy, key, 2);
+        }
+    }
+
+    pub(super) fn no_state_is_removed_early(&self) {
+        let harness = self.harness("11: no state is removed early");
+        let mut model = Model::default();
+        let long = ["fixed-window 2 per 45 days", "3/year", "elastic-window 2/month", "token-bucket 5 per 300 days"];
+        let policies: Vec<Policy> = self.policies.iter().cloned().chain(long.map(parsed)).collect();
+        for policy in &policies {
+            let key = Key::from(policy.identity());
+            let _ = harness.exhaust(policy, &key);
+            while model.decide(policy, &key, Op::Hit, 1, harness.clock.now()).is_admitted() {}
+            let step = Duration::from_micros(policy.limits()[0].quota().period_micros() / 16);
+            for _ in 0..40 {
+                let got = harness.peek(policy, &key, 1).remaining();
+                let expected = model.decide(policy, &key, Op::Peek, 1, harness.clock.now()).remaining();
+                harness
+                    .check(got <= expected, || format!("{policy} has {got} units left, but {expected} are expected"));
+                harness.clock.advance(step);
+            }
+        }
+        self.no_state_is_removed_early_in_real_time();
+    }
+
+    /// Checks in real time, in case the storage expires states by another clock than the given one.
+    fn no_state_is_removed_early_in_real_time(&self) {
+        let harness = self.harness("11: no state is removed early, in real time");
+        let (policy, key) = (parsed("fixed-window 1 per 2 seconds"), Key::from("k"));
+        let (started, _) = (Instant::now(), harness.exhaust(&policy, &key));
+        while started.elapsed() < REAL_TIME {
+            let left = harness.peek(&policy, &key, 1).remaining();
+            let passed = started.elapsed();
+            harness.check(left == 0, || format!("a state that expires after 2 s was removed after {passed:?}"));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub(super) fn clears_remove_one_key(&self) {
+        let harness = self.harness("of clearing: a clear removes one key of one policy");
+        for policy in self.policies {
+            let [key, other] =
+                ["cleared", "kept"].map(|text| Key::join([&Key::from(text), &Key::from(policy.identity())]));
+            let second_handle = policy.clone().with_name("elsewhere");
+            let fresh = harness.peek(policy, &key, 1).remaining();
+            for (policy, key) in [(policy, &key), (policy, &other), (&second_handle, &key)] {
+                let _ = harness.exhaust(policy, key);
+            }
+            harness.clear(policy, &key);
+            let left = [(policy, &key), (policy, &other), (&second_handle, &key)]
+                .map(|(policy, key)| harness.peek(policy, key, 1).remaining());
+            harness.check(left[0] == fresh, || format!("{policy} has {} of {fresh} units left after a clear", left[0]));
+            harness.check(left[1] == 0, || format!("{policy}: another key was cleared"));
+            harness.check(left[2] == 0, || format!("{policy}: the key was cleared in another policy"));
+            harness.clear(policy, &Key::from("unknown key"));
+        }
+    }
+
+    pub(super) fn refunds_return_the_units(&self) {
+        let harness = self.harness("of refunds: a refund returns exactly the units of the hit");
+        let mut model = Model::default();
+        for policy in self.policies {
+            let key = Key::from(policy.identity());
+            let hit = |cost, model: &mut Model| {
+                let _ = model.decide(policy, &key, Op::Hit, cost, harness.clock.now());
+                harness.hit(policy, &key, cost)
+            };
+            let agree = |model: &mut Model, when: &str| {
+                let (got, expected) =
+                    (harness.peek(policy, &key, 1), model.decide(policy, &key, Op::Peek, 1, harness.clock.now()));
+                harness.check(got.remaining() == expected.remaining(), || {
+                    format!(
+                        "{policy} has {} units left {when}, but {} are expected",
+                        got.remaining(),
+                        expected.remaining()
+                    )
+                });
+            };
+            let back = |decision: &Decision, model: &mut Model| {
+                model.refund(policy, &key, decision, harness.clock.now());
+                harness.refund(policy, &key, decision);
+            };
+            let (first, second) = (hit(1, &mut model), hit(2, &mut model));
+            back(&second, &mut model);
+            agree(&mut model, "after a refund of 2");
+            let refused = hit(100, &mut model);
+            back(&refused, &mut model);
+            agree(&mut model, "after a refund of a refusal");
+            harness.clear(policy, &key);
+            model.clear(policy, &key);
+            harness.clock.advance(Duration::from_millis(1));
+            let _ = hit(1, &mut model);
+            back(&first, &mut model);
+            agree(&mut model, "after a refund of a hit before a clear");
+            let late = hit(1, &mut model);
+            harness.clock.advance(3 * policy.limits()[0].quota().period());
+            let _ = hit(1, &mut model);
+            back(&late, &mut model);
+            agree(&mut model, "after a refund of an expired hit");
+        }
+    }
+}
+
+fn remaining(decision: &Decision) -> Vec<u32> {
+    decision.limits().iter().map(Status::remaining).collect()
+}
+
+pub(super) fn parsed(text: &str) -> Policy {
+    text.parse().expect("a policy")
+}
