@@ -138,7 +138,7 @@ impl fmt::Display for Lint {
 }
 
 /// How many requests are looked at after a start.
-const LOOKED_AT: u32 = 1_024;
+const INSPECTED_REQUESTS: u32 = 1_024;
 
 /// The lints that a layer has reported, and how many requests are still to be looked at.
 #[derive(Debug)]
@@ -150,13 +150,13 @@ pub(crate) struct Lints {
 
 impl Default for Lints {
     fn default() -> Self {
-        Self { started: AtomicBool::new(false), left: AtomicU32::new(LOOKED_AT), reported: AtomicU32::new(0) }
+        Self { started: AtomicBool::new(false), left: AtomicU32::new(INSPECTED_REQUESTS), reported: AtomicU32::new(0) }
     }
 }
 
 /// The layers a request has come through, as far as they were still looking.
 #[derive(Clone, Default)]
-struct Through(Vec<usize>);
+struct PassedLayers(Vec<usize>);
 
 impl Lints {
     /// Reports what can be known before the first request.
@@ -174,14 +174,14 @@ impl Lints {
         }
     }
 
-    /// Whether a request is to be [looked at](Self::look): the first ones are.
+    /// Whether a request is to be [looked at](Self::inspect): the first ones are.
     #[inline]
-    pub(crate) fn are_looking(&self) -> bool {
+    pub(crate) fn is_inspecting(&self) -> bool {
         self.left.load(Ordering::Relaxed) > 0
     }
 
     #[cold]
-    pub(crate) fn look<B>(
+    pub(crate) fn inspect<B>(
         &self,
         request: &mut Request<B>,
         key: &dyn KeyExtractor,
@@ -203,11 +203,11 @@ impl Lints {
             }
         }
         let me = std::ptr::from_ref(self).addr();
-        let through = request.extensions_mut().get_or_insert_with(Through::default);
-        if through.0.contains(&me) {
+        let passed = request.extensions_mut().get_or_insert_with(PassedLayers::default);
+        if passed.0.contains(&me) {
             self.report_once(Lint::SameLayerTwice, &report);
         } else {
-            through.0.push(me);
+            passed.0.push(me);
         }
     }
 

@@ -122,13 +122,13 @@ impl Headers {
 
     /// Whether the numbers of the limit that is shown are told.
     #[inline]
-    pub(crate) fn tell_numbers(self) -> bool {
+    pub(crate) fn writes_x_rate_limit(self) -> bool {
         self.x
     }
 
     /// Whether more is told.
     #[inline]
-    pub(crate) fn tell_more(self) -> bool {
+    pub(crate) fn writes_other_fields(self) -> bool {
         self.draft_6 || self.ietf
     }
 
@@ -151,11 +151,11 @@ impl Headers {
 
     /// What the other fields say.
     #[inline]
-    pub(crate) fn more_of(self, decision: &Decision, policy: &Policy, key: &Key) -> Option<More> {
-        self.tell_more().then(|| {
+    pub(crate) fn other_fields_of(self, decision: &Decision, policy: &Policy, key: &Key) -> Option<OtherFields> {
+        self.writes_other_fields().then(|| {
             let (shown, cost) = (decision.shown(), decision.cost());
             let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after()), cost));
-            More {
+            OtherFields {
                 draft_6,
                 wait: x_ratelimit::wait(shown, cost),
                 lists: self.ietf.then(|| Lists::of(decision, policy, key, self.partition)),
@@ -165,14 +165,14 @@ impl Headers {
 }
 
 /// What few layers are asked to tell, and so travels in a box.
-pub(crate) struct More {
+pub(crate) struct OtherFields {
     draft_6: Option<Numbers>,
     /// As that of the [`Numbers`].
     wait: u32,
     lists: Option<Lists>,
 }
 
-impl More {
+impl OtherFields {
     /// The same for a hit that is given back.
     pub(crate) fn without_wait(self) -> Self {
         Self { wait: 0, ..self }
@@ -204,7 +204,11 @@ impl fmt::Debug for Headers {
 /// becomes the wait of this layer if that is longer, because the client would be refused here until
 /// then.
 #[inline]
-pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Option<Numbers>, more: Option<More>) {
+pub(crate) fn write_admitted<B>(
+    response: &mut Response<B>,
+    numbers: Option<Numbers>,
+    other_fields: Option<OtherFields>,
+) {
     if let Some(numbers) = numbers {
         if is_refusal(response) {
             extend_wait(response, numbers.wait());
@@ -212,7 +216,7 @@ pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Option<Numb
             numbers.write_if_fewer(&X, response.headers_mut());
         }
     }
-    let Some(More { draft_6, wait, lists }) = more else { return };
+    let Some(OtherFields { draft_6, wait, lists }) = other_fields else { return };
     if is_refusal(response) {
         extend_wait(response, wait);
     } else if let Some(numbers) = draft_6 {
@@ -248,7 +252,7 @@ pub(crate) fn write_refused<B>(
     response: &mut Response<B>,
     decision: &Decision,
     numbers: Option<Numbers>,
-    more: Option<More>,
+    other_fields: Option<OtherFields>,
 ) {
     let headers = response.headers_mut();
     if let Ok(entry) = headers.try_entry(CACHE_CONTROL) {
@@ -260,7 +264,7 @@ pub(crate) fn write_refused<B>(
     if let Some(numbers) = numbers {
         numbers.write(&X, headers);
     }
-    let Some(More { draft_6, lists, .. }) = more else { return };
+    let Some(OtherFields { draft_6, lists, .. }) = other_fields else { return };
     if let Some(numbers) = draft_6 {
         numbers.write(&DRAFT_6, headers);
     }

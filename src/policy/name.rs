@@ -3,7 +3,7 @@ use std::fmt::{self, Write};
 use super::Policy;
 use crate::ConfigError;
 
-/// The name, if it can stand in a header as a Structured Field string (RFC 9651, section 3.3.3) and is not empty.
+/// Validates a name: not empty, and valid as a Structured Field string (RFC 9651, section 3.3.3).
 pub(super) fn checked(name: String) -> Result<Box<str>, ConfigError> {
     if !name.is_empty() && name.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
         return Ok(name.into_boxed_str());
@@ -29,7 +29,7 @@ pub(super) fn distinct(policy: Policy) -> Result<Policy, ConfigError> {
     }
 }
 
-/// A name in double quotes, as in headers and in a policy's text.
+/// A name in double quotes, as in header fields and in the text of a policy.
 pub(super) struct Quoted<'a>(pub(super) &'a str);
 
 impl fmt::Display for Quoted<'_> {
