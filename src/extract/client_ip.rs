@@ -19,16 +19,18 @@ use crate::{ConfigError, Key};
 /// [`forwarded`](Self::forwarded) selects another.
 ///
 /// 1. The peer is found as by [`PeerIp`](crate::PeerIp). If it is not a trusted proxy, it is the
-/// client, and the field is not read. 2. The entries are read from the right, over all lines of the
-/// field, starting with the last line. Trusted proxies are skipped. The first address that is not
-/// trusted is the client. Entries further left are ignored. 3. An entry that is not an address
-/// (empty, garbage, `unknown`, a name such as `_hidden`) ends the search, because entries further
-/// left may come from the client. The client is then the hop that sent this entry: the last trusted
-/// address, or the peer. 4. If all entries are trusted, the client is the leftmost. Without the
-/// field it is the peer. 5. Only this field is read. Other forwarding fields are ignored, even if
-/// this one is missing. 6. An entry is an address, optionally with a port: `1.2.3.4`, `1.2.3.4:80`,
-/// `2001:db8::1`, `[2001:db8::1]`, `[2001:db8::1]:80`. It may be in double quotes. IPv4-mapped IPv6
-/// addresses are converted to IPv4.
+///    client, and the field is not read.
+/// 2. The entries are read from the right, over all lines of the field, starting with the last
+///    line. Trusted proxies are skipped. The first address that is not trusted is the client.
+///    Entries further left are ignored.
+/// 3. An entry that is not an address (empty, garbage, `unknown`, a name such as `_hidden`) ends
+///    the search, because entries further left may come from the client. The client is then the hop
+///    that sent this entry: the last trusted address, or the peer.
+/// 4. If all entries are trusted, the client is the leftmost. Without the field it is the peer.
+/// 5. Only this field is read. Other forwarding fields are ignored, even if this one is missing.
+/// 6. An entry is an address, optionally with a port: `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`,
+///    `[2001:db8::1]`, `[2001:db8::1]:80`. It may be in double quotes. IPv4-mapped IPv6 addresses
+///    are converted to IPv4.
 ///
 /// The key is the same as that of [`PeerIp`](crate::PeerIp) for this address: the IPv4 address, or
 /// the /64 of an IPv6 address. Without a peer address the key is missing, and the response is 500.

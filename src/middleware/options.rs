@@ -35,7 +35,7 @@ impl PolicySource {
     }
 
     /// Returns the policy if it is the same for all requests.
-    pub(crate) fn only(&self) -> Option<&Policy> {
+    pub(crate) fn fixed(&self) -> Option<&Policy> {
         match &self.0 {
             Choice::Always(policy) => Some(policy),
             Choice::By(_) => None,

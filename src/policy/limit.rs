@@ -72,7 +72,7 @@ impl Limit {
     pub(super) fn of(strategy: Arc<dyn StrategyDyn>, quota: Quota) -> Result<Self, ConfigError> {
         strategy.validate(&quota)?;
         let limit = Self { strategy, quota, name: None };
-        // What an unnamed policy is called on the wire.
+        // The text of the limit is the name of an unnamed policy on the wire.
         name::checked(limit.to_string())?;
         Ok(limit)
     }
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_whose_hashes_collide_get_different_digests() {
+    fn limits_with_colliding_hashes_get_different_digests() {
         let limit = |text: &str| crate::Policy::limits(&text.parse().unwrap())[0].clone();
         let limits = [limit("fixed-window 10/minute"), limit("fixed-window 100/2786174215 ms")];
         assert_eq!(limits[0].digest(0, 0), limits[1].digest(1, 0), "this pair collides");

@@ -9,7 +9,7 @@ pub(super) fn checked(name: String) -> Result<Box<str>, ConfigError> {
         return Ok(name.into_boxed_str());
     }
     Err(ConfigError::new(format!(
-        "the name {name:?} cannot stand in a header: \
+        "the name {name:?} is not a valid header value: \
          use one or more letters, digits, spaces and ASCII punctuation, for example \"free\""
     )))
 }
@@ -22,8 +22,8 @@ pub(super) fn distinct(policy: Policy) -> Result<Policy, ConfigError> {
     match twice {
         None => Ok(policy),
         Some(second) => Err(ConfigError::new(format!(
-            "two limits of the policy \"{policy}\" are called {:?}, and clients could not tell them apart: \
-             name one of them, for example \"daily\"",
+            "two limits of the policy \"{policy}\" have the name {:?}: \
+             give one of them another name, for example \"daily\"",
             name_of(second)
         ))),
     }

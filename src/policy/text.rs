@@ -47,14 +47,10 @@ impl FromStr for Policy {
             into = if scanner.keyword(SHADOW) { &mut shadow } else { &mut limits };
             limit_name = scanner.quoted()?;
         }
-        if let Some(twice) = limits.iter().enumerate().find_map(|(i, limit)| {
+        if let Some(duplicate) = limits.iter().enumerate().find_map(|(i, limit)| {
             limit.name().filter(|name| limits[..i].iter().any(|other| other.name() == Some(name)))
         }) {
-            return Err(scanner.unreadable(
-                "the name",
-                twice,
-                "another limit has it, and clients could not tell them apart",
-            ));
+            return Err(scanner.unreadable("the name", duplicate, "another limit has the same name"));
         }
         let policy = Self::of(None, limits, shadow);
         match policy_name {
