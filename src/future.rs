@@ -96,7 +96,7 @@ where
     }
 }
 
-/// Polls the inner future and writes the header fields into its response in slot. Responses are
+/// Polls the inner future and writes the header fields into its response in place. Responses are
 /// large, so this is a separate function that does not move them.
 #[inline(never)]
 fn poll_inner<F, St, ResBody, E>(

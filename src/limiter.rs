@@ -33,8 +33,8 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy};
 ///
 /// # Other requests than HTTP
 ///
-/// [`RateLimitLayer`](crate::RateLimitLayer) supports `http::Request` only. For a tower service with
-/// another request type, call the limiter in `filter_async`:
+/// [`RateLimitLayer`](crate::RateLimitLayer) supports `http::Request` only. For a tower service
+/// with another request type, call the limiter in `filter_async`:
 ///
 /// ```
 /// use std::convert::Infallible;

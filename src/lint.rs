@@ -24,8 +24,8 @@ pub enum Lint {
     Ipv6PerAddress,
     /// `RL002`: a [`ClientIp`](crate::ClientIp) trusts every address as a proxy.
     ///
-    /// Each client counts as a proxy and can choose its own key with the forwarding header. List the
-    /// networks of your proxies, or set their number.
+    /// Each client counts as a proxy and can choose its own key with the forwarding header. List
+    /// the networks of your proxies, or set their number.
     TrustsEveryAddress,
     /// `RL003`: requests have a forwarding header, but the key is the peer's address.
     ///
@@ -52,17 +52,17 @@ pub enum Lint {
     /// `RL006`: an elastic window is combined with
     /// [`charge_when`](crate::RateLimitLayer::charge_when).
     ///
-    /// Each hit moves the window's end, and a refund does not move it back. So requests that are not
-    /// charged prevent old charges from expiring. Example: with `5/minute`, one failed login per hour
-    /// and a successful request every 30 seconds, a client is locked out after five hours. Use a
-    /// [`MovingWindow`](crate::MovingWindow) to count failures.
+    /// Each hit moves the window's end, and a refund does not move it back. So requests that are
+    /// not charged prevent old charges from expiring. Example: with `5/minute`, one failed login
+    /// per hour and a successful request every 30 seconds, a client is locked out after five hours.
+    /// Use a [`MovingWindow`](crate::MovingWindow) to count failures.
     ElasticWindowRefunded,
     /// `RL007`: fewer than 10,000 clients can fill the storage by exhausting the policy's quota.
     ///
     /// A full storage refuses new clients, so a few addresses could lock out all others. The usual
     /// cause is a moving window with a large amount, whose log takes up to six bytes per hit. Raise
-    /// [`max_bytes`](crate::storage::MemoryStorageBuilder::max_bytes), or use another strategy, such
-    /// as the sliding window counter.
+    /// [`max_bytes`](crate::storage::MemoryStorageBuilder::max_bytes), or use another strategy,
+    /// such as the sliding window counter.
     SmallStorage {
         /// The number of clients that fill the storage.
         clients: u64,
@@ -176,7 +176,7 @@ impl Lints {
         }
     }
 
-    /// Whether a request is to be [looked at](Self::inspect): the first ones are.
+    /// Returns `true` for the first requests, which are to be [inspected](Self::inspect).
     #[inline]
     pub(crate) fn is_inspecting(&self) -> bool {
         self.left.load(Ordering::Relaxed) > 0

@@ -21,8 +21,8 @@ pub(super) struct IetfFields {
 }
 
 impl IetfFields {
-    /// Creates the fields, with a member for each limit. Members have the parameter `pk` if a secret is
-    /// set.
+    /// Creates the fields, with a member for each limit. Members have the parameter `pk` if a
+    /// secret is set.
     pub(super) fn of(decision: &Decision, policy: &Policy, key: &Key, partition: Option<Secret>) -> Self {
         let partition = partition.map_or_else(String::new, |secret| secret.parameter(key));
         let (mut policies, mut limits) = (String::new(), String::new());
@@ -53,15 +53,15 @@ impl IetfFields {
     }
 }
 
-/// Returns the time in which the capacity refills, in seconds. A fallback decides by a divided limit.
-/// Its time is known only if its capacity is the amount, as for all windows.
+/// Returns the time in which the capacity refills, in seconds. A fallback decides by a divided
+/// limit. Its time is known only if its capacity is the amount, as for all windows.
 fn window(limit: &Limit, is_divided: bool) -> Option<u64> {
     let is_known = !is_divided || limit.capacity() == limit.quota().amount();
     is_known.then(|| limit.window_secs())
 }
 
-/// Appends to the field in one line, because not every client reads a second one. Drops existing lines
-/// that are not valid lists, because one invalid member invalidates the whole field.
+/// Appends to the field in one line, because not every client reads a second one. Drops existing
+/// lines that are not valid lists, because one invalid member invalidates the whole field.
 fn append(headers: &mut HeaderMap, name: HeaderName, members: HeaderValue) {
     let before = headers.get_all(&name).iter().map(HeaderValue::as_bytes).filter(|line| is_list_of_strings(line));
     let lines: Vec<&[u8]> = before.chain([members.as_bytes()]).collect();

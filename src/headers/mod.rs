@@ -37,12 +37,12 @@ use crate::{Decision, Key, Policy, Timestamp};
 /// | [`draft6`](Self::draft6) | `RateLimit-Limit: 10`, `RateLimit-Remaining: 3`, `RateLimit-Reset: 1` |
 /// | [`none`](Self::none) | none |
 ///
-/// Defaults to [`x_rate_limit`](Self::x_rate_limit). [`and`](Self::and) combines families. Times are in
-/// whole seconds, rounded up. A refusal always has `Cache-Control`, and `Retry-After` unless its cost
-/// exceeds the capacity.
+/// Defaults to [`x_rate_limit`](Self::x_rate_limit). [`and`](Self::and) combines families. Times
+/// are in whole seconds, rounded up. A refusal always has `Cache-Control`, and `Retry-After` unless
+/// its cost exceeds the capacity.
 ///
-/// The guide on [headers and refusals](crate::guide::headers_and_refusals) explains each field, stacked
-/// layers, and which fields clients read.
+/// The guide on [headers and refusals](crate::guide::headers_and_refusals) explains each field,
+/// stacked layers, and which fields clients read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)] // a set of families
 pub struct Headers {
@@ -61,12 +61,12 @@ impl Headers {
         Self { x: true, ..Self::none() }
     }
 
-    /// Writes `RateLimit-Policy` and `RateLimit` of the IETF draft, as Structured Fields (RFC 9651) with a
-    /// member for each limit.
+    /// Writes `RateLimit-Policy` and `RateLimit` of the IETF draft, as Structured Fields (RFC 9651)
+    /// with a member for each limit.
     ///
-    /// A member has the name that [`Policy::limit_name`] returns. So give the policy a name that clients may
-    /// see, and use a different name for each policy. The guide explains
-    /// [the parameters](crate::guide::headers_and_refusals#the-ietf-draft).
+    /// A member has the name that [`Policy::limit_name`] returns. So give the policy a name that
+    /// clients may see, and use a different name for each policy. The guide explains [the
+    /// parameters](crate::guide::headers_and_refusals#the-ietf-draft).
     ///
     /// Source: draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4.
     pub const fn ietf() -> Self {
@@ -132,8 +132,8 @@ impl Headers {
         self.draft_6 || self.ietf
     }
 
-    /// Returns the numbers for `X-RateLimit-*` after a hit of `cost` units that was decided at `at`.
-    /// `shown` is the limit to report.
+    /// Returns the numbers for `X-RateLimit-*` after a hit of `cost` units that was decided at
+    /// `at`. `shown` is the limit to report.
     #[inline]
     pub(crate) fn numbers(self, at: Timestamp, shown: &Status, cost: u32) -> Option<Numbers> {
         let reset = match (self.x, self.from_now) {
@@ -232,8 +232,9 @@ fn is_refusal<B>(response: &Response<B>) -> bool {
     response.extensions().get::<Decision>().is_some_and(Decision::is_refused)
 }
 
-/// Raises `Retry-After` of a refusal, and its gRPC pushback, to at least this number of seconds. Skips
-/// a missing field, because then the cost exceeds a capacity, and a date, which another layer wrote.
+/// Raises `Retry-After` of a refusal, and its gRPC pushback, to at least this number of seconds.
+/// Skips a missing field, because then the cost exceeds a capacity, and a date, which another layer
+/// wrote.
 #[cold]
 fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
     let seconds = u64::from(seconds);
@@ -281,8 +282,8 @@ fn set(headers: &mut HeaderMap, name: impl IntoHeaderName, value: HeaderValue) {
     let _ = headers.try_insert(name, value);
 }
 
-/// Inserts the decision into the extensions of a refusal, by which outer layers recognize it. Reuses
-/// the memory of `spare`, the extensions of the request.
+/// Inserts the decision into the extensions of a refusal, by which outer layers recognize it.
+/// Reuses the memory of `spare`, the extensions of the request.
 pub(crate) fn attach<B>(response: &mut Response<B>, decision: &Decision, mut spare: Extensions) {
     if response.extensions().is_empty() {
         spare.clear();

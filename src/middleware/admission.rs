@@ -102,7 +102,7 @@ impl<St: Storage, R> LayerState<St, R> {
     /// Decides a request as far as possible without waiting.
     ///
     /// The key is borrowed from the extraction and cloned only if the request waits, because moving
-    /// it costs more than building it in slot.
+    /// it costs more than building it in place.
     #[inline]
     pub(crate) fn admit<B, ResBody>(&self, request: &mut Request<B>) -> Action<St, ResBody>
     where

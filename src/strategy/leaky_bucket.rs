@@ -78,7 +78,7 @@ impl Strategy for LeakyBucket {
         if let Some(burst) = quota.burst_size() {
             return Err(ConfigError::new(format!(
                 "leaky-bucket does not support a burst, as in \"{quota}\": \
-                 set the length of the queue with \"queue {burst}\" instead of \"burst {burst}\""
+                 write \"queue {burst}\" instead of \"burst {burst}\" to set the length of its queue"
             )));
         }
         if self.places(quota) == u32::MAX {

@@ -142,7 +142,7 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
             None => Ok(()),
             Some(burst) => Err(ConfigError::new(format!(
                 "{} does not support a burst, as in \"{quota}\": remove \"burst {burst}\", \
-                 or use \"token-bucket {quota}\"",
+                 or write \"token-bucket {quota}\"",
                 self.name()
             ))),
         }

@@ -95,7 +95,8 @@ impl Pair {
         self.model.add(self.now, PERIOD, units);
         let added = self.log.bytes().saturating_sub(bytes);
         let decoded = if growth == 0 && self.len() > LONGEST_RING / 2 { 17 * MOST } else { 0 };
-        // Adding 0 units moves the end of a log and adds no entry. Strategies do it only if the clock goes back.
+        // Adding 0 units moves the end of a log and adds no entry. Strategies do it only if the
+        // clock goes back.
         let is_predictable = last.is_none_or(|last| last.plus(PERIOD) == until);
         assert!(
             !is_predictable || added <= growth + decoded,

@@ -1,11 +1,11 @@
 //! The encoding of entries.
 //!
 //! An entry is the time since the entry before it, in microseconds, and its units. The first byte
-//! holds the low four bits of the time, the number of bytes that hold its other bits, and a flag for
-//! units other than 1. Such units follow, with seven bits in each byte.
+//! holds the low four bits of the time, the number of bytes that hold its other bits, and a flag
+//! for units other than 1. Such units follow, with seven bits in each byte.
 //!
-//! An entry of one unit takes at most four bytes if the time is at most 268 seconds, and five bytes if
-//! it is at most 19 hours.
+//! An entry of one unit takes at most four bytes if the time is at most 268 seconds, and five bytes
+//! if it is at most 19 hours.
 
 /// The maximum length of an entry in bytes.
 pub(super) const LONGEST: usize = 1 + 8 + 10;
