@@ -13,6 +13,7 @@ use crate::storage::PATHS;
 /// | `ratelimit_path_total` | `path` | decisions through a [`Breaker`](crate::storage::Breaker), by their source: `primary`, `fallback` or `none` |
 /// | `ratelimit_clock_skew_total` | | decisions on keys whose newest decision was ahead of the clock by more than [`max_skew`](crate::storage::Cas::max_skew) |
 /// | `ratelimit_memory_full_total` | `outcome` | hits that a full [`MemoryStorage`](crate::MemoryStorage) could not store: new keys (`refused`, `admitted`) and logs (`log_refused`) |
+///
 /// | gauge | value |
 /// |---|---|
 /// | `ratelimit_breakers_open` | number of [`Breaker`](crate::storage::Breaker)s in this process that are not closed |
