@@ -1,4 +1,4 @@
-//! The answer to a hit or a peek.
+//! Decisions: the results of hits and peeks.
 
 mod verdict;
 
@@ -12,10 +12,10 @@ use self::verdict::Verdict;
 use crate::Timestamp;
 use crate::strategy::Status;
 
-/// The answer to a hit or a peek: admitted, perhaps after a delay, or refused, with each limit's numbers.
+/// The result of a hit or a peek: admitted, admitted after a delay, or refused.
 ///
-/// Plain data, made once by the storage and carried to whoever wants to know. All numbers are as of the instant
-/// [`at`](Self::at), after the hit; a peek shows what is there and says what the hit would be told.
+/// Contains the numbers of each limit at the instant [`at`](Self::at), after the hit. The result of
+/// a peek contains the current numbers, and the verdict that a hit would get.
 ///
 /// ```
 /// use tower_ratelimit::{Key, Quota, RateLimiter};
@@ -30,10 +30,10 @@ use crate::strategy::Status;
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "a decision says whether to go on"]
+#[must_use = "a decision contains the verdict on the hit"]
 pub struct Decision {
     at: Timestamp,
-    /// How many seconds `at` is ahead of the wall clock.
+    /// The number of seconds by which `at` is ahead of the wall clock.
     ahead: u32,
     cost: u32,
     verdict: Verdict,
@@ -41,34 +41,35 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// The decision on a hit of `cost` units at `at`, admitted if every limit admits.
+    /// Creates the decision on a hit of `cost` units. The hit is admitted if every status is.
     pub(crate) fn new(at: Timestamp, cost: u32, statuses: Statuses) -> Self {
         let mut decision = Self { at, ahead: 0, cost, verdict: Verdict::REFUSED, statuses };
         decision.conclude(at);
         decision
     }
 
-    /// The decision on a hit of `cost` units at `at` by a policy whose one limit answered `status`.
+    /// Creates the decision of a policy with one limit, on a hit of `cost` units at `at`.
     pub fn of(at: Timestamp, cost: u32, status: Status) -> Self {
         Self::new(at, cost, Statuses::One([status]))
     }
 
-    /// The decision on a hit of `cost` units at `at` by a policy whose limits answered `statuses`, in their order: for a storage
-    /// that decides elsewhere and is told the answers. [`Limit::answer`](crate::Limit::answer) makes them.
+    /// Creates the decision of a policy from the statuses of its limits, in their order, on a hit
+    /// of `cost` units at `at`. For storages that decide by other means, for example in a script.
+    /// [`Limit::answer`](crate::Limit::answer) returns such statuses.
     pub fn of_limits(at: Timestamp, cost: u32, statuses: impl ExactSizeIterator<Item = Status>) -> Self {
         let mut statuses = statuses;
         let limits = statuses.len();
         Self::new(at, cost, Statuses::from_fn(limits, |_| statuses.next().unwrap_or(Status::BLANK)))
     }
 
-    /// A decision to be filled in: it is large, so whoever makes many fills it in where it is wanted.
+    /// Returns an empty decision to be filled in place, because decisions are large.
     #[inline]
     pub(crate) const fn blank() -> Self {
         let statuses = Statuses::More(Vec::new());
         Self { at: Timestamp::EPOCH, ahead: 0, cost: 0, verdict: Verdict::REFUSED, statuses }
     }
 
-    /// The answers of so many limits, to be filled in.
+    /// Sets the cost and returns blank statuses to be filled in.
     #[inline(always)]
     pub(crate) fn open(&mut self, limits: usize, cost: u32) -> &mut [Status] {
         self.cost = cost;
@@ -76,7 +77,7 @@ impl Decision {
         self.statuses.as_mut_slice()
     }
 
-    /// Fills in the verdict, now that the limits have answered.
+    /// Sets the verdict by the statuses.
     #[inline]
     pub(crate) fn conclude(&mut self, at: Timestamp) {
         self.at = at;
@@ -84,109 +85,112 @@ impl Decision {
         self.verdict = if admitted { Verdict::ADMITTED } else { Verdict::REFUSED };
     }
 
-    /// The same refusal, marked [storage full](Self::is_storage_full).
+    /// Marks a refusal as [storage full](Self::is_storage_full).
     pub fn storage_full(self) -> Self {
         Self { verdict: self.verdict.instead(Verdict::STORAGE_FULL), ..self }
     }
 
-    /// The same refusal, marked [contended](Self::is_contended).
+    /// Marks a refusal as [contended](Self::is_contended).
     pub fn contended(self) -> Self {
         Self { verdict: self.verdict.instead(Verdict::CONTENDED), ..self }
     }
 
-    /// Whether the hit may go on, after its [`delay`](Self::delay).
+    /// Returns `true` if the hit is admitted, possibly after a [`delay`](Self::delay).
     #[inline]
     pub fn is_admitted(&self) -> bool {
         self.verdict.is(Verdict::ADMITTED)
     }
 
-    /// Whether the hit is turned away. It has taken nothing.
+    /// Returns `true` if the hit is refused. A refused hit has spent nothing.
     #[inline]
     pub fn is_refused(&self) -> bool {
         !self.is_admitted()
     }
 
-    /// Returns `true` if the hit was refused because the storage was full: a newcomer that found only
-    /// keys that are being refused, or a client whose own log could not grow. See
-    /// [`MemoryStorage`](crate::MemoryStorage).
+    /// Returns `true` if the hit was refused because the storage was full. Either the key was new
+    /// and only keys that are being refused could have been evicted, or the log of the key could
+    /// not grow. See [`MemoryStorage`](crate::MemoryStorage).
     pub fn is_storage_full(&self) -> bool {
         self.verdict.is(Verdict::STORAGE_FULL)
     }
 
-    /// Returns `true` if a compare-and-swap storage refused the hit because other processes changed the key
-    /// before every swap. The hit has spent nothing. Retrying can succeed.
+    /// Returns `true` if a compare-and-swap storage refused the hit because other processes changed
+    /// the key before every swap. Retrying can succeed.
     pub fn is_contended(&self) -> bool {
         self.verdict.is(Verdict::CONTENDED)
     }
 
-    /// Whether a storage that stood in for another one has decided: see [`Breaker`](crate::storage::Breaker).
+    /// Returns `true` if the fallback of a [`Breaker`](crate::storage::Breaker) decided.
     pub fn is_from_fallback(&self) -> bool {
         self.verdict.is_from_fallback()
     }
 
-    /// The same decision, as it is told by a storage that chooses between two and has asked this one of them. So a refund finds
-    /// its way [back](Self::back).
+    /// Records the storage that decided. Called by a storage that chooses between two others, so
+    /// that [`back`](Self::back) can return the choice when the hit is refunded.
     pub fn via(self, way: DecisionSource) -> Self {
         Self { verdict: self.verdict.via(way), ..self }
     }
 
-    /// Which of the two a storage has asked that chooses between two, and the decision as that one told it. One that has gone
-    /// [via](Self::via) neither is the primary's.
+    /// Returns the last source that [`via`](Self::via) recorded, and the decision without it.
+    /// Without a record the source is `Primary`.
     pub fn back(self) -> (DecisionSource, Self) {
         let (way, verdict) = self.verdict.back();
         (way, Self { verdict, ..self })
     }
 
-    /// The same answer, which has come the ways that another one has.
+    /// Replaces the recorded sources by those of `other`.
     pub(crate) fn the_way_of(self, other: &Self) -> Self {
         Self { verdict: other.verdict.instead(self.verdict), ..self }
     }
 
-    /// When the storage decided, by its own clock.
+    /// Returns the time of the decision by the storage's clock.
     pub fn at(&self) -> Timestamp {
         self.at
     }
 
-    /// When the storage decided, by the wall clock.
+    /// Returns the time of the decision by the wall clock.
     #[inline]
     pub(crate) fn wall_at(&self) -> Timestamp {
         self.at.minus(u64::from(self.ahead) * 1_000_000)
     }
 
-    /// Sets how many seconds the storage's clock is ahead of the wall clock.
+    /// Sets the number of seconds by which the storage's clock is ahead of the wall clock.
     #[inline]
     pub(crate) fn set_ahead(&mut self, seconds: u32) {
         self.ahead = seconds;
     }
 
-    /// How many units the hit asked for.
+    /// Returns the cost of the hit in units.
     pub fn cost(&self) -> u32 {
         self.cost
     }
 
-    /// Whether the hit may go on without waiting.
+    /// Returns `true` if the hit is admitted without a delay.
     #[inline]
     pub(crate) fn is_at_once(&self) -> bool {
         self.is_admitted() && self.limits().iter().all(|status| status.delay_micros() == 0)
     }
 
-    /// How long an admitted hit has to wait for its turn: the longest delay of its limits, zero without a leaky bucket.
+    /// Returns the delay of an admitted hit: the maximum over all limits. It is zero without a
+    /// leaky bucket.
     pub fn delay(&self) -> Duration {
         let longest = self.limits().iter().map(Status::delay_micros).max();
         Duration::from_micros(longest.filter(|_| self.is_admitted()).unwrap_or(0))
     }
 
-    /// Units that can still be spent now: the least of the limits'.
+    /// Returns the number of units that can be spent now: the minimum over all limits.
     pub fn remaining(&self) -> u32 {
         self.limits().iter().map(Status::remaining).min().unwrap_or(0)
     }
 
-    /// The most units that can ever be spent at one instant: the least of the limits'.
+    /// Returns the number of units that can be spent at one instant if nothing has been spent: the
+    /// minimum over all limits.
     pub fn capacity(&self) -> u32 {
         self.limits().iter().map(Status::capacity).min().unwrap_or(0)
     }
 
-    /// How long until more units [remain](Self::remaining); zero when all of the [capacity](Self::capacity) does.
+    /// Returns the time until more units [remain](Self::remaining), or zero if the whole
+    /// [capacity](Self::capacity) remains.
     pub fn reset_after(&self) -> Duration {
         let remaining = self.remaining();
         if remaining == self.capacity() {
@@ -196,29 +200,32 @@ impl Decision {
         least.map(Status::reset_after).max().unwrap_or_default()
     }
 
-    /// How long until the refused hit would be admitted if nothing else happened: `None` when it was admitted, or
-    /// when its cost can never fit.
+    /// Returns the time until a refused hit would be admitted if the key gets no other hits.
+    /// Returns `None` if the hit was admitted or its cost exceeds a capacity.
     pub fn retry_after(&self) -> Option<Duration> {
         self.limits().iter().max_by_key(|status| status.retry_micros()).and_then(Status::retry_after)
     }
 
-    /// The numbers of each limit, in the policy's order.
+    /// Returns the numbers of each limit, in the order of the policy.
     #[inline]
     pub fn limits(&self) -> &[Status] {
         self.statuses.as_slice()
     }
 
-    /// The one limit to tell a client about: of those that refuse the one with the latest
-    /// [`retry_after`](Status::retry_after) (never is latest), else the one with the least remaining, and of equals the
-    /// one with the latest [`reset_after`](Status::reset_after).
+    /// Returns the limit that header fields report.
     ///
-    /// A decision without limits, which only [`of_limits`](Self::of_limits) makes, shows zeros.
+    /// If the hit is refused, this is the refusing limit with the longest
+    /// [`retry_after`](Status::retry_after), where never is the longest. Otherwise it is the limit
+    /// with the fewest remaining units. The longest [`reset_after`](Status::reset_after) breaks
+    /// ties.
+    ///
+    /// A decision without limits, which only [`of_limits`](Self::of_limits) creates, reports zeros.
     pub fn shown(&self) -> &Status {
         shown(self.limits())
     }
 }
 
-/// Of a policy's limits the one to tell a client about: see [`Decision::shown`].
+/// Returns the limit that header fields report. See [`Decision::shown`].
 pub(crate) fn shown(limits: &[Status]) -> &Status {
     let wait = |status: &Status| (status.is_admitted(), Reverse(status.retry_micros()));
     let room = |status: &Status| (status.remaining(), Reverse(status.reset_after_micros()));
@@ -228,7 +235,8 @@ pub(crate) fn shown(limits: &[Status]) -> &Status {
     }
 }
 
-/// The statuses of one to four limits in place, of more on the heap: an admitted hit allocates nothing.
+/// The statuses of a decision. Up to four are stored inline, so that most decisions need no
+/// allocation.
 #[derive(Clone)]
 pub(crate) enum Statuses {
     One([Status; 1]),

@@ -1,14 +1,14 @@
-//! What is said when configuration cannot be understood or cannot work.
+//! Configuration errors.
 
 use std::error::Error;
 use std::fmt;
 
-/// Any error, boxed: what a [`Storage`](crate::Storage)'s error turns into.
+/// A boxed error. The error type of a [`Storage`](crate::Storage) converts into it.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// A quota, a policy or an option that cannot be: says what was wrong and what to write instead.
+/// An invalid quota, policy or option. The message quotes the invalid value and shows a valid one.
 ///
-/// It comes from reading strings, and from the `try_` form of each constructor that panics.
+/// Returned by parsing, and by the `try_` form of each constructor that panics.
 ///
 /// ```
 /// use tower_ratelimit::Policy;
@@ -26,8 +26,8 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// An error with this text, for the author of a strategy, a storage or an extractor: say what was
-    /// wrong, quote it, and show what to write instead.
+    /// Creates an error with this message, for custom strategies, storages and extractors. Quote
+    /// the invalid value in the message, and show a valid one.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into().into_boxed_str() }
     }
@@ -47,7 +47,7 @@ impl fmt::Debug for ConfigError {
 
 impl Error for ConfigError {}
 
-/// For constructors that panic where their `try_` form returns an error.
+/// Unwraps the result of a `try_` constructor for its panicking form.
 #[track_caller]
 pub(crate) fn or_panic<T>(made: Result<T, ConfigError>) -> T {
     match made {

@@ -1,4 +1,4 @@
-//! The response, on its way.
+//! The response future.
 
 use std::fmt;
 use std::pin::Pin;
@@ -15,11 +15,10 @@ use crate::middleware::post_response::QueueSlot;
 use crate::{Decision, Rejection, Storage, headers};
 
 pin_project! {
-    /// The future of [`RateLimit`](crate::RateLimit).
+    /// The response future of [`RateLimit`](crate::RateLimit).
     ///
-    /// Dropping it while it waits for the delay of a leaky bucket gives the place in the queue back
-    /// if that place is the last one. A request that waits for its delay holds no readied service: it
-    /// waits with a clone, which becomes ready after the delay and is then called.
+    /// Dropping the future while it waits for the delay of a leaky bucket refunds the hit. The
+    /// queue slot becomes free if it is the last one.
     #[must_use = "futures do nothing unless they are polled"]
     pub struct ResponseFuture<S, B, St, R>
     where
@@ -41,7 +40,7 @@ pin_project! {
         Calling {
             #[pin]
             inner: S::Future,
-            told: ResponsePlan<St>,
+            plan: ResponsePlan<St>,
         },
         Refused {
             response: Option<S::Response>,
@@ -57,8 +56,8 @@ where
     S: Service<Request<B>>,
     St: Storage,
 {
-    pub(crate) fn calling(inner: S::Future, told: ResponsePlan<St>) -> Self {
-        Self { state: State::Calling { inner, told } }
+    pub(crate) fn calling(inner: S::Future, plan: ResponsePlan<St>) -> Self {
+        Self { state: State::Calling { inner, plan } }
     }
 
     pub(crate) fn refused(response: S::Response) -> Self {
@@ -82,27 +81,27 @@ where
         let mut state = self.project().state;
         loop {
             match state.as_mut().project() {
-                StateProj::Calling { inner, told } => {
-                    return poll_and_tell(inner, told, cx);
+                StateProj::Calling { inner, plan } => {
+                    return poll_inner(inner, plan, cx);
                 }
                 StateProj::Refused { response } => {
                     return Poll::Ready(Ok(response.take().expect("polled after it was ready")));
                 }
                 StateProj::Waiting { waiting } => match ready!(waiting.as_mut().poll(cx))? {
-                    Done::Call(inner, told) => state.set(State::Calling { inner, told }),
-                    Done::Refused(response) => return Poll::Ready(Ok(response)),
+                    WaitResult::Call(inner, plan) => state.set(State::Calling { inner, plan }),
+                    WaitResult::Refused(response) => return Poll::Ready(Ok(response)),
                 },
             }
         }
     }
 }
 
-/// Polls, and writes where it is what the response is told: responses are large, and so a function by itself, which hands
-/// over what it was given.
+/// Polls the inner future and writes the header fields into its response in place. Responses are
+/// large, so this is a separate function that does not move them.
 #[inline(never)]
-fn poll_and_tell<F, St, ResBody, E>(
+fn poll_inner<F, St, ResBody, E>(
     inner: Pin<&mut F>,
-    told: &mut ResponsePlan<St>,
+    plan: &mut ResponsePlan<St>,
     cx: &mut Context<'_>,
 ) -> Poll<F::Output>
 where
@@ -111,11 +110,11 @@ where
 {
     let mut polled = inner.poll(cx);
     if let Poll::Ready(Ok(response)) = &mut polled {
-        match told.after.take() {
-            None => headers::write_admitted(response, told.numbers, None),
-            Some(after) => after.settle(response, told.numbers),
+        match plan.after.take() {
+            None => headers::write_admitted(response, plan.numbers, None),
+            Some(after) => after.settle(response, plan.numbers),
         }
-    } else if let Some(after) = &mut told.after {
+    } else if let Some(after) = &mut plan.after {
         after.poll(cx);
     }
     polled
@@ -132,26 +131,26 @@ where
 }
 
 pin_project! {
-    /// A request that waits for the storage, and then perhaps for its turn.
+    /// A request that waits for the storage, and after that for the delay of a leaky bucket.
     pub(crate) struct Waiting<S, B, St, R>
     where
         St: Storage,
     {
         shared: Arc<LayerState<St, R>>,
-        // While the storage decides, the service is the one that was polled ready. From then on it
-        // is a clone, which has to be polled ready before it is called.
+        // While the storage decides, the service is the one that was polled ready. During and after
+        // a delay it is a clone, which has to be polled ready before it is called.
         call: Option<(S, Request<B>)>,
         deciding: St::DecideFuture,
-        place: QueueSlot<St>,
+        slot: QueueSlot<St>,
         #[pin]
         delay: Option<Sleep>,
-        // The decision of a request whose turn has come.
-        turn: Option<Box<Decision>>,
+        // The decision of a request whose delay is over.
+        after_delay: Option<Box<Decision>>,
     }
 }
 
-/// How waiting ends.
-enum Done<F, St: Storage, Response> {
+/// The end of waiting.
+enum WaitResult<F, St: Storage, Response> {
     Call(F, ResponsePlan<St>),
     Refused(Response),
 }
@@ -162,61 +161,61 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
         request: Request<B>,
         shared: Arc<LayerState<St, R>>,
         deciding: St::DecideFuture,
-        place: QueueSlot<St>,
+        slot: QueueSlot<St>,
     ) -> Self
     where
         S: Clone,
     {
-        let delay = place.taken.as_ref().map(|decision| tokio::time::sleep(decision.delay()));
+        let delay = slot.delayed.as_ref().map(|decision| tokio::time::sleep(decision.delay()));
         let service = if delay.is_some() { unready(&ready) } else { ready };
-        Self { shared, call: Some((service, request)), deciding, place, delay, turn: None }
+        Self { shared, call: Some((service, request)), deciding, slot, delay, after_delay: None }
     }
 
-    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Waited<S, B, St>>
+    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<WaitOutput<S, B, St>>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone,
         R: Rejection<ResBody>,
     {
         let mut this = self.project();
-        let told = loop {
+        let plan = loop {
             let (service, request) = this.call.as_mut().expect("polled after it was ready");
             if let Some(delay) = this.delay.as_mut().as_pin_mut() {
                 ready!(delay.poll(cx));
                 this.delay.set(None);
-                *this.turn = this.place.taken.take();
+                *this.after_delay = this.slot.delayed.take();
             }
-            if let Some(decision) = &*this.turn {
+            if let Some(decision) = &*this.after_delay {
                 ready!(service.poll_ready(cx))?;
-                let now = this.place.look();
+                let now = this.slot.peek_now();
                 let now = now.as_ref().unwrap_or(decision);
-                break this.shared.admitted_after(decision, now, this.place.ask(), request);
+                break this.shared.admitted_after(decision, now, this.slot.storage_request(), request);
             }
             let decided = ready!(Pin::new(&mut *this.deciding).poll(cx));
-            match this.shared.judge(decided, this.place.ask(), request) {
-                AdmissionResult::Admitted(told) => break told,
-                AdmissionResult::Refused(response) => return Poll::Ready(Ok(Done::Refused(response))),
+            match this.shared.apply(decided, this.slot.storage_request(), request) {
+                AdmissionResult::Admitted(plan) => break plan,
+                AdmissionResult::Refused(response) => return Poll::Ready(Ok(WaitResult::Refused(response))),
                 AdmissionResult::Delayed(decision) => {
                     let delay = decision.delay();
-                    this.place.taken = Some(decision);
-                    this.shared.tell_delayed(this.place);
+                    this.slot.delayed = Some(decision);
+                    this.shared.report_delayed(this.slot);
                     *service = unready(service);
                     this.delay.set(Some(tokio::time::sleep(delay)));
                 }
             }
         };
-        let (mut ready, request) = this.call.take().expect("just looked at");
-        Poll::Ready(Ok(Done::Call(ready.call(request), told)))
+        let (mut ready, request) = this.call.take().expect("checked above");
+        Poll::Ready(Ok(WaitResult::Call(ready.call(request), plan)))
     }
 }
 
-/// The result of waiting. Polling the inner service ready can fail.
-type Waited<S, B, St> = Result<
-    Done<<S as Service<Request<B>>>::Future, St, <S as Service<Request<B>>>::Response>,
+/// The output of `Waiting::poll`. Polling the inner service for readiness can fail.
+type WaitOutput<S, B, St> = Result<
+    WaitResult<<S as Service<Request<B>>>::Future, St, <S as Service<Request<B>>>::Response>,
     <S as Service<Request<B>>>::Error,
 >;
 
-/// Returns a clone to wait with. The readied service may hold a permit or a slot that another
-/// client needs, so it is dropped.
+/// Returns a clone to wait with. The caller drops the ready service, because it may hold a permit
+/// or a slot that another request needs.
 fn unready<S: Clone>(readied: &S) -> S {
     readied.clone()
 }

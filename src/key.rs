@@ -1,16 +1,19 @@
-//! Who is asking.
+//! Keys: the identity of a client.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// How many bytes fit without an allocation: an address, a UUID, most names and most API keys.
+/// The number of bytes that fit without an allocation: enough for an address, a UUID, most names
+/// and most API keys.
 const INLINE: usize = 46;
 
-/// Who is asking, as bytes: an address, a name, an API key, or several of them [joined](Self::join).
+/// The identity of a client: an address, a name, an API key, or several of them
+/// [joined](Self::join).
 ///
-/// Keys made from different kinds of things never run together: the text `"1.2.3.4"` is not the address `1.2.3.4`, and
-/// a pair is not the concatenation of its parts. Up to 45 bytes of content are kept without an allocation.
+/// Keys of different kinds never collide. The text `"1.2.3.4"` and the address `1.2.3.4` are
+/// different keys, and a joined key differs from the concatenation of its parts. A key with up to
+/// 45 bytes of content needs no allocation.
 ///
 /// ```
 /// use std::net::{IpAddr, Ipv4Addr};
@@ -30,7 +33,7 @@ enum Repr {
     Heap(Vec<u8>),
 }
 
-/// The first byte of every key: what the rest of it is.
+/// The kind of a key, which is its first byte.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Kind {
@@ -43,13 +46,13 @@ enum Kind {
 }
 
 impl Key {
-    /// The one key that everybody shares.
+    /// Returns the key that all clients share.
     pub fn everybody() -> Self {
         Self::short(Kind::Everybody, [])
     }
 
-    /// A key made of several, in this order. Each is written with its length, so that parts never run together
-    /// and joins nest.
+    /// Joins several keys into one. The order matters. Each part is written with its length, so
+    /// different parts never result in the same key. Joined keys can be joined again.
     pub fn join<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut joined = Self::tagged(Kind::Joined, &[]);
         for part in parts {
@@ -65,7 +68,8 @@ impl Key {
         joined
     }
 
-    /// The bytes that storages keep: the same for equal keys, different for different ones, whatever they were made from.
+    /// Returns the bytes of the key, as storages keep them. Two keys are equal if their bytes are
+    /// equal.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
@@ -74,11 +78,12 @@ impl Key {
         }
     }
 
-    /// All of a short key in two words, different for different ones: what can be hashed without asking for its length.
+    /// Returns a short key as two words, for hashing without a loop. Different keys have different
+    /// words.
     #[inline]
     pub(crate) fn as_words(&self) -> Option<[u64; 2]> {
         match &self.0 {
-            // What follows the content is zero, so the last byte has room for the length.
+            // The bytes after the content are zero, and the last one is free for the length.
             Repr::Inline { len: len @ ..=15, bytes } => {
                 let (words, _) = bytes.as_chunks::<8>();
                 Some([u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1]) | u64::from(*len) << 56])
@@ -87,7 +92,7 @@ impl Key {
         }
     }
 
-    /// A key of a length that the compiler knows.
+    /// Creates a key whose length is known at compile time.
     #[inline]
     fn short<const N: usize>(kind: Kind, content: [u8; N]) -> Self {
         const { assert!(N < INLINE) };
@@ -157,7 +162,7 @@ impl From<u64> for Key {
     }
 }
 
-/// The address bit for bit: grouping IPv6 networks and reading IPv4-mapped addresses is the extractor's work.
+/// Uses all bits of the address. Extractors group IPv6 networks and convert IPv4-mapped addresses.
 impl From<IpAddr> for Key {
     #[inline]
     fn from(address: IpAddr) -> Self {
@@ -196,8 +201,9 @@ impl Hash for Key {
     }
 }
 
-/// As an operator reads it: `t:alice`, `4:1.2.3.4`, `6:2001:db8::`, `n:42`, `*` for everybody, `&:(t:alice,4:1.2.3.4)` for a joined
-/// one. Different keys read differently: what is no letter, digit or one of `-._~:/@+` is written as in a URL, `%20`.
+/// Writes the key for operators: `t:alice`, `4:1.2.3.4`, `6:2001:db8::`, `n:42`, `*` for the shared
+/// key, `&:(t:alice,4:1.2.3.4)` for a joined key. Different keys have different texts. Bytes other
+/// than letters, digits and `-._~:/@+` are percent-encoded.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         display(self.as_bytes(), f)
@@ -223,7 +229,7 @@ fn display(key: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// The parts of a joined key, each after its length.
+/// Writes the parts of a joined key. Each part follows its length.
 fn display_parts(mut parts: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut before = "(";
     while let Some((&length, rest)) = parts.split_first() {

@@ -25,10 +25,10 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 /// ```
 ///
 /// An admitted request goes to the inner service, and its response gets `X-RateLimit-Limit`,
-/// `X-RateLimit-Remaining` and `X-RateLimit-Reset`. A refused request gets a 429 with these fields and
-/// `Retry-PostResponse`, and the inner service never sees it.
+/// `X-RateLimit-Remaining` and `X-RateLimit-Reset`. A refused request gets a 429 with these fields
+/// and `Retry-After`, and never reaches the inner service.
 ///
-/// Defaults to a [`MemoryStorage`] of its own, a cost of 1, [`Headers::x_rate_limit`] and
+/// Defaults to a new [`MemoryStorage`], a cost of 1, [`Headers::x_rate_limit`] and
 /// [`TextRejection`]. All services of one layer, and of its clones, share their counts.
 ///
 /// The guides explain [the order of all steps](crate::guide#the-path-of-a-request),
@@ -38,14 +38,14 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 ///
 /// # Errors
 ///
-/// A refusal is a response. The error type is the inner service's own. If the storage fails,
-/// [`OnError`] admits the request or refuses it with a 503. If the key is missing, the response is 400,
-/// 401 or 500.
+/// The error type is that of the inner service. The layer itself never returns an error. It
+/// responds with a 429 to a refused request, and with 400, 401 or 500 to a request without a key.
+/// If the storage fails, [`OnError`] selects between forwarding the request and a 503.
 ///
 /// # Panics
 ///
-/// The delay of a leaky bucket needs a tokio runtime with time enabled. A request that has to wait
-/// panics outside of one. Nothing else needs a runtime.
+/// Panics if a leaky bucket delays a request outside of a tokio runtime with time enabled. Nothing
+/// else needs a runtime.
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<St = MemoryStorage, R = TextRejection> {
     pub(crate) shared: Arc<LayerState<St, R>>,
@@ -62,8 +62,8 @@ impl RateLimitLayer {
 }
 
 impl<St: InfallibleStorage> RateLimitLayer<St> {
-    /// Creates a layer on a storage that cannot fail: a memory storage with other bounds, or one that several
-    /// layers share.
+    /// Creates a layer with an infallible storage: a memory storage with other bounds, or one that
+    /// several layers share.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryStorage, PeerIp, Quota, RateLimitLayer};
@@ -79,14 +79,14 @@ impl<St: InfallibleStorage> RateLimitLayer<St> {
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicySource, key: impl KeyExtractor, storage: St) -> Self {
         let policies = policy.into_policy_source();
-        or_panic(policies.fit(&storage));
+        or_panic(policies.validate(&storage));
         Self::with(policies, key, storage)
     }
 
-    /// Creates a layer with the limiter's policy on the limiter's storage, so that both share their counts.
+    /// Creates a layer that shares the policy, the storage and the counts of `limiter`.
     ///
-    /// For a storage that can fail, use [`new`](RateLimitLayer::new) with the limiter's policy, and
-    /// [`storage`](RateLimitLayer::storage) with its storage and an [`OnError`].
+    /// For a storage that can fail, use [`new`](RateLimitLayer::new) with the limiter's policy,
+    /// then [`storage`](RateLimitLayer::storage) with its storage and an [`OnError`].
     pub fn from_limiter(limiter: &RateLimiter<St>, key: impl KeyExtractor) -> Self {
         Self::with(limiter.policy().clone().into_policy_source(), key, limiter.storage().clone())
     }
@@ -98,63 +98,67 @@ impl<St: Storage> RateLimitLayer<St> {
     }
 }
 
-/// The storage and the responses.
+/// Storage, responses and header fields.
 impl<St: Storage, R> RateLimitLayer<St, R> {
-    /// Sets the storage, and whether requests pass while it fails.
+    /// Sets the storage, and the behavior if it fails. Defaults to a new [`MemoryStorage`], which
+    /// never fails.
+    ///
+    /// A policy that [`policy_by`](crate::policy_by) chooses is validated for each request. If the
+    /// storage cannot keep it, the request is handled as if the storage had failed.
     ///
     /// # Panics
     ///
-    /// Panics if the storage cannot keep the policy: a long log on a storage of bounded values, or a policy
-    /// that is not a fixed window with [leases](crate::storage::Leases). [`try_storage`](Self::try_storage)
-    /// returns an error instead. A policy that is chosen [for each request](crate::policy_by) is validated
-    /// then, and counts as a failure of the storage.
+    /// Panics if the storage cannot keep the policy, for example a long log on a storage with a
+    /// maximum value size, or a policy other than a fixed window on
+    /// [leases](crate::storage::Leases). [`try_storage`](Self::try_storage) returns an error
+    /// instead.
     #[track_caller]
     pub fn storage<T: Storage>(self, storage: T, on_error: OnError) -> RateLimitLayer<T, R> {
         or_panic(self.try_storage(storage, on_error))
     }
 
-    /// As [`storage`](Self::storage), without panics.
+    /// As [`storage`](Self::storage), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
     /// Returns an error if the storage cannot keep the policy.
     pub fn try_storage<T: Storage>(self, storage: T, on_error: OnError) -> Result<RateLimitLayer<T, R>, ConfigError> {
-        let (rules, _, rejection) = self.into_parts();
-        rules.policies.fit(&storage)?;
-        let rules = rules.with(|rules| rules.on_error = on_error);
-        Ok(RateLimitLayer { shared: LayerState::new(rules, storage, rejection) })
+        let (config, _, rejection) = self.into_parts();
+        config.policies.validate(&storage)?;
+        let config = config.with(|config| config.on_error = on_error);
+        Ok(RateLimitLayer { shared: LayerState::new(config, storage, rejection) })
     }
 
-    /// Sets the response to refused requests. Defaults to [`TextRejection`]. See
-    /// [`Rejection`](crate::Rejection).
+    /// Sets the [`Rejection`](crate::Rejection), which builds the response to a refused request.
+    /// Defaults to [`TextRejection`].
     pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<St, T> {
-        let (rules, storage, _) = self.into_parts();
-        RateLimitLayer { shared: LayerState::new(rules, storage, Arc::new(rejection)) }
+        let (config, storage, _) = self.into_parts();
+        RateLimitLayer { shared: LayerState::new(config, storage, Arc::new(rejection)) }
     }
 
-    /// Sets the header fields. Defaults to [`Headers::x_rate_limit`].
+    /// Sets the header fields that report the limits. Defaults to [`Headers::x_rate_limit`].
     pub fn headers(self, headers: Headers) -> Self {
-        self.ruled(|rules| rules.headers = headers)
+        self.with_config(|config| config.headers = headers)
     }
 
     fn into_parts(self) -> (LayerConfig, St, Arc<R>) {
-        let LayerState { rules, storage, rejection, .. } = &*self.shared;
-        (rules.clone(), storage.clone(), Arc::clone(rejection))
+        let LayerState { config, storage, rejection, .. } = &*self.shared;
+        (config.clone(), storage.clone(), Arc::clone(rejection))
     }
 
-    fn ruled(self, change: impl FnOnce(&mut LayerConfig)) -> Self {
-        let (rules, storage, rejection) = self.into_parts();
-        Self { shared: LayerState::new(rules.with(change), storage, rejection) }
+    fn with_config(self, change: impl FnOnce(&mut LayerConfig)) -> Self {
+        let (config, storage, rejection) = self.into_parts();
+        Self { shared: LayerState::new(config.with(change), storage, rejection) }
     }
 }
 
 /// Options that depend on the request.
 impl<St: Storage, R> RateLimitLayer<St, R> {
-    /// Does not limit the requests that `skip` selects. They are not counted, get no header fields, and no
-    /// other part of the layer sees them.
+    /// Skips the requests that `skip` selects. A skipped request is not counted, is not observed,
+    /// and its response gets no header fields.
     ///
-    /// `skip` is a closure over the [`Head`], or an [`AllowList`](crate::extract::AllowList) of networks. Each
-    /// call adds one. A request is skipped if any of them selects it.
+    /// `skip` is a closure over the [`Head`], or an [`AllowList`](crate::extract::AllowList) of
+    /// networks. Each call adds a condition. A request is skipped if any of them selects it.
     ///
     /// ```
     /// use http::Method;
@@ -166,14 +170,15 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///     .skip(AllowList::by(PeerIp::new()).limit("10.9.0.0/16").allow("10.0.0.0/8"));
     /// ```
     pub fn skip(self, skip: impl Skip) -> Self {
-        self.ruled(|rules| rules.skip.push(Arc::new(skip)))
+        self.with_config(|config| config.skip.push(Arc::new(skip)))
     }
 
     /// Sets the cost of each request in units. Defaults to 1.
     ///
-    /// The closure returns a `u32`, or a `Result` of one with [`KeyError`](crate::extract::KeyError). A request
-    /// that costs 0 passes and spends nothing, and its header fields report the state of the limits. Never let
-    /// a client choose the cost of its own request.
+    /// The closure returns a `u32`, or a `Result` of one with
+    /// [`KeyError`](crate::extract::KeyError). A request that costs 0 passes and spends nothing,
+    /// and its header fields report the state of the limits. Never let a client choose the cost of
+    /// its own request.
     ///
     /// ```
     /// use tower_ratelimit::extract::Head;
@@ -188,10 +193,11 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         T: IntoCost,
     {
         let cost: Arc<CostFn> = Arc::new(move |head: &Head<'_>| cost(head).into_cost());
-        self.ruled(|rules| rules.cost = Some(cost))
+        self.with_config(|config| config.cost = Some(cost))
     }
 
-    /// Charges only requests whose responses `charge` selects: only failed logins, only successes.
+    /// Charges only the requests whose responses `charge` selects, for example failed logins.
+    /// Defaults to charging all requests.
     ///
     /// ```
     /// use http::StatusCode;
@@ -203,70 +209,76 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
     /// ```
     ///
-    /// Every request is charged before the inner service is called. If `charge` returns `false`, the hit is
-    /// [refunded](RateLimiter::refund) when the head of the response is ready. A request stays charged if the
-    /// inner service fails or the client hangs up. A request that cost nothing is not refunded.
+    /// The hit is spent before the inner service is called. If `charge` returns `false` for the
+    /// head of the response, the hit is [refunded](RateLimiter::refund). A request stays charged if
+    /// the inner service fails or the client disconnects. A request that cost nothing is not
+    /// refunded.
     ///
-    /// Do not use an [`ElasticWindow`](crate::ElasticWindow), which locks out well-behaved clients:
-    /// [`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded) reports it. The guide on
-    /// [costs](crate::guide::costs#charge-by-the-response) has the details.
+    /// Do not use an [`ElasticWindow`](crate::ElasticWindow) with this option, because it locks out
+    /// well-behaved clients. [`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded)
+    /// reports the combination. See the guide on
+    /// [costs](crate::guide::costs#charge-by-the-response).
     pub fn charge_when<F>(self, charge: F) -> Self
     where
         F: Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
     {
-        self.ruled(|rules| rules.charge = Some(Arc::new(charge)))
+        self.with_config(|config| config.charge = Some(Arc::new(charge)))
     }
 }
 
-/// Observation.
+/// Observation and shadow mode.
 impl<St: Storage, R> RateLimitLayer<St, R> {
-    /// Tries the layer out. It decides, counts, and reports to its [observer](Self::observer) and the log.
-    /// Every request goes on at once, even without a key or if the storage fails. It gets no header fields and
-    /// does not wait for the storage.
+    /// Runs the layer in shadow mode: it decides, counts, and reports to its
+    /// [observer](Self::observer) and the log, but never refuses or delays a request. Requests pass
+    /// even without a key or if the storage fails. Responses get no header fields.
     ///
-    /// It tries all enforced limits of the policy, and not its shadow limits. Requests that cost nothing are
-    /// not counted. Use a memory storage of its own, which is the default: in a shared one its keys take room
-    /// from others.
+    /// The layer checks the enforced limits of the policy, not its shadow limits. Requests that
+    /// cost nothing are not counted. Use a separate memory storage, which is the default. In a
+    /// shared storage the keys of the shadow layer take memory from others.
     ///
-    /// To try one limit of several, see [`Policy::shadow`](crate::Policy::shadow).
+    /// To run only one of several limits in shadow mode, use
+    /// [`Policy::shadow`](crate::Policy::shadow).
     pub fn shadow(self) -> Self {
-        self.ruled(|rules| rules.shadow = true)
+        self.with_config(|config| config.shadow = true)
     }
 
-    /// Inserts the [`Decision`](crate::Decision) into the extensions of each admitted request, for handlers.
-    /// With the feature `axum` it is an extractor.
+    /// Inserts the [`Decision`](crate::Decision) into the extensions of each admitted request, for
+    /// handlers. With the feature `axum`, `Decision` is an extractor.
     ///
-    /// A request has no decision if it is not limited, if the storage failed, or if it would have had to wait
-    /// in a [shadow](Self::shadow) layer. So handlers should take an `Option<Decision>`. In stacked layers,
-    /// the innermost layer's decision is there.
+    /// A request has no decision if it is not limited, if the storage failed, or if it would have
+    /// been delayed in a [shadow](Self::shadow) layer. So handlers should take an
+    /// `Option<Decision>`. With stacked layers, the handler sees the decision of the innermost one.
     pub fn share_decision(self) -> Self {
-        self.ruled(|rules| rules.shares_decision = true)
+        self.with_config(|config| config.shares_decision = true)
     }
 
-    /// Reports every decision to `observer`: a closure over the [`Event`](crate::Event), or an
-    /// [`Observer`](crate::Observer). `MetricsObserver` (feature `metrics`) counts them.
+    /// Sets the observer, which receives every decision: a closure over the
+    /// [`Event`](crate::Event), or an [`Observer`](crate::Observer) such as `MetricsObserver`
+    /// (feature `metrics`). Defaults to none.
     pub fn observer(self, observer: impl Observer) -> Self {
-        self.ruled(|rules| rules.reporter.observer = Some(Arc::new(observer)))
+        self.with_config(|config| config.reporter.observer = Some(Arc::new(observer)))
     }
 
-    /// Adds the key to the events in the log (feature `tracing`). By default the log has no keys,
-    /// because they are addresses and secrets. Bytes that are not printable ASCII are escaped, and
-    /// only the first 256 bytes of a key are written.
+    /// Adds the key to log events (feature `tracing`). Defaults to off, because keys can be
+    /// addresses or secrets. Bytes that are not printable ASCII are escaped, and a key is cut off
+    /// after 256 bytes.
     pub fn log_keys(self) -> Self {
-        self.ruled(|rules| rules.reporter.logs_keys = true)
+        self.with_config(|config| config.reporter.logs_keys = true)
     }
 
-    /// Returns the limiter inside, to peek at a key, clear it, or charge it elsewhere. Returns
-    /// `None` if [`policy_by`](crate::policy_by) chooses the policy of each request. Then create
-    /// one from a policy and the [storage](Self::storage_handle).
+    /// Returns a limiter that shares the policy and the storage of this layer, to peek at a key,
+    /// clear it, or charge it outside of a request.
+    ///
+    /// Returns `None` if [`policy_by`](crate::policy_by) chooses the policy of each request. In
+    /// that case, create a limiter from a policy and the [storage](Self::storage_handle).
     pub fn limiter(&self) -> Option<RateLimiter<St>> {
-        match &self.shared.rules.policies.0 {
+        match &self.shared.config.policies.0 {
             Choice::Always(policy) => Some(RateLimiter::with_storage(policy.clone(), self.storage_handle())),
             Choice::By(_) => None,
         }
     }
 
-    /// Returns another handle on the storage.
+    /// Returns a clone of the storage handle.
     pub fn storage_handle(&self) -> St {
         self.shared.storage.clone()
     }
@@ -290,7 +302,7 @@ impl<St, R> Clone for RateLimitLayer<St, R> {
 impl<St: fmt::Debug, R> fmt::Debug for RateLimitLayer<St, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
-            .field("policies", &self.shared.rules.policies)
+            .field("policies", &self.shared.config.policies)
             .field("storage", &self.shared.storage)
             .finish_non_exhaustive()
     }

@@ -1,5 +1,5 @@
-//! Rate limiting for HTTP services on tower: axum, hyper and tonic. [`RateLimiter`] is the same
-//! limiter without HTTP.
+//! Rate limiting for HTTP services on tower: axum, hyper and tonic. [`RateLimiter`] provides the
+//! same limits without HTTP.
 //!
 //! ```
 //! use axum::{Router, routing::get};
@@ -10,11 +10,12 @@
 //!     .layer(RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()));
 //! ```
 //!
-//! Each client is admitted 60 times per minute. Every response reports the remaining requests. Further
-//! requests get a 429 with `Retry-After`. The counts are in memory, which is bounded.
+//! Each client is admitted 60 times per minute. Every response reports the number of remaining
+//! requests. Further requests get a 429 with `Retry-After`. The counts are kept in memory, which is
+//! bounded.
 //!
-//! Serve the router with `into_make_service_with_connect_info::<SocketAddr>()`, because [`PeerIp`] reads
-//! the address of the connection from it. Behind a proxy, use [`ClientIp`].
+//! Serve the router with `into_make_service_with_connect_info::<SocketAddr>()`, because [`PeerIp`]
+//! reads the address of the connection from it. Behind a proxy, use [`ClientIp`].
 //!
 //! # Guides
 //!
@@ -29,9 +30,9 @@
 //! | Test an app that has limits | [Testing your app](guide::testing_your_app) |
 //! | Plan memory, monitor, set rights | [Operating](guide::operating) |
 //! | Move from `tower_governor` | [Migrating](guide::migrating_from_tower_governor) |
-//! | See in which order a layer works | [The path of a request](guide#the-path-of-a-request) |
+//! | Look up the order of a layer's steps | [The path of a request](guide#the-path-of-a-request) |
 //!
-//! # Words
+//! # Terms
 //!
 //! | word | meaning |
 //! |---|---|

@@ -1,10 +1,10 @@
-//! The limiter itself, without HTTP.
+//! The rate limiter without HTTP.
 
 use crate::error::or_panic;
 use crate::storage::{MemoryStorage, Storage, StorageRequest};
 use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy};
 
-/// A policy on a storage: what decides, without HTTP.
+/// A rate limiter that is independent of HTTP: a policy on a storage.
 ///
 /// Use it for jobs, messages and keys in a body. Cloning is cheap, and clones share their counts.
 /// [`RateLimitLayer::limiter`](crate::RateLimitLayer::limiter) returns the limiter of a layer.
@@ -21,7 +21,7 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy};
 /// let second = limiter.hit(&alice).await?;
 /// assert!(limiter.hit(&alice).await?.is_refused());
 ///
-/// // The second one turned out not to count.
+/// // Suppose that the second hit should not count.
 /// limiter.refund(&alice, &second).await?;
 /// assert_eq!(limiter.peek(&alice).await?.remaining(), 1);
 ///
@@ -30,10 +30,11 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy};
 /// # Ok(())
 /// # }
 /// ```
+///
 /// # Other requests than HTTP
 ///
-/// [`RateLimitLayer`](crate::RateLimitLayer) takes `http::Request` only. In front of a tower service
-/// with requests of another type, ask the limiter in `filter_async`:
+/// [`RateLimitLayer`](crate::RateLimitLayer) supports `http::Request` only. For a tower service
+/// with another request type, call the limiter in `filter_async`:
 ///
 /// ```
 /// use std::convert::Infallible;
@@ -65,18 +66,18 @@ pub struct RateLimiter<St = MemoryStorage> {
 }
 
 impl RateLimiter {
-    /// Keeps this policy on a memory storage of its own.
+    /// Creates a limiter with a memory storage of its own.
     pub fn new(policy: impl IntoPolicy) -> Self {
         Self { policy: policy.into_policy(), storage: MemoryStorage::new() }
     }
 }
 
-/// On the memory storage, which never has to be waited for.
+/// Synchronous methods, for the memory storage.
 impl RateLimiter {
-    /// Spends one unit and says whether the hit goes on: a [`hit`](Self::hit) whose numbers nobody wants to know, in half of
-    /// its time and without `await`.
+    /// Spends one unit and returns `true` if the hit is admitted.
     ///
-    /// A hit that a leaky bucket would make wait is turned away and takes no place.
+    /// This is [`hit`](Self::hit) without `await` and without the numbers, in half of the time. A
+    /// hit that a leaky bucket would delay is refused and takes no slot in the queue.
     ///
     /// ```
     /// use tower_ratelimit::{Key, Quota, RateLimiter};
@@ -91,7 +92,8 @@ impl RateLimiter {
         self.admit_with_cost(key, 1)
     }
 
-    /// As [`admit`](Self::admit), for `cost` units, all or none. Cost 0 is admitted and spends nothing.
+    /// As [`admit`](Self::admit), for `cost` units. Spends all of them or none. Cost 0 is admitted
+    /// and spends nothing.
     #[inline]
     pub fn admit_with_cost(&self, key: &Key, cost: u32) -> bool {
         self.storage.admit(&StorageRequest::new(&self.policy, key, Op::Hit, cost))
@@ -99,33 +101,35 @@ impl RateLimiter {
 }
 
 impl<St: Storage> RateLimiter<St> {
-    /// Keeps this policy on `storage`.
+    /// Creates a limiter on `storage`.
     ///
     /// # Panics
     ///
-    /// When the storage cannot keep the policy, as it may remember more than there is room for: a long log. The memory storage and
-    /// Redis can keep all, and [leases](crate::storage::Leases) are of fixed windows alone; [`try_with_storage`](Self::try_with_storage) returns an error instead.
+    /// Panics if the storage cannot keep the policy, for example a long log on a storage with a
+    /// maximum value size, or a policy other than a fixed window on
+    /// [leases](crate::storage::Leases). [`try_with_storage`](Self::try_with_storage) returns an
+    /// error instead.
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicy, storage: St) -> Self {
         or_panic(Self::try_with_storage(policy, storage))
     }
 
-    /// As [`with_storage`](Self::with_storage).
+    /// As [`with_storage`](Self::with_storage), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When the storage cannot keep the policy.
+    /// Returns an error if the storage cannot keep the policy.
     pub fn try_with_storage(policy: impl IntoPolicy, storage: St) -> Result<Self, ConfigError> {
         let policy = policy.into_policy();
         storage.validate(&policy)?;
         Ok(Self { policy, storage })
     }
 
-    /// Spends one unit, if all limits of the policy have one.
+    /// Spends one unit if all limits of the policy admit it.
     ///
     /// # Errors
     ///
-    /// Those of the storage; the memory storage has none.
+    /// Returns the storage's error if the storage fails. The memory storage never fails.
     pub fn hit(&self, key: &Key) -> St::DecideFuture {
         self.hit_with_cost(key, 1)
     }
@@ -134,59 +138,63 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// # Errors
     ///
-    /// Those of the storage; the memory storage has none.
+    /// Returns the storage's error if the storage fails. The memory storage never fails.
     pub fn hit_with_cost(&self, key: &Key, cost: u32) -> St::DecideFuture {
         self.storage.decide(StorageRequest::new(&self.policy, key, Op::Hit, cost))
     }
 
-    /// Says what a hit would be answered now, and changes nothing.
+    /// Returns the decision that a hit would get now. Spends nothing.
     ///
     /// # Errors
     ///
-    /// Those of the storage; the memory storage has none.
+    /// Returns the storage's error if the storage fails. The memory storage never fails.
     pub fn peek(&self, key: &Key) -> St::DecideFuture {
         self.peek_with_cost(key, 1)
     }
 
-    /// Says what a hit of `cost` units would be answered now, and changes nothing.
+    /// Returns the decision that a hit of `cost` units would get now. Spends nothing.
     ///
     /// # Errors
     ///
-    /// Those of the storage; the memory storage has none.
+    /// Returns the storage's error if the storage fails. The memory storage never fails.
     pub fn peek_with_cost(&self, key: &Key, cost: u32) -> St::DecideFuture {
         self.storage.decide(StorageRequest::new(&self.policy, key, Op::Peek, cost))
     }
 
-    /// Gives back what a hit took, as far as it has not been forgotten: each limit gives back only into the window in
-    /// which the hit was spent, and never above its capacity. `decision` is what the hit was answered; a refusal and a
-    /// peek give back nothing. Call it once: nobody remembers what has been given back.
+    /// Refunds the hit that returned `decision`.
     ///
-    /// A bucket gives back what has not been refilled since, and a leaky bucket only its last place. Nothing is given
-    /// back after a [`clear`](Self::clear), as far as can be told: a hit anew in the same microsecond in which the window
-    /// had begun, or in the same bucket of an aligned sliding window, looks like the hit that was cleared.
+    /// - A window or log gets the units back only if it still contains the hit.
+    /// - A bucket gets back only the units that have not been refilled since.
+    /// - A leaky bucket frees only the last slot of its queue.
+    /// - A refusal and a peek refund nothing.
+    /// - A hit is not refunded after a [`clear`](Self::clear), except in two cases: a new window
+    ///   that began in the same microsecond, or a new hit in the same bucket of an aligned sliding
+    ///   window, cannot be distinguished from the old one.
+    ///
+    /// Refund each hit only once. The storage does not record refunds.
     ///
     /// # Errors
     ///
-    /// Those of the storage; the memory storage has none.
+    /// Returns the storage's error if the storage fails. The memory storage never fails.
     pub fn refund(&self, key: &Key, decision: &Decision) -> St::UpdateFuture {
         self.storage.refund(&self.policy, key, decision)
     }
 
-    /// Forgets the key: all limits of the policy.
+    /// Deletes the states of all limits of the policy for this key.
     ///
     /// # Errors
     ///
-    /// Those of the storage; the memory storage has none.
+    /// Returns the storage's error if the storage fails. The memory storage never fails.
     pub fn clear(&self, key: &Key) -> St::UpdateFuture {
         self.storage.clear(&self.policy, key)
     }
 
-    /// What it keeps.
+    /// Returns the policy.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Where it keeps it.
+    /// Returns the storage.
     pub fn storage(&self) -> &St {
         &self.storage
     }

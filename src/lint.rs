@@ -1,4 +1,4 @@
-//! Settings of a layer that work and that were probably not meant, reported once for each layer.
+//! Lints: warnings about a layer's configuration, reported once for each layer.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -7,42 +7,44 @@ use http::Request;
 
 use crate::extract::{Caveat, FORWARDING, Head, KeyExtractor};
 
-/// A setting of a layer that works and that was probably not meant.
+/// A warning about a setting of a layer that is probably a mistake.
 ///
-/// A layer reports each lint once: as a warning in the log (feature `tracing`) with its
-/// [code](Self::code) and a link to its explanation, and to the [`Observer`](crate::Observer). It
-/// changes nothing else. Lints that only requests can show are looked for in the first 1,024
-/// requests that are limited.
+/// A layer reports each lint once, as a warning in the log (feature `tracing`) with its
+/// [code](Self::code) and [documentation](Self::docs), and to the [`Observer`](crate::Observer). A
+/// lint does not change the layer's behavior. Some lints are detected by inspecting the first 1,024
+/// limited requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lint {
     /// `RL001`: IPv6 clients are distinguished by more than 64 bits of their addresses.
     ///
-    /// One client usually has all of a /64, which is 2^64 addresses. It gets a new quota with each
-    /// address and fills the storage with keys. Leave [`ipv6_prefix`](crate::PeerIp::ipv6_prefix) at
-    /// 64, or lower it.
+    /// One client usually has a whole /64, which is 2^64 addresses. It gets a new quota with each
+    /// address, and can fill the storage with keys. Set
+    /// [`ipv6_prefix`](crate::PeerIp::ipv6_prefix) to at most 64, which is the default.
     Ipv6PerAddress,
     /// `RL002`: a [`ClientIp`](crate::ClientIp) trusts every address as a proxy.
     ///
-    /// Each client then counts as a proxy and chooses its own key by what it writes into the
-    /// forwarding header. Name the networks of your proxies, or how many proxies there are.
+    /// Each client counts as a proxy and can choose its own key with the forwarding header. List
+    /// the networks of your proxies, or set their number.
     TrustsEveryAddress,
-    /// `RL003`: requests carry a forwarding header, and clients are known by the peer's address.
+    /// `RL003`: requests have a forwarding header, but the key is the peer's address.
     ///
-    /// Behind a proxy the peer is the proxy, and all clients share one quota (or are all allowed by
-    /// an [`AllowList`](crate::extract::AllowList)). Use [`ClientIp`](crate::ClientIp) with the
-    /// proxy's network. Without a proxy, a client sent the header itself, and nothing is wrong.
+    /// Behind a proxy the peer is the proxy, and all clients share one quota. An
+    /// [`AllowList`](crate::extract::AllowList) by the peer's address would allow all of them. Use
+    /// [`ClientIp`](crate::ClientIp) with the proxy's network. Without a proxy, ignore this lint: a
+    /// client sent the header itself.
     ForwardedPeer,
-    /// `RL004`: a request came to the same layer twice, and was charged twice.
+    /// `RL004`: a request passed through the same layer twice, and was charged twice.
     ///
-    /// Usually the layer was put on a router and again on one of its routes. Clones count as one
-    /// layer. Layers that were made or changed separately do not, also if they share a storage.
+    /// The usual cause is a layer that was added to a router and also to one of its routes. Clones
+    /// count as one layer. Layers that were created or configured separately do not, even if they
+    /// share a storage.
     SameLayerTwice,
     /// `RL005`: a trusted proxy did not send the field that [`ClientIp`](crate::ClientIp) reads.
     ///
-    /// All clients of that proxy share its key, and so one quota. Set the proxy up to send the
-    /// field, or read the field that it does send by [`header`](crate::ClientIp::header) or
-    /// [`forwarded`](crate::ClientIp::forwarded). A health check by the proxy itself is harmless.
+    /// All clients of that proxy share its key, and so one quota. Configure the proxy to send the
+    /// field, or select the field that it sends with [`header`](crate::ClientIp::header) or
+    /// [`forwarded`](crate::ClientIp::forwarded). Health checks by the proxy itself are harmless.
     ForwardingFieldMissing {
         /// Another forwarding field that the request has.
         found: Option<&'static str>,
@@ -50,17 +52,17 @@ pub enum Lint {
     /// `RL006`: an elastic window is combined with
     /// [`charge_when`](crate::RateLimitLayer::charge_when).
     ///
-    /// Each hit moves the window's end, and giving the hit back does not move the end back. So a
-    /// client whose requests are not charged keeps its old charges alive: with `5/minute`, one
-    /// failed login an hour and a success every 30 seconds, it is locked out after five hours. Use a
-    /// [`MovingWindow`](crate::MovingWindow) to count failures.
+    /// Each hit moves the window's end, and a refund does not move it back. So requests that are
+    /// not charged prevent old charges from expiring. Example: with `5/minute`, one failed login
+    /// per hour and a successful request every 30 seconds, a client is locked out after five hours.
+    /// Use a [`MovingWindow`](crate::MovingWindow) to count failures.
     ElasticWindowRefunded,
-    /// `RL007`: the storage is full once fewer than 10,000 clients have used up the policy's quota.
+    /// `RL007`: fewer than 10,000 clients can fill the storage by exhausting the policy's quota.
     ///
-    /// It refuses new clients then, so a few addresses keep all others out. Most often the policy has
-    /// a moving window of a large amount, whose log takes up to six bytes for each hit. Raise
-    /// [`max_bytes`](crate::storage::MemoryStorageBuilder::max_bytes), or use another strategy, such
-    /// as the sliding window counter.
+    /// A full storage refuses new clients, so a few addresses could lock out all others. The usual
+    /// cause is a moving window with a large amount, whose log takes up to six bytes per hit. Raise
+    /// [`max_bytes`](crate::storage::MemoryStorageBuilder::max_bytes), or use another strategy,
+    /// such as the sliding window counter.
     SmallStorage {
         /// The number of clients that fill the storage.
         clients: u64,
@@ -68,7 +70,7 @@ pub enum Lint {
 }
 
 impl Lint {
-    /// Its code: `RL001` and so on.
+    /// Returns the code, such as `RL001`.
     pub const fn code(self) -> &'static str {
         match self {
             Self::Ipv6PerAddress => "RL001",
@@ -81,7 +83,7 @@ impl Lint {
         }
     }
 
-    /// The page of the crate's documentation that explains it.
+    /// Returns the path of the lint's page in the crate's documentation.
     pub const fn docs(self) -> &'static str {
         match self {
             Self::Ipv6PerAddress => "tower_ratelimit/enum.Lint.html#variant.Ipv6PerAddress",
@@ -94,7 +96,7 @@ impl Lint {
         }
     }
 
-    /// Its bit in the set of lints that a layer has reported.
+    /// Returns the lint's bit in the set of reported lints.
     const fn bit(self) -> u32 {
         1 << match self {
             Self::Ipv6PerAddress => 0,
@@ -112,11 +114,11 @@ impl fmt::Display for Lint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ipv6PerAddress => {
-                "IPv6 clients are distinguished by more than 64 bits, and each client has that many addresses"
+                "IPv6 clients are distinguished by more than 64 bits, but one client usually has a whole /64"
             }
             Self::TrustsEveryAddress => "every address is trusted as a proxy, so clients choose their own keys",
-            Self::ForwardedPeer => "requests come through a proxy, and all its clients have the proxy's address",
-            Self::SameLayerTwice => "a request came to the same layer twice and was charged twice",
+            Self::ForwardedPeer => "requests have a forwarding header, but the key is the peer's address: use ClientIp",
+            Self::SameLayerTwice => "a request passed through the same layer twice and was charged twice",
             Self::ForwardingFieldMissing { found: None } => {
                 "a trusted proxy did not send the forwarding field, so its clients share one quota"
             }
@@ -124,23 +126,23 @@ impl fmt::Display for Lint {
                 return write!(
                     f,
                     "a trusted proxy did not send the configured forwarding field, so its clients share one quota; \
-                     it did send {found:?}"
+                     it sent {found:?}"
                 );
             }
             Self::ElasticWindowRefunded => {
-                "an elastic window with charge_when locks clients out that behave: use a moving window"
+                "an elastic window with charge_when locks out well-behaved clients: use a moving window"
             }
             Self::SmallStorage { clients } => {
-                return write!(f, "{clients} clients that have used up their quota fill the storage; raise max_bytes");
+                return write!(f, "{clients} clients with an exhausted quota fill the storage: raise max_bytes");
             }
         })
     }
 }
 
-/// How many requests are looked at after a start.
-const LOOKED_AT: u32 = 1_024;
+/// The number of requests that are inspected after the start.
+const INSPECTED_REQUESTS: u32 = 1_024;
 
-/// The lints that a layer has reported, and how many requests are still to be looked at.
+/// The lints that a layer has reported, and the number of requests that it still inspects.
 #[derive(Debug)]
 pub(crate) struct Lints {
     started: AtomicBool,
@@ -150,16 +152,16 @@ pub(crate) struct Lints {
 
 impl Default for Lints {
     fn default() -> Self {
-        Self { started: AtomicBool::new(false), left: AtomicU32::new(LOOKED_AT), reported: AtomicU32::new(0) }
+        Self { started: AtomicBool::new(false), left: AtomicU32::new(INSPECTED_REQUESTS), reported: AtomicU32::new(0) }
     }
 }
 
-/// The layers a request has come through, as far as they were still looking.
+/// A request extension with the layers that have inspected the request.
 #[derive(Clone, Default)]
-struct Through(Vec<usize>);
+struct PassedLayers(Vec<usize>);
 
 impl Lints {
-    /// Reports what can be known before the first request.
+    /// Reports the lints that need no request.
     pub(crate) fn at_start(&self, caveats: impl FnOnce() -> Vec<Caveat>, report: impl Fn(Lint)) {
         if self.started.swap(true, Ordering::Relaxed) {
             return;
@@ -174,14 +176,14 @@ impl Lints {
         }
     }
 
-    /// Whether a request is to be [looked at](Self::look): the first ones are.
+    /// Returns `true` for the first requests, which are to be [inspected](Self::inspect).
     #[inline]
-    pub(crate) fn are_looking(&self) -> bool {
+    pub(crate) fn is_inspecting(&self) -> bool {
         self.left.load(Ordering::Relaxed) > 0
     }
 
     #[cold]
-    pub(crate) fn look<B>(
+    pub(crate) fn inspect<B>(
         &self,
         request: &mut Request<B>,
         key: &dyn KeyExtractor,
@@ -203,11 +205,11 @@ impl Lints {
             }
         }
         let me = std::ptr::from_ref(self).addr();
-        let through = request.extensions_mut().get_or_insert_with(Through::default);
-        if through.0.contains(&me) {
+        let passed = request.extensions_mut().get_or_insert_with(PassedLayers::default);
+        if passed.0.contains(&me) {
             self.report_once(Lint::SameLayerTwice, &report);
         } else {
-            through.0.push(me);
+            passed.0.push(me);
         }
     }
 

@@ -1,4 +1,4 @@
-//! How much, per how long, with what burst.
+//! Quotas.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -15,10 +15,10 @@ const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 
-/// The longest span a strategy has to count in: 2^52 microseconds, a little over 142 years.
+/// The longest span that strategies can count: 2^52 microseconds, about 142 years.
 const LONGEST: u64 = 1 << 52;
 
-/// Units in strings: the canonical name first, then what else is read as it (each in any case).
+/// Units in strings: the canonical name, then its aliases. Case is ignored.
 const UNITS: [(u64, &str, &[&str]); 8] = [
     (365 * DAY, "year", &["years"]),
     (30 * DAY, "month", &["months"]),
@@ -30,13 +30,14 @@ const UNITS: [(u64, &str, &[&str]); 8] = [
     (MILLISECOND, "ms", &[]),
 ];
 
-/// How much, per how long, with what burst: `100/minute`, `10/second burst 20`.
+/// An amount per period, optionally with a burst: `100/minute`, `10/second burst 20`.
 ///
-/// The constructors are `const`, so a quota that cannot be is found by the compiler when it is a constant. They panic
-/// on zero; their `try_` forms, and reading from a string, return an error instead.
+/// The constructors are `const`, so the compiler rejects an invalid constant. They panic on zero.
+/// Their `try_` forms and parsing return an error instead.
 ///
-/// A quota becomes a [`Policy`](crate::Policy) by itself: with
-/// [`SlidingWindowCounter`](crate::SlidingWindowCounter), or with [`TokenBucket`](crate::TokenBucket) when it has a burst.
+/// A quota converts into a [`Policy`](crate::Policy) with
+/// [`SlidingWindowCounter`](crate::SlidingWindowCounter), or with
+/// [`TokenBucket`](crate::TokenBucket) if it has a burst.
 ///
 /// ```
 /// use std::time::Duration;
@@ -50,22 +51,26 @@ const UNITS: [(u64, &str, &[&str]); 8] = [
 /// assert!("0/minute".parse::<Quota>().is_err());
 /// ```
 ///
-/// In strings the units are `s`, `sec`, `second(s)`, `m`, `min`, `minute(s)`, `h`, `hr`, `hour(s)`, `d`, `day(s)`, `w`,
-/// `week(s)`, `month(s)` (30 days), `year(s)` (365 days) and `ms`, in any case. [`Display`](fmt::Display) writes what
-/// reads back as the same quota, except for a period that is no whole number of milliseconds (or above 2^32 of them):
-/// strings have no unit for it.
+/// The units in strings are `s`, `sec`, `second(s)`, `m`, `min`, `minute(s)`, `h`, `hr`, `hour(s)`,
+/// `d`, `day(s)`, `w`, `week(s)`, `month(s)` (30 days), `year(s)` (365 days) and `ms`. Case is
+/// ignored.
+///
+/// [`Display`](fmt::Display) writes a string that parses to the same quota. The exceptions are
+/// periods that are not a whole number of milliseconds, or more than 2^32 of them, because strings
+/// have no unit for them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
     amount: u32,
     period: u64,
     burst: Option<u32>,
-    /// How long one unit takes to come back, and as many as fit at once: kept ready, for dividing takes long.
+    /// The refill times of one unit and of the whole capacity, precomputed because division is
+    /// slow.
     unit: Span,
     full: Span,
     largest: u32,
 }
 
-/// A span in whole microseconds and a rest in parts of one, of which a quota's amount make a whole one.
+/// A time span: whole microseconds, and a fraction in units of 1/amount microseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Span {
     pub(crate) micros: u64,
@@ -73,52 +78,52 @@ pub(crate) struct Span {
 }
 
 impl Quota {
-    /// `amount` units per second: `per_second(60)` is sixty in one second, never one in sixty seconds.
+    /// Creates a quota of `amount` units per second. `per_second(60)` means 60 units each second.
     ///
     /// # Panics
     ///
-    /// When `amount` is 0; [`try_per_second`](Self::try_per_second) returns an error instead.
+    /// Panics if `amount` is 0. [`try_per_second`](Self::try_per_second) returns an error instead.
     #[track_caller]
     pub const fn per_second(amount: u32) -> Self {
         Self::of(amount, SECOND)
     }
 
-    /// `amount` units per minute.
+    /// Creates a quota of `amount` units per minute.
     ///
     /// # Panics
     ///
-    /// When `amount` is 0; [`try_per_minute`](Self::try_per_minute) returns an error instead.
+    /// Panics if `amount` is 0. [`try_per_minute`](Self::try_per_minute) returns an error instead.
     #[track_caller]
     pub const fn per_minute(amount: u32) -> Self {
         Self::of(amount, MINUTE)
     }
 
-    /// `amount` units per hour.
+    /// Creates a quota of `amount` units per hour.
     ///
     /// # Panics
     ///
-    /// When `amount` is 0; [`try_per_hour`](Self::try_per_hour) returns an error instead.
+    /// Panics if `amount` is 0. [`try_per_hour`](Self::try_per_hour) returns an error instead.
     #[track_caller]
     pub const fn per_hour(amount: u32) -> Self {
         Self::of(amount, HOUR)
     }
 
-    /// `amount` units per day of 24 hours.
+    /// Creates a quota of `amount` units per day of 24 hours.
     ///
     /// # Panics
     ///
-    /// When `amount` is 0; [`try_per_day`](Self::try_per_day) returns an error instead.
+    /// Panics if `amount` is 0. [`try_per_day`](Self::try_per_day) returns an error instead.
     #[track_caller]
     pub const fn per_day(amount: u32) -> Self {
         Self::of(amount, DAY)
     }
 
-    /// `amount` units per `period`, which is rounded down to whole microseconds.
+    /// Creates a quota of `amount` units per `period`, which is rounded down to whole microseconds.
     ///
     /// # Panics
     ///
-    /// When `amount` is 0, or the period is below one microsecond or above 2^52 of them (142 years);
-    /// [`try_per`](Self::try_per) returns an error instead.
+    /// Panics if `amount` is 0, or if the period is shorter than one microsecond or longer than
+    /// 2^52 microseconds (142 years). [`try_per`](Self::try_per) returns an error instead.
     #[track_caller]
     pub const fn per(amount: u32, period: Duration) -> Self {
         let micros = period.as_micros();
@@ -128,77 +133,79 @@ impl Quota {
         Self::of(amount, micros as u64)
     }
 
-    /// The same quota with room for `burst` units at once instead of as many as the amount.
+    /// Sets the number of units that can be spent at once. Defaults to the amount.
     ///
     /// ```
     /// use tower_ratelimit::Quota;
     ///
-    /// // 10 a second on average, 50 at once after a quiet spell of five seconds.
+    /// // 10 per second on average, and 50 at once after five idle seconds.
     /// const API: Quota = Quota::per_second(10).burst(50);
     /// ```
     ///
     /// # Panics
     ///
-    /// When `burst` is 0, or coming back from an exhausted burst would take more than 2^52 microseconds (142 years);
-    /// [`try_burst`](Self::try_burst) returns an error instead.
+    /// Panics if `burst` is 0, or if an exhausted burst would take more than 2^52 microseconds (142
+    /// years) to refill. [`try_burst`](Self::try_burst) returns an error instead.
     #[must_use]
     #[track_caller]
     pub const fn burst(self, burst: u32) -> Self {
         assert!(burst >= 1, "a quota's burst must be at least 1");
-        assert!(self.refills_in_time(burst), "a quota's burst must come back within 2^52 microseconds (142 years)");
+        assert!(self.refills_in_time(burst), "a quota's burst must refill within 2^52 microseconds (142 years)");
         self.with_room(burst)
     }
 
-    /// As [`per_second`](Self::per_second).
+    /// As [`per_second`](Self::per_second), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When `amount` is 0.
+    /// Returns an error if `amount` is 0.
     pub fn try_per_second(amount: u32) -> Result<Self, ConfigError> {
         Self::try_of(amount, SECOND)
     }
 
-    /// As [`per_minute`](Self::per_minute).
+    /// As [`per_minute`](Self::per_minute), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When `amount` is 0.
+    /// Returns an error if `amount` is 0.
     pub fn try_per_minute(amount: u32) -> Result<Self, ConfigError> {
         Self::try_of(amount, MINUTE)
     }
 
-    /// As [`per_hour`](Self::per_hour).
+    /// As [`per_hour`](Self::per_hour), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When `amount` is 0.
+    /// Returns an error if `amount` is 0.
     pub fn try_per_hour(amount: u32) -> Result<Self, ConfigError> {
         Self::try_of(amount, HOUR)
     }
 
-    /// As [`per_day`](Self::per_day).
+    /// As [`per_day`](Self::per_day), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When `amount` is 0.
+    /// Returns an error if `amount` is 0.
     pub fn try_per_day(amount: u32) -> Result<Self, ConfigError> {
         Self::try_of(amount, DAY)
     }
 
-    /// As [`per`](Self::per).
+    /// As [`per`](Self::per), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When `amount` is 0, or the period is below one microsecond or above 2^52 of them (142 years).
+    /// Returns an error if `amount` is 0, or if the period is shorter than one microsecond or
+    /// longer than 2^52 microseconds (142 years).
     pub fn try_per(amount: u32, period: Duration) -> Result<Self, ConfigError> {
         Self::try_of(amount, micros(period))
     }
 
-    /// As [`burst`](Self::burst).
+    /// As [`burst`](Self::burst), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When `burst` is 0, or coming back from an exhausted burst would take more than 2^52 microseconds (142 years).
+    /// Returns an error if `burst` is 0, or if an exhausted burst would take more than 2^52
+    /// microseconds (142 years) to refill.
     pub fn try_burst(self, burst: u32) -> Result<Self, ConfigError> {
         if burst == 0 {
             return Err(ConfigError::new("a burst must be at least 1, for example \"10/second burst 20\""));
@@ -207,8 +214,9 @@ impl Quota {
         Ok(self.with_room(burst))
     }
 
-    /// What one of so many has of it that divide it: the amount and the burst, each rounded down and at least 1, per the same
-    /// period. A burst that would take more than 142 years to come back at that rate is what does in time.
+    /// Divides the quota among `replicas` and returns the part of one of them. Divides the amount
+    /// and the burst, rounded down and at least 1. The period stays. A burst that would take more
+    /// than 142 years to refill is lowered to the largest possible one.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -228,65 +236,67 @@ impl Quota {
         })
     }
 
-    /// Units per period, at least 1.
+    /// Returns the number of units per period, at least 1.
     #[inline]
     pub const fn amount(&self) -> u32 {
         self.amount
     }
 
-    /// The period.
+    /// Returns the period.
     pub const fn period(&self) -> Duration {
         Duration::from_micros(self.period)
     }
 
-    /// The period in microseconds, at least 1 and at most 2^52.
+    /// Returns the period in microseconds, from 1 to 2^52.
     #[inline]
     pub const fn period_micros(&self) -> u64 {
         self.period
     }
 
-    /// Units at once, if it was said.
+    /// Returns the number of units that can be spent at once, if it was set with
+    /// [`burst`](Self::burst).
     #[inline]
     pub const fn burst_size(&self) -> Option<u32> {
         self.burst
     }
 
-    /// How long so many units, no more than fit at once, take to come back.
+    /// Returns the time in which `units` refill. `units` is at most the capacity.
     #[inline]
     pub(crate) const fn span_of(&self, units: u32) -> Span {
         if units == 1 { self.unit } else { Span::of(self.amount, units as u128 * self.period as u128) }
     }
 
-    /// How long all that can be spent at once takes to come back: the burst, or the amount.
+    /// Returns the time in which the whole capacity refills: the burst, or the amount.
     #[inline]
     pub(crate) const fn full_span(&self) -> Span {
         self.full
     }
 
-    /// The mark of a debt of all that can be spent at once: see [`Span::largest_mark`].
+    /// Returns the mark of a bucket of which the whole capacity is spent. See
+    /// [`Span::largest_mark`].
     #[inline]
     pub(crate) const fn largest_mark(&self) -> u32 {
         self.largest
     }
 
-    /// Refuses a capacity that would take more than 2^52 microseconds to come back at this quota's rate, for a
-    /// strategy whose capacity is not the quota's.
+    /// Checks that a capacity refills within 2^52 microseconds (142 years) at the rate of this
+    /// quota. For strategies whose capacity differs from that of the quota.
     ///
     /// # Errors
     ///
-    /// As said; the error names a capacity that fits.
+    /// Returns an error if it does not. The error contains the largest possible capacity.
     pub fn check_refill(&self, capacity: u32) -> Result<(), ConfigError> {
         if self.refills_in_time(capacity) {
             return Ok(());
         }
         let fits = self.most_in_time();
         Err(ConfigError::new(format!(
-            "{self} refills too slowly for room for {capacity}: it would take more than 2^52 microseconds (142 years); \
+            "{self} refills a capacity of {capacity} too slowly: it would take more than 2^52 microseconds (142 years); \
              use at most {fits}"
         )))
     }
 
-    /// The largest capacity that does not refill too slowly, at least 1.
+    /// Returns the largest capacity that refills within 2^52 microseconds, at least 1.
     pub(crate) fn most_in_time(&self) -> u32 {
         let fits = u128::from(LONGEST) * u128::from(self.amount) / u128::from(self.period);
         u32::try_from(fits).unwrap_or(u32::MAX)
@@ -319,7 +329,7 @@ impl Quota {
         Err(ConfigError::new(format!("a quota's {problem}, for example \"10/minute\"")))
     }
 
-    /// Reads `amount/[multiple] unit [burst n]` from the front of a text.
+    /// Scans `amount/[multiple] unit [burst n]`.
     pub(crate) fn scan(scanner: &mut Scanner<'_>) -> Result<Self, ConfigError> {
         let amount = scanner.number("the amount")?.ok_or_else(|| scanner.expected("an amount and a period"))?;
         if scanner.symbol(&['/']).is_none() && !scanner.prefix("per") {
@@ -337,14 +347,14 @@ impl Quota {
 }
 
 impl Span {
-    /// Whole microseconds, rounded up.
+    /// Returns the span in whole microseconds, rounded up.
     #[inline]
     pub(crate) const fn micros_up(self) -> u64 {
         self.micros + (self.part > 0) as u64
     }
 
-    /// The largest second amount of the state of a bucket that fills in this span: the scale on which it counts, the
-    /// span on that scale, and any anchor.
+    /// Returns the largest mark that the state of a bucket can have if the bucket refills in this
+    /// span. A mark consists of a shift, the shifted span and an anchor.
     #[allow(clippy::cast_possible_truncation)] // 10 bits
     pub(crate) const fn largest_mark(self) -> u32 {
         let span = self.micros_up();
@@ -352,7 +362,7 @@ impl Span {
         shift << 26 | ((span >> shift) as u32) << 16 | 0xffff
     }
 
-    /// So many parts of a microsecond; the longest there is if they do not fit.
+    /// Divides `parts` by `amount`. Saturates at the longest span.
     #[allow(clippy::cast_possible_truncation)]
     const fn of(amount: u32, parts: u128) -> Self {
         if parts <= u64::MAX as u128 {

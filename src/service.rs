@@ -1,4 +1,4 @@
-//! The service: asks, then forwards or answers.
+//! The middleware service.
 
 use std::fmt;
 use std::mem;
@@ -12,18 +12,20 @@ use crate::future::{ResponseFuture, Waiting};
 use crate::middleware::admission::{Action, LayerState};
 use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 
-/// A service whose requests are limited, made by [`RateLimitLayer`](crate::RateLimitLayer).
+/// Limits the requests to the inner service. Created by [`RateLimitLayer`](crate::RateLimitLayer).
 ///
-/// The service that was polled ready is the one that is called, with one exception: a request that
-/// waits for the delay of a leaky bucket waits with a clone, which becomes ready after the delay. So it
-/// holds no permit of a `ConcurrencyLimit` and no slot of a `Buffer` meanwhile. A refused request never
-/// reaches the inner service. Responses, errors and bodies are the inner service's own.
+/// A refused request never reaches the inner service. Responses, errors and bodies are those of the
+/// inner service.
+///
+/// The service calls the inner service that was polled ready. A request that waits for the delay of
+/// a leaky bucket is the exception: it keeps a clone, which is polled ready after the delay. So it
+/// occupies no permit of a `ConcurrencyLimit` and no slot of a `Buffer` while it waits.
 pub struct RateLimit<S, St = MemoryStorage, R = TextRejection> {
     inner: S,
     shared: Handle<St, R>,
 }
 
-/// A handle on what all services of a layer share.
+/// The state that all services of a layer share.
 type Handle<St, R> = Arc<LayerState<St, R>>;
 
 impl<S, St: Storage, R> RateLimit<S, St, R> {
@@ -31,26 +33,26 @@ impl<S, St: Storage, R> RateLimit<S, St, R> {
         Self { inner, shared }
     }
 
-    /// The service inside.
+    /// Returns a reference to the inner service.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The service inside. Calls made to it directly are not limited.
+    /// Returns a mutable reference to the inner service. Calls made to it directly are not limited.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The service inside, without its limits.
+    /// Returns the inner service.
     pub fn into_inner(self) -> S {
         self.inner
     }
 }
 
-/// A service that can be cloned, as the one inside of a [`RateLimit`] has to be.
+/// A service that can be cloned. [`RateLimit`] requires it of its inner service.
 #[diagnostic::on_unimplemented(
-    message = "the service `{Self}` inside of a rate limit is not `Clone`",
-    label = "a request that waits for its storage takes the service along and leaves a clone behind",
+    message = "the inner service `{Self}` of a rate limit is not `Clone`",
+    label = "a request that waits for the storage moves the service into its future, and a clone replaces it",
     note = "put a `tower::buffer::BufferLayer` between the two, or make the service with `boxed_clone`"
 )]
 pub trait CloneService: Clone {}
@@ -73,16 +75,16 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        match self.shared.consider(&mut request) {
-            Action::Forward(told) => ResponseFuture::calling(self.inner.call(request), told),
+        match self.shared.admit(&mut request) {
+            Action::Forward(plan) => ResponseFuture::calling(self.inner.call(request), plan),
             Action::Respond(response) => ResponseFuture::refused(response),
-            Action::Wait(place, deciding) => {
-                // The future takes the service that was polled ready and leaves a clone behind. If the
-                // request has to wait for its turn, the future clones it once more and drops it.
+            Action::Wait(slot, deciding) => {
+                // The future takes the service that was polled ready, and a clone replaces it. If
+                // the request is delayed, the future replaces the ready service with another clone.
                 let next = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, next);
                 let shared = Arc::clone(&self.shared);
-                ResponseFuture::waiting(Waiting::new(ready, request, shared, deciding, place))
+                ResponseFuture::waiting(Waiting::new(ready, request, shared, deciding, slot))
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Reading configuration from text: the few tokens that quotas and policies are written with.
+//! A scanner for the text form of quotas and policies.
 
 use crate::ConfigError;
 
-/// Reads tokens from the front of a text. White space before any token is skipped.
+/// Reads tokens from the start of a text. Skips white space before each token.
 pub(crate) struct Scanner<'a> {
     text: &'a str,
     rest: &'a str,
@@ -17,14 +17,14 @@ impl<'a> Scanner<'a> {
         self.rest.is_empty()
     }
 
-    /// The next character when it is one of `these`.
+    /// Reads the next character if it is one of `these`.
     pub(crate) fn symbol(&mut self, these: &[char]) -> Option<char> {
         let found = self.rest.chars().next().filter(|next| these.contains(next))?;
         self.advance(found.len_utf8());
         Some(found)
     }
 
-    /// The next run of letters and hyphens, empty when something else comes next.
+    /// Reads the next run of letters and hyphens, which may be empty.
     pub(crate) fn word(&mut self) -> &'a str {
         let end = self.rest.find(|c: char| !c.is_ascii_alphabetic() && c != '-').unwrap_or(self.rest.len());
         let word = &self.rest[..end];
@@ -32,7 +32,7 @@ impl<'a> Scanner<'a> {
         word
     }
 
-    /// Skips `word`, in any case, when it comes next as a word of its own.
+    /// Skips `word` if it is the next whole word, ignoring case.
     pub(crate) fn keyword(&mut self, word: &str) -> bool {
         let mut ahead = Self { ..*self };
         let found = ahead.word().eq_ignore_ascii_case(word);
@@ -42,7 +42,7 @@ impl<'a> Scanner<'a> {
         found
     }
 
-    /// Skips `prefix`, in any case, also when more letters follow at once (`1perminute`).
+    /// Skips `prefix`, ignoring case. More letters may follow directly, as in `1perminute`.
     pub(crate) fn prefix(&mut self, prefix: &str) -> bool {
         let found = self.rest.get(..prefix.len()).is_some_and(|front| front.eq_ignore_ascii_case(prefix));
         if found {
@@ -51,7 +51,7 @@ impl<'a> Scanner<'a> {
         found
     }
 
-    /// The next number from 1 to 2^32 - 1; nothing when no digit comes next.
+    /// Reads the next number, from 1 to 2^32 - 1. Returns `None` if the next character is not a digit.
     pub(crate) fn number(&mut self, what: &str) -> Result<Option<u32>, ConfigError> {
         match self.number_or_zero(what)? {
             Some(0) => Err(self.unreadable(what, "0", "it must be at least 1")),
@@ -59,7 +59,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// The next number from 0 to 2^32 - 1; nothing when no digit comes next.
+    /// Reads the next number, from 0 to 2^32 - 1. Returns `None` if the next character is not a digit.
     pub(crate) fn number_or_zero(&mut self, what: &str) -> Result<Option<u32>, ConfigError> {
         let end = self.rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest.len());
         let digits = &self.rest[..end];
@@ -71,7 +71,8 @@ impl<'a> Scanner<'a> {
         Ok(Some(number))
     }
 
-    /// The next text in double quotes, `\"` and `\\` inside standing for themselves; nothing when no quote comes next.
+    /// Reads the next double-quoted text, in which `\"` and `\\` are escapes. Returns `None` if the
+    /// next character is not a quote.
     pub(crate) fn quoted(&mut self) -> Result<Option<String>, ConfigError> {
         let Some(inside) = self.rest.strip_prefix('"') else { return Ok(None) };
         let mut name = String::new();
@@ -89,12 +90,12 @@ impl<'a> Scanner<'a> {
         Err(self.unreadable("the name", self.rest, "the closing quote is missing"))
     }
 
-    /// The error for a text that ended or went on with something that is not `expected`.
+    /// Returns the error for a text that ends or continues with something other than `expected`.
     pub(crate) fn expected(&self, expected: &str) -> ConfigError {
         self.unreadable("", self.rest, &format!("expected {expected}"))
     }
 
-    /// The error for the token `found`, which is `what` but cannot be, and why.
+    /// Returns the error for an invalid token `found`. `what` is the kind of the token.
     pub(crate) fn unreadable(&self, what: &str, found: &str, why: &str) -> ConfigError {
         let text = self.text;
         let what = if what.is_empty() { String::new() } else { format!("{what} ") };
@@ -102,7 +103,8 @@ impl<'a> Scanner<'a> {
         ConfigError::new(format!("cannot read {found} in {text:?}: {why}, for example \"10/minute\""))
     }
 
-    /// The error for the word `found`, which is none of the `known` ones. It suggests the nearest.
+    /// Returns the error for a word `found` that is not one of the `known` words. Suggests the
+    /// nearest.
     pub(crate) fn unknown(&self, what: &str, found: &str, known: &[&str], expected: &str) -> ConfigError {
         let why = match nearest(found, known) {
             Some(near) => format!("did you mean {:?}? Expected {expected}", self.text.replacen(found, near, 1)),
@@ -116,8 +118,8 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// The known word that `word` is most likely meant to be, if there is one: the two differ by at most
-/// two letters, hyphens and case aside, or `word` is the beginning of the known one.
+/// Returns the known word that `word` most likely means. `word` is a prefix of it, or the two
+/// differ by at most two letters. Hyphens and case are ignored.
 fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let letters = |word: &str| word.replace('-', "").to_ascii_lowercase();
     let word = letters(word);

@@ -1,14 +1,14 @@
-//! Instants: whole microseconds since the unix epoch.
+//! Timestamps in whole microseconds since the Unix epoch.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// An instant: whole microseconds since the unix epoch.
+/// An instant in whole microseconds since the Unix epoch.
 ///
-/// Every strategy computes with it, on every storage. Microseconds of our time are below 2^53, so
-/// they are exact where numbers are doubles (Lua inside Redis); nanoseconds would not be.
+/// All strategies and storages compute with this type. Microseconds of the present fit into 53
+/// bits, so they are exact in double-precision numbers, which Lua in Redis uses.
 ///
-/// All arithmetic saturates: no instant and no wait makes it panic or wrap around.
+/// All arithmetic saturates. It never panics or wraps around because of a large value.
 ///
 /// ```
 /// use tower_ratelimit::Timestamp;
@@ -21,56 +21,58 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// The unix epoch itself.
+    /// The Unix epoch.
     pub const EPOCH: Self = Self(0);
 
-    /// The instant `micros` microseconds after the unix epoch.
+    /// Creates a timestamp from microseconds since the Unix epoch.
     #[inline]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
 
-    /// The wall clock's time, rounded down to a microsecond; the epoch itself if the clock stands before it.
+    /// Returns the wall-clock time, rounded down to a microsecond. A time before the epoch becomes
+    /// the epoch.
     pub fn wall_clock() -> Self {
         Self(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros))
     }
 
-    /// Microseconds since the unix epoch.
+    /// Returns the microseconds since the Unix epoch.
     #[inline]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// Seconds since the unix epoch, rounded up: a client that waits until then has waited long enough.
+    /// Returns the seconds since the Unix epoch, rounded up, so that a client that waits until then
+    /// has waited long enough.
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(1_000_000)
     }
 
-    /// The instant `micros` microseconds later.
+    /// Returns the instant `micros` microseconds later.
     #[must_use]
     #[inline]
     pub const fn plus(self, micros: u64) -> Self {
         Self(self.0.saturating_add(micros))
     }
 
-    /// The instant `micros` microseconds earlier, at the earliest the epoch.
+    /// Returns the instant `micros` microseconds earlier, but never before the epoch.
     #[must_use]
     #[inline]
     pub const fn minus(self, micros: u64) -> Self {
         Self(self.0.saturating_sub(micros))
     }
 
-    /// Microseconds from `earlier` to this instant; 0 when `earlier` is not earlier.
+    /// Returns the microseconds from `earlier` to this instant, or 0 if `earlier` is not earlier.
     #[inline]
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// The latest multiple of `period` microseconds since the epoch that is not after this instant.
+    /// Rounds down to a multiple of `period` microseconds since the epoch.
     ///
     /// # Panics
     ///
-    /// When `period` is 0.
+    /// Panics if `period` is 0.
     #[must_use]
     pub const fn floor_to(self, period: u64) -> Self {
         Self(self.0 - self.0 % period)
@@ -83,12 +85,12 @@ impl fmt::Debug for Timestamp {
     }
 }
 
-/// Whole microseconds of a duration, rounded down; the largest number when it does not fit.
+/// Returns the duration in whole microseconds, rounded down. Saturates at `u64::MAX`.
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Whole seconds of a duration, rounded up.
+/// Returns the duration in whole seconds, rounded up.
 pub(crate) fn seconds_up(duration: Duration) -> u64 {
     duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
 }

@@ -1,37 +1,38 @@
 use std::fmt;
 
-/// Which of two storages has answered, where one stands in for the other.
+/// The storage that decided, if one storage falls back to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a decision either admits or refuses")]
 pub enum DecisionSource {
-    /// The one that counts.
+    /// The primary storage.
     Primary,
-    /// The one that stands in for it.
+    /// The fallback.
     Fallback,
 }
 
-/// Whether it is yes, and which ways it has come: one number, for a decision is written in pieces of that size.
+/// The answer and the recorded sources, in one word to keep decisions small.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Verdict(u32);
 
-/// The rest is a bit for each storage that has chosen, the last one lowest: 1 where that was the fallback.
+/// The low byte is the answer. Each recorded source adds a bit above it, the last one lowest, which
+/// is 1 for a fallback.
 const ANSWER: u32 = 0xFF;
 const FIRST_WAY: u32 = ANSWER + 1;
 
 impl Verdict {
     pub(super) const ADMITTED: Self = Self(0);
     pub(super) const REFUSED: Self = Self(1);
-    // Refused, and not by the strategies:
+    // Refusals by the storage instead of a strategy.
     pub(super) const STORAGE_FULL: Self = Self(2);
     pub(super) const CONTENDED: Self = Self(3);
 
-    /// Whether it says that, whichever way it has come.
+    /// Returns `true` if this is the answer. Ignores the recorded sources.
     #[inline]
     pub(super) const fn is(self, answer: Self) -> bool {
         self.0 & ANSWER == answer.0
     }
 
-    /// Another answer, which has come the same ways.
+    /// Replaces the answer and keeps the recorded sources.
     pub(super) const fn instead(self, answer: Self) -> Self {
         Self(self.0 & !ANSWER | answer.0 & ANSWER)
     }
@@ -58,7 +59,7 @@ impl fmt::Debug for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let answer = match Self(self.0 & ANSWER) {
             Self::ADMITTED => "Admitted",
-            Self::STORAGE_FULL => "Crowded",
+            Self::STORAGE_FULL => "StorageFull",
             Self::CONTENDED => "Contended",
             _ => "Refused",
         };
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_back_is_the_way_it_came() {
+    fn back_returns_the_sources_in_reverse_order() {
         for answer in [Verdict::ADMITTED, Verdict::REFUSED, Verdict::STORAGE_FULL, Verdict::CONTENDED] {
             for ways in 0..32_u32 {
                 let ways = (0..5)
@@ -94,8 +95,8 @@ mod tests {
     }
 
     #[test]
-    fn it_is_shown_in_words() {
+    fn debug_output_shows_the_answer_and_a_fallback() {
         assert_eq!(format!("{:?}", Verdict::ADMITTED), "Admitted");
-        assert_eq!(format!("{:?}", Verdict::STORAGE_FULL.via(DecisionSource::Fallback)), "Crowded by a fallback");
+        assert_eq!(format!("{:?}", Verdict::STORAGE_FULL.via(DecisionSource::Fallback)), "StorageFull by a fallback");
     }
 }

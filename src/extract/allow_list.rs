@@ -9,16 +9,16 @@ use super::{Caveat, ClientIp, Head, KeyError, KeyExtractor, PeerIp};
 use crate::ConfigError;
 use crate::error::or_panic;
 
-/// Takes an address out of a request: [`PeerIp`], [`ClientIp`], or one's own.
+/// Extracts an address from a request. Implemented by [`PeerIp`] and [`ClientIp`].
 pub trait AddressSource: Send + Sync + 'static {
-    /// The address that the request is judged by. An IPv4-mapped one is to be IPv4.
+    /// Returns the address of the client. An IPv4-mapped address should be returned as IPv4.
     ///
     /// # Errors
     ///
-    /// When there is none.
+    /// Returns an error if the address is missing.
     fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError>;
 
-    /// What may be wrong with how it is set up, as [`KeyExtractor::caveats`].
+    /// Returns possible mistakes in the setup, as [`KeyExtractor::caveats`] does. Defaults to none.
     fn caveats(&self) -> Vec<Caveat> {
         Vec::new()
     }
@@ -44,10 +44,10 @@ impl AddressSource for ClientIp {
     }
 }
 
-/// Which clients are not limited, by the networks of their addresses.
+/// Selects clients that are not limited by the networks of their addresses.
 ///
-/// Rules are tried in the order in which they were added, and the first one that has the address decides. When none has it,
-/// or there is no address, the client is limited.
+/// The first rule that contains the address decides. If no rule contains it, or if the address is
+/// missing, the client is limited.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -67,8 +67,8 @@ impl AddressSource for ClientIp {
 ///
 /// # Caveats
 ///
-/// Behind proxies, judge by [`ClientIp`], and do not allow the proxies' own networks: a request about which they tell nothing
-/// is known by their address.
+/// Behind proxies, use [`ClientIp`] as the source, and do not allow the networks of the proxies: a
+/// request without a forwarded address is attributed to the proxy.
 #[derive(Clone)]
 pub struct AllowList {
     source: Arc<dyn AddressSource>,
@@ -82,57 +82,59 @@ struct Rule {
 }
 
 impl AllowList {
-    /// A list without rules, which allows nobody; `source` says by which address a request is judged.
+    /// Creates a list without rules, which allows no client. `source` extracts the address.
     pub fn by(source: impl AddressSource) -> Self {
         Self { source: Arc::new(source), rules: Vec::new() }
     }
 
     pub(crate) fn caveats(&self) -> Vec<Caveat> {
-        // Here each address is looked at by itself.
+        // The list compares whole addresses, so an IPv6 prefix does not matter.
         let mut caveats = self.source.caveats();
         caveats.retain(|caveat| *caveat != Caveat::Ipv6PerAddress);
         caveats
     }
 
-    /// Does not limit the clients in this network, unless an earlier rule does: `10.0.0.0/8`, `2001:db8::/32`, or one address.
+    /// Exempts the clients in this network from the limit, except for those that an earlier rule
+    /// limits. The network is written as `10.0.0.0/8`, `2001:db8::/32`, or a single address.
     ///
-    /// Bits after the prefix do not matter. An IPv4-mapped network, `::ffff:10.0.0.0/104`, is the IPv4 network.
+    /// Bits after the prefix are ignored. An IPv4-mapped network such as `::ffff:10.0.0.0/104` is
+    /// converted to IPv4.
     ///
     /// # Panics
     ///
-    /// When the network cannot be read; [`try_allow`](Self::try_allow) returns an error instead.
+    /// Panics if the network is invalid. [`try_allow`](Self::try_allow) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn allow(self, network: &str) -> Self {
         or_panic(self.try_allow(network))
     }
 
-    /// As [`allow`](Self::allow).
+    /// As [`allow`](Self::allow), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When the network cannot be read.
+    /// Returns an error if the network is invalid.
     pub fn try_allow(self, network: &str) -> Result<Self, ConfigError> {
         self.rule(network, true)
     }
 
-    /// Limits the clients in this network, unless an earlier rule allows them: an exception from a larger network that is
-    /// allowed after it.
+    /// Limits the clients in this network, except for those that an earlier rule allows. Use it to
+    /// exclude a part of a larger network that a later rule allows.
     ///
     /// # Panics
     ///
-    /// When the network cannot be read; [`try_limit`](Self::try_limit) returns an error instead.
+    /// Panics if the network is invalid. [`try_limit`](Self::try_limit) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn limit(self, network: &str) -> Self {
         or_panic(self.try_limit(network))
     }
 
-    /// As [`limit`](Self::limit).
+    /// As [`limit`](Self::limit), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When the network cannot be read.
+    /// Returns an error if the network is invalid.
     pub fn try_limit(self, network: &str) -> Result<Self, ConfigError> {
         self.rule(network, false)
     }
@@ -142,10 +144,10 @@ impl AllowList {
         Ok(self)
     }
 
-    /// Whether the request is not to be limited.
+    /// Returns `true` if the request is exempt from the limit.
     pub fn allows(&self, head: &Head<'_>) -> bool {
         let Ok(address) = self.source.address(head) else { return false };
-        // A source of somebody else's may not have read the bits.
+        // A custom source may return IPv4-mapped addresses.
         let address = address.to_canonical();
         self.rules.iter().find(|rule| rule.network.contains(&address)).is_some_and(|rule| rule.allows)
     }

@@ -12,26 +12,28 @@ use super::{Caveat, Head, KeyError, KeyExtractor};
 use crate::error::or_panic;
 use crate::{ConfigError, Key};
 
-/// The client's address behind proxies, as far as they can be trusted to tell it.
+/// The address of the client behind trusted proxies.
 ///
-/// Each proxy writes into a header field, on the right of what is there, the address that it was asked from. What a client
-/// sent in that field itself is on the left of that. The field is `X-Forwarded-For`, unless [`header`](Self::header) or
-/// [`forwarded`](Self::forwarded) says another.
+/// Each proxy appends the address of its peer to a header field. Text that the client itself sent
+/// in this field is further left. The field is `X-Forwarded-For` unless [`header`](Self::header) or
+/// [`forwarded`](Self::forwarded) selects another.
 ///
-/// 1. The peer is found as [`PeerIp`](crate::PeerIp) finds it. If it is no trusted proxy it is the client, and the field is
-///    not read.
-/// 2. The list is walked from the right, over all lines of the field, the last line first. A trusted proxy is stepped over,
-///    the first address that is none is the client. What is on the left of it changes nothing.
-/// 3. An entry that is no address (empty, garbage, `unknown`, a name such as `_hidden`) ends the walk: it is never stepped
-///    over, since what is behind it may be the client's own text. The client is then the hop that sent it: the last trusted
-///    address, at first the peer.
-/// 4. When all are trusted, the client is the leftmost. Without the field it is the peer.
-/// 5. Exactly one field is read. What other fields say is not believed, also when this one is missing.
-/// 6. An entry is an address as it is, or with a port: `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`, `[2001:db8::1]`,
-///    `[2001:db8::1]:80`; each may stand in double quotes. IPv4-mapped IPv6 addresses are IPv4, by their bits.
+/// 1. The peer is found as by [`PeerIp`](crate::PeerIp). If it is not a trusted proxy, it is the
+///    client, and the field is not read.
+/// 2. The entries are read from the right, over all lines of the field, starting with the last
+///    line. Trusted proxies are skipped. The first address that is not trusted is the client.
+///    Entries further left are ignored.
+/// 3. An entry that is not an address (empty, garbage, `unknown`, a name such as `_hidden`) ends
+///    the search, because entries further left may come from the client. The client is then the hop
+///    that sent this entry: the last trusted address, or the peer.
+/// 4. If all entries are trusted, the client is the leftmost. Without the field it is the peer.
+/// 5. Only this field is read. Other forwarding fields are ignored, even if this one is missing.
+/// 6. An entry is an address, optionally with a port: `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`,
+///    `[2001:db8::1]`, `[2001:db8::1]:80`. It may be in double quotes. IPv4-mapped IPv6 addresses
+///    are converted to IPv4.
 ///
-/// The key is what [`PeerIp`](crate::PeerIp) makes of the same address: IPv4 as it is, IPv6 as its /64. Without a peer's
-/// address the key is missing, and the answer is 500.
+/// The key is the same as that of [`PeerIp`](crate::PeerIp) for this address: the IPv4 address, or
+/// the /64 of an IPv6 address. Without a peer address the key is missing, and the response is 500.
 ///
 /// ```
 /// use std::net::{IpAddr, SocketAddr};
@@ -45,21 +47,22 @@ use crate::{ConfigError, Key};
 ///     by_client.address(&Head::of(&request)).unwrap().to_string()
 /// };
 /// assert_eq!(client("10.0.0.1:80", "1.2.3.4"), "1.2.3.4");
-/// assert_eq!(client("10.0.0.1:80", "6.6.6.6, 1.2.3.4, 10.0.0.2"), "1.2.3.4", "what the client says is not believed");
-/// assert_eq!(client("10.0.0.1:80", "6.6.6.6, unknown, 10.0.0.2"), "10.0.0.2", "nor when a proxy knows no address");
-/// assert_eq!(client("5.6.7.8:80", "6.6.6.6"), "5.6.7.8", "nor when there is no proxy");
+/// assert_eq!(client("10.0.0.1:80", "6.6.6.6, 1.2.3.4, 10.0.0.2"), "1.2.3.4", "text of the client is ignored");
+/// assert_eq!(client("10.0.0.1:80", "6.6.6.6, unknown, 10.0.0.2"), "10.0.0.2", "also if a proxy sends no address");
+/// assert_eq!(client("5.6.7.8:80", "6.6.6.6"), "5.6.7.8", "also without a proxy");
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 ///
 /// # Caveats
 ///
-/// Every trusted proxy has to write the field, adding to it or putting its own in its place. One that passes it on as it came
-/// lets each client say who it is. So does trusting more than the proxies: a client in a trusted network is taken for one.
+/// Every trusted proxy has to write the field: it appends an entry or replaces the field. If a
+/// proxy forwards the field unchanged, clients can choose their own keys. The same happens if a
+/// trusted network contains clients.
 ///
-/// A proxy that puts other text of the client's into `Forwarded`, as in `host="..."`, has to quote it and to escape what is
-/// in the quotes. Then it changes nothing, whatever it says.
+/// A proxy that copies text of the client into `Forwarded`, as in `host="..."`, has to quote and
+/// escape it. Then the text has no effect.
 ///
-/// Clients whose proxies tell no address share the proxy's key, and with it one quota.
+/// If a proxy sends no addresses, all of its clients share the proxy's key, and so one quota.
 #[derive(Clone, Debug)]
 pub struct ClientIp {
     proxies: Proxies,
@@ -68,7 +71,7 @@ pub struct ClientIp {
     ipv6_prefix: Ipv6Prefix,
 }
 
-/// Who may say where a request comes from.
+/// The trusted proxies.
 #[derive(Clone, Debug)]
 enum Proxies {
     In(Networks),
@@ -76,9 +79,11 @@ enum Proxies {
 }
 
 impl ClientIp {
-    /// Trusts the proxies in these networks: `10.0.0.0/8`, `2001:db8::/32`, or one address.
+    /// Trusts the proxies in these networks. A network is written as `10.0.0.0/8`, `2001:db8::/32`,
+    /// or a single address.
     ///
-    /// Bits after the prefix do not matter. An IPv4-mapped network, `::ffff:10.0.0.0/104`, is the IPv4 network.
+    /// Bits after the prefix are ignored. An IPv4-mapped network such as `::ffff:10.0.0.0/104` is
+    /// converted to IPv4.
     ///
     /// ```
     /// use tower_ratelimit::ClientIp;
@@ -90,25 +95,27 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// When a network cannot be read, or there is none.
+    /// Returns an error if a network is invalid, or if there are no networks.
     pub fn behind(proxies: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, ConfigError> {
         let networks = Networks::parse(proxies)?;
         if networks.is_empty() {
             return Err(ConfigError::new(
-                "no proxy is trusted, so the peer is the client: use PeerIp, or name the proxies' networks, \
+                "no proxy is trusted, so the peer is the client: use PeerIp, or list the networks of the proxies, \
                  for example \"10.0.0.0/8\"",
             ));
         }
         Ok(Self::by(Proxies::In(networks)))
     }
 
-    /// Trusts this many proxies in front of the server, at least 1, whatever their addresses are. The peer is the first one.
+    /// Trusts this number of proxies in front of the server, at least 1, independent of their
+    /// addresses. The peer is the first one.
     ///
-    /// The client is the `proxies`-th entry from the right. If there are fewer, it is the leftmost; rule 3 holds as it does for
-    /// networks. A peer without an address (a Unix socket) is no problem unless it would be the answer.
+    /// The client is the entry at this position from the right, or the leftmost entry if there are
+    /// fewer. Rule 3 applies. The peer may lack an address, as on a Unix socket, unless it turns
+    /// out to be the client.
     ///
-    /// Nobody may be able to reach the server past one of the proxies: who does is believed in its place. Where their addresses
-    /// are known, [`behind`](Self::behind) is safer.
+    /// Clients must not be able to bypass any of the proxies, because a client that does can choose
+    /// its own key. If the addresses of the proxies are known, [`behind`](Self::behind) is safer.
     ///
     /// ```
     /// use tower_ratelimit::ClientIp;
@@ -121,21 +128,22 @@ impl ClientIp {
     ///
     /// # Panics
     ///
-    /// When there are 0; [`try_behind_hops`](Self::try_behind_hops) returns an error instead.
+    /// Panics if `proxies` is 0. [`try_behind_hops`](Self::try_behind_hops) returns an error
+    /// instead.
     #[track_caller]
     pub fn behind_hops(proxies: u32) -> Self {
         or_panic(Self::try_behind_hops(proxies))
     }
 
-    /// As [`behind_hops`](Self::behind_hops).
+    /// As [`behind_hops`](Self::behind_hops), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When there are 0.
+    /// Returns an error if `proxies` is 0.
     pub fn try_behind_hops(proxies: u32) -> Result<Self, ConfigError> {
         if proxies == 0 {
             return Err(ConfigError::new(
-                "behind 0 proxies the peer is the client: use PeerIp, or a number that is at least 1",
+                "behind 0 proxies the peer is the client: use PeerIp, or a number of at least 1",
             ));
         }
         Ok(Self::by(Proxies::Hops(proxies)))
@@ -146,76 +154,81 @@ impl ClientIp {
         Self { proxies, field, grammar: Grammar::List, ipv6_prefix: Ipv6Prefix::default() }
     }
 
-    /// Reads this field instead of `X-Forwarded-For`, with the same rules: `cf-connecting-ip`, `x-real-ip`.
+    /// Reads this header field instead of `X-Forwarded-For`, by the same rules. Examples are
+    /// `cf-connecting-ip` and `x-real-ip`.
     ///
     /// # Panics
     ///
-    /// When the text cannot be the name of a field, or is `forwarded`, which is written in another way;
-    /// [`try_header`](Self::try_header) returns an error instead.
+    /// Panics if `name` is not a valid field name, or if it is `forwarded`, which has another
+    /// syntax. [`try_header`](Self::try_header) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn header(self, name: &str) -> Self {
         or_panic(self.try_header(name))
     }
 
-    /// As [`header`](Self::header).
+    /// As [`header`](Self::header), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When the text cannot be the name of a field, or is `forwarded`.
+    /// Returns an error if `name` is not a valid field name, or if it is `forwarded`.
     pub fn try_header(self, name: &str) -> Result<Self, ConfigError> {
         let field = field_name(name, "cf-connecting-ip")?;
         if field == FORWARDED {
             return Err(ConfigError::new(format!(
-                "the header field {name:?} cannot be read as a list of addresses: write forwarded() instead of header({name:?})"
+                "the header field {name:?} is not a list of addresses: use forwarded() instead of header({name:?})"
             )));
         }
         Ok(Self { field, grammar: Grammar::List, ..self })
     }
 
-    /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`, with the same rules: an entry is the `for` of an element, in
-    /// any case.
+    /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`, by the same rules. An entry is
+    /// the parameter `for` of an element. Its name may be in any case.
     ///
-    /// An element without `for`, or with two, is no address. A port may also be hidden: `for="1.2.3.4:_x"`.
+    /// An element without `for`, or with two of them, is not an address. The port may be
+    /// obfuscated, as in `for="1.2.3.4:_x"`.
     #[must_use]
     pub fn forwarded(self) -> Self {
         Self { field: FORWARDED, grammar: Grammar::Forwarded, ..self }
     }
 
-    /// How many bits of an IPv6 address tell clients apart, as for [`PeerIp`](crate::PeerIp::ipv6_prefix): 64 unless said.
+    /// Sets the number of bits of an IPv6 address that identify a client, as
+    /// [`PeerIp::ipv6_prefix`](crate::PeerIp::ipv6_prefix) does. Defaults to 64.
     ///
     /// # Panics
     ///
-    /// When there are more than 128; [`try_ipv6_prefix`](Self::try_ipv6_prefix) returns an error instead.
+    /// Panics if `bits` is more than 128. [`try_ipv6_prefix`](Self::try_ipv6_prefix) returns an
+    /// error instead.
     #[must_use]
     #[track_caller]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
         Self { ipv6_prefix: self.ipv6_prefix.with_bits(bits), ..self }
     }
 
-    /// As [`ipv6_prefix`](Self::ipv6_prefix).
+    /// As [`ipv6_prefix`](Self::ipv6_prefix), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When there are more than 128.
+    /// Returns an error if `bits` is more than 128.
     pub fn try_ipv6_prefix(self, bits: u8) -> Result<Self, ConfigError> {
         Ok(Self { ipv6_prefix: self.ipv6_prefix.try_with_bits(bits)?, ..self })
     }
 
-    /// Uses the IPv4 address in a NAT64 address as the key, as for [`PeerIp`](crate::PeerIp::nat64).
-    /// Defaults to `true`.
+    /// Uses the IPv4 address in a NAT64 address as the key, as
+    /// [`PeerIp::nat64`](crate::PeerIp::nat64) does. Defaults to `true`.
     ///
-    /// Which proxies are trusted is decided by the address as it is.
+    /// The networks of trusted proxies are compared with the unconverted address.
     #[must_use]
     pub fn nat64(self, unwrap: bool) -> Self {
         Self { ipv6_prefix: self.ipv6_prefix.with_nat64(unwrap), ..self }
     }
 
-    /// The client's address itself: all of its bits, an IPv4-mapped one as IPv4.
+    /// Returns the full address of the client. An IPv4-mapped address is returned as IPv4.
     ///
     /// # Errors
     ///
-    /// When the server attached no peer's address, and it is needed: 500.
+    /// Returns an error with status 500 if the peer is the client and the server did not attach its
+    /// address.
     pub fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError> {
         let lines = head.headers.get_all(&self.field).iter().rev();
         let mut entries = lines.flat_map(|line| Entries::of(line.as_bytes(), self.grammar));
@@ -229,12 +242,12 @@ impl ClientIp {
         hop.ok_or_else(no_peer)
     }
 
-    /// The key of a client with this address: what to peek at or to clear.
+    /// Returns the key of a client with this address, for example to peek at it or to clear it.
     pub fn key(&self, address: IpAddr) -> Key {
         self.ipv6_prefix.key(address.to_canonical())
     }
 
-    /// Whether this hop, before which `passed` others have been, may say where it was asked from.
+    /// Returns `true` if this hop is a trusted proxy. `passed` hops were trusted before it.
     fn trusts(&self, hop: Option<IpAddr>, passed: u32) -> bool {
         match &self.proxies {
             Proxies::In(networks) => hop.is_some_and(|address| networks.contains(address)),
@@ -249,7 +262,7 @@ impl KeyExtractor for ClientIp {
     }
 
     fn caveats(&self) -> Vec<Caveat> {
-        // Whether hops are few enough cannot be known.
+        // A number of hops that is too large cannot be detected.
         let trusts_all = matches!(&self.proxies, Proxies::In(networks) if networks.covers_everything());
         let trust = trusts_all.then_some(Caveat::TrustsEveryAddress);
         self.ipv6_prefix.caveat().into_iter().chain(trust).chain([Caveat::ReadsForwarding]).collect()

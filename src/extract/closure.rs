@@ -3,19 +3,19 @@ use crate::Key;
 
 /// The return value of a closure that extracts a key.
 ///
-/// It is a [`Key`], an `Option<Key>` (`None`: the request is not limited), or a `Result` of one of
-/// them with [`KeyError`].
+/// It is a [`Key`], an `Option<Key>` (`None` means that the request is not limited), or a `Result`
+/// of one of them with [`KeyError`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a key",
-    label = "a closure that extracts a key returns `Key`, `Option<Key>`, or a `Result` of them with `Missing`",
+    label = "a closure that extracts a key returns `Key`, `Option<Key>`, or a `Result` of them with `KeyError`",
     note = "write `Key::from(..)` around an address, a text or bytes"
 )]
 pub trait IntoKey {
-    /// The answer as [`KeyExtractor::extract`] gives it.
+    /// Converts into the result of [`KeyExtractor::extract`].
     ///
     /// # Errors
     ///
-    /// The closure's own.
+    /// Returns the error of the closure.
     fn into_key(self) -> Result<Option<Key>, KeyError>;
 }
 
@@ -47,9 +47,10 @@ where
     }
 }
 
-/// Lets the compiler infer the argument's type of a closure that is used as a [`KeyExtractor`].
+/// Returns the closure unchanged. Helps the compiler to infer the argument type of a closure that
+/// is used as a [`KeyExtractor`].
 ///
-/// A closure that names the type, `|head: &Head<'_>| ..`, needs no `key_by`.
+/// A closure with an explicit argument type, `|head: &Head<'_>| ..`, does not need it.
 ///
 /// ```
 /// use tower_ratelimit::extract::key_by;

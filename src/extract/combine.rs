@@ -1,7 +1,8 @@
 use super::{Caveat, Head, KeyError, KeyExtractor};
 use crate::Key;
 
-/// The first extractor's key, or the second's when the first one's is missing. See [`KeyExtractor::or`].
+/// An extractor that falls back to a second one if the first key is missing. Created by
+/// [`KeyExtractor::or`].
 #[derive(Clone, Copy, Debug)]
 pub struct Or<A, B> {
     first: A,
@@ -28,7 +29,7 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     }
 }
 
-/// Both extractors' keys as one. See [`KeyExtractor::and`].
+/// An extractor that joins the keys of two others. Created by [`KeyExtractor::and`].
 #[derive(Clone, Copy, Debug)]
 pub struct And<A, B> {
     first: A,

@@ -1,4 +1,4 @@
-//! The decision on a request, for axum's handlers.
+//! The axum extractor for decisions.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -10,8 +10,8 @@ use http::request::Parts;
 
 use crate::Decision;
 
-/// The decision of a layer that [shares](crate::RateLimitLayer::share_decision) it. A request may have none, since it is not
-/// limited, or its storage failed: take an `Option<Decision>` where that can be.
+/// Extracts the decision of a layer with [`share_decision`](crate::RateLimitLayer::share_decision).
+/// Use `Option<Decision>` if a request may have none: it is not limited, or the storage failed.
 ///
 /// ```
 /// use axum::Router;
@@ -38,7 +38,8 @@ impl<S: Sync> OptionalFromRequestParts<S> for Decision {
     }
 }
 
-/// A handler asked for a [`Decision`] that no layer has shared: 500, with the cause only here.
+/// The rejection of the extractor [`Decision`]: the request has no decision. Responds with 500. The
+/// response body does not contain the cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NoDecision;
@@ -46,8 +47,8 @@ pub struct NoDecision;
 impl fmt::Display for NoDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "the request has no decision of a rate limit: call share_decision() on the layer, \
-             or take an Option<Decision> where requests may not be limited",
+            "the request has no rate limit decision: call share_decision() on the layer, \
+             or extract Option<Decision> if requests may be unlimited",
         )
     }
 }

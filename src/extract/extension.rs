@@ -7,13 +7,13 @@ use crate::Key;
 
 type KeyFn<T> = dyn Fn(&T) -> Result<Option<Key>, KeyError> + Send + Sync;
 
-/// The key of what an outer layer has put into the request's extensions, for example the user that
-/// an authentication layer has found.
+/// A key from the request's extensions, for example from the user that an authentication layer has
+/// inserted.
 ///
-/// Without the extension the key is missing, and the answer is 500: the layer that inserts it stands
-/// in the wrong order, or did not run. A closure that returned `None` there would leave the request
-/// unlimited. For requests that may come without the extension, add another extractor by
-/// [`or`](KeyExtractor::or).
+/// If the extension is missing, so is the key, and the response is 500. The usual cause is a wrong
+/// order of the layers. If requests may lack the extension, add another extractor with
+/// [`or`](KeyExtractor::or). Do not use a closure that returns `None` in this case, because such
+/// requests would not be limited.
 ///
 /// ```
 /// use tower_ratelimit::extract::Extension;
@@ -25,21 +25,21 @@ type KeyFn<T> = dyn Fn(&T) -> Result<Option<Key>, KeyError> + Send + Sync;
 /// }
 ///
 /// let by_user = Extension::by(|user: &User| Key::from(user.id));
-/// // Requests of guests have no user, and are known by their address.
+/// // Requests without a user are limited by their address.
 /// let layer = RateLimitLayer::new(Quota::per_minute(60), by_user.or(PeerIp::new()));
 /// ```
 ///
-/// With axum, put the authentication layer outside of this one, which is below it in a chain of
-/// `Router::layer` and above it in a `ServiceBuilder`.
+/// With axum, the authentication layer has to be outside of this one. It is added after this one
+/// with `Router::layer`, or before this one in a `ServiceBuilder`.
 pub struct Extension<T> {
     key: Arc<KeyFn<T>>,
 }
 
 impl<T: Send + Sync + 'static> Extension<T> {
-    /// Takes the key from the extension of type `T`.
+    /// Creates an extractor that passes the extension of type `T` to `key`.
     ///
-    /// The closure returns a [`Key`], an `Option<Key>` (`None`: the request is not limited), or a
-    /// `Result` of one of them with [`KeyError`].
+    /// The closure returns a [`Key`], an `Option<Key>` (`None` means that the request is not
+    /// limited), or a `Result` of one of them with [`KeyError`].
     pub fn by<F, K>(key: F) -> Self
     where
         F: Fn(&T) -> K + Send + Sync + 'static,
@@ -53,7 +53,7 @@ impl<T: Send + Sync + 'static> KeyExtractor for Extension<T> {
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         let Some(value) = head.extensions.get() else {
             return Err(KeyError::server(format!(
-                "the request has no extension of type {}: put the layer that inserts it outside of the rate limit",
+                "the request has no extension of type {}: add the layer that inserts it outside of the rate limit layer",
                 type_name::<T>()
             )));
         };

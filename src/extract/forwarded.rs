@@ -4,10 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use http::HeaderName;
 use http::header::FORWARDED;
 
-/// The names of the fields in which proxies write the address of the client.
+/// The names of the header fields in which proxies write the address of the client.
 pub(super) const FORWARDING_NAMES: [&str; 4] = ["forwarded", "x-forwarded-for", "x-real-ip", "cf-connecting-ip"];
 
-/// The fields in which proxies write the address of the client.
+/// The header fields in which proxies write the address of the client.
 pub(crate) const FORWARDING: [HeaderName; 4] = [
     FORWARDED,
     HeaderName::from_static(FORWARDING_NAMES[1]),
@@ -15,23 +15,24 @@ pub(crate) const FORWARDING: [HeaderName; 4] = [
     HeaderName::from_static(FORWARDING_NAMES[3]),
 ];
 
-/// How a field that proxies write is to be read.
+/// The syntax of a forwarding field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grammar {
-    /// Addresses separated by commas: `X-Forwarded-For` and its like.
+    /// Addresses separated by commas: `X-Forwarded-For` and similar fields.
     List,
-    /// Elements of parameters: `Forwarded`, RFC 7239.
+    /// Elements with parameters: `Forwarded`, RFC 7239.
     Forwarded,
 }
 
-/// The entries of one field line from the right. One that is no address is `None`.
+/// Iterates over the entries of one field line from the right. An entry that is not an address is
+/// `None`.
 ///
-/// What stands on the left may be the client's, and what stands on the right is the proxies'. So nothing on the left is
-/// looked at before it is asked for, and how the right is read does not depend on it: a quote that the client opens and
-/// never closes cannot swallow what a proxy adds.
+/// The left part of the line may come from the client, the right part comes from the proxies. The
+/// result for the right part must not depend on the left part. So the line is parsed lazily from
+/// the right, and an unclosed quote of the client cannot hide the entry of a proxy.
 #[derive(Debug)]
 pub(super) struct Entries<'a> {
-    /// What is left of the entries that were read; `None` after the first one of the line.
+    /// The unread left part of the line. `None` after the leftmost entry.
     rest: Option<&'a [u8]>,
     grammar: Grammar,
 }
@@ -67,7 +68,8 @@ impl Iterator for Entries<'_> {
     }
 }
 
-/// The address of an element, `for=192.0.2.60;proto=http`. It must have exactly one `for`, and nothing that is no parameter.
+/// Returns the address of an element such as `for=192.0.2.60;proto=http`. The element must have
+/// exactly one `for`, and only valid parameters.
 fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     let mut rest = Some(element);
@@ -86,12 +88,12 @@ fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     address(&found?, Ports::NumbersAndNames)
 }
 
-/// Splits at the last delimiter that does not stand in quotes: what is before it, if there is one, and what is after it.
-/// `None` when a quote stands where none can be.
+/// Splits at the last delimiter outside of quotes. Returns the part before it, if there is a
+/// delimiter, and the part after it. Returns `None` if a quote is misplaced.
 ///
-/// Read from the right, the quote that is met first closes a string, and the next one without a backslash before it opens it:
-/// before the opening quote stands `=`, and all quotes inside are escaped. So this is what a reader from the left finds, of
-/// whatever is well-formed.
+/// Scanning from the right, the first quote closes a string, and the next quote without a backslash
+/// before it opens the string: an opening quote follows `=`, and quotes inside a string are
+/// escaped. So the result is the same as of a scan from the left for all well-formed input.
 fn split_last(text: &[u8], delimiter: u8) -> Option<(Option<&[u8]>, &[u8])> {
     let mut at = text.len();
     while let Some(before) = at.checked_sub(1) {
@@ -110,8 +112,9 @@ fn opening_quote(text: &[u8]) -> Option<usize> {
     (0..text.len()).rev().find(|at| text[*at] == b'"' && !text[..*at].ends_with(b"\\"))
 }
 
-/// The parts of `name=value` or `name="value"`, unescaped. A value without quotes may hold what RFC 7239 would have in
-/// quotes, such as a colon: proxies write that, and it cannot be taken for anything else.
+/// Splits `name=value` or `name="value"` and unescapes the value. A value without quotes may
+/// contain characters that RFC 7239 requires to be quoted, such as a colon, because proxies send
+/// them and they are unambiguous.
 fn name_and_value(parameter: &[u8]) -> Option<(&[u8], Cow<'_, [u8]>)> {
     let equals = parameter.iter().position(|byte| *byte == b'=')?;
     let (name, value) = (&parameter[..equals], &parameter[equals + 1..]);
@@ -126,7 +129,8 @@ fn name_and_value(parameter: &[u8]) -> Option<(&[u8], Cow<'_, [u8]>)> {
     Some((name, value))
 }
 
-/// What stands in a quoted string whose opening quote has been read; `None` unless the closing quote is the last byte.
+/// Unescapes a quoted string after its opening quote. Returns `None` if the closing quote is not
+/// the last byte.
 fn unescaped(text: &[u8]) -> Option<Cow<'_, [u8]>> {
     let (closing, inside) = text.split_last()?;
     if *closing != b'"' {
@@ -147,15 +151,16 @@ fn unescaped(text: &[u8]) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Owned(plain))
 }
 
-/// What may follow an address after a colon.
+/// The syntax of the port after an address.
 #[derive(Clone, Copy)]
 enum Ports {
     Numbers,
-    /// Also `_` and a name, which hides the number.
+    /// Numbers, or an obfuscated port: `_` and a name.
     NumbersAndNames,
 }
 
-/// The address of `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`; an IPv4-mapped one as IPv4.
+/// Parses `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`. Returns an
+/// IPv4-mapped address as IPv4.
 fn address(text: &[u8], ports: Ports) -> Option<IpAddr> {
     let text = str::from_utf8(text).ok()?;
     let (address, port): (IpAddr, &str) = if let Some(bracketed) = text.strip_prefix('[') {
@@ -180,7 +185,7 @@ fn is_port(text: &str, ports: Ports) -> bool {
     }
 }
 
-/// Without the spaces and tabs around it.
+/// Removes spaces and tabs from both ends.
 fn trimmed(mut text: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', inside @ ..] | [inside @ .., b' ' | b'\t'] = text {
         text = inside;
@@ -188,7 +193,7 @@ fn trimmed(mut text: &[u8]) -> &[u8] {
     text
 }
 
-/// Without the double quotes around it.
+/// Removes surrounding double quotes.
 fn unquoted(text: &[u8]) -> &[u8] {
     match text {
         [b'"', inside @ .., b'"'] => inside,
@@ -196,7 +201,7 @@ fn unquoted(text: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether a byte may stand in a token, such as the name of a parameter.
+/// Returns `true` if the byte is allowed in a token, such as the name of a parameter.
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }

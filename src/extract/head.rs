@@ -1,6 +1,6 @@
 use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 
-/// A borrowed request without its body: what extractors, policies and rejections look at.
+/// The head of a request, borrowed. Extractors, policies and rejections receive it.
 ///
 /// ```
 /// use tower_ratelimit::extract::Head;
@@ -13,17 +13,17 @@ use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 pub struct Head<'a> {
     /// The method.
     pub method: &'a Method,
-    /// The version of HTTP.
+    /// The HTTP version.
     pub version: Version,
     /// The header fields.
     pub headers: &'a HeaderMap,
-    /// What the server and outer layers have attached.
+    /// The extensions that the server and outer layers have inserted.
     pub extensions: &'a Extensions,
     uri: &'a Uri,
 }
 
 impl<'a> Head<'a> {
-    /// The head of a request.
+    /// Borrows the head of `request`.
     pub fn of<B>(request: &'a Request<B>) -> Self {
         Self {
             method: request.method(),
@@ -34,12 +34,12 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// The request's target as the client wrote it.
+    /// Returns the request target as the client sent it.
     ///
-    /// Inside axum's [`nest`](https://docs.rs/axum/0.8/axum/struct.Router.html#method.nest) the
-    /// request itself has lost the prefix of the nested router. With the feature `axum` this
-    /// method still returns the whole target, from axum's `OriginalUri`.
-    /// [`routed_uri`](Self::routed_uri) returns the rest.
+    /// axum's [`nest`](https://docs.rs/axum/0.8/axum/struct.Router.html#method.nest) removes the
+    /// prefix of a nested router from the request. With the feature `axum`, this method returns the
+    /// whole target from axum's `OriginalUri`. [`routed_uri`](Self::routed_uri) returns the target
+    /// without the prefix.
     pub fn uri(&self) -> &'a Uri {
         #[cfg(feature = "axum")]
         if let Some(axum::extract::OriginalUri(uri)) = self.extensions.get() {
@@ -48,8 +48,8 @@ impl<'a> Head<'a> {
         self.uri
     }
 
-    /// The request's target as the service inside the layer gets it: axum's nested routers and
-    /// other layers may have changed it.
+    /// Returns the request target as the inner service gets it. Nested axum routers and outer
+    /// layers may have changed it.
     pub fn routed_uri(&self) -> &'a Uri {
         self.uri
     }

@@ -7,15 +7,16 @@ use super::{Caveat, Head, KeyError, KeyExtractor};
 use crate::error::or_panic;
 use crate::{ConfigError, Key};
 
-/// The value of a header field, as it is: a field that something in front of this server has set or
-/// checked, for example a tenant that a gateway writes.
+/// The value of a header field, for fields that a trusted component in front of this server sets or
+/// checks, such as the tenant from a gateway.
 ///
-/// Without the field the key is missing (400). Of several fields of that name the first counts.
+/// If the field is missing, so is the key, and the response is 400. If the field occurs several
+/// times, the first value is the key.
 ///
 /// # Unchecked fields
 ///
-/// Use a header as the key only if something in front of you authenticates it. A client that may send
-/// any value gets a new quota with each value, so such a limit stops nobody:
+/// Use a header as the key only if something in front of you authenticates it. A client that can
+/// send any value gets a new quota with each value, so the limit has no effect:
 ///
 /// ```
 /// use std::collections::HashSet;
@@ -27,13 +28,13 @@ use crate::{ConfigError, Key};
 ///     let request = http::Request::get("/").header("x-api-key", value).body(()).unwrap();
 ///     by_header.extract(&Head::of(&request)).unwrap()
 /// };
-/// // One attacker with made-up API keys is 100,000 clients.
+/// // One client with made-up API keys gets 100,000 quotas.
 /// let clients: HashSet<_> = (0..100_000).map(key_of).collect();
 /// assert_eq!(clients.len(), 100_000);
 /// ```
 ///
-/// For API keys, let an authentication layer look up the key and insert the user into the request's
-/// extensions, and key by the user. Requests without a valid key are known by their address:
+/// For API keys, let an authentication layer look up the user of the key and insert it into the
+/// extensions, and extract the user. Requests without a valid key are limited by their address:
 ///
 /// ```
 /// use tower_ratelimit::extract::Extension;
@@ -51,22 +52,24 @@ use crate::{ConfigError, Key};
 pub struct Header(HeaderName);
 
 impl Header {
-    /// The field of this name, in any case.
+    /// Creates an extractor for the field with this name, in any case.
+    ///
+    /// A [`HeaderName`] converts into an extractor with `from`, which cannot fail.
     ///
     /// # Panics
     ///
-    /// When the text cannot be the name of a field; [`try_new`](Self::try_new) returns an error instead, and a
-    /// [`HeaderName`] can be turned into an extractor by `from`.
+    /// Panics if `name` is not a valid field name. [`try_new`](Self::try_new) returns an error
+    /// instead.
     #[track_caller]
     pub fn new(name: &str) -> Self {
         or_panic(Self::try_new(name))
     }
 
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When the text cannot be the name of a field.
+    /// Returns an error if `name` is not a valid field name.
     pub fn try_new(name: &str) -> Result<Self, ConfigError> {
         field_name(name, "x-api-key").map(Self)
     }
@@ -78,10 +81,10 @@ impl From<HeaderName> for Header {
     }
 }
 
-/// The name of a field; `like` is one, for the error.
-pub(super) fn field_name(name: &str, like: &str) -> Result<HeaderName, ConfigError> {
+/// Parses a field name. `example` is a valid one for the error.
+pub(super) fn field_name(name: &str, example: &str) -> Result<HeaderName, ConfigError> {
     name.parse().map_err(|_| {
-        ConfigError::new(format!("{name:?} cannot be the name of a header field: write one like {like:?}"))
+        ConfigError::new(format!("{name:?} is not a valid header field name: use a name such as {example:?}"))
     })
 }
 

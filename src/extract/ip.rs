@@ -4,20 +4,21 @@ use super::peer::{no_peer, peer};
 use super::{Caveat, Head, KeyError, KeyExtractor};
 use crate::{ConfigError, Key};
 
-/// The address at the other end of the connection.
+/// The address of the peer, the other end of the connection.
 ///
-/// It is what the server attached to the request: axum's `ConnectInfo<SocketAddr>` (feature `axum`), else tonic's connect
-/// info, of plain TCP or of TLS (feature `tonic`), else a plain [`SocketAddr`](std::net::SocketAddr) in the extensions. Behind a
-/// proxy it is the proxy's address: use [`ClientIp`](crate::ClientIp) there.
+/// The server attaches it to the request. It is read from axum's `ConnectInfo<SocketAddr>` (feature
+/// `axum`), else from tonic's connect info for TCP or TLS (feature `tonic`), else from a
+/// [`SocketAddr`](std::net::SocketAddr) in the extensions. Behind a proxy it is the address of the
+/// proxy. Use [`ClientIp`](crate::ClientIp) there.
 ///
-/// 1. IPv4 addresses are keys as they are.
-/// 2. An IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) is the IPv4 address, decided by its bits, not by how it is written.
-/// 3. A NAT64 address (`64:ff9b::1.2.3.4`, RFC 6052) is the IPv4 address too, because all IPv4 clients
-///    of one translator share a /64; see [`nat64`](Self::nat64).
-/// 4. Other IPv6 addresses are taken as their /64, since one client has all of one; see
-///    [`ipv6_prefix`](Self::ipv6_prefix).
+/// - An IPv4 address is used as it is.
+/// - An IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) is converted to IPv4.
+/// - A NAT64 address (`64:ff9b::1.2.3.4`, RFC 6052) is converted to IPv4, because all IPv4 clients
+///   of a translator share a /64. See [`nat64`](Self::nat64).
+/// - Any other IPv6 address is truncated to its /64, because one client usually has a whole /64.
+///   See [`ipv6_prefix`](Self::ipv6_prefix).
 ///
-/// Without an address the key is missing, and since no client can do anything about that the answer is 500.
+/// If the address is missing, so is the key. Clients cannot fix that, so the response is 500.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -39,37 +40,38 @@ pub struct PeerIp {
 }
 
 impl PeerIp {
-    /// The peer's address, IPv6 as its /64.
+    /// Creates an extractor that truncates IPv6 addresses to their /64.
     pub const fn new() -> Self {
         Self { ipv6_prefix: Ipv6Prefix::DEFAULT }
     }
 
-    /// How many bits of an IPv6 address tell clients apart: 64 unless said, 56 or 48 where whole sites are one client,
-    /// 128 for each address by itself.
+    /// Sets the number of bits of an IPv6 address that identify a client. Use 56 or 48 if whole
+    /// sites are one client, and 128 for individual addresses. Defaults to 64.
     ///
     /// # Panics
     ///
-    /// When there are more than 128; [`try_ipv6_prefix`](Self::try_ipv6_prefix) returns an error instead.
+    /// Panics if `bits` is more than 128. [`try_ipv6_prefix`](Self::try_ipv6_prefix) returns an
+    /// error instead.
     #[must_use]
     #[track_caller]
     pub const fn ipv6_prefix(self, bits: u8) -> Self {
         Self { ipv6_prefix: self.ipv6_prefix.with_bits(bits) }
     }
 
-    /// As [`ipv6_prefix`](Self::ipv6_prefix).
+    /// As [`ipv6_prefix`](Self::ipv6_prefix), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When there are more than 128.
+    /// Returns an error if `bits` is more than 128.
     pub fn try_ipv6_prefix(self, bits: u8) -> Result<Self, ConfigError> {
         Ok(Self { ipv6_prefix: self.ipv6_prefix.try_with_bits(bits)? })
     }
 
     /// Uses the IPv4 address in a NAT64 address as the key. Defaults to `true`.
     ///
-    /// This is about the well-known prefix `64:ff9b::/96` only. With `false` such an address is keyed like
-    /// any other IPv6 address. The [address](Self::address) itself stays as it is, and so do the networks
-    /// of an [`AllowList`](crate::extract::AllowList).
+    /// Only the well-known prefix `64:ff9b::/96` is recognized. With `false`, such an address is
+    /// treated as any other IPv6 address. This option does not change [`address`](Self::address) or
+    /// the networks of an [`AllowList`](crate::extract::AllowList).
     ///
     /// ```
     /// use tower_ratelimit::PeerIp;
@@ -85,16 +87,16 @@ impl PeerIp {
         Self { ipv6_prefix: self.ipv6_prefix.with_nat64(unwrap) }
     }
 
-    /// The address itself: all of its bits, an IPv4-mapped one as IPv4.
+    /// Returns the full address of the peer. An IPv4-mapped address is returned as IPv4.
     ///
     /// # Errors
     ///
-    /// When the server attached none: 500.
+    /// Returns an error with status 500 if the server did not attach an address.
     pub fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError> {
         peer(head).ok_or_else(no_peer)
     }
 
-    /// The key of a client with this address: what to peek at or to clear.
+    /// Returns the key of a client with this address, for example to peek at it or to clear it.
     ///
     /// ```
     /// use tower_ratelimit::PeerIp;
@@ -117,7 +119,7 @@ impl KeyExtractor for PeerIp {
     }
 }
 
-/// How many bits of an IPv6 address tell clients apart, and whether it may stand for an IPv4 address.
+/// The conversion of IPv6 addresses to keys.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ipv6Prefix {
     bits: u8,
@@ -129,14 +131,14 @@ impl Ipv6Prefix {
 
     #[track_caller]
     pub(super) const fn with_bits(self, bits: u8) -> Self {
-        assert!(bits <= 128, "an IPv6 address has 128 bits: use a prefix of at most that, for example 64");
+        assert!(bits <= 128, "an IPv6 address has 128 bits: use a prefix of at most 128, for example 64");
         Self { bits, ..self }
     }
 
     pub(super) fn try_with_bits(self, bits: u8) -> Result<Self, ConfigError> {
         if bits > 128 {
             return Err(ConfigError::new(format!(
-                "an IPv6 address has 128 bits, so its prefix cannot have {bits}: use for example 64"
+                "an IPv6 address has 128 bits: use a prefix of at most 128 instead of {bits}, for example 64"
             )));
         }
         Ok(Self { bits, ..self })
@@ -150,7 +152,7 @@ impl Ipv6Prefix {
         (self.bits > 64).then_some(Caveat::Ipv6PerAddress)
     }
 
-    /// The key of a client with this address, which is no IPv4-mapped one.
+    /// Returns the key for this address, which must not be IPv4-mapped.
     #[inline]
     pub(super) fn key(self, address: IpAddr) -> Key {
         match address {
@@ -166,7 +168,8 @@ impl Ipv6Prefix {
     }
 }
 
-/// The IPv4 address in one with the well-known prefix of NAT64, `64:ff9b::/96` (RFC 6052, section 2.1).
+/// Returns the IPv4 address in an address with the well-known NAT64 prefix `64:ff9b::/96` (RFC
+/// 6052, section 2.1).
 fn behind_nat64(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [.., a, b, c, d] = address.octets();
     (address.to_bits() >> 32 == 0x0064_ff9b << 64).then_some(Ipv4Addr::new(a, b, c, d))

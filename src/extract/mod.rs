@@ -1,7 +1,8 @@
-//! Who is asking: from a request's head to a key.
+//! Extraction of keys from requests.
 //!
-//! A [`KeyExtractor`] answers a key, that the request is not limited, or that the key is missing. Closures over the
-//! [`Head`] are extractors too, and extractors combine with [`or`](KeyExtractor::or) and [`and`](KeyExtractor::and).
+//! A [`KeyExtractor`] returns a key, or `None` if the request is not limited, or an error if the
+//! key is missing. Closures over the [`Head`] are extractors. [`or`](KeyExtractor::or) and
+//! [`and`](KeyExtractor::and) combine extractors.
 
 mod allow_list;
 mod client_ip;
@@ -40,57 +41,57 @@ pub use self::ip::PeerIp;
 pub use self::route::MatchedPath;
 pub use self::route::{Global, Method, Path};
 
-/// Takes the key out of a request.
+/// Extracts a key from a request.
 ///
 /// ```
 /// use tower_ratelimit::extract::{Extension, Head, KeyExtractor, KeyError};
 /// use tower_ratelimit::{Global, Key, PeerIp};
 ///
-/// /// What the authentication layer has inserted into the extensions.
+/// /// Inserted into the extensions by the authentication layer.
 /// #[derive(Clone)]
 /// struct User {
 ///     id: u64,
 /// }
 ///
-/// // The user. A request without one is known by its address.
+/// // The user, or the address if the request has no user.
 /// let by_client = Extension::by(|user: &User| Key::from(user.id)).or(PeerIp::new());
 ///
-/// // Each client on each host for itself; a health check is not limited.
+/// // A quota for each client on each host. Health checks are not limited.
 /// let by_client_and_host = by_client.and(|head: &Head<'_>| match head.uri().path() {
 ///     "/health" => Ok(None),
 ///     _ => match head.headers.get("host") {
 ///         Some(host) => Ok(Some(Key::from(host.as_bytes()))),
-///         None => Err(KeyError::client("the request names no host")),
+///         None => Err(KeyError::client("the request has no host")),
 ///     },
 /// });
 /// # let _ = by_client_and_host;
 /// ```
 pub trait KeyExtractor: Send + Sync + 'static {
-    /// The key; `None` when the request is not limited.
+    /// Returns the key, or `None` if the request is not limited.
     ///
     /// # Errors
     ///
-    /// The key is missing from a request that needs one. The middleware answers the request with
+    /// Returns an error if the request has no key but needs one. The middleware responds with
     /// [`KeyError::status`].
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError>;
 
-    /// Returns possible mistakes in the extractor's configuration. The middleware reports each as a
-    /// [`Lint`](crate::Lint), some of them only when a request shows that it matters.
+    /// Returns possible mistakes in the extractor's configuration. The middleware reports them as
+    /// [`Lint`](crate::Lint)s, some of them only after a request that is affected.
     fn caveats(&self) -> Vec<Caveat> {
         Vec::new()
     }
 
-    /// Returns mistakes in the extractor's configuration that this request shows. The middleware
-    /// calls it for its first 1,024 requests.
+    /// Returns mistakes in the extractor's configuration that this request reveals. The middleware
+    /// calls it for the first 1,024 requests.
     fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
         let _ = head;
         Vec::new()
     }
 
-    /// This key; `other`'s when this one is missing.
+    /// Falls back to the key of `other` if this key is missing.
     ///
-    /// Only the first thing that is there counts. Whoever can leave the first one out chooses by which key to be known,
-    /// and gets two quotas.
+    /// A client that can omit the first key from its requests can use both keys, and so has two
+    /// quotas.
     fn or<K: KeyExtractor>(self, other: K) -> Or<Self, K>
     where
         Self: Sized,
@@ -98,7 +99,10 @@ pub trait KeyExtractor: Send + Sync + 'static {
         Or::new(self, other)
     }
 
-    /// This key and `other`'s together, as one. Missing when any is, else not limited when any is.
+    /// Joins this key and the key of `other`.
+    ///
+    /// The key is missing if either of them is. Otherwise, the request is not limited if either
+    /// extractor returns `None`.
     fn and<K: KeyExtractor>(self, other: K) -> And<Self, K>
     where
         Self: Sized,
@@ -135,30 +139,30 @@ impl KeyExtractor for Box<dyn KeyExtractor> {
     }
 }
 
-/// What may be wrong with how an extractor is set up: see [`Lint`](crate::Lint).
+/// A possible mistake in an extractor's configuration. See [`Lint`](crate::Lint).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Caveat {
-    /// It tells IPv6 clients apart by more than 64 bits.
+    /// The extractor distinguishes IPv6 clients by more than 64 bits.
     Ipv6PerAddress,
-    /// It believes what a header says about the client, whoever sent it.
+    /// The extractor trusts forwarding fields of every peer.
     TrustsEveryAddress,
-    /// It goes by the peer's address: behind a proxy all are one.
+    /// The extractor uses the peer's address. Behind a proxy, all clients have the same one.
     OnlyPeer,
-    /// It reads what a proxy says about the client.
+    /// The extractor reads a forwarding field.
     ReadsForwarding,
-    /// A trusted proxy did not send the field that is read.
+    /// A trusted proxy did not send the configured forwarding field.
     ForwardingFieldMissing {
         /// Another forwarding field that the request has.
         found: Option<&'static str>,
     },
 }
 
-/// Why a request has no key or no cost, and the status to answer with.
+/// An error that explains the missing key or cost of a request, with the status of the response.
 ///
-/// The reason is in the log (feature `tracing`) and in the response's extensions. The body of a 400 or
-/// 401 contains it, so do not put secrets into it. The body of a 500 contains it only in builds with
-/// debug assertions.
+/// The reason is logged (feature `tracing`) and inserted into the response's extensions. The body
+/// of a 400 or 401 contains it, so do not include secrets. The body of a 500 contains it only in
+/// builds with debug assertions.
 ///
 /// ```
 /// use tower_ratelimit::extract::{Head, KeyError};
@@ -178,20 +182,20 @@ pub struct KeyError {
 }
 
 impl KeyError {
-    /// The client left something out, or sent what cannot be read: status 400.
+    /// Creates an error for a missing or invalid part of the request. The status is 400.
     pub fn client(reason: impl Into<String>) -> Self {
         Self::with_status(StatusCode::BAD_REQUEST, reason)
     }
 
-    /// The client has not said who it is: status 401.
+    /// Creates an error for a client that did not authenticate. The status is 401.
     ///
-    /// A response with this status needs the field `WWW-Authenticate` (RFC 9110, section 15.5.2).
-    /// It is `Bearer` unless [`challenge`](Self::challenge) sets another.
+    /// A response with this status requires the header field `WWW-Authenticate` (RFC 9110, section
+    /// 15.5.2). Defaults to `Bearer`. [`challenge`](Self::challenge) sets another value.
     pub fn unauthorized(reason: impl Into<String>) -> Self {
         Self::with_status(StatusCode::UNAUTHORIZED, reason).challenge(HeaderValue::from_static("Bearer"))
     }
 
-    /// The server is set up wrong: status 500.
+    /// Creates an error for a wrong setup of the server. The status is 500.
     pub fn server(reason: impl Into<String>) -> Self {
         Self::with_status(StatusCode::INTERNAL_SERVER_ERROR, reason)
     }
@@ -200,28 +204,28 @@ impl KeyError {
         Self { status, reason: reason.into().into(), challenge: None }
     }
 
-    /// Sets the response's field `WWW-Authenticate`, for example `Basic realm="api"`.
+    /// Sets the response's header field `WWW-Authenticate`, for example to `Basic realm="api"`.
     #[must_use]
     pub fn challenge(self, challenge: HeaderValue) -> Self {
         Self { challenge: Some(challenge), ..self }
     }
 
-    /// The status to answer with: 400, 401 or 500.
+    /// Returns the status of the response: 400, 401 or 500.
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// Whether the client can do something about it.
+    /// Returns `true` if the client can fix the request.
     pub fn is_clients_fault(&self) -> bool {
         self.status.is_client_error()
     }
 
-    /// What is missing.
+    /// Returns the reason.
     pub fn reason(&self) -> &str {
         &self.reason
     }
 
-    /// The value of `WWW-Authenticate`.
+    /// Returns the value of `WWW-Authenticate`.
     pub(crate) fn www_authenticate(&self) -> Option<&HeaderValue> {
         self.challenge.as_ref()
     }

@@ -4,7 +4,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::ConfigError;
 
-/// A set of addresses, as networks of which no two overlap, in order.
+/// A set of addresses, as sorted networks that do not overlap.
 #[derive(Clone, Debug)]
 pub(crate) struct Networks {
     v4: Vec<Ipv4Net>,
@@ -12,7 +12,7 @@ pub(crate) struct Networks {
 }
 
 impl Networks {
-    /// All addresses of these networks, each as [`network`] reads it.
+    /// Parses networks, each as [`network`] does.
     pub(crate) fn parse(texts: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, ConfigError> {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for text in texts {
@@ -28,9 +28,10 @@ impl Networks {
         self.v4.is_empty() && self.v6.is_empty()
     }
 
-    /// Whether this address, which is no IPv4-mapped one, is in one of them.
+    /// Returns `true` if one of the networks contains the address, which must not be IPv4-mapped.
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
-        // Only the last network that begins at or before an address can contain it: a walk may meet hundreds of addresses.
+        // Binary search, because a forwarding field can have hundreds of addresses. Only the last
+        // network that starts at or before the address can contain it.
         match address {
             IpAddr::V4(v4) => {
                 let after = self.v4.partition_point(|net| net.network() <= v4);
@@ -43,40 +44,41 @@ impl Networks {
         }
     }
 
-    /// Whether every IPv4 address is in them, or every IPv6 address, also when it takes several networks.
+    /// Returns `true` if the networks together contain all IPv4 addresses or all IPv6 addresses.
     pub(crate) fn covers_everything(&self) -> bool {
         self.v4.first().is_some_and(|net| net.prefix_len() == 0)
             || self.v6.first().is_some_and(|net| net.prefix_len() == 0)
     }
 }
 
-/// The network of a text like `10.0.0.0/8`, `2001:db8::/32` or `10.1.2.3`, which is a network of one address. Bits after the
-/// prefix do not matter; an IPv4-mapped network is the IPv4 network.
+/// Parses a network such as `10.0.0.0/8` or `2001:db8::/32`, or a single address such as
+/// `10.1.2.3`. Ignores the bits after the prefix. Converts an IPv4-mapped network to IPv4.
 pub(super) fn network(text: &str) -> Result<IpNet, ConfigError> {
-    let error = |hint: String| ConfigError::new(format!("cannot read the network {text:?}: {hint}"));
+    let error = |hint: String| ConfigError::new(format!("invalid network {text:?}: {hint}"));
     let (address, bits) = match text.trim().split_once('/') {
         Some((address, bits)) => (address, Some(bits)),
         None => (text.trim(), None),
     };
     let address: IpAddr = address.parse().map_err(|_| {
-        error("write an address, or an address and a prefix, for example \"10.0.0.0/8\" or \"fd00::/8\"".to_owned())
+        error("use an address, or an address and a prefix, for example \"10.0.0.0/8\" or \"fd00::/8\"".to_owned())
     })?;
     let most = if address.is_ipv4() { 32 } else { 128 };
     let bits = match bits {
         None => most,
         Some(digits) => prefix(digits).filter(|bits| *bits <= most).ok_or_else(|| {
-            error(format!("after \"/\" write how many bits it fixes, at most {most}, for example \"{address}/{most}\""))
+            error(format!("the number of bits after \"/\" must be at most {most}, for example \"{address}/{most}\""))
         })?,
     };
     let (address, bits) = match (address, address.to_canonical()) {
         (IpAddr::V6(_), IpAddr::V4(v4)) => match bits.checked_sub(96) {
             Some(bits) => (v4.into(), bits),
-            // Most likely the bits of the IPv4 network, which would be all of ::/8.
-            None => return Err(error(format!("write an IPv4 network as one, for example \"{v4}/{}\"", bits.min(32)))),
+            // This is probably the prefix of the IPv4 network. As an IPv6 network it would be far
+            // too large.
+            None => return Err(error(format!("use the IPv4 form, for example \"{v4}/{}\"", bits.min(32)))),
         },
         _ => (address, bits),
     };
-    IpNet::new(address, bits).map_err(|error| ConfigError::new(format!("cannot read the network {text:?}: {error}")))
+    IpNet::new(address, bits).map_err(|error| ConfigError::new(format!("invalid network {text:?}: {error}")))
 }
 
 fn prefix(digits: &str) -> Option<u8> {
@@ -92,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_covered_by_one_network_or_by_several() {
+    fn one_or_several_networks_can_cover_all_addresses() {
         for all in [
             &["0.0.0.0/0"][..],
             &["10.0.0.0/8", "1.2.3.4/0"],
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_that_overlap_or_touch_contain_what_each_of_them_does() {
+    fn overlapping_and_adjacent_networks_contain_the_union_of_their_addresses() {
         let texts = ["10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8", "192.168.7.9/24", "fd00::/8", "2001:db8::/32", "::1"];
         let several = networks(&texts);
         let inside =

@@ -1,10 +1,10 @@
-//! The other end of the connection, as servers attach it to a request.
+//! The address of the peer, as attached by the server.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::{Head, KeyError};
 
-/// The peer's address, an IPv4-mapped one as IPv4.
+/// Returns the address of the peer. Converts an IPv4-mapped address to IPv4.
 #[inline]
 pub(super) fn peer(head: &Head<'_>) -> Option<IpAddr> {
     attached(head).map(|address| address.ip().to_canonical())
@@ -30,16 +30,16 @@ fn attached(head: &Head<'_>) -> Option<SocketAddr> {
     plain
 }
 
-/// The address behind tonic's `TlsConnectInfo`, a type that exists only when tonic is built with TLS: a request of tonic's own
-/// knows, and wants the extensions for itself. Tonic's own acceptor attaches the other type too, so only those who bring
-/// an acceptor come here.
+/// Returns the address from tonic's `TlsConnectInfo`. That type exists only if tonic is built with
+/// TLS, so the address is read through a `tonic::Request`, which needs a clone of the extensions.
+/// tonic's own acceptor also attaches `TcpConnectInfo`, so only custom acceptors take this path.
 #[cfg(feature = "tonic")]
 #[cold]
 fn through_tls(head: &Head<'_>) -> Option<SocketAddr> {
     tonic::Request::from_parts(tonic::metadata::MetadataMap::new(), head.extensions.clone(), ()).remote_addr()
 }
 
-/// The error without an address. It lists the ways to provide one.
+/// Returns the error for a missing peer address. It lists the ways to provide one.
 #[cold]
 pub(super) fn no_peer() -> KeyError {
     let axum = if cfg!(feature = "axum") {

@@ -1,7 +1,7 @@
 use super::{Head, KeyError, KeyExtractor};
 use crate::Key;
 
-/// One key for everybody, [`Key::everybody`]: bounds the whole service.
+/// One key for all requests, [`Key::everybody`]. Limits the whole service.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Global;
@@ -12,12 +12,13 @@ impl KeyExtractor for Global {
     }
 }
 
-/// The path as the client wrote it: `/users/7` and `/users/8` are two keys.
+/// The path as the client sent it. `/users/7` and `/users/8` are different keys.
 ///
-/// Nested routers do not change it, see [`Head::uri`]. `MatchedPath` (feature `axum`) is the route instead.
+/// Nested routers do not change it, see [`Head::uri`]. To use the route instead, use `MatchedPath`
+/// (feature `axum`).
 ///
-/// A client that may ask for any path gets a new quota with each. Combine this extractor with another by
-/// [`and`](KeyExtractor::and), or put the layer on routes without parameters.
+/// A client that can request any path gets a new quota with each path. Combine this extractor with
+/// another one by [`and`](KeyExtractor::and), or add the layer only to routes without parameters.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Path;
@@ -28,7 +29,7 @@ impl KeyExtractor for Path {
     }
 }
 
-/// The method: GET and POST are two keys.
+/// The method. GET and POST are different keys.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Method;
@@ -39,10 +40,12 @@ impl KeyExtractor for Method {
     }
 }
 
-/// The route that axum matched, as it was written in the router: `/users/{id}` is one key (feature `axum`).
+/// The route that axum matched, as written in the router: `/users/{id}` is one key (feature
+/// `axum`).
 ///
-/// Requests without a match share one key, [`Key::everybody`]. The layer must be inside the router (`route_layer`, or `layer` after the
-/// routes): around it nothing has been matched yet.
+/// Requests without a match share one key, [`Key::everybody`]. Add the layer inside of the router,
+/// with `route_layer`, or with `layer` after the routes. Outside of the router the route is not
+/// known yet.
 #[cfg(feature = "axum")]
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]

@@ -1,6 +1,5 @@
-//! `RateLimit-Policy` and `RateLimit`: lists with a member for each limit, as
-//! [draft-ietf-httpapi-ratelimit-headers-11](https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-ratelimit-headers-11)
-//! has them.
+//! `RateLimit-Policy` and `RateLimit`: lists with a member for each limit, as defined by
+//! [draft-ietf-httpapi-ratelimit-headers-11](https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-ratelimit-headers-11).
 
 use std::fmt::Write;
 
@@ -15,14 +14,15 @@ use crate::{Decision, Key, Limit, Policy};
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const LIMITS: HeaderName = HeaderName::from_static("ratelimit");
 
-/// The two lists of one layer.
-pub(super) struct Lists {
+/// The two fields of one layer.
+pub(super) struct IetfFields {
     policy: HeaderValue,
     limits: HeaderValue,
 }
 
-impl Lists {
-    /// Writes a member for each limit. Members have the parameter `pk` if there is a secret for it.
+impl IetfFields {
+    /// Creates the fields, with a member for each limit. Members have the parameter `pk` if a
+    /// secret is set.
     pub(super) fn of(decision: &Decision, policy: &Policy, key: &Key, partition: Option<Secret>) -> Self {
         let partition = partition.map_or_else(String::new, |secret| secret.parameter(key));
         let (mut policies, mut limits) = (String::new(), String::new());
@@ -34,33 +34,34 @@ impl Lists {
             let name = policy.quoted_name(position);
             let (capacity, remaining, reset) =
                 (status.capacity(), status.remaining(), seconds_up(status.reset_after()));
-            let told = match window(limit, decision.is_from_fallback()) {
+            let written = match window(limit, decision.is_from_fallback()) {
                 Some(window) => write!(policies, "{name};q={capacity};w={window}{partition}"),
                 None => write!(policies, "{name};q={capacity}{partition}"),
             };
-            told.and_then(|()| write!(limits, "{name};r={remaining};t={reset}{partition}"))
+            written
+                .and_then(|()| write!(limits, "{name};r={remaining};t={reset}{partition}"))
                 .expect("writing to a string does not fail");
         }
-        let value = |text: String| HeaderValue::try_from(text).expect("names were checked when they were given");
+        let value = |text: String| HeaderValue::try_from(text).expect("names are validated when they are set");
         Self { policy: value(policies), limits: value(limits) }
     }
 
-    /// Adds the members to what inner layers have said of theirs.
+    /// Appends the members to those of inner layers.
     pub(super) fn write(self, headers: &mut HeaderMap) {
         append(headers, POLICY, self.policy);
         append(headers, LIMITS, self.limits);
     }
 }
 
-/// In how many seconds the capacity comes back. What a fallback has decided is about a share, of which the capacity is all that is
-/// known here; where that is the amount, as of all windows, the period tells.
-fn window(limit: &Limit, is_share: bool) -> Option<u64> {
-    let is_known = !is_share || limit.capacity() == limit.quota().amount();
+/// Returns the time in which the capacity refills, in seconds. A fallback decides by a divided
+/// limit. Its time is known only if its capacity is the amount, as for all windows.
+fn window(limit: &Limit, is_divided: bool) -> Option<u64> {
+    let is_known = !is_divided || limit.capacity() == limit.quota().amount();
     is_known.then(|| limit.window_secs())
 }
 
-/// Writes one line, because not every client reads a second one. What is there already is dropped
-/// unless it is such a list, because one malformed member spoils the whole field.
+/// Appends to the field in one line, because not every client reads a second one. Drops existing
+/// lines that are not valid lists, because one invalid member invalidates the whole field.
 fn append(headers: &mut HeaderMap, name: HeaderName, members: HeaderValue) {
     let before = headers.get_all(&name).iter().map(HeaderValue::as_bytes).filter(|line| is_list_of_strings(line));
     let lines: Vec<&[u8]> = before.chain([members.as_bytes()]).collect();

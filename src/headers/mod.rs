@@ -1,4 +1,4 @@
-//! From a decision to header fields.
+//! Header fields that report decisions.
 
 mod ietf;
 mod partition;
@@ -11,7 +11,7 @@ use std::fmt;
 use http::header::{CACHE_CONTROL, HeaderMap, HeaderValue, IntoHeaderName, RETRY_AFTER};
 use http::{Extensions, Response};
 
-use self::ietf::Lists;
+use self::ietf::IetfFields;
 use self::partition::Secret;
 use self::value_cache::{Frequent, frequent};
 pub(crate) use self::x_ratelimit::Numbers;
@@ -37,12 +37,12 @@ use crate::{Decision, Key, Policy, Timestamp};
 /// | [`draft6`](Self::draft6) | `RateLimit-Limit: 10`, `RateLimit-Remaining: 3`, `RateLimit-Reset: 1` |
 /// | [`none`](Self::none) | none |
 ///
-/// Defaults to [`x_rate_limit`](Self::x_rate_limit). [`and`](Self::and) combines families. Times are in
-/// whole seconds, rounded up. A refusal always has `Cache-Control`, and `Retry-After` unless waiting does
-/// not help.
+/// Defaults to [`x_rate_limit`](Self::x_rate_limit). [`and`](Self::and) combines families. Times
+/// are in whole seconds, rounded up. A refusal always has `Cache-Control`, and `Retry-After` unless
+/// its cost exceeds the capacity.
 ///
-/// The guide on [headers and refusals](crate::guide::headers_and_refusals) explains each field, stacked
-/// layers, and which fields clients read.
+/// The guide on [headers and refusals](crate::guide::headers_and_refusals) explains each field,
+/// stacked layers, and which fields clients read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)] // a set of families
 pub struct Headers {
@@ -56,17 +56,17 @@ pub struct Headers {
 impl Headers {
     /// Writes `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the limit
     /// that a decision [shows](Decision::shown). `X-RateLimit-Reset` is in seconds since the Unix
-    /// epoch. This is the default.
+    /// epoch.
     pub const fn x_rate_limit() -> Self {
         Self { x: true, ..Self::none() }
     }
 
-    /// Writes `RateLimit-Policy` and `RateLimit` of the IETF draft, as Structured Fields (RFC 9651) with a
-    /// member for each limit.
+    /// Writes `RateLimit-Policy` and `RateLimit` of the IETF draft, as Structured Fields (RFC 9651)
+    /// with a member for each limit.
     ///
-    /// A member has the name that [`Policy::limit_name`] returns. So give the policy a name that clients may
-    /// see, and use a different name for each policy. The guide explains
-    /// [the parameters](crate::guide::headers_and_refusals#the-ietf-draft).
+    /// A member has the name that [`Policy::limit_name`] returns. So give the policy a name that
+    /// clients may see, and use a different name for each policy. The guide explains [the
+    /// parameters](crate::guide::headers_and_refusals#the-ietf-draft).
     ///
     /// Source: draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4.
     pub const fn ietf() -> Self {
@@ -81,12 +81,12 @@ impl Headers {
         Self { draft_6: true, ..Self::none() }
     }
 
-    /// Writes only `Retry-After` and `Cache-Control` to refusals.
+    /// Writes no fields except for `Retry-After` and `Cache-Control` of refusals.
     pub const fn none() -> Self {
         Self { x: false, from_now: false, draft_6: false, ietf: false, partition: None }
     }
 
-    /// Writes the fields of both.
+    /// Combines the fields of `self` and `others`.
     #[must_use]
     pub const fn and(self, others: Self) -> Self {
         let partition = match self.partition {
@@ -108,32 +108,32 @@ impl Headers {
         Self { from_now: true, ..self }
     }
 
-    /// Adds the parameter `pk` to the [IETF's fields](Self::ietf), if they are written. A client
-    /// that has several quotas recognizes by it which of them a response reports.
+    /// Adds the parameter `pk` to the [IETF fields](Self::ietf), if they are written. A client with
+    /// several quotas uses it to identify the quota that a response reports.
     ///
     /// The value is a hash of the key (SipHash-2-4, 128 bits) under `secret`, never the key itself.
-    /// Use the same secret in all processes, and keep it confidential: with it, an attacker can test
-    /// guesses of keys.
+    /// Use the same secret in all processes, and keep it confidential. An attacker who knows it can
+    /// test guesses of keys.
     #[cfg(feature = "partition-key")]
     #[must_use]
     pub const fn partition_key(self, secret: [u8; 16]) -> Self {
         Self { partition: Some(Secret(secret)), ..self }
     }
 
-    /// Whether the numbers of the limit that is shown are told.
+    /// Returns `true` if `X-RateLimit-*` are written.
     #[inline]
-    pub(crate) fn tell_numbers(self) -> bool {
+    pub(crate) fn writes_x_rate_limit(self) -> bool {
         self.x
     }
 
-    /// Whether more is told.
+    /// Returns `true` if other fields than `X-RateLimit-*` are written.
     #[inline]
-    pub(crate) fn tell_more(self) -> bool {
+    pub(crate) fn writes_other_fields(self) -> bool {
         self.draft_6 || self.ietf
     }
 
-    /// Returns what `X-RateLimit-*` say of a hit of `cost` units that was decided at `at`, of whose
-    /// limits `shown` is shown.
+    /// Returns the numbers for `X-RateLimit-*` after a hit of `cost` units that was decided at
+    /// `at`. `shown` is the limit to report.
     #[inline]
     pub(crate) fn numbers(self, at: Timestamp, shown: &Status, cost: u32) -> Option<Numbers> {
         let reset = match (self.x, self.from_now) {
@@ -149,31 +149,31 @@ impl Headers {
         self.numbers(decision.wall_at(), decision.shown(), decision.cost())
     }
 
-    /// What the other fields say.
+    /// Returns the other fields than `X-RateLimit-*`, for a decision.
     #[inline]
-    pub(crate) fn more_of(self, decision: &Decision, policy: &Policy, key: &Key) -> Option<More> {
-        self.tell_more().then(|| {
+    pub(crate) fn other_fields_of(self, decision: &Decision, policy: &Policy, key: &Key) -> Option<OtherFields> {
+        self.writes_other_fields().then(|| {
             let (shown, cost) = (decision.shown(), decision.cost());
             let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after()), cost));
-            More {
+            OtherFields {
                 draft_6,
                 wait: x_ratelimit::wait(shown, cost),
-                lists: self.ietf.then(|| Lists::of(decision, policy, key, self.partition)),
+                lists: self.ietf.then(|| IetfFields::of(decision, policy, key, self.partition)),
             }
         })
     }
 }
 
-/// What few layers are asked to tell, and so travels in a box.
-pub(crate) struct More {
+/// The fields other than `X-RateLimit-*`. Few layers write them, so they are kept in a box.
+pub(crate) struct OtherFields {
     draft_6: Option<Numbers>,
-    /// As that of the [`Numbers`].
+    /// As in [`Numbers`].
     wait: u32,
-    lists: Option<Lists>,
+    lists: Option<IetfFields>,
 }
 
-impl More {
-    /// The same for a hit that is given back.
+impl OtherFields {
+    /// Removes the wait, for a hit that is refunded.
     pub(crate) fn without_wait(self) -> Self {
         Self { wait: 0, ..self }
     }
@@ -185,7 +185,7 @@ impl Default for Headers {
     }
 }
 
-/// Without the secret.
+/// Omits the secret.
 impl fmt::Debug for Headers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut families = f.debug_list();
@@ -197,14 +197,18 @@ impl fmt::Debug for Headers {
 
 /// Writes the numbers of an admitted request into its response.
 ///
-/// In stacked layers the response can have the numbers of an inner layer already. The numbers with
-/// fewer remaining units win, and the inner ones if both are equal. Lists name every limit.
+/// With stacked layers, the response may already have the numbers of an inner layer. The numbers
+/// with fewer remaining units win, and the inner ones if both are equal. The IETF fields list the
+/// limits of all layers.
 ///
-/// An inner layer's refusal, which carries its decision, keeps its own numbers. Its `Retry-After`
-/// becomes the wait of this layer if that is longer, because the client would be refused here until
-/// then.
+/// A refusal by an inner layer keeps its numbers. Its `Retry-After` is raised to the wait of this
+/// layer, because this layer would refuse the client until then.
 #[inline]
-pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Option<Numbers>, more: Option<More>) {
+pub(crate) fn write_admitted<B>(
+    response: &mut Response<B>,
+    numbers: Option<Numbers>,
+    other_fields: Option<OtherFields>,
+) {
     if let Some(numbers) = numbers {
         if is_refusal(response) {
             extend_wait(response, numbers.wait());
@@ -212,7 +216,7 @@ pub(crate) fn write_admitted<B>(response: &mut Response<B>, numbers: Option<Numb
             numbers.write_if_fewer(&X, response.headers_mut());
         }
     }
-    let Some(More { draft_6, wait, lists }) = more else { return };
+    let Some(OtherFields { draft_6, wait, lists }) = other_fields else { return };
     if is_refusal(response) {
         extend_wait(response, wait);
     } else if let Some(numbers) = draft_6 {
@@ -228,8 +232,9 @@ fn is_refusal<B>(response: &Response<B>) -> bool {
     response.extensions().get::<Decision>().is_some_and(Decision::is_refused)
 }
 
-/// Makes the `Retry-After` of a refusal at least this long, and the pushback of a gRPC refusal. A
-/// refusal without the field can never be admitted, and one with a date is not ours.
+/// Raises `Retry-After` of a refusal, and its gRPC pushback, to at least this number of seconds.
+/// Skips a missing field, because then the cost exceeds a capacity, and a date, which another layer
+/// wrote.
 #[cold]
 fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
     let seconds = u64::from(seconds);
@@ -242,13 +247,15 @@ fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
     }
 }
 
-/// Tells a refused request's response how things stand, and caches not to keep it: a 429 must not be stored (RFC 6585,
-/// section 4), and not every refusal by a limit says 429.
+/// Writes the numbers of a refused request into its response.
+///
+/// Adds `Cache-Control: no-store`. Caches must not store a 429 (RFC 6585, section 4), but a custom
+/// rejection may use another status.
 pub(crate) fn write_refused<B>(
     response: &mut Response<B>,
     decision: &Decision,
     numbers: Option<Numbers>,
-    more: Option<More>,
+    other_fields: Option<OtherFields>,
 ) {
     let headers = response.headers_mut();
     if let Ok(entry) = headers.try_entry(CACHE_CONTROL) {
@@ -260,7 +267,7 @@ pub(crate) fn write_refused<B>(
     if let Some(numbers) = numbers {
         numbers.write(&X, headers);
     }
-    let Some(More { draft_6, lists, .. }) = more else { return };
+    let Some(OtherFields { draft_6, lists, .. }) = other_fields else { return };
     if let Some(numbers) = draft_6 {
         numbers.write(&DRAFT_6, headers);
     }
@@ -269,14 +276,14 @@ pub(crate) fn write_refused<B>(
     }
 }
 
-/// A map that is full of other fields stays as it is.
+/// Sets a field. Does nothing if the map is full.
 #[inline]
 fn set(headers: &mut HeaderMap, name: impl IntoHeaderName, value: HeaderValue) {
     let _ = headers.try_insert(name, value);
 }
 
-/// Attaches its decision to a refused request's response: what layers outside know it by. `spare` is what the request had
-/// attached to it, whose memory will do.
+/// Inserts the decision into the extensions of a refusal, by which outer layers recognize it.
+/// Reuses the memory of `spare`, the extensions of the request.
 pub(crate) fn attach<B>(response: &mut Response<B>, decision: &Decision, mut spare: Extensions) {
     if response.extensions().is_empty() {
         spare.clear();

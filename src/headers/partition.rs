@@ -1,4 +1,4 @@
-//! The parameter `pk` of the IETF's fields.
+//! The parameter `pk` of the IETF fields.
 
 use crate::Key;
 
@@ -7,14 +7,15 @@ use crate::Key;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Secret(pub(super) [u8; 16]);
 
-/// Without the feature there is no way to set a secret, so this type has no value.
+/// An uninhabited type, because no secret can be set without the feature.
 #[cfg(not(feature = "partition-key"))]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Secret {}
 
 impl Secret {
-    /// Returns the parameter for `key`, with the semicolon in front. Its value is a pseudo-random
-    /// function of the key: it is the same on every machine, and useless without the secret.
+    /// Returns the parameter for `key`, starting with a semicolon. Its value is a pseudo-random
+    /// function of the key. It is the same on every machine and cannot be computed without the
+    /// secret.
     #[cfg(feature = "partition-key")]
     pub(super) fn parameter(self, key: &Key) -> String {
         use std::hash::Hasher;

@@ -1,8 +1,9 @@
-//! A strict reader of Structured Fields (RFC 9651), for lists of strings with parameters.
+//! A strict parser for lists of strings with parameters, a part of Structured Fields (RFC 9651).
 
-/// Returns `true` if the line is a non-empty list whose members are all strings, as in `"a";r=1, "b"`.
+/// Returns `true` if the line is a non-empty list of strings with optional parameters, as in
+/// `"a";r=1, "b"`.
 ///
-/// One member that does not parse makes a client drop the whole field, ours included.
+/// A client drops the whole field if one member is invalid, including our own members.
 pub(super) fn is_list_of_strings(line: &[u8]) -> bool {
     let mut reader = Reader { rest: line };
     reader.take_while(|byte| byte == b' ');
@@ -21,7 +22,7 @@ pub(super) fn is_list_of_strings(line: &[u8]) -> bool {
     }
 }
 
-/// What is left to read. Each method returns `None` if something else comes next.
+/// The unread text. Each method returns `None` if the text does not match.
 struct Reader<'a> {
     rest: &'a [u8],
 }
@@ -115,7 +116,7 @@ impl<'a> Reader<'a> {
         ((1..=12).contains(&whole) && (1..=3).contains(&places)).then_some(false)
     }
 
-    /// Base64 between colons.
+    /// Parses a byte sequence: base64 between colons.
     fn bytes(&mut self) -> Option<()> {
         self.next();
         let text = self.take_while(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte));
@@ -124,7 +125,8 @@ impl<'a> Reader<'a> {
         (self.skip(b':') && is_whole).then_some(())
     }
 
-    /// UTF-8 in quotes behind a percent sign, with lowercase percent-encoding.
+    /// Parses a display string: UTF-8 in quotes after a percent sign, with lowercase
+    /// percent-encoding.
     fn display_string(&mut self) -> Option<()> {
         self.next();
         self.skip(b'"').then_some(())?;

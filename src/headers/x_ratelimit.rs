@@ -1,4 +1,4 @@
-//! Limit, remaining, reset: the three fields of one limit, under either family of names.
+//! The fields for limit, remaining and reset, under either family of names.
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
@@ -10,11 +10,11 @@ use crate::time::seconds_up;
 
 /// A family of names.
 pub(super) struct Names {
-    /// The most that can be spent at one instant.
+    /// Reports the capacity.
     limit: HeaderName,
-    /// What can still be spent.
+    /// Reports the remaining units.
     remaining: HeaderName,
-    /// When more can be spent.
+    /// Reports when more units remain.
     reset: HeaderName,
 }
 
@@ -30,15 +30,15 @@ pub(super) static DRAFT_6: Names = Names {
     reset: HeaderName::from_static("ratelimit-reset"),
 };
 
-/// What the fields say of a decision. An admitted request carries this to its response: moving a whole decision along
-/// costs more than making one.
+/// The numbers for the fields of a decision. An admitted request carries them to its response
+/// instead of the whole decision, which is larger.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
     limit: u32,
     remaining: u32,
-    /// In seconds, as the layer was told to say it.
+    /// In seconds, from now or since the Unix epoch.
     reset: u64,
-    /// In seconds: how long another hit of the same cost is refused for, 0 if it is not.
+    /// The seconds for which another hit of the same cost would be refused, or 0.
     wait: u32,
 }
 
@@ -48,7 +48,7 @@ impl Numbers {
         Self { limit: shown.capacity(), remaining: shown.remaining(), reset, wait: wait(shown, cost) }
     }
 
-    /// The same for a hit that is given back.
+    /// Removes the wait, for a hit that is refunded.
     pub(crate) fn without_wait(self) -> Self {
         Self { wait: 0, ..self }
     }
@@ -57,15 +57,15 @@ impl Numbers {
         self.wait
     }
 
-    /// Tells them, whatever the response says already.
+    /// Writes the fields and replaces existing ones.
     pub(super) fn write(self, names: &'static Names, headers: &mut HeaderMap) {
         set(headers, &names.limit, frequent(Amount, self.limit.into()));
         set(headers, &names.remaining, number(self.remaining.into()));
         set(headers, &names.reset, frequent(Time, self.reset));
     }
 
-    /// Writes them unless the response has all three fields already, and no more units remain by
-    /// those. So of equal numbers the inner service's stay.
+    /// Writes the fields unless the response already has all three and no more units remain by
+    /// those. If both remain equally, the fields of the inner layer stay.
     pub(super) fn write_if_fewer(self, names: &'static Names, headers: &mut HeaderMap) {
         let number = |name| headers.get(name).and_then(digits);
         let stays = number(&names.remaining).is_some_and(|written| written <= self.remaining.into())
@@ -82,7 +82,7 @@ fn digits(value: &HeaderValue) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Returns for how many seconds another hit of this cost is refused at least, 0 if it is not.
+/// Returns the seconds for which another hit of this cost would be refused at least, or 0.
 #[inline]
 pub(super) fn wait(shown: &Status, cost: u32) -> u32 {
     if shown.remaining() >= cost { 0 } else { u32::try_from(seconds_up(shown.reset_after())).unwrap_or(u32::MAX) }

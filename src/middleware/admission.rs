@@ -1,4 +1,4 @@
-//! What becomes of a request.
+//! Admission of a request: key, cost, decision and response.
 
 use std::mem;
 use std::sync::Arc;
@@ -23,34 +23,34 @@ fn is_elastic(limit: &Limit) -> bool {
     limit.strategy().name() == ElasticWindow::new().name()
 }
 
-/// What all services of a layer share.
+/// The state that all services of a layer share.
 pub(crate) struct LayerState<St, R> {
-    pub(crate) rules: LayerConfig,
+    pub(crate) config: LayerConfig,
     pub(crate) storage: St,
     pub(crate) rejection: Arc<R>,
     pub(crate) lints: Lints,
 }
 
-/// A layer warns of a storage that fewer exhausted clients fill.
+/// A layer warns if fewer exhausted clients than this fill the storage.
 const FEW_CLIENTS: u64 = 10_000;
 
-/// What is to be done with a request.
+/// The next step for a request.
 pub(crate) enum Action<St: Storage, ResBody> {
     Forward(ResponsePlan<St>),
     Respond(Response<ResBody>),
-    /// For the storage, or for its turn.
+    /// Wait for the storage, or for the delay of the slot's decision.
     Wait(QueueSlot<St>, St::DecideFuture),
 }
 
-/// What a decision means for a request.
+/// The consequence of a decision for its request.
 pub(crate) enum AdmissionResult<St: Storage, ResBody> {
     Admitted(ResponsePlan<St>),
-    /// It has not been reported yet.
+    /// Admitted after a delay. The decision has not been reported yet.
     Delayed(Box<Decision>),
     Refused(Response<ResBody>),
 }
 
-/// What an admitted request's response is told, and what else is done then.
+/// The work that is left for the response of an admitted request.
 pub(crate) struct ResponsePlan<St: Storage> {
     pub(crate) numbers: Option<Numbers>,
     pub(crate) after: Option<Box<PostResponse<St>>>,
@@ -66,109 +66,111 @@ impl<St: Storage> ResponsePlan<St> {
 }
 
 impl<St, R> LayerState<St, R> {
-    pub(crate) fn new(rules: LayerConfig, storage: St, rejection: Arc<R>) -> Arc<Self> {
-        Arc::new(Self { rules, storage, rejection, lints: Lints::default() })
+    pub(crate) fn new(config: LayerConfig, storage: St, rejection: Arc<R>) -> Arc<Self> {
+        Arc::new(Self { config, storage, rejection, lints: Lints::default() })
     }
 }
 
 impl<St: Storage, R> LayerState<St, R> {
-    /// Reports the lints that can be known before the first request.
+    /// Reports the lints that need no request.
     pub(crate) fn start(&self) {
-        self.lints.at_start(|| self.rules.caveats(), |lint| self.rules.reporter.warn(lint));
-        if let Some(policy) = self.rules.policies.only() {
+        self.lints.at_start(|| self.config.caveats(), |lint| self.config.reporter.warn(lint));
+        if let Some(policy) = self.config.policies.fixed() {
             self.lint_policy(policy);
         }
     }
 
-    /// Reports the lints that the first requests show.
+    /// Reports the lints that need a request.
     #[cold]
-    pub(crate) fn look_at<B>(&self, request: &mut Request<B>, policy: &Policy) {
-        let rules = &self.rules;
-        self.lints.look(request, &*rules.key, || rules.caveats(), |lint| rules.reporter.warn(lint));
+    pub(crate) fn inspect<B>(&self, request: &mut Request<B>, policy: &Policy) {
+        let config = &self.config;
+        self.lints.inspect(request, &*config.key, || config.caveats(), |lint| config.reporter.warn(lint));
         self.lint_policy(policy);
     }
 
     fn lint_policy(&self, policy: &Policy) {
-        if self.rules.charge.is_some() && policy.limits().iter().any(is_elastic) {
-            self.lints.report_once(Lint::ElasticWindowRefunded, |lint| self.rules.reporter.warn(lint));
+        if self.config.charge.is_some() && policy.limits().iter().any(is_elastic) {
+            self.lints.report_once(Lint::ElasticWindowRefunded, |lint| self.config.reporter.warn(lint));
         }
         if let Some(clients) = self.storage.clients_to_fill(policy).filter(|clients| *clients < FEW_CLIENTS) {
-            self.lints.report_once(Lint::SmallStorage { clients }, |lint| self.rules.reporter.warn(lint));
+            self.lints.report_once(Lint::SmallStorage { clients }, |lint| self.config.reporter.warn(lint));
         }
     }
 }
 
 impl<St: Storage, R> LayerState<St, R> {
-    /// What is to be done with a request.
+    /// Decides a request as far as possible without waiting.
     ///
-    /// The key is looked at where it is, and moved only when it has to wait: handing things on costs more than making them.
+    /// The key is borrowed from the extraction and cloned only if the request waits, because moving
+    /// it costs more than building it in place.
     #[inline]
-    pub(crate) fn consider<B, ResBody>(&self, request: &mut Request<B>) -> Action<St, ResBody>
+    pub(crate) fn admit<B, ResBody>(&self, request: &mut Request<B>) -> Action<St, ResBody>
     where
         R: Rejection<ResBody>,
     {
-        let (rules, head) = (&self.rules, Head::of(request));
-        if rules.skips(&head) {
+        let (config, head) = (&self.config, Head::of(request));
+        if config.skips(&head) {
             return Action::Forward(ResponsePlan::NOTHING);
         }
-        let Some(policy) = rules.policies.of(&head) else { return Action::Forward(ResponsePlan::NOTHING) };
-        let extracted = rules.key.extract(&head);
+        let Some(policy) = config.policies.of(&head) else { return Action::Forward(ResponsePlan::NOTHING) };
+        let extracted = config.key.extract(&head);
         let key = match &extracted {
             Ok(Some(key)) => key,
             Ok(None) => return Action::Forward(ResponsePlan::NOTHING),
-            Err(missing) => return self.without(missing, &policy, &head),
+            Err(missing) => return self.reject_without_key(missing, &policy, &head),
         };
-        let cost = match rules.cost.as_ref().map_or(Ok(1), |cost| cost(&head)) {
+        let cost = match config.cost.as_ref().map_or(Ok(1), |cost| cost(&head)) {
             Ok(cost) => cost,
-            Err(missing) => return self.without(&missing, &policy, &head),
+            Err(missing) => return self.reject_without_key(&missing, &policy, &head),
         };
-        if self.lints.are_looking() {
-            self.look_at(request, &policy);
+        if self.lints.is_inspecting() {
+            self.inspect(request, &policy);
         }
-        // What is free shows how things stand.
+        // A request that costs nothing peeks, so that its header fields report the state of the
+        // limits.
         let op = if cost == 0 { Op::Peek } else { Op::Hit };
-        let ask = StorageRequest::new(&policy, key, op, cost);
-        if rules.shadow {
-            return Action::Forward(self.try_out(ask, request));
+        let storage_request = StorageRequest::new(&policy, key, op, cost);
+        if config.shadow {
+            return Action::Forward(self.check_in_shadow(storage_request, request));
         }
-        // Nearly always the answer is there at once, is yes, and nobody wants to know more.
-        if op == Op::Hit && !rules.want_decisions() && policy.shadows().is_empty() {
-            let mut shown = rules.headers.tell_numbers().then(Summary::default);
-            if self.storage.try_admit(ask, shown.as_mut()) {
-                let numbers = shown.and_then(|shown| rules.headers.numbers(shown.at, &shown.limit, cost));
+        // Fast path: an immediate admission that needs no more than `X-RateLimit-*`.
+        if op == Op::Hit && !config.want_decisions() && policy.shadows().is_empty() {
+            let mut shown = config.headers.writes_x_rate_limit().then(Summary::default);
+            if self.storage.try_admit(storage_request, shown.as_mut()) {
+                let numbers = shown.and_then(|shown| config.headers.numbers(shown.at, &shown.limit, cost));
                 return Action::Forward(ResponsePlan::only(numbers));
             }
         }
-        // A storage that knows the answer is not made to wait for the first poll of a future.
-        let mut deciding = self.storage.decide(ask);
+        // Polls once here, so that an immediate decision does not need a boxed future.
+        let mut deciding = self.storage.decide(storage_request);
         let delayed = match poll_once(&mut deciding) {
-            Poll::Ready(decided) => match self.judge(decided, ask, request) {
-                AdmissionResult::Admitted(told) => return Action::Forward(told),
+            Poll::Ready(decided) => match self.apply(decided, storage_request, request) {
+                AdmissionResult::Admitted(plan) => return Action::Forward(plan),
                 AdmissionResult::Refused(response) => return Action::Respond(response),
                 AdmissionResult::Delayed(decision) => Some(decision),
             },
             Poll::Pending => None,
         };
-        let place = QueueSlot::new(self.account(&policy, key, false), cost, delayed);
-        self.tell_delayed(&place);
-        Action::Wait(place, deciding)
+        let slot = QueueSlot::new(self.charge_context(&policy, key, false), cost, delayed);
+        self.report_delayed(&slot);
+        Action::Wait(slot, deciding)
     }
 
-    /// Reports a delayed decision. Its place is already in a guard, which gives it back if the
-    /// observer panics.
-    pub(crate) fn tell_delayed(&self, place: &QueueSlot<St>) {
-        if let Some(decision) = &place.taken {
-            let ask = place.ask();
-            self.report(EventKind::Decided(decision), ask.policy, Some(ask.key));
+    /// Reports a delayed decision. Its slot is already guarded, so a panic of the observer refunds
+    /// the hit.
+    pub(crate) fn report_delayed(&self, slot: &QueueSlot<St>) {
+        if let Some(decision) = &slot.delayed {
+            let storage_request = slot.storage_request();
+            self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
         }
     }
 
-    /// What becomes of a request on which the storage has answered. If it is refused, what was attached to it is taken.
+    /// Applies the storage's decision to the request. Takes the extensions of a refused request.
     #[inline]
-    pub(crate) fn judge<B, ResBody>(
+    pub(crate) fn apply<B, ResBody>(
         &self,
         decided: Result<Decision, St::Error>,
-        ask: StorageRequest<'_>,
+        storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
     ) -> AdmissionResult<St, ResBody>
     where
@@ -176,100 +178,111 @@ impl<St: Storage, R> LayerState<St, R> {
     {
         let decision = match decided {
             Ok(ref decision) => decision,
-            Err(error) => return self.without_storage(&error.into(), ask, &Head::of(request)),
+            Err(error) => return self.on_storage_error(&error.into(), storage_request, &Head::of(request)),
         };
         if decision.is_admitted() && !decision.is_at_once() {
             return AdmissionResult::Delayed(Box::new(decision.clone()));
         }
-        self.report(EventKind::Decided(decision), ask.policy, Some(ask.key));
+        self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
         if decision.is_admitted() {
-            AdmissionResult::Admitted(self.admitted(decision, ask, request))
+            AdmissionResult::Admitted(self.admitted(decision, storage_request, request))
         } else {
-            let refused = RejectReason::Limit(LimitExceeded::new(decision, ask.policy));
+            let refused = RejectReason::Limit(LimitExceeded::new(decision, storage_request.policy));
             let mut response = self.rejection.reject(refused, &Head::of(request));
-            let (fields, numbers) = (self.rules.headers, self.rules.headers.numbers_of(decision));
-            headers::write_refused(&mut response, decision, numbers, fields.more_of(decision, ask.policy, ask.key));
+            let (fields, numbers) = (self.config.headers, self.config.headers.numbers_of(decision));
+            headers::write_refused(
+                &mut response,
+                decision,
+                numbers,
+                fields.other_fields_of(decision, storage_request.policy, storage_request.key),
+            );
             headers::attach(&mut response, decision, mem::take(request.extensions_mut()));
             AdmissionResult::Refused(response)
         }
     }
 
-    /// What a request's response is told that goes on now.
+    /// Returns the plan for the response of a request that is admitted without a delay.
     #[inline]
     pub(crate) fn admitted<B>(
         &self,
         decision: &Decision,
-        ask: StorageRequest<'_>,
+        storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
     ) -> ResponsePlan<St> {
-        self.admitted_after(decision, decision, ask, request)
+        self.admitted_after(decision, decision, storage_request, request)
     }
 
-    /// The same after a delay: `now` has the numbers of this instant.
+    /// As `admitted`, after a delay. `now` has the numbers of this instant.
     #[inline]
     pub(crate) fn admitted_after<B>(
         &self,
         decision: &Decision,
         now: &Decision,
-        ask: StorageRequest<'_>,
+        storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
     ) -> ResponsePlan<St> {
-        let rules = &self.rules;
-        if rules.shares_decision {
+        let config = &self.config;
+        if config.shares_decision {
             request.extensions_mut().insert(decision.clone());
         }
-        let numbers = rules.headers.numbers_of(now);
-        let (shadows, is_free) = (ask.policy.shadows(), ask.cost == 0);
-        if is_free && !rules.headers.tell_more()
-            || rules.charge.is_none() && !rules.headers.tell_more() && shadows.is_empty()
+        let numbers = config.headers.numbers_of(now);
+        let (shadows, is_free) = (storage_request.policy.shadows(), storage_request.cost == 0);
+        if is_free && !config.headers.writes_other_fields()
+            || config.charge.is_none() && !config.headers.writes_other_fields() && shadows.is_empty()
         {
             return ResponsePlan::only(numbers);
         }
-        let begin = |policy| ShadowCheck::begin(self.account(policy, ask.key, true), ask.cost);
-        let charge = rules.charge.as_ref().filter(|_| !is_free);
+        let begin =
+            |policy| ShadowCheck::begin(self.charge_context(policy, storage_request.key, true), storage_request.cost);
+        let charge = config.charge.as_ref().filter(|_| !is_free);
         let after = PostResponse {
-            headers: rules.headers,
-            more: rules.headers.more_of(now, ask.policy, ask.key),
+            headers: config.headers,
+            other_fields: config.headers.other_fields_of(now, storage_request.policy, storage_request.key),
             charge: charge.cloned(),
-            spent: charge.map(|_| (self.account(ask.policy, ask.key, false), decision.clone())),
-            trials: if is_free { Vec::new() } else { shadows.iter().map(begin).collect() },
+            spent: charge
+                .map(|_| (self.charge_context(storage_request.policy, storage_request.key, false), decision.clone())),
+            shadow_checks: if is_free { Vec::new() } else { shadows.iter().map(begin).collect() },
         };
         ResponsePlan { numbers, after: Some(Box::new(after)) }
     }
 
-    /// Only tries the policy out, beside a request that goes on whatever comes of it.
+    /// Decides the request in shadow mode. The request is forwarded in any case.
     #[cold]
-    fn try_out<B>(&self, ask: StorageRequest<'_>, request: &mut Request<B>) -> ResponsePlan<St> {
-        if ask.cost == 0 {
+    fn check_in_shadow<B>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> ResponsePlan<St> {
+        if storage_request.cost == 0 {
             return ResponsePlan::NOTHING;
         }
-        let trial = ShadowCheck::begin(self.account(ask.policy, ask.key, true), ask.cost);
-        if let Some(decision) = trial.decision().filter(|_| self.rules.shares_decision) {
+        let shadow_check = ShadowCheck::begin(
+            self.charge_context(storage_request.policy, storage_request.key, true),
+            storage_request.cost,
+        );
+        if let Some(decision) = shadow_check.decision().filter(|_| self.config.shares_decision) {
             request.extensions_mut().insert(decision.clone());
         }
-        let (headers, charge) = (self.rules.headers, self.rules.charge.clone());
-        let after = PostResponse { headers, more: None, charge, spent: None, trials: vec![trial] };
+        let (headers, charge) = (self.config.headers, self.config.charge.clone());
+        let after =
+            PostResponse { headers, other_fields: None, charge, spent: None, shadow_checks: vec![shadow_check] };
         ResponsePlan { numbers: None, after: Some(Box::new(after)) }
     }
 
-    fn account(&self, policy: &Policy, key: &Key, shadow: bool) -> ChargeContext<St> {
-        let (storage, reporter) = (self.storage.clone(), self.rules.reporter.clone());
+    fn charge_context(&self, policy: &Policy, key: &Key, shadow: bool) -> ChargeContext<St> {
+        let (storage, reporter) = (self.storage.clone(), self.config.reporter.clone());
         ChargeContext { storage, policy: policy.clone(), key: key.clone(), reporter, shadow }
     }
 
     #[cold]
-    fn without_storage<ResBody>(
+    fn on_storage_error<ResBody>(
         &self,
         error: &BoxError,
-        ask: StorageRequest<'_>,
+        storage_request: StorageRequest<'_>,
         head: &Head<'_>,
     ) -> AdmissionResult<St, ResBody>
     where
         R: Rejection<ResBody>,
     {
-        // What is free passes.
-        let admitted = ask.cost == 0 || self.rules.on_error == OnError::Admit;
-        self.report(EventKind::Failed { error, admitted }, ask.policy, Some(ask.key));
+        // A request that costs nothing always passes.
+        let admitted = storage_request.cost == 0 || self.config.on_error == OnError::Admit;
+        self.report(EventKind::Failed { error, admitted }, storage_request.policy, Some(storage_request.key));
         if admitted {
             return AdmissionResult::Admitted(ResponsePlan::NOTHING);
         }
@@ -278,14 +291,14 @@ impl<St: Storage, R> LayerState<St, R> {
         AdmissionResult::Refused(response)
     }
 
-    /// What is to be done with a request that has no key, or no cost.
+    /// Handles a request without a key or a cost.
     #[cold]
-    fn without<ResBody>(&self, missing: &KeyError, policy: &Policy, head: &Head<'_>) -> Action<St, ResBody>
+    fn reject_without_key<ResBody>(&self, missing: &KeyError, policy: &Policy, head: &Head<'_>) -> Action<St, ResBody>
     where
         R: Rejection<ResBody>,
     {
         self.report(EventKind::KeyError(missing), policy, None);
-        if self.rules.shadow {
+        if self.config.shadow {
             return Action::Forward(ResponsePlan::NOTHING);
         }
         let mut response = self.rejection.reject(RejectReason::Key(missing), head);
@@ -298,6 +311,6 @@ impl<St: Storage, R> LayerState<St, R> {
 
     #[inline]
     fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
-        self.rules.reporter.report(&Event { kind, policy, key, shadow: self.rules.shadow });
+        self.config.reporter.report(&Event { kind, policy, key, shadow: self.config.shadow });
     }
 }

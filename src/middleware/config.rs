@@ -1,4 +1,4 @@
-//! All that a layer was told, but for where it keeps things and how it answers.
+//! The layer's configuration, except for its storage and its rejection.
 
 use std::sync::Arc;
 
@@ -7,15 +7,15 @@ use crate::extract::{Caveat, Head, KeyExtractor};
 use crate::middleware::options::{ChargeFn, CostFn, PolicySource, Skip};
 use crate::observe::Reporter;
 
-/// Decides requests while the storage fails. The guide on [outages](crate::guide::outages) compares
-/// both.
+/// The outcome of a request if the storage fails. The guide on [outages](crate::guide::outages)
+/// compares both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a failure either admits or refuses")]
 pub enum OnError {
-    /// Passes the request on without rate-limit header fields. The service stays up, without
-    /// limits.
+    /// Forwards the request, and its response gets no header fields. The service stays available,
+    /// without limits.
     Admit,
-    /// Answers 503 with `Retry-PostResponse: 1`. The limits hold, and the service is down.
+    /// Responds with 503 and `Retry-After: 1`. The limits hold, but the service is unavailable.
     Refuse,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct LayerConfig {
     pub(crate) shadow: bool,
     pub(crate) shares_decision: bool,
     pub(crate) reporter: Reporter,
-    /// Whether anybody wants more of an admission than the numbers that are shown.
+    /// `true` if an admission needs the full decision, not only the numbers of `X-RateLimit-*`.
     wants_decisions: bool,
 }
 
@@ -52,24 +52,24 @@ impl LayerConfig {
         }
     }
 
-    /// The same with one rule changed, for another layer.
+    /// Returns the changed configuration, with a fresh log for the new layer.
     pub(crate) fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self.reporter = self.reporter.for_another_layer();
         self.wants_decisions = self.charge.is_some()
-            || self.headers.tell_more()
+            || self.headers.writes_other_fields()
             || self.shares_decision
             || self.reporter.observer.is_some();
         self
     }
 
-    /// Whether the request passes without being counted.
+    /// Returns `true` if the request is not limited.
     #[inline]
     pub(crate) fn skips(&self, head: &Head<'_>) -> bool {
         self.skip.iter().any(|skip| skip.skips(head))
     }
 
-    /// What may be wrong with how it is set up.
+    /// Returns possible mistakes in the setup of the skips and the extractor.
     pub(crate) fn caveats(&self) -> Vec<Caveat> {
         self.skip.iter().map(Skip::caveats).chain([self.key.caveats()]).flatten().collect()
     }

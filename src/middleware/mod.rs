@@ -1,5 +1,5 @@
-//! The inside of the middleware: its configuration, the admission of a request, and the work after
-//! its response.
+//! The implementation of the middleware: its configuration, the admission of a request, and the
+//! work after its response.
 
 pub(crate) mod admission;
 pub(crate) mod config;

@@ -1,5 +1,5 @@
-//! What may differ from request to request: whether it is limited at all, by which policy, what it costs, and whether that
-//! is charged in the end.
+//! Options that depend on the request: its policy, its cost, skipping it, and charging by its
+//! response.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,7 +14,7 @@ type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, KeyError> + Send + Sync;
 pub(crate) type ChargeFn = dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync;
 
-/// Which policy binds a request: always the same, or one chosen by its head.
+/// The source of a request's policy: one fixed policy, or the closure of [`policy_by`].
 #[derive(Clone)]
 pub struct PolicySource(pub(crate) Choice);
 
@@ -25,7 +25,7 @@ pub(crate) enum Choice {
 }
 
 impl PolicySource {
-    /// The policy that binds a request; `None` when it is not limited.
+    /// Returns the policy for the request, or `None` if the request is not limited.
     #[inline]
     pub(crate) fn of(&self, head: &Head<'_>) -> Option<Cow<'_, Policy>> {
         match &self.0 {
@@ -34,16 +34,16 @@ impl PolicySource {
         }
     }
 
-    /// The policy, when it is the same for all requests.
-    pub(crate) fn only(&self) -> Option<&Policy> {
+    /// Returns the policy if it is the same for all requests.
+    pub(crate) fn fixed(&self) -> Option<&Policy> {
         match &self.0 {
             Choice::Always(policy) => Some(policy),
             Choice::By(_) => None,
         }
     }
 
-    /// Whether the storage can keep what is known beforehand, limits that are only tried out too.
-    pub(crate) fn fit(&self, storage: &impl Storage) -> Result<(), ConfigError> {
+    /// Checks that the storage can keep the fixed policy and its shadow limits.
+    pub(crate) fn validate(&self, storage: &impl Storage) -> Result<(), ConfigError> {
         match &self.0 {
             Choice::Always(policy) => {
                 storage.validate(policy)?;
@@ -63,7 +63,7 @@ impl PolicySource {
     note = "choose a policy for each request by `policy_by(|head| ..)`"
 )]
 pub trait IntoPolicySource {
-    /// The policies.
+    /// Converts into a policy source.
     fn into_policy_source(self) -> PolicySource;
 }
 
@@ -88,7 +88,7 @@ impl<P: IntoPolicy> IntoPolicySource for P {
     note = "parse texts once, outside of the closure: `\"10/second\".parse::<Policy>()?`"
 )]
 pub trait ChosenPolicy {
-    /// The policy; `None` when the request is not limited.
+    /// Returns the policy, or `None` if the request is not limited.
     fn chosen(self) -> Option<Policy>;
 }
 
@@ -114,17 +114,18 @@ impl fmt::Debug for PolicySource {
     }
 }
 
-/// Chooses the policy of each request by its head: tiers, tenants, exceptions.
+/// Chooses the policy of each request by its head: for tiers, tenants or exceptions.
 ///
-/// The closure returns a [`Policy`], a [`Quota`](crate::Quota), or an `Option` of one, where `None`
-/// leaves the request unlimited. Make the policies once and clone them, which is cheap. Name them:
-/// policies of one name share what they remember, and two tiers should not.
+/// The closure returns a [`Policy`], a [`Quota`](crate::Quota), a [`Limit`](crate::Limit), or an
+/// `Option` of one. `None` means that the request is not limited. Create the policies once and
+/// clone them, which is cheap. Give each policy its own name, because policies with the same name
+/// share their states.
 ///
 /// ```
 /// use tower_ratelimit::extract::{Extension, Head};
 /// use tower_ratelimit::{Key, Policy, Quota, RateLimitLayer, policy_by};
 ///
-/// /// What the authentication layer has inserted into the extensions.
+/// /// Inserted into the extensions by the authentication layer.
 /// #[derive(Clone)]
 /// struct User {
 ///     id: u64,
@@ -147,13 +148,14 @@ where
     PolicySource(Choice::By(Arc::new(move |head: &Head<'_>| choose(head).chosen())))
 }
 
-/// What a closure given to [`RateLimitLayer::cost`](crate::RateLimitLayer::cost) may answer: units, or a `Result` of them with [`KeyError`].
+/// The return value of the closure of [`RateLimitLayer::cost`](crate::RateLimitLayer::cost): a
+/// `u32`, or a `Result` of one with [`KeyError`].
 pub trait IntoCost {
-    /// The units.
+    /// Returns the cost in units.
     ///
     /// # Errors
     ///
-    /// The closure's own.
+    /// Returns the error of the closure.
     fn into_cost(self) -> Result<u32, KeyError>;
 }
 
@@ -169,14 +171,16 @@ impl IntoCost for Result<u32, KeyError> {
     }
 }
 
-/// What says which requests are not limited: see [`RateLimitLayer::skip`](crate::RateLimitLayer::skip).
+/// Selects requests that are not limited. See
+/// [`RateLimitLayer::skip`](crate::RateLimitLayer::skip).
 ///
-/// Closures over the [`Head`] that answer a `bool` do, and an [`AllowList`].
+/// Implemented by [`AllowList`] and by closures from [`Head`] to `bool`.
 pub trait Skip: Send + Sync + 'static {
-    /// Whether the request passes without having been counted.
+    /// Returns `true` if the request is not limited.
     fn skips(&self, head: &Head<'_>) -> bool;
 
-    /// What may be wrong with how it is set up, as [`KeyExtractor::caveats`](crate::KeyExtractor::caveats).
+    /// Returns possible mistakes in the setup, as
+    /// [`KeyExtractor::caveats`](crate::KeyExtractor::caveats) does. Defaults to none.
     fn caveats(&self) -> Vec<Caveat> {
         Vec::new()
     }
@@ -221,23 +225,23 @@ impl Skip for AllowList {
     }
 }
 
-/// A response without its body, borrowed: what says whether a request is charged. See
-/// [`RateLimitLayer::charge_when`](crate::RateLimitLayer::charge_when).
+/// The head of a response, borrowed. The closure of
+/// [`RateLimitLayer::charge_when`](crate::RateLimitLayer::charge_when) receives it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ResponseHead<'a> {
-    /// The status.
+    /// The status code.
     pub status: StatusCode,
-    /// The version of HTTP.
+    /// The HTTP version.
     pub version: Version,
     /// The header fields.
     pub headers: &'a HeaderMap,
-    /// What the service has attached.
+    /// The extensions that the inner service has inserted.
     pub extensions: &'a Extensions,
 }
 
 impl<'a> ResponseHead<'a> {
-    /// The head of a response.
+    /// Borrows the head of `response`.
     pub fn of<B>(response: &'a Response<B>) -> Self {
         Self {
             status: response.status(),

@@ -1,5 +1,4 @@
-//! What is done about a request beside passing it on: keeping its place while it waits, trying limits out, and charging it
-//! or not when its response is there.
+//! Queueing, shadow limits and refunds.
 
 use std::mem;
 use std::pin::Pin;
@@ -8,13 +7,13 @@ use std::task::{Context, Poll, Waker};
 
 use http::Response;
 
-use crate::headers::{More, Numbers};
+use crate::headers::{Numbers, OtherFields};
 use crate::middleware::options::{ChargeFn, ResponseHead};
 use crate::observe::{Event, EventKind, Reporter};
 use crate::storage::StorageRequest;
 use crate::{Decision, Headers, Key, Op, Policy, Storage, headers};
 
-/// Whose quota a decision is about.
+/// A policy and a key on a storage, with the observer to report to.
 #[derive(Clone)]
 pub(crate) struct ChargeContext<St> {
     pub(crate) storage: St,
@@ -25,28 +24,27 @@ pub(crate) struct ChargeContext<St> {
 }
 
 impl<St: Storage> ChargeContext<St> {
-    pub(crate) fn ask(&self, op: Op, cost: u32) -> StorageRequest<'_> {
+    pub(crate) fn storage_request(&self, op: Op, cost: u32) -> StorageRequest<'_> {
         StorageRequest::new(&self.policy, &self.key, op, cost)
     }
 
-    /// Gives a hit back: now, if the storage can (then the answer is `true`), else in a task of the runtime.
+    /// Refunds a hit. Returns `true` if the refund is complete, and `false` if it runs in a task of
+    /// the tokio runtime or could not run.
     pub(crate) fn refund(&self, decision: &Decision) -> bool {
-        let (account, refunded) = (self.clone(), decision.clone());
-        let seen_to = run_or_spawn(self.storage.refund(&self.policy, &self.key, decision), move |done| match done {
-            Ok(()) => account.report(EventKind::Refunded(&refunded)),
-            Err(error) => account.report(EventKind::NotRefunded(&error.into())),
+        let (context, refunded) = (self.clone(), decision.clone());
+        let outcome = run_or_spawn(self.storage.refund(&self.policy, &self.key, decision), move |done| match done {
+            Ok(()) => context.report(EventKind::Refunded(&refunded)),
+            Err(error) => context.report(EventKind::NotRefunded(&error.into())),
         });
-        if seen_to == RunOutcome::Dropped {
-            self.report(EventKind::NotRefunded(
-                &"the storage makes one wait, and there is no runtime to wait in".into(),
-            ));
+        if outcome == RunOutcome::Dropped {
+            self.report(EventKind::NotRefunded(&"the storage is asynchronous and there is no tokio runtime".into()));
         }
-        seen_to == RunOutcome::Done
+        outcome == RunOutcome::Finished
     }
 
-    /// What the storage says of the key, if it says so at once.
-    pub(crate) fn look(&self) -> Option<Decision> {
-        match poll_once(&mut self.storage.decide(self.ask(Op::Peek, 1))) {
+    /// Peeks at the key. Returns `None` if the storage is not immediately ready or fails.
+    pub(crate) fn peek_now(&self) -> Option<Decision> {
+        match poll_once(&mut self.storage.decide(self.storage_request(Op::Peek, 1))) {
             Poll::Ready(decided) => decided.ok(),
             Poll::Pending => None,
         }
@@ -58,7 +56,7 @@ impl<St: Storage> ChargeContext<St> {
 
     fn report(&self, kind: EventKind<'_>) {
         if std::thread::panicking() {
-            // An observer that panics too would be the end of the program.
+            // A second panic, in the observer, would abort the process.
             return;
         }
         let Self { policy, key, shadow, .. } = self;
@@ -66,49 +64,49 @@ impl<St: Storage> ChargeContext<St> {
     }
 }
 
-/// What a request's response waits for, besides being passed on.
+/// The work that is left when the response of an admitted request is ready.
 pub(crate) struct PostResponse<St: Storage> {
     pub(crate) headers: Headers,
-    pub(crate) more: Option<More>,
-    /// Says whether the request is charged in the end.
+    pub(crate) other_fields: Option<OtherFields>,
+    /// Decides by the response if the request stays charged.
     pub(crate) charge: Option<Arc<ChargeFn>>,
-    /// What was spent, if it may have to be given back.
+    /// The hit that `charge` can refund.
     pub(crate) spent: Option<(ChargeContext<St>, Decision)>,
-    pub(crate) trials: Vec<ShadowCheck<St>>,
+    pub(crate) shadow_checks: Vec<ShadowCheck<St>>,
 }
 
 impl<St: Storage> PostResponse<St> {
-    /// Goes on trying out what is tried out.
+    /// Polls the shadow checks.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
-        for trial in &mut self.trials {
-            trial.poll(cx);
+        for shadow_check in &mut self.shadow_checks {
+            shadow_check.poll(cx);
         }
     }
 
-    /// The response is there.
+    /// Settles the hits of the request and writes the header fields of its response.
     pub(crate) fn settle<B>(self, response: &mut Response<B>, mut numbers: Option<Numbers>) {
-        let Self { headers, mut more, charge, spent, trials } = self;
+        let Self { headers, mut other_fields, charge, spent, shadow_checks } = self;
         let charged = charge.is_none_or(|charge| charge(&ResponseHead::of(response)));
-        for mut trial in trials {
-            trial.settle(charged);
+        for mut shadow_check in shadow_checks {
+            shadow_check.settle(charged);
         }
-        if let Some((account, decision)) = spent.filter(|_| !charged) {
-            (numbers, more) = (numbers.map(Numbers::without_wait), more.map(More::without_wait));
-            if account.refund(&decision)
-                && (headers.tell_numbers() || headers.tell_more())
-                && let Some(now) = account.look()
+        if let Some((context, decision)) = spent.filter(|_| !charged) {
+            (numbers, other_fields) = (numbers.map(Numbers::without_wait), other_fields.map(OtherFields::without_wait));
+            if context.refund(&decision)
+                && (headers.writes_x_rate_limit() || headers.writes_other_fields())
+                && let Some(now) = context.peek_now()
             {
                 numbers = headers.numbers_of(&now);
-                more = headers.more_of(&now, &account.policy, &account.key);
+                other_fields = headers.other_fields_of(&now, &context.policy, &context.key);
             }
         }
-        headers::write_admitted(response, numbers, more);
+        headers::write_admitted(response, numbers, other_fields);
     }
 }
 
-/// A hit that is decided beside a request, which goes on whatever comes of it.
+/// A hit on shadow limits. It never delays or refuses the request.
 pub(crate) struct ShadowCheck<St: Storage> {
-    account: ChargeContext<St>,
+    context: ChargeContext<St>,
     progress: Progress<St::DecideFuture>,
 }
 
@@ -119,14 +117,14 @@ enum Progress<D> {
 }
 
 impl<St: Storage> ShadowCheck<St> {
-    pub(crate) fn begin(account: ChargeContext<St>, cost: u32) -> Self {
-        let deciding = account.storage.decide(account.ask(Op::Hit, cost));
-        let mut trial = Self { account, progress: Progress::Deciding(deciding) };
-        trial.poll(&mut Context::from_waker(Waker::noop()));
-        trial
+    pub(crate) fn begin(context: ChargeContext<St>, cost: u32) -> Self {
+        let deciding = context.storage.decide(context.storage_request(Op::Hit, cost));
+        let mut shadow_check = Self { context, progress: Progress::Deciding(deciding) };
+        shadow_check.poll(&mut Context::from_waker(Waker::noop()));
+        shadow_check
     }
 
-    /// What was decided, if it was admitted.
+    /// Returns the decision if the hit was admitted.
     pub(crate) fn decision(&self) -> Option<&Decision> {
         match &self.progress {
             Progress::Admitted(decision) => Some(decision),
@@ -138,24 +136,25 @@ impl<St: Storage> ShadowCheck<St> {
         if let Progress::Deciding(deciding) = &mut self.progress
             && let Poll::Ready(decided) = Pin::new(deciding).poll(cx)
         {
-            self.progress = match noted(&self.account, decided) {
+            self.progress = match report_shadow(&self.context, decided) {
                 Some(decision) => Progress::Admitted(decision),
                 None => Progress::Over,
             };
         }
     }
 
-    /// It is known whether the request is charged. If the hit is not decided by now, nobody waits for it.
+    /// Ends the check, and refunds its hit if the request is not charged. An undecided check
+    /// continues in a task.
     fn settle(&mut self, charged: bool) {
         match mem::replace(&mut self.progress, Progress::Over) {
             Progress::Admitted(decision) if !charged => {
-                self.account.refund(&decision);
+                self.context.refund(&decision);
             }
             Progress::Deciding(deciding) => {
-                let account = self.account.clone();
+                let context = self.context.clone();
                 run_or_spawn(deciding, move |decided| {
-                    if let Some(decision) = noted(&account, decided).filter(|_| !charged) {
-                        account.refund(&decision);
+                    if let Some(decision) = report_shadow(&context, decided).filter(|_| !charged) {
+                        context.refund(&decision);
                     }
                 });
             }
@@ -164,88 +163,89 @@ impl<St: Storage> ShadowCheck<St> {
     }
 }
 
-/// Without a response a request is charged.
+/// A request without a response stays charged.
 impl<St: Storage> Drop for ShadowCheck<St> {
     fn drop(&mut self) {
         self.settle(true);
     }
 }
 
-/// Who is waiting; a place in a leaky bucket's queue is given back when it is dropped before its turn.
+/// A waiting request. Dropping it before the end of its delay refunds the hit, which frees its slot
+/// in the queue of a leaky bucket.
 pub(crate) struct QueueSlot<St: Storage> {
-    account: ChargeContext<St>,
+    context: ChargeContext<St>,
     cost: u32,
-    /// Its decision, while it waits for its turn.
-    pub(crate) taken: Option<Box<Decision>>,
+    /// The decision, while the request waits for its delay.
+    pub(crate) delayed: Option<Box<Decision>>,
 }
 
 impl<St: Storage> QueueSlot<St> {
-    /// `taken` is the decision, if it is there.
-    pub(crate) fn new(account: ChargeContext<St>, cost: u32, taken: Option<Box<Decision>>) -> Self {
-        Self { account, cost, taken }
+    pub(crate) fn new(context: ChargeContext<St>, cost: u32, delayed: Option<Box<Decision>>) -> Self {
+        Self { context, cost, delayed }
     }
 
-    pub(crate) fn ask(&self) -> StorageRequest<'_> {
+    pub(crate) fn storage_request(&self) -> StorageRequest<'_> {
         let op = if self.cost == 0 { Op::Peek } else { Op::Hit };
-        self.account.ask(op, self.cost)
+        self.context.storage_request(op, self.cost)
     }
 
-    /// How things stand when its turn has come, if the storage says so at once.
-    pub(crate) fn look(&self) -> Option<Decision> {
-        self.account.look()
+    /// Peeks at the key after the delay. Returns `None` if the storage is not immediately ready.
+    pub(crate) fn peek_now(&self) -> Option<Decision> {
+        self.context.peek_now()
     }
 }
 
 impl<St: Storage> Drop for QueueSlot<St> {
     fn drop(&mut self) {
-        if let Some(decision) = self.taken.take() {
-            self.account.refund(&decision);
+        if let Some(decision) = self.delayed.take() {
+            self.context.refund(&decision);
         }
     }
 }
 
-/// Tells what came of a trial; what was spent, if anything was.
-fn noted<St: Storage>(account: &ChargeContext<St>, decided: Result<Decision, St::Error>) -> Option<Decision> {
+/// Reports the result of a shadow check. Returns the decision if the hit was admitted.
+fn report_shadow<St: Storage>(context: &ChargeContext<St>, decided: Result<Decision, St::Error>) -> Option<Decision> {
     match decided {
         Ok(decision) => {
-            account.report(EventKind::Decided(&decision));
+            context.report(EventKind::Decided(&decision));
             Some(decision).filter(Decision::is_admitted)
         }
         Err(error) => {
-            account.failed(error);
+            context.failed(error);
             None
         }
     }
 }
 
-/// Polls by hand, for an answer that is there at once.
+/// Polls without a waker, for futures that may be ready immediately.
 pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// How something was seen to that nobody waits for.
+/// The outcome of work that may be moved to a background task.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RunOutcome {
-    Done,
-    /// In a task.
-    Later,
-    /// There is no runtime that could.
+    Finished,
+    /// The work runs in a task of the tokio runtime.
+    Spawned,
+    /// The work was dropped because there is no tokio runtime.
     Dropped,
 }
 
-/// Sees to something: now, if it can be done at once, else in a task of the runtime, if there is one.
+/// Runs the future and then `then`: immediately if the future is ready, else in a task of the tokio
+/// runtime if there is one.
 fn run_or_spawn<F>(mut future: F, then: impl FnOnce(F::Output) + Send + 'static) -> RunOutcome
 where
     F: Future + Unpin + Send + 'static,
 {
     if let Poll::Ready(output) = poll_once(&mut future) {
         then(output);
-        return RunOutcome::Done;
+        return RunOutcome::Finished;
     }
     match tokio::runtime::Handle::try_current() {
         Ok(runtime) => {
             runtime.spawn(async move { then(future.await) });
-            RunOutcome::Later
+            RunOutcome::Spawned
         }
         Err(_) => RunOutcome::Dropped,
     }

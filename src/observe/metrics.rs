@@ -1,26 +1,28 @@
 use super::{Event, EventKind, Observer};
 use crate::storage::PATHS;
 
-/// Counts decisions with the crate `metrics` (feature `metrics`), for whatever recorder the program has installed.
+/// Counts events with the crate `metrics` (feature `metrics`), for the recorder that the program
+/// has installed.
 ///
 /// | counter | labels | counts |
 /// |---|---|---|
-/// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | what became of requests: see [`Event::outcome`] |
-/// | `ratelimit_refunds_total` | `policy`, `outcome`, `mode` | hits, decided before, that were given back, or could not be |
-/// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and those it asked the `storage` inside about, whatever that is |
-/// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) answered (`here`), and questions to the `storage` inside |
-/// | `ratelimit_path_total` | `path` | decisions that a [`Breaker`](crate::storage::Breaker) has passed on, by who made them: `primary`, `fallback` or `none` |
+/// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | requests by their [outcome](Event::outcome) |
+/// | `ratelimit_refunds_total` | `policy`, `outcome`, `mode` | refunds, successful and failed |
+/// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and hits that it passed to the inner storage (`storage`) |
+/// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) decided locally (`here`), and requests to the inner storage (`storage`) |
+/// | `ratelimit_path_total` | `path` | decisions through a [`Breaker`](crate::storage::Breaker), by their source: `primary`, `fallback` or `none` |
 /// | `ratelimit_clock_skew_total` | | decisions on keys whose newest decision was ahead of the clock by more than [`max_skew`](crate::storage::Cas::max_skew) |
-/// | `ratelimit_memory_full_total` | `outcome` | hits for which a [`MemoryStorage`](crate::MemoryStorage) had no room: `refused` and `admitted` newcomers, `log_refused` |
+/// | `ratelimit_memory_full_total` | `outcome` | hits that a full [`MemoryStorage`](crate::MemoryStorage) could not store: new keys (`refused`, `admitted`) and logs (`log_refused`) |
 ///
-/// | gauge | is |
+/// | gauge | value |
 /// |---|---|
-/// | `ratelimit_breakers_open` | how many [`Breaker`](crate::storage::Breaker)s of this process leave their primary alone |
+/// | `ratelimit_breakers_open` | number of [`Breaker`](crate::storage::Breaker)s in this process that are not closed |
 ///
-/// The last five counters and the gauge are the storages', whether or not there is an observer, without HTTP too.
+/// The storages themselves update the last five counters and the gauge, also without this observer
+/// and without HTTP.
 ///
-/// `policy` is [`Policy::identity`](crate::Policy::identity), `mode` is `enforced` or `shadow`. Nothing is labelled by key: there
-/// are as many of them as clients.
+/// The label `policy` is [`Policy::identity`](crate::Policy::identity). The label `mode` is
+/// `enforced` or `shadow`. There are no labels for keys, because their number is unbounded.
 ///
 /// ```
 /// use tower_ratelimit::{MetricsObserver, PeerIp, Quota, RateLimitLayer};
@@ -35,11 +37,11 @@ const DECISIONS: &str = "ratelimit_decisions_total";
 const REFUNDS: &str = "ratelimit_refunds_total";
 
 impl MetricsObserver {
-    /// Describes the counters to the recorder, if one is installed by now.
+    /// Creates the observer, and describes the counters to the recorder if one is installed.
     pub fn new() -> Self {
-        metrics::describe_counter!(DECISIONS, "What became of requests, by policy and outcome.");
-        metrics::describe_counter!(REFUNDS, "Hits given back after their responses, by policy.");
-        metrics::describe_counter!(PATHS, "Decisions by the storage that made them, where one stands in for another.");
+        metrics::describe_counter!(DECISIONS, "Requests by policy and outcome.");
+        metrics::describe_counter!(REFUNDS, "Refunds by policy and outcome.");
+        metrics::describe_counter!(PATHS, "Decisions through a circuit breaker, by the storage that made them.");
         Self
     }
 }

@@ -1,4 +1,4 @@
-//! Something to look at when it misbehaves: what is decided, as events.
+//! Events for observers, logs and metrics.
 
 #[cfg(feature = "metrics")]
 mod metrics;
@@ -16,45 +16,47 @@ use crate::extract::KeyError;
 use crate::lint::Lint;
 use crate::{BoxError, Decision, Key, Policy};
 
-/// What happened: see [`Event`].
+/// The kind of an [`Event`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum EventKind<'a> {
-    /// The storage decided. [`Decision::is_admitted`] and its siblings say what.
+    /// The storage decided a hit or a peek.
     Decided(&'a Decision),
     /// The storage failed.
     Failed {
-        /// Why.
+        /// The error of the storage.
         error: &'a BoxError,
-        /// Whether the request was passed on.
+        /// `true` if the request was forwarded.
         admitted: bool,
     },
-    /// There was no key, or no cost.
+    /// The request has no key or no cost.
     KeyError(&'a KeyError),
-    /// A hit, which was decided before, has been given back: its response is not charged, or its request was dropped while it
-    /// waited for its turn.
+    /// A hit was refunded. Its response is not charged, or its request was dropped while it was
+    /// delayed.
     Refunded(&'a Decision),
-    /// A hit was to be given back, and could not be.
+    /// A refund failed.
     NotRefunded(&'a BoxError),
 }
 
-/// One thing that happened in a layer: by whose policy, and to whom.
+/// An event in a layer, with its policy and key.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Event<'a> {
-    /// What happened.
+    /// The kind of the event.
     pub kind: EventKind<'a>,
-    /// The policy that binds the request. Each [shadow limit](Policy#shadow-limits) is a policy of its own.
+    /// The policy of the request. Each [shadow limit](Policy#shadow-limits) is a separate policy.
     pub policy: &'a Policy,
-    /// Who asked; `None` when that is what is missing. It may be a secret, or personal: mind where it goes.
+    /// The key, or `None` if it is missing. It may be a secret or personal data, so be careful
+    /// where you write it.
     pub key: Option<&'a Key>,
-    /// Whether this is only tried out: whatever was decided, the request went on.
+    /// `true` in shadow mode. The request was forwarded independent of the decision.
     pub shadow: bool,
 }
 
 impl Event<'_> {
-    /// In one word: `admitted`, `delayed`, `refused`, [`storage_full`](Decision::is_storage_full),
-    /// [`contended`](Decision::is_contended), `failed_open`, `failed_closed`, `missing`, `refunded` or `not_refunded`.
+    /// Returns the outcome as one word: `admitted`, `delayed`, `refused`,
+    /// [`storage_full`](Decision::is_storage_full), [`contended`](Decision::is_contended),
+    /// `failed_open`, `failed_closed`, `missing`, `refunded` or `not_refunded`.
     pub fn outcome(&self) -> &'static str {
         match self.kind {
             EventKind::Decided(decision) if decision.is_storage_full() => "storage_full",
@@ -71,9 +73,11 @@ impl Event<'_> {
     }
 }
 
-/// Is told what a layer does: see [`RateLimitLayer::observer`](crate::RateLimitLayer::observer).
+/// Receives the events of a layer. See
+/// [`RateLimitLayer::observer`](crate::RateLimitLayer::observer).
 ///
-/// It is called on the way of each request, so it had better be quick. Closures over the [`Event`] do.
+/// Implemented by closures over the [`Event`]. The middleware calls the observer inline for each
+/// request, so it must not block.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -89,10 +93,11 @@ impl Event<'_> {
 /// });
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// Something happened.
+    /// Receives an event.
     fn observe(&self, event: &Event<'_>);
 
-    /// Something about how the layer is set up is probably not meant so. Told once for each layer.
+    /// Receives a lint about the layer's configuration. Called once for each layer and lint.
+    /// Ignores it by default.
     fn warn(&self, lint: Lint) {
         let _ = lint;
     }
@@ -107,7 +112,7 @@ where
     }
 }
 
-/// One for several layers, or one chosen while the program runs.
+/// Shares one observer among several layers.
 impl<O: Observer + ?Sized> Observer for Arc<O> {
     fn observe(&self, event: &Event<'_>) {
         (**self).observe(event);
@@ -118,18 +123,18 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
     }
 }
 
-/// Passes events on to the log (feature `tracing`) and to the observer.
+/// Writes events to the log (feature `tracing`) and passes them to the observer.
 #[derive(Clone, Default)]
 pub(crate) struct Reporter {
     pub(crate) observer: Option<Arc<dyn Observer>>,
-    /// True if the log may name keys.
+    /// `true` if log events contain keys.
     pub(crate) logs_keys: bool,
     #[cfg(feature = "tracing")]
     log: Arc<trace::Log>,
 }
 
 impl Reporter {
-    /// The same for another layer, which counts its own failures.
+    /// Returns a reporter for another layer, with a separate count of failures.
     pub(crate) fn for_another_layer(self) -> Self {
         Self {
             #[cfg(feature = "tracing")]

@@ -1,68 +1,68 @@
-//! Bounds how many lines an outage writes to the log.
+//! Rate limiting of log lines during an outage.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-// Follows a paused clock in tests.
+// Respects a paused clock in tests.
 use tokio::time::Instant;
 
-/// Lets one line through in each interval, and counts what it holds back.
+/// Permits one line per interval, and counts the suppressed events.
 #[derive(Debug)]
 pub(super) struct Throttle {
     interval: Duration,
-    counted: Mutex<Counted>,
-    /// True from an event until [`ended`](Self::ended) reports the end.
-    lasts: AtomicBool,
+    counters: Mutex<Counters>,
+    /// `true` from an event until [`ended`](Self::ended) reports the end.
+    is_active: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Counted {
-    /// Since the last line.
-    held_back: u64,
-    in_total: u64,
-    line: Option<Instant>,
-    newest: Option<Instant>,
+struct Counters {
+    /// The events since the last line.
+    suppressed: u64,
+    total: u64,
+    last_line: Option<Instant>,
+    last_event: Option<Instant>,
 }
 
 impl Throttle {
     pub(super) fn new(interval: Duration) -> Self {
-        Self { interval, counted: Mutex::default(), lasts: AtomicBool::new(false) }
+        Self { interval, counters: Mutex::default(), is_active: AtomicBool::new(false) }
     }
 
-    /// Counts an event. Returns how often it happened since the last line when a line is due.
+    /// Counts an event. Returns the number of events since the last line if a line is due.
     pub(super) fn due(&self) -> Option<u64> {
         let now = Instant::now();
-        let mut counted = self.counted();
-        self.lasts.store(true, Ordering::Relaxed);
-        counted.newest = Some(now);
-        counted.in_total += 1;
-        counted.held_back += 1;
-        if counted.line.is_some_and(|line| now.duration_since(line) < self.interval) {
+        let mut counters = self.counters();
+        self.is_active.store(true, Ordering::Relaxed);
+        counters.last_event = Some(now);
+        counters.total += 1;
+        counters.suppressed += 1;
+        if counters.last_line.is_some_and(|line| now.duration_since(line) < self.interval) {
             return None;
         }
-        counted.line = Some(now);
-        Some(std::mem::take(&mut counted.held_back))
+        counters.last_line = Some(now);
+        Some(std::mem::take(&mut counters.suppressed))
     }
 
-    /// Returns the total number of events once, when the last one was at least an interval ago.
+    /// Returns the total number of events once, when the last one is at least an interval ago.
     #[inline]
     pub(super) fn ended(&self) -> Option<u64> {
-        if self.lasts.load(Ordering::Relaxed) { self.ended_by_now() } else { None }
+        if self.is_active.load(Ordering::Relaxed) { self.ended_by_now() } else { None }
     }
 
     #[cold]
     fn ended_by_now(&self) -> Option<u64> {
-        let mut counted = self.counted();
-        if counted.newest?.elapsed() < self.interval || !self.lasts.swap(false, Ordering::Relaxed) {
+        let mut counters = self.counters();
+        if counters.last_event?.elapsed() < self.interval || !self.is_active.swap(false, Ordering::Relaxed) {
             return None;
         }
-        let in_total = counted.in_total;
-        *counted = Counted::default();
-        Some(in_total)
+        let total = counters.total;
+        *counters = Counters::default();
+        Some(total)
     }
 
-    fn counted(&self) -> MutexGuard<'_, Counted> {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn counters(&self) -> MutexGuard<'_, Counters> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

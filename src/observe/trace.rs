@@ -1,4 +1,4 @@
-//! Events for the log. They name keys only after `RateLimitLayer::log_keys`.
+//! Log events. They contain keys only with `RateLimitLayer::log_keys`.
 
 use std::error::Error;
 use std::iter::successors;
@@ -10,11 +10,11 @@ use crate::Key;
 use crate::lint::Lint;
 use crate::storage::BreakerError;
 
-/// So many bytes of a key are logged.
+/// The maximum number of bytes of a key in the log.
 const MAX_KEY: usize = 256;
 
-/// The log of one layer. An outage writes a line when it begins, one a second while it
-/// lasts, and one when it has ended.
+/// The log of one layer. During an outage of the storage it writes one line per second, and
+/// another one after the end.
 #[derive(Debug)]
 pub(super) struct Log {
     storage_failures: Throttle,
@@ -38,64 +38,70 @@ impl Log {
     pub(super) fn event(&self, event: &Event<'_>, with_key: bool) {
         if let EventKind::Decided(decision) = event.kind {
             if let Some(failed) = self.storage_failures.ended() {
-                tracing::info!(policy = event.policy.identity(), failed, "the rate limit storage answers again");
+                tracing::info!(policy = event.policy.identity(), failed, "rate limit storage recovered");
             }
             if decision.is_admitted() {
                 return;
             }
         }
-        self.out_of_the_ordinary(event, with_key);
+        self.unusual_event(event, with_key);
     }
 
-    fn out_of_the_ordinary(&self, event: &Event<'_>, with_key: bool) {
+    fn unusual_event(&self, event: &Event<'_>, with_key: bool) {
         let (policy, outcome, shadow) = (event.policy.identity(), event.outcome(), event.shadow);
-        // As text, which is written in quotes: a key cannot look like other fields.
+        // Text is written in quotes, so a key cannot imitate other fields.
         let key = event.key.filter(|_| with_key).map(shortened);
         let key = key.as_deref();
         match event.kind {
             EventKind::Decided(decision) => {
                 let retry_after = decision.retry_after().map(tracing::field::debug);
+                tracing::debug!(policy, outcome, shadow, cost = decision.cost(), retry_after, key, "request refused");
+            }
+            EventKind::Failed { error, .. } if is_circuit_open_error(&**error) => {
+                let error = chain(&**error);
                 tracing::debug!(
                     policy,
                     outcome,
                     shadow,
-                    cost = decision.cost(),
-                    retry_after,
+                    error,
                     key,
-                    "a request was refused"
+                    "rate limit storage skipped, circuit breaker is open"
                 );
-            }
-            EventKind::Failed { error, .. } if is_known(&**error) => {
-                let error = chain(&**error);
-                tracing::debug!(policy, outcome, shadow, error, key, "the rate limit storage was not asked");
             }
             EventKind::Failed { error, .. } => {
                 if let Some(failed) = self.storage_failures.due() {
                     let error = chain(&**error);
-                    tracing::warn!(policy, outcome, shadow, failed, error, key, "the rate limit storage failed");
+                    tracing::warn!(policy, outcome, shadow, failed, error, key, "rate limit storage failed");
                 }
             }
             EventKind::KeyError(missing) if missing.is_clients_fault() => {
-                tracing::debug!(policy, outcome, shadow, reason = missing.reason(), "a request could not be limited");
+                tracing::debug!(policy, outcome, shadow, reason = missing.reason(), "request has no rate limit key");
             }
             EventKind::KeyError(missing) => {
                 if let Some(requests) = self.setup_mistakes.due() {
                     let reason = missing.reason();
-                    tracing::error!(policy, outcome, shadow, requests, reason, "requests cannot be limited");
+                    tracing::error!(
+                        policy,
+                        outcome,
+                        shadow,
+                        requests,
+                        reason,
+                        "no rate limit key in requests: check the server's setup"
+                    );
                 }
             }
             EventKind::NotRefunded(error) => {
                 if let Some(failed) = self.refund_failures.due() {
                     let error = chain(&**error);
-                    tracing::warn!(policy, outcome, shadow, failed, error, key, "a hit could not be refunded");
+                    tracing::warn!(policy, outcome, shadow, failed, error, key, "refund failed");
                 }
             }
-            EventKind::Refunded(_) => tracing::trace!(policy, outcome, shadow, key, "a hit was refunded"),
+            EventKind::Refunded(_) => tracing::trace!(policy, outcome, shadow, key, "hit refunded"),
         }
     }
 }
 
-/// The key in printable ASCII. A client may choose it, so a long one is cut off.
+/// Escapes a key to printable ASCII. Cuts off a long key, because a client may choose it.
 fn shortened(key: &Key) -> String {
     let bytes = key.as_bytes();
     match bytes.get(..MAX_KEY) {
@@ -104,7 +110,8 @@ fn shortened(key: &Key) -> String {
     }
 }
 
-/// The text of an error and of its sources, each once: many errors repeat their source.
+/// Joins the texts of an error and its sources. Skips texts that are repeated, as many errors
+/// include their source.
 fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     for source in successors(error.source(), |&source| source.source()) {
@@ -116,8 +123,8 @@ fn chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// True for the error of an open breaker. Its cause was logged when the breaker opened.
-fn is_known(error: &(dyn Error + 'static)) -> bool {
+/// Returns `true` for the error of an open circuit breaker. Its cause has already been logged.
+fn is_circuit_open_error(error: &(dyn Error + 'static)) -> bool {
     let mut sources = successors(Some(error), |error: &&(dyn Error + 'static)| Error::source(*error));
     sources.any(|error| error.downcast_ref().is_some_and(BreakerError::is_circuit_open))
 }

@@ -8,7 +8,7 @@ use crate::Quota;
     note = "parse a text: `\"10/second\".parse::<Policy>()?`"
 )]
 pub trait IntoPolicy {
-    /// The policy.
+    /// Converts into a policy.
     fn into_policy(self) -> Policy;
 }
 

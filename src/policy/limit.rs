@@ -8,14 +8,14 @@ use crate::error::or_panic;
 use crate::strategy::{Outcome, Part, State, Status, Strategy, StrategyDyn};
 use crate::{ConfigError, Quota, SlidingWindowCounter, Timestamp, TokenBucket};
 
-/// The bit of a limit's digest that says that the limit is only tried out.
+/// The bit of a limit's digest that marks a shadow limit.
 pub(crate) const SHADOW: u32 = 2;
 
-/// The bits of a limit's digest that storages use for other things.
+/// The bits of a limit's digest that are reserved for flags of this module and of the storages.
 const LOW_BITS: u32 = 3;
 
-/// A different number for each limit of a policy. Two hashes that collide by chance would make two
-/// limits share their states, so the later limit gets another hash.
+/// Returns a different digest for each limit of a policy. Limits with the same digest would share
+/// their states, so after a hash collision the later limit gets another hash.
 pub(super) fn digests<'a>(limits: impl IntoIterator<Item = &'a Limit>, shadow: bool) -> Vec<u32> {
     let mut digests = Vec::new();
     for (position, limit) in limits.into_iter().enumerate() {
@@ -26,10 +26,10 @@ pub(super) fn digests<'a>(limits: impl IntoIterator<Item = &'a Limit>, shadow: b
     digests
 }
 
-/// A quota with its strategy, and perhaps a name of its own.
+/// A quota with its strategy, and optionally a name.
 ///
-/// Most policies are built without naming this type; it is for a limit that is to be called something else than
-/// `policy-1`, `policy-2`.
+/// Most policies do not need this type. Use it to give a limit another name than the default, such
+/// as `free-1`.
 ///
 /// ```
 /// use tower_ratelimit::{FixedWindow, Limit, MovingWindow, Policy, Quota};
@@ -48,22 +48,23 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// A limit that spends `quota` by `strategy`.
+    /// Creates a limit that spends `quota` by `strategy`.
     ///
     /// # Panics
     ///
-    /// When the strategy cannot keep the quota (a burst where there are none); [`try_new`](Self::try_new) returns an
-    /// error instead.
+    /// Panics if the strategy does not support the quota, for example a burst with a window.
+    /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
         or_panic(Self::try_new(strategy, quota))
     }
 
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When the strategy cannot keep the quota, or describes itself in something else than printable ASCII.
+    /// Returns an error if the strategy does not support the quota, or if its description is not
+    /// printable ASCII.
     pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
         Self::of(Arc::new(strategy), quota)
     }
@@ -71,33 +72,34 @@ impl Limit {
     pub(super) fn of(strategy: Arc<dyn StrategyDyn>, quota: Quota) -> Result<Self, ConfigError> {
         strategy.validate(&quota)?;
         let limit = Self { strategy, quota, name: None };
-        // What an unnamed policy is called on the wire.
+        // The text of the limit is the name of an unnamed policy on the wire.
         name::checked(limit.to_string())?;
         Ok(limit)
     }
 
-    /// The same limit with a name of its own. The limits of one policy have to have different names,
-    /// because clients tell them apart by them.
+    /// Sets the name of the limit. Clients distinguish the limits of a policy by name, so each
+    /// needs a different one.
     ///
     /// # Panics
     ///
-    /// When the name is empty or not printable ASCII; [`try_named`](Self::try_named) returns an error instead.
+    /// Panics if the name is empty or not printable ASCII. [`try_named`](Self::try_named) returns
+    /// an error instead.
     #[must_use]
     #[track_caller]
     pub fn named(self, name: impl Into<String>) -> Self {
         or_panic(self.try_named(name))
     }
 
-    /// As [`named`](Self::named).
+    /// As [`named`](Self::named), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When the name is empty or not printable ASCII.
+    /// Returns an error if the name is empty or not printable ASCII.
     pub fn try_named(self, name: impl Into<String>) -> Result<Self, ConfigError> {
         Ok(Self { name: Some(name::checked(name.into())?), ..self })
     }
 
-    /// What one of so many has of it that divide it between them, under the same name.
+    /// Divides the limit among `replicas`. The name stays.
     pub(super) fn divide(&self, replicas: NonZeroU32) -> Result<Self, ConfigError> {
         let (strategy, quota) = match self.strategy.divide(&self.quota, replicas) {
             Some(share) => (share.strategy, share.quota),
@@ -106,27 +108,28 @@ impl Limit {
         Ok(Self { name: self.name.clone(), ..Self::of(strategy, quota)? })
     }
 
-    /// Its strategy.
+    /// Returns the strategy.
     pub fn strategy(&self) -> &dyn Strategy {
         &*self.strategy
     }
 
-    /// Its quota.
+    /// Returns the quota.
     pub fn quota(&self) -> &Quota {
         &self.quota
     }
 
-    /// Its own name, if it was given one.
+    /// Returns the name that was set with [`named`](Self::named).
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// The most units that can be spent at one instant.
+    /// Returns the maximum number of units that can be spent at one instant.
     pub fn capacity(&self) -> u32 {
         self.strategy.capacity(&self.quota)
     }
 
-    /// In how many seconds, rounded up, all of the [capacity](Self::capacity) comes back.
+    /// Returns the time in which the whole [capacity](Self::capacity) refills, in seconds, rounded
+    /// up.
     pub(crate) fn window_secs(&self) -> u64 {
         let quota = self.quota();
         let micros = u128::from(self.capacity()) * u128::from(quota.period_micros());
@@ -134,8 +137,8 @@ impl Limit {
         u64::try_from(seconds).unwrap_or(u64::MAX)
     }
 
-    /// A number for this strategy and period at this place of a policy. It tells the states of this
-    /// limit from those of others. One bit of it says whether the limit is enforced.
+    /// Returns a hash of the position, strategy and period of this limit, with the flag bits
+    /// cleared. It distinguishes the states of this limit from those of others.
     fn digest(&self, position: usize, attempt: u32) -> u32 {
         let mut hasher = DefaultHasher::new();
         (position, self.strategy.name(), self.quota.period_micros()).hash(&mut hasher);
@@ -147,8 +150,9 @@ impl Limit {
         digest & !LOW_BITS
     }
 
-    /// What this limit answers to a hit of `cost` units that a storage decided elsewhere: `state` is what was left, and
-    /// `outcome` what the hit did to it, nothing in a peek.
+    /// Returns the status after a hit of `cost` units that a storage has decided by other means,
+    /// for example in a script. `state` is the state after the hit. `outcome` is the effect of the
+    /// hit on this limit, or `None` for a peek.
     pub fn answer(&self, state: &State, now: Timestamp, cost: u32, outcome: Option<Outcome>) -> Status {
         let mut status = Status::BLANK;
         self.tell(state, now, cost, outcome, &mut status);
@@ -160,7 +164,7 @@ impl Limit {
         self.strategy.check(&self.quota, state, now, cost)
     }
 
-    /// All of a hit of at least 1 unit, where no other limit refuses.
+    /// Checks and spends a hit of at least 1 unit. The policy has no other limit.
     #[inline]
     pub(crate) fn hit(&self, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
         self.strategy.hit(&self.quota, state, now, cost)
@@ -181,19 +185,20 @@ impl Limit {
         self.strategy.counts_refusals()
     }
 
-    /// What it says after that.
+    /// Writes the numbers after the decision into `status`.
     #[inline]
     pub(crate) fn tell(&self, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status) {
         self.strategy.tell(&self.quota, state, now, cost, part, status);
     }
 
-    /// A refusal without a decision: nothing remains for `retry_after` microseconds.
+    /// Returns the status of a refusal without a decision: nothing remains for `retry_after`
+    /// microseconds.
     pub(crate) fn refusal(&self, retry_after: u64) -> Status {
         Status::refused(self.capacity(), 0, retry_after, Some(retry_after))
     }
 }
 
-/// With [`TokenBucket`] when the quota has a burst, else with [`SlidingWindowCounter`].
+/// Uses [`TokenBucket`] if the quota has a burst, otherwise [`SlidingWindowCounter`].
 impl From<Quota> for Limit {
     fn from(quota: Quota) -> Self {
         if quota.burst_size().is_some() {
@@ -204,7 +209,7 @@ impl From<Quota> for Limit {
     }
 }
 
-/// As in a policy's text: `"daily" moving-window 10000/day`.
+/// Writes the limit as in the text of a policy: `"daily" moving-window 10000/day`.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = &self.name {
@@ -225,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_whose_hashes_collide_get_different_digests() {
+    fn limits_with_colliding_hashes_get_different_digests() {
         let limit = |text: &str| crate::Policy::limits(&text.parse().unwrap())[0].clone();
         let limits = [limit("fixed-window 10/minute"), limit("fixed-window 100/2786174215 ms")];
         assert_eq!(limits[0].digest(0, 0), limits[1].digest(1, 0), "this pair collides");

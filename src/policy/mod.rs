@@ -1,4 +1,4 @@
-//! The limits that bind one key.
+//! Policies: the limits that apply to one key.
 
 mod into;
 mod limit;
@@ -19,9 +19,10 @@ use crate::error::or_panic;
 use crate::strategy::{State, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
 
-/// The limits that bind one key, admitted all together or not at all.
+/// The limits that apply to one key. A hit is admitted by all of them or by none.
 ///
-/// A [`Quota`] becomes one by itself; strings name everything there is. Cloning is cheap.
+/// A [`Quota`] or a [`Limit`] converts into a policy, and the text form supports all options.
+/// Cloning is cheap.
 ///
 /// ```
 /// use tower_ratelimit::{FixedWindow, MovingWindow, Policy, Quota};
@@ -37,32 +38,38 @@ use crate::{ConfigError, Quota, Timestamp};
 ///
 /// # Identity
 ///
-/// A policy's name is its identity in a storage: equal names on one storage share what they remember, others never do. An
-/// unnamed policy is called by its text, so processes with equal configuration share. A limit is identified by its
-/// position, its strategy and its period.
+/// The name of a policy is its identity in a storage. Policies with the same name on one storage
+/// share their states, others never do. The identity of an unnamed policy is its text, so processes
+/// with the same configuration share states. A limit is identified by its position, its strategy
+/// and its period.
 ///
-/// So when the configuration of a *named* policy changes under what is remembered:
+/// A *named* policy keeps its identity when its configuration changes. The effect on its stored
+/// states:
 ///
-/// | changed | what was spent |
+/// | change | effect on the units already spent |
 /// |---|---|
-/// | the amount of a window or log | stays: of 10 with 8 spent, lowered to 5, nothing remains; raised to 20, 12 remain |
-/// | the amount of a bucket, and its burst with it | keeps its proportion: a bucket of 10 with 4 left, raised to 20, has 8 |
-/// | the amount of a bucket, its burst staying | keeps the time until it is full again, up to that of an empty bucket |
-/// | a bucket's burst or a queue's places alone | stays, as far as it fits: of a burst of 20 with 5 left, lowered to 15, nothing remains |
-/// | the period, the strategy, or the place among the limits | is forgotten: the limit starts afresh |
+/// | amount of a window or log | kept: with 8 of 10 spent, 0 remain after lowering to 5, and 12 after raising to 20 |
+/// | amount of a bucket, with its burst | scaled: with 4 of 10 remaining, 8 remain after raising to 20 |
+/// | amount of a bucket, without its burst | the time until the bucket is full is kept, up to that of an empty bucket |
+/// | burst of a bucket, or length of a queue | kept if possible: with 5 of 20 remaining, 0 remain after lowering to 15 |
+/// | period, strategy, or position of a limit | reset: the limit starts with its full quota |
 ///
-/// An unnamed policy whose text changes is another policy, and starts afresh.
+/// An unnamed policy with another text is another policy, and starts with its full quota.
 ///
-/// `retry_after` is exact after any of these changes. A client of a bucket waits for no longer than if it had emptied a
-/// bucket of the new quota with its last admitted hit (plus up to 0.2 % of the time in which that bucket fills).
+/// `retry_after` is exact after any of these changes. A client of a bucket never waits longer than
+/// if its last admitted hit had emptied a bucket of the new quota (plus up to 0.2 % of the time in
+/// which that bucket fills).
 ///
 /// # Shadow limits
 ///
-/// A limit can be tried out before it is enforced: [`shadow`](Self::shadow) adds one that the middleware decides and counts
-/// as a policy of its own ([`shadows`](Self::shadows)), only for requests that the enforced limits admit, and reports to
-/// its observer; it never refuses and no header field shows it. In strings: `10/second; shadow moving-window 5/second`.
-/// The memory storage keeps its states beside the enforced ones of the same key, where they take no room from others, and
-/// forgets them first.
+/// [`shadow`](Self::shadow) adds a limit that is observed but not enforced. It never refuses a
+/// request, and no header field reports it. The text form is `10/second; shadow moving-window
+/// 5/second`.
+///
+/// The middleware checks shadow limits for the requests that the enforced limits admit. It counts
+/// each of them as a separate policy ([`shadows`](Self::shadows)) and reports the decisions to its
+/// observer. The memory storage keeps shadow states next to the enforced states of the same key.
+/// They take no memory from other keys and are evicted first.
 #[derive(Clone)]
 pub struct Policy(Arc<Inner>);
 
@@ -72,98 +79,101 @@ struct Inner {
     identity: String,
     digest: u128,
     limit_digests: Vec<u32>,
-    /// What its limits are called after on the wire.
+    /// The default name of a limit, or its prefix, on the wire.
     called: String,
     shadows: Vec<Policy>,
 }
 
-/// Whether a decision spends.
+/// The kind of a decision: with or without spending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "an operation either spends or does not")]
 pub enum Op {
-    /// Spends when admitted.
+    /// Spends if all limits admit.
     Hit,
-    /// Looks, and changes nothing.
+    /// Returns the decision that a hit would get. Spends nothing.
     Peek,
 }
 
 impl Policy {
-    /// An unnamed policy of one limit.
+    /// Creates an unnamed policy of one limit.
     ///
     /// # Panics
     ///
-    /// When the strategy cannot keep the quota; [`try_new`](Self::try_new) returns an error instead.
+    /// Panics if the strategy does not support the quota. [`try_new`](Self::try_new) returns an
+    /// error instead.
     #[track_caller]
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
         Limit::new(strategy, quota).into()
     }
 
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When the strategy cannot keep the quota.
+    /// Returns an error if the strategy does not support the quota.
     pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
         Ok(Limit::try_new(strategy, quota)?.into())
     }
 
-    /// The beginning of a policy with a name; it needs a limit to be one.
+    /// Starts a policy with a name. [`PolicyBuilder::limit`] adds the first limit.
     ///
     /// # Panics
     ///
-    /// When the name is empty or not printable ASCII; [`try_named`](Self::try_named) returns an error instead.
+    /// Panics if the name is empty or not printable ASCII. [`try_named`](Self::try_named) returns
+    /// an error instead.
     #[track_caller]
     pub fn named(name: impl Into<String>) -> PolicyBuilder {
         or_panic(Self::try_named(name))
     }
 
-    /// As [`named`](Self::named).
+    /// As [`named`](Self::named), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When the name is empty or not printable ASCII.
+    /// Returns an error if the name is empty or not printable ASCII.
     pub fn try_named(name: impl Into<String>) -> Result<PolicyBuilder, ConfigError> {
         Ok(PolicyBuilder { name: name::checked(name.into())? })
     }
 
-    /// The same policy with one limit more.
+    /// Adds a limit.
     ///
     /// # Panics
     ///
-    /// When the strategy cannot keep the quota, or another limit has the new one's
-    /// [name](Self::limit_name). [`Limit::try_new`] and [`try_with`](Self::try_with) return an error
-    /// instead.
+    /// Panics if the strategy does not support the quota, or if another limit has the same
+    /// [name](Self::limit_name). [`Limit::try_new`] and [`try_with`](Self::try_with) return an
+    /// error instead.
     #[must_use]
     #[track_caller]
     pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Self {
         self.with(Limit::new(strategy, quota))
     }
 
-    /// The same policy with one limit more.
+    /// Adds a limit that was built separately.
     ///
     /// # Panics
     ///
-    /// When another limit has the new one's [name](Self::limit_name).
-    /// [`try_with`](Self::try_with) returns an error instead.
+    /// Panics if another limit has the same [name](Self::limit_name). [`try_with`](Self::try_with)
+    /// returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn with(self, limit: Limit) -> Self {
         or_panic(self.try_with(limit))
     }
 
-    /// As [`with`](Self::with).
+    /// As [`with`](Self::with), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When another limit has the new one's [name](Self::limit_name): clients could not tell them apart.
-    /// The second limit of `Policy::named("free")` cannot be named `free-1`.
+    /// Returns an error if another limit has the same [name](Self::limit_name), because clients
+    /// distinguish limits by name. For example, the second limit of `Policy::named("free")` cannot
+    /// be named `free-1`.
     pub fn try_with(self, limit: Limit) -> Result<Self, ConfigError> {
         let mut limits = self.0.limits.clone();
         limits.push(limit);
         name::distinct(Self::of(self.0.name.clone(), limits, self.shadow_limits()))
     }
 
-    /// The same policy with one limit more that is only tried out: see [above](Self#shadow-limits).
+    /// Adds a [shadow limit](Self#shadow-limits), which is observed but not enforced.
     ///
     /// ```
     /// use tower_ratelimit::{Limit, Policy, Quota, TokenBucket};
@@ -179,13 +189,13 @@ impl Policy {
         Self::of(self.0.name.clone(), self.0.limits.clone(), shadow)
     }
 
-    /// The limits that are only tried out, each as a policy of its own: to peek at what they have counted.
+    /// Returns the shadow limits, each as a separate policy, for example to peek at their states.
     #[inline]
     pub fn shadows(&self) -> &[Self] {
         &self.0.shadows
     }
 
-    /// Whether it is a limit that is only tried out.
+    /// Returns `true` if this is the policy of a shadow limit.
     #[inline]
     pub(crate) fn is_shadow(&self) -> bool {
         self.limit_digests().first().is_some_and(|digest| digest & SHADOW != 0)
@@ -195,11 +205,11 @@ impl Policy {
         self.shadows().iter().flat_map(Self::limits).cloned().collect()
     }
 
-    /// The same limits under this name.
+    /// Sets the name.
     ///
     /// # Panics
     ///
-    /// When the name is empty or not printable ASCII, or gives two limits the same
+    /// Panics if the name is empty or not printable ASCII, or if it gives two limits the same
     /// [name](Self::limit_name). [`try_with_name`](Self::try_with_name) returns an error instead.
     #[must_use]
     #[track_caller]
@@ -207,12 +217,12 @@ impl Policy {
         or_panic(self.try_with_name(name))
     }
 
-    /// As [`with_name`](Self::with_name).
+    /// As [`with_name`](Self::with_name), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
-    /// When the name is empty or not printable ASCII, or gives two limits the same
-    /// [name](Self::limit_name).
+    /// Returns an error if the name is empty or not printable ASCII, or if it gives two limits the
+    /// same [name](Self::limit_name).
     pub fn try_with_name(self, name: impl Into<String>) -> Result<Self, ConfigError> {
         name::distinct(Self::of(Some(name::checked(name.into())?), self.0.limits.clone(), self.shadow_limits()))
     }
@@ -221,11 +231,12 @@ impl Policy {
         let identity = name.as_deref().map_or_else(|| text::of_limits(&limits), str::to_owned);
         let digest = digest(&identity);
         let limit_digests = limit::digests(&limits, false);
-        // What is only tried out is no part of the identity: it comes and goes, and what was spent stays.
+        // Shadow limits are not part of the identity, so adding or removing one does not reset the
+        // others.
         let shadow_digests = limit::digests(&shadow, true);
         let shadows = shadow.into_iter().zip(shadow_digests).enumerate().map(|(position, (limit, limit_digest))| {
             let called = format!("{identity} shadow-{}", position + 1);
-            // All names are ASCII, so none can be the same.
+            // All other identities are ASCII, so this one cannot collide with them.
             let identity = format!("{identity}\u{b7}shadow-{}", position + 1);
             let limit_digests = vec![limit_digest];
             let (limits, shadows) = (vec![limit], Vec::new());
@@ -235,9 +246,12 @@ impl Policy {
         Self(Arc::new(Inner { name, limits, identity, digest, limit_digests, called, shadows }))
     }
 
-    /// What one of so many has of it that divide it between them: of each limit the amount, the burst and the places in a queue,
-    /// rounded down and at least 1. It is the same policy to a storage: its name and its [identity](Self::identity) stay. Divide a
-    /// policy when it is complete: an unnamed share to which a limit is added, a shadow limit too, is called by its own text.
+    /// Divides this policy among `replicas` and returns the part of one of them. Divides the
+    /// amount, the burst and the queue length of each limit, rounded down and at least 1.
+    ///
+    /// The name and the [identity](Self::identity) stay, so a storage treats the result as the same
+    /// policy. Add all limits before dividing: adding a limit to an unnamed divided policy gives it
+    /// a new identity.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -252,7 +266,8 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// When a strategy of one's own cannot keep its share. All others can.
+    /// Returns an error if a custom strategy does not support its divided quota. The built-in
+    /// strategies never fail.
     pub fn divide(&self, replicas: NonZeroU32) -> Result<Self, ConfigError> {
         if replicas == NonZeroU32::MIN {
             return Ok(self.clone());
@@ -269,23 +284,24 @@ impl Policy {
         })))
     }
 
-    /// Its name, if it was given one.
+    /// Returns the name, or `None` for an unnamed policy.
     pub fn name(&self) -> Option<&str> {
         self.0.name.as_deref()
     }
 
-    /// Its limits, at least one.
+    /// Returns the enforced limits, at least one.
     #[inline]
     pub fn limits(&self) -> &[Limit] {
         &self.0.limits
     }
 
-    /// What limit number `position` is called on the wire: its own name, else the policy's if it is alone, else the
-    /// policy's and its number, counted from 1.
+    /// Returns the name of the limit at `position` on the wire: the limit's own name if it has one,
+    /// else the name of the policy. If the policy has several limits, the number of the limit is
+    /// appended, counted from 1, as in `free-1`.
     ///
     /// # Panics
     ///
-    /// When there is no such limit.
+    /// Panics if there is no limit at this position.
     #[track_caller]
     pub fn limit_name(&self, position: usize) -> Cow<'_, str> {
         match self.limits()[position].name() {
@@ -295,39 +311,43 @@ impl Policy {
         }
     }
 
-    /// The same, in double quotes.
+    /// Returns the name of the limit in double quotes.
     pub(crate) fn quoted_name(&self, position: usize) -> String {
         name::Quoted(&self.limit_name(position)).to_string()
     }
 
-    /// What it is called in a storage: its name, or its text.
+    /// Returns the identity of the policy in a storage: its name, or its text if it is unnamed.
     pub fn identity(&self) -> &str {
         &self.0.identity
     }
 
-    /// The [identity](Self::identity) in 128 bits, for a storage that keeps hashes instead of names; a shadow limit has that of
-    /// its policy. It may differ from one build of a program to the next.
+    /// Returns a 128-bit hash of the [identity](Self::identity), for storages that keep hashes
+    /// instead of names. A shadow limit has the digest of its policy. The hash may change between
+    /// builds of a program.
     #[inline]
     pub fn digest(&self) -> u128 {
         self.0.digest
     }
 
-    /// For each limit, its position, strategy and period in 32 bits: what tells its states from those of the policy's other
-    /// limits, and of another strategy or period at its place.
+    /// Returns a 32-bit digest of the position, strategy and period of each limit. It distinguishes
+    /// the states of the limits, and changes with the strategy or period of a limit.
     #[inline]
     pub fn limit_digests(&self) -> &[u32] {
         &self.0.limit_digests
     }
 
-    /// Decides on a hit or a peek: checks every limit, then spends all of them or none. `states` are those of the
-    /// limits, in their order, and are left as they are to be stored. Only a hit changes them. Cost 0 is admitted and
-    /// spends nothing.
+    /// Decides a hit or a peek: checks every limit, then spends from all of them or none. Cost 0 is
+    /// admitted and spends nothing.
     ///
-    /// This is the whole of what a storage computes; the rest is reading the clock and keeping the states.
+    /// `states` are the states of the limits, in the order of [`limits`](Self::limits). A hit
+    /// updates them in place, ready to be stored. A peek does not change them.
+    ///
+    /// A storage only has to read the clock, load the states, call this method and store the
+    /// states.
     ///
     /// # Panics
     ///
-    /// When there are not as many states as limits.
+    /// Panics if the number of states differs from the number of limits.
     #[track_caller]
     pub fn decide(&self, states: &mut [State], now: Timestamp, op: Op, cost: u32) -> Decision {
         let limits = self.limits();
@@ -349,19 +369,20 @@ impl Policy {
         decision
     }
 
-    /// The refusal of a storage that could not decide: every limit refuses, and shows nothing remaining, for
-    /// `retry_after` microseconds. Mark it [storage full](Decision::storage_full) or [contended](Decision::contended).
+    /// Returns the refusal of a storage that cannot decide: every limit refuses for `retry_after`
+    /// microseconds, with nothing remaining. Mark it as [storage full](Decision::storage_full) or
+    /// [contended](Decision::contended).
     pub fn refuse(&self, now: Timestamp, cost: u32, retry_after: u64) -> Decision {
         let limits = self.limits();
         Decision::new(now, cost, Statuses::from_fn(limits.len(), |i| limits[i].refusal(retry_after)))
     }
 
-    /// Gives back an admitted hit, as far as each limit has not forgotten it. A refusal, a peek and a hit already
-    /// forgotten give back nothing.
+    /// Refunds an admitted hit. Units that a limit has already restored are not refunded, and a
+    /// refusal refunds nothing.
     ///
     /// # Panics
     ///
-    /// When there are not as many states as limits.
+    /// Panics if the number of states differs from the number of limits.
     #[track_caller]
     pub fn refund(&self, states: &mut [State], now: Timestamp, decision: &Decision) {
         assert_eq!(states.len(), self.limits().len(), "one state for each limit");
@@ -377,7 +398,7 @@ impl Policy {
     }
 }
 
-/// A policy that has a name and needs its first limit: see [`Policy::named`].
+/// A named policy without limits. Created by [`Policy::named`].
 #[derive(Clone, Debug)]
 #[must_use = "a policy needs a limit"]
 pub struct PolicyBuilder {
@@ -385,18 +406,18 @@ pub struct PolicyBuilder {
 }
 
 impl PolicyBuilder {
-    /// The policy with its first limit.
+    /// Adds the first limit.
     ///
     /// # Panics
     ///
-    /// When the strategy cannot keep the quota. [`with`](Self::with) and [`Limit::try_new`] return an
-    /// error instead.
+    /// Panics if the strategy does not support the quota. [`with`](Self::with) and
+    /// [`Limit::try_new`] return an error instead.
     #[track_caller]
     pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Policy {
         self.with(Limit::new(strategy, quota))
     }
 
-    /// The policy with its first limit.
+    /// Adds the first limit, which was built separately.
     pub fn with(self, limit: Limit) -> Policy {
         Policy::of(Some(self.name), vec![limit], Vec::new())
     }
@@ -408,7 +429,7 @@ impl From<Limit> for Policy {
     }
 }
 
-/// One limit: with [`TokenBucket`](crate::TokenBucket) when the quota has a burst, else with
+/// Uses [`TokenBucket`](crate::TokenBucket) if the quota has a burst, otherwise
 /// [`SlidingWindowCounter`](crate::SlidingWindowCounter).
 impl From<Quota> for Policy {
     fn from(quota: Quota) -> Self {
@@ -416,7 +437,7 @@ impl From<Quota> for Policy {
     }
 }
 
-/// Equal when they have the same name and the same limits, shadow limits too, as text.
+/// Compares the names and the texts of the limits, including shadow limits.
 impl PartialEq for Policy {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0) || self.identity() == other.identity() && self.to_string() == other.to_string()
@@ -431,7 +452,8 @@ impl fmt::Debug for Policy {
     }
 }
 
-/// 128 bits of an identity. Names can come from configuration that others write, so it is a hash that resists collisions.
+/// Hashes an identity to 128 bits. Names may come from untrusted configuration, so the hash resists
+/// collisions.
 #[inline]
 fn digest(identity: &str) -> u128 {
     let half = |half: u8| {

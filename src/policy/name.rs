@@ -3,13 +3,13 @@ use std::fmt::{self, Write};
 use super::Policy;
 use crate::ConfigError;
 
-/// The name, if it can stand in a header as a Structured Field string (RFC 9651, section 3.3.3) and is not empty.
+/// Validates a name: not empty, and valid as a Structured Field string (RFC 9651, section 3.3.3).
 pub(super) fn checked(name: String) -> Result<Box<str>, ConfigError> {
     if !name.is_empty() && name.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
         return Ok(name.into_boxed_str());
     }
     Err(ConfigError::new(format!(
-        "the name {name:?} cannot stand in a header: \
+        "the name {name:?} is not a valid header value: \
          use one or more letters, digits, spaces and ASCII punctuation, for example \"free\""
     )))
 }
@@ -22,14 +22,14 @@ pub(super) fn distinct(policy: Policy) -> Result<Policy, ConfigError> {
     match twice {
         None => Ok(policy),
         Some(second) => Err(ConfigError::new(format!(
-            "two limits of the policy \"{policy}\" are called {:?}, and clients could not tell them apart: \
-             name one of them, for example \"daily\"",
+            "two limits of the policy \"{policy}\" have the name {:?}: \
+             give one of them another name, for example \"daily\"",
             name_of(second)
         ))),
     }
 }
 
-/// A name in double quotes, as in headers and in a policy's text.
+/// A name in double quotes, as in header fields and in the text of a policy.
 pub(super) struct Quoted<'a>(pub(super) &'a str);
 
 impl fmt::Display for Quoted<'_> {

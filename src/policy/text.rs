@@ -1,4 +1,4 @@
-//! Policies as text: reading and writing.
+//! The text form of policies.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,11 +9,12 @@ use crate::strategy::{LeakyBucket, NAMES, Strategy, by_name};
 use crate::text::Scanner;
 use crate::{ConfigError, Quota};
 
-/// Stands before a limit that is only tried out.
+/// The keyword before a shadow limit.
 const SHADOW: &str = "shadow";
 
-/// Limits separated by `;`, `,` or `|`, each `[shadow] ["name"] [strategy] quota [queue n]`; names in double quotes:
-/// `"free": fixed-window 10/second; "daily" moving-window 10000/day`. The first limit is no shadow.
+/// Parses limits that are separated by `;`, `,` or `|`. Each limit is `[shadow] ["name"] [strategy]
+/// quota [queue n]`. Names are in double quotes: `"free": fixed-window 10/second; "daily"
+/// moving-window 10000/day`. The first limit cannot be a shadow limit.
 impl FromStr for Policy {
     type Err = ConfigError;
 
@@ -26,7 +27,7 @@ impl FromStr for Policy {
             limit_name = scanner.quoted()?;
         }
         if scanner.keyword(SHADOW) {
-            let why = "the first limit has to be enforced: write one before it, or put all of a layer in shadow";
+            let why = "the first limit must be enforced: put an enforced limit first, or use RateLimitLayer::shadow";
             return Err(scanner.unreadable("", SHADOW, why));
         }
         let (mut limits, mut shadow) = (Vec::new(), Vec::new());
@@ -46,14 +47,10 @@ impl FromStr for Policy {
             into = if scanner.keyword(SHADOW) { &mut shadow } else { &mut limits };
             limit_name = scanner.quoted()?;
         }
-        if let Some(twice) = limits.iter().enumerate().find_map(|(i, limit)| {
+        if let Some(duplicate) = limits.iter().enumerate().find_map(|(i, limit)| {
             limit.name().filter(|name| limits[..i].iter().any(|other| other.name() == Some(name)))
         }) {
-            return Err(scanner.unreadable(
-                "the name",
-                twice,
-                "another limit has it, and clients could not tell them apart",
-            ));
+            return Err(scanner.unreadable("the name", duplicate, "another limit has the same name"));
         }
         let policy = Self::of(None, limits, shadow);
         match policy_name {
@@ -85,8 +82,8 @@ fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, ConfigError> {
     strategy.map_or(Ok(quota.into()), |strategy| Limit::of(strategy, quota))
 }
 
-/// What reads back as the same policy, as long as its strategies are those strings can name and its quotas are what
-/// strings can say.
+/// Writes a text that parses to the same policy, if the text form supports its strategies and
+/// quotas.
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = self.name() {
@@ -98,7 +95,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// The text of limits that are enforced.
+/// Returns the text of enforced limits.
 pub(super) fn of_limits(limits: &[Limit]) -> String {
     limits.iter().map(Limit::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -10,26 +10,27 @@ const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 pub(crate) const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
-/// A gRPC status without a body, for the servers of tonic and for any other that speaks gRPC.
+/// Responds with a gRPC status and no body. For tonic and other gRPC servers.
 ///
-/// It is what the [protocol] calls a response of trailers only: HTTP says 200, and the status is in the header fields.
-/// `Retry-After` and `X-RateLimit-*` are there as on any refusal, and clients find them in the status's metadata.
+/// The response is `Trailers-Only` as defined by the [protocol]: the HTTP status is 200, and the
+/// gRPC status is in the header fields. `Retry-After` and `X-RateLimit-*` are written as for other
+/// rejections. Clients find them in the metadata of the status.
 ///
 /// [protocol]: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 ///
-/// | refused | `grpc-status` |
+/// | reason | `grpc-status` |
 /// |---|---|
-/// | by a limit | 8, `RESOURCE_EXHAUSTED` |
-/// | because the storage failed | 14, `UNAVAILABLE` |
-/// | because the client left something out | 3, `INVALID_ARGUMENT` |
-/// | because the client did not say who it is | 16, `UNAUTHENTICATED` |
-/// | because the server is set up wrong | 13, `INTERNAL` |
+/// | limit exceeded | 8, `RESOURCE_EXHAUSTED` |
+/// | storage failed | 14, `UNAVAILABLE` |
+/// | key or cost missing from the request | 3, `INVALID_ARGUMENT` |
+/// | client not authenticated | 16, `UNAUTHENTICATED` |
+/// | server set up wrong | 13, `INTERNAL` |
 ///
-/// `grpc-message` has the text of [`TextRejection`](crate::TextRejection).
+/// `grpc-message` contains the text of [`TextRejection`](crate::TextRejection).
 ///
-/// `grpc-retry-pushback-ms` says when a client with a retry policy tries again (gRFC A6): after the
-/// milliseconds until the request would be admitted, rounded up; after a second when the storage
-/// failed; never (-1) when the cost does not fit the limit.
+/// `grpc-retry-pushback-ms` controls clients with a retry policy (gRFC A6). It is the time until
+/// the request would be admitted, in milliseconds, rounded up. It is 1000 if the storage failed,
+/// and -1 (never retry) if the cost exceeds the capacity.
 ///
 /// ```
 /// # #[cfg(feature = "tonic")]
@@ -56,7 +57,7 @@ impl<B: Default> Rejection<B> for GrpcRejection {
             RejectReason::Key(_) => "13",
         };
         let message = HeaderValue::try_from(percent_encoded(&refused.message("")));
-        let message = message.expect("printable ASCII is the value of a header field");
+        let message = message.expect("printable ASCII is a valid header value");
         let mut response = Response::new(B::default());
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -69,7 +70,7 @@ impl<B: Default> Rejection<B> for GrpcRejection {
     }
 }
 
-/// When a client may retry: milliseconds, or -1 for never (gRFC A6).
+/// Returns the pushback in milliseconds, or -1 for never (gRFC A6).
 fn pushback(refused: RejectReason<'_>) -> Option<HeaderValue> {
     match refused {
         RejectReason::Limit(refusal) => Some(match refusal.retry_after() {
@@ -81,8 +82,7 @@ fn pushback(refused: RejectReason<'_>) -> Option<HeaderValue> {
     }
 }
 
-/// Encodes a message as gRPC wants it: bytes that are not printable ASCII, and the percent sign, as
-/// `%` and two digits.
+/// Percent-encodes a message for gRPC: the percent sign, and bytes that are not printable ASCII.
 fn percent_encoded(message: &str) -> String {
     let mut encoded = String::with_capacity(message.len());
     for byte in message.bytes() {

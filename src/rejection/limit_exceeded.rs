@@ -3,9 +3,9 @@ use std::ops::Deref;
 
 use crate::{Decision, Policy};
 
-/// A policy's no: the decision, and whose it is.
+/// The refusal of a request by a limit: the decision and its policy.
 ///
-/// It is used like the [`Decision`] it leads to.
+/// Dereferences to the [`Decision`].
 ///
 /// ```
 /// use http::Response;
@@ -15,12 +15,12 @@ use crate::{Decision, Policy};
 /// let policy = "10/second; 1000/day".parse::<Policy>()?.with_name("free");
 /// let layer = RateLimitLayer::new(policy, Global).rejection(|refused: RejectReason<'_>, _: &Head<'_>| {
 ///     let text = match refused {
-///         // "free-2: 1000 at most"
+///         // "limit free-2 is exceeded, at most 1000"
 ///         RejectReason::Limit(refusal) => {
 ///             let names: Vec<_> = refusal.violated().collect();
-///             format!("{}: {} at most", names.join(", "), refusal.shown().capacity())
+///             format!("limit {} is exceeded, at most {}", names.join(", "), refusal.shown().capacity())
 ///         }
-///         _ => "not now".to_owned(),
+///         _ => "try again later".to_owned(),
 ///     };
 ///     let mut response = Response::new(text);
 ///     *response.status_mut() = refused.status();
@@ -39,27 +39,30 @@ impl<'a> LimitExceeded<'a> {
         Self { decision, policy }
     }
 
-    /// The decision, with each limit's numbers.
+    /// Returns the decision, with the numbers of each limit.
     pub fn decision(self) -> &'a Decision {
         self.decision
     }
 
-    /// The policy that refused.
+    /// Returns the policy that refused.
     pub fn policy(self) -> &'a Policy {
         self.policy
     }
 
-    /// What the limits that refuse are called on the wire, in the policy's order: see [`Policy::limit_name`]. All of them,
-    /// when the storage could not decide ([storage full](Decision::is_storage_full), [contended](Decision::is_contended)).
+    /// Returns the names of the limits that refuse, in the order of the policy. See
+    /// [`Policy::limit_name`].
+    ///
+    /// If the storage could not decide, because it was [full](Decision::is_storage_full) or
+    /// [contended](Decision::is_contended), all limits refuse.
     pub fn violated(self) -> impl Iterator<Item = Cow<'a, str>> {
         self.refusing().map(move |position| self.policy.limit_name(position))
     }
 
-    /// The positions of the limits that refuse.
+    /// Returns the positions of the limits that refuse.
     pub(super) fn refusing(self) -> impl Iterator<Item = usize> {
-        // A storage that somebody else wrote may answer for more limits than there are.
-        let answers = self.policy.limits().iter().zip(self.decision.limits()).enumerate();
-        answers.filter(|(_, (_, status))| !status.is_admitted()).map(|(position, _)| position)
+        // A custom storage may return more statuses than the policy has limits.
+        let statuses = self.policy.limits().iter().zip(self.decision.limits()).enumerate();
+        statuses.filter(|(_, (_, status))| !status.is_admitted()).map(|(position, _)| position)
     }
 }
 

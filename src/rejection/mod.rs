@@ -1,4 +1,4 @@
-//! From a refusal to a response.
+//! Responses to refused requests.
 
 mod grpc;
 mod limit_exceeded;
@@ -16,21 +16,21 @@ pub use self::problem::ProblemRejection;
 pub use self::text::TextRejection;
 use crate::extract::{Head, KeyError};
 
-/// Why a request is not passed on.
+/// The reason for the rejection of a request.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum RejectReason<'a> {
-    /// The policy refused.
+    /// The policy refused the request.
     Limit(LimitExceeded<'a>),
-    /// The storage failed, and [`OnError::Refuse`](crate::OnError::Refuse) was asked for.
+    /// The storage failed, and the layer uses [`OnError::Refuse`](crate::OnError::Refuse).
     Storage,
-    /// There is no key, or no cost.
+    /// The request has no key or no cost.
     Key(&'a KeyError),
 }
 
 impl RejectReason<'_> {
-    /// The status to answer with: 429 for a limit, 503 for a storage, and [`KeyError::status`] for a
-    /// missing key or cost.
+    /// Returns the status of the response: 429 for a limit, 503 for the storage, and
+    /// [`KeyError::status`] for a missing key or cost.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Limit(_) => StatusCode::TOO_MANY_REQUESTS,
@@ -40,10 +40,12 @@ impl RejectReason<'_> {
     }
 }
 
-/// Makes the response to a refused request, of the inner service's own body type.
+/// Builds the response to a refused request, with the body type of the inner service.
 ///
-/// Closures over [`RejectReason`] and the request's [`Head`] do. On whatever is made for a limit, the middleware then sets
-/// `X-RateLimit-*` and `Retry-After`, and `Cache-Control: no-store` unless there is a `Cache-Control` already.
+/// Implemented by closures over [`RejectReason`] and the request's [`Head`].
+///
+/// If a limit refused the request, the middleware then writes `X-RateLimit-*` and `Retry-After`
+/// into the response, and `Cache-Control: no-store` unless the response has a `Cache-Control`.
 ///
 /// ```
 /// use http::Response;
@@ -57,23 +59,23 @@ impl RejectReason<'_> {
 /// });
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot make a response with the body `{B}`",
-    label = "the refusal of this layer needs another way to make a response",
+    message = "`{Self}` cannot build a response with the body `{B}`",
+    label = "this layer needs another rejection for this body type",
     note = "`TextRejection`, the default, needs `{B}: From<String>`",
     note = "`.rejection(ProblemRejection)` needs `{B}: From<String>` too",
     note = "`.rejection(EmptyRejection)` needs `{B}: Default`",
     note = "`.rejection(GrpcRejection)` needs `{B}: Default` and is for gRPC, tonic's servers for example",
-    note = "`.rejection(|refused: Refused<'_>, head: &Head<'_>| ..)` makes any response",
+    note = "`.rejection(|refused: RejectReason<'_>, head: &Head<'_>| ..)` builds any response",
     note = "if a layer inside of this one changes the body (TraceLayer, CompressionLayer, CatchPanicLayer), put \
             `MapResponseBodyLayer::new(Body::new)` of tower-http between the two",
-    note = "let the compiler infer the types of a closure's arguments by `rejection_by(|refused, head| ..)`"
+    note = "use `rejection_by(|refused, head| ..)` so that the compiler infers the argument types of a closure"
 )]
 pub trait Rejection<B>: Send + Sync + 'static {
-    /// The response to a refused request.
+    /// Builds the response to a refused request.
     fn reject(&self, refused: RejectReason<'_>, head: &Head<'_>) -> Response<B>;
 }
 
-/// A status without a body.
+/// Responds with a status and no body.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct EmptyRejection;
@@ -95,10 +97,11 @@ where
     }
 }
 
-/// Lets the compiler infer the types of the arguments of a closure that is used as a [`Rejection`].
+/// Returns the closure unchanged. Helps the compiler to infer the argument types of a closure that
+/// is used as a [`Rejection`].
 ///
-/// A closure that names the types, `|refused: RejectReason<'_>, head: &Head<'_>| ..`, needs no
-/// `rejection_by`.
+/// A closure with explicit argument types, `|refused: RejectReason<'_>, head: &Head<'_>| ..`, does
+/// not need it.
 ///
 /// ```
 /// use http::Response;
@@ -117,14 +120,14 @@ where
     reject
 }
 
-/// One for several layers.
+/// Shares one rejection among several layers.
 impl<B, R: Rejection<B> + ?Sized> Rejection<B> for Arc<R> {
     fn reject(&self, refused: RejectReason<'_>, head: &Head<'_>) -> Response<B> {
         (**self).reject(refused, head)
     }
 }
 
-/// One chosen while the program runs.
+/// For a rejection that is selected at run time.
 impl<B: 'static> Rejection<B> for Box<dyn Rejection<B>> {
     fn reject(&self, refused: RejectReason<'_>, head: &Head<'_>) -> Response<B> {
         (**self).reject(refused, head)

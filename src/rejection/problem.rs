@@ -6,18 +6,18 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use super::{RejectReason, Rejection};
 use crate::extract::Head;
 
-/// A problem in JSON, `application/problem+json` (RFC 9457), for programs to read.
+/// Responds with a JSON problem, `application/problem+json` (RFC 9457).
 ///
-/// | refused | status | `type` |
+/// | reason | status | `type` |
 /// |---|---|---|
-/// | by a limit | 429 | `https://iana.org/assignments/http-problem-types#quota-exceeded` |
-/// | because the storage failed | 503 | `about:blank` |
-/// | because the key or cost is missing | 400, 401 or 500 | `about:blank` |
+/// | limit exceeded | 429 | `https://iana.org/assignments/http-problem-types#quota-exceeded` |
+/// | storage failed | 503 | `about:blank` |
+/// | key or cost missing | 400, 401 or 500 | `about:blank` |
 ///
 /// Every problem has a `title`, a `status`, and a `detail` with the text of
-/// [`TextRejection`](crate::TextRejection). The problem of a limit has `violated-policies`
-/// (draft-ietf-httpapi-ratelimit-headers, section 5) with the names of the limits that refuse, which
-/// are the names in the header fields.
+/// [`TextRejection`](crate::TextRejection). If a limit is exceeded, `violated-policies` contains
+/// the names of the limits that refuse, as in the header fields
+/// (draft-ietf-httpapi-ratelimit-headers, section 5).
 ///
 /// ```
 /// # use http::{Request, Response};
@@ -45,7 +45,7 @@ pub struct ProblemRejection;
 
 impl<B: From<String>> Rejection<B> for ProblemRejection {
     fn reject(&self, refused: RejectReason<'_>, _: &Head<'_>) -> Response<B> {
-        // Room for a limit's problem with a few short names.
+        // Enough capacity for an exceeded limit with a few short names.
         let mut problem = String::with_capacity(320);
         write_problem(refused, &mut problem).expect("writing to a string does not fail");
         let mut response = Response::new(problem.into());
@@ -67,7 +67,7 @@ fn write_problem(refused: RejectReason<'_>, json: &mut String) -> fmt::Result {
     if let RejectReason::Limit(refusal) = refused {
         json.push_str(r#","violated-policies":["#);
         for (i, position) in refusal.refusing().enumerate() {
-            // A name is printable ASCII, so strings of Structured Fields and of JSON are the same.
+            // Names are printable ASCII, so a Structured Field string is also a JSON string.
             let comma = if i == 0 { "" } else { "," };
             write!(json, "{comma}{}", refusal.policy().quoted_name(position))?;
         }
@@ -77,7 +77,7 @@ fn write_problem(refused: RejectReason<'_>, json: &mut String) -> fmt::Result {
     Ok(())
 }
 
-/// Writes a string of JSON (RFC 8259, section 7).
+/// Writes a JSON string (RFC 8259, section 7).
 fn write_string(text: &str, json: &mut String) -> fmt::Result {
     json.push('"');
     for c in text.chars() {

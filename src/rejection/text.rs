@@ -5,11 +5,11 @@ use super::{RejectReason, Rejection};
 use crate::extract::Head;
 use crate::time::seconds_up;
 
-/// A short text in English, the default of a layer.
+/// Responds with a short English text. This is the default.
 ///
-/// A missing key or cost is answered with its reason if the client can do something about it. A
-/// server's mistake is answered with its reason in builds with debug assertions, and with "internal
-/// server error" in others.
+/// The body for a missing key or cost is the reason of the [`KeyError`](crate::KeyError) if its
+/// status is 400 or 401. For status 500 the body is the reason in builds with debug assertions, and
+/// "internal server error" in others.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct TextRejection;
@@ -25,7 +25,7 @@ impl<B: From<String>> Rejection<B> for TextRejection {
 }
 
 impl RejectReason<'_> {
-    /// The message to the client, followed by `end`.
+    /// Returns the message for the client, followed by `end`.
     pub(super) fn message(&self, end: &str) -> String {
         let text = match self {
             Self::Limit(refusal) => match refusal.retry_after() {
@@ -34,10 +34,10 @@ impl RejectReason<'_> {
                     let seconds = digits.format(seconds_up(wait).max(1));
                     return ["too many requests, retry in ", seconds, " s", end].concat();
                 }
-                None => "too many requests: this one is larger than the limit",
+                None => "too many requests: the cost of this request exceeds the limit",
             },
             Self::Storage => "temporarily unavailable, retry in 1 s",
-            // Developers see the reason of their mistake. Clients of a release do not.
+            // Hides mistakes in the server's setup from the clients of a release build.
             Self::Key(missing) if missing.is_clients_fault() || cfg!(debug_assertions) => missing.reason(),
             Self::Key(_) => "internal server error",
         };

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::{Strategy, StrategyDyn};
 use crate::Quota;
 
-/// What one of several has of a limit that they divide: see [`Strategy::divide`].
+/// The part of a limit that belongs to one of several replicas. See [`Strategy::divide`].
 #[derive(Clone, Debug)]
 pub struct Divided {
     pub(crate) strategy: Arc<dyn StrategyDyn>,
@@ -11,7 +11,7 @@ pub struct Divided {
 }
 
 impl Divided {
-    /// So much by this strategy: one of the same name, and a quota of the same period.
+    /// Creates a part from a strategy with the same name and a quota with the same period.
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
         Self { strategy: Arc::new(strategy), quota }
     }

@@ -2,21 +2,21 @@ use super::fixed_window::status;
 use super::{Hit, Script, State, Status, Strategy, low_bits};
 use crate::{Quota, Timestamp};
 
-/// N units between silences of P. Each hit on a live window moves its end to one period from now, a
-/// refused hit too.
+/// A window that ends after a period P without hits. It admits N units. Each hit, admitted or
+/// refused, moves the end to one period from now.
 ///
-/// It keeps a client out until the client has been quiet for a whole period. **A client that
-/// keeps trying is never admitted again**. This includes a person who reloads a page and a program that
-/// retries at a fixed interval shorter than P. To bound attempts at a password without that, use a
-/// [`MovingWindow`](crate::MovingWindow).
+/// A refused client must send no requests for a whole period to be admitted again. **A client that
+/// keeps trying is never admitted again**. This includes a person who reloads a page, and a program
+/// that retries at a fixed interval shorter than P. To limit password attempts without this effect,
+/// use a [`MovingWindow`](crate::MovingWindow).
 ///
-/// `retry_after` of a refusal is always P, since the refused hit has moved the end, also when another
-/// limit of the policy refused. A peek moves nothing.
+/// `retry_after` of a refusal is always P, because the refused hit has moved the end. This applies
+/// also if another limit of the policy refused. A peek does not move the end.
 ///
-/// A [refund](crate::RateLimiter::refund) does not move the end back. With
-/// [`charge_when`](crate::RateLimitLayer::charge_when) the successes of a well-behaved client
-/// therefore keep its old failures alive, until it is locked out. The lint
-/// [`ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded) warns of the combination.
+/// A [refund](crate::RateLimiter::refund) does not move the end back. So with
+/// [`charge_when`](crate::RateLimitLayer::charge_when), the successful requests of a well-behaved
+/// client prevent its old failures from expiring, until it is locked out. The lint
+/// [`ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded) reports this combination.
 ///
 /// In strings: `elastic-window 10/minute`.
 ///
@@ -46,7 +46,8 @@ use crate::{Quota, Timestamp};
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct ElasticWindow;
 
-/// A live window: when it ends, what was spent in it, and a number that tells it from a later window.
+/// A live window: its end, the units spent in it, and an anchor that distinguishes it from a later
+/// window.
 struct Window {
     end: Timestamp,
     count: u32,
@@ -58,7 +59,7 @@ impl Window {
     fn live(quota: &Quota, state: &State, now: Timestamp) -> Option<Self> {
         match *state {
             State::Counts { until, amounts: [count, anchor] } if count > 0 && until > now => {
-                // No hit can have moved the end further: a clock has gone back.
+                // A later end was stored before the clock went back.
                 Some(Self { end: until.min(now.plus(quota.period_micros())), count, anchor })
             }
             _ => None,
@@ -71,7 +72,7 @@ impl Window {
 }
 
 impl ElasticWindow {
-    /// The strategy has no options.
+    /// Creates the strategy. It has no options.
     pub const fn new() -> Self {
         Self
     }
@@ -85,7 +86,7 @@ impl Strategy for ElasticWindow {
     #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         let (left, count) = Window::live(quota, state, now).map_or((0, 0), |live| (live.end.since(now), live.count));
-        // A refused hit itself moves the end.
+        // A refused hit itself moves the end, so the wait is a whole period.
         status(quota, left, count, cost, quota.period_micros())
     }
 

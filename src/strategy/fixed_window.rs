@@ -1,14 +1,18 @@
 use super::{Hit, Script, State, Status, Strategy, low_bits};
 use crate::{Quota, Timestamp};
 
-/// N units in each window of P. The simplest rule, and the cheapest.
+/// N units in each window of P. The simplest and fastest strategy.
 ///
-/// The window starts with the first admitted hit and ends P later; the next admitted hit starts another. With
-/// [`aligned`](Self::aligned) windows begin at multiples of P since the unix epoch instead, so all keys turn together.
-/// Within one P up to 2N - 1 units can pass, 2N when aligned: the end of one window and the beginning of the next.
+/// The first admitted hit starts a window, which ends P later. The next admitted hit after that
+/// starts another one. With [`aligned`](Self::aligned), windows start at multiples of P since the
+/// Unix epoch, so the windows of all keys end at the same time.
 ///
-/// In strings: `fixed-window 10/minute`, `fixed-window-aligned 10/minute`. A bucket that is filled up at once when an
-/// interval has passed (`interval-token-bucket`) gives the same answers.
+/// Any span of P can contain up to 2N - 1 units, or 2N if aligned: at the end of one window and the
+/// start of the next.
+///
+/// In strings: `fixed-window 10/minute`, `fixed-window-aligned 10/minute`. The alias
+/// `interval-token-bucket` is a bucket that is refilled completely after each interval, which gives
+/// the same decisions.
 ///
 /// ```
 /// use std::time::Duration;
@@ -37,25 +41,26 @@ pub struct FixedWindow {
 }
 
 impl FixedWindow {
-    /// Windows that start with the first admitted hit.
+    /// Creates windows that start with the first admitted hit.
     pub const fn new() -> Self {
         Self { aligned: false }
     }
 
-    /// Windows that begin at multiples of the period since the unix epoch: the full hour, midnight UTC.
+    /// Creates windows that start at multiples of the period since the Unix epoch, such as full
+    /// hours or midnight UTC.
     pub const fn aligned() -> Self {
         Self { aligned: true }
     }
 
-    /// The end of a window that an admitted hit would start now.
+    /// Returns the end of a window that an admitted hit would start now.
     fn end_from(self, quota: &Quota, now: Timestamp) -> Timestamp {
         let period = quota.period_micros();
         if self.aligned { now.floor_to(period).plus(period) } else { now.plus(period) }
     }
 
-    /// The live window's end, count and anchor. An end later than a window started now could have was written by a
-    /// clock that has gone back since: the window counts as started now. A refusal stores that end, so that later
-    /// decisions do not move it.
+    /// Returns the end, count and anchor of the live window. If the stored end is later than that
+    /// of a window started now, the clock has gone back, and the window counts as started now. A
+    /// refusal stores this end, so that it does not move with later decisions.
     #[inline(always)]
     fn live(self, quota: &Quota, state: &State, now: Timestamp) -> Option<(Timestamp, u32, u32)> {
         match *state {
@@ -110,8 +115,8 @@ impl Strategy for FixedWindow {
     }
 }
 
-/// The answer to a hit of `cost` units on a window that has `left` microseconds to go and in which `count` are spent.
-/// `wait` is for how long a refused one has to.
+/// Returns the status of a hit of `cost` units on a window that ends in `left` microseconds and in
+/// which `count` units are spent. A refused hit has to wait for `wait` microseconds.
 pub(super) fn status(quota: &Quota, left: u64, count: u32, cost: u32, wait: u64) -> Status {
     let capacity = quota.amount();
     let remaining = capacity.saturating_sub(count);

@@ -3,31 +3,34 @@ use super::muldiv::{div_ceil, mul_div_floor, product};
 use super::{Hit, State, Status};
 use crate::{Quota, Timestamp};
 
-/// A bucket that is paid back continuously, counted exactly: what a token bucket and a leaky bucket have in common.
+/// The debt of a bucket, which token buckets and leaky buckets have in common. It is paid back
+/// continuously.
 ///
-/// It is the generic cell rate algorithm (ITU-T I.371), whose one number is the instant at which all debt will be paid.
-/// Debt is counted in 1/N microseconds, N being the quota's amount: one unit is P of them, and a microsecond pays N, so
-/// nothing is ever rounded. That takes more than 64 bits where the quota is large and its period long.
+/// This is the generic cell rate algorithm (GCRA, ITU-T I.371). It stores one number: the instant
+/// at which all debt is paid. Debt is counted in units of 1/N microseconds, where N is the amount
+/// of the quota. A unit costs P of them, and a microsecond pays N of them, so nothing is rounded.
+/// Large quotas with long periods need more than 64 bits.
 #[derive(Clone, Copy)]
 pub(super) struct Debt {
     capacity: u32,
-    /// 1/N microseconds that a microsecond pays back.
+    /// The 1/N microseconds that are paid per microsecond.
     rate: u64,
-    /// 1/N microseconds that one unit costs.
+    /// The price of one unit in 1/N microseconds.
     price: u64,
     owed: u128,
     mark: Mark,
-    /// That of a debt as large as the capacity.
+    /// The mark of a debt as large as the capacity.
     largest: u32,
-    /// The clock has gone back since the state was written: it says that more is owed than the bucket holds.
+    /// `true` if the stored debt exceeds the capacity because the clock has gone back.
     is_ahead: bool,
 }
 
 impl Debt {
-    /// The debt that [`store`](Self::store) stored, as it is at `now`.
+    /// Returns the debt at `now` that [`store`](Self::store) has stored.
     ///
-    /// What a bucket of another quota owed beyond the capacity of this one counts as paid when the state was written.
-    /// What is owed beyond the capacity after that is ahead of a clock that has gone back, and is not owed.
+    /// If a bucket of another quota stored more debt than the capacity of this one, the excess
+    /// counts as paid at that time. If the debt still exceeds the capacity, the clock has gone
+    /// back, and the debt is reduced to the capacity.
     #[inline(always)]
     pub(super) fn of(quota: &Quota, capacity: u32, largest: u32, state: &State, now: Timestamp) -> Self {
         let (rate, price) = (quota.amount().into(), quota.period_micros());
@@ -45,7 +48,8 @@ impl Debt {
             let early = if u64::from(early) < rate { u128::from(early) } else { 0 };
             let owed = product(micros, rate).saturating_sub(early);
             let full = product(price, capacity.into());
-            // A little more may be owed where the quota has changed by less than sizes are rounded by.
+            // After a small change of the quota the debt may exceed the capacity slightly, because
+            // marks are rounded.
             if owed > full && micros >= Mark::from_amount(largest).size() {
                 return debt(full, mark, true);
             }
@@ -54,7 +58,7 @@ impl Debt {
         debt(0, Mark::new(now), false)
     }
 
-    /// The answer to a hit of `cost` units on this debt.
+    /// Returns the status of a hit of `cost` units.
     #[inline(always)]
     pub(super) fn status(&self, cost: u32) -> Status {
         let (capacity, remaining) = (self.capacity, self.remaining());
@@ -66,26 +70,27 @@ impl Debt {
         }
     }
 
-    /// Microseconds, rounded up, until all is paid.
+    /// Returns the microseconds until all debt is paid, rounded up.
     #[inline(always)]
     pub(super) fn until_paid(&self) -> u64 {
         div_ceil(self.owed, self.rate)
     }
 
-    /// The debt with `units` more, which fit.
+    /// Adds `units`, which must fit.
     #[inline(always)]
     pub(super) fn plus(self, units: u32) -> Self {
         Self { owed: self.owed + self.worth(units), ..self }
     }
 
-    /// The debt without a hit: with as much less as has not been paid back of it yet, first come, first paid.
+    /// Subtracts the unpaid part of a hit. Hits are paid in their order.
     #[inline(always)]
     pub(super) fn without(self, now: Timestamp, hit: &Hit) -> Self {
         let unpaid = self.worth(hit.cost).min(product(hit.until.since(now), self.rate));
         Self { owed: self.owed.saturating_sub(unpaid), ..self }
     }
 
-    /// The debt as a state: the microsecond from which nothing is owed, and by how many 1/N of one that is too late.
+    /// Returns the state: the microsecond at which all debt is paid, and the excess of this
+    /// rounding in 1/N microseconds.
     #[inline(always)]
     pub(super) fn store(&self, now: Timestamp) -> State {
         if self.owed == 0 {
@@ -97,8 +102,8 @@ impl Debt {
         State::Counts { until: now.plus(micros), amounts: [early, self.mark.with_size(micros, self.largest).amount()] }
     }
 
-    /// Stores a debt that is ahead of the clock as one that was made now. Otherwise each refusal would count anew from
-    /// the instant at which it looks.
+    /// Stores a debt that is ahead of the clock as if it was made now. Otherwise each later refusal
+    /// would compute another instant.
     #[inline(always)]
     pub(super) fn settle(&self, state: &mut State, now: Timestamp) {
         if self.is_ahead {
@@ -106,20 +111,20 @@ impl Debt {
         }
     }
 
-    /// Whether this debt was made when `hit` was, or after it and before all was paid.
+    /// Returns `true` if this debt contains `hit`, or later hits before all debt was paid.
     #[inline(always)]
     pub(super) fn has(&self, hit: &Hit) -> bool {
         self.mark.anchor() == Mark::from_amount(hit.anchor).anchor()
     }
 
-    /// Units that fit now.
+    /// Returns the number of units that fit now.
     #[inline(always)]
     fn remaining(&self) -> u32 {
         let taken = div_ceil(self.owed, self.price);
         u32::try_from(taken).map_or(0, |taken| self.capacity.saturating_sub(taken))
     }
 
-    /// Microseconds, rounded up, until `units` fit; 0 when they do.
+    /// Returns the microseconds until `units` fit, rounded up, or 0 if they fit now.
     #[inline(always)]
     fn until_fits(&self, units: u32) -> u64 {
         let may_owe = self.worth(self.capacity.saturating_sub(units));
@@ -132,15 +137,16 @@ impl Debt {
     }
 }
 
-/// The rest of a debt of which at most what fits in this bucket was left when a bucket of another quota wrote it.
+/// Returns the rest of a debt that a bucket of another quota stored, reduced to the capacity of
+/// this bucket at that time.
 #[cold]
 fn converted(micros: u64, mark: Mark, price: u64, capacity: u32, rate: u64) -> u64 {
     let full = mul_div_floor(price, capacity.into(), rate);
     micros.saturating_sub(mark.size().saturating_sub(full))
 }
 
-/// What a bucket's script has to know: the amount, how long the capacity takes to come back, how long the cost does, and the
-/// largest mark.
+/// Returns the script arguments of a bucket: the amount, the refill time of the capacity and of the
+/// cost, and the largest mark.
 pub(super) fn script_arguments(quota: &Quota, capacity: u32, cost: u32) -> Vec<u64> {
     let (full, span) = (quota.span_of(capacity), quota.span_of(cost));
     let (micros, largest) = (span.micros.min(1 << 53), full.largest_mark().into());

@@ -5,16 +5,19 @@ use super::gcra::{Debt, script_arguments};
 use super::{Divided, Hit, Script, State, Status, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
 
-/// A bounded queue served at a constant rate: shapes traffic instead of turning it away.
+/// A bounded queue with a constant rate. Delays requests instead of refusing them, until the queue
+/// is full.
 ///
-/// One place every P/N. A hit that finds the queue empty goes at once; the next ones wait their turn (the decision
-/// carries a delay, which the middleware waits for); a hit that finds Q others waiting is refused. `cost` units take as
-/// many places. Delays are rounded up to a microsecond.
+/// The queue advances by one slot every P/N. If it is empty, a hit is admitted immediately.
+/// Otherwise the hit is admitted with a delay, for which the middleware waits. If the queue is
+/// full, the hit is refused. A hit takes as many slots as its cost. Delays are rounded up to a
+/// microsecond.
 ///
-/// In strings: `leaky-bucket 10/second queue 20` (or `leaky-bucket-queue`). Without `queue`, as many may wait as the
-/// quota's amount.
+/// In strings: `leaky-bucket 10/second queue 20` (alias `leaky-bucket-queue`). The length of the
+/// queue defaults to the amount of the quota.
 ///
-/// A [refund](crate::RateLimiter::refund) gives back only the last place: nobody behind an earlier one moves up.
+/// A [refund](crate::RateLimiter::refund) frees only the last slot of the queue. Other delayed
+/// requests keep their slots.
 ///
 /// ```
 /// use std::time::Duration;
@@ -38,12 +41,12 @@ pub struct LeakyBucket {
 }
 
 impl LeakyBucket {
-    /// A queue in which as many may wait as the quota's amount.
+    /// Creates a queue whose length is the amount of the quota.
     pub const fn new() -> Self {
         Self { queue: None }
     }
 
-    /// A queue in which `places` may wait; with 0 nobody waits, and a hit out of turn is refused.
+    /// Sets the length of the queue. With 0, a hit is either admitted immediately or refused.
     #[must_use]
     pub const fn queue(self, places: u32) -> Self {
         Self { queue: Some(places) }
@@ -65,7 +68,7 @@ impl Strategy for LeakyBucket {
         "leaky-bucket"
     }
 
-    /// Those who wait and the one being served.
+    /// The length of the queue, plus one for the hit that is admitted immediately.
     #[inline]
     fn capacity(&self, quota: &Quota) -> u32 {
         self.places(quota).saturating_add(1)
@@ -74,8 +77,8 @@ impl Strategy for LeakyBucket {
     fn validate(&self, quota: &Quota) -> Result<(), ConfigError> {
         if let Some(burst) = quota.burst_size() {
             return Err(ConfigError::new(format!(
-                "leaky-bucket has no bursts, so \"{quota}\" cannot be kept: \
-                 write how many may wait, \"queue {burst}\", instead of \"burst {burst}\""
+                "leaky-bucket does not support a burst, as in \"{quota}\": \
+                 write \"queue {burst}\" instead of \"burst {burst}\" to set the length of its queue"
             )));
         }
         if self.places(quota) == u32::MAX {
@@ -90,7 +93,7 @@ impl Strategy for LeakyBucket {
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         let debt = self.debt(quota, state, now);
         let status = debt.status(cost);
-        // What costs nothing takes no place, and waits for none.
+        // A hit that costs nothing takes no slot and is not delayed.
         if cost > 0 && status.is_admitted() { status.delayed(debt.until_paid()) } else { status }
     }
 
@@ -105,7 +108,8 @@ impl Strategy for LeakyBucket {
         self.debt(quota, state, now).settle(state, now);
     }
 
-    /// Places are divided too: at least one stays if there was one, unless that would be a wait of more than 142 years.
+    /// Divides the queue as well. At least one slot stays if there was one, unless its delay would
+    /// exceed 142 years.
     fn divide(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Divided> {
         let (places, share) = (self.places(quota), quota.divide(replicas));
         let places = (places / replicas).max(places.min(1)).min(share.most_in_time() - 1);

@@ -1,25 +1,33 @@
-//! The rules that spend a quota over time, one file each.
+//! Strategies: the algorithms that spend a quota over time.
 //!
-//! A [`Strategy`] is a pure function of a quota, a state, an instant and a cost: no clock, no I/O. So it runs on every
-//! storage, and its laws are checked without one (feature `testing`):
+//! A [`Strategy`] is a pure function of a quota, a state, an instant and a cost, without a clock or
+//! I/O. So it runs on every storage. The feature `testing` has property tests for the following
+//! laws:
 //!
-//! 1. A refusal takes nothing.
-//! 2. Forgetting is invisible: from the instant [`State::until`] on, deciding on the state and on no state is the same.
-//! 3. `retry_after` is tight: a peek is refused a microsecond before it and admitted at it (a peek of an elastic window
-//!    excepted). It is absent when the cost can never fit.
-//! 4. No more is admitted than the strategy promises.
-//! 5. Spending j, then k at the same instant is spending j + k; a peek predicts the hit and changes nothing.
-//! 6. A clock that goes back neither panics nor grants. A stored instant ahead of now counts as now, a debt as at most the
-//!    full one, and a refusal stores that: from the first refused hit on `retry_after` is tight, and nobody waits for longer
-//!    than after spending everything.
-//! 7. It is total: any state, any cost, any instant. A state that the strategy cannot have written is a fresh start.
+//! 1. A refusal spends nothing.
+//! 2. Expiry is invisible: from the instant [`State::until`] on, a decision on the state equals a
+//!    decision on no state.
+//! 3. `retry_after` is exact: a peek is refused one microsecond before it, and admitted at it
+//!    (except for an elastic window). It is absent if the cost exceeds the capacity.
+//! 4. A strategy never admits more than it promises.
+//! 5. Spending j and then k at the same instant equals spending j + k. A peek predicts the hit and
+//!    changes nothing.
+//! 6. A clock that goes back neither panics nor grants additional units. A stored instant ahead of
+//!    now counts as now, and a debt as at most the full one. A refusal stores this, so
+//!    `retry_after` is exact from the first refused hit on, and is never longer than after spending
+//!    everything.
+//! 7. Strategies accept any state, cost and instant. A state that the strategy cannot have written
+//!    counts as no state.
 //!
-//! The suite has three more. A log is as long as it says (11), a refund at once undoes the hit, and when the quota's amount
-//! or burst changes, `retry_after` is tight at every look (12): a raised limit refuses nobody for longer than if all of it
-//! had been spent.
+//! The tests have three more laws:
 //!
-//! All rules are exact: they count in whole microseconds, or in fractions of one where a period is no multiple of the
-//! amount.
+//! - A log has at most the declared number of entries.
+//! - An immediate refund undoes the hit.
+//! - After a change of the quota's amount or burst, `retry_after` is exact. A client never waits
+//!   longer than if it had spent the whole new quota.
+//!
+//! All strategies are exact. They count in whole microseconds, or in fractions of one if the period
+//! is not a multiple of the amount.
 
 mod divided;
 mod elastic_window;
@@ -58,16 +66,16 @@ pub use self::status::{Hit, Status};
 pub(crate) use self::strategy_dyn::{Part, StrategyDyn};
 pub use self::token_bucket::TokenBucket;
 
-/// A rule that spends a quota over time, as a pure function.
+/// An algorithm that spends a quota over time, as a pure function.
 ///
-/// Write one in a file of its own, give it a [`Policy`](crate::Policy), and it runs on every storage; the feature
-/// `testing` has the laws it must keep. All spans are whole microseconds.
+/// A custom strategy runs on every storage as part of a [`Policy`](crate::Policy). The feature
+/// `testing` has property tests for it. All spans are in whole microseconds.
 ///
 /// ```
 /// use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
 /// use tower_ratelimit::{Policy, Quota, Timestamp};
 ///
-/// /// Admits the quota's amount once, and nothing more until a period after the last admitted hit.
+/// /// Admits the quota's amount once. Resets one period after the last admitted hit.
 /// #[derive(Debug)]
 /// struct Once;
 ///
@@ -114,59 +122,68 @@ pub use self::token_bucket::TokenBucket;
 /// let policy = Policy::new(Once, Quota::per_minute(3));
 /// ```
 pub trait Strategy: fmt::Debug + Send + Sync + 'static {
-    /// Its name in strings and storages. It is stored with the state: never change it.
+    /// Returns the name in strings and storages. It is stored with the state, so never change it.
     fn name(&self) -> &'static str;
 
-    /// The most units that can be spent at one instant: what `X-RateLimit-Limit` shows.
+    /// Returns the maximum number of units that can be spent at one instant, which
+    /// `X-RateLimit-Limit` reports. Defaults to the amount of the quota.
     fn capacity(&self, quota: &Quota) -> u32 {
         quota.amount()
     }
 
-    /// Refuses a quota that this strategy cannot keep. Called when a policy is built.
+    /// Checks that this strategy supports the quota. Called when a policy is built.
     ///
     /// # Errors
     ///
-    /// Unless overridden, when the quota has a burst.
+    /// Returns an error if the quota is not supported. The default implementation rejects quotas
+    /// with a burst.
     fn validate(&self, quota: &Quota) -> Result<(), ConfigError> {
         match quota.burst_size() {
             None => Ok(()),
             Some(burst) => Err(ConfigError::new(format!(
-                "{} has no bursts, so \"{quota}\" cannot be kept: leave \"burst {burst}\" out, \
+                "{} does not support a burst, as in \"{quota}\": remove \"burst {burst}\", \
                  or write \"token-bucket {quota}\"",
                 self.name()
             ))),
         }
     }
 
-    /// Decides on a hit of `cost` units and changes nothing. The status shows the state as it is.
+    /// Decides a hit of `cost` units without changing the state. The status contains the current
+    /// numbers.
     ///
-    /// Admitted if and only if `cost` is at most the remaining units, so cost 0 always is.
+    /// The hit is admitted if and only if `cost` is at most the remaining units. So cost 0 is
+    /// always admitted.
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status;
 
-    /// Spends `cost` units, at least 1. Called only after [`check`](Self::check) admitted the
-    /// same hit on the same state. Returns the microseconds until the hit's turn: 0 unless the strategy makes hits wait.
+    /// Spends `cost` units, at least 1. Called only after [`check`](Self::check) has admitted the
+    /// same hit on the same state. Returns the delay in microseconds, which is 0 for most
+    /// strategies.
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64;
 
-    /// Changes the state after a refusal. Called also when this limit admits and another one of the policy refuses.
+    /// Updates the state after a refusal. Called also if this limit admits and another limit of the
+    /// policy refuses.
     ///
-    /// A refusal takes nothing, so this does nothing, with two exceptions:
+    /// A refusal spends nothing, so the default implementation does nothing. There are two
+    /// exceptions:
     ///
     /// - The elastic window moves its end.
-    /// - A state that is ahead of `now` was written before the clock went back. It counts as written now, and a strategy
-    ///   stores that here: otherwise it would count anew at each look, and `retry_after` would be wrong for as long as
-    ///   the clock is behind the state.
+    /// - A state that is ahead of `now` was written before the clock went back. It counts as
+    ///   written now, and a strategy must store that here. Otherwise it would count as written at
+    ///   each later decision, and `retry_after` would be wrong until the clock catches up.
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
         let _ = (quota, state, now);
     }
 
-    /// Returns `true` if every refusal changes the state. If it is `false`, a storage may refuse a key from what it
-    /// knows, without asking for its state again, as long as its clock does not go back.
+    /// Returns `true` if every refusal changes the state. Otherwise a storage may repeat a refusal
+    /// from a cache without loading the state, as long as its clock does not go back. Defaults to
+    /// `false`.
     fn counts_refusals(&self) -> bool {
         false
     }
 
-    /// Checks, and spends or refuses: all that a hit of at least 1 unit does to the state of a policy's only limit, and of
-    /// one of several where what has been done can be undone. Override it only where it is faster in one go.
+    /// Checks a hit of at least 1 unit, and spends or refuses. Called for the only limit of a
+    /// policy, or for one of several limits if the storage can undo it. Override it only if one
+    /// combined step is faster.
     #[inline]
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
         let checked = self.check(quota, state, now, cost);
@@ -178,42 +195,44 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         Outcome::spent(delay, cost < checked.remaining())
     }
 
-    /// Gives a hit back, as far as it has not been forgotten: only before [`Hit::until`], which is already checked,
-    /// and only into the window it was spent in. A state that has become equal to none may be left as
-    /// [`State::Fresh`].
+    /// Refunds a hit into the window in which it was spent, if that window still exists. Called
+    /// only before [`Hit::until`]. May set an empty state to [`State::Fresh`].
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit);
 
-    /// How many instants its state's [`Log`] can hold at most; 0 when it keeps none. For storages whose room is bounded.
+    /// Returns the maximum number of entries in the state's [`Log`], for storages with bounded
+    /// values. Defaults to 0, for states without a log.
     fn log_entries(&self, quota: &Quota) -> u32 {
         let _ = quota;
         0
     }
 
-    /// What one of so many has of this limit that divide it between them. `None`, as it is unless overridden, means this strategy
-    /// and the [quota's share](Quota::divide): override it where the strategy has amounts of its own, as a leaky bucket has places.
+    /// Divides this limit among `replicas` and returns the part of one of them. `None`, which is
+    /// the default, keeps the strategy and [divides the quota](Quota::divide). Override it if the
+    /// strategy has amounts of its own, such as the queue length of a leaky bucket.
     fn divide(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Divided> {
         let _ = (quota, replicas);
         None
     }
 
-    /// The same rule in Lua, for storages that decide inside their server, with what it has to know to decide on a hit of
-    /// `cost` units. Without one they compare and swap, which takes more trips.
+    /// Returns the strategy as a Lua script, with its arguments for a hit of `cost` units. For
+    /// storages that decide inside their server. Without a script, which is the default, they
+    /// compare and swap, which takes more round trips.
     fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
         let _ = (quota, cost);
         None
     }
 
-    /// Writes the limit as text: the name, the quota, and whatever options make this strategy another one.
+    /// Writes the limit as text: the name, the quota, and the options of the strategy.
     ///
     /// # Errors
     ///
-    /// Those of the formatter.
+    /// Returns the error of the formatter.
     fn describe(&self, quota: &Quota, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {quota}", self.name())
     }
 }
 
-/// The strategies that strings can name, as the vectors do, with their second names. `None` for any other name.
+/// Returns the strategy with this name or alias, in any case. The test vectors use the same names.
 pub(crate) fn by_name(name: &str) -> Option<Arc<dyn StrategyDyn>> {
     Some(match &*name.to_ascii_lowercase() {
         "fixed-window" | "interval-token-bucket" => Arc::new(FixedWindow::new()),
@@ -228,7 +247,7 @@ pub(crate) fn by_name(name: &str) -> Option<Arc<dyn StrategyDyn>> {
     })
 }
 
-/// The names that [`by_name`] knows, for messages.
+/// The names that [`by_name`] accepts, for error messages.
 pub(crate) const NAMES: [&str; 8] = [
     "fixed-window",
     "fixed-window-aligned",
@@ -240,7 +259,7 @@ pub(crate) const NAMES: [&str; 8] = [
     "leaky-bucket",
 ];
 
-/// The low bits of an instant: an anchor, enough to tell the windows of one key apart.
+/// Returns the low bits of an instant as an anchor, which distinguishes the windows of one key.
 #[allow(clippy::cast_possible_truncation)]
 #[inline]
 const fn low_bits(now: Timestamp) -> u32 {

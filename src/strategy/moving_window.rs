@@ -3,10 +3,10 @@ use std::mem;
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
-/// N units in any span of P, exactly: a log of when units were admitted.
+/// N units in any span of P, exactly. Keeps a log of admitted hits.
 ///
-/// The strictest window. Each admitted instant takes 16 bytes in a log of up to 128 entries, and four to six bytes in
-/// a longer one. A decision searches the log by halves and never scans it.
+/// This is the strictest window. Each admitted instant takes 16 bytes in a log of up to 128
+/// entries, and four to six bytes in a longer one. A decision is a binary search in the log.
 ///
 /// In strings: `moving-window 10/minute`.
 ///
@@ -26,7 +26,7 @@ use crate::{Quota, Timestamp};
 /// clock.advance(Duration::from_secs(50));
 /// limiter.hit(&alice).await?;
 /// clock.advance(Duration::from_secs(10));
-/// // The first hit is a minute old; the second counts for fifty seconds more.
+/// // The first hit has expired. The second one counts for 50 more seconds.
 /// assert_eq!(limiter.hit(&alice).await?.remaining(), 0);
 /// assert_eq!(limiter.hit(&alice).await?.retry_after(), Some(Duration::from_secs(50)));
 /// # Ok(())
@@ -37,7 +37,7 @@ use crate::{Quota, Timestamp};
 pub struct MovingWindow;
 
 impl MovingWindow {
-    /// The strategy has no options.
+    /// Creates the strategy. It has no options.
     pub const fn new() -> Self {
         Self
     }
@@ -53,7 +53,8 @@ impl Strategy for MovingWindow {
         let State::Log(log) = state else { return fresh(capacity, cost) };
         let active = u32::try_from(log.active(now, period)).unwrap_or(u32::MAX);
         let remaining = capacity.saturating_sub(active);
-        // Until `units` more are free than the capacity has now: the active ones have to fall that far.
+        // Returns the time until `units` are free. The active units have to fall to the rest of the
+        // capacity.
         let until_free =
             |units: u32| log.falls_to(u64::from(capacity - units), now, period).map_or(0, |instant| instant.since(now));
         let reset = if active == 0 { 0 } else { until_free(remaining.saturating_add(1).min(capacity)) };
@@ -100,13 +101,14 @@ impl Strategy for MovingWindow {
     }
 
     fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
-        // An instant is stored modulo what its bytes can say. Two periods are more than lie between any two entries.
+        // An instant is stored modulo the range of its bytes. No two entries are further apart than
+        // two periods.
         let bytes = (4..7).find(|bytes| quota.period_micros() < 1 << (8 * bytes - 1)).unwrap_or(7);
         let arguments = vec![quota.amount().into(), quota.period_micros(), bytes];
         Some(Script { name: "moving-window", sources: &[include_str!("moving_window.lua")], arguments, delays: false })
     }
 
-    /// Drops expired entries if the hit was still there, as an admitted hit does.
+    /// Drops expired entries if the log still contained the hit, as an admitted hit does.
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
         let State::Log(log) = state else { return };
         let period = quota.period_micros();

@@ -1,6 +1,7 @@
-//! Arithmetic on products that may need 128 bits. Nearly all of them do not, and dividing 64 is several times faster.
+//! Arithmetic on products that may need 128 bits. Most fit into 64 bits, for which division is
+//! several times faster.
 
-/// `dividend / divisor`, rounded up; the largest number when it does not fit.
+/// Returns `dividend / divisor`, rounded up. Saturates at `u64::MAX`.
 #[inline(always)]
 pub(super) fn div_ceil(dividend: u128, divisor: u64) -> u64 {
     match u64::try_from(dividend) {
@@ -14,13 +15,13 @@ fn wide_div_ceil(dividend: u128, divisor: u64) -> u64 {
     u64::try_from(dividend.div_ceil(divisor.into())).unwrap_or(u64::MAX)
 }
 
-/// `a * b`, which always fits.
+/// Returns `a * b`, which always fits.
 #[inline(always)]
 pub(super) fn product(a: u64, b: u64) -> u128 {
     u128::from(a) * u128::from(b)
 }
 
-/// `a * b / divisor`, rounded down; the largest number when it does not fit.
+/// Returns `a * b / divisor`, rounded down. Saturates at `u64::MAX`.
 #[inline(always)]
 pub(super) fn mul_div_floor(a: u64, b: u64, divisor: u64) -> u64 {
     let product = product(a, b);
@@ -35,7 +36,7 @@ fn wide_div_floor(dividend: u128, divisor: u64) -> u64 {
     u64::try_from(dividend / u128::from(divisor)).unwrap_or(u64::MAX)
 }
 
-/// `a * b / divisor`, rounded up; the largest number when it does not fit.
+/// Returns `a * b / divisor`, rounded up. Saturates at `u64::MAX`.
 #[inline(always)]
 pub(super) fn mul_div_ceil(a: u64, b: u64, divisor: u64) -> u64 {
     div_ceil(product(a, b), divisor)

@@ -1,35 +1,35 @@
-/// What a hit has done to a state.
+/// The effect of a hit on a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "storages match on every outcome")]
 pub enum Outcome {
-    /// It has taken nothing.
+    /// The hit was refused and has spent nothing.
     Refused,
-    /// It was admitted, and at least one unit remains.
+    /// The hit was admitted, and at least one unit remains.
     Spent {
-        /// Microseconds until the hit's turn; 0 unless the strategy makes hits wait.
+        /// The delay in microseconds, which is 0 for most strategies.
         delay: u64,
     },
-    /// It was admitted, and nothing remains.
+    /// The hit was admitted, and nothing remains.
     SpentLast {
-        /// As in [`Spent`](Self::Spent).
+        /// The delay, as in [`Spent`](Self::Spent).
         delay: u64,
     },
 }
 
 impl Outcome {
-    /// Admitted; `more` says whether at least one unit remains.
+    /// Creates the outcome of an admitted hit. `more` is `true` if at least one unit remains.
     #[inline]
     pub const fn spent(delay: u64, more: bool) -> Self {
         if more { Self::Spent { delay } } else { Self::SpentLast { delay } }
     }
 
-    /// Whether the hit was admitted and goes on without waiting.
+    /// Returns `true` if the hit was admitted without a delay.
     #[inline]
     pub const fn is_at_once(&self) -> bool {
         matches!(self, Self::Spent { delay: 0 } | Self::SpentLast { delay: 0 })
     }
 
-    /// Whether the hit was admitted and has to wait.
+    /// Returns `true` if the hit was admitted with a delay.
     #[inline]
     pub const fn is_delayed(&self) -> bool {
         matches!(self, Self::Spent { delay: 1.. } | Self::SpentLast { delay: 1.. })

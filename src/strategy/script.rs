@@ -1,30 +1,39 @@
-/// A strategy's rule in Lua, for a storage that decides inside its server: see [`Strategy::script`](super::Strategy::script).
+/// A strategy as a Lua script, for storages that decide inside their server. See
+/// [`Strategy::script`](super::Strategy::script).
 ///
-/// The sources are pieces of one script, in which each piece stands once. They define functions (global ones by the look of them: the script
-/// declares them) called by the [`name`](Self::name), with `_` for `-`, and one of:
+/// The sources are pieces of one script. A piece that several strategies share is included once.
+/// They define the following functions, where `NAME` is the [`name`](Self::name) with `_` instead
+/// of `-`. They look like global functions, but the storage declares them as local.
 ///
-/// - `NAME_hit(now, cost, till, a, b, at)` returns the state after a hit as `till, a, b, delay`, or nothing when it refuses.
-///   A fifth value of `true`, also after four of `nil`, says that the state is ahead of a clock that has gone back;
-/// - `NAME_refuse(now, till, a, b, at)` returns the state after a [refusal](super::Strategy::refuse), or nothing when nothing
-///   changes. It is called for a state that is ahead of the clock, and always if the strategy
-///   [counts refusals](super::Strategy::counts_refusals);
-/// - `NAME_refund(now, cost, till, a, b, at, hit)` answers the state without a hit (`hit.at`, `hit.till`, `hit.anchor`), with a `till` of 0 for
-///   none, or nothing when nothing changes.
+/// - `NAME_hit(now, cost, till, a, b, at)` returns the state after a hit as `till, a, b, delay`, or
+///   nothing if it refuses. A fifth value of `true`, also after four of `nil`, means that the state
+///   is ahead of the clock.
+/// - `NAME_refuse(now, till, a, b, at)` returns the state after a
+///   [refusal](super::Strategy::refuse), or nothing if the state does not change. It is called for
+///   a state that is ahead of the clock, and after every refusal if the strategy [counts
+///   refusals](super::Strategy::counts_refusals).
+/// - `NAME_refund(now, cost, till, a, b, at, hit)` returns the state without a hit (`hit.at`,
+///   `hit.till`, `hit.anchor`), with a `till` of 0 for no state, or nothing if the state does not
+///   change.
 ///
-/// `till`, `a` and `b` are a [`State::Counts`](super::State::Counts), zeros for none. The arguments are `ARGV[at]` and those that follow,
-/// as text. What follows a line `-- Only for refunds.` is left out of scripts that decide; comments stand on lines of their own. All functions
-/// are pure. Numbers are doubles, exact up to 2^53.
+/// `till`, `a` and `b` are a [`State::Counts`](super::State::Counts), or zeros for no state. The
+/// arguments are `ARGV[at]` and the following ones, as text.
 ///
-/// The name is letters, digits and `-`, beginning with a letter; a strategy with another one runs as if it had no script.
+/// The code after a line `-- Only for refunds.` is removed from scripts that decide. Comments must
+/// be on separate lines. All functions must be pure. Numbers are doubles, which are exact up to
+/// 2^53.
+///
+/// The name consists of letters, digits and `-`, and starts with a letter. A script with another
+/// name is ignored.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a strategy fills in every field")]
 pub struct Script {
-    /// What the functions are found by: not the name of another strategy's.
+    /// The prefix of the functions. It must differ from those of other strategies.
     pub name: &'static str,
-    /// The pieces, in the order in which they need each other.
+    /// The pieces, in the order of their dependencies.
     pub sources: &'static [&'static str],
-    /// What the functions need to know of the quota and of the cost: always as many.
+    /// The arguments that depend on the quota and the cost. Their number must be constant.
     pub arguments: Vec<u64>,
-    /// Whether a hit may be admitted with a delay, which is in microseconds.
+    /// `true` if a hit may be admitted with a delay, in microseconds.
     pub delays: bool,
 }

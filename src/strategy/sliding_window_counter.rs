@@ -2,14 +2,18 @@ use super::muldiv::{mul_div_ceil, mul_div_floor};
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
-/// N units in a sliding window of P, estimated from two counts: what people mean by "60 per minute".
+/// N units in a sliding window of P, estimated from two counters. This is the default strategy of a
+/// [`Quota`] without a burst.
 ///
-/// Two buckets of P are kept. The previous one counts with the share of it that the window still covers, rounded down:
-/// `floor(previous * (P - elapsed) / P) + current`. The estimate never exceeds N; at most 2N units pass in any P, and only
-/// those who time their hits for it get near that. Three integers a key, no burst at the turn of a window. It is what a [`Quota`] alone becomes.
+/// Two buckets of length P are kept. The estimate is the count of the current bucket, plus the part
+/// of the previous one that the window still covers, rounded down: `floor(previous * (P - elapsed)
+/// / P) + current`. The estimate never exceeds N. Any span of P contains at most 2N units, but only
+/// clients that time their hits get near that.
 ///
-/// Buckets start with the first admitted hit, or at multiples of P since the unix epoch with
-/// [`aligned`](Self::aligned).
+/// The state is three integers per key. There is no burst between two windows.
+///
+/// Buckets start with the first admitted hit. With [`aligned`](Self::aligned), they start at
+/// multiples of P since the Unix epoch.
 ///
 /// In strings: `sliding-window-counter 10/minute`, `sliding-window-counter-aligned 10/minute`.
 ///
@@ -27,7 +31,7 @@ use crate::{Quota, Timestamp};
 ///
 /// limiter.hit_with_cost(&alice, 40).await?;
 /// clock.advance(Duration::from_secs(90));
-/// // Half of the window still covers the bucket in which the forty were spent.
+/// // The window still covers half of the bucket in which the 40 units were spent.
 /// assert_eq!(limiter.peek(&alice).await?.remaining(), 80);
 /// # Ok(())
 /// # }
@@ -37,12 +41,12 @@ pub struct SlidingWindowCounter {
     aligned: bool,
 }
 
-/// The two buckets as they stand at an instant. `start` is the current one's.
+/// The two buckets at an instant. `start` is that of the current bucket.
 #[derive(Clone, Copy)]
 struct Buckets {
     start: Timestamp,
     period: u64,
-    /// Microseconds until the current bucket begins, which is so only when a clock has gone back.
+    /// The microseconds until the current bucket starts, which is 0 unless the clock has gone back.
     ahead: u64,
     elapsed: u64,
     previous: u32,
@@ -50,37 +54,38 @@ struct Buckets {
 }
 
 impl SlidingWindowCounter {
-    /// Buckets that start with the first admitted hit.
+    /// Creates buckets that start with the first admitted hit.
     pub const fn new() -> Self {
         Self { aligned: false }
     }
 
-    /// Buckets that begin at multiples of the period since the unix epoch.
+    /// Creates buckets that start at multiples of the period since the Unix epoch.
     pub const fn aligned() -> Self {
         Self { aligned: true }
     }
 
-    /// Empty buckets, the current one as a hit would start it.
+    /// Returns empty buckets, of which the current one starts as a hit would start it.
     fn fresh(self, quota: &Quota, now: Timestamp) -> Buckets {
         let period = quota.period_micros();
         let start = if self.aligned { now.floor_to(period) } else { now };
         Buckets { start, period, ahead: 0, elapsed: now.since(start), previous: 0, current: 0 }
     }
 
-    /// The state turned to `now`; `None` when nothing in it counts any more.
+    /// Returns the buckets at `now`, or `None` if both have expired.
     #[inline(always)]
     fn buckets(self, quota: &Quota, state: &State, now: Timestamp) -> Option<Buckets> {
         let State::Counts { until, amounts: [previous, current] } = *state else { return None };
         let period = quota.period_micros();
         let mut start = until.minus(2 * period);
         if self.aligned {
-            // A no-op unless the quota's period has changed.
+            // Has an effect only if the period of the quota has changed.
             start = start.floor_to(period);
         }
         let mut ahead = 0;
         if start > now {
-            // A clock has gone back: the bucket counts as started now, or on the grid as soon after as can be. A
-            // refusal stores that, so that later decisions do not move it.
+            // The clock has gone back. The bucket counts as started now, or at the next multiple of
+            // the period if aligned. A refusal stores this, so that it does not move with later
+            // decisions.
             let latest = if self.aligned { now.floor_to(period).plus(period) } else { now };
             start = start.min(latest);
             ahead = start.since(now);
@@ -99,7 +104,7 @@ impl SlidingWindowCounter {
 }
 
 impl SlidingWindowCounter {
-    /// Stores buckets that are ahead of the clock where they count as begun.
+    /// Stores buckets that are ahead of the clock with the start that they count from.
     #[cold]
     fn settle(self, quota: &Quota, state: &mut State, now: Timestamp) {
         if let Some(buckets) = self.buckets(quota, state, now) {
@@ -113,12 +118,12 @@ impl Buckets {
         State::Counts { until: self.forgotten(), amounts: [self.previous, self.current] }
     }
 
-    /// From when on nothing of the current bucket counts.
+    /// Returns the instant from which the current bucket has no effect.
     fn forgotten(&self) -> Timestamp {
         self.start.plus(2 * self.period)
     }
 
-    /// The answer to a hit of `cost` units.
+    /// Returns the status of a hit of `cost` units.
     #[inline(always)]
     fn status(&self, capacity: u32, cost: u32) -> Status {
         let remaining = u32::try_from(self.estimate()).map_or(0, |estimate| capacity.saturating_sub(estimate));
@@ -136,19 +141,20 @@ impl Buckets {
         weighted + u64::from(self.current)
     }
 
-    /// Microseconds until the estimate has fallen to `units` or below, when it is above now.
+    /// Returns the microseconds until the estimate falls to `units`. The estimate is above that
+    /// now.
     fn falls_to(&self, units: u32) -> u64 {
         let falls = match units.checked_sub(self.current) {
             Some(units) => weighs_at_most(self.previous, units, self.period) - self.elapsed,
-            // The current bucket has to become the previous one, and lose weight.
+            // The current bucket has to become the previous one before its weight decreases.
             None => self.period - self.elapsed + weighs_at_most(self.current, units, self.period),
         };
         self.ahead + falls
     }
 }
 
-/// The first microsecond of a bucket at which `floor(previous * (period - elapsed) / period) <= units`,
-/// for `units < previous`.
+/// Returns the first microsecond of a bucket at which `floor(previous * (period - elapsed) /
+/// period) <= units`, for `units < previous`.
 fn weighs_at_most(previous: u32, units: u32, period: u64) -> u64 {
     period - mul_div_ceil(u64::from(units) + 1, period, previous.into()) + 1
 }

@@ -1,29 +1,29 @@
 use super::Log;
 use crate::Timestamp;
 
-/// What one limit remembers of one key.
+/// The stored data of one limit for one key.
 ///
-/// Every state carries the instant from which it can be forgotten: from then on it decides like no state at all, so a
-/// storage may drop it at any time after without anybody noticing. What the amounts mean is the strategy's business.
+/// Every state contains the instant from which it has no effect, so a storage may drop it at any
+/// later time. The strategy defines the meaning of the amounts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "every storage writes every kind of state")]
 pub enum State {
-    /// Nothing: a key that was never seen, or has been forgotten.
+    /// No state: a new key, or an expired one.
     #[default]
     Fresh,
     /// An instant and two amounts.
     Counts {
-        /// From this instant on the state decides like [`State::Fresh`].
+        /// The instant from which the state has no effect.
         until: Timestamp,
-        /// What the strategy counts.
+        /// The counters of the strategy.
         amounts: [u32; 2],
     },
-    /// When units were admitted (moving window).
+    /// The instants of admitted hits (moving window).
     Log(Box<Log>),
 }
 
 impl State {
-    /// The instant from which this state decides like [`State::Fresh`].
+    /// Returns the instant from which this state has no effect and may be dropped.
     #[inline]
     pub fn until(&self) -> Timestamp {
         match self {

@@ -3,10 +3,10 @@ use std::time::Duration;
 use super::State;
 use crate::Timestamp;
 
-/// A `retry_after` that never comes.
+/// The `retry_after` of a hit that can never be admitted.
 const NEVER: u64 = u64::MAX;
 
-/// The answer of one limit: whether it admits, and its numbers.
+/// The numbers of one limit in a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
     verdict: Verdict,
@@ -14,12 +14,12 @@ pub struct Status {
     remaining: u32,
     anchor: u32,
     reset_after: u64,
-    /// Admitted: the delay. Refused: when to come back.
+    /// The delay of an admitted hit, or `retry_after` of a refused one.
     wait: u64,
     until: Timestamp,
 }
 
-/// As wide as its neighbours, so that a status has no holes: copies with holes in them are made in pieces.
+/// 32 bits wide, so that a status has no padding, which makes copies faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum Verdict {
@@ -28,19 +28,20 @@ enum Verdict {
 }
 
 impl Status {
-    /// To be written over.
+    /// A placeholder to be overwritten.
     pub(crate) const BLANK: Self = Self::admitted(0, 0, 0);
 
-    /// The limit admits. `reset_after` is the least number of microseconds after which more units remain than
-    /// `remaining`, 0 when all of `capacity` does.
+    /// Creates the status of a limit that admits. `reset_after` is the time in microseconds until
+    /// more units remain, or 0 if the whole capacity remains.
     #[inline]
     pub const fn admitted(capacity: u32, remaining: u32, reset_after: u64) -> Self {
         let (until, anchor) = (Timestamp::EPOCH, 0);
         Self { verdict: Verdict::Admitted, capacity, remaining, anchor, reset_after, wait: 0, until }
     }
 
-    /// The limit refuses. `retry_after` is the least number of microseconds after which the same hit would be
-    /// admitted if nothing else happened; `None` when it can never be.
+    /// Creates the status of a limit that refuses. `retry_after` is the time in microseconds until
+    /// the same hit would be admitted if the key gets no other hits, or `None` if its cost exceeds
+    /// the capacity.
     #[inline]
     pub const fn refused(capacity: u32, remaining: u32, reset_after: u64, retry_after: Option<u64>) -> Self {
         let wait = match retry_after {
@@ -51,21 +52,21 @@ impl Status {
         Self { verdict: Verdict::Refused, capacity, remaining, anchor, reset_after, wait, until }
     }
 
-    /// An admitted hit whose turn comes after `delay` microseconds.
+    /// Sets the delay of an admitted hit, in microseconds.
     #[must_use]
     #[inline]
     pub const fn delayed(self, delay: u64) -> Self {
         Self { wait: delay, ..self }
     }
 
-    /// An admitted hit that is forgotten at `until`, and left a state of which a refund will need `anchor`: what a storage says
-    /// that is told numbers instead of states. See [`Hit`].
+    /// Sets the data for a refund of an admitted hit: the instant at which it expires, and the
+    /// anchor of its state. For storages that receive numbers instead of states. See [`Hit`].
     #[must_use]
     pub const fn spent(self, until: Timestamp, anchor: u32) -> Self {
         Self { anchor, until, ..self }
     }
 
-    /// Adds what is known of a hit that has been spent: its delay, and what a refund will need to know of the state it left.
+    /// Sets the delay of a spent hit, and the data of its state that a refund needs.
     #[inline]
     pub(crate) fn set_spent(&mut self, delay: u64, state: &State) {
         self.wait = delay;
@@ -76,31 +77,31 @@ impl Status {
         };
     }
 
-    /// Whether this limit admits, whatever the others of its policy say.
+    /// Returns `true` if this limit admits. Another limit of the policy may refuse.
     #[inline]
     pub const fn is_admitted(&self) -> bool {
         matches!(self.verdict, Verdict::Admitted)
     }
 
-    /// The most units that can ever be spent at one instant.
+    /// Returns the number of units that can be spent at one instant if nothing has been spent.
     #[inline]
     pub const fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Units that can still be spent now, after this decision.
+    /// Returns the number of units that can be spent now, after this decision.
     #[inline]
     pub const fn remaining(&self) -> u32 {
         self.remaining
     }
 
-    /// How long until more units remain; zero when all of the capacity does.
+    /// Returns the time until more units remain, or zero if the whole capacity remains.
     pub const fn reset_after(&self) -> Duration {
         Duration::from_micros(self.reset_after)
     }
 
-    /// How long until the refused hit would be admitted if nothing else happened; `None` when it was admitted, or
-    /// when its cost can never fit.
+    /// Returns the time until a refused hit would be admitted if the key gets no other hits.
+    /// Returns `None` if the hit was admitted or its cost exceeds the capacity.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self.wait {
             NEVER => None,
@@ -109,12 +110,12 @@ impl Status {
         }
     }
 
-    /// How long the admitted hit has to wait for its turn; zero except for a leaky bucket.
+    /// Returns the delay of an admitted hit. It is zero except for a leaky bucket.
     pub const fn delay(&self) -> Duration {
         Duration::from_micros(self.delay_micros())
     }
 
-    /// [`reset_after`](Self::reset_after) in microseconds.
+    /// Returns [`reset_after`](Self::reset_after) in microseconds.
     #[inline]
     pub const fn reset_after_micros(&self) -> u64 {
         self.reset_after
@@ -124,27 +125,29 @@ impl Status {
         if self.is_admitted() { self.wait } else { 0 }
     }
 
-    /// Microseconds until the refused hit would be admitted, the largest number for never; 0 when it was admitted.
+    /// Returns the microseconds until a refused hit would be admitted, `u64::MAX` for never, or 0
+    /// if it was admitted.
     pub(crate) const fn retry_micros(&self) -> u64 {
         if self.is_admitted() { 0 } else { self.wait }
     }
 
-    /// What a refund needs to know of the hit of `cost` units that this status answered at `at`.
+    /// Returns the data for a refund of the hit of `cost` units that was decided at `at`.
     pub const fn hit(&self, at: Timestamp, cost: u32) -> Hit {
         Hit { at, cost, until: self.until, anchor: self.anchor }
     }
 }
 
-/// An admitted hit that is to be given back, as one limit remembers it.
+/// An admitted hit to be refunded, from the view of one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hit {
-    /// When it was admitted.
+    /// The instant at which the hit was admitted.
     pub at: Timestamp,
-    /// How many units it took.
+    /// The cost of the hit in units.
     pub cost: u32,
-    /// From when on it is forgotten: that of the state it left.
+    /// The instant from which the hit has no effect, which is that of the state after the hit.
     pub until: Timestamp,
-    /// The second amount of the state it left; 0 if that was a log. Room for what tells its window from a later one.
+    /// The second amount of the state after the hit, or 0 for a log. Strategies use it to
+    /// distinguish windows.
     pub anchor: u32,
 }

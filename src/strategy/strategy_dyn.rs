@@ -1,15 +1,14 @@
 use super::{Outcome, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
-/// What only the crate asks of a strategy.
+/// An object-safe extension of strategies that is private to the crate.
 pub(crate) trait StrategyDyn: Strategy {
-    /// Writes down what the state says after a hit or a peek of `cost` units. Being compiled for each strategy by itself, it
-    /// writes the numbers where they are wanted: handing over a status that was written a moment ago takes longer than
-    /// making it.
+    /// Writes the status after a hit or a peek of `cost` units into `status`. It is compiled
+    /// separately for each strategy, so the numbers are written in place and not copied.
     fn tell(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status);
 }
 
-/// What a limit has done to its state in a decision: nothing, in a peek.
+/// The effect of a decision on the state of one limit. `None` for a peek.
 pub(crate) type Part = Option<Outcome>;
 
 impl<S: Strategy> StrategyDyn for S {

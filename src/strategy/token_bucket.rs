@@ -4,14 +4,16 @@ use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::quota::Span;
 use crate::{ConfigError, Quota, Timestamp};
 
-/// A bucket of B tokens, refilled continuously at N per P; a hit takes as many as it costs.
+/// A bucket of B tokens, refilled continuously at N per P. A hit takes as many tokens as it costs.
 ///
-/// For APIs whose clients work in bursts: B at once after a quiet spell, N per P in the long run, never more than
-/// B + N·d/P in any span d. B is the quota's [`burst`](Quota::burst), or N. Implemented as the generic cell rate
-/// algorithm (GCRA, ITU-T I.371) in exact rational arithmetic; `remaining` is rounded down, waits are rounded up to a
-/// microsecond.
+/// Suitable for clients that work in bursts. It admits B units at once after an idle period, N per
+/// P on average, and at most B + N·d/P in any span d. B is the [`burst`](Quota::burst) of the
+/// quota, and defaults to N.
 ///
-/// In strings: `token-bucket 10/second burst 20`; `gcra` is a second name.
+/// It is implemented as the generic cell rate algorithm (GCRA, ITU-T I.371) in exact rational
+/// arithmetic. `remaining` is rounded down, and waits are rounded up to a microsecond.
+///
+/// In strings: `token-bucket 10/second burst 20` (alias `gcra`).
 ///
 /// ```
 /// use std::time::Duration;
@@ -38,7 +40,7 @@ use crate::{ConfigError, Quota, Timestamp};
 pub struct TokenBucket;
 
 impl TokenBucket {
-    /// The strategy has no options: the burst is the quota's.
+    /// Creates the strategy. The quota sets the burst.
     pub const fn new() -> Self {
         Self
     }
@@ -79,7 +81,8 @@ impl Strategy for TokenBucket {
         self.debt(quota, state, now).settle(state, now);
     }
 
-    /// In time instead of debt: adding and comparing, where the others multiply and divide.
+    /// Works on times instead of debts: it adds and compares, where the other methods multiply and
+    /// divide.
     #[inline]
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
         let (before, mark) = Owed::of(quota, state, now);
@@ -110,7 +113,8 @@ impl Strategy for TokenBucket {
     }
 }
 
-/// How long until all is paid back: `micros - early / N`, `early` being less than N, the quota's amount.
+/// The time until all debt is paid: `micros - early / N`, where N is the amount of the quota and
+/// `early < N`.
 #[derive(Clone, Copy)]
 struct Owed {
     micros: u64,
@@ -120,7 +124,8 @@ struct Owed {
 impl Owed {
     const NONE: Self = Self { micros: 0, early: 0 };
 
-    /// What the state says at `now`, and its mark: see [`Debt::of`]. It may be more than the bucket holds.
+    /// Returns the stored time at `now`, which may exceed the bucket, and its mark. See
+    /// [`Debt::of`].
     #[inline(always)]
     fn of(quota: &Quota, state: &State, now: Timestamp) -> (Self, Mark) {
         match *state {
@@ -153,12 +158,12 @@ impl Owed {
         }
     }
 
-    /// Whether it is no longer than `span`.
+    /// Returns `true` if this time is at most `span`.
     #[inline(always)]
     fn is_within(self, span: Span, amount: u32) -> bool {
         match self.micros.checked_sub(span.micros) {
             None | Some(0) => true,
-            // A microsecond more, less what it is early and what the span has more.
+            // One microsecond more, minus `early` and the fraction of the span.
             Some(1) => u64::from(self.early) + u64::from(span.part) >= amount.into(),
             Some(_) => false,
         }

@@ -1,4 +1,4 @@
-//~ cannot make a response with the body
+//~ cannot build a response with the body
 //~ `MapResponseBodyLayer::new(Body::new)`
 
 use axum::Router;

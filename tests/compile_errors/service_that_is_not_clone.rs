@@ -1,4 +1,4 @@
-//~ inside of a rate limit is not `Clone`
+//~ of a rate limit is not `Clone`
 //~ put a `tower::buffer::BufferLayer` between the two, or make the service with `boxed_clone`
 
 use std::convert::Infallible;

@@ -373,7 +373,7 @@ fn bad_flags_are_refused_with_one_clear_line() {
         (&["--route", "/a=1/s", "--route", "/a=2/s"], "/a has one already"),
         (&["--route", "/login=1/x"], "\"x\""),
         (&["--route", "/a/{b}=1/s"], "without parameters"),
-        (&["--policy", "\"a\" 1/s; \"a\" 2/s"], "another limit has it"),
+        (&["--policy", "\"a\" 1/s; \"a\" 2/s"], "another limit has the same name"),
         (&["--trust", "10.0.0.0/40"], "10.0.0.0/40"),
         (&["--trust", "proxy"], "10.0.0.0/8"),
         (&["--client-ip-header", "x-real-ip"], "--trust 10.0.0.0/8"),

@@ -250,7 +250,7 @@ async fn key_of_a_missing_extension_is_500() {
         assert_eq!(status(&service, request).await, expected);
     }
     let missing = by_user().extract(&Head::of(&get("/"))).unwrap_err();
-    assert!(missing.reason().contains("User: put the layer that inserts it outside"), "{missing}");
+    assert!(missing.reason().contains("User: add the layer that inserts it outside"), "{missing}");
     assert_eq!(status(&once(by_user().or(Global)), get("/")).await, 200);
 }
 

@@ -170,7 +170,7 @@ async fn forwarding_field_missing_lint_is_reported_once() {
         assert_eq!(linted.take(), expected, "{peer} {name:?}");
     }
     let lint = missing(Some("x-real-ip"));
-    assert!(lint.to_string().contains("it did send \"x-real-ip\""), "{lint}");
+    assert!(lint.to_string().contains("it sent \"x-real-ip\""), "{lint}");
 }
 
 #[tokio::test]

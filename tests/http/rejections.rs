@@ -94,7 +94,7 @@ async fn text_rejection_contains_the_wait() {
         (429, plain, "too many requests, retry in 10 s\n"),
         (429, plain, "too many requests, retry in 3600 s\n"),
         (429, plain, "too many requests, retry in 60 s\n"),
-        (429, plain, "too many requests: this one is larger than the limit\n"),
+        (429, plain, "too many requests: the cost of this request exceeds the limit\n"),
         (503, plain, "temporarily unavailable, retry in 1 s\n"),
         (400, plain, "send \"x-tenant\", 100% of it: é\n"),
         (500, plain, if cfg!(debug_assertions) { "no table\n" } else { "internal server error\n" }),
@@ -120,7 +120,7 @@ async fn a_problem_names_the_limits_that_refuse() {
         exceeded("too many requests, retry in 10 s", r#""free""#),
         exceeded("too many requests, retry in 3600 s", r#""free-1","say \"when\" \\""#),
         exceeded("too many requests, retry in 60 s", r#""fixed-window 1/minute""#),
-        exceeded("too many requests: this one is larger than the limit", r#""fixed-window 2/minute""#),
+        exceeded("too many requests: the cost of this request exceeds the limit", r#""fixed-window 2/minute""#),
     ];
     let fields: &[&str] = &["content-type: application/problem+json"];
     let unavailable = concat!(
@@ -165,7 +165,7 @@ async fn a_grpc_refusal_is_200_and_trailers_only() {
             &[
                 GRPC,
                 "grpc-status: 8",
-                "grpc-message: too many requests: this one is larger than the limit",
+                "grpc-message: too many requests: the cost of this request exceeds the limit",
                 "grpc-retry-pushback-ms: -1",
             ],
             "",

@@ -103,8 +103,8 @@ fn errors_say_what_was_wrong_and_what_to_write() {
         ("fixed-window 5/second queue 9", "\"queue\"", "\"leaky-bucket\""),
         ("5/second queue 9", "\"queue\"", "\"leaky-bucket\""),
         ("\"free: 5/second", "\"\\\"free: 5/second\"", "closing quote"),
-        ("\"\": 5/second", "\"\"", "cannot stand in a header"),
-        ("\"fr\u{e9}e\": 5/second", "\"fr\u{e9}e\"", "cannot stand in a header"),
+        ("\"\": 5/second", "\"\"", "not a valid header value"),
+        ("\"fr\u{e9}e\": 5/second", "\"fr\u{e9}e\"", "not a valid header value"),
         ("1/4294967295 years", "period", "at most 2^52"),
         ("token-bucket 1/year burst 1000", "1/year", "use at most 142"),
     ] {
@@ -139,7 +139,7 @@ fn invalid_values_panic_in_constructors_and_are_errors_in_try_constructors() {
         panic_message(|| Policy::named("\n")),
     ];
     for message in messages {
-        assert!(message.contains("must") || message.contains("cannot"), "{message}");
+        assert!(["must", "does not support", "not a valid"].iter().any(|part| message.contains(part)), "{message}");
     }
     assert!(Quota::try_per_second(0).is_err() && Quota::try_per_minute(0).is_err());
     assert!(Quota::try_per_hour(0).is_err() && Quota::try_per_day(0).is_err());

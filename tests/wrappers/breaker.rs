@@ -667,7 +667,7 @@ async fn policies_that_primary_or_fallback_reject_are_rejected_when_built() {
 
     // A policy that cannot be divided is rejected when built, or at a request if it is chosen then.
     let odd = Policy::new(CountsDivisions(Arc::default()), Quota::per_minute(13));
-    let said = "fixed-window has no bursts";
+    let said = "fixed-window does not support a burst";
     assert!(error(RateLimiter::try_with_storage(odd.clone(), breaker.clone())).unwrap().starts_with(said));
     let failed = breaker.decide(StorageRequest::new(&odd, &Key::everybody(), Op::Hit, 1)).await.unwrap_err();
     assert!(failed.to_string().contains(said), "{failed}");

@@ -4,12 +4,12 @@ use super::entries::Entry;
 use super::varint::{self, Reader};
 use crate::Timestamp;
 
-/// Entries as [bytes](super::varint). More can be appended while the bytes are a `Vec`.
+/// A sequence of encoded [entries](super::varint). A chunk whose data is a `Vec` can grow.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Chunk<Data> {
     /// The running total before the first entry.
     pub(super) before: u64,
-    /// The instant that the first entry's time is measured from.
+    /// The base of the first entry's time.
     pub(super) base: Timestamp,
     /// The instant of the last entry.
     pub(super) last: Timestamp,
@@ -17,7 +17,7 @@ pub(super) struct Chunk<Data> {
 }
 
 impl<Data: Deref<Target = [u8]>> Chunk<Data> {
-    /// The entries with their running totals in the whole log.
+    /// Iterates over the entries, with their running totals in the whole log.
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         let (mut at, mut total) = (self.base, self.before);
         Reader(&self.data).map(move |(micros, units)| {
@@ -27,8 +27,8 @@ impl<Data: Deref<Target = [u8]>> Chunk<Data> {
         })
     }
 
-    /// The same chunk without up to `units` of the entry at `at`, and how many were removed. `None`
-    /// if there is no such entry.
+    /// Returns the chunk without up to `units` of the entry at `at`, and the number of removed
+    /// units. Returns `None` if there is no such entry.
     pub(super) fn without(&self, at: Timestamp, units: u64) -> Option<(Chunk<Vec<u8>>, u64)> {
         let mut entries: Vec<_> = self.entries().collect();
         let taken = take_back(&mut entries, self.before, at, units);
@@ -65,7 +65,7 @@ impl Chunk<Vec<u8>> {
         self.last = at;
     }
 
-    /// The bytes that it allocates for one entry more.
+    /// Returns the number of bytes that pushing another entry allocates.
     #[inline]
     pub(super) fn growth(&self) -> usize {
         let has_room = self.data.capacity() - self.data.len() >= varint::LONGEST;
@@ -78,8 +78,9 @@ impl Chunk<Vec<u8>> {
     }
 }
 
-/// Removes up to `units` from the entry at `at`, if there is one, and the entry if nothing is left of
-/// it. `before` is the running total before the entries. Returns how many units were removed.
+/// Removes up to `units` from the entry at `at`, if there is one, and removes the entry if it
+/// becomes empty. `before` is the running total before the entries. Returns the number of removed
+/// units.
 fn take_back(entries: &mut Vec<Entry>, before: u64, at: Timestamp, units: u64) -> u64 {
     let Ok(index) = entries.binary_search_by_key(&at, |entry| entry.at) else { return 0 };
     let before = index.checked_sub(1).map_or(before, |last| entries[last].total);

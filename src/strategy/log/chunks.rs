@@ -6,37 +6,42 @@ use super::entries::Entry;
 use super::varint;
 use crate::Timestamp;
 
-/// The bytes of a chunk: the 16th part of the log's, but at least and at most these.
+/// The minimum size of a chunk in bytes. A chunk has a sixteenth of the size of the log, within
+/// these bounds.
 ///
-/// Small chunks make the log small, because its first chunk is decoded. Large chunks make the list
-/// of chunks short, all of which a refund touches.
+/// Smaller chunks reduce the memory for the first chunk, which is decoded. Larger chunks reduce the
+/// length of the list, which a refund has to update.
 const LEAST: usize = 128;
 pub(super) const MOST: usize = 1_024;
 
-/// The bytes of the list of chunks for each of them.
+/// The size of a chunk in the list, without its data.
 const LISTED: usize = mem::size_of::<Chunk<Box<[u8]>>>();
 
-/// Entries as [bytes](super::varint), in chunks, so that no operation touches all of them.
+/// Encoded [entries](super::varint) in chunks, so that no operation touches all of them.
 ///
-/// An operation decodes at most two chunks. A refund changes one number in each later chunk.
+/// An operation decodes at most two chunks. A refund also changes one number in each later chunk.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks {
-    /// Full chunks. None is empty.
+    /// The full chunks, none of which is empty.
     sealed: VecDeque<Chunk<Box<[u8]>>>,
-    /// The bytes of the full chunks.
+    /// The total number of bytes in the full chunks.
     bytes: usize,
-    /// The chunk that is appended to. It may be empty.
+    /// The chunk that grows. It may be empty.
     open: Chunk<Vec<u8>>,
     /// The running total before the last entry.
     before_last: u64,
-    /// The last entry, which is in no chunk: more units may be added to it.
+    /// The last entry. It is in no chunk, because units may be added to it.
     last: Entry,
 }
 
-/// The first entry that does not satisfy `is_so`, with the running total before it.
-fn find(mut before: u64, entries: impl Iterator<Item = Entry>, is_so: impl Fn(&Entry) -> bool) -> Option<(u64, Entry)> {
+/// Returns the first entry for which the predicate is `false`, and the running total before it.
+fn find(
+    mut before: u64,
+    entries: impl Iterator<Item = Entry>,
+    predicate: impl Fn(&Entry) -> bool,
+) -> Option<(u64, Entry)> {
     for entry in entries {
-        if !is_so(&entry) {
+        if !predicate(&entry) {
             return Some((before, entry));
         }
         before = entry.total;
@@ -45,7 +50,7 @@ fn find(mut before: u64, entries: impl Iterator<Item = Entry>, is_so: impl Fn(&E
 }
 
 impl Chunks {
-    /// A log whose first entry is this one, after a running total of `before`.
+    /// Creates chunks from the first entry and the running total before it.
     pub(super) fn new(before: u64, first: Entry) -> Self {
         let open = Chunk::new(before);
         Self { sealed: VecDeque::new(), bytes: 0, open, before_last: before, last: first }
@@ -60,14 +65,14 @@ impl Chunks {
         self.last
     }
 
-    /// The bytes that are allocated.
+    /// Returns the number of allocated bytes.
     #[inline]
     pub(super) fn bytes(&self) -> usize {
         self.bytes + self.open.data.capacity() + self.sealed.capacity() * LISTED + mem::size_of::<Self>()
     }
 
-    /// About the bytes of so many entries, each so many microseconds after the one before, with those
-    /// of the ring in front.
+    /// Estimates the bytes of a log with `entries` entries at intervals of `micros` microseconds,
+    /// including the ring.
     pub(super) fn full_bytes(entries: usize, micros: u64) -> usize {
         let entry = varint::len(micros);
         let data = entries * entry;
@@ -76,7 +81,7 @@ impl Chunks {
         mem::size_of::<Self>() + first + data + data.div_ceil(chunk) * LISTED
     }
 
-    /// The most bytes that one entry more allocates.
+    /// Returns the maximum number of bytes that another entry allocates.
     pub(super) fn growth(&self) -> usize {
         let seals = self.open.data.len() + varint::LONGEST >= self.sealed_at();
         self.open.growth() + if seals { 64 + self.list_growth() * LISTED } else { 0 }
@@ -86,23 +91,23 @@ impl Chunks {
         if self.sealed.len() < self.sealed.capacity() { 0 } else { 4 + self.sealed.len() / 8 }
     }
 
-    /// The length at which the open chunk is full.
+    /// Returns the length at which the open chunk is full.
     #[inline]
     fn sealed_at(&self) -> usize {
         (self.bytes / 16).clamp(LEAST, MOST)
     }
 
-    /// The running total after the full chunk `number`.
+    /// Returns the running total after the full chunk at this index.
     fn total_after(&self, number: usize) -> u64 {
         self.sealed.get(number + 1).map_or(self.open.before, |next| next.before)
     }
 
-    /// The number of leading full chunks of which all entries satisfy `is_so`.
-    fn leading(&self, is_so: impl Fn(&Entry) -> bool) -> usize {
+    /// Returns the number of leading full chunks for whose entries the predicate is `true`.
+    fn leading(&self, predicate: impl Fn(&Entry) -> bool) -> usize {
         let (mut from, mut to) = (0, self.sealed.len());
         while from < to {
             let middle = from.midpoint(to);
-            if is_so(&Entry { at: self.sealed[middle].last, total: self.total_after(middle) }) {
+            if predicate(&Entry { at: self.sealed[middle].last, total: self.total_after(middle) }) {
                 from = middle + 1;
             } else {
                 to = middle;
@@ -111,34 +116,34 @@ impl Chunks {
         from
     }
 
-    /// The first entry that does not satisfy `is_so`, with the running total before it.
-    fn find(&self, is_so: impl Fn(&Entry) -> bool) -> Option<(u64, Entry)> {
-        let number = self.leading(&is_so);
+    /// Returns the first entry for which the predicate is `false`, and the running total before it.
+    fn find(&self, predicate: impl Fn(&Entry) -> bool) -> Option<(u64, Entry)> {
+        let number = self.leading(&predicate);
         match self.sealed.get(number) {
-            Some(chunk) => find(chunk.before, chunk.entries(), is_so),
-            None => find(self.open.before, self.open.entries().chain([self.last]), is_so),
+            Some(chunk) => find(chunk.before, chunk.entries(), predicate),
+            None => find(self.open.before, self.open.entries().chain([self.last]), predicate),
         }
     }
 
     #[inline(never)]
-    pub(super) fn total_before(&self, is_so: impl Fn(&Entry) -> bool) -> u64 {
-        self.find(is_so).map_or(self.last.total, |(before, _)| before)
+    pub(super) fn total_before(&self, predicate: impl Fn(&Entry) -> bool) -> u64 {
+        self.find(predicate).map_or(self.last.total, |(before, _)| before)
     }
 
     #[inline(never)]
-    pub(super) fn first_not(&self, is_so: impl Fn(&Entry) -> bool) -> Option<Entry> {
-        self.find(is_so).map(|(_, entry)| entry)
+    pub(super) fn first_not(&self, predicate: impl Fn(&Entry) -> bool) -> Option<Entry> {
+        self.find(predicate).map(|(_, entry)| entry)
     }
 
-    /// Removes the leading chunks of which all entries satisfy `is_so`.
-    pub(super) fn drop_leading(&mut self, is_so: impl Fn(&Entry) -> bool) {
-        let number = self.leading(is_so);
+    /// Removes the leading chunks for whose entries the predicate is `true`.
+    pub(super) fn drop_leading(&mut self, predicate: impl Fn(&Entry) -> bool) {
+        let number = self.leading(predicate);
         self.bytes -= self.sealed.drain(..number).map(|chunk| chunk.data.len()).sum::<usize>();
         self.shrink_list();
     }
 
-    /// Moves the entries of the first chunk to the end of `ring`. Running totals start anew with
-    /// them. Returns `true` if no entries are left here.
+    /// Moves the entries of the first chunk to the end of `ring`, and restarts the running totals
+    /// there. Returns `true` if no entries remain here.
     pub(super) fn move_first(&mut self, ring: &mut VecDeque<Entry>) -> bool {
         let Some(first) = self.sealed.pop_front() else {
             self.lower(self.open.before);
@@ -157,19 +162,19 @@ impl Chunks {
         self.sealed.is_empty() && self.open.data.len() < most && self.iter().count() <= most
     }
 
-    /// The list of a log that was long once gives its memory back.
+    /// Shrinks the list if the log was much longer.
     fn shrink_list(&mut self) {
         if self.sealed.capacity() > 16 && self.sealed.len() < self.sealed.capacity() / 4 {
             self.sealed.shrink_to(self.sealed.len() * 2);
         }
     }
 
-    /// Lowers the running totals of all entries, of which something in front was removed.
+    /// Lowers the running totals of all entries, after entries before them were removed.
     pub(super) fn lower(&mut self, units: u64) {
         self.lower_from(0, units);
     }
 
-    /// Lowers the running totals of all entries behind the full chunk in front of `number`.
+    /// Lowers the running totals of all entries from the full chunk at index `number` on.
     fn lower_from(&mut self, number: usize, units: u64) {
         for chunk in self.sealed.range_mut(number..) {
             chunk.before -= units;
@@ -179,7 +184,7 @@ impl Chunks {
         self.last.total -= units;
     }
 
-    /// Removes the entries after `now`. Returns `true` if none are left.
+    /// Removes the entries after `now`. Returns `true` if none remain.
     pub(super) fn drop_after(&mut self, now: Timestamp) -> bool {
         if self.last.at <= now {
             return false;
@@ -194,8 +199,8 @@ impl Chunks {
         self.reopen(before, &entries)
     }
 
-    /// Makes these the entries of the open chunk and the last entry. Where there are none, they are
-    /// taken from the last full chunk. Returns `true` if there is none either.
+    /// Replaces the open chunk and the last entry by these entries, or by those of the last full
+    /// chunk if `entries` is empty. Returns `true` if no entries remain.
     fn reopen(&mut self, before: u64, entries: &[Entry]) -> bool {
         if let Some((last, others)) = entries.split_last() {
             self.open = Chunk::of(before, others);
@@ -209,7 +214,7 @@ impl Chunks {
     }
 
     /// Removes up to `units` from the entry at `at`, if there is one. Returns `true` if no entries
-    /// are left.
+    /// remain.
     pub(super) fn take_back(&mut self, at: Timestamp, units: u64) -> bool {
         if at == self.last.at {
             self.last.total -= units.min(self.last.total - self.before_last);
@@ -232,8 +237,8 @@ impl Chunks {
         false
     }
 
-    /// Merges a full chunk with the one behind it if both are nearly empty, so that many refunds do
-    /// not leave a long list of such chunks. Removes it if it is empty.
+    /// Merges a full chunk with the next one if both are nearly empty, so that refunds do not leave
+    /// a long list of small chunks. Removes the chunk if it is empty.
     fn merge(&mut self, number: usize) {
         let len = |number: usize| self.sealed.get(number).map(|chunk| chunk.data.len());
         match (len(number), len(number + 1)) {
@@ -253,8 +258,7 @@ impl Chunks {
         self.shrink_list();
     }
 
-    /// Raises the running total at the end to `total`, at an instant that is not before the last
-    /// entry.
+    /// Raises the running total to `total` at an instant that is not before the last entry.
     #[inline(never)]
     pub(super) fn append(&mut self, at: Timestamp, total: u64) {
         if self.last.at == at {

@@ -4,13 +4,13 @@ use std::mem;
 use super::chunks::Chunks;
 use crate::Timestamp;
 
-/// A ring of more entries than this is split into chunks.
+/// The maximum length of the ring. A longer log is split into a ring and chunks.
 pub(super) const LONGEST_RING: usize = 128;
 
-/// The number of entries that stay in the ring when it is split.
+/// The number of entries that stay in the ring after a split.
 const FIRST: usize = 32;
 
-/// An instant and the running total of units up to and with it.
+/// An instant, and the running total of units including those at this instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) at: Timestamp,
@@ -19,27 +19,27 @@ pub(super) struct Entry {
 
 /// The entries of a log, oldest first.
 ///
-/// Up to [`LONGEST_RING`] entries are one ring, whose capacity doubles. A longer log has a ring for
-/// its oldest entries only, and the later ones as bytes in chunks, which take a quarter of the memory.
-/// It becomes one ring again when half as many entries are left. A short log stays a ring because a
-/// hit on a ring needs fewer instructions.
+/// Up to [`LONGEST_RING`] entries are a ring, whose capacity doubles. A longer log has a ring for
+/// its oldest entries only. The later ones are encoded in chunks, which take a quarter of the
+/// memory. The log becomes a ring again when its length falls to half of the maximum. Short logs
+/// are rings because a hit on a ring is faster.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Entries {
     /// The running total before the first entry.
     dropped: u64,
-    /// The oldest entries. Empty only if the log is.
+    /// The oldest entries. Empty only if the log is empty.
     ring: VecDeque<Entry>,
-    /// The entries after the ring. They are boxed, so a short log takes one word for them.
+    /// The entries after the ring. Boxed, so that a short log spends only one word on them.
     chunks: Option<Box<Chunks>>,
 }
 
 impl Entries {
-    /// The instants, rising, and the units at each.
+    /// Iterates over the instants, in rising order, and the units at each.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Timestamp, u32)> + '_ {
         let mut before = self.dropped;
         let later = self.chunks.iter().flat_map(|chunks| chunks.iter());
         self.ring.iter().copied().chain(later).map(move |entry| {
-            #[allow(clippy::cast_possible_truncation)] // pushed as a u32
+            #[allow(clippy::cast_possible_truncation)] // it was a u32
             let units = (entry.total - before) as u32;
             before = entry.total;
             (entry.at, units)
@@ -63,7 +63,7 @@ impl Entries {
         }
     }
 
-    /// The running total up to the last entry.
+    /// Returns the running total after the last entry.
     #[inline]
     pub(super) fn total(&self) -> u64 {
         match &self.chunks {
@@ -72,13 +72,14 @@ impl Entries {
         }
     }
 
-    /// The bytes that are allocated.
+    /// Returns the number of allocated bytes.
     #[inline]
     pub(super) fn bytes(&self) -> usize {
         self.ring.capacity() * mem::size_of::<Entry>() + self.chunks.as_ref().map_or(0, |chunks| chunks.bytes())
     }
 
-    /// About the bytes of so many entries that are spread over `period` microseconds.
+    /// Estimates the bytes of a log with `entries` entries that are spread over `period`
+    /// microseconds.
     pub(super) fn full_bytes(entries: usize, period: u64) -> usize {
         if entries <= LONGEST_RING {
             return entries.max(4).next_power_of_two() * mem::size_of::<Entry>();
@@ -86,77 +87,78 @@ impl Entries {
         Chunks::full_bytes(entries, period / entries as u64)
     }
 
-    /// The most bytes that one entry more allocates.
+    /// Returns the maximum number of bytes that another entry allocates.
     #[inline]
     pub(super) fn growth(&self) -> usize {
         match &self.chunks {
             None if self.ring.len() < self.ring.capacity() => 0,
             None if self.ring.len() < LONGEST_RING => self.ring.capacity().max(4) * mem::size_of::<Entry>(),
-            // The ring becomes shorter by more than the chunks take.
+            // The ring shrinks by more than the chunks take.
             None => 0,
             Some(chunks) => chunks.growth(),
         }
     }
 
-    /// The running total before the first entry that does not satisfy `is_so`, which holds for the
-    /// entries in front of it and for none behind it.
+    /// Returns the running total before the first entry for which the predicate is `false`. The
+    /// predicate must be `false` for all later entries.
     #[inline]
-    pub(super) fn total_before(&self, is_so: impl Fn(&Entry) -> bool) -> u64 {
-        let index = self.leading(&is_so);
+    pub(super) fn total_before(&self, predicate: impl Fn(&Entry) -> bool) -> u64 {
+        let index = self.leading(&predicate);
         if index == self.ring.len()
             && let Some(chunks) = &self.chunks
         {
-            return chunks.total_before(is_so);
+            return chunks.total_before(predicate);
         }
         index.checked_sub(1).map_or(self.dropped, |last| self.ring[last].total)
     }
 
-    /// The instant of the first entry that does not satisfy `is_so`.
+    /// Returns the instant of the first entry for which the predicate is `false`.
     #[inline]
-    pub(super) fn first_not(&self, is_so: impl Fn(&Entry) -> bool) -> Option<Timestamp> {
-        let index = self.leading(&is_so);
+    pub(super) fn first_not(&self, predicate: impl Fn(&Entry) -> bool) -> Option<Timestamp> {
+        let index = self.leading(&predicate);
         match self.ring.get(index) {
             Some(entry) => Some(entry.at),
-            None => Some(self.chunks.as_ref()?.first_not(is_so)?.at),
+            None => Some(self.chunks.as_ref()?.first_not(predicate)?.at),
         }
     }
 
-    /// The number of leading entries of the ring that satisfy `is_so`. Nearly always the first few
-    /// decide, because each hit drops the expired entries. Otherwise it is a binary search.
+    /// Returns the number of leading entries of the ring for which the predicate is `true`. Each
+    /// hit drops the expired entries, so a search of the first few entries usually suffices before
+    /// a binary search.
     #[inline]
-    fn leading(&self, is_so: impl Fn(&Entry) -> bool) -> usize {
+    fn leading(&self, predicate: impl Fn(&Entry) -> bool) -> usize {
         const FEW: usize = 4;
         for index in 0..FEW {
-            if !self.ring.get(index).is_some_and(&is_so) {
+            if !self.ring.get(index).is_some_and(&predicate) {
                 return index;
             }
         }
-        self.ring.partition_point(is_so)
+        self.ring.partition_point(predicate)
     }
 
-    /// Removes the leading entries that satisfy `is_so`.
+    /// Removes the leading entries for which the predicate is `true`.
     #[inline]
-    pub(super) fn drop_leading(&mut self, is_so: impl Fn(&Entry) -> bool) {
-        let mut leading = self.leading(&is_so);
+    pub(super) fn drop_leading(&mut self, predicate: impl Fn(&Entry) -> bool) {
+        let mut leading = self.leading(&predicate);
         if self.chunks.is_some() {
-            leading = self.drop_chunks(leading, is_so);
+            leading = self.drop_chunks(leading, predicate);
         }
         self.drop_from_ring(leading);
     }
 
-    /// Removes the leading chunks of which all entries satisfy `is_so`. `leading` entries of the
-    /// ring do. Returns the number of those that do in the ring that is left.
+    /// Removes the leading chunks for whose entries the predicate is `true`. `leading` is the
+    /// number of such entries in the ring. Returns that number for the new ring.
     #[inline(never)]
-    fn drop_chunks(&mut self, mut leading: usize, is_so: impl Fn(&Entry) -> bool) -> usize {
+    fn drop_chunks(&mut self, mut leading: usize, predicate: impl Fn(&Entry) -> bool) -> usize {
         if leading == self.ring.len()
             && let Some(chunks) = &mut self.chunks
         {
-            chunks.drop_leading(&is_so);
+            chunks.drop_leading(&predicate);
             self.next_chunk();
-            leading = self.leading(is_so);
+            leading = self.leading(predicate);
         }
-        // Half of the ring's length, so that a log whose length varies a little does not change its
-        // form at each hit.
+        // Half of the maximum length, so that a log whose length varies a little is not converted
+        // at each hit.
         let most = (LONGEST_RING / 2).saturating_sub(self.ring.len());
         if let Some(chunks) = self.chunks.take_if(|chunks| chunks.is_short(most)) {
             self.ring.extend(chunks.iter());
@@ -177,15 +179,15 @@ impl Entries {
         if self.ring.is_empty() {
             self.dropped = 0;
         }
-        // A log that was long once gives its memory back. A ring in front of chunks is never pushed to.
+        // Shrinks a log that was much longer. A ring before chunks does not grow, so it needs no
+        // spare room.
         let (least, room) = if self.chunks.is_some() { (2, 1) } else { (4, 2) };
         if self.ring.capacity() > 16 && self.ring.len() < self.ring.capacity() / least {
             self.ring.shrink_to(self.ring.len() * room);
         }
     }
 
-    /// Makes the entries of the first chunk the ring, in place of the ring that has no entries to
-    /// keep. Running totals start anew with it.
+    /// Replaces the ring by the entries of the first chunk, and restarts the running totals.
     fn next_chunk(&mut self) {
         self.dropped = 0;
         self.ring.clear();
@@ -230,8 +232,7 @@ impl Entries {
         }
     }
 
-    /// Raises the running total at the end of the log to `total`, at an instant that is not before
-    /// the last entry.
+    /// Raises the running total to `total` at an instant that is not before the last entry.
     #[inline]
     pub(super) fn append(&mut self, at: Timestamp, total: u64) {
         if let Some(chunks) = &mut self.chunks {
@@ -245,7 +246,7 @@ impl Entries {
         }
     }
 
-    /// Moves all entries of the ring but the oldest into chunks.
+    /// Moves all but the oldest entries of the ring into chunks.
     #[cold]
     fn split(&mut self) -> &mut Chunks {
         let mut chunks = Chunks::new(self.ring[FIRST - 1].total, self.ring[FIRST]);

@@ -6,7 +6,8 @@ use super::chunks::MOST;
 use super::entries::LONGEST_RING;
 use super::*;
 
-/// A log as a plain list of instants and units, in which every question is answered by a sum.
+/// A reference implementation: a plain list of instants and units that computes every result by a
+/// sum.
 #[derive(Debug, Default)]
 struct Model {
     until: u64,
@@ -58,7 +59,7 @@ impl Model {
     }
 }
 
-/// A log and its model, which get the same operations.
+/// A log and its model, to which the same operations are applied.
 struct Pair {
     log: Log,
     model: Model,
@@ -73,7 +74,7 @@ impl Pair {
         Self { log: Log::default(), model: Model::default(), now: 10 * PERIOD, random: seed }
     }
 
-    /// A random number below `end` (splitmix64).
+    /// Returns a random number below `end` (splitmix64).
     fn below(&mut self, end: usize) -> usize {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.random;
@@ -92,14 +93,19 @@ impl Pair {
         let last = self.log.entries.last_at();
         self.log.add(now, PERIOD, units);
         self.model.add(self.now, PERIOD, units);
-        let more = self.log.bytes().saturating_sub(bytes);
+        let added = self.log.bytes().saturating_sub(bytes);
         let decoded = if growth == 0 && self.len() > LONGEST_RING / 2 { 17 * MOST } else { 0 };
-        // Units of 0 move the end of a log and add no entry. No strategy adds them.
-        let is_foreseeable = last.is_none_or(|last| last.plus(PERIOD) == until);
-        assert!(!is_foreseeable || more <= growth + decoded, "{more} more, {growth} foreseen, {} entries", self.len());
+        // Adding 0 units moves the end of a log and adds no entry. Strategies do it only if the
+        // clock goes back.
+        let is_predictable = last.is_none_or(|last| last.plus(PERIOD) == until);
+        assert!(
+            !is_predictable || added <= growth + decoded,
+            "{added} added, {growth} predicted, {} entries",
+            self.len()
+        );
     }
 
-    /// Adds so many entries, with instants that differ by up to `step`.
+    /// Adds `times` entries, at intervals below `step`.
     fn add_many(&mut self, times: usize, step: usize) {
         for _ in 0..times {
             self.now += self.below(step) as u64;
@@ -108,7 +114,7 @@ impl Pair {
         }
     }
 
-    /// Refunds up to `units` of so many entries from this one on.
+    /// Refunds up to `units` of each of `times` entries, starting with index `from`.
     fn refund(&mut self, from: usize, times: usize, units: u32) {
         for (at, _) in self.model.entries.iter().skip(from).take(times).copied().collect::<Vec<_>>() {
             let left = self.log.take_back(Timestamp::from_micros(at), PERIOD, units);
@@ -133,9 +139,9 @@ impl Pair {
     }
 }
 
-/// Random additions, refunds, expiries and clocks that go back, on logs of up to 24,000 entries.
+/// Applies random additions, refunds, expiries and clock steps to logs of up to 24,000 entries.
 #[test]
-fn a_log_does_what_a_plain_list_does() {
+fn a_log_behaves_like_a_plain_list() {
     for seed in 0..6 {
         let mut pair = Pair::new(seed);
         let mut longest = 0;
@@ -146,7 +152,7 @@ fn a_log_does_what_a_plain_list_does() {
                     let times = pair.below(6_000);
                     pair.add_many(times, 40);
                 }
-                // Entry by entry, so that the oldest chunks are used up.
+                // Adds single entries, so that the oldest chunks expire.
                 5 => pair.add_many(300, 2_000),
                 6 => pair.now += pair.below(300_000) as u64,
                 7 => pair.now -= pair.below(30_000) as u64,
@@ -167,7 +173,7 @@ fn a_log_does_what_a_plain_list_does() {
             pair.check();
             longest = longest.max(pair.len());
         }
-        assert!(longest > LONGEST_RING, "seed {seed} makes no log in chunks: {longest} entries");
+        assert!(longest > LONGEST_RING, "seed {seed}: the log never has chunks, it has at most {longest} entries");
         pair.now += 2 * PERIOD;
         pair.add(1);
         pair.check();
@@ -176,7 +182,7 @@ fn a_log_does_what_a_plain_list_does() {
 }
 
 #[test]
-fn a_refund_of_every_entry_leaves_nothing() {
+fn refunding_every_entry_leaves_an_empty_log() {
     for from_the_newest in [false, true] {
         let mut log = Log::default();
         let entries = (0..20_000).map(|at| (10 * PERIOD + at, 2)).collect::<Vec<_>>();
@@ -200,7 +206,7 @@ fn a_refund_of_every_entry_leaves_nothing() {
 }
 
 #[test]
-fn a_clock_that_goes_back_moves_long_stretches_to_now() {
+fn entries_ahead_of_a_clock_that_went_back_move_to_now() {
     for back in [0, 1, 500, 1_024, 1_025, 10_000, 18_976, 19_999, 20_000, 30_000] {
         let mut log = Log::default();
         for at in 0..20_000 {
@@ -215,7 +221,7 @@ fn a_clock_that_goes_back_moves_long_stretches_to_now() {
 }
 
 #[test]
-fn a_clone_of_a_long_log_goes_on_like_the_original() {
+fn a_clone_of_a_long_log_evolves_like_the_original() {
     let mut log = Log::default();
     for at in 0..20_000 {
         log.add(Timestamp::from_micros(at), PERIOD, 1);

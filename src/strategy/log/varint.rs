@@ -1,29 +1,29 @@
-//! Entries as bytes.
+//! The encoding of entries.
 //!
 //! An entry is the time since the entry before it, in microseconds, and its units. The first byte
-//! holds the low four bits of the time, the number of bytes that hold its other bits, and a flag for
-//! units other than 1. Such units follow, with seven bits in each byte.
+//! holds the low four bits of the time, the number of bytes that hold its other bits, and a flag
+//! for units other than 1. Such units follow, with seven bits in each byte.
 //!
-//! An entry of one unit takes at most four bytes if the time is at most 268 seconds, and five bytes if
-//! it is at most 19 hours.
+//! An entry of one unit takes at most four bytes if the time is at most 268 seconds, and five bytes
+//! if it is at most 19 hours.
 
-/// The most bytes that an entry takes.
+/// The maximum length of an entry in bytes.
 pub(super) const LONGEST: usize = 1 + 8 + 10;
 
 const UNITS: u8 = 0x80;
 const LOW_BITS: u32 = 4;
 
-/// The number of bytes for the other bits of the time, by the three bits that stand for it.
+/// The number of bytes for the other bits of the time, indexed by their three-bit code.
 const LENGTHS: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 8];
 
-/// The bytes of an entry of one unit that is `micros` microseconds after the one before it.
+/// Returns the length of an entry of one unit that is `micros` microseconds after the previous one.
 pub(super) fn len(micros: u64) -> usize {
     let mut data = Vec::new();
     push(&mut data, micros, 1);
     data.len()
 }
 
-/// Appends an entry that is `micros` microseconds after the one before it.
+/// Appends an entry that is `micros` microseconds after the previous one.
 #[inline]
 pub(super) fn push(data: &mut Vec<u8>, micros: u64, units: u64) {
     let high = micros >> LOW_BITS;
@@ -47,7 +47,7 @@ fn push_units(data: &mut Vec<u8>, mut units: u64) {
     data.push(units as u8);
 }
 
-/// Reads the entries of a chunk in order.
+/// Decodes the entries of a chunk in order.
 #[derive(Clone, Debug)]
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
@@ -67,7 +67,7 @@ impl Reader<'_> {
 }
 
 impl Iterator for Reader<'_> {
-    /// Microseconds since the entry before, and units.
+    /// The microseconds since the previous entry, and the units.
     type Item = (u64, u64);
 
     #[inline]
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_read_back_as_they_were_written() {
+    fn entries_are_decoded_as_they_were_encoded() {
         let around = |bits: u32| [(1 << bits) - 1, 1 << bits, (1 << bits) + 1];
         let numbers: Vec<u64> = (1..63).flat_map(around).chain([0, u64::MAX]).collect();
         let entries: Vec<_> =

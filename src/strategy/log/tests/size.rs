@@ -1,11 +1,11 @@
-//! The bytes that a log takes.
+//! The memory of a log.
 
 use std::time::Duration;
 
 use super::*;
 
 #[test]
-fn a_log_that_was_long_gives_its_memory_back() {
+fn a_log_that_was_long_releases_memory() {
     let mut log = Log::default();
     for at in 0..1_000 {
         log.add(Timestamp::from_micros(at), 2_000, 1);
@@ -16,12 +16,12 @@ fn a_log_that_was_long_gives_its_memory_back() {
 }
 
 #[test]
-fn a_long_log_that_ebbs_away_gives_its_memory_back() {
+fn a_long_log_releases_memory_while_its_entries_expire() {
     let mut log = Log::default();
     for at in 0..40_000 {
         log.add(Timestamp::from_micros(at), PERIOD, 1);
     }
-    // Few hits drop many entries each.
+    // Each of these hits drops many entries.
     for step in 1..=400 {
         let now = PERIOD + step * 100 - 1;
         log.add(Timestamp::from_micros(now), PERIOD, 1);
@@ -32,9 +32,9 @@ fn a_long_log_that_ebbs_away_gives_its_memory_back() {
     assert!(log.bytes() <= 17 * MOST, "{} bytes", log.bytes());
 }
 
-/// Logs of hits that come at random instants, at a steady rate.
+/// Logs of hits at random instants, at a steady rate on average.
 #[test]
-fn a_full_log_takes_at_most_six_bytes_for_each_hit_in_the_mean() {
+fn a_full_log_takes_at_most_six_bytes_per_hit_on_average() {
     const DAY: u64 = 86_400_000_000;
     for (amount, most) in [(150, 12.0), (400, 8.5), (1_000, 6.0), (2_000, 6.0), (10_000, 6.0), (100_000, 6.0)] {
         let mut pair = Pair::new(amount);
@@ -58,7 +58,7 @@ fn a_full_log_takes_at_most_six_bytes_for_each_hit_in_the_mean() {
 }
 
 #[test]
-fn refunds_in_the_middle_of_a_long_log_give_memory_back() {
+fn refunds_in_the_middle_of_a_long_log_release_memory() {
     let mut log = Log::default();
     for at in 0..60_000 {
         log.add(Timestamp::from_micros(at), PERIOD, 1);
