@@ -1,11 +1,11 @@
-//! An extractor of one's own: the tenant in the host name, and the route, as one key.
+//! A custom key extractor: the tenant in the host name and the route, as one key.
 
 use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::extract::{Head, KeyError, MatchedPath};
 use tower_ratelimit::{Key, KeyExtractor, Quota, RateLimitLayer};
 
-/// `acme` in `acme.example.com`.
+/// Extracts the tenant from the host name: `acme` from `acme.example.com`.
 #[derive(Clone, Debug)]
 struct Tenant {
     domain: &'static str,

@@ -1,4 +1,4 @@
-//! A store that compares and swaps, in this process. It is correct, or has one fault.
+//! A compare-and-swap store in this process. It is correct or has one fault.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,7 +25,7 @@ pub enum Fault {
     RemovesWhenStale,
     /// Field defect: seconds given as milliseconds.
     SecondsAreMillis,
-    /// Field defect: more than 30 days is taken for an instant in the past.
+    /// Field defect: a time to live above 30 days is treated as an instant in the past.
     MonthsArePast,
     /// Field defect: the time to live is set only when a key is created.
     KeepsTheFirstExpiry,
@@ -33,8 +33,8 @@ pub enum Fault {
     ReportsMillis,
 }
 
-/// A store in this process that answers only after it has yielded. Each text has the number of its
-/// write as its version.
+/// A store in this process that yields before each reply. The version of a text is the number of its
+/// write.
 #[derive(Clone, Debug, Default)]
 pub struct FakeCasStore(Arc<Inner>);
 
@@ -43,7 +43,7 @@ struct Inner {
     fault: Fault,
     reports_time: bool,
     longest: Option<usize>,
-    /// Expires texts by this clock; `None` is the time that passes.
+    /// Expires texts by this clock. `None` is real time.
     clock: Option<ManualClock>,
     texts: Mutex<HashMap<String, Written>>,
     /// Held during a compare-and-swap.
@@ -54,11 +54,11 @@ struct Inner {
     /// The number of swaps to lose before one succeeds.
     losing: AtomicU64,
     hangs: AtomicBool,
-    /// The number of the first swap without an answer; 0 if all are answered.
+    /// The number of the first swap without a reply, or 0.
     swaps_hang_from: AtomicU64,
     keep: Mutex<Duration>,
     fails: AtomicBool,
-    /// The delay of each answer in milliseconds.
+    /// The delay of each reply in milliseconds.
     millis: AtomicU64,
 }
 
@@ -88,7 +88,7 @@ impl FakeCasStore {
         Self(Arc::new(Inner { longest: Some(longest), ..Inner::default() }))
     }
 
-    /// The numbers of loads and swaps, counted anew from here.
+    /// Returns the numbers of loads and swaps, and resets them.
     pub fn trips(&self) -> (u64, u64) {
         (self.0.loads.swap(0, Ordering::SeqCst), self.0.swaps.swap(0, Ordering::SeqCst))
     }
@@ -101,12 +101,12 @@ impl FakeCasStore {
         self.0.hangs.store(hangs, Ordering::SeqCst);
     }
 
-    /// Leaves this swap and all later ones without an answer, until it is called with 0.
+    /// Never replies to this swap and later ones, until it is called with 0.
     pub fn hang_from_swap(&self, number: u64) {
         self.0.swaps_hang_from.store(number, Ordering::SeqCst);
     }
 
-    /// The time to live of the last text.
+    /// Returns the time to live of the last text.
     pub fn keep(&self) -> Duration {
         *self.0.keep.lock().unwrap()
     }
@@ -186,7 +186,7 @@ impl FakeCasStore {
         }
         let removes = fault == Fault::RemovesWhenStale && text.is_empty();
         if is_stale && !removes && fault != Fault::DoesNotCompare {
-            // Every other time the answer contains the current text, too.
+            // Every other lost swap returns the current text, too.
             let tells = self.0.swaps.load(Ordering::SeqCst).is_multiple_of(2);
             return Swapped::Lost(tells.then(|| self.loaded(stands)));
         }

@@ -1,4 +1,4 @@
-//! The pages of the documentation that are Markdown files: the README and the guides.
+//! The documentation in Markdown files: the README and the guides.
 
 use std::fs;
 use std::path::{Path, PathBuf};
