@@ -246,12 +246,12 @@ impl<St: Storage> Storage for FakeStorage<St> {
 
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
         let (inner, script) = (self.inner.clone(), self.script.clone());
-        let (policy, key, op, cost) = (ask.policy.clone(), ask.key.clone(), ask.op, ask.cost);
+        let (policy, key, op, cost) = (request.policy.clone(), request.key.clone(), request.op, request.cost);
         self.answer(Operation::Decide(op), async move {
-            let ask = StorageRequest::new(&policy, &key, op, cost);
-            match script.and_then(|script| script(ask)) {
+            let request = StorageRequest::new(&policy, &key, op, cost);
+            match script.and_then(|script| script(request)) {
                 Some(answer) => answer,
-                None => inner.decide(ask).await.map_err(Into::into),
+                None => inner.decide(request).await.map_err(Into::into),
             }
         })
     }

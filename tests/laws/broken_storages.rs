@@ -1,4 +1,4 @@
-//! Storages with one fault each: the suite reports the law that each breaks.
+//! Storages with one fault each. The suite must report the law that each breaks.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,33 +17,33 @@ use tower_ratelimit::{BoxError, Decision, Key, Op, Policy, Storage, Timestamp};
 
 /// The fault of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrong {
+enum Fault {
     Nothing,
-    /// Overwrites what others have stored since it loaded.
+    /// Overwrites changes that others stored since it loaded.
     LosesUpdates,
-    /// The same, once in a thousand decisions.
+    /// Overwrites such changes once in a thousand decisions.
     LosesAnUpdateInAThousand,
     /// Checks and spends in two steps.
     ChecksThenWrites,
-    /// Fails when another process was faster.
+    /// Fails if another process changed the state first.
     FailsWhenOutrun,
     TakesOneForAll,
     ChargesForFreeHits,
     SpendsInPeeks,
-    /// Takes from the first limits although the last refuses.
+    /// Spends from the first limits although the last refuses.
     TakesBeforeItRefuses,
     ForgetsALittleEarly,
     ForgetsByAnotherClock,
-    /// Forgets a state in the millisecond in which 2^32 microseconds of it are left.
+    /// Forgets a state in the millisecond in which it expires in 2^32 microseconds.
     ForgetsAtAPowerOfTwo,
-    /// The same when it was stored so long ago.
+    /// Forgets a state in the millisecond in which it is 2^32 microseconds old.
     ForgetsAtAnAgeOfAPowerOfTwo,
     /// Keeps the newest 64 entries of a log.
     CutsLogs,
-    /// Its time is in milliseconds.
+    /// Rounds its time to milliseconds.
     CountsMillis,
     ReadsTheMachinesClock,
-    /// Takes states that are ahead of its clock for garbage.
+    /// Discards states that are ahead of its clock.
     DistrustsTheFuture,
     SharesKeys,
     /// Keeps 32 bits of a hash of each key.
@@ -60,20 +60,20 @@ enum Wrong {
     RoundsInstants,
     /// Returns a `retry_after` that is a microsecond too long for costs above 3.
     RoundsLongWaitsUp,
-    /// Keeps no state that a refusal has changed.
+    /// Does not store the states that a refusal has changed.
     StoresNoRefusals,
     /// Keeps 16 bits of the second amount of a bucket.
     CutsAmounts,
-    /// Gives the reply of a dropped caller to the next one.
+    /// Returns the result of a dropped caller to the next one.
     AnswersWhoComesNext,
 }
 
 type Name = (String, String, u32);
 
-/// A map, the pure function and one fault.
+/// A map of states with one fault.
 #[derive(Clone, Debug)]
 struct Broken {
-    wrong: Wrong,
+    fault: Fault,
     clock: ManualClock,
     states: Arc<Mutex<HashMap<Name, (State, Instant)>>>,
     /// Held during a decision.
@@ -84,27 +84,27 @@ struct Broken {
 
 impl Broken {
     fn now(&self) -> Timestamp {
-        match self.wrong {
-            Wrong::CountsMillis => Timestamp::from_micros(self.clock.now().as_micros() / 1_000),
-            Wrong::ReadsTheMachinesClock => Timestamp::wall_clock(),
+        match self.fault {
+            Fault::CountsMillis => Timestamp::from_micros(self.clock.now().as_micros() / 1_000),
+            Fault::ReadsTheMachinesClock => Timestamp::wall_clock(),
             _ => self.clock.now(),
         }
     }
 
     fn names(&self, policy: &Policy, key: &Key) -> Vec<Name> {
-        let key = match self.wrong {
-            Wrong::SharesKeys => String::new(),
-            Wrong::HashesKeys => {
+        let key = match self.fault {
+            Fault::SharesKeys => String::new(),
+            Fault::HashesKeys => {
                 let mut hasher = DefaultHasher::new();
                 key.hash(&mut hasher);
                 (hasher.finish() >> 32).to_string()
             }
-            Wrong::IgnoresCase => key.to_string().to_lowercase(),
+            Fault::IgnoresCase => key.to_string().to_lowercase(),
             _ => key.to_string(),
         };
-        let name = if self.wrong == Wrong::SharesPolicies { String::new() } else { policy.identity().to_owned() };
-        let digest = |(position, digest): (usize, &u32)| match self.wrong {
-            Wrong::TellsNoStrategiesApart => u32::try_from(position).unwrap(),
+        let name = if self.fault == Fault::SharesPolicies { String::new() } else { policy.identity().to_owned() };
+        let digest = |(position, digest): (usize, &u32)| match self.fault {
+            Fault::TellsNoStrategiesApart => u32::try_from(position).unwrap(),
             _ => *digest,
         };
         policy.limit_digests().iter().enumerate().map(|each| (name.clone(), key.clone(), digest(each))).collect()
@@ -116,16 +116,16 @@ impl Broken {
             let (state, written) = states.get(name).cloned().unwrap_or((State::Fresh, Instant::now()));
             let left = state.until().since(now);
             let period = policy.limits()[0].quota().period_micros();
-            match self.wrong {
-                Wrong::ForgetsALittleEarly if left < period / 8 => State::Fresh,
-                Wrong::ForgetsAtAPowerOfTwo if left >> 32 == 1 && left % (1 << 32) < 1_000 => State::Fresh,
-                Wrong::ForgetsAtAnAgeOfAPowerOfTwo
+            match self.fault {
+                Fault::ForgetsALittleEarly if left < period / 8 => State::Fresh,
+                Fault::ForgetsAtAPowerOfTwo if left >> 32 == 1 && left % (1 << 32) < 1_000 => State::Fresh,
+                Fault::ForgetsAtAnAgeOfAPowerOfTwo
                     if (1 << 32..(1 << 32) + 1_000).contains(&(period - left.min(period))) =>
                 {
                     State::Fresh
                 }
-                Wrong::ForgetsByAnotherClock if written.elapsed() > Duration::from_millis(50) => State::Fresh,
-                Wrong::DistrustsTheFuture if left > 2 * period => State::Fresh,
+                Fault::ForgetsByAnotherClock if written.elapsed() > Duration::from_millis(50) => State::Fresh,
+                Fault::DistrustsTheFuture if left > 2 * period => State::Fresh,
                 _ => state,
             }
         };
@@ -134,19 +134,19 @@ impl Broken {
 
     fn save(&self, policy: &Policy, key: &Key, states: Vec<State>) {
         let names = self.names(policy, key).into_iter().zip(states).enumerate();
-        let kept = names.filter(|(position, _)| self.wrong != Wrong::KeepsFourLimits || *position < 4);
+        let kept = names.filter(|(position, _)| self.fault != Fault::KeepsFourLimits || *position < 4);
         let bucket = |position: usize| policy.limits()[position].strategy().name() == "token-bucket";
         let rounded = kept.map(|(position, (name, state))| match state {
-            State::Counts { until, amounts } if self.wrong == Wrong::RoundsInstants => {
+            State::Counts { until, amounts } if self.fault == Fault::RoundsInstants => {
                 let until = Timestamp::from_micros(until.as_micros().next_multiple_of(1_000));
                 (name, (State::Counts { until, amounts }, Instant::now()))
             }
             State::Counts { until, amounts: [first, second] }
-                if self.wrong == Wrong::CutsAmounts && bucket(position) =>
+                if self.fault == Fault::CutsAmounts && bucket(position) =>
             {
                 (name, (State::Counts { until, amounts: [first, second & 0xffff] }, Instant::now()))
             }
-            State::Log(log) if self.wrong == Wrong::CutsLogs => {
+            State::Log(log) if self.fault == Fault::CutsLogs => {
                 let entries: Vec<_> = log.entries().collect();
                 let kept = entries[entries.len().saturating_sub(64)..].to_vec();
                 (name, (State::Log(Box::new(Log::from_entries(log.until(), kept))), Instant::now()))
@@ -161,15 +161,15 @@ impl Broken {
         let _alone = self.step.lock().unwrap();
         let mut states = self.load(policy, key);
         let decision = policy.decide(&mut states, self.now(), op, cost);
-        if decision.is_refused() && op == Op::Hit && self.wrong == Wrong::TakesBeforeItRefuses {
+        if decision.is_refused() && op == Op::Hit && self.fault == Fault::TakesBeforeItRefuses {
             for (limit, state) in policy.limits().iter().zip(&mut states) {
                 let _ = limit.strategy().hit(limit.quota(), state, self.now(), cost);
             }
         }
-        if op == Op::Hit && !(decision.is_refused() && self.wrong == Wrong::StoresNoRefusals) {
+        if op == Op::Hit && !(decision.is_refused() && self.fault == Fault::StoresNoRefusals) {
             self.save(policy, key, states);
         }
-        if self.wrong == Wrong::RoundsLongWaitsUp { waits_longer(decision) } else { decision }
+        if self.fault == Fault::RoundsLongWaitsUp { waits_longer(decision) } else { decision }
     }
 
     /// Decides in two steps, between which others may decide.
@@ -178,10 +178,10 @@ impl Broken {
         let mut states = before.clone();
         let decision = policy.decide(&mut states, self.now(), op, cost);
         yield_now().await;
-        match self.wrong {
-            Wrong::FailsWhenOutrun if self.load(policy, key) != before => return Err("others were faster".into()),
-            // There was room when it checked.
-            Wrong::ChecksThenWrites if decision.is_admitted() => {
+        match self.fault {
+            Fault::FailsWhenOutrun if self.load(policy, key) != before => return Err("others were faster".into()),
+            // The check has admitted.
+            Fault::ChecksThenWrites if decision.is_admitted() => {
                 let _ = self.hit(policy, key, op, cost);
             }
             _ if op == Op::Hit => self.save(policy, key, states),
@@ -198,21 +198,21 @@ impl Storage for Broken {
 
     fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
         let (storage, policy, key, op, cost) = (self.clone(), ask.policy.clone(), ask.key.clone(), ask.op, ask.cost);
-        let cost = match self.wrong {
-            Wrong::TakesOneForAll => cost.min(1),
-            Wrong::ChargesForFreeHits => cost.max(1),
+        let cost = match self.fault {
+            Fault::TakesOneForAll => cost.min(1),
+            Fault::ChargesForFreeHits => cost.max(1),
             _ => cost,
         };
-        let op = if self.wrong == Wrong::SpendsInPeeks { Op::Hit } else { op };
+        let op = if self.fault == Fault::SpendsInPeeks { Op::Hit } else { op };
         Box::pin(async move {
-            match storage.wrong {
-                Wrong::LosesAnUpdateInAThousand if storage.decisions.fetch_add(1, Ordering::Relaxed) % 1_000 == 999 => {
+            match storage.fault {
+                Fault::LosesAnUpdateInAThousand if storage.decisions.fetch_add(1, Ordering::Relaxed) % 1_000 == 999 => {
                     storage.hit_in_steps(&policy, &key, op, cost).await
                 }
-                Wrong::LosesUpdates | Wrong::ChecksThenWrites | Wrong::FailsWhenOutrun => {
+                Fault::LosesUpdates | Fault::ChecksThenWrites | Fault::FailsWhenOutrun => {
                     storage.hit_in_steps(&policy, &key, op, cost).await
                 }
-                Wrong::AnswersWhoComesNext => {
+                Fault::AnswersWhoComesNext => {
                     let decision = storage.hit(&policy, &key, op, cost);
                     storage.replies.lock().unwrap().push_back(decision);
                     yield_now().await;
@@ -224,9 +224,9 @@ impl Storage for Broken {
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        match self.wrong {
-            Wrong::ClearsNothing => {}
-            Wrong::ClearsEverybody => self.states.lock().unwrap().clear(),
+        match self.fault {
+            Fault::ClearsNothing => {}
+            Fault::ClearsEverybody => self.states.lock().unwrap().clear(),
             _ => self.save(policy, key, vec![State::Fresh; policy.limits().len()]),
         }
         Box::pin(async { Ok(()) })
@@ -235,10 +235,10 @@ impl Storage for Broken {
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         let _alone = self.step.lock().unwrap();
         let mut states = self.load(policy, key);
-        match self.wrong {
-            Wrong::RefundsNothing => {}
-            Wrong::RefundsAll => states.fill(State::Fresh),
-            Wrong::RefundsWhatIsForgotten => {
+        match self.fault {
+            Fault::RefundsNothing => {}
+            Fault::RefundsAll => states.fill(State::Fresh),
+            Fault::RefundsWhatIsForgotten => {
                 for state in &mut states {
                     if let State::Counts { amounts: [first, _], .. } = state {
                         *first = first.saturating_sub(if decision.is_admitted() { decision.cost() } else { 0 });
@@ -252,7 +252,7 @@ impl Storage for Broken {
     }
 }
 
-/// The decision with a wait that is a microsecond longer if it cost more than 3 units.
+/// Makes the wait a microsecond longer if the cost is above 3 units.
 fn waits_longer(decision: Decision) -> Decision {
     if decision.cost() <= 3 {
         return decision;
@@ -268,56 +268,56 @@ fn waits_longer(decision: Decision) -> Decision {
 }
 
 /// Runs the suite on a storage with this fault.
-fn check(wrong: Wrong) {
+fn check(fault: Fault) {
     let empty = |clock| {
         let (states, step, replies, decisions) = Default::default();
-        Broken { wrong, clock, states, step, replies, decisions }
+        Broken { fault, clock, states, step, replies, decisions }
     };
-    // These two take as many keys and hits as come with 256 scripts.
-    let is_rare = matches!(wrong, Wrong::HashesKeys | Wrong::LosesAnUpdateInAThousand);
+    // These two faults need the keys and hits of 256 scripts.
+    let is_rare = matches!(fault, Fault::HashesKeys | Fault::LosesAnUpdateInAThousand);
     StorageLaws::new(empty).scripts(if is_rare { 256 } else { 96 }).check();
 }
 
 #[test]
-fn without_a_fault_all_laws_are_kept() {
-    check(Wrong::Nothing);
+fn correct_implementation_obeys_all_laws() {
+    check(Fault::Nothing);
 }
 
 #[test]
 fn each_fault_breaks_its_law() {
     let faults = [
-        (Wrong::LosesUpdates, "law 9: "),
-        (Wrong::LosesAnUpdateInAThousand, "law 9: "),
-        (Wrong::ChecksThenWrites, "law 9: "),
-        (Wrong::FailsWhenOutrun, "law 9: the storage failed: others were faster"),
-        (Wrong::TakesOneForAll, "law 5: "),
-        (Wrong::ChargesForFreeHits, "law 5: "),
-        (Wrong::SpendsInPeeks, "law 5: "),
-        (Wrong::TakesBeforeItRefuses, "law 1: "),
-        (Wrong::ForgetsALittleEarly, "law 11: nothing is forgotten early"),
-        (Wrong::ForgetsByAnotherClock, "law 11: nothing is forgotten early, also when time really passes"),
-        (Wrong::ForgetsAtAPowerOfTwo, "law 11: nothing is forgotten early, around powers of two"),
-        (Wrong::ForgetsAtAnAgeOfAPowerOfTwo, "law 11: nothing is forgotten early, around powers of two"),
-        (Wrong::CutsLogs, "law 8: it decides like the model, on a long log"),
-        (Wrong::CountsMillis, "law 3: "),
-        (Wrong::ReadsTheMachinesClock, "law 3: "),
-        (Wrong::DistrustsTheFuture, "law 6: "),
-        (Wrong::SharesKeys, "law 10: keys and policies do not mix"),
-        (Wrong::HashesKeys, "law 10: keys do not mix"),
-        (Wrong::IgnoresCase, "law 10: keys and policies do not mix"),
-        (Wrong::SharesPolicies, "law 10: keys and policies do not mix"),
-        (Wrong::TellsNoStrategiesApart, "law 10: policies of one name"),
-        (Wrong::ClearsNothing, "law of clearing: "),
-        (Wrong::ClearsEverybody, "law of clearing: "),
-        (Wrong::RefundsNothing, "law of refunds: "),
-        (Wrong::RefundsAll, "law of refunds: "),
-        (Wrong::RefundsWhatIsForgotten, "law of refunds: "),
-        (Wrong::KeepsFourLimits, "law 8: "),
-        (Wrong::RoundsInstants, "law "),
-        (Wrong::RoundsLongWaitsUp, "law 8: "),
-        (Wrong::StoresNoRefusals, "law 6: waits are tight after a clock has gone back"),
-        (Wrong::CutsAmounts, "law 12: "),
-        (Wrong::AnswersWhoComesNext, "law of leaving: "),
+        (Fault::LosesUpdates, "law 9: "),
+        (Fault::LosesAnUpdateInAThousand, "law 9: "),
+        (Fault::ChecksThenWrites, "law 9: "),
+        (Fault::FailsWhenOutrun, "law 9: the storage failed: others were faster"),
+        (Fault::TakesOneForAll, "law 5: "),
+        (Fault::ChargesForFreeHits, "law 5: "),
+        (Fault::SpendsInPeeks, "law 5: "),
+        (Fault::TakesBeforeItRefuses, "law 1: "),
+        (Fault::ForgetsALittleEarly, "law 11: nothing is forgotten early"),
+        (Fault::ForgetsByAnotherClock, "law 11: nothing is forgotten early, also when time really passes"),
+        (Fault::ForgetsAtAPowerOfTwo, "law 11: nothing is forgotten early, around powers of two"),
+        (Fault::ForgetsAtAnAgeOfAPowerOfTwo, "law 11: nothing is forgotten early, around powers of two"),
+        (Fault::CutsLogs, "law 8: it decides like the model, on a long log"),
+        (Fault::CountsMillis, "law 3: "),
+        (Fault::ReadsTheMachinesClock, "law 3: "),
+        (Fault::DistrustsTheFuture, "law 6: "),
+        (Fault::SharesKeys, "law 10: keys and policies do not mix"),
+        (Fault::HashesKeys, "law 10: keys do not mix"),
+        (Fault::IgnoresCase, "law 10: keys and policies do not mix"),
+        (Fault::SharesPolicies, "law 10: keys and policies do not mix"),
+        (Fault::TellsNoStrategiesApart, "law 10: policies of one name"),
+        (Fault::ClearsNothing, "law of clearing: "),
+        (Fault::ClearsEverybody, "law of clearing: "),
+        (Fault::RefundsNothing, "law of refunds: "),
+        (Fault::RefundsAll, "law of refunds: "),
+        (Fault::RefundsWhatIsForgotten, "law of refunds: "),
+        (Fault::KeepsFourLimits, "law 8: "),
+        (Fault::RoundsInstants, "law "),
+        (Fault::RoundsLongWaitsUp, "law 8: "),
+        (Fault::StoresNoRefusals, "law 6: waits are tight after a clock has gone back"),
+        (Fault::CutsAmounts, "law 12: "),
+        (Fault::AnswersWhoComesNext, "law of leaving: "),
     ];
     assert_each_breaks(faults, check);
 }

@@ -8,7 +8,7 @@ pub struct Cluster {
     pub nodes: Vec<Server>,
 }
 
-/// The slots of the n-th node end before `ENDS[n]`.
+/// The slots of node `n` end before `ENDS[n]`.
 const ENDS: [u16; 3] = [5_461, 10_923, 16_384];
 
 impl Cluster {
@@ -46,7 +46,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the node that has this slot at first.
+    /// Returns the node that initially has this slot.
     pub fn home(slot: u16) -> usize {
         ENDS.iter().position(|end| slot < *end).unwrap()
     }
