@@ -409,7 +409,7 @@ fn bad_flags_of_shared_storages_are_refused_with_one_clear_line() {
 #[cfg(feature = "redis")]
 #[test]
 fn invalid_cache_and_lease_flags_suggest_valid_ones() {
-    for (flags, said) in [
+    for (flags, expected) in [
         (&["--deny-cache"][..], "--deny-cache needs a server"),
         (
             &["--lease", "100", "--policy", "fixed-window 9/minute"],
@@ -420,7 +420,7 @@ fn invalid_cache_and_lease_flags_suggest_valid_ones() {
         (&["--lease", "100", "--storage", "redis://localhost"], "write for example \"fixed-window 10000/minute\""),
     ] {
         let output = refused(flags);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && told.contains(said), "{flags:?}: {told}");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && error.contains(expected), "{flags:?}: {error}");
     }
 }

@@ -137,7 +137,8 @@ const CHANGED: [(&str, &str); 6] = [
     ("leaky-bucket 10/minute queue 19", "leaky-bucket 10/minute queue 3"),
 ];
 
-/// Field defect: 181 refusals in a row each promised 0.6 s, and the client was admitted after 108.6 s.
+/// Field defect: 181 consecutive refusals each promised 0.6 s, and the client was admitted after
+/// 108.6 s.
 #[tokio::test]
 async fn retry_after_of_a_bucket_is_tight_after_its_quota_changed() {
     let micro = Duration::from_micros(1);

@@ -1,4 +1,4 @@
-//! Several memcached servers, each with its share of the keys.
+//! Several memcached servers, each with a part of the keys.
 
 use std::time::Instant;
 
@@ -69,7 +69,7 @@ async fn server_that_dies_or_hangs_fails_only_its_own_keys() {
 }
 
 #[tokio::test]
-async fn restarted_server_loses_its_own_keys_and_no_others() {
+async fn restarted_server_loses_only_its_own_keys() {
     let mut servers = [(); 3].map(|()| Memcached::start(&[]));
     let limiter =
         RateLimiter::with_storage(policy("fixed-window 9/day"), storage(&url_of(&servers)).deadline(SECOND / 5));
