@@ -18,7 +18,7 @@ impl KeyExtractor for Tenant {
         match host.strip_suffix(self.domain).and_then(|tenant| tenant.strip_suffix('.')) {
             Some("status") => Ok(None), // not limited
             Some(tenant) => Ok(Some(Key::from(tenant))),
-            None => Err(KeyError::client(format!("{host:?} is no host of ours"))),
+            None => Err(KeyError::client(format!("{host:?} is not a host of this server"))),
         }
     }
 }

@@ -105,7 +105,7 @@ mod tests {
         let app = app();
         let mut admitted = 0;
         for number in 0..100 {
-            let key = format!("key-of-nobody-{number}");
+            let key = format!("invented-key-{number}");
             admitted += u32::from(ask(&app, "/", Some(&key)).await.status() == StatusCode::OK);
         }
         assert!(admitted < 100, "each invented key has its own quota");

@@ -17,7 +17,7 @@ An axum server with rate limits. /status/CODE answers with that status, every ot
 --listen ADDRESS         address to listen on (default 127.0.0.1:3000; port 0 picks a free port)
 --policy POLICY          limits for every request, for example \"10/minute\" (the default) or
                          \"token-bucket 10/second burst 20; 1000/day\"; repeat it to add limits to the policy
---route PATH=POLICY      adds a layer with a policy of its own to one route; repeat it for more routes
+--route PATH=POLICY      adds a layer with this policy to one route; repeat it for more routes
 --storage URL            where states are kept: memory:// (the default), redis://HOST, memcached://HOST or etcd://HOST;
                          all but memory need a feature of cargo run: --features redis, memcached or etcd
 --on-error ACTION        admits (admit, the default) or refuses (refuse) requests while the storage fails
@@ -148,9 +148,7 @@ impl Options {
             "--route" => {
                 let (path, policy) = route(&value)?;
                 if self.routes.iter().any(|(other, _)| *other == path) {
-                    return Err(format!(
-                        "{path} is set twice: write \"{path}=5/minute; 100/day\" for several limits"
-                    ));
+                    return Err(format!("{path} is set twice: write \"{path}=5/minute; 100/day\" for several limits"));
                 }
                 self.routes.push((path, policy));
             }
@@ -163,8 +161,9 @@ impl Options {
             }
             "--replicas" => {
                 let replicas = value.parse().ok().filter(|replicas| *replicas > 0);
-                let invalid =
-                    || format!("cannot read {value:?}: write the number of servers that share the storage, for example 3");
+                let invalid = || {
+                    format!("cannot read {value:?}: write the number of servers that share the storage, for example 3")
+                };
                 self.replicas = Some(replicas.ok_or_else(invalid)?);
             }
             "--lease" => {
@@ -193,7 +192,9 @@ impl Options {
     /// Checks the flags that depend on each other.
     fn check(&self) -> Result<(), String> {
         if self.client_ip_header.is_some() && self.trust.is_empty() {
-            return Err("--client-ip-header needs the proxies that write the header, for example --trust 10.0.0.0/8".to_owned());
+            return Err(
+                "--client-ip-header needs the proxies that write the header, for example --trust 10.0.0.0/8".to_owned()
+            );
         }
         self.client_ip().map_err(|error| format!("--trust: {error}"))?;
         self.key().map_err(|error| format!("--key: {error}"))?;
@@ -394,9 +395,7 @@ fn route(value: &str) -> Result<(String, Policy), String> {
         return Err(wrong());
     }
     if path.contains(['{', '}', '*', ':']) {
-        return Err(format!(
-            "invalid path {path:?}: write one without parameters, for example /login=5/minute"
-        ));
+        return Err(format!("invalid path {path:?}: write one without parameters, for example /login=5/minute"));
     }
     let policy = policy(limits).map_err(|error| format!("{path}: {error}"))?;
     let policy = match policy.name() {

@@ -27,7 +27,8 @@ impl Server {
             .expect("the server starts");
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
-        let address = first.strip_prefix("listening on http://").expect("the first line contains the address").to_owned();
+        let address =
+            first.strip_prefix("listening on http://").expect("the first line contains the address").to_owned();
         let second = lines.next().unwrap().unwrap();
         assert!(second.contains(&format!("curl -i http://{address}/")), "{second}");
         Self { child, address }

@@ -150,10 +150,10 @@ impl FakeCasStore {
         }
     }
 
-    fn look(&self, key: &str) -> Written {
-        let stands = self.0.texts.lock().unwrap().get(&self.called(key)).cloned().unwrap_or_default();
-        let is_there = stands.gone_at.is_none_or(|gone_at| self.now() < gone_at);
-        if is_there { stands } else { Written { text: String::new(), ..stands } }
+    fn current(&self, key: &str) -> Written {
+        let stored = self.0.texts.lock().unwrap().get(&self.called(key)).cloned().unwrap_or_default();
+        let is_alive = stored.gone_at.is_none_or(|gone_at| self.now() < gone_at);
+        if is_alive { stored } else { Written { text: String::new(), ..stored } }
     }
 
     fn loaded(&self, Written { text, version, .. }: Written) -> Loaded<u64> {
@@ -179,16 +179,16 @@ impl FakeCasStore {
 
     fn swap_in_one_step(&self, key: &str, version: u64, text: &str, keep: Duration) -> Swapped<u64> {
         let _alone = self.0.step.lock().unwrap();
-        let (fault, stands) = (self.0.fault, self.look(key));
-        let is_stale = stands.version != version;
+        let (fault, stored) = (self.0.fault, self.current(key));
+        let is_stale = stored.version != version;
         if is_stale && fault == Fault::ReturnsTheGivenText {
             return Swapped::Lost(Some(Loaded { text: text.to_owned(), version, now: None }));
         }
         let removes = fault == Fault::RemovesWhenStale && text.is_empty();
         if is_stale && !removes && fault != Fault::DoesNotCompare {
             // Every other lost swap returns the current text, too.
-            let tells = self.0.swaps.load(Ordering::SeqCst).is_multiple_of(2);
-            return Swapped::Lost(tells.then(|| self.loaded(stands)));
+            let returns_text = self.0.swaps.load(Ordering::SeqCst).is_multiple_of(2);
+            return Swapped::Lost(returns_text.then(|| self.loaded(stored)));
         }
         self.write(key, text, keep);
         Swapped::Stored
@@ -198,18 +198,18 @@ impl FakeCasStore {
         *self.0.keep.lock().unwrap() = keep;
         let text = if self.0.fault == Fault::Trims { text.trim() } else { text };
         let mut texts = self.0.texts.lock().unwrap();
-        let stands = texts.entry(self.called(key)).or_default();
+        let stored = texts.entry(self.called(key)).or_default();
         let writing = self.0.writings.fetch_add(1, Ordering::SeqCst) + 1;
         let version = match (self.0.fault, text) {
             (Fault::ReusesVersions, "") => 0,
-            (Fault::ReusesVersions, _) => stands.version + 1,
+            (Fault::ReusesVersions, _) => stored.version + 1,
             _ => writing,
         };
-        let gone_at = match stands.gone_at {
+        let gone_at = match stored.gone_at {
             Some(gone_at) if self.0.fault == Fault::KeepsTheFirstExpiry => Some(gone_at),
             _ => Some(self.gone_at(keep)),
         };
-        *stands = Written { text: text.to_owned(), version, gone_at };
+        *stored = Written { text: text.to_owned(), version, gone_at };
     }
 }
 
@@ -220,7 +220,7 @@ impl CasStorage for FakeCasStore {
     async fn load(&self, key: &str) -> Result<Loaded<u64>, BoxError> {
         self.0.loads.fetch_add(1, Ordering::SeqCst);
         self.answer().await?;
-        let loaded = self.loaded(self.look(key));
+        let loaded = self.loaded(self.current(key));
         yield_now().await;
         Ok(loaded)
     }
@@ -237,7 +237,7 @@ impl CasStorage for FakeCasStore {
             return Ok(Swapped::Lost(None));
         }
         if fault == Fault::ComparesThenPuts {
-            if self.look(key).version != *version {
+            if self.current(key).version != *version {
                 return Ok(Swapped::Lost(None));
             }
             yield_now().await;

@@ -15,17 +15,17 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 fn refused(flags: &[&str]) -> Output {
     let (out, error) = (Stdio::piped(), Stdio::piped());
     let mut child = Command::new(server()).args(flags).stdout(out).stderr(error).spawn().unwrap();
-    let mut said = String::new();
+    let mut output_text = String::new();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     // The pipe closes when the process ends.
-    out.read_line(&mut said).unwrap();
-    if said.starts_with("listening") {
+    out.read_line(&mut output_text).unwrap();
+    if output_text.starts_with("listening") {
         child.kill().unwrap();
-        panic!("{flags:?}: {said}");
+        panic!("{flags:?}: {output_text}");
     }
-    out.read_to_string(&mut said).unwrap();
+    out.read_to_string(&mut output_text).unwrap();
     let output = child.wait_with_output().unwrap();
-    Output { stdout: said.into_bytes(), ..output }
+    Output { stdout: output_text.into_bytes(), ..output }
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn routes_are_stacked_inside() {
 
 #[test]
 fn key_flag_selects_the_key() {
-    for (key, asks) in [
+    for (key, requests) in [
         ("global", [("/", "", 200), ("/b", "a: 1\r\n", 429)]),
         ("path", [("/", "", 200), ("/b", "", 200)]),
         ("method", [("/", "", 200), ("/b", "", 429)]),
@@ -81,7 +81,7 @@ fn key_flag_selects_the_key() {
         ("peer-ip+header:a", [("/", "a: 1\r\n", 200), ("/", "a: 1\r\n", 429)]),
     ] {
         let server = Server::start(&["--policy", "1/hour", "--key", key]);
-        for (path, headers, expected) in asks {
+        for (path, headers, expected) in requests {
             assert_eq!(server.status(path, headers), expected, "{key}: {path} {headers}");
         }
     }
@@ -108,7 +108,7 @@ fn cost_header_sets_the_cost() {
 #[test]
 fn behind_trusted_proxies_peer_ip_is_the_client() {
     // The peer of these tests is 127.0.0.1.
-    for (flags, asks) in [
+    for (flags, requests) in [
         (
             &["--trust", "10.0.0.0/8", "--trust", "127.0.0.1"][..],
             &[
@@ -143,7 +143,7 @@ fn behind_trusted_proxies_peer_ip_is_the_client() {
         ),
     ] {
         let server = Server::start(&[&["--policy", "1/hour"], flags].concat());
-        for (headers, expected) in asks {
+        for (headers, expected) in requests {
             assert_eq!(server.status("/", headers), *expected, "{flags:?}: {headers}");
         }
     }
@@ -210,7 +210,7 @@ fn shadow_mode_refuses_nothing_and_logs_refusals() {
 
 #[test]
 fn charge_status_flag_selects_the_statuses_that_are_charged() {
-    for (flags, asks) in [
+    for (flags, requests) in [
         (
             &["--charge-status", "401"][..],
             [("/", 200), ("/status/401", 401), ("/status/404", 404), ("/status/401", 401)],
@@ -225,7 +225,7 @@ fn charge_status_flag_selects_the_statuses_that_are_charged() {
         ),
     ] {
         let server = Server::start(&[&["--policy", "2/hour"], flags].concat());
-        for (path, expected) in asks {
+        for (path, expected) in requests {
             assert_eq!(server.status(path, ""), expected, "{flags:?}: {path}");
         }
         assert_eq!(server.status("/", ""), 429, "{flags:?}: two are charged");

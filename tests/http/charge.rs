@@ -170,7 +170,11 @@ async fn queue_slot_is_refunded_after_the_response() {
     let first = ask(&service, get("/401")).await;
     assert_eq!(remaining(&first), Some(2));
     let waited = ask(&service, get("/200")).await;
-    assert_eq!((waited.status().as_u16(), remaining(&waited)), (200, Some(3)), "the slot is free again after the response");
+    assert_eq!(
+        (waited.status().as_u16(), remaining(&waited)),
+        (200, Some(3)),
+        "the slot is free again after the response"
+    );
 }
 
 #[tokio::test]

@@ -791,10 +791,10 @@ proptest! {
         elements in vec(prop_oneof![6 => addresses().prop_flat_map(forwarded), 1 => without_address()], 1..6)
     ) {
         let value = elements.iter().map(|(text, _)| &**text).collect::<Vec<_>>().join(&b","[..]);
-        let said = model(&value);
-        prop_assert_eq!(&said, &elements.iter().map(|(_, address)| *address).collect::<Vec<_>>());
+        let expected = model(&value);
+        prop_assert_eq!(&expected, &elements.iter().map(|(_, address)| *address).collect::<Vec<_>>());
         let mut hop = Some(ip("10.0.0.1"));
-        for (hops, entry) in (1..).zip(said.iter().rev()) {
+        for (hops, entry) in (1..).zip(expected.iter().rev()) {
             let Some(address) = entry else { break };
             hop = Some(*address);
             let by = ClientIp::behind_hops(hops).forwarded();
@@ -807,7 +807,7 @@ proptest! {
     #[test]
     fn client_is_the_peer_or_an_address_in_the_field(lines in vec(junk(), 0..4), hops in 1..4_u32) {
         let text: Vec<u8> = lines.join(&b","[..]).into_iter().filter(|byte| *byte != b'\\').collect();
-        let stands = |address: IpAddr| {
+        let is_in_field = |address: IpAddr| {
             let words = text.split(|byte| !byte.is_ascii_hexdigit() && !b".:".contains(byte));
             words.filter_map(|word| str::from_utf8(word).ok()).any(|word| {
                 let v4 = word.split(':').next().unwrap();
@@ -817,7 +817,7 @@ proptest! {
         for by in [behind(), ClientIp::behind_hops(hops), behind().forwarded(), ClientIp::behind_hops(hops).forwarded()] {
             for field in [XFF, "forwarded"] {
                 let found = address(&by, &request(PROXY, field, &lines));
-                prop_assert!(found == ip("10.0.0.1") || stands(found), "{found}");
+                prop_assert!(found == ip("10.0.0.1") || is_in_field(found), "{found}");
             }
         }
     }

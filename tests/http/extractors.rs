@@ -274,7 +274,11 @@ fn header_value_is_used_unchanged() {
     let mut bytes = get("/");
     bytes.headers_mut().append("x-client", HeaderValue::from_bytes(b"\xff\xfe").unwrap());
     bytes.headers_mut().append("x-client", HeaderValue::from_static("a"));
-    assert_ne!(key(&header, &bytes), key(&header, &with("x-client", "a")), "the first field is used, even if it is not text");
+    assert_ne!(
+        key(&header, &bytes),
+        key(&header, &with("x-client", "a")),
+        "the first field is used, even if it is not text"
+    );
     assert_eq!(key(&header, &with("x-client", "2001:db8::1")), Key::from("2001:db8::1"));
 }
 

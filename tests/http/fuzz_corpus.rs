@@ -1,7 +1,7 @@
 //! Runs the assertions of the fuzzers on their seeds, so that the fuzzers keep compiling.
 
 #[path = "../../fuzz/src/lib.rs"]
-#[allow(unreachable_pub, reason = "a library of its own elsewhere")]
+#[allow(unreachable_pub, reason = "it is a separate library in `fuzz`")]
 mod fuzz;
 
 use std::fs;

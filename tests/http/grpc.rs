@@ -49,7 +49,11 @@ async fn calls_beyond_the_limit_are_resource_exhausted_until_retry_after() {
         let refused = health.check(question()).await.unwrap_err();
         assert_eq!((refused.code(), refused.message()), (Code::ResourceExhausted, "too many requests, retry in 10 s"));
         assert_eq!((number(&refused, "retry-after"), number(&refused, "x-ratelimit-limit")), (Some(10), Some(2)));
-        assert_eq!(health.watch(question()).await.unwrap_err().code(), Code::ResourceExhausted, "a stream is refused too");
+        assert_eq!(
+            health.watch(question()).await.unwrap_err().code(),
+            Code::ResourceExhausted,
+            "a stream is refused too"
+        );
         advance(Duration::from_secs(10));
         assert!(health.check(question()).await.is_ok(), "on the same connection");
     }

@@ -66,7 +66,7 @@ async fn malformed_lists_of_the_inner_service_are_dropped() {
     }
 }
 
-/// The lists that are kept are exactly those that a parser of Structured Fields accepts.
+/// Exactly the lists that a parser of Structured Fields accepts are kept.
 #[tokio::test]
 async fn random_lists_of_the_inner_service_are_kept_if_they_parse() {
     const PIECES: [&str; 28] = [

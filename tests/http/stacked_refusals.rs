@@ -62,7 +62,11 @@ async fn client_that_obeys_an_inner_refusal_is_admitted() {
     assert_eq!(ask(&service, get("/3")).await.status(), 200);
     let refused = ask(&service, get("/3")).await;
     assert_eq!((refused.status().as_u16(), retry_after(&refused)), (429, Some(3_600)));
-    assert_eq!(numbers(&refused).map(|[limit, left, _]| (limit, left)), Some((1, 0)), "the refusal keeps its own numbers");
+    assert_eq!(
+        numbers(&refused).map(|[limit, left, _]| (limit, left)),
+        Some((1, 0)),
+        "the refusal keeps its own numbers"
+    );
     clock.advance(Duration::from_secs(3_600));
     assert_eq!(ask(&service, get("/3")).await.status(), 200);
 }

@@ -17,8 +17,8 @@ use tower_ratelimit::{BoxError, Decision, Key, Op, Policy, Storage, Timestamp};
 
 /// The fault of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
-    Nothing,
+enum StorageFault {
+    None,
     /// Overwrites changes that others stored since it loaded.
     LosesUpdates,
     /// Overwrites such changes once in a thousand decisions.
@@ -26,13 +26,13 @@ enum Fault {
     /// Checks and spends in two steps.
     ChecksThenWrites,
     /// Fails if another process changed the state first.
-    FailsWhenOutrun,
-    TakesOneForAll,
+    FailsOnConflict,
+    ChargesOneUnit,
     ChargesForFreeHits,
     SpendsInPeeks,
     /// Spends from the first limits although the last refuses.
-    TakesBeforeItRefuses,
-    ForgetsALittleEarly,
+    SpendsBeforeRefusing,
+    ForgetsEarly,
     ForgetsByAnotherClock,
     /// Forgets a state in the millisecond in which it expires in 2^32 microseconds.
     ForgetsAtAPowerOfTwo,
@@ -40,22 +40,22 @@ enum Fault {
     ForgetsAtAnAgeOfAPowerOfTwo,
     /// Keeps the newest 64 entries of a log.
     CutsLogs,
-    /// Rounds its time to milliseconds.
+    /// Uses milliseconds as microseconds.
     CountsMillis,
     ReadsTheMachinesClock,
     /// Discards states that are ahead of its clock.
-    DistrustsTheFuture,
+    DiscardsFutureStates,
     SharesKeys,
     /// Keeps 32 bits of a hash of each key.
     HashesKeys,
     IgnoresCase,
     SharesPolicies,
-    TellsNoStrategiesApart,
+    IgnoresStrategies,
     ClearsNothing,
-    ClearsEverybody,
+    ClearsAllKeys,
     RefundsNothing,
     RefundsAll,
-    RefundsWhatIsForgotten,
+    RefundsExpiredHits,
     KeepsFourLimits,
     RoundsInstants,
     /// Returns a `retry_after` that is a microsecond too long for costs above 3.
@@ -65,7 +65,7 @@ enum Fault {
     /// Keeps 16 bits of the second amount of a bucket.
     CutsAmounts,
     /// Returns the result of a dropped caller to the next one.
-    AnswersWhoComesNext,
+    ReturnsToTheNextCaller,
 }
 
 type Name = (String, String, u32);
@@ -73,7 +73,7 @@ type Name = (String, String, u32);
 /// A map of states with one fault.
 #[derive(Clone, Debug)]
 struct Broken {
-    fault: Fault,
+    fault: StorageFault,
     clock: ManualClock,
     states: Arc<Mutex<HashMap<Name, (State, Instant)>>>,
     /// Held during a decision.
@@ -85,26 +85,27 @@ struct Broken {
 impl Broken {
     fn now(&self) -> Timestamp {
         match self.fault {
-            Fault::CountsMillis => Timestamp::from_micros(self.clock.now().as_micros() / 1_000),
-            Fault::ReadsTheMachinesClock => Timestamp::wall_clock(),
+            StorageFault::CountsMillis => Timestamp::from_micros(self.clock.now().as_micros() / 1_000),
+            StorageFault::ReadsTheMachinesClock => Timestamp::wall_clock(),
             _ => self.clock.now(),
         }
     }
 
     fn names(&self, policy: &Policy, key: &Key) -> Vec<Name> {
         let key = match self.fault {
-            Fault::SharesKeys => String::new(),
-            Fault::HashesKeys => {
+            StorageFault::SharesKeys => String::new(),
+            StorageFault::HashesKeys => {
                 let mut hasher = DefaultHasher::new();
                 key.hash(&mut hasher);
                 (hasher.finish() >> 32).to_string()
             }
-            Fault::IgnoresCase => key.to_string().to_lowercase(),
+            StorageFault::IgnoresCase => key.to_string().to_lowercase(),
             _ => key.to_string(),
         };
-        let name = if self.fault == Fault::SharesPolicies { String::new() } else { policy.identity().to_owned() };
+        let name =
+            if self.fault == StorageFault::SharesPolicies { String::new() } else { policy.identity().to_owned() };
         let digest = |(position, digest): (usize, &u32)| match self.fault {
-            Fault::TellsNoStrategiesApart => u32::try_from(position).unwrap(),
+            StorageFault::IgnoresStrategies => u32::try_from(position).unwrap(),
             _ => *digest,
         };
         policy.limit_digests().iter().enumerate().map(|each| (name.clone(), key.clone(), digest(each))).collect()
@@ -112,41 +113,41 @@ impl Broken {
 
     fn load(&self, policy: &Policy, key: &Key) -> Vec<State> {
         let (states, now) = (self.states.lock().unwrap(), self.now());
-        let stands = |name: &Name| {
+        let stored = |name: &Name| {
             let (state, written) = states.get(name).cloned().unwrap_or((State::Fresh, Instant::now()));
             let left = state.until().since(now);
             let period = policy.limits()[0].quota().period_micros();
             match self.fault {
-                Fault::ForgetsALittleEarly if left < period / 8 => State::Fresh,
-                Fault::ForgetsAtAPowerOfTwo if left >> 32 == 1 && left % (1 << 32) < 1_000 => State::Fresh,
-                Fault::ForgetsAtAnAgeOfAPowerOfTwo
+                StorageFault::ForgetsEarly if left < period / 8 => State::Fresh,
+                StorageFault::ForgetsAtAPowerOfTwo if left >> 32 == 1 && left % (1 << 32) < 1_000 => State::Fresh,
+                StorageFault::ForgetsAtAnAgeOfAPowerOfTwo
                     if (1 << 32..(1 << 32) + 1_000).contains(&(period - left.min(period))) =>
                 {
                     State::Fresh
                 }
-                Fault::ForgetsByAnotherClock if written.elapsed() > Duration::from_millis(50) => State::Fresh,
-                Fault::DistrustsTheFuture if left > 2 * period => State::Fresh,
+                StorageFault::ForgetsByAnotherClock if written.elapsed() > Duration::from_millis(50) => State::Fresh,
+                StorageFault::DiscardsFutureStates if left > 2 * period => State::Fresh,
                 _ => state,
             }
         };
-        self.names(policy, key).iter().map(stands).collect()
+        self.names(policy, key).iter().map(stored).collect()
     }
 
     fn save(&self, policy: &Policy, key: &Key, states: Vec<State>) {
         let names = self.names(policy, key).into_iter().zip(states).enumerate();
-        let kept = names.filter(|(position, _)| self.fault != Fault::KeepsFourLimits || *position < 4);
+        let kept = names.filter(|(position, _)| self.fault != StorageFault::KeepsFourLimits || *position < 4);
         let bucket = |position: usize| policy.limits()[position].strategy().name() == "token-bucket";
         let rounded = kept.map(|(position, (name, state))| match state {
-            State::Counts { until, amounts } if self.fault == Fault::RoundsInstants => {
+            State::Counts { until, amounts } if self.fault == StorageFault::RoundsInstants => {
                 let until = Timestamp::from_micros(until.as_micros().next_multiple_of(1_000));
                 (name, (State::Counts { until, amounts }, Instant::now()))
             }
             State::Counts { until, amounts: [first, second] }
-                if self.fault == Fault::CutsAmounts && bucket(position) =>
+                if self.fault == StorageFault::CutsAmounts && bucket(position) =>
             {
                 (name, (State::Counts { until, amounts: [first, second & 0xffff] }, Instant::now()))
             }
-            State::Log(log) if self.fault == Fault::CutsLogs => {
+            State::Log(log) if self.fault == StorageFault::CutsLogs => {
                 let entries: Vec<_> = log.entries().collect();
                 let kept = entries[entries.len().saturating_sub(64)..].to_vec();
                 (name, (State::Log(Box::new(Log::from_entries(log.until(), kept))), Instant::now()))
@@ -161,15 +162,15 @@ impl Broken {
         let _alone = self.step.lock().unwrap();
         let mut states = self.load(policy, key);
         let decision = policy.decide(&mut states, self.now(), op, cost);
-        if decision.is_refused() && op == Op::Hit && self.fault == Fault::TakesBeforeItRefuses {
+        if decision.is_refused() && op == Op::Hit && self.fault == StorageFault::SpendsBeforeRefusing {
             for (limit, state) in policy.limits().iter().zip(&mut states) {
                 let _ = limit.strategy().hit(limit.quota(), state, self.now(), cost);
             }
         }
-        if op == Op::Hit && !(decision.is_refused() && self.fault == Fault::StoresNoRefusals) {
+        if op == Op::Hit && !(decision.is_refused() && self.fault == StorageFault::StoresNoRefusals) {
             self.save(policy, key, states);
         }
-        if self.fault == Fault::RoundsLongWaitsUp { waits_longer(decision) } else { decision }
+        if self.fault == StorageFault::RoundsLongWaitsUp { waits_longer(decision) } else { decision }
     }
 
     /// Decides in two steps, between which others may decide.
@@ -179,9 +180,11 @@ impl Broken {
         let decision = policy.decide(&mut states, self.now(), op, cost);
         yield_now().await;
         match self.fault {
-            Fault::FailsWhenOutrun if self.load(policy, key) != before => return Err("others were faster".into()),
+            StorageFault::FailsOnConflict if self.load(policy, key) != before => {
+                return Err("others were faster".into());
+            }
             // The check has admitted.
-            Fault::ChecksThenWrites if decision.is_admitted() => {
+            StorageFault::ChecksThenWrites if decision.is_admitted() => {
                 let _ = self.hit(policy, key, op, cost);
             }
             _ if op == Op::Hit => self.save(policy, key, states),
@@ -196,23 +199,26 @@ impl Storage for Broken {
     type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, BoxError>> + Send>>;
     type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        let (storage, policy, key, op, cost) = (self.clone(), ask.policy.clone(), ask.key.clone(), ask.op, ask.cost);
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        let (storage, policy, key, op, cost) =
+            (self.clone(), request.policy.clone(), request.key.clone(), request.op, request.cost);
         let cost = match self.fault {
-            Fault::TakesOneForAll => cost.min(1),
-            Fault::ChargesForFreeHits => cost.max(1),
+            StorageFault::ChargesOneUnit => cost.min(1),
+            StorageFault::ChargesForFreeHits => cost.max(1),
             _ => cost,
         };
-        let op = if self.fault == Fault::SpendsInPeeks { Op::Hit } else { op };
+        let op = if self.fault == StorageFault::SpendsInPeeks { Op::Hit } else { op };
         Box::pin(async move {
             match storage.fault {
-                Fault::LosesAnUpdateInAThousand if storage.decisions.fetch_add(1, Ordering::Relaxed) % 1_000 == 999 => {
+                StorageFault::LosesAnUpdateInAThousand
+                    if storage.decisions.fetch_add(1, Ordering::Relaxed) % 1_000 == 999 =>
+                {
                     storage.hit_in_steps(&policy, &key, op, cost).await
                 }
-                Fault::LosesUpdates | Fault::ChecksThenWrites | Fault::FailsWhenOutrun => {
+                StorageFault::LosesUpdates | StorageFault::ChecksThenWrites | StorageFault::FailsOnConflict => {
                     storage.hit_in_steps(&policy, &key, op, cost).await
                 }
-                Fault::AnswersWhoComesNext => {
+                StorageFault::ReturnsToTheNextCaller => {
                     let decision = storage.hit(&policy, &key, op, cost);
                     storage.replies.lock().unwrap().push_back(decision);
                     yield_now().await;
@@ -225,8 +231,8 @@ impl Storage for Broken {
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         match self.fault {
-            Fault::ClearsNothing => {}
-            Fault::ClearsEverybody => self.states.lock().unwrap().clear(),
+            StorageFault::ClearsNothing => {}
+            StorageFault::ClearsAllKeys => self.states.lock().unwrap().clear(),
             _ => self.save(policy, key, vec![State::Fresh; policy.limits().len()]),
         }
         Box::pin(async { Ok(()) })
@@ -236,9 +242,9 @@ impl Storage for Broken {
         let _alone = self.step.lock().unwrap();
         let mut states = self.load(policy, key);
         match self.fault {
-            Fault::RefundsNothing => {}
-            Fault::RefundsAll => states.fill(State::Fresh),
-            Fault::RefundsWhatIsForgotten => {
+            StorageFault::RefundsNothing => {}
+            StorageFault::RefundsAll => states.fill(State::Fresh),
+            StorageFault::RefundsExpiredHits => {
                 for state in &mut states {
                     if let State::Counts { amounts: [first, _], .. } = state {
                         *first = first.saturating_sub(if decision.is_admitted() { decision.cost() } else { 0 });
@@ -268,56 +274,56 @@ fn waits_longer(decision: Decision) -> Decision {
 }
 
 /// Runs the suite on a storage with this fault.
-fn check(fault: Fault) {
+fn check(fault: StorageFault) {
     let empty = |clock| {
         let (states, step, replies, decisions) = Default::default();
         Broken { fault, clock, states, step, replies, decisions }
     };
     // These two faults need the keys and hits of 256 scripts.
-    let is_rare = matches!(fault, Fault::HashesKeys | Fault::LosesAnUpdateInAThousand);
+    let is_rare = matches!(fault, StorageFault::HashesKeys | StorageFault::LosesAnUpdateInAThousand);
     StorageLaws::new(empty).scripts(if is_rare { 256 } else { 96 }).check();
 }
 
 #[test]
 fn correct_implementation_obeys_all_laws() {
-    check(Fault::Nothing);
+    check(StorageFault::None);
 }
 
 #[test]
 fn each_fault_breaks_its_law() {
     let faults = [
-        (Fault::LosesUpdates, "law 9: "),
-        (Fault::LosesAnUpdateInAThousand, "law 9: "),
-        (Fault::ChecksThenWrites, "law 9: "),
-        (Fault::FailsWhenOutrun, "law 9: the storage failed: others were faster"),
-        (Fault::TakesOneForAll, "law 5: "),
-        (Fault::ChargesForFreeHits, "law 5: "),
-        (Fault::SpendsInPeeks, "law 5: "),
-        (Fault::TakesBeforeItRefuses, "law 1: "),
-        (Fault::ForgetsALittleEarly, "law 11: nothing is forgotten early"),
-        (Fault::ForgetsByAnotherClock, "law 11: nothing is forgotten early, also when time really passes"),
-        (Fault::ForgetsAtAPowerOfTwo, "law 11: nothing is forgotten early, around powers of two"),
-        (Fault::ForgetsAtAnAgeOfAPowerOfTwo, "law 11: nothing is forgotten early, around powers of two"),
-        (Fault::CutsLogs, "law 8: it decides like the model, on a long log"),
-        (Fault::CountsMillis, "law 3: "),
-        (Fault::ReadsTheMachinesClock, "law 3: "),
-        (Fault::DistrustsTheFuture, "law 6: "),
-        (Fault::SharesKeys, "law 10: keys and policies do not mix"),
-        (Fault::HashesKeys, "law 10: keys do not mix"),
-        (Fault::IgnoresCase, "law 10: keys and policies do not mix"),
-        (Fault::SharesPolicies, "law 10: keys and policies do not mix"),
-        (Fault::TellsNoStrategiesApart, "law 10: policies of one name"),
-        (Fault::ClearsNothing, "law of clearing: "),
-        (Fault::ClearsEverybody, "law of clearing: "),
-        (Fault::RefundsNothing, "law of refunds: "),
-        (Fault::RefundsAll, "law of refunds: "),
-        (Fault::RefundsWhatIsForgotten, "law of refunds: "),
-        (Fault::KeepsFourLimits, "law 8: "),
-        (Fault::RoundsInstants, "law "),
-        (Fault::RoundsLongWaitsUp, "law 8: "),
-        (Fault::StoresNoRefusals, "law 6: waits are tight after a clock has gone back"),
-        (Fault::CutsAmounts, "law 12: "),
-        (Fault::AnswersWhoComesNext, "law of leaving: "),
+        (StorageFault::LosesUpdates, "law 9: "),
+        (StorageFault::LosesAnUpdateInAThousand, "law 9: "),
+        (StorageFault::ChecksThenWrites, "law 9: "),
+        (StorageFault::FailsOnConflict, "law 9: the storage failed: others were faster"),
+        (StorageFault::ChargesOneUnit, "law 5: "),
+        (StorageFault::ChargesForFreeHits, "law 5: "),
+        (StorageFault::SpendsInPeeks, "law 5: "),
+        (StorageFault::SpendsBeforeRefusing, "law 1: "),
+        (StorageFault::ForgetsEarly, "law 11: nothing is forgotten early"),
+        (StorageFault::ForgetsByAnotherClock, "law 11: nothing is forgotten early, also when time really passes"),
+        (StorageFault::ForgetsAtAPowerOfTwo, "law 11: nothing is forgotten early, around powers of two"),
+        (StorageFault::ForgetsAtAnAgeOfAPowerOfTwo, "law 11: nothing is forgotten early, around powers of two"),
+        (StorageFault::CutsLogs, "law 8: it decides like the model, on a long log"),
+        (StorageFault::CountsMillis, "law 3: "),
+        (StorageFault::ReadsTheMachinesClock, "law 3: "),
+        (StorageFault::DiscardsFutureStates, "law 6: "),
+        (StorageFault::SharesKeys, "law 10: keys and policies do not mix"),
+        (StorageFault::HashesKeys, "law 10: keys do not mix"),
+        (StorageFault::IgnoresCase, "law 10: keys and policies do not mix"),
+        (StorageFault::SharesPolicies, "law 10: keys and policies do not mix"),
+        (StorageFault::IgnoresStrategies, "law 10: policies of one name"),
+        (StorageFault::ClearsNothing, "law of clearing: "),
+        (StorageFault::ClearsAllKeys, "law of clearing: "),
+        (StorageFault::RefundsNothing, "law of refunds: "),
+        (StorageFault::RefundsAll, "law of refunds: "),
+        (StorageFault::RefundsExpiredHits, "law of refunds: "),
+        (StorageFault::KeepsFourLimits, "law 8: "),
+        (StorageFault::RoundsInstants, "law "),
+        (StorageFault::RoundsLongWaitsUp, "law 8: "),
+        (StorageFault::StoresNoRefusals, "law 6: waits are tight after a clock has gone back"),
+        (StorageFault::CutsAmounts, "law 12: "),
+        (StorageFault::ReturnsToTheNextCaller, "law of leaving: "),
     ];
     assert_each_breaks(faults, check);
 }

@@ -8,8 +8,8 @@ use tower_ratelimit::{ConfigError, FixedWindow, MovingWindow, Quota, Timestamp, 
 /// The fault of a fixed window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    Nothing,
-    RefusalsTake,
+    None,
+    RefusalsSpend,
     EndsTooEarly,
     EndsTooLate,
     RoundsWaitsDown,
@@ -20,10 +20,10 @@ enum Fault {
     Overdraws,
     ChargesALargeHitMore,
     /// `hit` differs from `check` and `spend`.
-    HitsOtherwise,
-    DistrustsTheFuture,
+    HitDiffers,
+    DiscardsFutureStates,
     /// `refuse` does not store the end of a window that is ahead of the clock.
-    RefusesFromTheFuture,
+    RefusesWithoutStoring,
     Underflows,
     RefundsNothing,
     RefundsTwice,
@@ -32,7 +32,7 @@ enum Fault {
 #[derive(Clone, Copy, Debug)]
 struct Broken(Fault);
 
-const RIGHT: FixedWindow = FixedWindow::new();
+const CORRECT: FixedWindow = FixedWindow::new();
 
 impl Broken {
     /// Returns the state that this strategy uses.
@@ -42,7 +42,7 @@ impl Broken {
                 State::Counts { until: until.plus(1_000_000), amounts }
             }
             State::Counts { until, .. }
-                if self.0 == Fault::DistrustsTheFuture && until.since(now) > quota.period_micros() =>
+                if self.0 == Fault::DiscardsFutureStates && until.since(now) > quota.period_micros() =>
             {
                 State::Fresh
             }
@@ -67,7 +67,7 @@ impl Strategy for Broken {
 
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         let (quota, state) = (self.quota(quota), self.seen(quota, state, now));
-        let status = RIGHT.check(&quota, &state, now, cost);
+        let status = CORRECT.check(&quota, &state, now, cost);
         if let State::Counts { amounts: [spent, _], .. } = state
             && self.0 == Fault::Underflows
         {
@@ -89,7 +89,7 @@ impl Strategy for Broken {
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
         *state = self.seen(quota, state, now);
         let cost = if self.0 == Fault::ChargesALargeHitMore && cost > 2 { cost.saturating_add(1) } else { cost };
-        let delay = RIGHT.spend(&self.quota(quota), state, now, cost);
+        let delay = CORRECT.spend(&self.quota(quota), state, now, cost);
         if let State::Counts { until, .. } = state {
             match self.0 {
                 Fault::EndsTooEarly => *until = until.minus(quota.period_micros() - quota.period_micros() / 10),
@@ -101,11 +101,11 @@ impl Strategy for Broken {
     }
 
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
-        if self.0 != Fault::RefusesFromTheFuture {
-            RIGHT.refuse(quota, state, now);
+        if self.0 != Fault::RefusesWithoutStoring {
+            CORRECT.refuse(quota, state, now);
         }
         if let State::Counts { amounts: [spent, _], .. } = state
-            && self.0 == Fault::RefusalsTake
+            && self.0 == Fault::RefusalsSpend
         {
             *spent = spent.saturating_add(1);
         }
@@ -118,7 +118,7 @@ impl Strategy for Broken {
             return Outcome::Refused;
         }
         let delay = self.spend(quota, state, now, cost);
-        Outcome::spent(delay, cost < checked.remaining() && self.0 != Fault::HitsOtherwise)
+        Outcome::spent(delay, cost < checked.remaining() && self.0 != Fault::HitDiffers)
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
@@ -128,7 +128,7 @@ impl Strategy for Broken {
             _ => 1,
         };
         for _ in 0..times {
-            RIGHT.refund(quota, state, now, hit);
+            CORRECT.refund(quota, state, now, hit);
         }
     }
 }
@@ -139,13 +139,13 @@ fn check(fault: Fault) {
 
 #[test]
 fn correct_implementation_obeys_all_laws() {
-    check(Fault::Nothing);
+    check(Fault::None);
 }
 
 #[test]
 fn each_fault_breaks_its_law() {
     let faults = [
-        (Fault::RefusalsTake, "law 1: "),
+        (Fault::RefusalsSpend, "law 1: "),
         (Fault::EndsTooLate, "law 2: "),
         (Fault::RoundsWaitsDown, "law 3: "),
         (Fault::RoundsWaitsUp, "law 3: "),
@@ -153,10 +153,10 @@ fn each_fault_breaks_its_law() {
         (Fault::EndsTooEarly, "law 4: "),
         (Fault::AdmitsMore, "law 4: "),
         (Fault::Overdraws, "law 5: a peek predicts the hit"),
-        (Fault::HitsOtherwise, "law 5: a hit in one go"),
+        (Fault::HitDiffers, "law 5: a hit in one go"),
         (Fault::ChargesALargeHitMore, "law 5: spending j then k"),
-        (Fault::DistrustsTheFuture, "law 6: a clock that goes back grants nothing"),
-        (Fault::RefusesFromTheFuture, "law 6: waits are tight after a clock has gone back"),
+        (Fault::DiscardsFutureStates, "law 6: a clock that goes back grants nothing"),
+        (Fault::RefusesWithoutStoring, "law 6: waits are tight after a clock has gone back"),
         (Fault::Underflows, "law 7: "),
         (Fault::RefundsNothing, "law of refunds: "),
         (Fault::RefundsTwice, "law of refunds: "),

@@ -63,8 +63,8 @@ impl Storage for FallbackOnly {
     type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, BreakerError>> + Send>>;
     type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), BreakerError>> + Send>>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        let deciding = self.0.decide(ask);
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        let deciding = self.0.decide(request);
         Box::pin(async {
             let (way, decision) = deciding.await?.back();
             assert_eq!(way, DecisionSource::Fallback);
@@ -72,8 +72,8 @@ impl Storage for FallbackOnly {
         })
     }
 
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        self.0.try_admit(ask, shown)
+    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+        self.0.try_admit(request, shown)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {

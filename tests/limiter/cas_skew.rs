@@ -155,14 +155,14 @@ async fn nodes_in_any_order_keep_the_promise_on_one_time_line() {
 #[tokio::test]
 async fn clock_that_went_back_decides_at_the_stored_instant() {
     let limits = policy("moving-window 10/second; token-bucket 10/second");
-    for (back, stands) in [(1, true), (PERIOD, true), (5 * SECOND, true), (5 * SECOND + 1, false), (YEAR, false)] {
+    for (back, is_kept) in [(1, true), (PERIOD, true), (5 * SECOND, true), (5 * SECOND + 1, false), (YEAR, false)] {
         let nodes = Nodes::new(&limits, &[YEAR]);
         let before = nodes.hit(0, 10).await;
         let own = before.at().minus(back);
         nodes.clocks[0].0.set(own);
         let (peek, after) = (nodes.limiters[0].peek(&key()).await.unwrap(), nodes.hit(0, 1).await);
         assert!(before.is_admitted() && after.is_refused(), "{back} us back");
-        assert_eq!(after.at(), if stands { before.at() } else { own }, "{back} us back");
+        assert_eq!(after.at(), if is_kept { before.at() } else { own }, "{back} us back");
         assert_eq!((peek.at(), peek.remaining()), (after.at(), 0));
     }
 }

@@ -584,11 +584,11 @@ fn refusal_found_by_try_admit_counts_once() {
     for policy in [one.clone(), one.limit(Penal, Quota::per_day(1))] {
         let storage = MemoryStorage::new();
         let key = Key::from("k");
-        let ask = || StorageRequest::new(&policy, &key, Op::Hit, 1);
-        assert!(storage.try_admit(ask(), None));
+        let request = || StorageRequest::new(&policy, &key, Op::Hit, 1);
+        assert!(storage.try_admit(request(), None));
         for refusals in 1..5 {
-            assert!(!storage.try_admit(ask(), None));
-            let refused = now(storage.decide(ask()));
+            assert!(!storage.try_admit(request(), None));
+            let refused = now(storage.decide(request()));
             assert_eq!(refused.retry_after(), Some(Duration::from_micros(1 + refusals)));
         }
     }

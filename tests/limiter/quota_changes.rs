@@ -93,7 +93,11 @@ async fn changed_period_strategy_or_position_starts_fresh() {
         {
             assert_eq!(account.left(&changed).await, fresh, "{changed}");
         }
-        assert_eq!(account.left(&format!("{strategy} 10/60 seconds")).await, left, "the same period in another notation");
+        assert_eq!(
+            account.left(&format!("{strategy} 10/60 seconds")).await,
+            left,
+            "the same period in another notation"
+        );
         let other = if strategy == "fixed-window" { "moving-window" } else { "fixed-window" };
         assert_eq!(account.left(&format!("{other} 10/minute")).await, 10);
         let moved = account.under(&format!("1000/day; {text}"));

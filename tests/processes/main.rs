@@ -1,7 +1,7 @@
 //! Eight processes with separate connections hit one key. Together they are admitted exactly up to the
 //! limit, on every shared storage.
 //!
-//! There is no test harness, because each of the eight processes runs this program.
+//! It runs without the test harness, because each of the eight processes runs this program.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};

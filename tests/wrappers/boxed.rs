@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use tower_ratelimit::storage::{BoxStorage, StorageRequest};
 use tower_ratelimit::{BoxError, Decision, Key, Op, RateLimiter, Storage};
 
-/// Fails with an error of its own type.
+/// Fails with a custom error type.
 #[derive(Clone, Debug)]
 struct Broken;
 

@@ -43,7 +43,7 @@ fn circuit<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>) -> &Circu
 async fn open<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>) {
     for failures in 1..=5 {
         assert_eq!(circuit(limiter).state().phase, Phase::Closed);
-        let _ = limiter.hit(&Key::from("somebody else")).await;
+        let _ = limiter.hit(&Key::from("other")).await;
         assert_eq!(circuit(limiter).state().failures, failures);
     }
     assert_eq!(circuit(limiter).state().phase, Phase::Open);
@@ -55,17 +55,17 @@ async fn until_closed<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>
     while circuit(limiter).state().phase != Phase::Closed {
         assert!(started.elapsed() <= LONGEST + 10 * MS, "{:?}", circuit(limiter).state());
         sleep(MS).await;
-        let _ = limiter.hit(&Key::from("somebody else")).await;
+        let _ = limiter.hit(&Key::from("other")).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn circuit_opens_after_five_failures() {
     let (limiter, primary, _) = limiter("fixed-window 1000/day", Behavior::Fails, 2);
-    for asked in 1..=5 {
+    for calls in 1..=5 {
         let decision = spend(&limiter, 1).await;
         assert!(decision.is_admitted() && decision.is_from_fallback());
-        assert_eq!(primary.decisions(), asked);
+        assert_eq!(primary.decisions(), calls);
     }
     let state = circuit(&limiter).state();
     assert_eq!((state.phase, state.failures), (Phase::Open, 5));
@@ -112,13 +112,13 @@ async fn only_one_of_a_hundred_concurrent_hits_probes() {
 async fn probe_delay_doubles_up_to_one_second() {
     let (limiter, primary, _) = limiter("fixed-window 100000/day", Behavior::Fails, 2);
     open(&limiter).await;
-    let (mut last, mut asked, mut gaps) = (Instant::now(), primary.decisions(), Vec::new());
+    let (mut last, mut calls, mut gaps) = (Instant::now(), primary.decisions(), Vec::new());
     while gaps.len() < 12 {
         sleep(MS).await;
         assert!(spend(&limiter, 1).await.is_from_fallback());
-        if primary.decisions() > asked {
-            asked += 1;
-            assert_eq!(primary.decisions(), asked);
+        if primary.decisions() > calls {
+            calls += 1;
+            assert_eq!(primary.decisions(), calls);
             gaps.push(last.elapsed());
             last = Instant::now();
         }
@@ -142,13 +142,13 @@ async fn successful_probe_closes_the_circuit() {
     until_closed(&limiter).await;
     assert!(before.elapsed() <= SHORTEST + 2 * MS);
     assert_eq!(circuit(&limiter).state().failures, 0);
-    let asked = primary.decisions();
+    let calls = primary.decisions();
     for spent in 2..=11 {
         let decision = spend(&limiter, 1).await;
         assert!(!decision.is_from_fallback());
         assert_eq!(decision.remaining(), 100 - spent, "only the units that the primary counted");
     }
-    assert_eq!(primary.decisions(), asked + 10);
+    assert_eq!(primary.decisions(), calls + 10);
     assert_eq!(counted(&fallback, &policy("fixed-window 100/day")), 1);
     // The next outage starts with the shortest delay again.
     primary.set(Behavior::Fails);
@@ -175,15 +175,15 @@ async fn only_consecutive_failures_of_writes_count() {
     sleep(LONGEST).await;
     assert!(limiter.peek(&Key::everybody()).await.unwrap().is_from_fallback());
     assert!(limiter.hit_with_cost(&Key::everybody(), 0).await.unwrap().is_from_fallback());
-    let asked = primary.decisions();
+    let calls = primary.decisions();
     let _ = spend(&limiter, 1).await;
-    assert_eq!(primary.decisions(), asked + 1);
+    assert_eq!(primary.decisions(), calls + 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn refused_and_contended_hits_are_not_failures() {
     let (outrun, _) =
-        FakeStorage::scripted(|ask| Some(Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 7).contended())));
+        FakeStorage::scripted(|request| Some(Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 7).contended())));
     let breaker = Breaker::new(outrun).failures(1).fallback(memory_with_manual_clock().0, 2);
     let limiter = RateLimiter::with_storage(policy("9/day"), breaker);
     for _ in 0..20 {
@@ -371,7 +371,7 @@ async fn hit_that_failed_after_counting_is_refunded_on_the_fallback_only() {
         last = Some(spend(&limiter, 1).await);
         assert_eq!((counted(primary.inner(), &whole), counted(&fallback, &whole)), (hits, hits));
     }
-    // A refund of what the fallback spent goes to the fallback.
+    // A hit that the fallback decided is refunded to the fallback.
     primary.set(Behavior::Works);
     limiter.refund(&Key::everybody(), &last.unwrap()).await.unwrap();
     assert_eq!((counted(primary.inner(), &whole), counted(&fallback, &whole)), (5, 4));
@@ -500,7 +500,11 @@ async fn fallback_keeps_the_rules_of_elastic_windows_and_queues() {
     let elastic = RateLimiter::with_storage(policy("elastic-window 2 per 10 seconds"), breaker.clone());
     assert!(spend(&elastic, 1).await.is_admitted());
     clock.advance(Duration::from_secs(9));
-    assert_eq!(spend(&elastic, 1).await.retry_after(), Some(Duration::from_secs(10)), "the refused hit has moved the end");
+    assert_eq!(
+        spend(&elastic, 1).await.retry_after(),
+        Some(Duration::from_secs(10)),
+        "the refused hit has moved the end"
+    );
 
     let queue = Policy::new(LeakyBucket::new().queue(4), Quota::per_second(4));
     let leaky = RateLimiter::with_storage(queue, breaker);
@@ -528,8 +532,8 @@ async fn open_circuit_without_a_fallback_fails_at_once() {
     for _ in 0..50 {
         let error = limiter.hit(&key).await.unwrap_err();
         assert!(error.is_circuit_open());
-        let said = "the storage is left alone for now, since it kept failing: the storage did not answer within 70ms";
-        assert_eq!(error.to_string(), said);
+        let text = "the storage is left alone for now, since it kept failing: the storage did not answer within 70ms";
+        assert_eq!(error.to_string(), text);
     }
     assert!(limiter.clear(&key).await.unwrap_err().is_circuit_open());
     for (on_error, status) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {
@@ -587,25 +591,25 @@ async fn breakers_nest() {
 #[tokio::test(start_paused = true)]
 async fn memory_and_fallback_admit_at_once() {
     let (policy, key) = (policy("fixed-window 8/day"), Key::everybody());
-    let ask = StorageRequest::new(&policy, &key, Op::Hit, 1);
+    let request = StorageRequest::new(&policy, &key, Op::Hit, 1);
     let breaker = Breaker::new(memory_with_manual_clock().0);
     let mut shown = Summary::default();
-    assert!(breaker.try_admit(ask, Some(&mut shown)));
+    assert!(breaker.try_admit(request, Some(&mut shown)));
     assert_eq!((shown.limit.remaining(), breaker.circuit().state().by_primary), (7, 1));
 
     let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(Behavior::Fails), memory_with_manual_clock());
     let breaker = Breaker::new(primary.clone()).fallback(fallback, 4);
-    assert!(!breaker.try_admit(ask, None), "the primary is remote");
+    assert!(!breaker.try_admit(request, None), "the primary is remote");
     let limiter = RateLimiter::with_storage(policy.clone(), breaker.clone());
     open(&limiter).await;
-    assert!(breaker.try_admit(ask, Some(&mut shown)));
+    assert!(breaker.try_admit(request, Some(&mut shown)));
     assert_eq!((shown.limit.capacity(), shown.limit.remaining()), (2, 1));
-    assert!(breaker.try_admit(ask, None));
-    assert!(!breaker.try_admit(ask, None), "the divided quota is spent");
+    assert!(breaker.try_admit(request, None));
+    assert!(!breaker.try_admit(request, None), "the divided quota is spent");
     assert_eq!(breaker.circuit().state().by_fallback, 5 + 2);
     limiter.clear(&key).await.unwrap_err();
     sleep(SHORTEST).await;
-    assert!(!breaker.try_admit(ask, None), "the next hit is a probe");
+    assert!(!breaker.try_admit(request, None), "the next hit is a probe");
     primary.set(Behavior::Works);
     assert!(!spend(&limiter, 1).await.is_from_fallback());
 }
@@ -666,10 +670,10 @@ async fn policies_that_primary_or_fallback_reject_are_rejected_when_built() {
 
     // A policy that cannot be divided is rejected when built, or at a request if it is chosen then.
     let odd = Policy::new(CountsDivisions(Arc::default()), Quota::per_minute(13));
-    let said = "fixed-window has no bursts";
-    assert!(error(RateLimiter::try_with_storage(odd.clone(), breaker.clone())).unwrap().starts_with(said));
+    let text = "fixed-window has no bursts";
+    assert!(error(RateLimiter::try_with_storage(odd.clone(), breaker.clone())).unwrap().starts_with(text));
     let failed = breaker.decide(StorageRequest::new(&odd, &Key::everybody(), Op::Hit, 1)).await.unwrap_err();
-    assert!(failed.to_string().contains(said), "{failed}");
+    assert!(failed.to_string().contains(text), "{failed}");
     assert_eq!(breaker.circuit().state().by_none, 1);
 }
 
@@ -723,11 +727,11 @@ async fn ratelimit_policy_of_a_divided_bucket_has_its_own_window() {
         let layer =
             RateLimitLayer::new(policy(text), Global).storage(breaker, OnError::Refuse).headers(Headers::ietf());
         let service = layer.layer(Inner::default());
-        for (behavior, said) in [(Behavior::Works, own), (Behavior::Fails, of_share)] {
+        for (behavior, parameters) in [(Behavior::Works, own), (Behavior::Fails, of_share)] {
             primary.set(behavior);
             let response = ask(&service, get("/")).await;
             let field = response.headers()["ratelimit-policy"].to_str().unwrap();
-            assert_eq!(field, format!("\"{text}\";{said}").replace("\"300/", "\"sliding-window-counter 300/"));
+            assert_eq!(field, format!("\"{text}\";{parameters}").replace("\"300/", "\"sliding-window-counter 300/"));
         }
     }
 }
@@ -735,12 +739,12 @@ async fn ratelimit_policy_of_a_divided_bucket_has_its_own_window() {
 #[test]
 fn invalid_options_suggest_valid_ones() {
     let breaker = || Breaker::new(MemoryStorage::new());
-    let said = |error: Option<ConfigError>| error.unwrap().to_string();
-    assert!(said(breaker().try_fallback(MemoryStorage::new(), 0).err()).contains("at least 1"));
-    assert!(said(breaker().try_failures(0).err()).contains("for example 5"));
+    let message = |error: Option<ConfigError>| error.unwrap().to_string();
+    assert!(message(breaker().try_fallback(MemoryStorage::new(), 0).err()).contains("at least 1"));
+    assert!(message(breaker().try_failures(0).err()).contains("for example 5"));
     for (shortest, longest) in [(Duration::ZERO, LONGEST), (LONGEST, SHORTEST), (LONGEST, Duration::from_secs(3_601))] {
         let example = "for example Duration::from_millis(100) and Duration::from_secs(1)";
-        assert!(said(breaker().try_probe_after(shortest, longest).err()).contains(example));
+        assert!(message(breaker().try_probe_after(shortest, longest).err()).contains(example));
     }
     assert!(std::panic::catch_unwind(|| Breaker::new(MemoryStorage::new()).failures(0)).is_err());
 }

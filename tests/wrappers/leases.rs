@@ -148,7 +148,7 @@ fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
         let storage = FakeStorage::around(memory);
         let limit = 2_000;
         let policy = policy(&format!("fixed-window {limit}/day"));
-        let (admitted, asked) = runtime.block_on(async {
+        let (admitted, calls) = runtime.block_on(async {
             let admitted = Arc::new(AtomicU32::new(0));
             let mut all = JoinSet::new();
             let nodes: Vec<Leased> =
@@ -174,7 +174,7 @@ fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
         });
         // All nodes continued until they were refused, so no unit is left.
         assert_eq!(admitted, limit, "{nodes} nodes, slices of {slice}");
-        assert!(asked < 1_500, "{asked} round trips");
+        assert!(calls < 1_500, "{calls} round trips");
     }
 }
 
@@ -410,9 +410,9 @@ fn refund_of_a_hit_in_another_runtime_goes_to_the_storage() {
 async fn refused_slices_fall_back_to_the_needed_cost() {
     // The storage reports five units but admits only one at a time, as if other nodes were always
     // faster.
-    let (storage, _) = FakeStorage::scripted(|ask| {
+    let (storage, _) = FakeStorage::scripted(|request| {
         let status = Status::refused(1_000, 5, 9_000_000, Some(9_000_000));
-        (ask.cost > 1).then(|| Ok(Decision::of(Timestamp::EPOCH, ask.cost, status)))
+        (request.cost > 1).then(|| Ok(Decision::of(Timestamp::EPOCH, request.cost, status)))
     });
     let leases = Leases::new(storage.clone(), 100).clock(ManualClock::default());
     let (policy, key) = (policy("fixed-window 1000/day"), Key::from("a"));
@@ -427,12 +427,12 @@ async fn refused_slices_fall_back_to_the_needed_cost() {
 
 /// A storage that refuses but reports that all units remain. If `fails`, it fails for all costs but 1.
 fn contradictory(fails: bool) -> FakeStorage {
-    let asked = AtomicU32::new(0);
-    let (storage, _) = FakeStorage::scripted(move |ask| {
-        assert!(asked.fetch_add(1, Ordering::SeqCst) < 100, "the storage is called forever");
+    let calls = AtomicU32::new(0);
+    let (storage, _) = FakeStorage::scripted(move |request| {
+        assert!(calls.fetch_add(1, Ordering::SeqCst) < 100, "the storage is called forever");
         let status = Status::refused(1_000, 1_000, 9_000_000, Some(9_000_000));
-        let refused = Decision::of(Timestamp::EPOCH, ask.cost, status);
-        Some(if fails && ask.cost > 1 { Err("too much".into()) } else { Ok(refused) })
+        let refused = Decision::of(Timestamp::EPOCH, request.cost, status);
+        Some(if fails && request.cost > 1 { Err("too much".into()) } else { Ok(refused) })
     });
     storage
 }
@@ -452,11 +452,11 @@ async fn contradictory_decisions_are_returned_unchanged() {
 #[tokio::test]
 async fn caller_that_serves_others_returns_once_it_is_decided() {
     // At each call of the storage another caller arrives, so that there is always more work.
-    let (cell, asked) = (Arc::new(OnceLock::<Leases<FakeStorage>>::new()), Arc::new(AtomicU32::new(0)));
-    let (others, count) = (Arc::clone(&cell), Arc::clone(&asked));
-    let (storage, clock) = FakeStorage::scripted(move |ask| {
+    let (cell, calls) = (Arc::new(OnceLock::<Leases<FakeStorage>>::new()), Arc::new(AtomicU32::new(0)));
+    let (others, count) = (Arc::clone(&cell), Arc::clone(&calls));
+    let (storage, clock) = FakeStorage::scripted(move |request| {
         if count.fetch_add(1, Ordering::SeqCst) < 10_000 {
-            tokio::spawn(others.get().unwrap().decide(ask));
+            tokio::spawn(others.get().unwrap().decide(request));
         }
         None
     });
@@ -465,9 +465,9 @@ async fn caller_that_serves_others_returns_once_it_is_decided() {
     let (policy, key) = (policy("fixed-window 1/day"), Key::from("a"));
     let mut first = start_hit(&leases, &policy, &key, 1);
     assert!(matches!(poll(&mut first), Poll::Ready(Ok(decision)) if decision.is_admitted()));
-    assert!(asked.load(Ordering::SeqCst) < 100);
+    assert!(calls.load(Ordering::SeqCst) < 100);
     // The others get their decisions, too.
-    while asked.load(Ordering::SeqCst) < 10_000 {
+    while calls.load(Ordering::SeqCst) < 10_000 {
         tokio::task::yield_now().await;
     }
     assert!(hit(&leases, &policy, "a", 1).await.is_refused());
@@ -475,8 +475,8 @@ async fn caller_that_serves_others_returns_once_it_is_decided() {
 
 #[tokio::test]
 async fn contended_peek_is_returned_unchanged() {
-    let (storage, _) = FakeStorage::scripted(|ask| {
-        (ask.op == Op::Peek).then(|| Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 9).contended()))
+    let (storage, _) = FakeStorage::scripted(|request| {
+        (request.op == Op::Peek).then(|| Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 9).contended()))
     });
     let leases = Leases::new(storage, 10);
     let policy = policy("fixed-window 1000/day");

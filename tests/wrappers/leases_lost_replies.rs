@@ -24,11 +24,11 @@ struct Requests(Arc<Mutex<Vec<(Key, u32)>>>, Arc<Mutex<Vec<Key>>>);
 impl Requests {
     fn storage(&self) -> (FakeStorage, ManualClock) {
         let Self(recorded, failing) = self.clone();
-        FakeStorage::scripted(move |ask| {
-            if ask.op == Op::Hit {
-                recorded.lock().unwrap().push((ask.key.clone(), ask.cost));
+        FakeStorage::scripted(move |request| {
+            if request.op == Op::Hit {
+                recorded.lock().unwrap().push((request.key.clone(), request.cost));
             }
-            failing.lock().unwrap().contains(ask.key).then(|| Err(BoxError::from("reply lost")))
+            failing.lock().unwrap().contains(request.key).then(|| Err(BoxError::from("reply lost")))
         })
     }
 
@@ -39,7 +39,7 @@ impl Requests {
     /// Returns the units of each request for this key, and resets them.
     fn take(&self, key: &str) -> Vec<u32> {
         let (of_key, others) =
-            self.0.lock().unwrap().drain(..).partition::<Vec<_>, _>(|(asked, _)| *asked == Key::from(key));
+            self.0.lock().unwrap().drain(..).partition::<Vec<_>, _>(|(requested, _)| *requested == Key::from(key));
         *self.0.lock().unwrap() = others;
         of_key.into_iter().map(|(_, units)| units).collect()
     }
@@ -141,12 +141,12 @@ async fn success_of_a_request_sent_before_the_failure_does_not_end_the_outage() 
 #[tokio::test]
 async fn contended_refusal_does_not_end_the_outage() {
     let units = Arc::new(Mutex::new(Vec::new()));
-    let asked = Arc::clone(&units);
-    let (storage, clock) = FakeStorage::scripted(move |ask| {
-        let mut asked = asked.lock().unwrap();
-        asked.push(ask.cost);
-        match asked.len() {
-            1 | 3 => Some(Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 9).contended())),
+    let requested = Arc::clone(&units);
+    let (storage, clock) = FakeStorage::scripted(move |request| {
+        let mut requested = requested.lock().unwrap();
+        requested.push(request.cost);
+        match requested.len() {
+            1 | 3 => Some(Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 9).contended())),
             2 => Some(Err("reply lost".into())),
             _ => None,
         }

@@ -39,10 +39,10 @@ async fn repeated_refusals_reach_the_storage_once_per_ttl_or_wait() {
             refused += u64::from(hit(&cache, &policy, "mallory", 1).await.is_refused());
             clock.advance(Duration::from_millis(1));
         }
-        let asked = storage.take_decisions();
-        assert!(asked <= most && refused > 9_900, "{text}: {refused} refused, {asked} asked");
-        assert_eq!(cache.misses(), asked + 1);
-        assert!(cache.hits() >= refused - asked);
+        let misses = storage.take_decisions();
+        assert!(misses <= most && refused > 9_900, "{text}: {refused} refused, {misses} misses");
+        assert_eq!(cache.misses(), misses + 1);
+        assert!(cache.hits() >= refused - misses);
         assert_eq!(cache.len(), 1);
     }
 }
@@ -54,15 +54,18 @@ async fn cached_refusal_reports_the_remaining_wait() {
     let policy = policy("fixed-window 2/minute; moving-window 5/second");
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     clock.advance(Duration::from_secs(10));
-    let asked = hit(&cache, &policy, "a", 1).await;
+    let first = hit(&cache, &policy, "a", 1).await;
     clock.advance(Duration::from_secs(20));
     storage.take_decisions();
-    let known = hit(&cache, &policy, "a", 1).await;
+    let cached = hit(&cache, &policy, "a", 1).await;
     assert_eq!(storage.take_decisions(), 0);
-    assert_eq!(asked.retry_after(), Some(Duration::from_secs(50)));
-    assert_eq!((known.retry_after(), known.reset_after()), (Some(Duration::from_secs(30)), Duration::from_secs(30)));
-    assert_eq!(known.at(), asked.at().plus(20_000_000));
-    assert_eq!(known, storage.inner().decide(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap());
+    assert_eq!(first.retry_after(), Some(Duration::from_secs(50)));
+    assert_eq!((cached.retry_after(), cached.reset_after()), (Some(Duration::from_secs(30)), Duration::from_secs(30)));
+    assert_eq!(cached.at(), first.at().plus(20_000_000));
+    assert_eq!(
+        cached,
+        storage.inner().decide(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap()
+    );
 }
 
 /// A limit whose wait has ended admits, even while another limit refuses.
@@ -141,8 +144,8 @@ async fn client_that_varies_its_costs_reaches_the_storage_at_most_four_times() {
                 assert!(hit(&cache, &policy, "mallory", cost).await.is_refused());
                 clock.advance(Duration::from_micros(49));
             }
-            let asked = storage.take_decisions();
-            assert!((1..=4).contains(&asked), "{text}, {spent} spent: {asked} misses");
+            let misses = storage.take_decisions();
+            assert!((1..=4).contains(&misses), "{text}, {spent} spent: {misses} misses");
         }
     }
 }
@@ -228,8 +231,9 @@ async fn refusals_that_may_change_are_not_cached() {
 
 #[tokio::test]
 async fn contended_refusals_are_not_cached() {
-    let (contended, _) =
-        FakeStorage::scripted(|ask| Some(Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 1_000_000).contended())));
+    let (contended, _) = FakeStorage::scripted(|request| {
+        Some(Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 1_000_000).contended()))
+    });
     let cache = RefusalCache::new(contended);
     for _ in 0..3 {
         assert!(hit(&cache, &policy("1/day"), "a", 1).await.is_contended());
@@ -542,15 +546,15 @@ async fn expired_entry_is_refreshed_by_one_caller() {
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
     let key = Key::from("a");
-    let ask = |cost| start_hit(&cache, &policy, &key, cost);
+    let start = |cost| start_hit(&cache, &policy, &key, cost);
     storage.take_decisions();
     for round in 1..=3 {
         clock.advance(SECOND);
         storage.close();
-        let mut first = ask(1);
+        let mut first = start(1);
         assert!(poll(&mut first).is_pending());
         for cost in [1, 1, 2, 3] {
-            let refused = ask(cost).await.unwrap();
+            let refused = start(cost).await.unwrap();
             assert_eq!(refused.retry_after(), (cost < 3).then(|| Duration::from_secs(60 - round)));
         }
         assert_eq!(storage.take_decisions(), 1);
@@ -558,10 +562,10 @@ async fn expired_entry_is_refreshed_by_one_caller() {
             // The refreshing caller is dropped, and the next caller refreshes.
             1 => {
                 drop(first);
-                assert!(poll(&mut ask(1)).is_pending());
+                assert!(poll(&mut start(1)).is_pending());
                 assert_eq!(storage.take_decisions(), 1);
                 storage.open();
-                assert!(ask(1).await.unwrap().is_refused());
+                assert!(start(1).await.unwrap().is_refused());
             }
             2 => {
                 storage.open();
@@ -570,7 +574,7 @@ async fn expired_entry_is_refreshed_by_one_caller() {
             // An expired entry is served for at most one more time to live.
             _ => {
                 clock.advance(SECOND);
-                assert!(poll(&mut ask(1)).is_pending());
+                assert!(poll(&mut start(1)).is_pending());
                 storage.open();
             }
         }
@@ -578,10 +582,10 @@ async fn expired_entry_is_refreshed_by_one_caller() {
     }
     // After a clear on another node, the refreshing caller sees it first, and then all callers do.
     clock.advance(2 * SECOND);
-    assert!(ask(1).await.unwrap().is_refused());
+    assert!(start(1).await.unwrap().is_refused());
     storage.inner().clear(&policy, &key).await.unwrap();
     clock.advance(SECOND);
     for _ in 0..2 {
-        assert!(ask(1).await.unwrap().is_admitted());
+        assert!(start(1).await.unwrap().is_admitted());
     }
 }

@@ -72,7 +72,9 @@ fn only_a_pending_storage_needs_a_runtime() {
 
     let (limiter, _) = limiter(Behavior::Hangs);
     let mut hit = Box::pin(limiter.hit(&key));
-    let std::task::Poll::Ready(Err(error)) = common::poll(&mut hit) else { panic!("the hit is pending without a runtime") };
+    let std::task::Poll::Ready(Err(error)) = common::poll(&mut hit) else {
+        panic!("the hit is pending without a runtime")
+    };
     assert_eq!(error.to_string(), "a storage with a deadline needs a runtime of tokio's");
     assert!(error.may_have_counted() && !error.is_timeout(), "the storage was called");
 }

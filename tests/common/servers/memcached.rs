@@ -48,7 +48,7 @@ impl Memcached {
         let mut command = program();
         command.arg("-s").arg(socket);
         let process = Process::start(&mut command, PACKAGES);
-        wait_until("the socket is there", || UnixStream::connect(socket).is_ok());
+        wait_until("the socket exists", || UnixStream::connect(socket).is_ok());
         Self { process: Some(process), port: 0, options: Vec::new() }
     }
 

@@ -169,8 +169,8 @@ fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
         assert!(error.contains(part) && !error.contains("secret"), "{url}: {error}");
     }
     let right = "etcd://a:secret@host,[::1]:1,127.0.0.1/?prefix=p&deadline=1s";
-    let told = format!("{:?}", EtcdStorage::new(right).unwrap());
-    assert!(["host:2379", "[::1]:1", "127.0.0.1:2379", "\"p\""].iter().all(|part| told.contains(part)), "{told}");
-    assert!(!told.contains("secret"), "{told}");
+    let debug = format!("{:?}", EtcdStorage::new(right).unwrap());
+    assert!(["host:2379", "[::1]:1", "127.0.0.1:2379", "\"p\""].iter().all(|part| debug.contains(part)), "{debug}");
+    assert!(!debug.contains("secret"), "{debug}");
     assert!(right.parse::<AnyStorage>().is_ok());
 }

@@ -123,10 +123,10 @@ fn keys_expire_with_their_state() {
         let limiter = RateLimiter::with_storage(short, storage.clone());
         let _ = RUNTIME.block_on(limiter.hit(&Key::from(client))).unwrap();
     }
-    let asks: Vec<String> = names().map(|(number, client)| format!("mg rl:p{number}|n:{client}")).collect();
-    let asks = asks.join("\r\n");
-    assert!(server.ask(&asks).iter().all(|line| line == "HD"));
-    common::servers::wait_until("all keys have expired", || server.ask(&asks).iter().all(|line| line == "EN"));
+    let commands: Vec<String> = names().map(|(number, client)| format!("mg rl:p{number}|n:{client}")).collect();
+    let commands = commands.join("\r\n");
+    assert!(server.ask(&commands).iter().all(|line| line == "HD"));
+    common::servers::wait_until("all keys have expired", || server.ask(&commands).iter().all(|line| line == "EN"));
     assert_eq!(server.stat("curr_items"), 0);
 }
 
@@ -139,12 +139,12 @@ fn evicted_state_is_treated_as_fresh() {
     let hit = || RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap();
     assert_eq!([hit(), hit(), hit()].map(|decision| decision.is_admitted()), [true, true, false]);
     // Items of the same size, so that the server evicts from the same slab class.
-    let stands = server.ask("mg rl:p|t:k v").swap_remove(1);
+    let stored = server.ask("mg rl:p|t:k v").swap_remove(1);
     let started = Instant::now();
     let mut number = 0;
     // Unlike `mg`, `me` does not mark the item as used.
     while server.ask("me rl:p|t:k") != ["EN"] {
-        let set = |junk| format!("ms {junk:08} {} T0 q\r\n{stands}", stands.len());
+        let set = |junk| format!("ms {junk:08} {} T0 q\r\n{stored}", stored.len());
         server.ask(&(number..number + 2_000).map(set).collect::<Vec<_>>().join("\r\n"));
         number += 2_000;
         assert!(started.elapsed() < LONG, "nothing is dropped");

@@ -1,4 +1,4 @@
-//! memcached: decisions on one server and on several, and what memcached stores.
+//! memcached: decisions on one server and on several, and the stored items.
 
 mod connection;
 mod decisions;

@@ -110,8 +110,8 @@ fn decoded_log(server: &Server, states: &str, tag: &str, numbers: &str) -> Strin
 fn decisions_and_stored_states_equal_those_of_the_strategies() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x1234_5678_9abc_def1);
-    let (mut asks, mut texts, mut round) = (0, 0, 0);
-    while asks < 20_000 {
+    let (mut calls, mut texts, mut round) = (0, 0, 0);
+    while calls < 20_000 {
         round += 1;
         let clock = ManualClock::default();
         let prefix = format!("r{round}");
@@ -152,7 +152,7 @@ fn decisions_and_stored_states_equal_those_of_the_strategies() {
                 let op = if numbers.below(5) == 0 { Op::Peek } else { Op::Hit };
                 let answer = storage.decide(StorageRequest::new(&policy, &key, op, cost)).await.unwrap();
                 assert_eq!(answer, policy.decide(&mut states, now, op, cost), "{policy}, round {round}, step {step}");
-                asks += 1;
+                calls += 1;
                 if op == Op::Hit && answer.is_admitted() {
                     hits.push(answer);
                     if step % 8 == 0 {

@@ -72,7 +72,7 @@ fn limit(name: &'static str, sources: &'static [&'static str], delays: bool) -> 
     Limit::new(Renamed { name, strategy: FixedWindow::new(), script }, Quota::per_day(3))
 }
 
-/// Makes a hit, refunds it, and returns how many of five more hits are admitted.
+/// Makes a hit, refunds it, and returns the number of admitted hits out of five more.
 fn admitted(storage: &RedisStorage, policy: &Policy) -> usize {
     let hit = || RUNTIME.block_on(storage.decide(StorageRequest::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap();
     let first = hit();

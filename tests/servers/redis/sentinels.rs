@@ -89,7 +89,7 @@ async fn fail_over(hangs: bool) {
         let info = server.ask(&["INFO", "replication"]).to_string();
         info.lines().find_map(|line| line.strip_prefix("master_repl_offset:").map(str::to_owned)).unwrap()
     };
-    wait_until("the replica has heard of what is spent", || offset(&all.servers[0]) == offset(&all.servers[1]));
+    wait_until("the replica has received all writes", || offset(&all.servers[0]) == offset(&all.servers[1]));
 
     let began = Instant::now();
     let at = move |moment: Instant| u64::try_from((moment - began).as_micros()).unwrap();
@@ -117,7 +117,12 @@ async fn fail_over(hangs: bool) {
                     }
                     Err(_) => failures.push(at(Instant::now())),
                 }
-                assert!(began.elapsed() < LONG, "the failover does not end: {} admitted, {} failed", hits.len(), failures.len());
+                assert!(
+                    began.elapsed() < LONG,
+                    "the failover does not end: {} admitted, {} failed",
+                    hits.len(),
+                    failures.len()
+                );
             }
         });
     }
@@ -134,8 +139,8 @@ async fn fail_over(hangs: bool) {
     let new = all.servers[1].port().to_string();
     let named_by = || {
         let names = |sentinel: &&Server| {
-            let told = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]);
-            told.list().get(1).is_some_and(|port| port.to_string() == new)
+            let reply = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]);
+            reply.list().get(1).is_some_and(|port| port.to_string() == new)
         };
         all.sentinels.iter().filter(names).count()
     };
