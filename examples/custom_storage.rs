@@ -1,4 +1,5 @@
-//! A custom storage: a `SQLite` file that survives restarts and that the processes of a machine share.
+//! A custom storage: a `SQLite` file that survives restarts and that the processes of a machine
+//! share.
 //!
 //! `cargo run --example custom_storage -- alice` admits alice five times a day.
 

@@ -1,5 +1,5 @@
-//! A custom strategy: a penalty box. A client that has spent the quota waits until a whole period has
-//! passed since its last admitted hit.
+//! A custom strategy: a penalty box. A client that has spent the quota waits until a whole period
+//! has passed since its last admitted hit.
 //!
 //! `cargo run --example custom_strategy` demonstrates it with a manual clock.
 
@@ -15,8 +15,8 @@ struct PenaltyBox;
 
 /// Returns the spent units and the microseconds until they expire.
 ///
-/// A state that this strategy cannot have written counts as fresh. An end that is more than a period
-/// ahead was written before the clock went back, and counts as one period ahead.
+/// A state that this strategy cannot have written counts as fresh. An end that is more than a
+/// period ahead was written before the clock went back, and counts as one period ahead.
 fn spent(quota: &Quota, state: &State, now: Timestamp) -> (u32, u64) {
     match *state {
         State::Counts { until, amounts: [spent, _] } if until > now && spent > 0 => {
@@ -49,8 +49,8 @@ impl Strategy for PenaltyBox {
         0
     }
 
-    /// Stores an end that is too far ahead, because the clock went back, as of now. So the client is
-    /// not refused for longer.
+    /// Stores an end that is too far ahead, because the clock went back, as of now. So the client
+    /// is not refused for longer.
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
         let (_, left) = spent(quota, state, now);
         if let State::Counts { until, .. } = state
@@ -60,7 +60,8 @@ impl Strategy for PenaltyBox {
         }
     }
 
-    /// Refunds the last hit only. The end stays, because the state does not contain the previous end.
+    /// Refunds the last hit only. The end stays, because the state does not contain the previous
+    /// end.
     fn refund(&self, _: &Quota, state: &mut State, _: Timestamp, hit: &Hit) {
         if let State::Counts { until, amounts: [spent, _] } = state
             && *until == hit.until

@@ -1,5 +1,5 @@
-//! A login form: only failed attempts count, the handler shows the remaining attempts, and an operator
-//! can reset a client.
+//! A login form: only failed attempts count, the handler shows the remaining attempts, and an
+//! operator can reset a client.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,5 @@
-//! Observability: counters by policy and outcome, a stricter shadow limit, the log, and header fields.
+//! Observability: counters by policy and outcome, a stricter shadow limit, the log, and header
+//! fields.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,8 +10,8 @@ use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::{ConfigError, Event, Headers, Lint, Observer, PeerIp, Policy, RateLimitLayer};
 
-/// Counts events for the page `/counts`. With the feature `metrics`, `MetricsObserver` writes to the
-/// program's metrics recorder instead.
+/// Counts events for the page `/counts`. With the feature `metrics`, `MetricsObserver` writes to
+/// the program's metrics recorder instead.
 #[derive(Clone, Default)]
 struct Counts(Arc<Mutex<BTreeMap<(String, &'static str), u64>>>);
 

@@ -4,13 +4,14 @@
 //! `cargo run --example operator --features redis -- redis://localhost`, and then
 //!
 //! ```text
-//! curl -i -H 'x-api-key: k-42' http://127.0.0.1:3000/         a limited request
-//! curl http://127.0.0.1:3001/limits/alice                     peeks at a user's limits and spends nothing
-//! curl -X DELETE http://127.0.0.1:3001/limits/alice           clears the user's limits
-//! curl http://127.0.0.1:3001/storage                          the circuit breaker and the refusal cache
+//! curl -i -H 'x-api-key: k-42' http://127.0.0.1:3000/   a limited request
+//! curl http://127.0.0.1:3001/limits/alice               peeks at a user's limits and spends nothing
+//! curl -X DELETE http://127.0.0.1:3001/limits/alice     clears the user's limits
+//! curl http://127.0.0.1:3001/storage                    the circuit breaker and the refusal cache
 //! ```
 //!
-//! While Redis is down, the fallback decides. Keep the second address private, because it lifts limits.
+//! While Redis is down, the fallback decides. Keep the second address private, because it lifts
+//! limits.
 
 use axum::Router;
 use axum::extract::{Path, Request, State};

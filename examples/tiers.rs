@@ -1,7 +1,9 @@
-//! Each user has the limits of its tier. Requests without a valid API key share the free tier's by address.
+//! Each user has the limits of its tier. Requests without a valid API key share the free tier's by
+//! address.
 //!
-//! The authentication layer looks up the API key and inserts the user, and the limit uses the user as
-//! key. The API key itself is not the key, because a client could invent a new one for each request.
+//! The authentication layer looks up the API key and inserts the user, and the limit uses the user
+//! as key. The API key itself is not the key, because a client could invent a new one for each
+//! request.
 
 use std::net::SocketAddr;
 

@@ -1,7 +1,7 @@
 //! An axum server whose limits are set by flags.
 //!
-//! `cargo run --example server` prints `listening on http://ADDRESS` and a command to try. `--help` lists
-//! the flags. The log goes to the error output.
+//! `cargo run --example server` prints `listening on http://ADDRESS` and a command to try. `--help`
+//! lists the flags. The log goes to the error output.
 
 mod options;
 
@@ -28,8 +28,8 @@ fn app(options: &Options, storage: &BoxStorage) -> Result<Router, String> {
     Ok(app.layer(layer(options, storage, &options.policy)?))
 }
 
-/// Returns the storage with its wrappers, and the leases. The breaker is innermost, because it has to
-/// see each call to the server.
+/// Returns the storage with its wrappers, and the leases. The breaker is innermost, because it has
+/// to see each call to the server.
 fn storage(options: &Options) -> Result<(BoxStorage, Option<Leases<BoxStorage>>), String> {
     let mut storage = BoxStorage::new(options.storage.clone());
     if let Some(replicas) = options.replicas {

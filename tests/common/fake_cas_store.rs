@@ -33,8 +33,8 @@ pub enum Fault {
     ReportsMillis,
 }
 
-/// A store in this process that yields before each reply. The version of a text is the number of its
-/// write.
+/// A store in this process that yields before each reply. The version of a text is the number of
+/// its write.
 #[derive(Clone, Debug, Default)]
 pub struct FakeCasStore(Arc<Inner>);
 

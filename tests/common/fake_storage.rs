@@ -22,8 +22,8 @@ pub const FAILURE: &str = "secret-host:6379 is down";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behavior {
     Works,
-    /// Is ready after this many pending polls. Decides at the first poll, clears and refunds after the
-    /// last one.
+    /// Is ready after this many pending polls. Decides at the first poll, clears and refunds after
+    /// the last one.
     WorksAfterPolls(u32),
     /// Works after this time.
     WorksAfter(Duration),
@@ -44,8 +44,8 @@ type Script = dyn Fn(StorageRequest<'_>) -> Option<Result<Decision, BoxError>> +
 /// Its futures do nothing until they are polled. Clones share their settings, counts and gate.
 ///
 /// While its gate is closed, a storage that [`Works`](Behavior::Works) or
-/// [`FailsAfterCounting`](Behavior::FailsAfterCounting) works at the first poll and is ready when the
-/// gate opens.
+/// [`FailsAfterCounting`](Behavior::FailsAfterCounting) works at the first poll and is ready when
+/// the gate opens.
 #[derive(Clone)]
 pub struct FakeStorage<St = MemoryStorage> {
     inner: St,
@@ -69,8 +69,8 @@ enum Operation {
     Change,
 }
 
-/// A storage that is ready at the third poll, so it is pending in `call` and in the first poll of the
-/// response.
+/// A storage that is ready at the third poll, so it is pending in `call` and in the first poll of
+/// the response.
 pub fn slow<St: Storage>(inner: St) -> FakeStorage<St> {
     let storage = FakeStorage::around(inner);
     storage.set(Behavior::WorksAfterPolls(2));
@@ -230,8 +230,8 @@ impl Shared {
 
     async fn wait_until_open(&self) {
         let mut is_open = self.is_open.subscribe();
-        // Checked first, because `wait_for` may yield even if the gate is open, which tests that poll
-        // by hand would notice.
+        // Checked first, because `wait_for` may yield even if the gate is open, which tests that
+        // poll by hand would notice.
         let is_closed = !*is_open.borrow();
         if is_closed {
             is_open.wait_for(|open| *open).await.map(drop).expect("the sender lives as long as the storage");

@@ -106,7 +106,7 @@ fn cost_header_sets_the_cost() {
 }
 
 #[test]
-fn behind_trusted_proxies_peer_ip_is_the_client() {
+fn peer_ip_is_the_client_behind_trusted_proxies() {
     // The peer of these tests is 127.0.0.1.
     for (flags, requests) in [
         (
@@ -290,7 +290,7 @@ fn documented_command_lines_run() {
 
 /// Without a feature, the error names the features that the documented command line has.
 #[test]
-fn storage_without_its_feature_is_refused_with_the_command_that_adds_it() {
+fn storage_without_its_feature_is_rejected_with_a_command_that_enables_it() {
     for Line { features, flags } in documented_lines() {
         let Some(feature) = features.filter(|feature| !built_with(feature)) else { continue };
         let output = refused(&flags.iter().map(String::as_str).collect::<Vec<_>>());
@@ -356,7 +356,7 @@ fn assert_refused_with_one_line(cases: &[(&[&str], &str)]) {
 }
 
 #[test]
-fn bad_flags_are_refused_with_one_clear_line() {
+fn invalid_flags_are_rejected_with_one_clear_line() {
     assert_refused_with_one_line(&[
         (&["--policy", "10/fortnight"], "\"fortnight\""),
         (&["--policy"], "--policy"),
@@ -391,7 +391,7 @@ fn bad_flags_are_refused_with_one_clear_line() {
 
 #[cfg(feature = "servers")]
 #[test]
-fn bad_flags_of_shared_storages_are_refused_with_one_clear_line() {
+fn invalid_flags_of_shared_storages_are_rejected_with_one_clear_line() {
     assert_refused_with_one_line(&[
         (&["--storage", "redis://"], "redis://"),
         (&["--storage", "memcached://"], "memcached://"),

@@ -60,7 +60,7 @@ fn requests_without_an_address_are_never_allowed() {
 
 /// Field defect: leftmost `X-Forwarded-For` trusted.
 #[test]
-fn behind_proxies_the_resolved_client_address_is_checked() {
+fn client_behind_proxies_is_checked_by_its_resolved_address() {
     let list = AllowList::by(ClientIp::behind(["10.0.0.0/8"]).unwrap()).allow("192.0.2.0/24");
     for (peer, forwarded_for, expected) in [
         ("10.0.0.1", "192.0.2.1", true),

@@ -270,8 +270,8 @@ fn only_the_configured_field_is_read() {
     }
 }
 
-/// Field defect: IPv4-mapped IPv6 put every IPv4 client into one bucket (CVE-2026-30827). Deciding by
-/// notation let the client choose.
+/// Field defect: IPv4-mapped IPv6 put every IPv4 client into one bucket (CVE-2026-30827). Deciding
+/// by notation let the client choose.
 #[test]
 fn ipv4_mapped_addresses_are_ipv4_in_any_notation() {
     check(
@@ -636,7 +636,8 @@ fn listed(address: IpAddr) -> impl Strategy<Value = Entry> {
     })
 }
 
-/// An element of `Forwarded` with these `for` parameters, and others that contain text of the client.
+/// An element of `Forwarded` with these `for` parameters, and others that contain text of the
+/// client.
 fn element(values: Vec<String>) -> impl Strategy<Value = Vec<u8>> {
     let fors = (vec(any::<bool>(), 48), any::<bool>(), select(vec!["for", "For", "FOR"])).prop_map(
         move |(escapes, always, name)| {

@@ -154,7 +154,8 @@ async fn peer_ip_ignores_forwarding_headers() {
     assert_eq!(admitted, 1);
 }
 
-/// The body contains the reason of a 400. It contains that of a 500 in builds with debug assertions.
+/// The body contains the reason of a 400. It contains that of a 500 in builds with debug
+/// assertions.
 #[tokio::test]
 async fn missing_keys_are_400_or_500_with_the_reason() {
     async fn check(extractor: impl KeyExtractor, expected: u16, reason: &str) {

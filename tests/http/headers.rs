@@ -302,7 +302,7 @@ async fn stacked_layers_show_the_tighter_limit_in_draft_6_too() {
 
 #[cfg(feature = "partition-key")]
 #[tokio::test]
-async fn partition_key_differs_per_client_and_reveals_nothing() {
+async fn partition_key_differs_per_client_and_hides_the_key() {
     async fn partition(secret: [u8; 16], client: &str) -> [Vec<u8>; 2] {
         let (storage, _clock) = memory_with_manual_clock();
         let service = RateLimitLayer::new(free_and_daily(), tower_ratelimit::Header::new("x-client"))

@@ -21,8 +21,8 @@ struct Log(Arc<Mutex<Vec<String>>>);
 
 /// Returns the lines that `work` logs.
 ///
-/// The second subscriber prevents `tracing` from caching that an event has no subscriber, if another
-/// thread logs it first.
+/// The second subscriber prevents `tracing` from caching that an event has no subscriber, if
+/// another thread logs it first.
 pub(crate) fn log_of(work: impl FnOnce()) -> Vec<String> {
     let (log, _another) = (Log::default(), tracing::Dispatch::new(Log::default()));
     tracing::subscriber::with_default(log.clone(), work);
@@ -178,8 +178,8 @@ fn lint_is_logged_as_a_warning_with_code_and_link() {
     }
 }
 
-/// Sixty requests per second for three seconds without a breaker: one line at the first failure, one
-/// per second with the number of failures, and one at the end.
+/// Sixty requests per second for three seconds without a breaker: one line at the first failure,
+/// one per second with the number of failures, and one at the end.
 #[test]
 fn outage_without_a_breaker_logs_one_line_per_second() {
     let lines = log_of(|| {

@@ -40,8 +40,8 @@ const fn limit(retry: &'static str, limit: &'static str, reset: &'static str) ->
     ["cache-control: no-store", retry, limit, "x-ratelimit-remaining: 0", reset]
 }
 
-/// One limit, two of three limits, a full storage, a cost above the capacity, a storage failure, and
-/// missing keys by the client's and the server's fault.
+/// One limit, two of three limits, a full storage, a cost above the capacity, a storage failure,
+/// and missing keys by the client's and the server's fault.
 async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
     async fn last<St, R>(layer: RateLimitLayer<St, R>, requests: impl IntoIterator<Item = Request<()>>) -> Golden
     where

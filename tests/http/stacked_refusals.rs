@@ -35,7 +35,8 @@ async fn inner_refusal_reports_the_longer_wait_of_both_layers() {
             let service = layer(outer, &storage).headers(headers).layer(layer(inner, &storage).layer(Inner::default()));
             assert_eq!(ask(&service, get("/")).await.status(), 200);
             if outer.starts_with("leaky") {
-                // The only slot is free again after a minute. Another client has spent the inner window.
+                // The only slot is free again after a minute. Another client has spent the inner
+                // window.
                 let hit = layer(inner, &storage).limiter().unwrap();
                 clock.advance(Duration::from_secs(60));
                 assert!(hit.hit(&Key::everybody()).await.unwrap().is_admitted());

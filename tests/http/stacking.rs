@@ -1,5 +1,5 @@
-//! Several limits on one request: in one policy, in stacked layers, and on shared storages. Policies
-//! and costs that depend on the request.
+//! Several limits on one request: in one policy, in stacked layers, and on shared storages.
+//! Policies and costs that depend on the request.
 
 use std::time::Duration;
 

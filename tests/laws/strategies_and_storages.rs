@@ -9,8 +9,8 @@ use tower_ratelimit::{
     TokenBucket,
 };
 
-/// Field defects: WRONGTYPE between strategies on one key, counts of one period in another, and keys
-/// that run together.
+/// Field defects: WRONGTYPE between strategies on one key, counts of one period in another, and
+/// keys that run together.
 #[test]
 fn memory_obeys_the_laws() {
     StorageLaws::new(memory).check();
@@ -97,8 +97,8 @@ fn memory_is_exact_under_threads() {
     }
 }
 
-/// The table in the documentation: a client hits once, then as often as it can around the end of the
-/// minute.
+/// The table in the documentation: a client hits once, then as often as it can around the end of
+/// the minute.
 #[test]
 fn bursts_at_a_window_boundary_match_the_docs() {
     for (text, in_two_seconds) in [

@@ -11,8 +11,8 @@ use tower_ratelimit::storage::{
 use tower_ratelimit::testing::{Model, StorageLaws, decides_like_the_model};
 use tower_ratelimit::{Decision, DecisionSource, Key, MemoryStorage, Op, Policy, Storage, Timestamp};
 
-/// Runs a million times as fast as the inner clock. A cached refusal expires within a microsecond, so
-/// the cache returns the model's numbers.
+/// Runs a million times as fast as the inner clock. A cached refusal expires within a microsecond,
+/// so the cache returns the model's numbers.
 #[derive(Debug)]
 struct FastClock(ManualClock);
 
@@ -54,7 +54,8 @@ fn breaker_obeys_the_laws() {
         .check();
 }
 
-/// Returns the decisions of a fallback as those of a primary. Asserts that clearing the primary fails.
+/// Returns the decisions of a fallback as those of a primary. Asserts that clearing the primary
+/// fails.
 #[derive(Clone, Debug)]
 struct FallbackOnly(Breaker<FakeStorage, MemoryStorage>);
 

@@ -403,7 +403,7 @@ fn stopped_runtime_does_not_block_another() {
 
 /// The error of a late hit is correct about its count.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn timed_out_hit_is_not_counted_or_reports_that_it_may_be() {
+async fn timed_out_hit_is_uncounted_or_reported_as_in_doubt() {
     let policy = Policy::new(SlowStrategy, Quota::per_day(100));
     let storage = Cas::new(FakeCasStore::default()).deadline(Duration::from_millis(30));
     let error = storage.decide(StorageRequest::new(&policy, &key(), Op::Hit, 1)).await.unwrap_err();

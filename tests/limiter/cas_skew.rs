@@ -228,7 +228,7 @@ async fn no_instant_is_stored_without_max_skew() {
 
 /// A text that an older release wrote has no instant.
 #[tokio::test]
-async fn text_without_an_instant_is_read() {
+async fn text_without_an_instant_is_parsed() {
     let clock = ManualClock::default();
     let store = FakeCasStore::expiring_by(clock.clone());
     let end = clock.now().plus(PERIOD).as_micros();

@@ -547,9 +547,9 @@ fn refusal_found_by_try_admit_counts_once() {
 
     /// Admits one hit. Each refused hit extends the wait by a microsecond.
     #[derive(Clone, Copy, Debug)]
-    struct Penal;
+    struct ExtendingStrategy;
 
-    impl Strategy for Penal {
+    impl Strategy for ExtendingStrategy {
         fn name(&self) -> &'static str {
             "penal"
         }
@@ -580,8 +580,8 @@ fn refusal_found_by_try_admit_counts_once() {
         fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit) {}
     }
 
-    let one = Policy::new(Penal, Quota::per_day(1));
-    for policy in [one.clone(), one.limit(Penal, Quota::per_day(1))] {
+    let one = Policy::new(ExtendingStrategy, Quota::per_day(1));
+    for policy in [one.clone(), one.limit(ExtendingStrategy, Quota::per_day(1))] {
         let storage = MemoryStorage::new();
         let key = Key::from("k");
         let request = || StorageRequest::new(&policy, &key, Op::Hit, 1);

@@ -1,5 +1,5 @@
-//! Eight processes with separate connections hit one key. Together they are admitted exactly up to the
-//! limit, on every shared storage.
+//! Eight processes with separate connections hit one key. Together they are admitted exactly up to
+//! the limit, on every shared storage.
 //!
 //! It runs without the test harness, because each of the eight processes runs this program.
 

@@ -35,8 +35,8 @@ impl Clock for Ahead {
     }
 }
 
-/// Hits from all nodes in turn for one and a half periods. Returns the number of admitted hits and the
-/// elapsed time.
+/// Hits from all nodes in turn for one and a half periods. Returns the number of admitted hits and
+/// the elapsed time.
 async fn hit_by_turns<S: Storage>(limiters: Vec<RateLimiter<S>>) -> (u32, Duration) {
     let (started, mut admitted) = (Instant::now(), 0);
     while started.elapsed() < Duration::from_millis(1_500) {
@@ -49,8 +49,8 @@ async fn hit_by_turns<S: Storage>(limiters: Vec<RateLimiter<S>>) -> (u32, Durati
     (admitted, started.elapsed())
 }
 
-/// Asserts that three nodes, the fastest of which is ahead by `skew`, admit no more than promised if
-/// the key's time line jumps by `residual` once: when a slow node was the first to hit.
+/// Asserts that three nodes, the fastest of which is ahead by `skew`, admit no more than promised
+/// if the key's time line jumps by `residual` once: when a slow node was the first to hit.
 async fn assert_promise<S: Storage>(skew: u64, residual: u64, storage: impl Fn(u64) -> S) {
     let mut all = JoinSet::new();
     for (number, (text, in_a_second)) in POLICIES.into_iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Pairs of example servers share one Redis, which is killed, stopped, paused and restarted at random.
+//! Pairs of example servers share one Redis, which is killed, stopped, paused and restarted at
+//! random.
 //!
 //! The test asserts that no response is late or missing, that no key is admitted more often than
 //! documented for the mode, and that the memory of the servers does not grow.
@@ -65,7 +66,8 @@ const MODES: [Mode; 4] = [
         most: TWICE,
         has_fallback: true,
     },
-    // The deadline is half as long, because a hit may wait for the previous request and for its own.
+    // The deadline is half as long, because a hit may wait for the previous request and for its
+    // own.
     Mode {
         name: "..cache, leases",
         strategy: "fixed-window",

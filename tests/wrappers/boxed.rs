@@ -29,7 +29,8 @@ impl Storage for Broken {
     }
 }
 
-/// Returns the number of allocations of a second hit on a key, up to the end of its future's first poll.
+/// Returns the number of allocations of a second hit on a key, up to the end of its future's first
+/// poll.
 fn allocations(storage: &impl Storage) -> u64 {
     let (policy, key) = (policy("1000/minute"), Key::from("k"));
     let hit = || drop(storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).now_or_never());

@@ -425,7 +425,8 @@ async fn refused_slices_fall_back_to_the_needed_cost() {
     assert!(storage.take_decisions() < 40);
 }
 
-/// A storage that refuses but reports that all units remain. If `fails`, it fails for all costs but 1.
+/// A storage that refuses but reports that all units remain. If `fails`, it fails for all costs but
+/// 1.
 fn contradictory(fails: bool) -> FakeStorage {
     let calls = AtomicU32::new(0);
     let (storage, _) = FakeStorage::scripted(move |request| {

@@ -291,10 +291,10 @@ impl Node {
 }
 
 /// Eight nodes share `10000/hour` in slices of 100. For the first six seconds of the window, the
-/// storage counts every request but replies too late, and each request times out after 500 ms. Every
-/// node gets a hit each 10 ms.
+/// storage counts every request but replies too late, and each request times out after 500 ms.
+/// Every node gets a hit each 10 ms.
 #[tokio::test]
-async fn six_slow_seconds_cost_eight_nodes_a_slice_each_and_the_hits_in_doubt() {
+async fn outage_of_six_seconds_costs_one_slice_per_node_plus_hits_in_doubt() {
     const NODES: u32 = 8;
     const SLICE: u32 = 100;
     let (memory, clock) = memory_with_manual_clock();
@@ -337,8 +337,8 @@ async fn six_slow_seconds_cost_eight_nodes_a_slice_each_and_the_hits_in_doubt() 
     assert_eq!(admitted, 10_000 - lost);
 }
 
-/// Links fail at random times, and hits of random costs wait together. The documented bound holds for
-/// each key.
+/// Links fail at random times, and hits of random costs wait together. The documented bound holds
+/// for each key.
 #[tokio::test]
 async fn lost_units_stay_below_the_documented_bound_in_random_outages() {
     const SLICE: u32 = 100;

@@ -259,8 +259,8 @@ async fn drop_of_the_last_handle_refunds_a_slice_in_flight() {
     assert_eq!(remains(&storage, &policy, "a").await, 1_000);
 }
 
-/// Outside of a runtime nothing is refunded and nothing panics. A runtime that shuts down with a task
-/// that owns the last handle does not panic either.
+/// Outside of a runtime nothing is refunded and nothing panics. A runtime that shuts down with a
+/// task that owns the last handle does not panic either.
 #[test]
 fn drop_without_a_runtime_does_not_panic() {
     let policy = policy("fixed-window 1000/minute");
@@ -332,7 +332,7 @@ async fn rolling_restarts_of_twenty_processes_lose_nothing() {
 }
 
 #[tokio::test]
-async fn crash_of_twenty_processes_loses_a_slice_each_at_most() {
+async fn crash_of_twenty_processes_loses_at_most_one_slice_each() {
     let lost = lost_by_rolling_restarts(End::Crashed, 1).await;
     assert!((1..=20 * 100).contains(&lost), "{lost}");
 }

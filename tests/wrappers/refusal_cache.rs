@@ -84,8 +84,8 @@ async fn each_limit_of_a_cached_refusal_expires_on_its_own() {
     assert_eq!(storage.take_decisions(), 2);
 }
 
-/// One refusal of a window covers every cost above the remaining units. In other strategies a larger
-/// cost may wait longer, and is a miss once.
+/// One refusal of a window covers every cost above the remaining units. In other strategies a
+/// larger cost may wait longer, and is a miss once.
 #[tokio::test]
 async fn costs_above_the_remaining_units_are_cache_hits() {
     // The refusal of the larger cost reports 3 remaining units, so it covers the smaller one.
@@ -109,10 +109,10 @@ async fn costs_above_the_remaining_units_are_cache_hits() {
         storage.take_decisions();
         for _ in 0..3 {
             for cost in [4, 7, 13, u32::MAX] {
-                let known = hit(&cache, &policy, "a", cost).await;
+                let cached_decision = hit(&cache, &policy, "a", cost).await;
                 let direct =
                     storage.inner().decide(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, cost)).await.unwrap();
-                assert_eq!(known, direct, "{text}");
+                assert_eq!(cached_decision, direct, "{text}");
             }
         }
         assert_eq!(storage.take_decisions(), trips, "{text}");
@@ -150,8 +150,8 @@ async fn client_that_varies_its_costs_reaches_the_storage_at_most_four_times() {
     }
 }
 
-/// The cache admits and refuses exactly like the storage. Its wait is never longer than the storage's,
-/// and equal for up to four costs.
+/// The cache admits and refuses exactly like the storage. Its wait is never longer than the
+/// storage's, and equal for up to four costs.
 #[tokio::test]
 async fn random_costs_are_decided_like_the_plain_storage() {
     let policies = [
@@ -348,8 +348,8 @@ async fn immediate_changes_invalidate_without_being_awaited() {
     drop((clear, refund));
 }
 
-/// For any delay of the reply, the cache neither refuses after the wait has ended nor reports too short
-/// a wait.
+/// For any delay of the reply, the cache neither refuses after the wait has ended nor reports too
+/// short a wait.
 #[tokio::test]
 async fn slow_refusal_is_not_cached_beyond_its_wait() {
     for (decides_late, arrives) in [(false, 0), (false, 400), (false, 1_200), (true, 0), (true, 400), (true, 1_200)] {

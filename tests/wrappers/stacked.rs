@@ -12,7 +12,8 @@ const MS: Duration = Duration::from_millis(1);
 
 type WithFallback = Breaker<FakeStorage, MemoryStorage>;
 
-/// A breaker that opens at the first failure and whose fallback is one of `replicas`, with its primary.
+/// A breaker that opens at the first failure and whose fallback is one of `replicas`, with its
+/// primary.
 fn breaker(replicas: u32) -> (WithFallback, FakeStorage, ManualClock) {
     let (primary, clock) = FakeStorage::in_memory(Behavior::Works);
     let fallback = MemoryStorage::builder().clock(clock.clone()).build().unwrap();

@@ -235,8 +235,8 @@ fn program() -> String {
     std::env::var(PROGRAM).unwrap_or_else(|_| "etcd".to_owned())
 }
 
-/// Returns the folder for the data of members. It is in memory if possible, because etcd waits for the
-/// disk at each write.
+/// Returns the folder for the data of members. It is in memory if possible, because etcd waits for
+/// the disk at each write.
 fn scratch() -> PathBuf {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }

@@ -1,7 +1,7 @@
 //! Real servers for tests, each on its own port: Redis, memcached and etcd.
 //!
-//! `TOWER_RATELIMIT_REDIS_SERVER` names another program than `redis-server`. Dropping the guard ends a
-//! server. A watchdog ends it when the test process dies.
+//! `TOWER_RATELIMIT_REDIS_SERVER` names another program than `redis-server`. Dropping the guard
+//! ends a server. A watchdog ends it when the test process dies.
 
 mod etcd;
 mod fleet;
@@ -187,8 +187,8 @@ impl Server {
 
     /// Sends a command on a new connection and returns the reply.
     ///
-    /// A server that becomes a replica closes all connections. Then the command is sent again, so it
-    /// has to be idempotent.
+    /// A server that becomes a replica closes all connections. Then the command is sent again, so
+    /// it has to be idempotent.
     pub fn ask(&self, command: &[&str]) -> Reply {
         let mut reply = resp::ask(self.port, self.password(), command);
         for _ in 0..5 {
@@ -200,8 +200,8 @@ impl Server {
         reply.unwrap()
     }
 
-    /// Returns the number of times that the server has executed this command, also inside of scripts.
-    /// The name is in lower case.
+    /// Returns the number of times that the server has executed this command, also inside of
+    /// scripts. The name is in lower case.
     pub fn calls(&self, command: &str) -> u64 {
         let stats = self.ask(&["INFO", "commandstats"]).to_string();
         let calls = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));

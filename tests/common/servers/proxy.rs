@@ -86,7 +86,8 @@ impl Proxy {
 
     /// Passes this many more replies, then sets the mode.
     ///
-    /// Each read from the server counts as one reply, so the caller must send one request at a time.
+    /// Each read from the server counts as one reply, so the caller must send one request at a
+    /// time.
     pub fn set_after(&self, replies: usize, mode: Mode) {
         let mut shared = self.shared();
         (shared.mode, shared.unharmed) = (mode, replies);

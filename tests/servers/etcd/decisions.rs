@@ -46,7 +46,7 @@ fn storage_obeys_the_laws() {
 }
 
 #[test]
-fn storage_keeps_the_laws_on_three_members() {
+fn storage_obeys_the_laws_on_three_members() {
     let etcd = Etcd::calm();
     let storage = storage(&etcd);
     let several = policy("fixed-window 3/second; moving-window 9/minute; token-bucket 10/hour");

@@ -5,8 +5,8 @@
 
 /// Creates a test of each function on each backend.
 ///
-/// The first brackets contain the attribute of the tests. The second contain `await` if the functions
-/// are `async`.
+/// The first brackets contain the attribute of the tests. The second contain `await` if the
+/// functions are `async`.
 macro_rules! on_backends {
     (@one [$attribute:meta] [] [$($test:ident),+ $(,)?] $module:ident: $backend:ident) => {
         mod $module {

@@ -53,8 +53,8 @@ fn every_vector_agrees() {
     common::vectors::assert_all_agree(&url_of(&many(3)));
 }
 
-/// Field defects: check and increment are two steps, or GET then SET in a shared store. Contended hits
-/// are retried.
+/// Field defects: check and increment are two steps, or GET then SET in a shared store. Contended
+/// hits are retried.
 #[test]
 fn eight_processes_admit_exactly_the_limit() {
     let store = Memcached::start(&[]);

@@ -15,8 +15,9 @@ use super::{LONG, storage};
 async fn items_live_as_long_as_their_window() {
     let server = Memcached::start(&[]);
     let storage = storage(&server.url()).deadline(LONG);
-    // Expiries are in whole seconds, and the first second may end at once. Items live for `max_skew`
-    // (5 s) longer, and some seconds more if the expiry is an instant of the server's clock.
+    // Expiries are in whole seconds, and the first second may end at once. Items live for
+    // `max_skew` (5 s) longer, and some seconds more if the expiry is an instant of the server's
+    // clock.
     for (days, least, most) in
         [(1, 86_404, 86_407), (29, 2_505_604, 2_505_607), (31, 2_678_404, 2_678_412), (36_500, -1, -1)]
     {

@@ -126,7 +126,7 @@ async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
         } else {
             cluster.nodes[dead].restart();
         }
-        cluster.wait_until_whole();
+        cluster.wait_until_complete();
         let took = until_all_decide().await;
         eprintln!(
             "node {dead} was away (hanging: {hangs}) for {away:?}, {rounds} rounds: keys of others took at most {slowest:?}, its own failed after \
@@ -143,7 +143,7 @@ async fn cluster_is_ready_when_all_of_its_nodes_are() {
     cluster.nodes[1].kill();
     not_ready(&storage).await;
     cluster.nodes[1].restart();
-    cluster.wait_until_whole();
+    cluster.wait_until_complete();
     assert!(ready(&storage).await < SECOND);
     cluster.nodes[2].stop();
     not_ready(&storage).await;

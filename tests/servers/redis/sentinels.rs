@@ -24,8 +24,8 @@ async fn storage_uses_the_primary_that_sentinels_name() {
     all.sentinels[0].restart();
 
     let clients = |server: &Server| server.ask(&["CLIENT", "LIST", "TYPE", "normal"]).to_string();
-    // The last command of the storage is that of `ready`, or `ROLE`, which checks that the server is
-    // the primary.
+    // The last command of the storage is that of `ready`, or `ROLE`, which checks that the server
+    // is the primary.
     let is_ours = |line: &str| {
         !line.contains("name=sentinel") && ["cmd=evalsha", "cmd=role"].iter().any(|command| line.contains(command))
     };
@@ -65,12 +65,12 @@ async fn failover_from_a_hanging_primary_loses_at_most_unreplicated_writes() {
     fail_over(true).await;
 }
 
-/// Replication is asynchronous, so a primary that dies loses its last writes. The test cannot know how
-/// many these were. It asserts that:
+/// Replication is asynchronous, so a primary that dies loses its last writes. The test cannot know
+/// how many these were. It asserts that:
 ///
 /// - keys that were used up and replicated stay used up
-/// - no other key is admitted more often than the limit plus the admissions in the last second before
-///   the death, because a replica on the same machine is not further behind
+/// - no other key is admitted more often than the limit plus the admissions in the last second
+///   before the death, because a replica on the same machine is not further behind
 async fn fail_over(hangs: bool) {
     const LIMIT: u32 = 150;
     const TASKS: usize = 4;
@@ -126,7 +126,7 @@ async fn fail_over(hangs: bool) {
             }
         });
     }
-    wait_until("there is load", || admitted.load(Ordering::SeqCst) >= 100);
+    wait_until("100 hits are admitted", || admitted.load(Ordering::SeqCst) >= 100);
     killed_at.store(at(Instant::now()), Ordering::SeqCst);
     if hangs {
         all.servers[0].stop();

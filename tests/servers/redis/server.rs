@@ -124,7 +124,7 @@ async fn replica_decides_as_soon_as_it_is_promoted() {
         let primary = Server::start(&["--repl-diskless-sync-delay", "0"]);
         let port = primary.port().to_string();
         let replica = Server::start(&["--replicaof", "127.0.0.1", &port]);
-        wait_until("the replica follows", || {
+        wait_until("the replica is in sync", || {
             replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")
         });
         let entry_points = entry_points(&replica.url(), &policy);

@@ -1,5 +1,5 @@
-//! States that changed since the storage wrote them: lost logs, writes of other programs, clocks that
-//! go back, and different releases of a program.
+//! States that changed since the storage wrote them: lost logs, writes of other programs, clocks
+//! that go back, and different releases of a program.
 
 use std::time::Duration;
 
@@ -294,7 +294,8 @@ fn keys_live_as_long_as_their_state() {
     }
 }
 
-/// Field defect: 61 consecutive refusals each promised 60 s, and the client was admitted after 3,660 s.
+/// Field defect: 61 consecutive refusals each promised 60 s, and the client was admitted after
+/// 3,660 s.
 #[test]
 fn refusals_after_a_clock_went_back_promise_one_instant() {
     let server = Server::start(&[]);
