@@ -152,8 +152,8 @@ impl FakeCasStore {
 
     fn current(&self, key: &str) -> Written {
         let stored = self.0.texts.lock().unwrap().get(&self.called(key)).cloned().unwrap_or_default();
-        let is_alive = stored.gone_at.is_none_or(|gone_at| self.now() < gone_at);
-        if is_alive { stored } else { Written { text: String::new(), ..stored } }
+        let is_live = stored.gone_at.is_none_or(|gone_at| self.now() < gone_at);
+        if is_live { stored } else { Written { text: String::new(), ..stored } }
     }
 
     fn loaded(&self, Written { text, version, .. }: Written) -> Loaded<u64> {

@@ -170,10 +170,10 @@ struct UndeclaredLog(MovingWindow);
 
 impl Strategy for UndeclaredLog {
     fn name(&self) -> &'static str {
-        "unsaid"
+        "undeclared-log"
     }
 
-    decides_like!(|unsaid: &Self| unsaid.0);
+    decides_like!(|strategy: &Self| strategy.0);
 }
 
 #[test]

@@ -208,8 +208,8 @@ impl Member {
     }
 
     /// Resumes the process (SIGCONT).
-    pub fn go_on(&self) {
-        self.process.as_ref().unwrap().go_on();
+    pub fn resume(&self) {
+        self.process.as_ref().unwrap().resume();
     }
 
     fn status(&self) -> io::Result<Value> {

@@ -111,8 +111,8 @@ impl Memcached {
     }
 
     /// Resumes the process (SIGCONT).
-    pub fn go_on(&self) {
-        self.process.as_ref().unwrap().go_on();
+    pub fn resume(&self) {
+        self.process.as_ref().unwrap().resume();
     }
 }
 

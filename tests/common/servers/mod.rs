@@ -52,7 +52,7 @@ pub trait FaultyServer: Send + Sync + Sized + 'static {
     fn stop(&self);
 
     /// Resumes the process (SIGCONT).
-    fn go_on(&self);
+    fn resume(&self);
 }
 
 macro_rules! faulty_server {
@@ -78,8 +78,8 @@ macro_rules! faulty_server {
                 self.stop();
             }
 
-            fn go_on(&self) {
-                self.go_on();
+            fn resume(&self) {
+                self.resume();
             }
         }
     };
@@ -110,8 +110,8 @@ impl FaultyServer for Etcd {
         self.members[0].stop();
     }
 
-    fn go_on(&self) {
-        self.members[0].go_on();
+    fn resume(&self) {
+        self.members[0].resume();
     }
 }
 
@@ -240,8 +240,8 @@ impl Server {
     }
 
     /// Resumes the process (SIGCONT).
-    pub fn go_on(&self) {
-        self.process.as_ref().unwrap().go_on();
+    pub fn resume(&self) {
+        self.process.as_ref().unwrap().resume();
     }
 }
 

@@ -50,7 +50,7 @@ impl Process {
         });
     }
 
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn resume(&self) {
         self.signal("CONT");
     }
 

@@ -49,7 +49,7 @@ async fn any_member_may_die_hang_and_return() {
             assert!(leads || failed <= 3, "the other members have a leader");
             assert!(entry_points.used().await >= before + 30, "counts are kept");
             if hangs {
-                etcd.members[victim].go_on();
+                etcd.members[victim].resume();
             } else {
                 etcd.members[victim].restart();
             }

@@ -34,7 +34,7 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
         tasks.spawn(async move { quick_hit::<B>(&limiter, &Key::from(client)).await.is_err() });
     }
     assert!(tasks.join_all().await.into_iter().all(|failed| failed));
-    server.go_on();
+    server.resume();
     assert!(recovers::<B>(&limiter).await < SECOND);
     assert_eq!(proxy.connections(), 1, "concurrent timeouts count as one");
     server.stop();
@@ -46,7 +46,7 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
     }
     assert!(silent.elapsed() > 2 * QUICK);
     assert_eq!(timeouts, 4, "the call after three timeouts connects");
-    server.go_on();
+    server.resume();
     recovers::<B>(&limiter).await;
     assert_eq!(proxy.connections(), 2);
 }
@@ -64,7 +64,7 @@ async fn silent_connection_is_replaced_when_callers_leave_early<B: Backend>() {
         assert!(silent.elapsed() < 5 * (QUICK + B::MARGIN));
     }
     assert!(silent.elapsed() > 2 * QUICK);
-    server.go_on();
+    server.resume();
     recovers::<B>(&limiter).await;
     assert_eq!(proxy.connections(), 2);
 }
@@ -86,7 +86,7 @@ async fn calls_that_do_not_fit_are_not_sent<B: Backend>() {
         assert!(error.to_string().starts_with("overloaded: 1024 calls to 127.0.0.1:"), "{error}");
         assert!(!error.may_have_counted() && !error.is_timeout());
     }
-    server.go_on();
+    server.resume();
     for answer in tasks.join_all().await {
         // On a busy machine the deadline may pass first.
         assert!(answer.as_ref().err().is_none_or(Failure::is_timeout), "calls in flight are answered: {answer:?}");

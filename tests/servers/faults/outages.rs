@@ -71,7 +71,7 @@ async fn hanging_server_delays_requests_until_the_timeout<B: Backend>() {
             assert_eq!(Answer::of_result(&hit), Answer::Failed);
             1
         };
-        server.go_on();
+        server.resume();
         let started = Instant::now();
         while timely(entry_points.limiter.peek(&Key::everybody())).await.is_err() {
             assert!(started.elapsed() < SECOND);
@@ -96,7 +96,7 @@ async fn hanging_server_does_not_delay_other_callers<B: Backend>() {
     for _ in 0..3 {
         tokio::join!(not_ready::<B>(connected.storage()), not_ready::<B>(new.storage()));
     }
-    server.go_on();
+    server.resume();
     for limiter in [&connected, &new] {
         let took = ready::<B>(limiter.storage()).await;
         assert!(took < SECOND, "{took:?}");

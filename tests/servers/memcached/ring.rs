@@ -21,7 +21,7 @@ async fn storage_is_ready_when_all_servers_are() {
     storage.ready(LONG).await.unwrap();
     one.stop();
     not_ready(&storage).await;
-    one.go_on();
+    one.resume();
     storage.ready(LONG).await.unwrap();
 }
 
@@ -54,7 +54,7 @@ async fn server_that_dies_or_hangs_fails_only_its_own_keys() {
             }
         }
         if hangs {
-            servers[storage_full].go_on();
+            servers[storage_full].resume();
         } else {
             servers[storage_full].restart();
         }

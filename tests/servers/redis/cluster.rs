@@ -122,15 +122,15 @@ async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
         }
         let away = killed.elapsed();
         if hangs {
-            cluster.nodes[dead].go_on();
+            cluster.nodes[dead].resume();
         } else {
             cluster.nodes[dead].restart();
         }
         cluster.wait_until_complete();
         let took = until_all_decide().await;
         eprintln!(
-            "node {dead} was away (hanging: {hangs}) for {away:?}, {rounds} rounds: keys of others took at most {slowest:?}, its own failed after \
-             at most {slowest_dead:?}; {took:?} after the cluster was whole again all decided"
+            "node {dead} was down (hanging: {hangs}) for {away:?}, {rounds} rounds: keys of other nodes took at most {slowest:?}, its own failed \
+             after at most {slowest_dead:?}; all decided {took:?} after the cluster was complete"
         );
     }
 }
@@ -147,7 +147,7 @@ async fn cluster_is_ready_when_all_of_its_nodes_are() {
     assert!(ready(&storage).await < SECOND);
     cluster.nodes[2].stop();
     not_ready(&storage).await;
-    cluster.nodes[2].go_on();
+    cluster.nodes[2].resume();
     assert!(ready(&storage).await < SECOND);
 
     let one = self::storage(&format!("redis+cluster://127.0.0.1:{}", cluster.nodes[0].port()));

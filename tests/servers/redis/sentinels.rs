@@ -166,8 +166,8 @@ async fn fail_over(hangs: bool) {
         assert!(hits.iter().any(|hit| *hit > last), "hits were decided after the failover");
     }
     if hangs {
-        // It still considers itself the primary, but the storage has left it.
-        all.servers[0].go_on();
+        // The old primary still considers itself the primary, but the storage has left it.
+        all.servers[0].resume();
     }
     for number in 0..TASKS {
         for name in ["spent", "fresh"] {

@@ -56,7 +56,7 @@ async fn fallback_decides_while_the_server_is_dead_or_hangs() {
         assert_eq!((now.by_primary, now.by_none), (before.by_primary, 0));
         assert!((6..20).contains(&now.failures), "five failures and the probes: {now:?}");
         if hangs {
-            server.go_on();
+            server.resume();
         } else {
             server.restart();
         }

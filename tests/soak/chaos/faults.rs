@@ -54,7 +54,7 @@ impl Faults {
                 self.server.stop();
                 // Longer than the deadline and its tolerance.
                 self.wait(1_200, 1_800);
-                self.server.go_on();
+                self.server.resume();
             }
             Kind::Restarted => self.server.restart(),
         }
