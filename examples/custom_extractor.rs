@@ -1,11 +1,11 @@
-//! An extractor of one's own: the tenant in the host name, and the route, as one key.
+//! A custom key extractor: the tenant in the host name and the route, as one key.
 
 use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::extract::{Head, KeyError, MatchedPath};
 use tower_ratelimit::{Key, KeyExtractor, Quota, RateLimitLayer};
 
-/// `acme` in `acme.example.com`.
+/// Extracts the tenant from the host name: `acme` from `acme.example.com`.
 #[derive(Clone, Debug)]
 struct Tenant {
     domain: &'static str,
@@ -18,7 +18,7 @@ impl KeyExtractor for Tenant {
         match host.strip_suffix(self.domain).and_then(|tenant| tenant.strip_suffix('.')) {
             Some("status") => Ok(None), // not limited
             Some(tenant) => Ok(Some(Key::from(tenant))),
-            None => Err(KeyError::client(format!("{host:?} is no host of ours"))),
+            None => Err(KeyError::client(format!("{host:?} is not a host of this server"))),
         }
     }
 }

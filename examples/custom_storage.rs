@@ -1,6 +1,7 @@
-//! A storage of one's own: `SQLite`, in a file that survives restarts and that the processes of a machine share.
+//! A custom storage: a `SQLite` file that survives restarts and that the processes of a machine
+//! share.
 //!
-//! `cargo run --example custom_storage -- alice` admits alice five times a day, however often it is started.
+//! `cargo run --example custom_storage -- alice` admits alice five times a day.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,16 +11,16 @@ use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 use tower_ratelimit::storage::{Cas, CasStorage, Loaded, Swapped};
 use tower_ratelimit::{BoxError, Key, Policy, RateLimiter, Timestamp};
 
-/// A table of texts. Each writing has a number that no other has, so it tells whether somebody else has written since.
+/// A table of texts. Each write has a unique number, which is the version of its text.
 #[derive(Clone, Debug)]
 struct Sqlite(Arc<Mutex<Connection>>);
 
 impl Sqlite {
     fn open(file: &Path) -> Result<Self, rusqlite::Error> {
         let connection = Connection::open(file)?;
-        // Other processes write too.
+        // Waits while another process writes.
         connection.busy_timeout(Duration::from_secs(1))?;
-        // Faster, and what a power failure loses are the last few counts.
+        // Faster than the default. A power failure loses only the last few counts.
         connection.pragma_update(None, "journal_mode", "wal")?;
         connection.pragma_update(None, "synchronous", "normal")?;
         connection.execute_batch(
@@ -31,7 +32,7 @@ impl Sqlite {
         Ok(Self(Arc::new(Mutex::new(connection))))
     }
 
-    /// `SQLite` makes one wait, which no task of the runtime should.
+    /// Runs `work` on a blocking thread, because `SQLite` blocks its caller.
     async fn with<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Connection) -> Result<T, rusqlite::Error> + Send + 'static,
@@ -57,23 +58,23 @@ impl CasStorage for Sqlite {
         let now = i64::try_from(Timestamp::wall_clock().as_secs_ceil())?;
         let gone_at = now.saturating_add(i64::try_from(keep.as_secs() + 1)?);
         let swap = move |connection: &mut Connection| {
-            // Immediate: nobody else writes between the comparison and the writing.
-            let all = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let stands = load(&all, &key)?;
-            if stands.version != version {
-                return Ok(Swapped::Lost(Some(stands)));
+            // `Immediate`, so that no other connection writes between the comparison and the write.
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let current = load(&transaction, &key)?;
+            if current.version != version {
+                return Ok(Swapped::Lost(Some(current)));
             }
-            all.execute("UPDATE writings SET number = number + 1", [])?;
+            transaction.execute("UPDATE writings SET number = number + 1", [])?;
             if text.is_empty() {
-                all.execute("DELETE FROM states WHERE key = ?1", [&key])?;
+                transaction.execute("DELETE FROM states WHERE key = ?1", [&key])?;
             } else {
                 let write = "INSERT OR REPLACE INTO states SELECT ?1, ?2, number, ?3 FROM writings";
-                all.execute(write, params![key, text, gone_at])?;
+                transaction.execute(write, params![key, text, gone_at])?;
             }
-            // A few of those that are forgotten go with each writing, so the file does not grow.
+            // Each write removes a few expired texts, so the file does not grow.
             let sweep = "DELETE FROM states WHERE key IN (SELECT key FROM states WHERE gone_at < ?1 LIMIT 4)";
-            all.execute(sweep, [now])?;
-            all.commit()?;
+            transaction.execute(sweep, [now])?;
+            transaction.commit()?;
             Ok(Swapped::Stored)
         };
         self.with(swap).await
@@ -82,8 +83,8 @@ impl CasStorage for Sqlite {
 
 fn load(connection: &Connection, key: &str) -> Result<Loaded<i64>, rusqlite::Error> {
     let mut select = connection.prepare_cached("SELECT text, version FROM states WHERE key = ?1")?;
-    let stands = select.query_row([key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-    let (text, version) = stands.unwrap_or((String::new(), 0));
+    let row = select.query_row([key], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    let (text, version) = row.unwrap_or((String::new(), 0));
     Ok(Loaded { text, version, now: None })
 }
 
@@ -94,11 +95,11 @@ fn limiter(file: &Path) -> Result<RateLimiter<Cas<Sqlite>>, BoxError> {
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
-    let who = std::env::args().nth(1).unwrap_or_else(|| "everybody".to_owned());
-    let decision = limiter(&std::env::temp_dir().join("limits.sqlite"))?.hit(&Key::from(&who)).await?;
+    let client = std::env::args().nth(1).unwrap_or_else(|| "anonymous".to_owned());
+    let decision = limiter(&std::env::temp_dir().join("limits.sqlite"))?.hit(&Key::from(&client)).await?;
     match decision.retry_after() {
-        None => println!("{who} is admitted, {} left", decision.remaining()),
-        Some(wait) => println!("{who} is refused, for {} minutes", wait.as_secs().div_ceil(60)),
+        None => println!("{client} is admitted, {} left", decision.remaining()),
+        Some(wait) => println!("{client} is refused, for {} minutes", wait.as_secs().div_ceil(60)),
     }
     Ok(())
 }
@@ -112,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// A file of its own, in memory: all laws need hundreds of them.
+    /// Opens a new database in memory, because the laws need hundreds of them.
     fn empty() -> Sqlite {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::SeqCst);
@@ -122,7 +123,7 @@ mod tests {
     #[test]
     fn store_compares_and_swaps() {
         CasLaws::new(empty).check();
-        // On a disk, where other processes have connections of their own.
+        // On a disk, with a second connection as in another process.
         let folder = std::env::temp_dir().join(format!("tower-ratelimit-sqlite-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let (count, file) = (AtomicU32::new(0), folder.clone());
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn storage_keeps_the_laws() {
+    fn storage_obeys_the_laws() {
         let over = |store, clock: ManualClock| Cas::new(store).deadline(Duration::from_secs(20)).clock(clock);
         StorageLaws::new(move |clock| over(empty(), clock))
             .second_handle(move |storage| over(storage.store().clone(), ManualClock::default()))
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_counted_survives_a_restart_and_is_shared_by_two_processes() {
+    async fn counts_survive_a_restart_and_are_shared_by_two_handles() {
         let file = std::env::temp_dir().join(format!("tower-ratelimit-{}.sqlite", std::process::id()));
         let alice = Key::from("alice");
         let [first, second] = [(); 2].map(|()| limiter(&file).unwrap());
@@ -156,8 +157,8 @@ mod tests {
         assert_eq!(again.hit(&alice).await.unwrap().remaining(), 2);
         again.clear(&alice).await.unwrap();
         assert_eq!(again.peek(&alice).await.unwrap().remaining(), 5);
-        for beside in ["", "-wal", "-shm"] {
-            let _ = std::fs::remove_file(format!("{}{beside}", file.display()));
+        for suffix in ["", "-wal", "-shm"] {
+            let _ = std::fs::remove_file(format!("{}{suffix}", file.display()));
         }
     }
 }

@@ -1,7 +1,7 @@
-//! A strategy of one's own: a penalty box. So many units in a period, and whoever wants more waits for a whole period from its
-//! last admitted hit on.
+//! A custom strategy: a penalty box. A client that has spent the quota waits until a whole period
+//! has passed since its last admitted hit.
 //!
-//! `cargo run --example custom_strategy` shows it on the clock of a test.
+//! `cargo run --example custom_strategy` demonstrates it with a manual clock.
 
 use std::time::Duration;
 
@@ -9,12 +9,14 @@ use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
 use tower_ratelimit::{BoxError, Key, MemoryStorage, Policy, Quota, RateLimiter, Timestamp};
 
-/// Admits the quota's amount, and nothing more until a period has passed since the last admitted hit.
+/// Admits the quota's amount, then refuses until a period has passed since the last admitted hit.
 #[derive(Clone, Copy, Debug)]
 struct PenaltyBox;
 
-/// What its state means: how much is spent, and for how long that counts. What it cannot have written is nothing, and an end that
-/// is too far ahead is of a clock that has gone back.
+/// Returns the spent units and the microseconds until they expire.
+///
+/// A state that this strategy cannot have written counts as fresh. An end that is more than a
+/// period ahead was written before the clock went back, and counts as one period ahead.
 fn spent(quota: &Quota, state: &State, now: Timestamp) -> (u32, u64) {
     match *state {
         State::Counts { until, amounts: [spent, _] } if until > now && spent > 0 => {
@@ -35,7 +37,7 @@ impl Strategy for PenaltyBox {
         if cost <= remaining {
             Status::admitted(capacity, remaining, left)
         } else {
-            // What is more than all can never be admitted.
+            // A cost above the capacity can never be admitted.
             Status::refused(capacity, remaining, left, (cost <= capacity).then_some(left))
         }
     }
@@ -47,7 +49,8 @@ impl Strategy for PenaltyBox {
         0
     }
 
-    /// An end that is ahead of a clock that has gone back is stored as of now, so that the client is not refused for longer.
+    /// Stores an end that is too far ahead, because the clock went back, as of now. So the client
+    /// is not refused for longer.
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
         let (_, left) = spent(quota, state, now);
         if let State::Counts { until, .. } = state
@@ -57,7 +60,8 @@ impl Strategy for PenaltyBox {
         }
     }
 
-    /// Only the last hit can be given back: where the end was before it nobody remembers, so it stays where it is.
+    /// Refunds the last hit only. The end stays, because the state does not contain the previous
+    /// end.
     fn refund(&self, _: &Quota, state: &mut State, _: Timestamp, hit: &Hit) {
         if let State::Counts { until, amounts: [spent, _] } = state
             && *until == hit.until
@@ -103,21 +107,21 @@ mod tests {
 
     #[cfg(feature = "testing")]
     #[test]
-    fn it_keeps_the_laws() {
-        // Up to all of it just before the last hit is a period old, and all of it again.
+    fn it_obeys_the_laws() {
+        // Up to the whole quota just before the last hit is a period old, and then the whole quota.
         StrategyLaws::new(PenaltyBox).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
     }
 
     #[cfg(feature = "testing")]
     #[test]
-    fn it_runs_on_storages() {
+    fn it_decides_like_the_model_on_a_storage() {
         let policies = [Policy::new(PenaltyBox, Quota::per_second(3)), "5/minute".parse().unwrap()];
         let memory = |clock| MemoryStorage::builder().clock(clock).build().unwrap();
         decides_like_the_model(&policies, memory);
     }
 
     #[tokio::test]
-    async fn who_comes_back_too_early_waits_for_the_rest() {
+    async fn early_request_waits_for_the_rest_of_the_period() {
         assert_eq!(
             app().await.unwrap(),
             [

@@ -1,4 +1,4 @@
-//! One limit for two servers: what a client calls over gRPC and what it asks over HTTP count together.
+//! One limit for two servers: gRPC calls and HTTP requests of a client count together.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tower_ratelimit::{GrpcRejection, PeerIp, ProblemRejection, Quota, RateLimitLayer, RateLimiter};
 
-/// Serves gRPC until the listener fails. A call too many ends with `RESOURCE_EXHAUSTED`.
+/// Serves gRPC until the listener fails. A refused call ends with `RESOURCE_EXHAUSTED`.
 async fn grpc(listener: TcpListener, limiter: &RateLimiter) -> io::Result<()> {
     let limit = RateLimitLayer::from_limiter(limiter, PeerIp::new()).rejection(GrpcRejection);
     let (_, health) = tonic_health::server::health_reporter();
@@ -18,7 +18,7 @@ async fn grpc(listener: TcpListener, limiter: &RateLimiter) -> io::Result<()> {
     server.serve_with_incoming(TcpIncoming::from(listener)).await.map_err(io::Error::other)
 }
 
-/// Serves HTTP until the listener fails. A request too many is answered with 429 and a problem in JSON.
+/// Serves HTTP until the listener fails. A refused request gets a 429 with a problem in JSON.
 async fn http(listener: TcpListener, limiter: &RateLimiter) -> io::Result<()> {
     let limit = RateLimitLayer::from_limiter(limiter, PeerIp::new()).rejection(ProblemRejection);
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);

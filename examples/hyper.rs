@@ -1,4 +1,4 @@
-//! Without axum: a tower service on a plain hyper server, one limit for each peer.
+//! Without axum: a tower service on a hyper server, limited by the peer's address.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
 
 /// Serves until the listener fails.
 async fn app(listener: TcpListener) -> std::io::Result<()> {
-    // One layer for all connections: what is remembered lives in it.
+    // All connections share one layer, because the layer holds the counts.
     let limit = RateLimitLayer::new(Quota::per_minute(3), PeerIp::new());
     loop {
         let (stream, peer) = listener.accept().await?;
@@ -33,7 +33,7 @@ async fn app(listener: TcpListener) -> std::io::Result<()> {
     }
 }
 
-/// Tells `PeerIp` who is asking.
+/// Inserts the address of the connection, which `PeerIp` reads.
 fn with_peer<B>(mut request: Request<B>, peer: SocketAddr) -> Request<B> {
     request.extensions_mut().insert(peer);
     request

@@ -1,5 +1,5 @@
-//! A login form: only failures count, a handler that sees how many attempts are left says so, and an operator lets somebody
-//! in again.
+//! A login form: only failed attempts count, the handler shows the remaining attempts, and an
+//! operator can reset a client.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,11 +12,11 @@ use tower_ratelimit::{Decision, PeerIp, Policy, RateLimitLayer, ResponseHead};
 fn app() -> Result<Router, tower_ratelimit::ConfigError> {
     let attempts = "moving-window 3 per 15 minutes".parse::<Policy>()?.with_name("login");
     let limit = RateLimitLayer::new(attempts, PeerIp::new())
-        // Taken before the password is checked, given back when it was right.
+        // Charges before the handler runs, and refunds unless the response is 401.
         .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED)
         .share_decision();
-    // What the layer counts, for whoever may see it: put that route where only operators are.
-    let attempts = limit.limiter().expect("its policy is the same for all requests");
+    // A limiter on the same counts as the layer. Serve its route to operators only.
+    let attempts = limit.limiter().expect("the layer has one policy");
     let unlock = async move |Path(client): Path<IpAddr>| {
         let key = PeerIp::new().key(client);
         let Ok(before) = attempts.peek(&key).await;
@@ -66,7 +66,7 @@ mod tests {
         for left in [2, 1, 0] {
             assert_eq!(try_with("guess").await, (401, format!("wrong, {left} attempts left\n")));
         }
-        assert_eq!(try_with("correct horse").await.0, 429, "who guessed too often has to wait");
+        assert_eq!(try_with("correct horse").await.0, 429, "refused after three failures");
         assert_eq!(ask("/operators/unlock/192.0.2.1", "").await, (200, "had 0 attempts left\n".to_owned()));
         assert_eq!(try_with("correct horse").await.0, 200);
     }

@@ -1,5 +1,5 @@
-//! What an operator sees: counters by policy and outcome, a stricter limit that is only tried out, the log, and the fields
-//! that clients read.
+//! Observability: counters by policy and outcome, a stricter shadow limit, the log, and header
+//! fields.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,14 +10,15 @@ use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::{ConfigError, Event, Headers, Lint, Observer, PeerIp, Policy, RateLimitLayer};
 
-/// Counts for a page of its own. With the feature `metrics`, `MetricsObserver` counts for the program's recorder.
+/// Counts events for the page `/counts`. With the feature `metrics`, `MetricsObserver` writes to
+/// the program's metrics recorder instead.
 #[derive(Clone, Default)]
 struct Counts(Arc<Mutex<BTreeMap<(String, &'static str), u64>>>);
 
 impl Observer for Counts {
     fn observe(&self, event: &Event<'_>) {
-        let of = (event.policy.identity().to_owned(), event.outcome());
-        *self.0.lock().unwrap().entry(of).or_default() += 1;
+        let entry = (event.policy.identity().to_owned(), event.outcome());
+        *self.0.lock().unwrap().entry(entry).or_default() += 1;
     }
 
     fn warn(&self, lint: Lint) {
@@ -35,7 +36,7 @@ impl Counts {
 }
 
 fn app(counts: &Counts) -> Result<Router, ConfigError> {
-    // Would three a minute be enough? The counters will tell, and nobody is refused for it.
+    // The shadow limit of three per minute is counted, but refuses nothing.
     let policy = "fixed-window 5/minute; shadow fixed-window 3/minute".parse::<Policy>()?.with_name("api");
     let limit = RateLimitLayer::new(policy, PeerIp::new())
         .headers(Headers::x_rate_limit().reset_in_seconds().and(Headers::ietf()))
@@ -50,7 +51,7 @@ fn app(counts: &Counts) -> Result<Router, ConfigError> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // The log has what was refused, and whose key it was since that was asked for.
+    // Refusals are logged at DEBUG. `log_keys` adds their keys.
     tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).init();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     axum::serve(listener, app(&Counts::default())?.into_make_service_with_connect_info::<SocketAddr>()).await?;
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_page_tells_what_was_refused_and_what_would_have_been() {
+    async fn page_counts_refusals_and_shadow_refusals() {
         let counts = Counts::default();
         let app = app(&counts).unwrap();
         for _ in 0..6 {

@@ -1,15 +1,17 @@
-//! An operator's view: how far a client is limited, how to clear its limits, and the state of the storages.
+//! An operator's view: the remaining units of a client, a way to clear them, and the state of the
+//! storages.
 //!
 //! `cargo run --example operator --features redis -- redis://localhost`, and then
 //!
 //! ```text
-//! curl -i -H 'x-api-key: k-42' http://127.0.0.1:3000/         a limited request
-//! curl http://127.0.0.1:3001/limits/alice                     peeks at a user's limits and spends nothing
-//! curl -X DELETE http://127.0.0.1:3001/limits/alice           clears the user's limits
-//! curl http://127.0.0.1:3001/storage                          the circuit breaker and the refusal cache
+//! curl -i -H 'x-api-key: k-42' http://127.0.0.1:3000/   a limited request
+//! curl http://127.0.0.1:3001/limits/alice               peeks at a user's limits and spends nothing
+//! curl -X DELETE http://127.0.0.1:3001/limits/alice     clears the user's limits
+//! curl http://127.0.0.1:3001/storage                    the circuit breaker and the refusal cache
 //! ```
 //!
-//! Stop that Redis, and the fallback decides. Keep the second address private: it lifts limits.
+//! While Redis is down, the fallback decides. Keep the second address private, because it lifts
+//! limits.
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
@@ -21,7 +23,7 @@ use tower_ratelimit::extract::Extension;
 use tower_ratelimit::storage::{AnyStorage, Breaker, RefusalCache};
 use tower_ratelimit::{BoxError, ConfigError, Key, MemoryStorage, OnError, Policy, Quota, RateLimitLayer, RateLimiter};
 
-/// On one of three servers, so that it admits a third by itself while the storage is away.
+/// The fallback admits a third of the quota, because three servers share the storage.
 const REPLICAS: u32 = 3;
 
 type Limiter = RateLimiter<RefusalCache<Breaker<AnyStorage, MemoryStorage>>>;
@@ -35,10 +37,12 @@ fn limiter(url: &str) -> Result<Limiter, ConfigError> {
 #[derive(Clone)]
 struct User(&'static str);
 
-/// Looks up the API key and inserts the user. A limit by the key itself would stop nobody, because a
-/// client could make up a new key for each request.
+/// Looks up the API key and inserts the user.
+///
+/// The limit does not use the API key itself, because a client could invent a new key for each
+/// request.
 async fn authenticate(mut request: Request, next: Next) -> Result<Response, StatusCode> {
-    // Stands for a look into the database of users.
+    // A real server looks the key up in its database.
     let user = match request.headers().get("x-api-key").map(HeaderValue::as_bytes) {
         Some(b"k-42") => User("alice"),
         _ => return Err(StatusCode::UNAUTHORIZED),
@@ -54,7 +58,7 @@ fn api(limiter: &Limiter) -> Router {
     Router::new().route("/", get(|| async { "hello\n" })).layer(limit).layer(from_fn(authenticate))
 }
 
-/// For operators. It shares the storage with what is limited, and knows its policy.
+/// Returns the routes for operators. They share the limiter of the API.
 fn operators(limiter: Limiter) -> Router {
     Router::new().route("/limits/{user}", get(peek).delete(clear)).route("/storage", get(storage)).with_state(limiter)
 }
@@ -75,7 +79,7 @@ async fn peek(State(limiter): State<Limiter>, Path(key): Path<String>) -> Result
 }
 
 async fn clear(State(limiter): State<Limiter>, Path(key): Path<String>) -> impl IntoResponse {
-    // While the storage fails, only the fallback is cleared, and that is an error.
+    // While the storage fails, `clear` clears only the fallback and returns an error.
     limiter.clear(&Key::from(&*key)).await.map(|()| StatusCode::NO_CONTENT).map_err(unavailable)
 }
 
@@ -134,7 +138,7 @@ mod tests {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    /// The value in a line of a page.
+    /// Returns the value of a line of a page.
     fn value<'a>(page: &'a str, name: &str) -> &'a str {
         let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.unwrap_or_else(|| panic!("no {name}: {page}"))
@@ -186,7 +190,7 @@ mod tests {
         for _ in 0..15 {
             admitted += u32::from(ask(&api, "GET", "/").await.0 == 200);
         }
-        assert_eq!(admitted, 10, "a third");
+        assert_eq!(admitted, 10, "a third of the quota");
         let (_, seen) = ask(&operators, "GET", "/limits/alice").await;
         assert_eq!(value(&seen, "by_fallback"), "true");
         assert!(value(&seen, "limit").contains(" of 10 remain"), "{seen}");
@@ -194,6 +198,6 @@ mod tests {
         assert_ne!(value(&storage, "circuit"), "closed");
         assert_eq!(value(&storage, "decisions_by_fallback"), "16");
         assert_eq!(ask(&operators, "DELETE", "/limits/alice").await.0, 503);
-        assert_eq!(ask(&api, "GET", "/").await.0, 200, "the fallback has forgotten");
+        assert_eq!(ask(&api, "GET", "/").await.0, 200, "the fallback was cleared");
     }
 }

@@ -1,5 +1,5 @@
-//! Behind a load balancer: clients are known by what it says about them, monitoring is not limited, and neither are the
-//! questions that browsers ask beforehand.
+//! Behind a load balancer: the client's address comes from `X-Forwarded-For`. Monitoring and CORS
+//! preflight requests are not limited.
 
 use std::net::SocketAddr;
 
@@ -10,9 +10,9 @@ use tower_ratelimit::extract::{AllowList, Head};
 use tower_ratelimit::{ClientIp, ConfigError, Quota, RateLimitLayer};
 
 fn app() -> Result<Router, ConfigError> {
-    // The networks of the load balancers: from anywhere else, `X-Forwarded-For` is the client's own invention.
+    // The networks of the load balancers. Other peers could write anything into `X-Forwarded-For`.
     let client = ClientIp::behind(["10.0.0.0/8", "fd00::/8"])?;
-    // The first rule that has the address decides.
+    // The first rule that matches the address decides.
     let monitoring = AllowList::by(client.clone()).limit("192.0.2.7").allow("192.0.2.0/24");
     Ok(Router::new().route("/", get(|| async { "hello\n" })).layer(
         RateLimitLayer::new(Quota::per_minute(2), client)
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_asks_is_what_the_load_balancer_says() {
+    async fn client_is_resolved_through_the_load_balancer() {
         let app = app().unwrap();
         let ask = async |method: Method, forwarded_for: &str| {
             let request = Request::builder().method(method).header("x-forwarded-for", forwarded_for);
@@ -60,6 +60,6 @@ mod tests {
         ] {
             assert_eq!(ask(Method::GET, client).await, expected, "{client}");
         }
-        assert_eq!(ask(Method::OPTIONS, "203.0.113.1").await, 405, "not limited, and not routed");
+        assert_eq!(ask(Method::OPTIONS, "203.0.113.1").await, 405, "not limited, but no handler");
     }
 }

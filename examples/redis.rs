@@ -1,4 +1,4 @@
-//! One limit for all processes that run this: two lines away from the one in memory.
+//! One limit that all processes share through Redis.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use tower_ratelimit::{ConfigError, OnError, PeerIp, Quota, RateLimitLayer};
 
 fn app(url: &str) -> Result<Router, ConfigError> {
     let limit = RateLimitLayer::new(Quota::per_minute(10), PeerIp::new())
-        // While the server is away, who comes is let in.
+        // Admits all requests while Redis is unreachable.
         .storage(RedisStorage::new(url)?, OnError::Admit);
     Ok(Router::new().route("/", get(|| async { "hello\n" })).layer(limit))
 }
@@ -30,9 +30,9 @@ mod tests {
 
     use super::*;
 
-    /// Against a real server it is tested in tests/redis.rs.
+    /// `tests/servers` tests the storage with a real server.
     #[tokio::test]
-    async fn a_server_that_is_away_keeps_nobody_out() {
+    async fn requests_are_admitted_while_redis_is_unreachable() {
         let mut request = Request::new(Body::empty());
         request.extensions_mut().insert(SocketAddr::from(([192, 0, 2, 1], 1234)));
         let response = app("redis://127.0.0.1:1").unwrap().oneshot(request).await.unwrap();

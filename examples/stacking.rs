@@ -1,4 +1,4 @@
-//! A tight limit on one route inside a wide one on all of them.
+//! A strict limit on one route inside a wide limit on all routes.
 
 use axum::Router;
 use axum::routing::{get, post};
@@ -6,19 +6,19 @@ use std::net::SocketAddr;
 use tower_ratelimit::{ConfigError, Global, PeerIp, Policy, Quota, RateLimitLayer};
 
 fn app() -> Result<Router, ConfigError> {
-    // Never more than five attempts of a client in any minute.
+    // At most five attempts of a client in any minute.
     let login: Policy = "moving-window 5/minute".parse()?;
     Ok(Router::new()
         .route("/login", post(|| async { "welcome" }).layer(RateLimitLayer::new(login, PeerIp::new())))
         .route("/", get(|| async { "hello" }))
-        // The layer outside is asked first: all clients together, on all routes.
+        // The outer layer decides first. It limits all clients together, on all routes.
         .layer(RateLimitLayer::new(Quota::per_second(1_000), Global)))
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-    // `PeerIp` reads the address that this attaches to each request.
+    // Attaches the peer's address to each request, which `PeerIp` reads.
     axum::serve(listener, app()?.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_login_is_tight_and_the_rest_is_not() {
+    async fn login_has_its_own_limit() {
         let app = app().unwrap();
         let ask = async |method: &str, path: &str| -> Response<Body> {
             let mut request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();

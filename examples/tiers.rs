@@ -1,7 +1,9 @@
-//! Each user has the limits of its tier. Requests without a valid API key share the free tier's by address.
+//! Each user has the limits of its tier. Requests without a valid API key share the free tier's by
+//! address.
 //!
-//! The authentication layer looks up the API key, and the limit goes by the user that it finds. A limit by
-//! the key itself would stop nobody: a client could make up a new key for each request.
+//! The authentication layer looks up the API key and inserts the user, and the limit uses the user
+//! as key. The API key itself is not the key, because a client could invent a new one for each
+//! request.
 
 use std::net::SocketAddr;
 
@@ -22,7 +24,7 @@ struct User {
     has_paid: bool,
 }
 
-/// Stands for a look into the database of users.
+/// Looks up a user. A real server has a database.
 fn user_of(api_key: &[u8]) -> Option<User> {
     match api_key {
         b"key-of-alice" => Some(User { id: 1, has_paid: true }),
@@ -57,7 +59,7 @@ fn app() -> Router {
         .route("/", get(|| async { "hello" }))
         .route("/health", get(|| async { "well" }))
         .layer(RateLimitLayer::new(policy_by(tier), by_user))
-        // Outside of the limit, so that the limit sees the user.
+        // Outside of the limit, so that the limit finds the user.
         .layer(from_fn(authenticate))
 }
 
@@ -91,7 +93,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(ask(&app, "/", Some("key-of-alice")).await.headers()["x-ratelimit-limit"], "400");
         }
-        // The second is all that is left, for each free user and for those without a key.
+        // Each free user, and each address without an API key, has two units per second.
         for client in [Some("key-of-bob"), Some("key-of-carol"), None] {
             assert_eq!(ask(&app, "/", client).await.headers()["x-ratelimit-limit"], "2");
             assert_eq!(ask(&app, "/", client).await.status(), StatusCode::OK);
@@ -101,13 +103,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn made_up_keys_of_one_address_share_one_quota() {
+    async fn invented_api_keys_of_one_address_share_one_quota() {
         let app = app();
         let mut admitted = 0;
         for number in 0..100 {
-            let key = format!("key-of-nobody-{number}");
+            let key = format!("invented-key-{number}");
             admitted += u32::from(ask(&app, "/", Some(&key)).await.status() == StatusCode::OK);
         }
-        assert!(admitted < 100, "each made-up key has a quota of its own");
+        assert!(admitted < 100, "each invented key has its own quota");
     }
 }

@@ -1,4 +1,4 @@
-//! Without HTTP: the key is in a message, and a message that could not be delivered does not count.
+//! Without HTTP: messages are limited by their sender, and undelivered messages are refunded.
 
 use tower_ratelimit::{BoxError, Key, Policy, RateLimiter};
 
@@ -7,7 +7,7 @@ struct Message {
     text: &'static str,
 }
 
-/// Handles messages in turn. Returns a line for each.
+/// Handles the messages in order. Returns a line for each.
 async fn app(messages: &[Message]) -> Result<Vec<String>, BoxError> {
     let policy: Policy = "2/second; 3/minute".parse()?;
     let limiter = RateLimiter::new(policy);
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_was_not_delivered_does_not_count() {
+    async fn undelivered_messages_are_refunded() {
         let messages = [("alice", "hello"), ("alice", ""), ("bob", "hi"), ("alice", "again"), ("alice", "and again")];
         let messages = messages.map(|(from, text)| Message { from, text });
         let lines = app(&messages).await.unwrap();

@@ -1,7 +1,7 @@
-//! An axum server limited by what its flags say. `cargo run --example server` and try the line it prints.
+//! An axum server whose limits are set by flags.
 //!
-//! `--help` shows its flags. Its first line of output is `listening on http://ADDRESS`. What an operator should know
-//! goes to the error output.
+//! `cargo run --example server` prints `listening on http://ADDRESS` and a command to try. `--help`
+//! lists the flags. The log goes to the error output.
 
 mod options;
 
@@ -28,8 +28,8 @@ fn app(options: &Options, storage: &BoxStorage) -> Result<Router, String> {
     Ok(app.layer(layer(options, storage, &options.policy)?))
 }
 
-/// Returns the storage that the flags name, in the wrappers that they name, and its leases. The
-/// breaker is innermost, because it has to see each call to the server.
+/// Returns the storage with its wrappers, and the leases. The breaker is innermost, because it has
+/// to see each call to the server.
 fn storage(options: &Options) -> Result<(BoxStorage, Option<Leases<BoxStorage>>), String> {
     let mut storage = BoxStorage::new(options.storage.clone());
     if let Some(replicas) = options.replicas {
@@ -51,7 +51,7 @@ fn layer(
 ) -> Result<RateLimitLayer<BoxStorage, Box<dyn Rejection<Body>>>, String> {
     let mut layer = RateLimitLayer::new(policy.clone(), options.key()?)
         .try_storage(storage.clone(), options.on_error)
-        .map_err(|error| format!("--storage and --lease have to be able to keep each --policy and --route: {error}"))?
+        .map_err(|error| format!("--storage or --lease cannot keep a --policy or --route: {error}"))?
         .headers(options.headers)
         .rejection(options.rejection.rejection());
     if let Some(header) = options.cost_header.clone() {
@@ -69,19 +69,19 @@ fn layer(
     Ok(if options.shadow { layer.shadow() } else { layer })
 }
 
-/// The units a request says it takes.
+/// Reads the cost of a request from its header.
 fn cost(header: &HeaderName, head: &Head<'_>) -> Result<u32, KeyError> {
     let Some(value) = head.headers.get(header) else { return Ok(1) };
     value
         .to_str()
         .ok()
         .and_then(|value| value.trim().parse().ok())
-        .ok_or_else(|| KeyError::client(format!("{header} is no whole number from 0 to 4294967295")))
+        .ok_or_else(|| KeyError::client(format!("{header} is not a whole number from 0 to 4294967295")))
 }
 
 async fn answer(uri: Uri) -> (StatusCode, &'static str) {
     let status = uri.path().strip_prefix("/status/").and_then(|code| code.parse().ok());
-    // Others are no last answer to a request.
+    // 1xx statuses do not end a response.
     let status = status.filter(|status: &StatusCode| status.as_u16() >= 200);
     (status.unwrap_or(StatusCode::OK), "hello\n")
 }
@@ -106,9 +106,9 @@ async fn main() -> ExitCode {
 }
 
 async fn start(options: Options) -> Result<(), String> {
-    // Refusals are told at debug; of what is tried out they are what one wants to know.
-    let tried_out = options.shadow || !options.policy.shadows().is_empty();
-    let level = if tried_out { LevelFilter::DEBUG } else { LevelFilter::WARN };
+    // Refusals are logged at DEBUG. Shadow limits are only visible there.
+    let has_shadow = options.shadow || !options.policy.shadows().is_empty();
+    let level = if has_shadow { LevelFilter::DEBUG } else { LevelFilter::WARN };
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
     tracing_subscriber::registry().with(log).with(Targets::new().with_target("tower_ratelimit", level)).init();
 
@@ -123,13 +123,13 @@ async fn start(options: Options) -> Result<(), String> {
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     let served = axum::serve(listener, service).with_graceful_shutdown(stop_signal()).await;
     if let Some(leases) = leases {
-        // Gives the units back that were leased and not spent.
-        leases.close().await.map_err(|error| format!("leased units are lost: {error}"))?;
+        // Refunds the leased units that were not spent.
+        leases.close().await.map_err(|error| format!("cannot refund the leased units: {error}"))?;
     }
     served.map_err(|error| error.to_string())
 }
 
-/// Ends at Ctrl-C, and on Unix at SIGTERM too.
+/// Completes at Ctrl-C, and on Unix also at SIGTERM.
 async fn stop_signal() {
     let interrupt = async { tokio::signal::ctrl_c().await.expect("Ctrl-C can be listened for") };
     #[cfg(unix)]

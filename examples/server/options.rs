@@ -1,4 +1,4 @@
-//! The flags.
+//! Parses the flags.
 
 use std::net::SocketAddr;
 
@@ -17,12 +17,12 @@ An axum server with rate limits. /status/CODE answers with that status, every ot
 --listen ADDRESS         address to listen on (default 127.0.0.1:3000; port 0 picks a free port)
 --policy POLICY          limits for every request, for example \"10/minute\" (the default) or
                          \"token-bucket 10/second burst 20; 1000/day\"; repeat it to add limits to the policy
---route PATH=POLICY      adds a layer with a policy of its own to one route; repeat it for more routes
+--route PATH=POLICY      adds a layer with this policy to one route; repeat it for more routes
 --storage URL            where states are kept: memory:// (the default), redis://HOST, memcached://HOST or etcd://HOST;
                          all but memory need a feature of cargo run: --features redis, memcached or etcd
---on-error ACTION        what happens to a request when the storage fails: admit (the default) or refuse
+--on-error ACTION        admits (admit, the default) or refuses (refuse) requests while the storage fails
 --deadline TIME          timeout of the storage (default 100ms)
---fallback memory        memory decides by a share of each quota while the storage fails; needs --replicas
+--fallback memory        decides in memory with a part of each quota while the storage fails; needs --replicas
 --replicas N             number of servers that share the storage; the fallback admits 1/N of each quota
 --deny-cache             caches refusals locally for up to one second
 --lease UNITS            takes UNITS of a fixed window from the storage at once and spends them locally;
@@ -33,7 +33,7 @@ An axum server with rate limits. /status/CODE answers with that status, every ot
 --client-ip-header NAME  header field in which those proxies name the client: x-forwarded-for (the default), forwarded,
                          or another
 --allow CIDR             does not limit clients of this network; repeat it for more networks
---cost-header NAME       reads the cost of a request from this header field: 1 if it is missing, 400 if it is no number.
+--cost-header NAME       reads the cost of a request from this header field: 1 if it is missing, 400 if it is not a number.
                          For experiments only: a client must not choose the cost of its own request
 --charge-status STATUS   charges only responses with this status: 401, 4xx, or several joined by commas; may be repeated
 --headers FIELDS         header fields of responses: x (the default), ietf, draft6 or none; repeat it for several
@@ -41,7 +41,7 @@ An axum server with rate limits. /status/CODE answers with that status, every ot
 --shadow                 refuses nothing and logs what would be refused
 ";
 
-/// What the flags say.
+/// The values of the flags.
 pub(crate) struct Options {
     pub(crate) listen: SocketAddr,
     pub(crate) policy: Policy,
@@ -50,7 +50,7 @@ pub(crate) struct Options {
     pub(crate) deny_cache: bool,
     pub(crate) lease: Option<u32>,
     pub(crate) on_error: OnError,
-    /// How many divide the quotas while the storage is away, if anything stands in for it.
+    /// The number of servers that divide the quotas, if there is a fallback.
     pub(crate) replicas: Option<u32>,
     pub(crate) key: String,
     pub(crate) trust: Vec<String>,
@@ -96,7 +96,7 @@ impl Options {
             let Long(flag) = argument else { return Err(argument.unexpected().to_string()) };
             let flag = format!("--{flag}");
             if !FLAGS.split(", ").any(|known| known == flag) {
-                return Err(format!("unknown flag {flag}: there are {FLAGS}"));
+                return Err(format!("unknown flag {flag}; the flags are {FLAGS}"));
             }
             match &*flag {
                 "--shadow" => options.shadow = true,
@@ -124,7 +124,7 @@ impl Options {
         }
         options.headers = headers.unwrap_or_default();
         options.check()?;
-        options.check_around(&storage)?;
+        options.check_wrappers(&storage)?;
         Ok(options)
     }
 
@@ -137,20 +137,18 @@ impl Options {
     ) -> Result<(), String> {
         match flag {
             "--listen" => {
-                let unreadable = |_| format!("cannot read the address {value:?}: write one like 127.0.0.1:3000");
-                self.listen = value.parse().map_err(unreadable)?;
+                let invalid = |_| format!("cannot read the address {value:?}: write one like 127.0.0.1:3000");
+                self.listen = value.parse().map_err(invalid)?;
             }
             "--policy" => {
-                // By itself first, so that an error quotes what was written.
+                // Parses it alone first, so that an error quotes this flag only.
                 policy(value.strip_prefix("shadow ").unwrap_or(&value))?;
                 limits.push(value);
             }
             "--route" => {
                 let (path, policy) = route(&value)?;
                 if self.routes.iter().any(|(other, _)| *other == path) {
-                    return Err(format!(
-                        "{path} has one already: write \"{path}=5/minute; 100/day\" for several limits"
-                    ));
+                    return Err(format!("{path} is set twice: write \"{path}=5/minute; 100/day\" for several limits"));
                 }
                 self.routes.push((path, policy));
             }
@@ -163,13 +161,14 @@ impl Options {
             }
             "--replicas" => {
                 let replicas = value.parse().ok().filter(|replicas| *replicas > 0);
-                let unreadable =
-                    || format!("cannot read {value:?}: write how many servers share the storage, for example 3");
-                self.replicas = Some(replicas.ok_or_else(unreadable)?);
+                let invalid = || {
+                    format!("cannot read {value:?}: write the number of servers that share the storage, for example 3")
+                };
+                self.replicas = Some(replicas.ok_or_else(invalid)?);
             }
             "--lease" => {
-                let unreadable = |_| format!("cannot read {value:?}: write how many units, for example 100");
-                self.lease = Some(value.parse().map_err(unreadable)?);
+                let invalid = |_| format!("cannot read {value:?}: write a number of units, for example 100");
+                self.lease = Some(value.parse().map_err(invalid)?);
             }
             "--key" => self.key = value,
             "--trust" => self.trust.push(value),
@@ -190,10 +189,12 @@ impl Options {
         Ok(())
     }
 
-    /// What can be wrong only together.
+    /// Checks the flags that depend on each other.
     fn check(&self) -> Result<(), String> {
         if self.client_ip_header.is_some() && self.trust.is_empty() {
-            return Err("--client-ip-header: say whose header it is, for example --trust 10.0.0.0/8".to_owned());
+            return Err(
+                "--client-ip-header needs the proxies that write the header, for example --trust 10.0.0.0/8".to_owned()
+            );
         }
         self.client_ip().map_err(|error| format!("--trust: {error}"))?;
         self.key().map_err(|error| format!("--key: {error}"))?;
@@ -203,32 +204,32 @@ impl Options {
 
     fn check_fallback(&self, fallback: Option<&str>, storage: &str) -> Result<(), String> {
         match fallback {
-            None if self.replicas.is_some() => Err("--replicas: say what they divide, with --fallback memory"),
+            None if self.replicas.is_some() => Err("--replicas needs --fallback memory"),
             Some("memory") if storage.starts_with("memory:") => {
-                Err("--fallback: memory is never away: write a storage that may be, for example --storage redis://localhost")
+                Err("--fallback needs a storage that can fail, for example --storage redis://localhost")
             }
             Some("memory") if self.replicas.is_none() => {
-                Err("--fallback: say how many servers share the storage, for example --replicas 3")
+                Err("--fallback needs the number of servers that share the storage, for example --replicas 3")
             }
             None | Some("memory") => Ok(()),
-            Some(_) => Err("--fallback: only memory can be one: write --fallback memory"),
+            Some(_) => Err("--fallback can only be memory: write --fallback memory"),
         }
         .map_err(str::to_owned)
     }
 
-    /// What is put around a storage spares a server trips: there has to be one.
-    fn check_around(&self, url: &str) -> Result<(), String> {
+    /// Rejects wrappers around the memory storage, because they save round trips to a server.
+    fn check_wrappers(&self, url: &str) -> Result<(), String> {
         let flags = [(self.deny_cache, "--deny-cache"), (self.lease.is_some(), "--lease")];
         match flags.into_iter().find(|(is_there, _)| *is_there && url.starts_with("memory:")) {
             None => Ok(()),
             Some((_, flag)) => Err(format!(
-                "{flag}: memory is asked faster than anything could be kept in front of it: leave the flag out, or name a server, \
+                "{flag} needs a server, because memory is as fast without it: remove the flag, or name a server, \
                  for example --storage redis://localhost"
             )),
         }
     }
 
-    /// Who is asking.
+    /// Returns the extractor of the client's key.
     pub(crate) fn key(&self) -> Result<Box<dyn KeyExtractor>, String> {
         let parts = self.key.split('+').map(|part| self.key_part(part));
         parts
@@ -254,7 +255,7 @@ impl Options {
         })
     }
 
-    /// The client behind the trusted proxies, if there are any.
+    /// Returns the extractor for clients behind trusted proxies, if there are any.
     fn client_ip(&self) -> Result<Option<ClientIp>, ConfigError> {
         if self.trust.is_empty() {
             return Ok(None);
@@ -279,7 +280,7 @@ impl Options {
     }
 }
 
-/// One status, or all of a class.
+/// One status, or all statuses of a class.
 #[derive(Clone, Copy)]
 pub(crate) enum Statuses {
     One(StatusCode),
@@ -304,7 +305,7 @@ impl Statuses {
     }
 }
 
-/// How refusals are answered.
+/// The format of refusals.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Text,
@@ -348,7 +349,7 @@ fn family(text: &str) -> Result<Headers, String> {
     })
 }
 
-/// The storages that a feature adds: schemes, name, feature, and whether this server was built with it.
+/// The storages behind features: URL schemes, name, feature, and `true` if the feature is enabled.
 const STORAGES: [(&[&str], &str, &str, bool); 5] = [
     (&["redis", "valkey"], "Redis", "redis", cfg!(feature = "redis")),
     (&["rediss", "valkeys"], "Redis over TLS", "redis-rustls", cfg!(feature = "redis-rustls")),
@@ -357,7 +358,7 @@ const STORAGES: [(&[&str], &str, &str, bool); 5] = [
     (&["etcds"], "etcd over TLS", "etcd-rustls", cfg!(feature = "etcd-rustls")),
 ];
 
-/// Fails for a storage that needs a feature which this server was built without.
+/// Returns an error for a storage whose feature is not enabled.
 fn check_features(url: &str) -> Result<(), String> {
     let scheme = url.split(':').next().unwrap_or(url);
     let family = scheme.split('+').next().unwrap_or(scheme).to_ascii_lowercase();
@@ -374,7 +375,7 @@ fn any_storage(url: &str, deadline: Option<&str>) -> Result<AnyStorage, String> 
     let parse = |flag, url: &str| url.parse().map_err(|error: ConfigError| format!("{flag}: {error}"));
     let storage = parse("--storage", url)?;
     match deadline {
-        // Memory needs none.
+        // The memory storage has no timeout.
         Some(deadline) if !url.starts_with("memory:") => {
             let separator = if url.contains('?') { '&' } else { '?' };
             parse("--deadline", &format!("{url}{separator}deadline={deadline}"))
@@ -384,7 +385,7 @@ fn any_storage(url: &str, deadline: Option<&str>) -> Result<AnyStorage, String> 
 }
 
 fn header_name(name: &str) -> Result<HeaderName, String> {
-    name.parse().map_err(|_| format!("{name:?} cannot be the name of a header: write one like x-api-key"))
+    name.parse().map_err(|_| format!("invalid header name {name:?}: write one like x-api-key"))
 }
 
 fn route(value: &str) -> Result<(String, Policy), String> {
@@ -394,9 +395,7 @@ fn route(value: &str) -> Result<(String, Policy), String> {
         return Err(wrong());
     }
     if path.contains(['{', '}', '*', ':']) {
-        return Err(format!(
-            "cannot take the path {path:?}: write one without parameters, for example /login=5/minute"
-        ));
+        return Err(format!("invalid path {path:?}: write one without parameters, for example /login=5/minute"));
     }
     let policy = policy(limits).map_err(|error| format!("{path}: {error}"))?;
     let policy = match policy.name() {

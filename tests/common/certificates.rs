@@ -1,16 +1,16 @@
-//! Certificates for servers on this machine, made anew each time.
+//! Certificates for servers on this machine, created for each test.
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// `ca.pem` with its `key.pem`, and `other.pem`, which is as good and of nobody's.
+/// A CA (`ca.pem`, `key.pem`), and another CA that signed nothing (`other.pem`).
 #[derive(Debug)]
 pub struct Certificates(PathBuf);
 
 impl Certificates {
-    /// Creates the files in a folder of their own.
+    /// Creates the files in a new folder.
     pub fn create() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (own, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! The example server as a process of its own.
+//! The example server as a process.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -27,13 +27,14 @@ impl Server {
             .expect("the server starts");
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
-        let address = first.strip_prefix("listening on http://").expect("the first line says where").to_owned();
+        let address =
+            first.strip_prefix("listening on http://").expect("the first line contains the address").to_owned();
         let second = lines.next().unwrap().unwrap();
         assert!(second.contains(&format!("curl -i http://{address}/")), "{second}");
         Self { child, address }
     }
 
-    /// Asks the process to end, as an init system does, and waits until it has.
+    /// Sends SIGTERM and waits until the process ends.
     pub fn terminate(&mut self) -> ExitStatus {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -44,7 +45,7 @@ impl Server {
         &self.address
     }
 
-    /// The status, and the head in lower case.
+    /// Returns the status, and the response head in lower case.
     pub fn get(&self, path: &str, headers: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n").unwrap();

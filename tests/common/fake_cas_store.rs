@@ -1,4 +1,4 @@
-//! A store that compares and swaps, in this process. It is correct, or has one fault.
+//! A compare-and-swap store in this process. It is correct or has one fault.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,7 +25,7 @@ pub enum Fault {
     RemovesWhenStale,
     /// Field defect: seconds given as milliseconds.
     SecondsAreMillis,
-    /// Field defect: more than 30 days is taken for an instant in the past.
+    /// Field defect: a time to live above 30 days is treated as an instant in the past.
     MonthsArePast,
     /// Field defect: the time to live is set only when a key is created.
     KeepsTheFirstExpiry,
@@ -33,8 +33,8 @@ pub enum Fault {
     ReportsMillis,
 }
 
-/// A store in this process that answers only after it has yielded. Each text has the number of its
-/// write as its version.
+/// A store in this process that yields before each reply. The version of a text is the number of
+/// its write.
 #[derive(Clone, Debug, Default)]
 pub struct FakeCasStore(Arc<Inner>);
 
@@ -43,7 +43,7 @@ struct Inner {
     fault: Fault,
     reports_time: bool,
     longest: Option<usize>,
-    /// Expires texts by this clock; `None` is the time that passes.
+    /// Expires texts by this clock. `None` is real time.
     clock: Option<ManualClock>,
     texts: Mutex<HashMap<String, Written>>,
     /// Held during a compare-and-swap.
@@ -54,11 +54,11 @@ struct Inner {
     /// The number of swaps to lose before one succeeds.
     losing: AtomicU64,
     hangs: AtomicBool,
-    /// The number of the first swap without an answer; 0 if all are answered.
+    /// The number of the first swap without a reply, or 0.
     swaps_hang_from: AtomicU64,
     keep: Mutex<Duration>,
     fails: AtomicBool,
-    /// The delay of each answer in milliseconds.
+    /// The delay of each reply in milliseconds.
     millis: AtomicU64,
 }
 
@@ -88,7 +88,7 @@ impl FakeCasStore {
         Self(Arc::new(Inner { longest: Some(longest), ..Inner::default() }))
     }
 
-    /// The numbers of loads and swaps, counted anew from here.
+    /// Returns the numbers of loads and swaps, and resets them.
     pub fn trips(&self) -> (u64, u64) {
         (self.0.loads.swap(0, Ordering::SeqCst), self.0.swaps.swap(0, Ordering::SeqCst))
     }
@@ -101,12 +101,12 @@ impl FakeCasStore {
         self.0.hangs.store(hangs, Ordering::SeqCst);
     }
 
-    /// Leaves this swap and all later ones without an answer, until it is called with 0.
+    /// Never replies to this swap and later ones, until it is called with 0.
     pub fn hang_from_swap(&self, number: u64) {
         self.0.swaps_hang_from.store(number, Ordering::SeqCst);
     }
 
-    /// The time to live of the last text.
+    /// Returns the time to live of the last text.
     pub fn keep(&self) -> Duration {
         *self.0.keep.lock().unwrap()
     }
@@ -150,10 +150,10 @@ impl FakeCasStore {
         }
     }
 
-    fn look(&self, key: &str) -> Written {
-        let stands = self.0.texts.lock().unwrap().get(&self.called(key)).cloned().unwrap_or_default();
-        let is_there = stands.gone_at.is_none_or(|gone_at| self.now() < gone_at);
-        if is_there { stands } else { Written { text: String::new(), ..stands } }
+    fn current(&self, key: &str) -> Written {
+        let stored = self.0.texts.lock().unwrap().get(&self.called(key)).cloned().unwrap_or_default();
+        let is_live = stored.gone_at.is_none_or(|gone_at| self.now() < gone_at);
+        if is_live { stored } else { Written { text: String::new(), ..stored } }
     }
 
     fn loaded(&self, Written { text, version, .. }: Written) -> Loaded<u64> {
@@ -179,16 +179,16 @@ impl FakeCasStore {
 
     fn swap_in_one_step(&self, key: &str, version: u64, text: &str, keep: Duration) -> Swapped<u64> {
         let _alone = self.0.step.lock().unwrap();
-        let (fault, stands) = (self.0.fault, self.look(key));
-        let is_stale = stands.version != version;
+        let (fault, stored) = (self.0.fault, self.current(key));
+        let is_stale = stored.version != version;
         if is_stale && fault == Fault::ReturnsTheGivenText {
             return Swapped::Lost(Some(Loaded { text: text.to_owned(), version, now: None }));
         }
         let removes = fault == Fault::RemovesWhenStale && text.is_empty();
         if is_stale && !removes && fault != Fault::DoesNotCompare {
-            // Every other time the answer contains the current text, too.
-            let tells = self.0.swaps.load(Ordering::SeqCst).is_multiple_of(2);
-            return Swapped::Lost(tells.then(|| self.loaded(stands)));
+            // Every other lost swap returns the current text, too.
+            let returns_text = self.0.swaps.load(Ordering::SeqCst).is_multiple_of(2);
+            return Swapped::Lost(returns_text.then(|| self.loaded(stored)));
         }
         self.write(key, text, keep);
         Swapped::Stored
@@ -198,18 +198,18 @@ impl FakeCasStore {
         *self.0.keep.lock().unwrap() = keep;
         let text = if self.0.fault == Fault::Trims { text.trim() } else { text };
         let mut texts = self.0.texts.lock().unwrap();
-        let stands = texts.entry(self.called(key)).or_default();
+        let stored = texts.entry(self.called(key)).or_default();
         let writing = self.0.writings.fetch_add(1, Ordering::SeqCst) + 1;
         let version = match (self.0.fault, text) {
             (Fault::ReusesVersions, "") => 0,
-            (Fault::ReusesVersions, _) => stands.version + 1,
+            (Fault::ReusesVersions, _) => stored.version + 1,
             _ => writing,
         };
-        let gone_at = match stands.gone_at {
+        let gone_at = match stored.gone_at {
             Some(gone_at) if self.0.fault == Fault::KeepsTheFirstExpiry => Some(gone_at),
             _ => Some(self.gone_at(keep)),
         };
-        *stands = Written { text: text.to_owned(), version, gone_at };
+        *stored = Written { text: text.to_owned(), version, gone_at };
     }
 }
 
@@ -220,7 +220,7 @@ impl CasStorage for FakeCasStore {
     async fn load(&self, key: &str) -> Result<Loaded<u64>, BoxError> {
         self.0.loads.fetch_add(1, Ordering::SeqCst);
         self.answer().await?;
-        let loaded = self.loaded(self.look(key));
+        let loaded = self.loaded(self.current(key));
         yield_now().await;
         Ok(loaded)
     }
@@ -237,7 +237,7 @@ impl CasStorage for FakeCasStore {
             return Ok(Swapped::Lost(None));
         }
         if fault == Fault::ComparesThenPuts {
-            if self.look(key).version != *version {
+            if self.current(key).version != *version {
                 return Ok(Swapped::Lost(None));
             }
             yield_now().await;

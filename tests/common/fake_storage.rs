@@ -1,4 +1,4 @@
-//! A storage that answers, waits, fails or hangs as a test demands.
+//! A storage that decides, waits, fails or hangs as configured.
 
 use std::fmt;
 use std::future::{pending, poll_fn};
@@ -15,20 +15,20 @@ use tower_ratelimit::{BoxError, ConfigError, Decision, Key, MemoryStorage, Op, P
 
 use crate::memory_with_manual_clock;
 
-/// The error of a [`FakeStorage`] that fails. No client may ever see it.
+/// The error of a [`FakeStorage`] that fails. No response may contain it.
 pub const FAILURE: &str = "secret-host:6379 is down";
 
-/// The way in which a [`FakeStorage`] answers.
+/// The behavior of a [`FakeStorage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behavior {
     Works,
-    /// Answers after this many pending polls. It decides at the first poll; it clears and refunds
-    /// after the last one.
+    /// Is ready after this many pending polls. Decides at the first poll, clears and refunds after
+    /// the last one.
     WorksAfterPolls(u32),
-    /// Works, and answers, after this time.
+    /// Works after this time.
     WorksAfter(Duration),
     Fails,
-    /// Counts, and fails nevertheless.
+    /// Counts, then fails.
     FailsAfterCounting,
     FailsAfter(Duration),
     Hangs,
@@ -39,13 +39,13 @@ pub enum Behavior {
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
 type Script = dyn Fn(StorageRequest<'_>) -> Option<Result<Decision, BoxError>> + Send + Sync;
 
-/// A storage around another one, as far away as a server: it never admits at once.
+/// Wraps a storage like a remote server. `try_admit` always returns `false`.
 ///
 /// Its futures do nothing until they are polled. Clones share their settings, counts and gate.
 ///
 /// While its gate is closed, a storage that [`Works`](Behavior::Works) or
-/// [`FailsAfterCounting`](Behavior::FailsAfterCounting) does its work at the first poll and answers
-/// when the gate opens.
+/// [`FailsAfterCounting`](Behavior::FailsAfterCounting) works at the first poll and is ready when
+/// the gate opens.
 #[derive(Clone)]
 pub struct FakeStorage<St = MemoryStorage> {
     inner: St,
@@ -69,8 +69,8 @@ enum Operation {
     Change,
 }
 
-/// A storage that answers at its third poll, so that neither `call` nor the first poll of a
-/// response gets an answer.
+/// A storage that is ready at the third poll, so it is pending in `call` and in the first poll of
+/// the response.
 pub fn slow<St: Storage>(inner: St) -> FakeStorage<St> {
     let storage = FakeStorage::around(inner);
     storage.set(Behavior::WorksAfterPolls(2));
@@ -91,8 +91,8 @@ impl FakeStorage {
         (storage, clock)
     }
 
-    /// A storage whose decisions come from `script`; those that it returns `None` for are the
-    /// memory storage's.
+    /// A storage whose decisions come from `script`. Where it returns `None`, the memory storage
+    /// decides.
     pub fn scripted(
         script: impl Fn(StorageRequest<'_>) -> Option<Result<Decision, BoxError>> + Send + Sync + 'static,
     ) -> (Self, ManualClock) {
@@ -102,7 +102,7 @@ impl FakeStorage {
 }
 
 impl<St: Storage> FakeStorage<St> {
-    /// Wraps a storage, and works.
+    /// Wraps a storage that works.
     pub fn around(inner: St) -> Self {
         let shared = Shared {
             decisions: AtomicU64::new(0),
@@ -144,27 +144,27 @@ impl<St: Storage> FakeStorage<St> {
         self.shared.is_open.send_replace(false);
     }
 
-    /// Chooses between work when the gate is open (`true`) and at the first poll (`false`).
+    /// Works when the gate opens (`true`) or at the first poll (`false`).
     pub fn work_when_open(&self, when_open: bool) {
         self.shared.works_when_open.store(when_open, Ordering::SeqCst);
     }
 
-    /// The number of calls that asked for a decision.
+    /// Returns the number of decisions.
     pub fn decisions(&self) -> u64 {
         self.shared.decisions.load(Ordering::SeqCst)
     }
 
-    /// The number of calls that asked for a decision, counted anew from here.
+    /// Returns the number of decisions and resets it.
     pub fn take_decisions(&self) -> u64 {
         self.shared.decisions.swap(0, Ordering::SeqCst)
     }
 
-    /// The number of clears and refunds.
+    /// Returns the number of clears and refunds.
     pub fn changes(&self) -> u64 {
         self.shared.changes.load(Ordering::SeqCst)
     }
 
-    /// The number of clears and refunds, counted anew from here.
+    /// Returns the number of clears and refunds, and resets it.
     pub fn take_changes(&self) -> u64 {
         self.shared.changes.swap(0, Ordering::SeqCst)
     }
@@ -230,8 +230,8 @@ impl Shared {
 
     async fn wait_until_open(&self) {
         let mut is_open = self.is_open.subscribe();
-        // Waiting may yield to other tasks even if the gate is open, which tests that poll by hand
-        // would see.
+        // Checked first, because `wait_for` may yield even if the gate is open, which tests that
+        // poll by hand would notice.
         let is_closed = !*is_open.borrow();
         if is_closed {
             is_open.wait_for(|open| *open).await.map(drop).expect("the sender lives as long as the storage");
@@ -244,14 +244,14 @@ impl<St: Storage> Storage for FakeStorage<St> {
     type DecideFuture = Answer<Decision>;
     type UpdateFuture = Answer<()>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
         let (inner, script) = (self.inner.clone(), self.script.clone());
-        let (policy, key, op, cost) = (ask.policy.clone(), ask.key.clone(), ask.op, ask.cost);
+        let (policy, key, op, cost) = (request.policy.clone(), request.key.clone(), request.op, request.cost);
         self.answer(Operation::Decide(op), async move {
-            let ask = StorageRequest::new(&policy, &key, op, cost);
-            match script.and_then(|script| script(ask)) {
+            let request = StorageRequest::new(&policy, &key, op, cost);
+            match script.and_then(|script| script(request)) {
                 Some(answer) => answer,
-                None => inner.decide(ask).await.map_err(Into::into),
+                None => inner.decide(request).await.map_err(Into::into),
             }
         })
     }

@@ -1,4 +1,4 @@
-//! Two services and a limiter with the same policy on the same storage, which may fail.
+//! Two services and a limiter with one policy on one storage that may fail.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -18,7 +18,7 @@ pub const SECOND: Duration = Duration::from_secs(1);
 /// The timeout of the storages.
 pub const DEADLINE: Duration = Duration::from_millis(200);
 
-/// An answer may arrive later than its timeout by this much, on a busy machine.
+/// The tolerance for late results on a busy machine.
 pub const MARGIN: Duration = Duration::from_secs(1);
 
 /// The pause between two attempts.
@@ -60,12 +60,12 @@ impl Answer {
     }
 }
 
-/// Awaits an answer, which has to arrive within the timeout and a margin.
+/// Awaits a result, and asserts that it arrives within the timeout and a margin.
 pub async fn timely<T: fmt::Debug>(answer: impl Future<Output = T>) -> T {
     within(DEADLINE + MARGIN, answer).await
 }
 
-/// Awaits an answer, which has to arrive within `limit`.
+/// Awaits a result, and asserts that it arrives within `limit`.
 pub async fn within<T: fmt::Debug>(limit: Duration, answer: impl Future<Output = T>) -> T {
     let started = Instant::now();
     let answer = answer.await;
@@ -82,7 +82,7 @@ pub struct EntryPoints<St> {
     pub limiter: RateLimiter<St>,
 }
 
-/// The hits that were made until the storage decided again.
+/// The hits until the storage decided again.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Recovery {
     pub admitted: u32,
@@ -103,7 +103,7 @@ impl<St: Storage<Error: fmt::Debug>> EntryPoints<St> {
         [open, closed, Answer::of_result(&timely(self.limiter.hit(key)).await)]
     }
 
-    /// Makes one hit at each entry point, all for the key that everybody shares.
+    /// Makes one hit at each entry point, all for the shared key.
     pub async fn hit(&self) -> [Answer; 3] {
         self.hit_as(&Key::everybody(), || get("/")).await
     }
@@ -134,13 +134,13 @@ impl<St: Storage<Error: fmt::Debug>> EntryPoints<St> {
         recovery
     }
 
-    /// Returns the units that have been counted for the key that everybody shares.
+    /// Returns the spent units of the shared key.
     pub async fn used(&self) -> u32 {
         used(&self.limiter).await
     }
 }
 
-/// Returns the units that have been counted for the key that everybody shares.
+/// Returns the spent units of the shared key.
 pub async fn used<St: Storage<Error: fmt::Debug>>(limiter: &RateLimiter<St>) -> u32 {
     let peeked = limiter.peek(&Key::everybody()).await.unwrap();
     let capacity = limiter.policy().limits().iter().map(tower_ratelimit::Limit::capacity).min().unwrap();

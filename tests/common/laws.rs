@@ -1,4 +1,4 @@
-//! Assertions that a published suite finds something broken.
+//! Assertions that a law suite detects a fault.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,11 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Asserts that `check` panics with a message that begins with `law`. `broken` names the subject.
 pub fn assert_breaks(law: &str, broken: impl Debug, check: impl FnOnce()) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(check)) else {
-        panic!("{broken:?} keeps all laws, and should break {law:?}")
+        panic!("{broken:?} obeys all laws, but should break {law:?}")
     };
     let message = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-    assert!(message.starts_with(law), "{broken:?} should break {law:?}, and the suite reports: {message}");
-    assert!(message.lines().count() <= 10, "{broken:?}: a failure is at most ten lines: {message}");
+    assert!(message.starts_with(law), "{broken:?} should break {law:?}, but the suite reports: {message}");
+    assert!(message.lines().count() <= 10, "{broken:?}: a failure has at most ten lines: {message}");
 }
 
 /// Asserts that each fault breaks the law beside it.

@@ -1,4 +1,4 @@
-//! The pages of the documentation that are Markdown files: the README and the guides.
+//! The documentation in Markdown files: the README and the guides.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,8 @@ pub fn guides() -> Vec<(String, String)> {
     guides
 }
 
-/// Returns each `cargo run --example COMMAND` of the README and the guides, without `cargo run --example`.
+/// Returns each `cargo run --example COMMAND` of the README and the guides, without `cargo run
+/// --example`.
 pub fn example_commands() -> Vec<String> {
     let pages = guides().into_iter().map(|(_, text)| text).chain([readme()]);
     let commands: Vec<String> = pages.flat_map(|page| commands_of(&page)).collect();

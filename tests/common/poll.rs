@@ -10,7 +10,7 @@ pub fn poll<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Poll<F::Output> {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// The answer of a memory storage, which needs no runtime.
+/// Returns the result of a memory storage, whose futures are always ready.
 pub fn now<T>(answer: Ready<Result<T, Infallible>>) -> T {
     answer.into_inner().unwrap()
 }

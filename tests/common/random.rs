@@ -1,4 +1,4 @@
-//! Numbers and limits that look random and are the same each time.
+//! Pseudorandom numbers and limits, equal in each run.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tower_ratelimit::{
     ElasticWindow, FixedWindow, LeakyBucket, Limit, MovingWindow, Quota, SlidingWindowCounter, TokenBucket,
 };
 
-/// Numbers that look random and are the same each time.
+/// Pseudorandom numbers, equal in each run.
 #[derive(Debug)]
 pub struct Numbers(pub u64);
 
@@ -29,17 +29,17 @@ pub fn random_limit(numbers: &mut Numbers) -> Limit {
         0 => 1 + numbers.below(50_000),
         1 => 1 + numbers.below(100_000_000),
         2 => 86_400_000_000 * (1 + numbers.below(30)),
-        // Where the bytes change that an instant of a log takes.
+        // At the edges where an instant of a log takes one more byte.
         3 => (1 << numbers.one_of(&[31, 39, 47])) - numbers.below(2),
         4 => 1 + numbers.below(8),
-        // Half of what doubles can count, less the time that has passed since the epoch.
+        // Half of the exact range of doubles, minus the time since the epoch.
         _ => 1 << 50,
     };
     let kind = numbers.below(8);
     random_amount(numbers, kind, micros)
 }
 
-/// A limit of the strategy of this number and of this period.
+/// A limit of the strategy with this number, with this period in microseconds.
 pub fn random_amount(numbers: &mut Numbers, kind: u64, micros: u64) -> Limit {
     let amount = match numbers.below(4) {
         0 => 1 + numbers.below(4),

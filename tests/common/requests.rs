@@ -1,4 +1,4 @@
-//! Requests, a service that counts them, and ways to send one to the other.
+//! Requests, inner services, and helpers to send requests.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use http::{Request, Response};
 use tower::{Service, ServiceExt};
 
-/// An inner service that answers 200 and counts its calls, those of its clones included.
+/// An inner service that responds with 200, and counts its calls and those of its clones.
 #[derive(Clone, Debug, Default)]
 pub struct Inner(Arc<AtomicUsize>);
 
@@ -35,7 +35,7 @@ impl Service<Request<()>> for Inner {
     }
 }
 
-/// An inner service that answers with the status in the path: 401 to `/401`.
+/// An inner service that responds with the status in the path: 401 to `/401`.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswersWithStatus;
 
@@ -64,7 +64,7 @@ pub fn with(name: &str, value: &str) -> Request<()> {
     Request::get("/").header(name, value).body(()).unwrap()
 }
 
-/// Polls a clone of the service ready, sends it the request and returns its response.
+/// Polls a clone of the service ready, sends it the request, and returns the response.
 pub async fn ask<S, Q, B>(service: &S, request: Request<Q>) -> Response<B>
 where
     S: Service<Request<Q>, Response = Response<B>, Error: fmt::Debug> + Clone,
@@ -72,7 +72,7 @@ where
     service.clone().oneshot(request).await.unwrap()
 }
 
-/// Like [`ask`], and returns the status as a number.
+/// Sends a request like [`ask`], and returns the status as a number.
 pub async fn status<S, Q, B>(service: &S, request: Request<Q>) -> u16
 where
     S: Service<Request<Q>, Response = Response<B>, Error: fmt::Debug> + Clone,
@@ -80,7 +80,7 @@ where
     ask(service, request).await.status().as_u16()
 }
 
-/// Sends requests until one is refused and returns how many were admitted.
+/// Sends requests until one is refused. Returns the number of admitted requests.
 pub async fn admitted_at_once<S, B>(service: &S) -> u32
 where
     S: Service<Request<()>, Response = Response<B>, Error: fmt::Debug> + Clone,
@@ -88,7 +88,7 @@ where
     let mut admitted = 0;
     while status(service, get("/")).await == 200 {
         admitted += 1;
-        assert!(admitted < 1_000, "no limit at all");
+        assert!(admitted < 1_000, "nothing is limited");
     }
     admitted
 }

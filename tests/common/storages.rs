@@ -1,4 +1,4 @@
-//! Memory storages on manual clocks, and short ways to ask a storage.
+//! Memory storages with manual clocks, and short forms of storage calls.
 
 use std::pin::Pin;
 
@@ -14,18 +14,18 @@ pub fn memory(clock: ManualClock) -> MemoryStorage {
     MemoryStorage::builder().clock(clock).build().unwrap()
 }
 
-/// A memory storage and its clock, which moves only when the test advances it.
+/// A memory storage and its manual clock.
 pub fn memory_with_manual_clock() -> (MemoryStorage, ManualClock) {
     let clock = ManualClock::default();
     (memory(clock.clone()), clock)
 }
 
-/// Asks a storage that must not fail.
+/// Decides on a storage. Panics if it fails.
 pub async fn decide<St: Storage>(storage: &St, policy: &Policy, key: &str, op: Op, cost: u32) -> Decision {
-    unfailing(storage.decide(StorageRequest::new(policy, &Key::from(key), op, cost)).await)
+    unwrap_decision(storage.decide(StorageRequest::new(policy, &Key::from(key), op, cost)).await)
 }
 
-/// Hits a storage that must not fail.
+/// Hits a storage. Panics if it fails.
 pub async fn hit<St: Storage>(storage: &St, policy: &Policy, key: &str, cost: u32) -> Decision {
     decide(storage, policy, key, Op::Hit, cost).await
 }
@@ -35,17 +35,17 @@ pub fn start_hit<St: Storage>(storage: &St, policy: &Policy, key: &Key, cost: u3
     Box::pin(storage.decide(StorageRequest::new(policy, key, Op::Hit, cost)))
 }
 
-/// Hits a limiter with the key of everybody; its storage must not fail.
+/// Hits a limiter with the shared key. Panics if the storage fails.
 pub async fn spend<St: Storage>(limiter: &RateLimiter<St>, cost: u32) -> Decision {
-    unfailing(limiter.hit_with_cost(&Key::everybody(), cost).await)
+    unwrap_decision(limiter.hit_with_cost(&Key::everybody(), cost).await)
 }
 
-/// The units that the policy's first limit has counted in this memory for the key of everybody.
+/// Returns the units that the policy's first limit has counted for the shared key.
 pub fn counted(memory: &MemoryStorage, policy: &Policy) -> u32 {
     let peek = now(RateLimiter::with_storage(policy.clone(), memory.clone()).peek(&Key::everybody()));
     peek.capacity() - peek.remaining()
 }
 
-fn unfailing(answer: Result<Decision, impl Into<BoxError>>) -> Decision {
+fn unwrap_decision(answer: Result<Decision, impl Into<BoxError>>) -> Decision {
     answer.unwrap_or_else(|error| panic!("the storage failed: {}", error.into()))
 }

@@ -1,4 +1,4 @@
-//! Policies of every strategy, and a strategy that the library does not know.
+//! Policies of every strategy, and a custom strategy.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub fn policy(text: &str) -> Policy {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// Makes a strategy decide like a fixed window. The rest of its `impl` says in what it differs.
+/// Implements the methods of a strategy like a fixed window.
 #[macro_export]
 macro_rules! decides_like_a_fixed_window {
     () => {
@@ -43,7 +43,7 @@ macro_rules! decides_like_a_fixed_window {
     };
 }
 
-/// Makes a strategy pass on its decisions to another one, which the closure returns.
+/// Implements the methods of a strategy by another strategy, which the closure returns.
 #[macro_export]
 macro_rules! decides_like {
     ($other:expr) => {
@@ -88,7 +88,7 @@ macro_rules! decides_like {
     };
 }
 
-/// A user's strategy, which no server has a script for: the fixed window under another name.
+/// A custom strategy without a script: the fixed window under another name.
 #[derive(Clone, Copy, Debug)]
 pub struct Foreign;
 
@@ -100,7 +100,7 @@ impl Strategy for Foreign {
     decides_like_a_fixed_window!();
 }
 
-/// A policy of a user's strategy with this limit per day.
+/// A policy of the custom strategy with this limit per day.
 pub fn foreign(limit: u32) -> Policy {
     Policy::new(Foreign, Quota::per(limit, Duration::from_secs(86_400)))
 }

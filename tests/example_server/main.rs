@@ -1,4 +1,4 @@
-//! The example server from outside: its flags, its output, its answers.
+//! The example server as a process: its flags, its output and its responses.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};
@@ -6,26 +6,26 @@ use std::process::{Command, Output, Stdio};
 use common::example_process::{Server, server};
 use common::pages::example_commands;
 
-/// The value of a field of a head in lower case.
+/// Returns the value of a header field. The head is in lower case.
 fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
-/// What a server says that does not start, or only explains itself.
+/// Returns the output of a server that exits at once.
 fn refused(flags: &[&str]) -> Output {
     let (out, error) = (Stdio::piped(), Stdio::piped());
     let mut child = Command::new(server()).args(flags).stdout(out).stderr(error).spawn().unwrap();
-    let mut said = String::new();
+    let mut output_text = String::new();
     let mut out = BufReader::new(child.stdout.take().unwrap());
-    // Ends with the process, at the latest.
-    out.read_line(&mut said).unwrap();
-    if said.starts_with("listening") {
+    // The pipe closes when the process ends.
+    out.read_line(&mut output_text).unwrap();
+    if output_text.starts_with("listening") {
         child.kill().unwrap();
-        panic!("{flags:?}: {said}");
+        panic!("{flags:?}: {output_text}");
     }
-    out.read_to_string(&mut said).unwrap();
+    out.read_to_string(&mut output_text).unwrap();
     let output = child.wait_with_output().unwrap();
-    Output { stdout: said.into_bytes(), ..output }
+    Output { stdout: output_text.into_bytes(), ..output }
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn serves_and_refuses_by_default() {
 }
 
 #[test]
-fn several_policies_are_limits_of_one() {
+fn several_policy_flags_are_limits_of_one_policy() {
     let server = Server::start(&["--policy", "fixed-window 3/hour", "--policy", "5/hour, 7/day"]);
     let (_, head) = server.get("/", "");
     assert!(head.contains("x-ratelimit-limit: 3\r\n") && head.contains("x-ratelimit-remaining: 2\r\n"), "{head}");
@@ -72,7 +72,7 @@ fn routes_are_stacked_inside() {
 
 #[test]
 fn key_flag_selects_the_key() {
-    for (key, asks) in [
+    for (key, requests) in [
         ("global", [("/", "", 200), ("/b", "a: 1\r\n", 429)]),
         ("path", [("/", "", 200), ("/b", "", 200)]),
         ("method", [("/", "", 200), ("/b", "", 429)]),
@@ -81,7 +81,7 @@ fn key_flag_selects_the_key() {
         ("peer-ip+header:a", [("/", "a: 1\r\n", 200), ("/", "a: 1\r\n", 429)]),
     ] {
         let server = Server::start(&["--policy", "1/hour", "--key", key]);
-        for (path, headers, expected) in asks {
+        for (path, headers, expected) in requests {
             assert_eq!(server.status(path, headers), expected, "{key}: {path} {headers}");
         }
     }
@@ -102,13 +102,13 @@ fn cost_header_sets_the_cost() {
     }
     assert_eq!(server.status("/", "x-cost: 6\r\n"), 429);
     let (status, head) = server.get("/", "x-cost: 11\r\n");
-    assert!(status == 429 && !head.contains("retry-after"), "what can never fit is not told to come back: {head}");
+    assert!(status == 429 && !head.contains("retry-after"), "a cost that never fits has no `Retry-After`: {head}");
 }
 
 #[test]
-fn behind_trusted_proxies_peer_ip_is_the_client() {
+fn peer_ip_is_the_client_behind_trusted_proxies() {
     // The peer of these tests is 127.0.0.1.
-    for (flags, asks) in [
+    for (flags, requests) in [
         (
             &["--trust", "10.0.0.0/8", "--trust", "127.0.0.1"][..],
             &[
@@ -143,7 +143,7 @@ fn behind_trusted_proxies_peer_ip_is_the_client() {
         ),
     ] {
         let server = Server::start(&[&["--policy", "1/hour"], flags].concat());
-        for (headers, expected) in asks {
+        for (headers, expected) in requests {
             assert_eq!(server.status("/", headers), *expected, "{flags:?}: {headers}");
         }
     }
@@ -210,7 +210,7 @@ fn shadow_mode_refuses_nothing_and_logs_refusals() {
 
 #[test]
 fn charge_status_flag_selects_the_statuses_that_are_charged() {
-    for (flags, asks) in [
+    for (flags, requests) in [
         (
             &["--charge-status", "401"][..],
             [("/", 200), ("/status/401", 401), ("/status/404", 404), ("/status/401", 401)],
@@ -225,7 +225,7 @@ fn charge_status_flag_selects_the_statuses_that_are_charged() {
         ),
     ] {
         let server = Server::start(&[&["--policy", "2/hour"], flags].concat());
-        for (path, expected) in asks {
+        for (path, expected) in requests {
             assert_eq!(server.status(path, ""), expected, "{flags:?}: {path}");
         }
         assert_eq!(server.status("/", ""), 429, "{flags:?}: two are charged");
@@ -268,7 +268,7 @@ fn documented_lines() -> Vec<Line> {
     lines
 }
 
-/// Whether this server was built with a feature of the examples.
+/// Returns `true` if this server was built with a feature of the examples.
 fn built_with(feature: &str) -> bool {
     match feature {
         "redis" => cfg!(feature = "redis"),
@@ -290,7 +290,7 @@ fn documented_command_lines_run() {
 
 /// Without a feature, the error names the features that the documented command line has.
 #[test]
-fn storage_without_its_feature_is_refused_with_the_command_that_adds_it() {
+fn storage_without_its_feature_is_rejected_with_a_command_that_enables_it() {
     for Line { features, flags } in documented_lines() {
         let Some(feature) = features.filter(|feature| !built_with(feature)) else { continue };
         let output = refused(&flags.iter().map(String::as_str).collect::<Vec<_>>());
@@ -303,8 +303,8 @@ fn storage_without_its_feature_is_refused_with_the_command_that_adds_it() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn fallback_decides_with_its_share_during_an_outage() {
-    // Nobody listens there.
+fn fallback_decides_with_a_divided_quota_during_an_outage() {
+    // A port without a server.
     let away = ["--storage", "redis://127.0.0.1:1", "--fallback", "memory", "--replicas", "3", "--on-error", "refuse"];
     let server = Server::start_with(&[&away[..], &["--policy", "fixed-window 9/hour"]].concat(), Stdio::null());
     for left in (0..3).rev() {
@@ -344,7 +344,7 @@ fn help_names_every_flag() {
     }
 }
 
-/// The server refuses these flags with one line, which contains the part beside them.
+/// Asserts that the server rejects these flags with one line that contains the given part.
 fn assert_refused_with_one_line(cases: &[(&[&str], &str)]) {
     for (flags, part) in cases {
         let output = refused(flags);
@@ -356,7 +356,7 @@ fn assert_refused_with_one_line(cases: &[(&[&str], &str)]) {
 }
 
 #[test]
-fn bad_flags_are_refused_with_one_clear_line() {
+fn invalid_flags_are_rejected_with_one_clear_line() {
     assert_refused_with_one_line(&[
         (&["--policy", "10/fortnight"], "\"fortnight\""),
         (&["--policy"], "--policy"),
@@ -370,7 +370,7 @@ fn bad_flags_are_refused_with_one_clear_line() {
         (&["--cost-header", "a b"], "\"a b\""),
         (&["--route", "login=1/s"], "/login=5/minute"),
         (&["--route", "/login"], "/login=5/minute"),
-        (&["--route", "/a=1/s", "--route", "/a=2/s"], "/a has one already"),
+        (&["--route", "/a=1/s", "--route", "/a=2/s"], "/a is set twice"),
         (&["--route", "/login=1/x"], "\"x\""),
         (&["--route", "/a/{b}=1/s"], "without parameters"),
         (&["--policy", "\"a\" 1/s; \"a\" 2/s"], "another limit has the same name"),
@@ -391,7 +391,7 @@ fn bad_flags_are_refused_with_one_clear_line() {
 
 #[cfg(feature = "servers")]
 #[test]
-fn bad_flags_of_shared_storages_are_refused_with_one_clear_line() {
+fn invalid_flags_of_shared_storages_are_rejected_with_one_clear_line() {
     assert_refused_with_one_line(&[
         (&["--storage", "redis://"], "redis://"),
         (&["--storage", "memcached://"], "memcached://"),
@@ -405,12 +405,12 @@ fn bad_flags_of_shared_storages_are_refused_with_one_clear_line() {
     ]);
 }
 
-/// A cache and leases need a server, and leases need a fixed window.
+/// A refusal cache and leases need a server, and leases need a fixed window.
 #[cfg(feature = "redis")]
 #[test]
 fn invalid_cache_and_lease_flags_suggest_valid_ones() {
-    for (flags, said) in [
-        (&["--deny-cache"][..], "--deny-cache: memory is asked faster"),
+    for (flags, expected) in [
+        (&["--deny-cache"][..], "--deny-cache needs a server"),
         (
             &["--lease", "100", "--policy", "fixed-window 9/minute"],
             "name a server, for example --storage redis://localhost",
@@ -419,11 +419,11 @@ fn invalid_cache_and_lease_flags_suggest_valid_ones() {
             &["--lease", "0", "--storage", "redis://localhost"],
             "invalid slice 0: a slice must be at least 1, for example 100",
         ),
-        (&["--lease", "many"], "--lease: cannot read \"many\": write how many units, for example 100"),
+        (&["--lease", "many"], "--lease: cannot read \"many\": write a number of units, for example 100"),
         (&["--lease", "100", "--storage", "redis://localhost"], "write for example \"fixed-window 10000/minute\""),
     ] {
         let output = refused(flags);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && told.contains(said), "{flags:?}: {told}");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && error.contains(expected), "{flags:?}: {error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Which clients are not limited, by address.
+//! Allow lists: clients that are not limited, by address.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -23,7 +23,7 @@ fn check(list: &AllowList, cases: &[(&str, bool)]) {
 }
 
 #[test]
-fn the_first_rule_that_has_the_address_decides() {
+fn first_matching_rule_decides() {
     let by = || AllowList::by(PeerIp::new());
     check(
         &by().limit("10.1.0.0/16").allow("10.0.0.0/8").limit("10.2.0.0/16").allow("2001:db8::/32"),
@@ -60,7 +60,7 @@ fn requests_without_an_address_are_never_allowed() {
 
 /// Field defect: leftmost `X-Forwarded-For` trusted.
 #[test]
-fn behind_proxies_the_resolved_client_address_is_checked() {
+fn client_behind_proxies_is_checked_by_its_resolved_address() {
     let list = AllowList::by(ClientIp::behind(["10.0.0.0/8"]).unwrap()).allow("192.0.2.0/24");
     for (peer, forwarded_for, expected) in [
         ("10.0.0.1", "192.0.2.1", true),
@@ -75,7 +75,7 @@ fn behind_proxies_the_resolved_client_address_is_checked() {
     }
 }
 
-/// An address that the server's operator keeps somewhere else.
+/// Reads the address from an extension of the request.
 struct Attached;
 
 impl AddressSource for Attached {
@@ -85,16 +85,16 @@ impl AddressSource for Attached {
 }
 
 #[test]
-fn the_address_may_come_from_anywhere() {
+fn address_source_may_be_custom() {
     let list = AllowList::by(Attached).allow("10.0.0.0/8");
     let mut request = from("1.2.3.4", get("/"));
     assert!(!allows(&list, &request));
     request.extensions_mut().insert("::ffff:10.0.0.1".parse::<IpAddr>().unwrap());
-    assert!(allows(&list, &request), "decided by bits, also for a source that does not");
+    assert!(allows(&list, &request), "an IPv4-mapped address from a custom source matches");
 }
 
 #[test]
-fn a_network_that_cannot_be_read_is_quoted_with_one_that_can() {
+fn invalid_network_is_quoted_with_a_valid_one() {
     let list = AllowList::by(PeerIp::new());
     for error in
         [list.clone().try_allow("10.0.0.0/40").unwrap_err(), list.clone().try_limit("10.0.0.0/40").unwrap_err()]
@@ -107,6 +107,6 @@ fn a_network_that_cannot_be_read_is_quoted_with_one_that_can() {
 
 #[test]
 #[should_panic = "invalid network \"10\""]
-fn allowing_what_is_no_network_panics() {
+fn invalid_network_panics() {
     let _ = AllowList::by(PeerIp::new()).allow("10");
 }

@@ -47,7 +47,7 @@ async fn only_selected_responses_are_charged() {
             assert_eq!(remaining(&ask(&service, get("/401")).await), Some(expected), "{text}");
         }
         let refused = ask(&service, get("/200")).await;
-        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS, "{text}: nothing is left to reserve");
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS, "{text}: no unit to reserve");
         assert_eq!(left(text, &storage).await, 0, "{text}");
     }
 }
@@ -69,7 +69,7 @@ async fn header_fields_of_an_uncharged_response_include_the_refund() {
     }
 }
 
-/// Field defect: a refund lands in the next window and drives it negative.
+/// Field defect: a refund goes to the next window and makes it negative.
 #[tokio::test]
 async fn response_after_the_window_ended_refunds_nothing() {
     for text in ["fixed-window 2/minute", "fixed-window-aligned 2/minute", "elastic-window 2/minute"] {
@@ -88,11 +88,11 @@ async fn response_after_the_window_ended_refunds_nothing() {
         for expected in [1, 0] {
             assert_eq!(remaining(&ask(&failing, get("/401")).await), Some(expected), "{text}");
         }
-        assert_eq!(status(&failing, get("/401")).await, 429, "{text}: no more than two, whatever was given back");
+        assert_eq!(status(&failing, get("/401")).await, 429, "{text}: at most two, despite the refunds");
     }
 }
 
-/// No more can be under way at once than may turn out to count.
+/// So concurrent requests cannot exceed the limit.
 #[tokio::test]
 async fn requests_in_flight_are_reserved() {
     let (storage, _clock) = memory_with_manual_clock();
@@ -105,7 +105,7 @@ async fn requests_in_flight_are_reserved() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_dropped_half_way_stays_charged() {
+async fn dropped_request_stays_charged() {
     let (storage, _clock) = memory_with_manual_clock();
     let inner = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
     let mut service = layer("fixed-window 2/minute", storage.clone()).layer(inner);
@@ -117,7 +117,7 @@ async fn a_request_that_is_dropped_half_way_stays_charged() {
 }
 
 #[tokio::test]
-async fn a_request_that_fails_stays_charged() {
+async fn failed_request_stays_charged() {
     let (storage, _clock) = memory_with_manual_clock();
     let inner = service_fn(|_: Request<()>| ready(Err::<Response<String>, _>("broken")));
     let mut service = layer("fixed-window 2/minute", storage.clone()).layer(inner);
@@ -130,11 +130,11 @@ async fn response_does_not_wait_for_a_slow_refund() {
     let (memory, _clock) = memory_with_manual_clock();
     let service = layer("fixed-window 2/minute", slow(memory.clone())).layer(AnswersWithStatus);
     let response = ask(&service, get("/200")).await;
-    assert_eq!((response.status().as_u16(), remaining(&response)), (200, Some(1)), "the charge is shown");
+    assert_eq!((response.status().as_u16(), remaining(&response)), (200, Some(1)), "the response shows the charge");
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(left("fixed-window 2/minute", &memory).await, 2, "and given back in a task");
+    assert_eq!(left("fixed-window 2/minute", &memory).await, 2, "a task refunds it");
     ask(&service, get("/401")).await;
     for _ in 0..10 {
         tokio::task::yield_now().await;
@@ -163,18 +163,22 @@ async fn refund_returns_all_units_of_all_limits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn last_place_is_refunded_after_a_delay() {
+async fn queue_slot_is_refunded_after_the_response() {
     let storage = MemoryStorage::builder().clock(tower_ratelimit::storage::TokioClock::new()).build().unwrap();
     let text = "leaky-bucket 1/second queue 2";
     let service = layer(text, storage.clone()).layer(AnswersWithStatus);
     let first = ask(&service, get("/401")).await;
     assert_eq!(remaining(&first), Some(2));
     let waited = ask(&service, get("/200")).await;
-    assert_eq!((waited.status().as_u16(), remaining(&waited)), (200, Some(3)), "its place came, and is free again");
+    assert_eq!(
+        (waited.status().as_u16(), remaining(&waited)),
+        (200, Some(3)),
+        "the slot is free again after the response"
+    );
 }
 
 #[tokio::test]
-async fn the_refusal_of_an_inner_layer_is_a_response_like_others() {
+async fn inner_refusal_is_charged_like_other_responses() {
     let (storage, _clock) = memory_with_manual_clock();
     let inner = RateLimitLayer::new(policy("fixed-window 1/minute"), Global).storage(storage.clone(), OnError::Refuse);
     let service = layer("fixed-window 9/minute", storage.clone())
@@ -208,7 +212,7 @@ async fn free_and_unlimited_requests_refund_nothing() {
 }
 
 #[tokio::test]
-async fn a_free_request_passes_also_when_the_storage_fails() {
+async fn free_request_passes_while_the_storage_fails() {
     for (cost, expected) in [(0, 200), (1, 503)] {
         let layer = RateLimitLayer::new(policy("1/day"), Global).storage(common::failing(), OnError::Refuse);
         let service = layer.cost(move |_: &tower_ratelimit::extract::Head<'_>| cost).layer(AnswersWithStatus);
@@ -218,8 +222,8 @@ async fn a_free_request_passes_also_when_the_storage_fails() {
 
 #[tokio::test]
 async fn observer_gets_refunds() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let events = Arc::clone(&told);
+    let outcomes = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&outcomes);
     let (storage, _clock): (_, ManualClock) = memory_with_manual_clock();
     let service = layer("fixed-window 1/minute", storage)
         .observer(move |event: &Event<'_>| events.lock().unwrap().push(event.outcome()))
@@ -227,5 +231,5 @@ async fn observer_gets_refunds() {
     for (path, expected) in [("/200", 200), ("/401", 401), ("/200", 429)] {
         assert_eq!(status(&service, get(path)).await, expected);
     }
-    assert_eq!(*told.lock().unwrap(), ["admitted", "refunded", "admitted", "refused"]);
+    assert_eq!(*outcomes.lock().unwrap(), ["admitted", "refunded", "admitted", "refused"]);
 }

@@ -1,4 +1,4 @@
-//! Who is asking: from a request to a key, and from a missing one to an answer.
+//! Key extractors, and the responses to missing keys.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -15,12 +15,12 @@ use tower::{Layer, service_fn};
 use tower_ratelimit::extract::{Extension, Head, KeyError, MatchedPath, Method, Path, key_by};
 use tower_ratelimit::{ClientIp, Global, Header, Key, KeyExtractor, PeerIp, RateLimit, RateLimitLayer};
 
-/// A key that is there.
+/// Extracts a key that must exist.
 fn key(extractor: &impl KeyExtractor, request: &Request<()>) -> Key {
     extractor.extract(&Head::of(request)).unwrap().unwrap()
 }
 
-/// A request from an address, as a server without axum would say it.
+/// A request with the peer's address as a plain extension, as without axum.
 fn from(peer: &str) -> Request<()> {
     let mut request = get("/");
     request.extensions_mut().insert(peer.parse::<SocketAddr>().unwrap());
@@ -58,7 +58,7 @@ async fn peer_key_ignores_the_port() {
 }
 
 #[test]
-fn axums_connect_info_and_a_plain_address_are_the_same_key() {
+fn connect_info_and_a_plain_address_give_the_same_key() {
     let peer: SocketAddr = "1.2.3.4:5".parse().unwrap();
     let by_axum = Request::get("/").extension(ConnectInfo(peer)).body(()).unwrap();
     assert_eq!(key(&PeerIp::new(), &by_axum), key(&PeerIp::new(), &from("1.2.3.4:5")));
@@ -66,7 +66,7 @@ fn axums_connect_info_and_a_plain_address_are_the_same_key() {
 
 /// Field defect: 200 addresses of one /64 all pass.
 #[tokio::test]
-async fn two_hundred_addresses_of_one_64_are_one_client() {
+async fn addresses_of_one_64_are_one_client() {
     let service = once(PeerIp::new());
     let mut admitted = 0;
     for host in 1..=200 {
@@ -77,7 +77,7 @@ async fn two_hundred_addresses_of_one_64_are_one_client() {
 }
 
 #[test]
-fn the_key_of_an_address_is_the_one_that_a_request_from_it_has() {
+fn key_of_an_address_equals_that_of_its_requests() {
     for address in ["1.2.3.4", "::ffff:1.2.3.4", "2001:db8:1:2:3:4:5:6", "::1"] {
         let socket = SocketAddr::new(address.parse().unwrap(), 1).to_string();
         for bits in [0, 48, 64, 128] {
@@ -94,7 +94,7 @@ fn the_key_of_an_address_is_the_one_that_a_request_from_it_has() {
 }
 
 #[test]
-fn the_prefix_of_ipv6_may_be_chosen() {
+fn ipv6_prefix_is_configurable() {
     let same = |bits: u8, other: &str| {
         let peer = PeerIp::new().ipv6_prefix(bits);
         key(&peer, &from("[2001:db8:1:200::1]:1")) == key(&peer, &from(&format!("[{other}]:1")))
@@ -106,12 +106,12 @@ fn the_prefix_of_ipv6_may_be_chosen() {
     assert!(same(0, "fe80::1"));
     assert!(PeerIp::new().try_ipv6_prefix(129).is_err());
     let sites = PeerIp::new().ipv6_prefix(0);
-    assert_ne!(key(&sites, &from("1.2.3.4:1")), key(&sites, &from("1.2.3.5:1")), "IPv4 has no such prefix");
+    assert_ne!(key(&sites, &from("1.2.3.4:1")), key(&sites, &from("1.2.3.5:1")), "the prefix does not apply to IPv4");
 }
 
 /// Field defect: IPv4-mapped IPv6 put every IPv4 client into one bucket (CVE-2026-30827).
 #[tokio::test]
-async fn ipv4_mapped_clients_are_clients_of_their_own() {
+async fn ipv4_mapped_clients_are_separate_clients() {
     let service = once(PeerIp::new());
     for (peer, expected) in [
         ("[::ffff:1.2.3.4]:1", 200),
@@ -124,20 +124,21 @@ async fn ipv4_mapped_clients_are_clients_of_their_own() {
     }
 }
 
-/// Field defect: deciding by notation let the client choose.
+/// Field defect: the notation of an address decides, so the client can choose.
 #[test]
-fn what_is_mapped_is_decided_by_the_bits() {
+fn mapped_addresses_are_detected_by_their_bits() {
     let peer = PeerIp::new();
     let [mapped, hex, plain] =
         ["[::ffff:1.2.3.4]:1", "[::ffff:102:304]:1", "1.2.3.4:1"].map(|text| key(&peer, &from(text)));
     assert!(mapped == plain && hex == plain);
     let [dotted, sibling] = ["[2001:db8::1.2.3.4]:1", "[2001:db8::9]:1"].map(|text| key(&peer, &from(text)));
-    assert!(dotted == sibling && dotted != plain, "an IPv6 address that is written with dots stays one");
-    assert_ne!(key(&peer, &from("[::1.2.3.4]:1")), plain, "compatible is not mapped");
-    assert_ne!(key(&peer.nat64(false), &from("[64:ff9b::1.2.3.4]:1")), plain, "translated is not mapped");
+    assert!(dotted == sibling && dotted != plain, "an IPv6 address with dots is IPv6");
+    assert_ne!(key(&peer, &from("[::1.2.3.4]:1")), plain, "an IPv4-compatible address is not mapped");
+    assert_ne!(key(&peer.nat64(false), &from("[64:ff9b::1.2.3.4]:1")), plain, "a NAT64 address is not mapped");
 }
 
-/// Field defect: leftmost `X-Forwarded-For` trusted: rotating it passed 1,000 of 1,000 requests.
+/// Field defect: the leftmost `X-Forwarded-For` entry is trusted. Rotating it passed 1,000 of 1,000
+/// requests.
 #[tokio::test]
 async fn peer_ip_ignores_forwarding_headers() {
     let service = once(PeerIp::new());
@@ -153,7 +154,8 @@ async fn peer_ip_ignores_forwarding_headers() {
     assert_eq!(admitted, 1);
 }
 
-/// The body explains a client's mistake. It explains a server's in builds with debug assertions.
+/// The body contains the reason of a 400. It contains that of a 500 in builds with debug
+/// assertions.
 #[tokio::test]
 async fn missing_keys_are_400_or_500_with_the_reason() {
     async fn check(extractor: impl KeyExtractor, expected: u16, reason: &str) {
@@ -161,8 +163,8 @@ async fn missing_keys_are_400_or_500_with_the_reason() {
         let response = ask(&service, get("/")).await;
         assert_eq!(response.status(), expected);
         assert_eq!((numbers(&response), retry_after(&response)), (None, None));
-        let told = expected == 400 || cfg!(debug_assertions);
-        assert_eq!(response.body().contains(reason), told, "{}", response.body());
+        let is_shown = expected == 400 || cfg!(debug_assertions);
+        assert_eq!(response.body().contains(reason), is_shown, "{}", response.body());
         assert_eq!(service.get_ref().calls(), 0);
     }
     check(PeerIp::new(), 500, "into_make_service_with_connect_info").await;
@@ -171,9 +173,9 @@ async fn missing_keys_are_400_or_500_with_the_reason() {
     check(missing_by_server, 500, "the table").await;
 }
 
-/// On a Unix socket no peer has an address. The error names an extractor that works there.
+/// On a Unix socket the peer has no address. The error names extractors that work there.
 #[tokio::test]
-async fn missing_peer_names_ways_that_work() {
+async fn missing_peer_error_names_alternatives() {
     let missing = PeerIp::new().extract(&Head::of(&get("/"))).unwrap_err();
     assert!(!missing.is_clients_fault());
     for way in
@@ -201,9 +203,9 @@ async fn peer_ip_reads_the_address_of_mock_connect_info() {
     assert_eq!(status(&app, real).await, 200, "the real address comes first");
 }
 
-/// Inside axum's `nest` a request has lost the prefix; costs, skips and keys still see all of it.
+/// axum's `nest` removes the prefix from the request. Costs, skips and keys still see it.
 #[tokio::test]
-async fn nested_routers_keep_the_whole_path() {
+async fn nested_routers_see_the_whole_path() {
     let limited = || {
         let layer = RateLimitLayer::new(policy("fixed-window 10/day"), Path);
         layer
@@ -264,7 +266,7 @@ async fn key_by_infers_the_types_of_a_closure() {
 
 /// Field defect: a header reader that splits on `:` refuses every IPv6 value.
 #[test]
-fn the_value_of_a_header_is_taken_as_it_is() {
+fn header_value_is_used_unchanged() {
     let header = Header::new("X-Client");
     let all = ["a", "A", "2001:db8::1", "2001:db8::2", "a,b", "a, b", "1.2.3.4:80"];
     let keys = HashSet::from(all.map(|value| key(&header, &with("x-client", value))));
@@ -273,7 +275,11 @@ fn the_value_of_a_header_is_taken_as_it_is() {
     let mut bytes = get("/");
     bytes.headers_mut().append("x-client", HeaderValue::from_bytes(b"\xff\xfe").unwrap());
     bytes.headers_mut().append("x-client", HeaderValue::from_static("a"));
-    assert_ne!(key(&header, &bytes), key(&header, &with("x-client", "a")), "the first field counts, whatever is in it");
+    assert_ne!(
+        key(&header, &bytes),
+        key(&header, &with("x-client", "a")),
+        "the first field is used, even if it is not text"
+    );
     assert_eq!(key(&header, &with("x-client", "2001:db8::1")), Key::from("2001:db8::1"));
 }
 
@@ -281,14 +287,14 @@ fn the_value_of_a_header_is_taken_as_it_is() {
 fn global_path_and_method_return_their_keys() {
     let post = Request::post("/a?x=1").body(()).unwrap();
     assert_eq!(key(&Global, &post), key(&Global, &get("/b")));
-    assert_eq!(key(&Path, &post), key(&Path, &get("/a?x=2")), "the query is no part of the path");
+    assert_eq!(key(&Path, &post), key(&Path, &get("/a?x=2")), "the path does not include the query");
     assert_ne!(key(&Path, &get("/users/7")), key(&Path, &get("/users/8")));
     assert_ne!(key(&Method, &post), key(&Method, &get("/a")));
     assert_eq!(key(&Method, &get("/a")), key(&Method, &get("/b")));
 }
 
 #[tokio::test]
-async fn a_route_is_one_key_and_requests_without_one_share_another() {
+async fn route_is_one_key_and_unrouted_requests_share_another() {
     let app = Router::new()
         .route("/", on_get(|| async { "home" }))
         .route("/users/{id}", on_get(|| async { "user" }))
@@ -327,7 +333,7 @@ async fn key_closures_may_return_a_key_an_option_or_a_result() {
     assert_eq!([status(&service, with("x-key", "a")).await, status(&service, with("x-key", "a")).await], [200, 429]);
     for _ in 0..3 {
         let response = ask(&service, get("/")).await;
-        assert_eq!((response.status().as_u16(), response.headers().len()), (200, 0), "not limited, no fields");
+        assert_eq!((response.status().as_u16(), response.headers().len()), (200, 0), "not limited, so no fields");
     }
 
     let service = once(or_free);
@@ -337,12 +343,12 @@ async fn key_closures_may_return_a_key_an_option_or_a_result() {
 }
 
 #[test]
-fn or_asks_the_second_only_when_the_first_is_missing() {
-    let never = |_: &Head<'_>| -> Option<Key> { panic!("asked without need") };
+fn or_uses_the_second_only_if_the_first_is_missing() {
+    let never = |_: &Head<'_>| -> Option<Key> { panic!("called without need") };
     let request = get("/");
     let head = Head::of(&request);
     assert_eq!(alice.or(never).extract(&head), Ok(Some(Key::from("alice"))));
-    assert_eq!(not_limited.or(never).extract(&head), Ok(None), "not limited is an answer");
+    assert_eq!(not_limited.or(never).extract(&head), Ok(None), "`None` does not fall back");
     assert_eq!(missing_by_client.or(alice).extract(&head), Ok(Some(Key::from("alice"))));
     assert_eq!(missing_by_server.or(not_limited).extract(&head), Ok(None));
     assert_eq!(missing_by_client.or(missing_by_server).or(alice).extract(&head), Ok(Some(Key::from("alice"))));
@@ -350,14 +356,14 @@ fn or_asks_the_second_only_when_the_first_is_missing() {
 }
 
 #[test]
-fn of_two_keys_together_a_missing_one_decides_then_one_that_is_not_limited() {
+fn and_prefers_a_missing_key_over_an_unlimited_one() {
     let request = get("/");
     let head = Head::of(&request);
     let client = Err(KeyError::client("the field"));
     assert_eq!(missing_by_client.and(alice).extract(&head), client);
     assert_eq!(alice.and(missing_by_client).extract(&head), client);
     assert_eq!(missing_by_client.and(not_limited).extract(&head), client);
-    assert_eq!(not_limited.and(missing_by_client).extract(&head), client, "missing goes before not limited");
+    assert_eq!(not_limited.and(missing_by_client).extract(&head), client, "an error takes precedence over `None`");
     assert_eq!(not_limited.and(alice).extract(&head), Ok(None));
     assert_eq!(alice.and(not_limited).extract(&head), Ok(None));
     assert!(alice.and(alice).extract(&head).unwrap().is_some());
@@ -365,12 +371,12 @@ fn of_two_keys_together_a_missing_one_decides_then_one_that_is_not_limited() {
 
 /// Field defect: composite keys joined by a separator run together.
 #[test]
-fn the_parts_of_a_composite_key_do_not_run_together() {
+fn parts_of_a_composite_key_stay_separate() {
     let [a, b, c] = ["x-a", "x-b", "x-c"].map(Header::new);
     let pair = a.clone().and(b.clone());
     let left = pair.clone().and(c.clone());
     let right = a.and(b.and(c));
-    // Separators, lengths, and what a joined key itself may look like.
+    // Separators, lengths, and text that looks like a joined key.
     let texts = ["a|bca|bca|bc", "1:a1:b1:a1:b", "\t\t\t\t\t\t\t\t", "aaaaaaaa"];
     for text in texts {
         let mut lefts = HashSet::new();
@@ -395,7 +401,7 @@ fn parts([a, b, c]: [&str; 3]) -> Request<()> {
 }
 
 #[tokio::test]
-async fn a_composite_key_counts_each_pair_for_itself() {
+async fn composite_key_counts_each_pair_separately() {
     let service = once(Header::new("x-client").and(Path));
     let request = |client: &str, path: &str| Request::get(path).header("x-client", client).body(()).unwrap();
     for (client, path, expected) in
@@ -410,7 +416,7 @@ async fn a_composite_key_counts_each_pair_for_itself() {
 }
 
 #[tokio::test]
-async fn an_extractor_may_be_chosen_while_running() {
+async fn extractor_may_be_chosen_at_run_time() {
     for (boxed, expected) in [(Box::new(Global) as Box<dyn KeyExtractor>, 429), (Box::new(Path), 200)] {
         let service = once(boxed);
         assert_eq!([status(&service, get("/a")).await, status(&service, get("/b")).await], [200, expected]);

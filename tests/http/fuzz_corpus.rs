@@ -1,8 +1,7 @@
-//! What the fuzzers assert, on the inputs they start from: so that they go on compiling, and their
-//! seeds are tests.
+//! Runs the assertions of the fuzzers on their seeds, so that the fuzzers keep compiling.
 
 #[path = "../../fuzz/src/lib.rs"]
-#[allow(unreachable_pub, reason = "a library of its own elsewhere")]
+#[allow(unreachable_pub, reason = "it is a separate library in `fuzz`")]
 mod fuzz;
 
 use std::fs;

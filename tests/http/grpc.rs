@@ -36,7 +36,7 @@ fn number(status: &Status, name: &str) -> Option<u64> {
 }
 
 #[tokio::test]
-async fn calls_are_answered_until_the_limit_and_then_exhausted_until_retry_after() {
+async fn calls_beyond_the_limit_are_resource_exhausted_until_retry_after() {
     async fn check<St: Storage>(storage: St, advance: impl Fn(Duration)) {
         let layer = RateLimitLayer::new(policy("fixed-window 2 per 10 seconds"), Global)
             .storage(storage, OnError::Refuse)
@@ -49,7 +49,11 @@ async fn calls_are_answered_until_the_limit_and_then_exhausted_until_retry_after
         let refused = health.check(question()).await.unwrap_err();
         assert_eq!((refused.code(), refused.message()), (Code::ResourceExhausted, "too many requests, retry in 10 s"));
         assert_eq!((number(&refused, "retry-after"), number(&refused, "x-ratelimit-limit")), (Some(10), Some(2)));
-        assert_eq!(health.watch(question()).await.unwrap_err().code(), Code::ResourceExhausted, "a stream too");
+        assert_eq!(
+            health.watch(question()).await.unwrap_err().code(),
+            Code::ResourceExhausted,
+            "a stream is refused too"
+        );
         advance(Duration::from_secs(10));
         assert!(health.check(question()).await.is_ok(), "on the same connection");
     }
@@ -60,7 +64,7 @@ async fn calls_are_answered_until_the_limit_and_then_exhausted_until_retry_after
 }
 
 #[tokio::test]
-async fn when_the_storage_fails_closed_calls_are_unavailable() {
+async fn calls_are_unavailable_when_the_storage_fails_closed() {
     let layer = RateLimitLayer::new(Quota::per_hour(1), Global).rejection(GrpcRejection);
     let refused = client(layer.clone().storage(failing(), OnError::Refuse)).await.check(question()).await.unwrap_err();
     assert_eq!((refused.code(), number(&refused, "retry-after")), (Code::Unavailable, Some(1)));

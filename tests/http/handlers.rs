@@ -1,5 +1,4 @@
-//! What stands around a layer: handlers that see the decision, CORS outside, and the limiter
-//! inside.
+//! The surroundings of a layer: handlers that extract the decision, CORS layers, and the limiter.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -25,7 +24,7 @@ async fn body(app: &Router, path: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn a_handler_sees_the_decision_that_is_shared_with_it() {
+async fn handler_extracts_the_shared_decision() {
     let app = || {
         Router::new()
             .route("/must", on_get(|decision: Decision| async move { decision.remaining().to_string() }))
@@ -46,7 +45,7 @@ async fn a_handler_sees_the_decision_that_is_shared_with_it() {
     assert!(status == 500 && !text.contains("share_decision"), "{text}");
     assert!(NoDecision::default().to_string().contains("share_decision()"));
 
-    // Not limited, and not decided.
+    // Requests without a decision.
     let skipped = app().layer(layer("fixed-window 5/minute").share_decision().skip(|_: &Head<'_>| true));
     assert_eq!(body(&skipped, "/may").await, (200, "none".to_owned()));
     let failing = app().layer(layer("fixed-window 5/minute").share_decision().storage(failing(), OnError::Admit));
@@ -59,7 +58,7 @@ async fn a_handler_sees_the_decision_that_is_shared_with_it() {
 async fn fast_and_slow_storages_share_the_decision() {
     async fn check<St: Storage>(storage: St) {
         let seen = service_fn(|request: Request<()>| {
-            let decision = request.extensions().get::<Decision>().expect("is there");
+            let decision = request.extensions().get::<Decision>().expect("the layer shares its decision");
             ready(Ok::<_, Infallible>(Response::new(format!("{:?}", decision.delay()))))
         });
         let layer = RateLimitLayer::new(policy("leaky-bucket 1/second queue 1"), Global);
@@ -91,9 +90,9 @@ fn browser(method: Method) -> Request<Body> {
     request.header("access-control-request-method", "GET").body(Body::empty()).unwrap()
 }
 
-/// Field defect: preflight `OPTIONS` counted; 429 without CORS headers reads as an opaque error.
+/// Field defect: preflight `OPTIONS` is counted. A 429 without CORS headers is an opaque error.
 #[tokio::test]
-async fn inside_a_cors_layer_preflights_are_not_counted_and_refusals_are_readable() {
+async fn preflights_are_not_counted_and_refusals_are_readable_inside_a_cors_layer() {
     let app = Router::new().route("/", on_get(|| async { "in" })).layer(layer("fixed-window 1/minute")).layer(cors());
     for _ in 0..5 {
         let preflight = ask(&app, browser(Method::OPTIONS)).await;
@@ -108,9 +107,9 @@ async fn inside_a_cors_layer_preflights_are_not_counted_and_refusals_are_readabl
     }
 }
 
-/// Field defect: preflight `OPTIONS` counted.
+/// Field defect: preflight `OPTIONS` is counted.
 #[tokio::test]
-async fn around_a_cors_layer_preflights_are_skipped() {
+async fn preflights_are_skipped_around_a_cors_layer() {
     let preflight =
         |head: &Head<'_>| head.method == Method::OPTIONS && head.headers.contains_key("access-control-request-method");
     let app = Router::new()
@@ -129,9 +128,9 @@ async fn around_a_cors_layer_preflights_are_skipped() {
 
 #[tokio::test]
 async fn skipped_requests_are_not_passed_to_key_or_cost() {
-    let never = |_: &Head<'_>| -> Key { panic!("asked for a key") };
+    let never = |_: &Head<'_>| -> Key { panic!("the key was requested") };
     let layer = RateLimitLayer::new(policy("1/day"), never).storage(failing(), OnError::Refuse);
-    let layer = layer.cost(|_: &Head<'_>| -> u32 { panic!("asked for a cost") });
+    let layer = layer.cost(|_: &Head<'_>| -> u32 { panic!("the cost was requested") });
     let service = layer
         .skip(|head: &Head<'_>| head.uri().path() == "/health")
         .skip(|head: &Head<'_>| head.uri().path() == "/ready")
@@ -144,7 +143,7 @@ async fn skipped_requests_are_not_passed_to_key_or_cost() {
 }
 
 #[tokio::test]
-async fn the_limiter_inside_peeks_at_and_clears_what_the_layer_counts() {
+async fn limiter_of_a_layer_peeks_and_clears_its_counts() {
     let layer = RateLimitLayer::new(policy("fixed-window 2/hour"), Header::new("x-client"));
     let limiter = layer.limiter().unwrap();
     let service = layer.layer(Inner::default());

@@ -1,4 +1,4 @@
-//! The header fields, byte by byte, and read back as a client would.
+//! The exact header fields, and the values that a client parses from them.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn limited(policy: Policy, headers: Headers) -> (RateLimit<Inner>, ManualClock) 
     (layer(policy, &storage, headers).layer(Inner::default()), clock)
 }
 
-/// All fields in the order of their names, one in a line.
+/// All fields in the order of their names, one per line.
 fn fields<B>(response: &Response<B>) -> String {
     let mut fields: Vec<String> =
         response.headers().iter().map(|(name, value)| format!("{name}: {}\n", value.to_str().unwrap())).collect();
@@ -40,10 +40,10 @@ fn free_and_daily() -> Policy {
     free().with(Limit::new(MovingWindow::new(), Quota::per_day(12)).named("daily"))
 }
 
-/// Field defect: a reset that is an hour off after the wall clock was an hour ahead for a moment.
+/// Field defect: the reset is off by an hour after the wall clock was briefly an hour ahead.
 #[tokio::test]
-async fn reset_is_a_time_of_the_wall_clock_whatever_the_clock_of_the_storage() {
-    /// A clock that stands an hour ahead of the wall clock.
+async fn reset_is_in_wall_clock_time_for_any_storage_clock() {
+    /// A clock that is an hour ahead of the wall clock.
     #[derive(Debug)]
     struct HourAhead;
 
@@ -70,7 +70,7 @@ async fn reset_is_a_time_of_the_wall_clock_whatever_the_clock_of_the_storage() {
 }
 
 #[tokio::test]
-async fn the_fields_of_the_ietf_name_every_limit() {
+async fn ietf_fields_name_every_limit() {
     let (service, clock) = limited(free(), Headers::ietf());
     clock.advance(Duration::from_micros(1));
     assert_eq!(
@@ -89,7 +89,7 @@ async fn the_fields_of_the_ietf_name_every_limit() {
 }
 
 #[tokio::test]
-async fn a_window_in_the_ietfs_fields_is_the_time_in_which_the_capacity_comes_back() {
+async fn window_in_ietf_fields_is_the_refill_time_of_the_capacity() {
     for (text, expected) in [
         ("fixed-window 3 per 1500ms", "q=3;w=2"),
         ("fixed-window 3/ms", "q=3;w=1"),
@@ -117,7 +117,7 @@ async fn reset_is_zero_for_a_full_quota() {
 }
 
 #[tokio::test]
-async fn an_unnamed_policy_is_called_by_its_text() {
+async fn unnamed_policy_is_named_by_its_text() {
     let (service, _clock) = limited(Policy::from(Quota::per_minute(60).burst(5)), Headers::ietf());
     assert_eq!(ask(&service, get("/")).await.headers()["ratelimit"], "\"token-bucket 60/minute burst 5\";r=4;t=1",);
     let quoted = policy("fixed-window 10/second; \"a \\\"b\\\" \\\\\" fixed-window 10/minute");
@@ -146,7 +146,7 @@ async fn refusal_lists_every_limit_and_forbids_caching() {
 }
 
 #[tokio::test]
-async fn draft_6_has_the_three_numbers_with_a_reset_from_now() {
+async fn draft_6_has_three_numbers_with_a_relative_reset() {
     let (service, clock) = limited(free_and_daily(), Headers::draft6());
     for _ in 0..10 {
         ask(&service, get("/")).await;
@@ -192,7 +192,7 @@ async fn header_families_combine_in_any_order() {
 }
 
 #[tokio::test]
-async fn stacked_layers_make_one_list_that_names_every_limit() {
+async fn stacked_layers_write_one_list_that_names_every_limit() {
     let (storage, _clock) = memory_with_manual_clock();
     let headers = Headers::ietf().and(Headers::x_rate_limit());
     let inner = layer(free_and_daily(), &storage, headers).layer(Inner::default());
@@ -214,7 +214,7 @@ async fn stacked_layers_make_one_list_that_names_every_limit() {
     assert_eq!(
         refused.headers()["ratelimit"],
         "\"free-1\";r=0;t=1, \"daily\";r=2;t=86400, \"all\";r=989;t=60",
-        "the refusing layer's numbers stay, and the list has those of the one that admitted"
+        "the refusing layer's numbers stay, and the list includes the admitting layer's"
     );
 }
 
@@ -244,7 +244,7 @@ async fn valid_lists_of_an_inner_service_are_continued_and_others_dropped() {
 }
 
 #[tokio::test]
-async fn a_response_that_carries_an_admitted_decision_is_told_the_numbers() {
+async fn response_that_carries_an_admitted_decision_gets_the_numbers() {
     let service = tower::service_fn(|request: http::Request<()>| {
         let mut response = Response::new(String::new());
         let decision = request.extensions().get::<Decision>().unwrap().clone();
@@ -256,7 +256,7 @@ async fn a_response_that_carries_an_admitted_decision_is_told_the_numbers() {
     assert_eq!(numbers(&ask(&service, get("/")).await), Some([10, 9, T0 + 1]));
 }
 
-/// What no map of fields can hold is not told.
+/// A `HeaderMap` has a maximum size. Fields that do not fit are not written.
 #[tokio::test]
 async fn response_with_too_many_fields_is_unchanged() {
     let service = tower::service_fn(|_: http::Request<()>| {
@@ -283,13 +283,13 @@ async fn delayed_response_reports_the_state_after_the_delay() {
     let service = layer(queue, &storage, headers).layer(Inner::default());
     assert_eq!(common::remaining(&ask(&service, get("/")).await), Some(2));
     let waited = ask(&service, get("/")).await;
-    assert_eq!(common::remaining(&waited), Some(2), "its place is free again");
+    assert_eq!(common::remaining(&waited), Some(2), "its slot is free again");
     assert_eq!(waited.headers()["ratelimit"], "\"q\";r=2;t=60");
 }
 
-/// Each family by itself has the fewer units remaining.
+/// Each family shows the fewer remaining units.
 #[tokio::test]
-async fn stacked_layers_show_the_tighter_one_in_draft_6_too() {
+async fn stacked_layers_show_the_tighter_limit_in_draft_6_too() {
     for (outer, inner) in [(5, 7), (7, 5)] {
         let (storage, _clock) = memory_with_manual_clock();
         let layer = |amount| layer(policy(&format!("fixed-window {amount}/minute")), &storage, Headers::draft6());
@@ -302,7 +302,7 @@ async fn stacked_layers_show_the_tighter_one_in_draft_6_too() {
 
 #[cfg(feature = "partition-key")]
 #[tokio::test]
-async fn partition_key_differs_per_client_and_reveals_nothing() {
+async fn partition_key_differs_per_client_and_hides_the_key() {
     async fn partition(secret: [u8; 16], client: &str) -> [Vec<u8>; 2] {
         let (storage, _clock) = memory_with_manual_clock();
         let service = RateLimitLayer::new(free_and_daily(), tower_ratelimit::Header::new("x-client"))
@@ -337,11 +337,11 @@ async fn partition_key_differs_per_client_and_reveals_nothing() {
     assert!(!format!("{:?}", Headers::ietf().partition_key(*b"0123456789abcdef")).contains("48"), "no secret in Debug");
     let (secret, ietf) = ([7; 16], Headers::ietf());
     for combined in [ietf.partition_key(secret), ietf.and(Headers::none().partition_key(secret))] {
-        assert_eq!(combined, Headers::none().partition_key(secret).and(ietf), "in whichever order");
+        assert_eq!(combined, Headers::none().partition_key(secret).and(ietf), "in any order");
     }
 }
 
-/// Field defect: policy name injected into a structured field.
+/// Field defect: a policy name is injected into a structured field.
 #[test]
 fn invalid_header_name_of_a_policy_is_a_build_error() {
     for name in ["", "a\nb", "a\r\nx: y", "caf\u{e9}", "\u{7f}", "a\tb"] {
@@ -351,11 +351,11 @@ fn invalid_header_name_of_a_policy_is_a_build_error() {
     }
 }
 
-/// Calls itself what would break out of a string.
+/// Has a name that would break out of a string.
 #[derive(Clone, Copy, Debug)]
-struct Rude;
+struct Injecting;
 
-impl Strategy for Rude {
+impl Strategy for Injecting {
     fn name(&self) -> &'static str {
         "rude\r\nset-cookie: a=b"
     }
@@ -363,21 +363,21 @@ impl Strategy for Rude {
     common::decides_like_a_fixed_window!();
 }
 
-/// Field defect: policy name injected into a structured field.
+/// Field defect: a policy name is injected into a structured field.
 #[test]
 fn invalid_header_name_of_a_strategy_is_a_build_error() {
-    let error = Policy::try_new(Rude, Quota::per_minute(1)).unwrap_err().to_string();
+    let error = Policy::try_new(Injecting, Quota::per_minute(1)).unwrap_err().to_string();
     assert!(error.contains("rude") && error.contains("header"), "{error}");
 }
 
-/// Names and parameters of a list, as a client that knows Structured Fields reads them.
+/// Parses the names and parameters of a list as a client would.
 fn members(headers: &HeaderMap, name: &str) -> Vec<(String, Vec<(String, BareItem)>)> {
     let lines: Vec<&[u8]> = headers.get_all(name).iter().map(http::HeaderValue::as_bytes).collect();
     let list: List = Parser::new(&lines.join(&b","[..])).parse().unwrap();
     list.into_iter()
         .map(|entry| {
             let ListEntry::Item(item) = entry else { panic!("an inner list: {entry:?}") };
-            let BareItem::String(name) = item.bare_item else { panic!("no string: {item:?}") };
+            let BareItem::String(name) = item.bare_item else { panic!("not a string: {item:?}") };
             let parameters = item.params.into_iter().map(|(name, value)| (name.as_str().to_owned(), value)).collect();
             (name.as_str().to_owned(), parameters)
         })
@@ -385,9 +385,9 @@ fn members(headers: &HeaderMap, name: &str) -> Vec<(String, Vec<(String, BareIte
 }
 
 proptest! {
-    /// Whatever the names and quotas, a client reads what the decision says.
+    /// A client parses the numbers of the decision for any names and quotas.
     #[test]
-    fn the_ietfs_fields_are_structured_fields(
+    fn ietf_fields_are_structured_fields(
         name in "[ -~]{1,20}",
         limit_name in "[ -~]{1,20}",
         amounts in prop::collection::vec(1_u32.., 1..6),

@@ -1,4 +1,4 @@
-//! Rate limit fields that the inner service has written itself.
+//! Rate limit fields that the inner service has written.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -28,7 +28,7 @@ async fn seen(headers: Headers, inner: &[(&'static str, &str)], names: &[&str]) 
     names.iter().map(|name| response.headers()[*name].to_str().unwrap().to_owned()).collect()
 }
 
-/// Returns the members of a list of strings, as a strict client reads them.
+/// Returns the number of members of a list of strings, or `None` if a strict client rejects it.
 fn members(line: &str) -> Option<usize> {
     let list: List = Parser::new(line).parse().ok()?;
     let is_string =
@@ -66,7 +66,7 @@ async fn malformed_lists_of_the_inner_service_are_dropped() {
     }
 }
 
-/// The lists that are kept are exactly those that a parser of Structured Fields accepts.
+/// Exactly the lists that a parser of Structured Fields accepts are kept.
 #[tokio::test]
 async fn random_lists_of_the_inner_service_are_kept_if_they_parse() {
     const PIECES: [&str; 28] = [
@@ -107,7 +107,7 @@ async fn random_lists_of_the_inner_service_are_kept_if_they_parse() {
             inner.push_str(numbers.one_of(&PIECES));
         }
         let value = seen(Headers::ietf(), &[("ratelimit", &inner)], &["ratelimit"]).await.remove(0);
-        // The server trims white space around a field, so a client never sees it.
+        // The server trims white space around a field.
         let parses = members(&inner).is_some();
         assert_eq!(value != OURS, parses, "{inner:?} became {value:?}");
         assert!(members(&value).is_some(), "{value:?}");

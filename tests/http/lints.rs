@@ -1,4 +1,4 @@
-//! Lints: settings that work and that were probably not meant.
+//! Lints: valid settings that are probably mistakes.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -18,9 +18,9 @@ fn by_client(text: &str) -> RateLimitLayer {
 
 /// Keeps the lints that are reported to it.
 #[derive(Clone, Default)]
-struct Linted(Arc<Mutex<Vec<Lint>>>);
+struct LintObserver(Arc<Mutex<Vec<Lint>>>);
 
-impl Observer for Linted {
+impl Observer for LintObserver {
     fn observe(&self, _: &Event<'_>) {}
 
     fn warn(&self, lint: Lint) {
@@ -28,7 +28,7 @@ impl Observer for Linted {
     }
 }
 
-impl Linted {
+impl LintObserver {
     fn layer(&self, key: impl KeyExtractor) -> RateLimitLayer {
         RateLimitLayer::new(policy("5/day"), key).observer(self.clone())
     }
@@ -46,7 +46,7 @@ pub(crate) fn forwarded(name: &str) -> Request<()> {
 
 #[tokio::test]
 async fn ipv6_prefix_lint_is_reported_once() {
-    let linted = Linted::default();
+    let linted = LintObserver::default();
     for (prefix, expected) in
         [(48, vec![]), (64, vec![]), (65, vec![Lint::Ipv6PerAddress]), (128, vec![Lint::Ipv6PerAddress])]
     {
@@ -66,14 +66,14 @@ async fn trusts_every_address_lint_is_reported_once() {
         (&["10.0.0.0/8", "::/0"], vec![Lint::TrustsEveryAddress]),
         (&["0.0.0.0/1", "128.0.0.0/1"], vec![Lint::TrustsEveryAddress]),
     ] {
-        let linted = Linted::default();
+        let linted = LintObserver::default();
         let layer = linted.layer(ClientIp::behind(trusted).unwrap().and(Global));
         for _ in 0..3 {
             ask(&layer.layer(Inner::default()), forwarded("x-forwarded-for")).await;
         }
         assert_eq!(linted.take(), expected, "{trusted:?}");
     }
-    let linted = Linted::default();
+    let linted = LintObserver::default();
     let _ = linted.layer(ClientIp::behind_hops(1).ipv6_prefix(128)).layer(Inner::default());
     assert_eq!(linted.take(), [Lint::Ipv6PerAddress]);
 }
@@ -81,7 +81,7 @@ async fn trusts_every_address_lint_is_reported_once() {
 #[tokio::test]
 async fn forwarded_peer_lint_is_reported_once() {
     for name in ["x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip"] {
-        let linted = Linted::default();
+        let linted = LintObserver::default();
         let service = linted.layer(PeerIp::new()).layer(Inner::default());
         let mut direct = get("/");
         direct.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 80)));
@@ -99,7 +99,7 @@ async fn forwarded_peer_lint_is_reported_once() {
 
 #[tokio::test]
 async fn same_layer_twice_lint_is_reported_once() {
-    let linted = Linted::default();
+    let linted = LintObserver::default();
     let layer = linted.layer(Global);
     let twice = layer.layer(layer.clone().layer(Inner::default()));
     for _ in 0..2 {
@@ -112,40 +112,40 @@ async fn same_layer_twice_lint_is_reported_once() {
     for _ in 0..2 {
         ask(&stacked, get("/")).await;
     }
-    assert_eq!(linted.take(), [], "two layers are two layers");
+    assert_eq!(linted.take(), [], "two layers may charge the same request");
 }
 
 #[tokio::test]
 async fn lints_are_reported_once_and_only_if_they_apply() {
-    let linted = Linted::default();
+    let linted = LintObserver::default();
     let all = ClientIp::behind(["0.0.0.0/0"]).unwrap().ipv6_prefix(128);
     let _ = linted.layer(all.clone().or(PeerIp::new().ipv6_prefix(128))).layer(Inner::default());
-    assert_eq!(linted.take(), [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress], "each once");
+    assert_eq!(linted.take(), [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress], "each is reported once");
 
     let _ = linted.layer(Global).skip(AllowList::by(all).allow("10.0.0.0/8")).layer(Inner::default());
-    assert_eq!(linted.take(), [Lint::TrustsEveryAddress], "who may say where it is from may say it is allowed");
+    assert_eq!(linted.take(), [Lint::TrustsEveryAddress], "a forged address may also match the allow list");
 
     for key in [
         Box::new(ClientIp::behind(["10.0.0.0/8"]).unwrap().or(PeerIp::new())) as Box<dyn KeyExtractor>,
         Box::new(Header::new("x-forwarded-for").or(PeerIp::new())),
     ] {
         ask(&linted.layer(key).layer(Inner::default()), forwarded("x-forwarded-for")).await;
-        assert_eq!(linted.take(), [], "the header is read");
+        assert_eq!(linted.take(), [], "`ClientIp` reads the header");
     }
     ask(&linted.layer(Header::new("x-api-key").or(PeerIp::new())).layer(Inner::default()), forwarded("forwarded"))
         .await;
-    assert_eq!(linted.take(), [Lint::ForwardedPeer], "for those without a key");
+    assert_eq!(linted.take(), [Lint::ForwardedPeer], "`PeerIp` is the fallback of a missing key");
 
     let skipping = linted.layer(PeerIp::new()).skip(|_: &Head<'_>| true);
     let twice = skipping.layer(skipping.layer(Inner::default()));
     ask(&twice, forwarded("forwarded")).await;
-    assert_eq!(linted.take(), [], "a request that is not limited is not charged");
+    assert_eq!(linted.take(), [], "an unlimited request is not charged");
 }
 
-/// Field defect: a proxy that sends another field than the one that is read.
+/// Field defect: a proxy sends another field than the configured one.
 #[tokio::test]
 async fn forwarding_field_missing_lint_is_reported_once() {
-    let linted = Linted::default();
+    let linted = LintObserver::default();
     let from = |peer: &str, name: Option<&str>| {
         let mut request = get("/");
         request.extensions_mut().insert(peer.parse::<SocketAddr>().unwrap());
@@ -175,14 +175,14 @@ async fn forwarding_field_missing_lint_is_reported_once() {
 
 #[tokio::test]
 async fn elastic_window_refunded_lint_is_reported_once() {
-    let linted = Linted::default();
+    let linted = LintObserver::default();
     let charged = |layer: RateLimitLayer| layer.observer(linted.clone()).charge_when(|_: &ResponseHead<'_>| true);
     let elastic = || policy("10/second; elastic-window 5/minute");
     let _ = charged(RateLimitLayer::new(elastic(), Global)).layer(Inner::default());
     assert_eq!(linted.take(), [Lint::ElasticWindowRefunded], "before the first request");
 
     let chosen = charged(RateLimitLayer::new(policy_by(move |_| elastic()), Global)).layer(Inner::default());
-    assert_eq!(linted.take(), [], "not known yet");
+    assert_eq!(linted.take(), [], "the policy is not known yet");
     for _ in 0..2 {
         ask(&chosen, get("/")).await;
     }
@@ -203,7 +203,7 @@ async fn small_storage_lint_is_reported_once_with_the_number_of_clients() {
         ("fixed-window 10000/day", 80_000, Some(2_000..2_001)),
     ] {
         let storage = MemoryStorage::builder().max_bytes(max_bytes).build().unwrap();
-        let linted = Linted::default();
+        let linted = LintObserver::default();
         let with_storage = RateLimitLayer::with_storage(policy(text), Global, storage.clone());
         let set_later = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse);
         for layer in [with_storage, set_later] {
@@ -226,8 +226,8 @@ async fn small_storage_lint_is_reported_once_with_the_number_of_clients() {
 }
 
 #[tokio::test]
-async fn one_observer_may_watch_several_layers() {
-    let linted: Arc<dyn Observer> = Arc::new(Linted::default());
+async fn one_observer_may_observe_several_layers() {
+    let linted: Arc<dyn Observer> = Arc::new(LintObserver::default());
     let skip: Arc<dyn Skip> = Arc::new(|_: &Head<'_>| false);
     let [one, two] =
         ["1/day", "2/day"].map(|text| by_client(text).observer(Arc::clone(&linted)).skip(Arc::clone(&skip)));

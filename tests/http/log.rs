@@ -19,8 +19,10 @@ use tracing::span;
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
-/// Returns the lines that `work` logs. The second subscriber keeps `tracing` from caching that an
-/// event has no subscriber, when another thread logs it first.
+/// Returns the lines that `work` logs.
+///
+/// The second subscriber prevents `tracing` from caching that an event has no subscriber, if
+/// another thread logs it first.
 pub(crate) fn log_of(work: impl FnOnce()) -> Vec<String> {
     let (log, _another) = (Log::default(), tracing::Dispatch::new(Log::default()));
     tracing::subscriber::with_default(log.clone(), work);
@@ -73,7 +75,7 @@ where
 }
 
 #[test]
-fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
+fn refusals_are_logged_at_debug_and_storage_failures_at_warn_without_keys() {
     let alice = || with("x-client", "alice@example.org");
     let layer = RateLimitLayer::new(policy("fixed-window 1/minute").with_name("api"), Header::new("x-client"))
         .storage(memory_with_manual_clock().0, OnError::Refuse);
@@ -86,10 +88,10 @@ fn the_log_names_refusals_at_debug_and_storage_trouble_at_warn_and_no_keys() {
     assert!(!lines.concat().contains("alice"), "{lines:?}");
 
     let lines = logged(&layer.clone().log_keys(), vec![alice()]);
-    assert!(lines[0].contains("alice@example.org"), "asked for: {lines:?}");
+    assert!(lines[0].contains("alice@example.org"), "`log_keys` is set: {lines:?}");
     let forged = || with("x-client", "a shadow=true outcome=admitted \"");
     let lines = logged(&layer.clone().log_keys(), vec![forged(), forged()]);
-    assert!(lines[0].contains("key=\"ta shadow=true outcome=admitted"), "in quotes: {lines:?}");
+    assert!(lines[0].contains("key=\"ta shadow=true outcome=admitted"), "the key is quoted: {lines:?}");
     // 64 kB of a byte that is escaped as four characters.
     let long = || Request::get("/").header("x-client", &*vec![0xFF; 65_536]).body(()).unwrap();
     let lines = logged(&layer.clone().log_keys(), vec![long(), long()]);
@@ -120,17 +122,17 @@ fn breaker_logs_when_it_opens_and_closes() {
             let _ = limiter.hit(&Key::everybody()).await.unwrap();
         });
     });
-    let [left_alone, back] = &lines[..] else { panic!("once each: {lines:?}") };
+    let [opened, closed] = &lines[..] else { panic!("once each: {lines:?}") };
     for part in ["WARN", "left alone", "failures=5", FAILURE] {
-        assert!(left_alone.contains(part), "{part}: {lines:?}");
+        assert!(opened.contains(part), "{part}: {lines:?}");
     }
-    assert!(back.contains("INFO") && back.contains("back"), "{lines:?}");
+    assert!(closed.contains("INFO") && closed.contains("back"), "{lines:?}");
 }
 
-/// The log of an outage has the failures that opened the breaker and its opening, but no line per
-/// request after that.
+/// The log contains the failures that opened the breaker and the opening. Later requests are logged
+/// at DEBUG only.
 #[test]
-fn an_outage_does_not_flood_the_log() {
+fn outage_with_a_breaker_logs_two_warnings() {
     let lines = log_of(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
@@ -176,10 +178,10 @@ fn lint_is_logged_as_a_warning_with_code_and_link() {
     }
 }
 
-/// Sixty requests a second for three seconds without a breaker: a line when the failures begin, one
-/// a second with their number, and one when they have ended.
+/// Sixty requests per second for three seconds without a breaker: one line at the first failure,
+/// one per second with the number of failures, and one at the end.
 #[test]
-fn an_outage_without_a_breaker_logs_a_line_a_second() {
+fn outage_without_a_breaker_logs_one_line_per_second() {
     let lines = log_of(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
@@ -201,13 +203,13 @@ fn an_outage_without_a_breaker_logs_a_line_a_second() {
     assert_eq!(counts, ["1", "59", "59", "59", "180"], "{lines:#?}");
     assert!(lines[4].starts_with("INFO") && lines[4].contains("rate limit storage recovered"), "{lines:#?}");
     for line in &lines[..4] {
-        assert!(line.starts_with("WARN") && line.matches(FAILURE).count() == 1, "the cause once: {line}");
+        assert!(line.starts_with("WARN") && line.matches(FAILURE).count() == 1, "the cause occurs once: {line}");
     }
 }
 
 /// A storage that fails at every second request does not log a new outage each time.
 #[test]
-fn a_storage_that_fails_now_and_then_logs_a_line_a_second() {
+fn intermittent_failures_log_one_line_per_second() {
     let lines = log_of(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
@@ -224,9 +226,9 @@ fn a_storage_that_fails_now_and_then_logs_a_line_a_second() {
     assert_eq!(lines.len(), 2, "{lines:#?}");
 }
 
-/// The server is set up wrong: an error at the first request, and then at most one a minute.
+/// A misconfigured server logs an error at the first request, then at most one per minute.
 #[test]
-fn missing_peer_logs_an_error_a_minute() {
+fn missing_peer_logs_one_error_per_minute() {
     let lines = log_of(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! What a client is told: header fields, refusals and their bodies.
+//! The responses of the middleware: header fields, refusals and their bodies.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -29,7 +29,7 @@ fn limited(text: &str) -> (RateLimit<Inner>, ManualClock) {
 }
 
 #[tokio::test]
-async fn an_admitted_response_shows_limit_remaining_and_reset() {
+async fn admitted_response_has_limit_remaining_and_reset() {
     let (service, clock) = limited("fixed-window 3 per 10 seconds");
     let first = ask(&service, get("/")).await;
     assert_eq!(first.status(), 200);
@@ -67,7 +67,7 @@ async fn reset_in_seconds_counts_from_now_and_is_rounded_up() {
 }
 
 #[tokio::test]
-async fn the_limit_shown_of_a_bucket_is_its_burst() {
+async fn limit_field_of_a_bucket_is_its_burst() {
     let (storage, _clock) = memory_with_manual_clock();
     let layer = RateLimitLayer::new(Quota::per_second(10).burst(20), Global)
         .storage(storage, OnError::Refuse)
@@ -76,7 +76,7 @@ async fn the_limit_shown_of_a_bucket_is_its_burst() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_429_with_the_same_fields_and_retry_after() {
+async fn refusal_is_429_with_the_same_fields_and_retry_after() {
     let (service, clock) = limited("fixed-window 1 per 10 seconds");
     ask(&service, get("/")).await;
     clock.advance(Duration::from_millis(500));
@@ -87,10 +87,10 @@ async fn a_refusal_is_429_with_the_same_fields_and_retry_after() {
     assert!(refused.extensions().get::<Decision>().is_some_and(Decision::is_refused));
 }
 
-/// Field defect: `Retry-After: 0` on a refusal; floored seconds; the whole window instead of the
-/// time left.
+/// Field defect: `Retry-After` is 0, rounded down, or the whole window instead of the remaining
+/// time.
 #[tokio::test]
-async fn retry_after_is_at_least_one_second_and_never_early_nor_a_second_late() {
+async fn retry_after_is_at_least_one_second_and_exact_to_the_second() {
     for text in EVERY_STRATEGY {
         for start in [0, 1, 333_333, 999_999, 1_500_000] {
             let (service, clock) = limited(text);
@@ -105,14 +105,14 @@ async fn retry_after_is_at_least_one_second_and_never_early_nor_a_second_late() 
             };
             assert!((1..=7).contains(&wait), "{text}: {wait}");
             if text.starts_with("elastic-window") {
-                assert_eq!(wait, 7, "asking has pushed the end ahead");
+                assert_eq!(wait, 7, "the refused hit has moved the end");
                 clock.advance(Duration::from_secs(wait));
             } else {
                 clock.advance(Duration::from_secs(wait - 1));
-                assert_eq!(status(&service, get("/")).await, 429, "{text} from {start}: {wait} s is too much");
+                assert_eq!(status(&service, get("/")).await, 429, "{text} from {start}: {wait} s is too long");
                 clock.advance(Duration::from_secs(1));
             }
-            assert_eq!(status(&service, get("/")).await, 200, "{text} from {start}: {wait} s is too little");
+            assert_eq!(status(&service, get("/")).await, 200, "{text} from {start}: {wait} s is too short");
         }
     }
 }
@@ -125,9 +125,9 @@ async fn one_microsecond_before_the_end_retry_after_is_one() {
     assert_eq!(retry_after(&ask(&service, get("/")).await), Some(1));
 }
 
-/// Field defect: cost ignored by the check; unsigned underflow when the cost exceeds what remains.
+/// Field defect: the check ignores the cost, or underflows if the cost exceeds the remaining units.
 #[tokio::test]
-async fn a_cost_that_can_never_fit_is_refused_without_retry_after_and_takes_nothing() {
+async fn cost_above_the_capacity_is_refused_without_retry_after_and_spends_nothing() {
     for text in EVERY_STRATEGY {
         let (storage, _clock) = memory_with_manual_clock();
         let cost = |head: &Head<'_>| if head.uri().path() == "/huge" { u32::MAX } else { 1 };
@@ -152,7 +152,7 @@ async fn refusal_without_header_fields_keeps_retry_after() {
     assert_eq!((refused.status().as_u16(), numbers(&refused), retry_after(&refused)), (429, None, Some(60)));
 }
 
-/// Field defect: `remaining` counting upward, or past the limit.
+/// Field defect: `remaining` increases, or exceeds the limit.
 #[tokio::test]
 async fn remaining_falls_by_one_with_each_hit_and_never_exceeds_the_limit() {
     for text in EVERY_STRATEGY {
@@ -171,9 +171,9 @@ async fn remaining_falls_by_one_with_each_hit_and_never_exceeds_the_limit() {
     }
 }
 
-/// Field defect: negative after the limit was lowered.
+/// Field defect: `remaining` is negative after the limit was lowered.
 #[tokio::test]
-async fn a_lowered_limit_keeps_what_was_spent_and_shows_nothing_left() {
+async fn lowered_limit_keeps_the_spent_units() {
     let (storage, clock) = memory_with_manual_clock();
     let with_amount = |amount: u32| {
         let policy = policy(&format!("fixed-window {amount}/minute")).with_name("api");
@@ -190,7 +190,7 @@ async fn a_lowered_limit_keeps_what_was_spent_and_shows_nothing_left() {
     assert_eq!(numbers(&ask(&narrow, get("/")).await), Some([3, 2, T0 + 120]));
 }
 
-/// Field defect: burst + 1 after an idle spell.
+/// Field defect: an idle client gets burst + 1 units.
 #[tokio::test]
 async fn fresh_and_idle_clients_are_treated_equally() {
     for text in EVERY_STRATEGY {
@@ -203,9 +203,9 @@ async fn fresh_and_idle_clients_are_treated_equally() {
     }
 }
 
-/// Field defect: limit 1 rounding.
+/// Field defect: a limit of 1 is rounded to 0 or 2.
 #[tokio::test]
-async fn a_limit_of_one_admits_one() {
+async fn limit_of_one_admits_one() {
     for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter", "token-bucket"] {
         let (service, clock) = limited(&format!("{strategy} 1/second"));
         for _ in 0..5 {
@@ -215,9 +215,9 @@ async fn a_limit_of_one_admits_one() {
     }
 }
 
-/// Field defect: check, then increment.
+/// Field defect: check and increment are not atomic.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn concurrent_requests_are_admitted_exactly_as_often_as_the_limit_says() {
+async fn concurrent_requests_are_admitted_exactly_up_to_the_limit() {
     for strategy in ["fixed-window", "moving-window", "sliding-window-counter", "token-bucket"] {
         let (service, _clock) = limited(&format!("{strategy} 100/minute"));
         let tasks: Vec<_> = (0..8)
@@ -241,7 +241,7 @@ async fn concurrent_requests_are_admitted_exactly_as_often_as_the_limit_says() {
 }
 
 #[tokio::test]
-async fn the_default_refusal_is_a_short_text() {
+async fn default_refusal_is_a_short_text() {
     let (service, _clock) = limited("fixed-window 1/minute");
     ask(&service, get("/")).await;
     let refused = ask(&service, get("/")).await;
@@ -251,7 +251,7 @@ async fn the_default_refusal_is_a_short_text() {
 }
 
 #[tokio::test]
-async fn a_closure_makes_the_refusal_and_its_own_fields_stay() {
+async fn fields_of_a_rejection_closure_are_kept() {
     let (storage, _clock) = memory_with_manual_clock();
     let rejection = |refused: RejectReason<'_>, head: &Head<'_>| {
         let RejectReason::Limit(decision) = refused else { panic!("{refused:?}") };
@@ -270,9 +270,9 @@ async fn a_closure_makes_the_refusal_and_its_own_fields_stay() {
     assert_eq!(refused.into_body(), "429 Too Many Requests /tea 1");
 }
 
-/// Field defect: the inner service called before the verdict.
+/// Field defect: the inner service is called before the decision.
 #[tokio::test]
-async fn a_refused_request_never_reaches_the_inner_service() {
+async fn refused_request_never_reaches_the_inner_service() {
     let layer = RateLimitLayer::new(Quota::per_hour(1), Global);
     let (mut service, mut handle) = mock::spawn_layer::<Request<()>, Response<String>, _>(layer);
     handle.allow(1);
@@ -285,13 +285,13 @@ async fn a_refused_request_never_reaches_the_inner_service() {
 
     handle.allow(1);
     for _ in 0..3 {
-        assert!(service.poll_ready::<Request<()>>().is_ready(), "a refusal uses up no readiness");
+        assert!(service.poll_ready::<Request<()>>().is_ready(), "a refusal does not use the readiness");
         assert_eq!(service.call(get("/refused")).await.unwrap().status(), 429);
     }
     assert!(handle.poll_request().is_pending());
 }
 
-/// The statuses and bodies of an admitted and a refused request, of a service with the body `B`.
+/// The responses to an admitted and a refused request, of a service with the body `B`.
 async fn both<B, R>(layer: RateLimitLayer<MemoryStorage, R>, body: fn() -> B) -> [Response<B>; 2]
 where
     R: Rejection<B>,
@@ -305,16 +305,16 @@ fn once() -> RateLimitLayer {
     RateLimitLayer::new(Quota::per_hour(1), Global)
 }
 
-/// Field defect: only axum's body accepted.
+/// Field defect: only axum's body type is accepted.
 #[tokio::test]
-async fn the_body_is_the_inner_services_own() {
-    struct Odd(String);
-    impl From<String> for Odd {
+async fn body_type_is_that_of_the_inner_service() {
+    struct CustomBody(String);
+    impl From<String> for CustomBody {
         fn from(text: String) -> Self {
             Self(text)
         }
     }
-    let [admitted, refused] = both(once(), || Odd("in".to_owned())).await;
+    let [admitted, refused] = both(once(), || CustomBody("in".to_owned())).await;
     assert_eq!((admitted.status().as_u16(), admitted.into_body().0.as_str()), (200, "in"));
     assert_eq!(refused.status(), 429);
     assert!(refused.into_body().0.contains("too many requests"));
@@ -324,9 +324,9 @@ async fn the_body_is_the_inner_services_own() {
     assert!(refused.into_body().collect().await.unwrap().to_bytes().starts_with(b"too many requests"));
 }
 
-/// Field defect: only axum's body accepted.
+/// Field defect: only axum's body type is accepted.
 #[tokio::test]
-async fn a_boxed_body_that_is_made_from_no_text_is_refused_empty_or_by_a_closure() {
+async fn boxed_body_works_with_an_empty_rejection_or_a_closure() {
     type Boxed = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
     fn boxed() -> Boxed {
         Full::from("in").map_err(|never| match never {}).boxed_unsync()
@@ -344,12 +344,12 @@ async fn a_boxed_body_that_is_made_from_no_text_is_refused_empty_or_by_a_closure
         |_: RejectReason<'_>, _: &Head<'_>| Response::builder().header("grpc-status", "8").body(boxed()).unwrap();
     let [_, refused] = both(once().rejection(grpc), boxed).await;
     assert_eq!((refused.status().as_u16(), &refused.headers()["grpc-status"]), (200, &"8".parse().unwrap()));
-    assert!(retry_after(&refused).is_some(), "whatever the status");
+    assert!(retry_after(&refused).is_some(), "for any status");
 }
 
-/// Field defect: inner error type erased to a box.
+/// Field defect: the inner error type is erased to a box.
 #[tokio::test]
-async fn the_error_is_the_inner_services_own() {
+async fn error_type_is_that_of_the_inner_service() {
     struct Broken(u8);
     #[derive(Clone)]
     struct Breaks;
@@ -374,7 +374,7 @@ async fn the_error_is_the_inner_services_own() {
 }
 
 #[tokio::test]
-async fn clients_have_separate_numbers() {
+async fn clients_have_separate_counts() {
     let (storage, _clock) = memory_with_manual_clock();
     let layer =
         RateLimitLayer::new(policy("fixed-window 1/minute"), Header::new("x-client")).storage(storage, OnError::Refuse);
@@ -386,7 +386,7 @@ async fn clients_have_separate_numbers() {
     assert_eq!(service.get_ref().calls(), 2);
 }
 
-/// Field defect: a map at its cap that admits every new client untracked.
+/// Field defect: a full map admits every new client without counting.
 #[tokio::test]
 async fn refusal_by_a_full_storage_has_retry_after() {
     let clock = ManualClock::default();
@@ -403,37 +403,37 @@ async fn refusal_by_a_full_storage_has_retry_after() {
     assert_eq!(status(&service, with("x-client", "bob")).await, 200);
 }
 
-/// Field defect: floored seconds, in words too.
+/// Field defect: seconds are rounded down in the text, too.
 #[tokio::test]
-async fn the_text_of_a_refusal_rounds_the_wait_up() {
+async fn text_of_a_refusal_rounds_the_wait_up() {
     let (service, _) = limited("fixed-window 1/1500ms");
     assert_eq!(status(&service, get("/")).await, 200);
     let refused = ask(&service, get("/")).await;
     assert_eq!((retry_after(&refused), refused.body().as_str()), (Some(2), "too many requests, retry in 2 s\n"));
 }
 
-/// Two for the map of header fields, and none for what is in it; without fields none at all.
+/// The `HeaderMap` takes two allocations and its values none. Without fields there are none.
 #[test]
-fn a_layer_allocates_for_the_map_of_header_fields_only() {
+fn layer_allocates_only_for_the_header_map() {
     let service = service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(String::new()))));
     for (headers, expected) in [(Headers::none(), 0), (Headers::x_rate_limit(), 2)] {
-        // Its limit and its reset are too large to have their texts ready.
+        // The limit and the reset are too large for precomputed texts.
         let layer = RateLimitLayer::new(policy("fixed-window 2000/hour"), Global).headers(headers);
         let mut limited = layer.layer(service);
         let mut call = || {
             let mut context = std::task::Context::from_waker(std::task::Waker::noop());
             let mut answer = std::pin::pin!(limited.call(Request::new(())));
-            let Poll::Ready(Ok(response)) = answer.as_mut().poll(&mut context) else { panic!("nothing here waits") };
+            let Poll::Ready(Ok(response)) = answer.as_mut().poll(&mut context) else { panic!("pending") };
             assert_eq!(response.status(), 200);
         };
-        // What remains is small from here on.
+        // From here on, the remaining units are small enough for precomputed texts.
         (0..1_500).for_each(|_| call());
         let allocated = allocation_counter::measure(|| (0..100).for_each(|_| call())).count_total;
         assert_eq!(allocated, 100 * expected, "{headers:?}");
     }
 }
 
-/// The memory of the request's extensions may be used again, but nothing that was in it.
+/// The response may reuse the memory of the request's extensions, but not its contents.
 #[tokio::test]
 async fn refusal_carries_its_decision_without_request_data() {
     let (service, _) = limited("fixed-window 1/hour");
@@ -448,7 +448,7 @@ async fn refusal_carries_its_decision_without_request_data() {
 }
 
 #[tokio::test]
-async fn large_numbers_are_written_as_they_are() {
+async fn large_numbers_are_written_exactly() {
     for limit in (1_020..1_030).chain((2_000..200_000).step_by(64).take(200)) {
         let (service, _) = limited(&format!("fixed-window {limit}/hour"));
         assert_eq!(numbers(&ask(&service, get("/")).await), Some([limit, limit - 1, T0 + 3_600]));

@@ -14,7 +14,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The statuses of two requests of Mallory and one of Alice, where each client may send one.
+/// The statuses of two requests by Mallory and one by Alice. Each client may send one.
 async fn statuses(key: impl KeyExtractor, request: impl Fn(&str) -> Request<()>) -> [u16; 3] {
     let storage = memory_with_manual_clock().0;
     let layer = RateLimitLayer::new(policy("1/minute"), key).storage(storage, OnError::Refuse);
@@ -41,7 +41,7 @@ async fn clients_behind_nat64_are_separate_clients_by_default() {
     assert_eq!(statuses(PeerIp::new(), from_peer).await, [200, 429, 200]);
     assert_eq!(statuses(PeerIp::default(), from_peer).await, [200, 429, 200]);
     assert_eq!(statuses(behind(), through_proxy).await, [200, 429, 200]);
-    // The prefix of other addresses does not matter.
+    // The IPv6 prefix length does not apply to them.
     assert_eq!(statuses(PeerIp::new().ipv6_prefix(48), from_peer).await, [200, 429, 200]);
     assert_eq!(statuses(behind().ipv6_prefix(48), through_proxy).await, [200, 429, 200]);
 
@@ -51,8 +51,8 @@ async fn clients_behind_nat64_are_separate_clients_by_default() {
 }
 
 #[test]
-fn only_the_well_known_prefix_stands_for_ipv4() {
-    for (address, stands_for_ipv4) in [
+fn only_the_well_known_prefix_maps_to_ipv4() {
+    for (address, maps_to_ipv4) in [
         ("64:ff9b::192.0.2.1", true),
         ("64:ff9b::c000:201", true),
         ("64:ff9b:1::192.0.2.1", false),
@@ -61,11 +61,11 @@ fn only_the_well_known_prefix_stands_for_ipv4() {
         ("64:ff9a::192.0.2.1", false),
         ("::192.0.2.1", false),
     ] {
-        assert_eq!(PeerIp::new().key(ip(address)) == Key::from(ip("192.0.2.1")), stands_for_ipv4, "{address}");
+        assert_eq!(PeerIp::new().key(ip(address)) == Key::from(ip("192.0.2.1")), maps_to_ipv4, "{address}");
     }
 }
 
-/// A translator could make any IPv4 address up, so it does not become a trusted proxy by that.
+/// Trust depends on the IPv6 address, because a translator could embed any IPv4 address.
 #[tokio::test]
 async fn nat64_address_of_a_trusted_network_is_not_trusted() {
     let behind = ClientIp::behind(["192.0.2.0/24"]).unwrap();

@@ -25,8 +25,8 @@ fn layer(text: &str) -> RateLimitLayer {
 
 #[tokio::test]
 async fn observer_gets_key_and_policy_of_each_decision() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let events = Arc::clone(&told);
+    let outcomes = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&outcomes);
     let observer = move |event: &Event<'_>| {
         let numbers = match event.kind {
             EventKind::Decided(decision) => decision.remaining().to_string(),
@@ -51,25 +51,25 @@ async fn observer_gets_key_and_policy_of_each_decision() {
         (api.clone(), "storage_full", key('b'), "0".to_owned()),
         (api, "missing", None, "-".to_owned()),
     ];
-    assert_eq!(*told.lock().unwrap(), expected);
+    assert_eq!(*outcomes.lock().unwrap(), expected);
 }
 
 #[tokio::test]
 async fn observer_gets_failures_with_their_outcome() {
     for (on_error, expected) in [(OnError::Admit, "failed_open"), (OnError::Refuse, "failed_closed")] {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let events = Arc::clone(&told);
+        let outcomes = Arc::new(Mutex::new(Vec::new()));
+        let events = Arc::clone(&outcomes);
         let observer = move |event: &Event<'_>| {
             let EventKind::Failed { error, .. } = event.kind else { panic!("{event:?}") };
             events.lock().unwrap().push((event.outcome(), error.to_string()));
         };
         let service = layer("1/day").storage(failing(), on_error).observer(observer).layer(Inner::default());
         status(&service, with("x-client", "a")).await;
-        assert_eq!(*told.lock().unwrap(), [(expected, FAILURE.to_owned())]);
+        assert_eq!(*outcomes.lock().unwrap(), [(expected, FAILURE.to_owned())]);
     }
 }
 
-/// Keeps counters by their names and labels, and gauges as the bits of their numbers.
+/// Stores counters by name and labels, and gauges as the bits of their values.
 #[derive(Default)]
 struct Counters(Mutex<BTreeMap<String, Arc<AtomicU64>>>);
 
@@ -101,7 +101,7 @@ impl Counters {
     }
 }
 
-/// Runs `work` on a runtime of its own and returns what it counted.
+/// Runs `work` on a new runtime and returns its counters.
 fn counters_of(work: impl Future<Output = ()>) -> Counters {
     let counters = Counters::default();
     metrics::with_local_recorder(&counters, || {
@@ -130,7 +130,7 @@ fn metrics_count_cache_hits_and_leases() {
 }
 
 #[test]
-fn metrics_count_by_policy_and_outcome_and_never_by_key() {
+fn metrics_have_labels_for_policy_and_outcome_but_not_for_the_key() {
     let counters = counters_of(async {
         let layer = layer("2/day; shadow 1/day").observer(MetricsObserver::new());
         let charging = layer.clone().charge_when(|response: &ResponseHead<'_>| response.status != 200);
@@ -192,7 +192,7 @@ fn gauge_counts_open_breakers() {
 }
 
 #[test]
-fn metrics_count_which_of_two_storages_decided() {
+fn metrics_count_decisions_by_source() {
     let counters = counters_of(async {
         let key = tower_ratelimit::Key::everybody();
         let good = RateLimiter::with_storage(policy("1/day"), Breaker::new(memory_with_manual_clock().0));
@@ -220,8 +220,8 @@ fn metrics_count_which_of_two_storages_decided() {
 #[test]
 fn failed_refund_is_reported_as_not_refunded() {
     for later in [false, true] {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let events = Arc::clone(&told);
+        let outcomes = Arc::new(Mutex::new(Vec::new()));
+        let events = Arc::clone(&outcomes);
         let (storage, _) = FakeStorage::in_memory(Behavior::Works);
         storage.set_changes(if later { Behavior::Hangs } else { Behavior::Fails });
         let layer = layer("fixed-window 5/minute").storage(storage, OnError::Refuse);
@@ -229,29 +229,29 @@ fn failed_refund_is_reported_as_not_refunded() {
             .charge_when(|_: &ResponseHead<'_>| false)
             .observer(move |event: &Event<'_>| events.lock().unwrap().push(event.outcome()))
             .layer(Inner::default());
-        // Outside of a runtime nobody can wait for what does not come at once.
+        // Outside of a runtime no task can be spawned, so a pending refund fails.
         let mut response = Box::pin(ask(&service, with("x-client", "a")));
         assert!(poll(&mut response).is_ready());
-        assert_eq!(*told.lock().unwrap(), ["admitted", "not_refunded"], "later: {later}");
+        assert_eq!(*outcomes.lock().unwrap(), ["admitted", "not_refunded"], "later: {later}");
     }
 }
 
 #[tokio::test]
 async fn free_requests_are_not_refunded() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let events = Arc::clone(&told);
+    let outcomes = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&outcomes);
     let service = layer("5/minute; shadow 4/minute")
         .cost(|_: &Head<'_>| 0)
         .charge_when(|_: &ResponseHead<'_>| false)
         .observer(move |event: &Event<'_>| events.lock().unwrap().push(event.outcome()))
         .layer(Inner::default());
     assert_eq!(status(&service, with("x-client", "a")).await, 200);
-    assert_eq!(*told.lock().unwrap(), ["admitted"]);
+    assert_eq!(*outcomes.lock().unwrap(), ["admitted"]);
 }
 
-/// A node whose clock is right, after a hit of a node in another year.
+/// A node with a correct clock decides after a hit of a node in another year.
 #[test]
-fn clock_that_is_too_far_ahead_is_counted_and_warned_of_once() {
+fn clock_that_is_too_far_ahead_is_counted_and_logged_once() {
     let key = Key::from("alice");
     let mut counts = Vec::new();
     let lines = log_of(|| {

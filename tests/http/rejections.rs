@@ -25,8 +25,8 @@ fn golden(response: Response<String>) -> Golden {
     (response.status().as_u16(), fields, response.into_body())
 }
 
-/// What the layer itself tells in each of the refusals below.
-const TOLD: [&[&str]; 7] = [
+/// The fields that the layer adds to each of the refusals below.
+const ADDED: [&[&str]; 7] = [
     &limit("retry-after: 10", "x-ratelimit-limit: 1", "x-ratelimit-reset: 1728000010"),
     &limit("retry-after: 3600", "x-ratelimit-limit: 1", "x-ratelimit-reset: 1728003600"),
     &limit("retry-after: 60", "x-ratelimit-limit: 1", "x-ratelimit-reset: 1728000060"),
@@ -40,8 +40,8 @@ const fn limit(retry: &'static str, limit: &'static str, reset: &'static str) ->
     ["cache-control: no-store", retry, limit, "x-ratelimit-remaining: 0", reset]
 }
 
-/// One limit; two of three; a newcomer without room; a cost that never fits; a storage that fails;
-/// what is missing, by the client's fault and by the server's.
+/// One limit, two of three limits, a full storage, a cost above the capacity, a storage failure,
+/// and missing keys by the client's and the server's fault.
 async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
     async fn last<St, R>(layer: RateLimitLayer<St, R>, requests: impl IntoIterator<Item = Request<()>>) -> Golden
     where
@@ -78,10 +78,10 @@ async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
     ]
 }
 
-/// What is expected of each refusal: the status, the rejection's own fields, the body.
+/// Compares each refusal with the expected status, the rejection's own fields and the body.
 async fn check<R: Rejection<String> + Copy>(rejection: R, expected: &[(u16, &[&str], &str); 7]) {
-    for ((is, &(status, own, body)), told) in refusals(rejection).await.into_iter().zip(expected).zip(TOLD) {
-        let mut fields: Vec<_> = own.iter().chain(told).map(ToString::to_string).collect();
+    for ((is, &(status, own, body)), added) in refusals(rejection).await.into_iter().zip(expected).zip(ADDED) {
+        let mut fields: Vec<_> = own.iter().chain(added).map(ToString::to_string).collect();
         fields.sort();
         assert_eq!(is, (status, fields, body.to_owned()));
     }
@@ -103,12 +103,12 @@ async fn text_rejection_contains_the_wait() {
 }
 
 #[tokio::test]
-async fn an_empty_refusal_is_a_status() {
+async fn empty_refusal_has_a_status_and_no_body() {
     check(EmptyRejection, &[429, 429, 429, 429, 503, 400, 500].map(|status| (status, &[] as &[&str], ""))).await;
 }
 
 #[tokio::test]
-async fn a_problem_names_the_limits_that_refuse() {
+async fn problem_names_the_refusing_limits() {
     let exceeded = |detail: &str, names: &str| {
         format!(
             "{}{}{detail}\",\"violated-policies\":[{names}]}}",
@@ -148,7 +148,7 @@ async fn a_problem_names_the_limits_that_refuse() {
 }
 
 #[tokio::test]
-async fn a_grpc_refusal_is_200_and_trailers_only() {
+async fn grpc_refusal_is_200_and_trailers_only() {
     const GRPC: &str = "content-type: application/grpc";
     let seconds = |seconds: u32| {
         let message = format!("grpc-message: too many requests, retry in {seconds} s");
@@ -186,7 +186,7 @@ async fn a_grpc_refusal_is_200_and_trailers_only() {
     check(GrpcRejection, &expected).await;
 }
 
-/// A pushback is in milliseconds, rounded up, where `Retry-After` is in seconds.
+/// The pushback is in milliseconds, rounded up. `Retry-After` is in seconds.
 #[tokio::test]
 async fn grpc_pushback_is_rounded_up_to_a_millisecond() {
     let (storage, _clock) = memory_with_manual_clock();
@@ -239,7 +239,7 @@ async fn problem_rejection_escapes_limit_names() {
     }
 }
 
-/// Names of the limits that refuse, the policy and the decision, as a closure sees them.
+/// Returns the refusing limits, the policy and the remaining units that a closure gets.
 fn seen(refused: RejectReason<'_>, _: &Head<'_>) -> Response<String> {
     let RejectReason::Limit(refusal) = refused else { panic!("{refused:?}") };
     assert_eq!((&*refusal, refusal.retry_after()), (refusal.decision(), refusal.decision().retry_after()));
@@ -270,7 +270,7 @@ async fn rejection_closure_gets_the_refusing_limits() {
     check(slow(memory_with_manual_clock().0)).await;
 }
 
-/// A user's storage that always refuses for the limits of this policy, to be retried immediately.
+/// A custom storage that always refuses by the limits of this policy, with a wait of zero.
 fn refuses_for(text: &'static str) -> FakeStorage {
     FakeStorage::scripted(move |_| Some(Ok(policy(text).refuse(Timestamp::EPOCH, 1, 0).contended()))).0
 }
@@ -284,7 +284,7 @@ async fn decisions_for_other_limits_name_existing_limits_only() {
     }
 }
 
-/// Field defect: `Retry-After: 0` on a refusal, in words too.
+/// Field defect: `Retry-After` of a refusal is 0, in the text too.
 #[tokio::test]
 async fn retry_after_is_at_least_one_second() {
     let layer = RateLimitLayer::new(policy("1/second"), Global).storage(refuses_for("1/second"), OnError::Refuse);
@@ -311,7 +311,7 @@ async fn cache_control_of_a_rejection_is_kept_and_admitted_responses_get_none() 
     check(GrpcRejection, "no-store").await;
 }
 
-/// Field defect: only axum's body accepted.
+/// Field defect: only axum's body type is accepted.
 #[tokio::test]
 async fn each_rejection_needs_one_body_bound() {
     #[derive(Default)]

@@ -18,22 +18,22 @@ use tower_ratelimit::{
     ResponseHead, Storage,
 };
 
-type Told = Arc<Mutex<Vec<String>>>;
+type Outcomes = Arc<Mutex<Vec<String>>>;
 
-/// A layer whose observer keeps the outcomes, with a `?` after those of a shadow.
-fn watched<St: Storage>(policy: Policy, storage: St) -> (RateLimitLayer<St>, Told) {
-    let told = Told::default();
-    let events = Arc::clone(&told);
+/// A layer whose observer stores the outcomes, with a `?` after those of shadow limits.
+fn observed<St: Storage>(policy: Policy, storage: St) -> (RateLimitLayer<St>, Outcomes) {
+    let outcomes = Outcomes::default();
+    let events = Arc::clone(&outcomes);
     let layer =
         RateLimitLayer::new(policy, Global).storage(storage, OnError::Refuse).observer(move |event: &Event<'_>| {
             let mark = if event.shadow { "?" } else { "" };
             events.lock().unwrap().push(format!("{}{mark}", event.outcome()));
         });
-    (layer, told)
+    (layer, outcomes)
 }
 
-fn take(told: &Told) -> Vec<String> {
-    std::mem::take(&mut told.lock().unwrap())
+fn take(outcomes: &Outcomes) -> Vec<String> {
+    std::mem::take(&mut outcomes.lock().unwrap())
 }
 
 async fn yields() {
@@ -43,9 +43,9 @@ async fn yields() {
 }
 
 #[tokio::test]
-async fn shadow_layer_counts_and_reports_and_never_refuses() {
+async fn shadow_layer_counts_and_reports_but_never_refuses() {
     let (storage, _clock) = memory_with_manual_clock();
-    let (layer, told) = watched(policy("fixed-window 2/minute"), storage);
+    let (layer, outcomes) = observed(policy("fixed-window 2/minute"), storage);
     let layer = layer.shadow().headers(Headers::x_rate_limit().and(Headers::ietf()));
     let service = layer.layer(Inner::default());
     for _ in 0..4 {
@@ -54,13 +54,13 @@ async fn shadow_layer_counts_and_reports_and_never_refuses() {
         assert!(response.extensions().is_empty());
     }
     assert_eq!(service.get_ref().calls(), 4);
-    assert_eq!(take(&told), ["admitted?", "admitted?", "refused?", "refused?"]);
+    assert_eq!(take(&outcomes), ["admitted?", "admitted?", "refused?", "refused?"]);
     let left = layer.limiter().unwrap().peek(&Key::everybody()).await.unwrap();
     assert_eq!(left.remaining(), 0);
 }
 
 #[tokio::test]
-async fn a_layer_in_shadow_changes_no_field_of_others() {
+async fn shadow_layer_does_not_change_the_fields_of_other_layers() {
     let (storage, _clock) = memory_with_manual_clock();
     let shadow = RateLimitLayer::new(policy("fixed-window 1/minute"), Global).storage(storage.clone(), OnError::Refuse);
     let outer = RateLimitLayer::new(policy("fixed-window 9/minute"), Global).storage(storage, OnError::Refuse);
@@ -73,61 +73,61 @@ async fn a_layer_in_shadow_changes_no_field_of_others() {
 #[tokio::test(start_paused = true)]
 async fn shadow_layer_never_delays() {
     let (storage, _clock) = memory_with_manual_clock();
-    let (layer, told) = watched(policy("leaky-bucket 1/hour queue 1"), storage);
+    let (layer, outcomes) = observed(policy("leaky-bucket 1/hour queue 1"), storage);
     let mut service = layer.shadow().layer(Inner::default());
     for _ in 0..3 {
         assert!(poll(&mut Box::pin(service.call(get("/")))).is_ready());
     }
-    assert_eq!(take(&told), ["admitted?", "delayed?", "refused?"]);
+    assert_eq!(take(&outcomes), ["admitted?", "delayed?", "refused?"]);
 }
 
 #[tokio::test]
-async fn in_shadow_a_missing_key_and_a_failing_storage_pass() {
-    let (layer, told) = watched(policy("fixed-window 1/minute"), failing());
+async fn shadow_layer_admits_on_a_missing_key_or_a_storage_failure() {
+    let (layer, outcomes) = observed(policy("fixed-window 1/minute"), failing());
     let service = layer.shadow().layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
-    assert_eq!(take(&told), ["failed_open?"]);
+    assert_eq!(take(&outcomes), ["failed_open?"]);
 
     let key = |_: &Head<'_>| -> Result<Key, KeyError> { Err(KeyError::client("no key")) };
     let service = RateLimitLayer::new(policy("fixed-window 1/minute"), key).shadow().layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
     let cost = |_: &Head<'_>| -> Result<u32, KeyError> { Err(KeyError::server("no cost")) };
-    let (layer, told) = watched(policy("fixed-window 1/minute"), memory_with_manual_clock().0);
+    let (layer, outcomes) = observed(policy("fixed-window 1/minute"), memory_with_manual_clock().0);
     let service = layer.cost(cost).shadow().layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
-    assert_eq!(take(&told), ["missing?"]);
+    assert_eq!(take(&outcomes), ["missing?"]);
 }
 
 #[tokio::test]
 async fn shadow_layer_does_not_wait_for_its_storage() {
     let (memory, _clock) = memory_with_manual_clock();
-    let (layer, told) = watched(policy("fixed-window 1/minute"), slow(memory.clone()));
+    let (layer, outcomes) = observed(policy("fixed-window 1/minute"), slow(memory.clone()));
     let mut service = layer.shadow().layer(Inner::default());
     for _ in 0..2 {
-        // In one poll, where the storage needs three.
+        // Ready at the first poll, although the storage needs three.
         assert!(
             matches!(poll(&mut Box::pin(service.call(get("/")))), Poll::Ready(Ok(response)) if response.status() == 200)
         );
     }
     yields().await;
-    assert_eq!(take(&told), ["admitted?", "refused?"]);
-    // What is tried out for a request that is dropped is decided, too.
+    assert_eq!(take(&outcomes), ["admitted?", "refused?"]);
+    // The shadow limit of a dropped request is decided, too.
     drop(service.call(get("/")));
     yields().await;
-    assert_eq!(take(&told), ["refused?"]);
+    assert_eq!(take(&outcomes), ["refused?"]);
 }
 
 #[tokio::test]
-async fn a_layer_in_shadow_charges_by_the_response() {
+async fn shadow_layer_charges_by_the_response() {
     async fn check<St: Storage>(storage: St) -> Vec<String> {
-        let (layer, told) = watched(policy("fixed-window 2/minute"), storage);
+        let (layer, outcomes) = observed(policy("fixed-window 2/minute"), storage);
         let service =
             layer.shadow().charge_when(|response: &ResponseHead<'_>| response.status == 401).layer(AnswersWithStatus);
         for path in ["/200", "/200", "/200", "/401", "/401", "/200"] {
             assert_eq!(status(&service, get(path)).await, path[1..].parse::<u16>().unwrap());
             yields().await;
         }
-        take(&told)
+        take(&outcomes)
     }
     let expected = [
         "admitted?",
@@ -145,36 +145,36 @@ async fn a_layer_in_shadow_charges_by_the_response() {
 }
 
 #[tokio::test]
-async fn a_shadow_limit_is_decided_after_the_enforced_ones_and_only_for_what_they_admit() {
+async fn shadow_limit_is_decided_only_for_requests_that_the_enforced_limits_admit() {
     for is_slow in [false, true] {
         let (memory, _clock) = memory_with_manual_clock();
         let text = "fixed-window 3/minute; shadow fixed-window 1/minute";
         let expected = ["admitted", "admitted?", "admitted", "refused?", "admitted", "refused?", "refused"];
         let statuses = [200, 200, 200, 429];
-        let told = if is_slow {
-            let (layer, told) = watched(policy(text), slow(memory));
+        let outcomes = if is_slow {
+            let (layer, outcomes) = observed(policy(text), slow(memory));
             let service = layer.layer(Inner::default());
             for expected in statuses {
                 assert_eq!(status(&service, get("/")).await, expected);
                 yields().await;
             }
-            told
+            outcomes
         } else {
-            let (layer, told) = watched(policy(text), memory);
+            let (layer, outcomes) = observed(policy(text), memory);
             let service = layer.layer(Inner::default());
             for (expected, left) in statuses.into_iter().zip([2, 1, 0, 0]) {
                 let response = ask(&service, get("/")).await;
                 assert_eq!(response.status(), expected);
                 assert_eq!(numbers(&response).map(|[limit, left, _]| [limit, left]), Some([3, left]));
             }
-            told
+            outcomes
         };
-        assert_eq!(take(&told), expected, "slow: {is_slow}");
+        assert_eq!(take(&outcomes), expected, "slow: {is_slow}");
     }
 }
 
 #[tokio::test]
-async fn a_shadow_limit_shows_in_no_field() {
+async fn shadow_limit_is_not_in_the_fields() {
     let (storage, _clock) = memory_with_manual_clock();
     let policy = policy("\"a\": fixed-window 9/minute; shadow \"b\" fixed-window 1/minute");
     let layer = RateLimitLayer::new(policy, Global).storage(storage, OnError::Refuse);
@@ -200,8 +200,8 @@ async fn shadow_limit_is_refunded_with_the_others() {
 #[tokio::test]
 async fn shadow_limits_are_checked_independently() {
     let (storage, _clock) = memory_with_manual_clock();
-    let told = Told::default();
-    let events = Arc::clone(&told);
+    let outcomes = Outcomes::default();
+    let events = Arc::clone(&outcomes);
     let text = policy("fixed-window 9/minute; shadow fixed-window 1/minute; shadow \"three\" fixed-window 3/minute");
     let layer = RateLimitLayer::new(text.with_name("p"), Global).storage(storage, OnError::Refuse);
     let layer = layer.observer(move |event: &Event<'_>| {
@@ -211,14 +211,14 @@ async fn shadow_limits_are_checked_independently() {
     for _ in 0..4 {
         assert_eq!(status(&service, get("/")).await, 200);
     }
-    let told = take(&told);
-    let of = |policy: &str| told.iter().filter_map(|line| line.strip_prefix(policy)).collect::<Vec<_>>();
+    let outcomes = take(&outcomes);
+    let of = |policy: &str| outcomes.iter().filter_map(|line| line.strip_prefix(policy)).collect::<Vec<_>>();
     assert_eq!(of("p "), ["admitted"; 4]);
     assert_eq!(of("p\u{b7}shadow-1 "), ["admitted", "refused", "refused", "refused"]);
     assert_eq!(of("p\u{b7}shadow-2 "), ["admitted", "admitted", "admitted", "refused"]);
 }
 
-/// What is tried out refuses nobody, not even by the room that it takes.
+/// The states of a shadow limit must not take room from enforced ones.
 #[tokio::test]
 async fn full_storage_does_not_refuse_because_of_a_shadow_limit() {
     for shadow in ["", "; shadow fixed-window 1/day", "; shadow moving-window 2/day; shadow 5/hour"] {
@@ -270,16 +270,16 @@ async fn shadow_layer_shares_its_decision_with_handlers() {
 }
 
 #[test]
-fn a_shadow_limit_is_no_part_of_the_identity_and_reads_back() {
+fn shadow_limit_does_not_change_the_identity_and_round_trips_as_text() {
     let plain = policy("fixed-window 9/minute");
     let with = policy("fixed-window 9/minute; shadow \"try\" moving-window 5/minute; shadow 1/day");
-    assert_eq!((plain.identity(), plain.digest()), (with.identity(), with.digest()), "adding one forgets nothing");
+    assert_eq!((plain.identity(), plain.digest()), (with.identity(), with.digest()), "adding one keeps the counts");
     assert_ne!(plain, with);
     assert_eq!(with.shadows().len(), 2);
     let shadow = &with.shadows()[0];
     assert_eq!((shadow.limits().len(), shadow.limits()[0].name()), (1, Some("try")));
-    assert_ne!(shadow, &policy(&shadow.to_string()), "enforced, it would be another one");
-    assert_eq!(with.shadows()[1].limit_name(0), "fixed-window 9/minute shadow-2", "as ASCII as any name");
+    assert_ne!(shadow, &policy(&shadow.to_string()), "the same limit enforced has another identity");
+    assert_eq!(with.shadows()[1].limit_name(0), "fixed-window 9/minute shadow-2", "an ASCII name");
     for text in [
         with.clone(),
         with.clone().with_name("free"),
@@ -294,7 +294,7 @@ fn a_shadow_limit_is_no_part_of_the_identity_and_reads_back() {
 }
 
 #[test]
-fn the_first_limit_is_no_shadow() {
+fn first_limit_cannot_be_a_shadow() {
     for text in ["shadow 1/day", "shadow 1/day; 2/hour", "\"a\": shadow 1/day"] {
         let error = text.parse::<Policy>().unwrap_err().to_string();
         assert!(error.contains("first limit") && error.contains("shadow"), "{error}");

@@ -1,4 +1,4 @@
-//! Refusals of an inner layer, seen through the outer one.
+//! Refusals of an inner layer behind an outer layer.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn layer<St: Storage>(text: &str, storage: &St) -> RateLimitLayer<St, TextReject
     RateLimitLayer::new(policy(text), Global).storage(storage.clone(), OnError::Refuse)
 }
 
-/// The epoch of the manual clock is not zero, so a reset as an instant is no wait.
+/// Absolute resets differ from waits, because the manual clock does not start at zero.
 fn families() -> [Headers; 4] {
     [Headers::x_rate_limit(), Headers::x_rate_limit().reset_in_seconds(), Headers::draft6(), Headers::ietf()]
 }
@@ -35,7 +35,8 @@ async fn inner_refusal_reports_the_longer_wait_of_both_layers() {
             let service = layer(outer, &storage).headers(headers).layer(layer(inner, &storage).layer(Inner::default()));
             assert_eq!(ask(&service, get("/")).await.status(), 200);
             if outer.starts_with("leaky") {
-                // The only place is free again after a minute, and the inner window is used up by another client.
+                // The only slot is free again after a minute. Another client has spent the inner
+                // window.
                 let hit = layer(inner, &storage).limiter().unwrap();
                 clock.advance(Duration::from_secs(60));
                 assert!(hit.hit(&Key::everybody()).await.unwrap().is_admitted());
@@ -62,7 +63,11 @@ async fn client_that_obeys_an_inner_refusal_is_admitted() {
     assert_eq!(ask(&service, get("/3")).await.status(), 200);
     let refused = ask(&service, get("/3")).await;
     assert_eq!((refused.status().as_u16(), retry_after(&refused)), (429, Some(3_600)));
-    assert_eq!(numbers(&refused).map(|[limit, left, _]| (limit, left)), Some((1, 0)), "it keeps its own numbers");
+    assert_eq!(
+        numbers(&refused).map(|[limit, left, _]| (limit, left)),
+        Some((1, 0)),
+        "the refusal keeps its own numbers"
+    );
     clock.advance(Duration::from_secs(3_600));
     assert_eq!(ask(&service, get("/3")).await.status(), 200);
 }
@@ -87,7 +92,7 @@ async fn wait_of_an_inner_refusal_that_has_none_or_a_date_is_unchanged() {
 
 /// The recipe in the documentation of `RateLimitLayer`.
 #[tokio::test]
-async fn outer_layer_can_give_back_what_an_inner_layer_refuses() {
+async fn outer_layer_can_refund_inner_refusals() {
     async fn check<St: Storage>(outer_storage: St, wait: u64) {
         let (storage, _clock) = memory_with_manual_clock();
         let outer = layer("fixed-window 2/hour", &outer_storage)
@@ -109,7 +114,7 @@ async fn outer_layer_can_give_back_what_an_inner_layer_refuses() {
     check(slow(memory_with_manual_clock().0), 60).await;
 }
 
-/// A custom rejection of the outer layer is not asked about an inner layer's refusal.
+/// The outer layer does not call its rejection for a refusal of the inner layer.
 #[tokio::test]
 async fn inner_refusal_keeps_its_body() {
     let (storage, _clock) = memory_with_manual_clock();

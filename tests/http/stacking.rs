@@ -1,5 +1,5 @@
-//! Several limits on one request: in one policy, in layers around each other, on shared storages;
-//! and policies and costs chosen for each request.
+//! Several limits on one request: in one policy, in stacked layers, and on shared storages.
+//! Policies and costs that depend on the request.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn limited(text: &str) -> (RateLimit<Inner>, ManualClock) {
     (layer(text, &storage).layer(Inner::default()), clock)
 }
 
-/// One key for all. On one storage layers with the same text share, and others do not.
+/// A layer with one key for all requests. Layers with the same text and storage share counts.
 fn layer(text: &str, storage: &MemoryStorage) -> RateLimitLayer {
     RateLimitLayer::new(policy(text), Global).storage(storage.clone(), OnError::Refuse)
 }
@@ -39,13 +39,13 @@ fn stacked(outer: &str, inner: &str) -> (Stacked, ManualClock) {
 }
 
 #[tokio::test]
-async fn of_several_limits_the_one_with_least_remaining_is_shown() {
+async fn limit_with_the_fewest_remaining_units_is_shown() {
     let (service, _clock) = limited("fixed-window 10/second; fixed-window 5/minute");
     assert_eq!(numbers(&ask(&service, get("/")).await), Some([5, 4, T0 + 60]));
 }
 
 #[tokio::test]
-async fn of_limits_with_the_same_remaining_the_one_with_the_latest_reset_is_shown() {
+async fn latest_reset_is_shown_if_the_remaining_units_are_equal() {
     for text in ["fixed-window 5/second; fixed-window 5/minute", "fixed-window 5/minute; fixed-window 5/second"] {
         let (service, _clock) = limited(text);
         assert_eq!(numbers(&ask(&service, get("/")).await), Some([5, 4, T0 + 60]), "{text}");
@@ -53,7 +53,7 @@ async fn of_limits_with_the_same_remaining_the_one_with_the_latest_reset_is_show
 }
 
 #[tokio::test]
-async fn of_several_limits_the_one_that_refuses_is_shown() {
+async fn refusing_limit_is_shown() {
     let (service, clock) = limited("fixed-window 2/second; fixed-window 3 per 100 seconds");
     for _ in 0..2 {
         ask(&service, get("/")).await;
@@ -68,7 +68,7 @@ async fn of_several_limits_the_one_that_refuses_is_shown() {
 }
 
 #[tokio::test]
-async fn of_two_limits_that_refuse_the_later_to_admit_is_shown_and_never_is_latest() {
+async fn refusing_limit_with_the_longest_wait_is_shown() {
     for text in ["fixed-window 3/second; fixed-window 5/minute", "fixed-window 5/minute; fixed-window 3/second"] {
         let (storage, _clock) = memory_with_manual_clock();
         let cost = |head: &Head<'_>| head.uri().path()[1..].parse::<u32>().unwrap();
@@ -82,9 +82,9 @@ async fn of_two_limits_that_refuse_the_later_to_admit_is_shown_and_never_is_late
     }
 }
 
-/// Field defect: several limits, the earlier ones spent although a later one refused.
+/// Field defect: the earlier limits are spent although a later one refuses.
 #[tokio::test]
-async fn a_refusal_by_one_limit_takes_nothing_from_the_others() {
+async fn refusal_spends_nothing_from_any_limit() {
     for text in ["fixed-window 5/minute; fixed-window 1/second", "fixed-window 1/second; fixed-window 5/minute"] {
         let (service, clock) = limited(text);
         for _ in 0..5 {
@@ -101,7 +101,7 @@ async fn stacked_layers_show_the_fewer_units_remaining() {
     for (outer, inner) in [
         ("fixed-window 100/minute", "fixed-window 5 per 30 seconds"),
         ("fixed-window 5 per 30 seconds", "fixed-window 100/minute"),
-        // As text 5 comes after 100, and 9 after 10.
+        // Compared as text, 5 would come after 100, and 9 after 10.
         ("fixed-window 5 per 30 seconds", "fixed-window 10/minute"),
     ] {
         let (service, _clock) = stacked(outer, inner);
@@ -111,7 +111,7 @@ async fn stacked_layers_show_the_fewer_units_remaining() {
 }
 
 #[tokio::test]
-async fn of_stacked_layers_with_the_same_remaining_the_inner_ones_numbers_stay() {
+async fn inner_numbers_stay_if_stacked_layers_have_equal_remaining_units() {
     for (outer, inner, reset) in [
         ("fixed-window 5/minute", "fixed-window 5 per 30 seconds", 30),
         ("fixed-window 5 per 30 seconds", "fixed-window 5/minute", 60),
@@ -121,9 +121,9 @@ async fn of_stacked_layers_with_the_same_remaining_the_inner_ones_numbers_stay()
     }
 }
 
-/// Field defect: stacked layers: a 429 that says `remaining: 96`.
+/// Field defect: with stacked layers, a 429 has `remaining: 96`.
 #[tokio::test]
-async fn an_inner_refusal_keeps_its_own_numbers() {
+async fn inner_refusal_keeps_its_own_numbers() {
     let (service, _clock) = stacked("fixed-window 100/minute", "fixed-window 3 per 10 seconds");
     for left in [2, 1, 0] {
         assert_eq!(remaining(&ask(&service, get("/")).await), Some(left));
@@ -133,21 +133,20 @@ async fn an_inner_refusal_keeps_its_own_numbers() {
     assert_eq!((numbers(&refused), retry_after(&refused)), (Some([3, 0, T0 + 10]), Some(10)));
 }
 
-/// Field defect: stacked layers: a 429 that says other numbers than those of the layer that
-/// refused.
+/// Field defect: with stacked layers, a 429 has the numbers of a layer that did not refuse.
 #[tokio::test]
-async fn an_inner_refusal_with_more_remaining_than_outside_keeps_its_own_numbers() {
+async fn inner_refusal_keeps_its_own_numbers_if_fewer_units_remain_outside() {
     let (storage, _clock) = memory_with_manual_clock();
     let dear = layer("fixed-window 3 per 10 seconds", &storage).cost(|_: &Head<'_>| 2);
     let service = layer("fixed-window 2/minute", &storage).layer(dear.layer(Inner::default()));
     assert_eq!(numbers(&ask(&service, get("/")).await), Some([3, 1, T0 + 10]));
     let refused = ask(&service, get("/")).await;
     assert_eq!(refused.status(), 429);
-    assert_eq!((numbers(&refused), retry_after(&refused)), (Some([3, 1, T0 + 10]), Some(60)), "outside 0 remain");
+    assert_eq!((numbers(&refused), retry_after(&refused)), (Some([3, 1, T0 + 10]), Some(60)), "0 units remain outside");
 }
 
 #[tokio::test]
-async fn an_inner_refusal_without_fields_gets_none_from_outside() {
+async fn inner_refusal_without_fields_gets_none_from_the_outer_layer() {
     let (storage, _clock) = memory_with_manual_clock();
     let quiet = layer("fixed-window 1/minute", &storage).headers(Headers::none());
     let service = layer("fixed-window 100/minute", &storage).layer(quiet.layer(Inner::default()));
@@ -157,7 +156,7 @@ async fn an_inner_refusal_without_fields_gets_none_from_outside() {
 }
 
 #[tokio::test]
-async fn an_outer_refusal_neither_asks_nor_charges_the_inner_layer() {
+async fn outer_refusal_does_not_reach_or_charge_the_inner_layer() {
     let (storage, _clock) = memory_with_manual_clock();
     let inner = layer("fixed-window 100/minute", &storage);
     let service = layer("fixed-window 1 per 10 seconds", &storage).layer(inner.layer(Inner::default()));
@@ -183,7 +182,7 @@ async fn outer_charge_stays_when_the_inner_layer_refuses() {
 }
 
 #[tokio::test]
-async fn of_three_layers_the_tightest_is_shown_wherever_it_stands() {
+async fn tightest_of_three_layers_is_shown_at_any_position() {
     let texts = ["fixed-window 7/minute", "fixed-window 9/minute", "fixed-window 8/minute"];
     for turn in 0..3 {
         let (storage, _clock) = memory_with_manual_clock();
@@ -194,7 +193,7 @@ async fn of_three_layers_the_tightest_is_shown_wherever_it_stands() {
 }
 
 #[tokio::test]
-async fn an_admitted_response_carries_no_decision_and_a_refused_one_the_refusing_layers() {
+async fn only_a_refused_response_carries_the_decision() {
     let (service, _clock) = stacked("fixed-window 100/minute", "fixed-window 1/minute");
     assert!(ask(&service, get("/")).await.extensions().get::<Decision>().is_none());
     let refused = ask(&service, get("/")).await;
@@ -215,7 +214,7 @@ async fn services_of_one_layer_and_its_clones_share_states() {
 }
 
 #[tokio::test]
-async fn separate_layers_share_nothing_unless_given_one_storage() {
+async fn layers_share_counts_only_on_one_storage() {
     let make = || RateLimitLayer::new(policy("1/hour"), Global);
     for _ in 0..3 {
         assert_eq!(status(&make().layer(Inner::default()), get("/")).await, 200);
@@ -243,10 +242,10 @@ async fn limiter_and_its_middleware_share_states() {
 }
 
 #[tokio::test]
-async fn the_policy_may_depend_on_the_request_and_none_is_not_limited() {
+async fn policy_may_depend_on_the_request_and_none_is_not_limited() {
     let (storage, _clock) = memory_with_manual_clock();
     let free = policy("fixed-window 1/minute").with_name("free");
-    // The same name: one account. Another name: another one.
+    // Policies with the same name share counts.
     let trial = policy("fixed-window 3/minute").with_name("free");
     let paid = policy("fixed-window 9/minute").with_name("paid");
     let tier = move |head: &Head<'_>| match head.uri().path() {
@@ -270,11 +269,11 @@ async fn the_policy_may_depend_on_the_request_and_none_is_not_limited() {
 }
 
 #[tokio::test]
-async fn a_request_takes_what_it_costs_and_one_that_costs_nothing_shows_a_peek() {
+async fn request_spends_its_cost_and_a_free_one_only_peeks() {
     let (storage, clock) = memory_with_manual_clock();
     let cost = |head: &Head<'_>| head.uri().path()[1..].parse::<u32>().unwrap();
     let service = layer("fixed-window 10/minute", &storage).cost(cost).layer(Inner::default());
-    assert_eq!(numbers(&ask(&service, get("/0")).await), Some([10, 10, T0]), "nothing is spent, all is there now");
+    assert_eq!(numbers(&ask(&service, get("/0")).await), Some([10, 10, T0]), "all units remain");
     clock.advance(Duration::from_secs(5));
     for (path, left) in [("/4", 6), ("/0", 6), ("/6", 0), ("/0", 0)] {
         let response = ask(&service, get(path)).await;
@@ -286,7 +285,7 @@ async fn a_request_takes_what_it_costs_and_one_that_costs_nothing_shows_a_peek()
 }
 
 #[tokio::test]
-async fn a_cost_that_is_missing_is_answered_400_or_500_and_takes_nothing() {
+async fn missing_cost_is_400_or_500_and_spends_nothing() {
     let (storage, _clock) = memory_with_manual_clock();
     let cost = |head: &Head<'_>| match head.uri().path() {
         "/client" => Err(KeyError::client("the field is missing")),

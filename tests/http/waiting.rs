@@ -19,8 +19,8 @@ use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::TokioClock;
 use tower_ratelimit::{Event, Global, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, RejectReason, Storage};
 
-/// Panics when it is called without having been polled ready, which a clone never has been. Answers
-/// which clone it is.
+/// A service that panics if it is called without being polled ready. A new clone is never ready. It
+/// responds with the number of its clone.
 struct Probe {
     id: usize,
     ready: bool,
@@ -52,7 +52,7 @@ impl Service<Request<()>> for Probe {
     }
 
     fn call(&mut self, _: Request<()>) -> Self::Future {
-        assert!(std::mem::take(&mut self.ready), "called without having been polled ready");
+        assert!(std::mem::take(&mut self.ready), "called without being polled ready");
         self.calls.fetch_add(1, Ordering::SeqCst);
         ready(Ok(Response::new(self.id.to_string())))
     }
@@ -66,7 +66,7 @@ async fn units_left<St: Storage<Error: Debug>>(limiter: &RateLimiter<St>) -> u32
     limiter.peek(&Key::everybody()).await.unwrap().remaining()
 }
 
-/// Field defect: an unready clone of the inner service called.
+/// Field defect: a clone of the inner service is called without being polled ready.
 #[tokio::test]
 async fn ready_service_is_called_without_a_clone() {
     let mut service = layer("fixed-window 2/minute", memory_with_manual_clock().0).layer(Probe::new());
@@ -78,7 +78,7 @@ async fn ready_service_is_called_without_a_clone() {
     assert_eq!(service.get_ref().calls.load(Ordering::SeqCst), 2);
 }
 
-/// Field defect: an unready clone of the inner service called.
+/// Field defect: a clone of the inner service is called without being polled ready.
 #[tokio::test]
 async fn ready_service_moves_into_the_future_while_the_storage_is_pending() {
     let mut service = layer("fixed-window 3/minute", slow(memory_with_manual_clock().0)).layer(Probe::new());
@@ -90,9 +90,9 @@ async fn ready_service_moves_into_the_future_while_the_storage_is_pending() {
     assert_eq!(third.await.unwrap().into_body(), "2");
 }
 
-/// Field defect: the inner service called before the verdict.
+/// Field defect: the inner service is called before the decision.
 #[tokio::test]
-async fn the_inner_service_is_not_called_before_the_verdict() {
+async fn inner_service_is_not_called_before_the_decision() {
     let inner = Inner::default();
     let mut service = layer("fixed-window 1/minute", slow(memory_with_manual_clock().0)).layer(inner.clone());
     for (expected, calls) in [(200, 1), (429, 1)] {
@@ -107,13 +107,13 @@ async fn the_inner_service_is_not_called_before_the_verdict() {
                 Poll::Pending => assert_eq!(inner.calls(), before),
             }
         };
-        assert_eq!(polls, 2, "the storage answers after `call` and one poll");
+        assert_eq!(polls, 2, "the storage is ready after `call` and one poll");
         assert_eq!((response.status().as_u16(), inner.calls()), (expected, calls));
     }
 }
 
 #[tokio::test]
-async fn readiness_is_the_inner_services() {
+async fn poll_ready_is_that_of_the_inner_service() {
     let (mut service, mut handle) = tower_test::mock::spawn_layer::<Request<()>, Response<String>, _>(layer(
         "fixed-window 1/minute",
         slow(memory_with_manual_clock().0),
@@ -134,7 +134,7 @@ async fn readiness_is_the_inner_services() {
 }
 
 #[tokio::test]
-async fn slow_storage_gives_the_same_answers() {
+async fn slow_storage_gives_the_same_responses() {
     async fn answers<St: Storage>(
         storage: impl FnOnce(MemoryStorage) -> St,
     ) -> Vec<(u16, Option<[u64; 3]>, Option<u64>)> {
@@ -160,12 +160,12 @@ async fn slow_storage_gives_the_same_answers() {
     let at_once = answers(|memory| memory).await;
     assert_eq!(at_once, answers(slow).await);
     for expected in [200, 429, 400, 500] {
-        assert!(at_once.iter().any(|(status, ..)| *status == expected), "the script shows no {expected}");
+        assert!(at_once.iter().any(|(status, ..)| *status == expected), "the script has no {expected}");
     }
 }
 
 #[tokio::test]
-async fn when_the_storage_fails_open_requests_pass_without_fields() {
+async fn requests_pass_without_fields_when_the_storage_fails_open() {
     async fn check<St: Storage>(storage: St) {
         let service =
             RateLimitLayer::new(policy("1/minute"), Global).storage(storage, OnError::Admit).layer(Probe::new());
@@ -180,7 +180,7 @@ async fn when_the_storage_fails_open_requests_pass_without_fields() {
 }
 
 #[tokio::test]
-async fn when_the_storage_fails_closed_the_answer_is_503_retry_after_one() {
+async fn response_is_503_with_retry_after_one_when_the_storage_fails_closed() {
     async fn check<St: Storage>(storage: St) {
         let inner = Inner::default();
         let limited = layer("1/minute", storage);
@@ -201,7 +201,7 @@ async fn when_the_storage_fails_closed_the_answer_is_503_retry_after_one() {
 }
 
 #[tokio::test]
-async fn a_request_is_charged_inside_call_and_stays_charged_when_its_future_is_dropped() {
+async fn request_is_charged_inside_call_and_stays_charged_if_its_future_is_dropped() {
     async fn check<St: Storage<Error: Debug>>(storage: St) {
         let layer = layer("fixed-window 5/minute", storage);
         let limiter = layer.limiter().unwrap();
@@ -218,11 +218,11 @@ async fn a_request_is_charged_inside_call_and_stays_charged_when_its_future_is_d
     check(slow(memory_with_manual_clock().0)).await;
 }
 
-/// One place each 10 s; two may wait.
+/// One request per 10 s. Two may wait.
 const QUEUE: &str = "leaky-bucket 1 per 10 seconds queue 2";
 
 #[tokio::test(start_paused = true)]
-async fn the_inner_service_is_called_when_the_delay_is_over() {
+async fn inner_service_is_called_after_the_delay() {
     async fn check<St: Storage>(storage: impl FnOnce(MemoryStorage) -> St, left: [u64; 3]) {
         let storage = storage(MemoryStorage::builder().clock(TokioClock::new()).build().unwrap());
         let begin = tokio::time::Instant::now();
@@ -247,20 +247,20 @@ async fn the_inner_service_is_called_when_the_delay_is_over() {
         assert_eq!(shown, [first, second, third, (429, Some((3, 0)))]);
         let calls = calls.lock().unwrap().clone();
         assert_eq!(calls.len(), 3);
-        // A timer of tokio's may be a millisecond late; early it is never.
+        // A tokio timer may be a millisecond late, but it is never early.
         for (call, due) in calls.into_iter().zip([0, 10_000, 20_000]) {
             assert!((due..=due + 2).contains(&call), "due after {due} ms, called after {call}");
         }
     }
-    // Told as it is when the turn has come, if the storage says so at once; else as it was when the
-    // place was taken.
+    // The response has the state after the delay if the storage is ready at once. Otherwise it has
+    // the state before the delay.
     check(|memory| memory, [2, 1, 2]).await;
     check(slow, [2, 1, 0]).await;
 }
 
-/// The probe panics if a clone is called that was not polled ready.
+/// [`Probe`] panics if a clone is called that was not polled ready.
 #[tokio::test(start_paused = true)]
-async fn after_a_delay_a_clone_becomes_ready_and_is_called() {
+async fn clone_becomes_ready_and_is_called_after_the_delay() {
     async fn check<St: Storage>(storage: St, ids: [&str; 3]) {
         let mut service = layer(QUEUE, storage).layer(Probe::new());
         let [first, waiting, last] = [
@@ -279,8 +279,8 @@ async fn after_a_delay_a_clone_becomes_ready_and_is_called() {
     check(slow(memory_with_manual_clock().0), ["0", "4", "5"]).await;
 }
 
-/// Client `a` waits 10 s for its turn, and the inner service can serve one request at a time.
-async fn another_client_is_served_meanwhile<S>(inner: S, storage: impl Storage)
+/// Client `a` is delayed by 10 s. The inner service can serve one request at a time.
+async fn assert_other_client_is_served_during_the_delay<S>(inner: S, storage: impl Storage)
 where
     S: Service<Request<()>, Response = Response<String>, Error: Debug + Send, Future: Send> + Clone + Send + 'static,
 {
@@ -301,25 +301,25 @@ where
     }
     assert!(!waiting.is_finished());
     assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
-    assert!(begin.elapsed() >= Duration::from_secs(10), "the client kept its place");
+    assert!(begin.elapsed() >= Duration::from_secs(10), "the client kept its slot");
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_that_waits_for_its_turn_holds_no_permit_of_a_concurrency_limit() {
+async fn delayed_request_holds_no_permit_of_a_concurrency_limit() {
     let memory = || MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
-    another_client_is_served_meanwhile(ConcurrencyLimit::new(Inner::default(), 1), memory()).await;
-    another_client_is_served_meanwhile(ConcurrencyLimit::new(Inner::default(), 1), slow(memory())).await;
+    assert_other_client_is_served_during_the_delay(ConcurrencyLimit::new(Inner::default(), 1), memory()).await;
+    assert_other_client_is_served_during_the_delay(ConcurrencyLimit::new(Inner::default(), 1), slow(memory())).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_that_waits_for_its_turn_holds_no_slot_of_a_buffer() {
+async fn delayed_request_holds_no_slot_of_a_buffer() {
     let memory = || MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
-    another_client_is_served_meanwhile(Buffer::new(Inner::default(), 1), memory()).await;
-    another_client_is_served_meanwhile(Buffer::new(Inner::default(), 1), slow(memory())).await;
+    assert_other_client_is_served_during_the_delay(Buffer::new(Inner::default(), 1), memory()).await;
+    assert_other_client_is_served_during_the_delay(Buffer::new(Inner::default(), 1), slow(memory())).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_whose_turn_has_come_waits_until_the_inner_service_is_ready() {
+async fn request_waits_for_a_busy_inner_service_after_its_delay() {
     let limit = ConcurrencyLimit::new(Inner::default(), 1);
     let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
     let limited = layer(QUEUE, storage);
@@ -337,7 +337,7 @@ async fn request_whose_turn_has_come_waits_until_the_inner_service_is_ready() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn error_of_an_inner_service_that_cannot_become_ready_after_the_delay_is_returned() {
+async fn error_of_poll_ready_after_the_delay_is_returned() {
     let (mut service, mut handle) =
         tower_test::mock::spawn_layer::<Request<()>, Response<String>, _>(layer(QUEUE, memory_with_manual_clock().0));
     handle.allow(2);
@@ -353,7 +353,7 @@ async fn error_of_an_inner_service_that_cannot_become_ready_after_the_delay_is_r
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_the_last_delayed_request_refunds_its_place() {
+async fn dropping_the_last_delayed_request_refunds_its_slot() {
     for polled in [false, true] {
         let layer = layer(QUEUE, memory_with_manual_clock().0);
         let limiter = layer.limiter().unwrap();
@@ -368,7 +368,7 @@ async fn dropping_the_last_delayed_request_refunds_its_place() {
             assert!(poll(&mut last).is_pending());
         }
         drop(last);
-        assert_eq!(units_left(&limiter).await, 1, "at once, polled: {polled}");
+        assert_eq!(units_left(&limiter).await, 1, "refunded at once, polled: {polled}");
         assert_eq!(limiter.hit(&Key::everybody()).await.unwrap().delay(), Duration::from_secs(20));
         assert_eq!(service.get_ref().calls(), 1, "only the first was served");
     }
@@ -387,7 +387,7 @@ async fn dropping_an_earlier_delayed_request_refunds_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn remote_storage_refunds_the_place_in_the_background() {
+async fn remote_storage_refunds_the_slot_in_the_background() {
     let (memory, _clock) = memory_with_manual_clock();
     let layer = layer(QUEUE, slow(memory));
     let limiter = layer.limiter().unwrap();
@@ -406,7 +406,7 @@ async fn remote_storage_refunds_the_place_in_the_background() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn place_is_refunded_when_the_observer_panics() {
+async fn slot_is_refunded_when_the_observer_panics() {
     async fn check<St: Storage<Error: Debug>>(storage: St) {
         let observer = |event: &Event<'_>| assert_ne!(event.outcome(), "delayed", "the observer panics");
         let layer = layer(QUEUE, storage).observer(observer);
@@ -436,12 +436,12 @@ async fn dropping_a_request_in_service_refunds_nothing() {
     let mut at_once = Box::pin(service.ready().await.unwrap().call(get("/")));
     assert!(poll(&mut at_once).is_pending());
     drop(at_once);
-    assert_eq!(units_left(&limiter).await, 2, "did not have to wait");
+    assert_eq!(units_left(&limiter).await, 2, "the request was not delayed");
 
     let waited = service.ready().await.unwrap().call(get("/"));
     assert_eq!(units_left(&limiter).await, 1);
     assert!(tokio::time::timeout(Duration::from_millis(10_005), waited).await.is_err());
-    assert_eq!(units_left(&limiter).await, 2, "its own place is taken until 20 s");
+    assert_eq!(units_left(&limiter).await, 2, "its slot is taken until 20 s");
 }
 
 #[test]
@@ -465,7 +465,7 @@ fn delayed_request_may_be_dropped_after_its_runtime() {
 }
 
 #[tokio::test]
-async fn the_inner_service_may_be_bound_to_its_thread_and_to_a_borrow() {
+async fn inner_service_need_not_be_send_or_static() {
     let calls = Cell::new(0);
     let inner = service_fn(|request: Request<Rc<str>>| {
         calls.set(calls.get() + 1);

@@ -1,4 +1,4 @@
-//! Storages with one fault each: the suite reports the law that each breaks.
+//! Storages with one fault each. The suite must report the law that each breaks.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,63 +17,63 @@ use tower_ratelimit::{BoxError, Decision, Key, Op, Policy, Storage, Timestamp};
 
 /// The fault of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrong {
-    Nothing,
-    /// Overwrites what others have stored since it loaded.
+enum StorageFault {
+    None,
+    /// Overwrites changes that others stored since it loaded.
     LosesUpdates,
-    /// The same, once in a thousand decisions.
+    /// Overwrites such changes once in a thousand decisions.
     LosesAnUpdateInAThousand,
     /// Checks and spends in two steps.
     ChecksThenWrites,
-    /// Fails when another process was faster.
-    FailsWhenOutrun,
-    TakesOneForAll,
+    /// Fails if another process changed the state first.
+    FailsOnConflict,
+    ChargesOneUnit,
     ChargesForFreeHits,
     SpendsInPeeks,
-    /// Takes from the first limits although the last refuses.
-    TakesBeforeItRefuses,
-    ForgetsALittleEarly,
+    /// Spends from the first limits although the last refuses.
+    SpendsBeforeRefusing,
+    ForgetsEarly,
     ForgetsByAnotherClock,
-    /// Forgets a state in the millisecond in which 2^32 microseconds of it are left.
+    /// Forgets a state in the millisecond in which it expires in 2^32 microseconds.
     ForgetsAtAPowerOfTwo,
-    /// The same when it was stored so long ago.
+    /// Forgets a state in the millisecond in which it is 2^32 microseconds old.
     ForgetsAtAnAgeOfAPowerOfTwo,
     /// Keeps the newest 64 entries of a log.
     CutsLogs,
-    /// Its time is in milliseconds.
+    /// Uses milliseconds as microseconds.
     CountsMillis,
     ReadsTheMachinesClock,
-    /// Takes states that are ahead of its clock for garbage.
-    DistrustsTheFuture,
+    /// Discards states that are ahead of its clock.
+    DiscardsFutureStates,
     SharesKeys,
     /// Keeps 32 bits of a hash of each key.
     HashesKeys,
     IgnoresCase,
     SharesPolicies,
-    TellsNoStrategiesApart,
+    IgnoresStrategies,
     ClearsNothing,
-    ClearsEverybody,
+    ClearsAllKeys,
     RefundsNothing,
     RefundsAll,
-    RefundsWhatIsForgotten,
+    RefundsExpiredHits,
     KeepsFourLimits,
     RoundsInstants,
     /// Returns a `retry_after` that is a microsecond too long for costs above 3.
     RoundsLongWaitsUp,
-    /// Keeps no state that a refusal has changed.
+    /// Does not store the states that a refusal has changed.
     StoresNoRefusals,
     /// Keeps 16 bits of the second amount of a bucket.
     CutsAmounts,
-    /// Gives the reply of a dropped caller to the next one.
-    AnswersWhoComesNext,
+    /// Returns the result of a dropped caller to the next one.
+    ReturnsToTheNextCaller,
 }
 
 type Name = (String, String, u32);
 
-/// A map, the pure function and one fault.
+/// A map of states with one fault.
 #[derive(Clone, Debug)]
 struct Broken {
-    wrong: Wrong,
+    fault: StorageFault,
     clock: ManualClock,
     states: Arc<Mutex<HashMap<Name, (State, Instant)>>>,
     /// Held during a decision.
@@ -84,27 +84,28 @@ struct Broken {
 
 impl Broken {
     fn now(&self) -> Timestamp {
-        match self.wrong {
-            Wrong::CountsMillis => Timestamp::from_micros(self.clock.now().as_micros() / 1_000),
-            Wrong::ReadsTheMachinesClock => Timestamp::wall_clock(),
+        match self.fault {
+            StorageFault::CountsMillis => Timestamp::from_micros(self.clock.now().as_micros() / 1_000),
+            StorageFault::ReadsTheMachinesClock => Timestamp::wall_clock(),
             _ => self.clock.now(),
         }
     }
 
     fn names(&self, policy: &Policy, key: &Key) -> Vec<Name> {
-        let key = match self.wrong {
-            Wrong::SharesKeys => String::new(),
-            Wrong::HashesKeys => {
+        let key = match self.fault {
+            StorageFault::SharesKeys => String::new(),
+            StorageFault::HashesKeys => {
                 let mut hasher = DefaultHasher::new();
                 key.hash(&mut hasher);
                 (hasher.finish() >> 32).to_string()
             }
-            Wrong::IgnoresCase => key.to_string().to_lowercase(),
+            StorageFault::IgnoresCase => key.to_string().to_lowercase(),
             _ => key.to_string(),
         };
-        let name = if self.wrong == Wrong::SharesPolicies { String::new() } else { policy.identity().to_owned() };
-        let digest = |(position, digest): (usize, &u32)| match self.wrong {
-            Wrong::TellsNoStrategiesApart => u32::try_from(position).unwrap(),
+        let name =
+            if self.fault == StorageFault::SharesPolicies { String::new() } else { policy.identity().to_owned() };
+        let digest = |(position, digest): (usize, &u32)| match self.fault {
+            StorageFault::IgnoresStrategies => u32::try_from(position).unwrap(),
             _ => *digest,
         };
         policy.limit_digests().iter().enumerate().map(|each| (name.clone(), key.clone(), digest(each))).collect()
@@ -112,41 +113,41 @@ impl Broken {
 
     fn load(&self, policy: &Policy, key: &Key) -> Vec<State> {
         let (states, now) = (self.states.lock().unwrap(), self.now());
-        let stands = |name: &Name| {
+        let stored = |name: &Name| {
             let (state, written) = states.get(name).cloned().unwrap_or((State::Fresh, Instant::now()));
             let left = state.until().since(now);
             let period = policy.limits()[0].quota().period_micros();
-            match self.wrong {
-                Wrong::ForgetsALittleEarly if left < period / 8 => State::Fresh,
-                Wrong::ForgetsAtAPowerOfTwo if left >> 32 == 1 && left % (1 << 32) < 1_000 => State::Fresh,
-                Wrong::ForgetsAtAnAgeOfAPowerOfTwo
+            match self.fault {
+                StorageFault::ForgetsEarly if left < period / 8 => State::Fresh,
+                StorageFault::ForgetsAtAPowerOfTwo if left >> 32 == 1 && left % (1 << 32) < 1_000 => State::Fresh,
+                StorageFault::ForgetsAtAnAgeOfAPowerOfTwo
                     if (1 << 32..(1 << 32) + 1_000).contains(&(period - left.min(period))) =>
                 {
                     State::Fresh
                 }
-                Wrong::ForgetsByAnotherClock if written.elapsed() > Duration::from_millis(50) => State::Fresh,
-                Wrong::DistrustsTheFuture if left > 2 * period => State::Fresh,
+                StorageFault::ForgetsByAnotherClock if written.elapsed() > Duration::from_millis(50) => State::Fresh,
+                StorageFault::DiscardsFutureStates if left > 2 * period => State::Fresh,
                 _ => state,
             }
         };
-        self.names(policy, key).iter().map(stands).collect()
+        self.names(policy, key).iter().map(stored).collect()
     }
 
     fn save(&self, policy: &Policy, key: &Key, states: Vec<State>) {
         let names = self.names(policy, key).into_iter().zip(states).enumerate();
-        let kept = names.filter(|(position, _)| self.wrong != Wrong::KeepsFourLimits || *position < 4);
+        let kept = names.filter(|(position, _)| self.fault != StorageFault::KeepsFourLimits || *position < 4);
         let bucket = |position: usize| policy.limits()[position].strategy().name() == "token-bucket";
         let rounded = kept.map(|(position, (name, state))| match state {
-            State::Counts { until, amounts } if self.wrong == Wrong::RoundsInstants => {
+            State::Counts { until, amounts } if self.fault == StorageFault::RoundsInstants => {
                 let until = Timestamp::from_micros(until.as_micros().next_multiple_of(1_000));
                 (name, (State::Counts { until, amounts }, Instant::now()))
             }
             State::Counts { until, amounts: [first, second] }
-                if self.wrong == Wrong::CutsAmounts && bucket(position) =>
+                if self.fault == StorageFault::CutsAmounts && bucket(position) =>
             {
                 (name, (State::Counts { until, amounts: [first, second & 0xffff] }, Instant::now()))
             }
-            State::Log(log) if self.wrong == Wrong::CutsLogs => {
+            State::Log(log) if self.fault == StorageFault::CutsLogs => {
                 let entries: Vec<_> = log.entries().collect();
                 let kept = entries[entries.len().saturating_sub(64)..].to_vec();
                 (name, (State::Log(Box::new(Log::from_entries(log.until(), kept))), Instant::now()))
@@ -161,15 +162,15 @@ impl Broken {
         let _alone = self.step.lock().unwrap();
         let mut states = self.load(policy, key);
         let decision = policy.decide(&mut states, self.now(), op, cost);
-        if decision.is_refused() && op == Op::Hit && self.wrong == Wrong::TakesBeforeItRefuses {
+        if decision.is_refused() && op == Op::Hit && self.fault == StorageFault::SpendsBeforeRefusing {
             for (limit, state) in policy.limits().iter().zip(&mut states) {
                 let _ = limit.strategy().hit(limit.quota(), state, self.now(), cost);
             }
         }
-        if op == Op::Hit && !(decision.is_refused() && self.wrong == Wrong::StoresNoRefusals) {
+        if op == Op::Hit && !(decision.is_refused() && self.fault == StorageFault::StoresNoRefusals) {
             self.save(policy, key, states);
         }
-        if self.wrong == Wrong::RoundsLongWaitsUp { waits_longer(decision) } else { decision }
+        if self.fault == StorageFault::RoundsLongWaitsUp { waits_longer(decision) } else { decision }
     }
 
     /// Decides in two steps, between which others may decide.
@@ -178,10 +179,12 @@ impl Broken {
         let mut states = before.clone();
         let decision = policy.decide(&mut states, self.now(), op, cost);
         yield_now().await;
-        match self.wrong {
-            Wrong::FailsWhenOutrun if self.load(policy, key) != before => return Err("others were faster".into()),
-            // There was room when it checked.
-            Wrong::ChecksThenWrites if decision.is_admitted() => {
+        match self.fault {
+            StorageFault::FailsOnConflict if self.load(policy, key) != before => {
+                return Err("others were faster".into());
+            }
+            // The check has admitted.
+            StorageFault::ChecksThenWrites if decision.is_admitted() => {
                 let _ = self.hit(policy, key, op, cost);
             }
             _ if op == Op::Hit => self.save(policy, key, states),
@@ -196,23 +199,26 @@ impl Storage for Broken {
     type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, BoxError>> + Send>>;
     type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        let (storage, policy, key, op, cost) = (self.clone(), ask.policy.clone(), ask.key.clone(), ask.op, ask.cost);
-        let cost = match self.wrong {
-            Wrong::TakesOneForAll => cost.min(1),
-            Wrong::ChargesForFreeHits => cost.max(1),
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        let (storage, policy, key, op, cost) =
+            (self.clone(), request.policy.clone(), request.key.clone(), request.op, request.cost);
+        let cost = match self.fault {
+            StorageFault::ChargesOneUnit => cost.min(1),
+            StorageFault::ChargesForFreeHits => cost.max(1),
             _ => cost,
         };
-        let op = if self.wrong == Wrong::SpendsInPeeks { Op::Hit } else { op };
+        let op = if self.fault == StorageFault::SpendsInPeeks { Op::Hit } else { op };
         Box::pin(async move {
-            match storage.wrong {
-                Wrong::LosesAnUpdateInAThousand if storage.decisions.fetch_add(1, Ordering::Relaxed) % 1_000 == 999 => {
+            match storage.fault {
+                StorageFault::LosesAnUpdateInAThousand
+                    if storage.decisions.fetch_add(1, Ordering::Relaxed) % 1_000 == 999 =>
+                {
                     storage.hit_in_steps(&policy, &key, op, cost).await
                 }
-                Wrong::LosesUpdates | Wrong::ChecksThenWrites | Wrong::FailsWhenOutrun => {
+                StorageFault::LosesUpdates | StorageFault::ChecksThenWrites | StorageFault::FailsOnConflict => {
                     storage.hit_in_steps(&policy, &key, op, cost).await
                 }
-                Wrong::AnswersWhoComesNext => {
+                StorageFault::ReturnsToTheNextCaller => {
                     let decision = storage.hit(&policy, &key, op, cost);
                     storage.replies.lock().unwrap().push_back(decision);
                     yield_now().await;
@@ -224,9 +230,9 @@ impl Storage for Broken {
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        match self.wrong {
-            Wrong::ClearsNothing => {}
-            Wrong::ClearsEverybody => self.states.lock().unwrap().clear(),
+        match self.fault {
+            StorageFault::ClearsNothing => {}
+            StorageFault::ClearsAllKeys => self.states.lock().unwrap().clear(),
             _ => self.save(policy, key, vec![State::Fresh; policy.limits().len()]),
         }
         Box::pin(async { Ok(()) })
@@ -235,10 +241,10 @@ impl Storage for Broken {
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         let _alone = self.step.lock().unwrap();
         let mut states = self.load(policy, key);
-        match self.wrong {
-            Wrong::RefundsNothing => {}
-            Wrong::RefundsAll => states.fill(State::Fresh),
-            Wrong::RefundsWhatIsForgotten => {
+        match self.fault {
+            StorageFault::RefundsNothing => {}
+            StorageFault::RefundsAll => states.fill(State::Fresh),
+            StorageFault::RefundsExpiredHits => {
                 for state in &mut states {
                     if let State::Counts { amounts: [first, _], .. } = state {
                         *first = first.saturating_sub(if decision.is_admitted() { decision.cost() } else { 0 });
@@ -252,7 +258,7 @@ impl Storage for Broken {
     }
 }
 
-/// The decision with a wait that is a microsecond longer if it cost more than 3 units.
+/// Makes the wait a microsecond longer if the cost is above 3 units.
 fn waits_longer(decision: Decision) -> Decision {
     if decision.cost() <= 3 {
         return decision;
@@ -268,56 +274,56 @@ fn waits_longer(decision: Decision) -> Decision {
 }
 
 /// Runs the suite on a storage with this fault.
-fn check(wrong: Wrong) {
+fn check(fault: StorageFault) {
     let empty = |clock| {
         let (states, step, replies, decisions) = Default::default();
-        Broken { wrong, clock, states, step, replies, decisions }
+        Broken { fault, clock, states, step, replies, decisions }
     };
-    // These two take as many keys and hits as come with 256 scripts.
-    let is_rare = matches!(wrong, Wrong::HashesKeys | Wrong::LosesAnUpdateInAThousand);
+    // These two faults need the keys and hits of 256 scripts.
+    let is_rare = matches!(fault, StorageFault::HashesKeys | StorageFault::LosesAnUpdateInAThousand);
     StorageLaws::new(empty).scripts(if is_rare { 256 } else { 96 }).check();
 }
 
 #[test]
-fn without_a_fault_all_laws_are_kept() {
-    check(Wrong::Nothing);
+fn correct_implementation_obeys_all_laws() {
+    check(StorageFault::None);
 }
 
 #[test]
 fn each_fault_breaks_its_law() {
     let faults = [
-        (Wrong::LosesUpdates, "law 9: "),
-        (Wrong::LosesAnUpdateInAThousand, "law 9: "),
-        (Wrong::ChecksThenWrites, "law 9: "),
-        (Wrong::FailsWhenOutrun, "law 9: the storage failed: others were faster"),
-        (Wrong::TakesOneForAll, "law 5: "),
-        (Wrong::ChargesForFreeHits, "law 5: "),
-        (Wrong::SpendsInPeeks, "law 5: "),
-        (Wrong::TakesBeforeItRefuses, "law 1: "),
-        (Wrong::ForgetsALittleEarly, "law 11: no state is removed early"),
-        (Wrong::ForgetsByAnotherClock, "law 11: no state is removed early, in real time"),
-        (Wrong::ForgetsAtAPowerOfTwo, "law 11: no state is removed early, around powers of two"),
-        (Wrong::ForgetsAtAnAgeOfAPowerOfTwo, "law 11: no state is removed early, around powers of two"),
-        (Wrong::CutsLogs, "law 8: decisions equal the model's, with a long log"),
-        (Wrong::CountsMillis, "law 3: "),
-        (Wrong::ReadsTheMachinesClock, "law 3: "),
-        (Wrong::DistrustsTheFuture, "law 6: "),
-        (Wrong::SharesKeys, "law 10: keys and policies are independent"),
-        (Wrong::HashesKeys, "law 10: keys are independent"),
-        (Wrong::IgnoresCase, "law 10: keys and policies are independent"),
-        (Wrong::SharesPolicies, "law 10: keys and policies are independent"),
-        (Wrong::TellsNoStrategiesApart, "law 10: policies with the same name"),
-        (Wrong::ClearsNothing, "law of clearing: "),
-        (Wrong::ClearsEverybody, "law of clearing: "),
-        (Wrong::RefundsNothing, "law of refunds: "),
-        (Wrong::RefundsAll, "law of refunds: "),
-        (Wrong::RefundsWhatIsForgotten, "law of refunds: "),
-        (Wrong::KeepsFourLimits, "law 8: "),
-        (Wrong::RoundsInstants, "law "),
-        (Wrong::RoundsLongWaitsUp, "law 8: "),
-        (Wrong::StoresNoRefusals, "law 6: waits are exact after the clock has gone back"),
-        (Wrong::CutsAmounts, "law 12: "),
-        (Wrong::AnswersWhoComesNext, "law of cancellation: "),
+        (StorageFault::LosesUpdates, "law 9: "),
+        (StorageFault::LosesAnUpdateInAThousand, "law 9: "),
+        (StorageFault::ChecksThenWrites, "law 9: "),
+        (StorageFault::FailsOnConflict, "law 9: the storage failed: others were faster"),
+        (StorageFault::ChargesOneUnit, "law 5: "),
+        (StorageFault::ChargesForFreeHits, "law 5: "),
+        (StorageFault::SpendsInPeeks, "law 5: "),
+        (StorageFault::SpendsBeforeRefusing, "law 1: "),
+        (StorageFault::ForgetsEarly, "law 11: no state is removed early"),
+        (StorageFault::ForgetsByAnotherClock, "law 11: no state is removed early, in real time"),
+        (StorageFault::ForgetsAtAPowerOfTwo, "law 11: no state is removed early, around powers of two"),
+        (StorageFault::ForgetsAtAnAgeOfAPowerOfTwo, "law 11: no state is removed early, around powers of two"),
+        (StorageFault::CutsLogs, "law 8: decisions equal the model's, with a long log"),
+        (StorageFault::CountsMillis, "law 3: "),
+        (StorageFault::ReadsTheMachinesClock, "law 3: "),
+        (StorageFault::DiscardsFutureStates, "law 6: "),
+        (StorageFault::SharesKeys, "law 10: keys and policies are independent"),
+        (StorageFault::HashesKeys, "law 10: keys are independent"),
+        (StorageFault::IgnoresCase, "law 10: keys and policies are independent"),
+        (StorageFault::SharesPolicies, "law 10: keys and policies are independent"),
+        (StorageFault::IgnoresStrategies, "law 10: policies with the same name"),
+        (StorageFault::ClearsNothing, "law of clearing: "),
+        (StorageFault::ClearsAllKeys, "law of clearing: "),
+        (StorageFault::RefundsNothing, "law of refunds: "),
+        (StorageFault::RefundsAll, "law of refunds: "),
+        (StorageFault::RefundsExpiredHits, "law of refunds: "),
+        (StorageFault::KeepsFourLimits, "law 8: "),
+        (StorageFault::RoundsInstants, "law "),
+        (StorageFault::RoundsLongWaitsUp, "law 8: "),
+        (StorageFault::StoresNoRefusals, "law 6: waits are exact after the clock has gone back"),
+        (StorageFault::CutsAmounts, "law 12: "),
+        (StorageFault::ReturnsToTheNextCaller, "law of cancellation: "),
     ];
     assert_each_breaks(faults, check);
 }

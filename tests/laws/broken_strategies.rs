@@ -1,4 +1,4 @@
-//! Strategies with one fault each: the suite reports the law that each breaks.
+//! Strategies with one fault each. The suite must report the law that each breaks.
 
 use common::{assert_breaks, assert_each_breaks, decides_like};
 use tower_ratelimit::strategy::{Hit, Outcome, State, Status, Strategy};
@@ -7,42 +7,42 @@ use tower_ratelimit::{ConfigError, FixedWindow, MovingWindow, Quota, Timestamp, 
 
 /// The fault of a fixed window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrong {
-    Nothing,
-    RefusalsTake,
+enum Fault {
+    None,
+    RefusalsSpend,
     EndsTooEarly,
     EndsTooLate,
     RoundsWaitsDown,
     RoundsWaitsUp,
     RoundsLongWaitsUp,
     AdmitsMore,
-    /// Admits a last hit that costs more than remains.
+    /// Admits a last hit whose cost exceeds the remaining units.
     Overdraws,
     ChargesALargeHitMore,
-    /// A hit differs from a check and a spend.
-    HitsOtherwise,
-    DistrustsTheFuture,
-    /// A refusal does not store where a window that is ahead of the clock ends.
-    RefusesFromTheFuture,
+    /// `hit` differs from `check` and `spend`.
+    HitDiffers,
+    DiscardsFutureStates,
+    /// `refuse` does not store the end of a window that is ahead of the clock.
+    RefusesWithoutStoring,
     Underflows,
     RefundsNothing,
     RefundsTwice,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Broken(Wrong);
+struct Broken(Fault);
 
-const RIGHT: FixedWindow = FixedWindow::new();
+const CORRECT: FixedWindow = FixedWindow::new();
 
 impl Broken {
-    /// The state as this strategy reads it.
+    /// Returns the state that this strategy uses.
     fn seen(self, quota: &Quota, state: &State, now: Timestamp) -> State {
         match *state {
-            State::Counts { until, amounts } if self.0 == Wrong::EndsTooLate => {
+            State::Counts { until, amounts } if self.0 == Fault::EndsTooLate => {
                 State::Counts { until: until.plus(1_000_000), amounts }
             }
             State::Counts { until, .. }
-                if self.0 == Wrong::DistrustsTheFuture && until.since(now) > quota.period_micros() =>
+                if self.0 == Fault::DiscardsFutureStates && until.since(now) > quota.period_micros() =>
             {
                 State::Fresh
             }
@@ -51,7 +51,7 @@ impl Broken {
     }
 
     fn quota(self, quota: &Quota) -> Quota {
-        let amount = if self.0 == Wrong::AdmitsMore { quota.amount().saturating_mul(5) } else { quota.amount() };
+        let amount = if self.0 == Fault::AdmitsMore { quota.amount().saturating_mul(5) } else { quota.amount() };
         Quota::per(amount, quota.period())
     }
 }
@@ -67,33 +67,33 @@ impl Strategy for Broken {
 
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         let (quota, state) = (self.quota(quota), self.seen(quota, state, now));
-        let status = RIGHT.check(&quota, &state, now, cost);
+        let status = CORRECT.check(&quota, &state, now, cost);
         if let State::Counts { amounts: [spent, _], .. } = state
-            && self.0 == Wrong::Underflows
+            && self.0 == Fault::Underflows
         {
-            let _left = quota.amount().checked_sub(spent).expect("no more is spent than there is");
+            let _left = quota.amount().checked_sub(spent).expect("at most the amount is spent");
         }
         let (capacity, left, reset) = (status.capacity(), status.remaining(), status.reset_after_micros());
         let wait = status.retry_after().map(|wait| u64::try_from(wait.as_micros()).unwrap());
         match (self.0, wait) {
-            (Wrong::RoundsWaitsDown, Some(wait)) => Status::refused(capacity, left, reset, Some((wait - 1).max(1))),
-            (Wrong::RoundsLongWaitsUp, Some(wait)) if cost > 3 => {
+            (Fault::RoundsWaitsDown, Some(wait)) => Status::refused(capacity, left, reset, Some((wait - 1).max(1))),
+            (Fault::RoundsLongWaitsUp, Some(wait)) if cost > 3 => {
                 Status::refused(capacity, left, reset, Some(wait + 1))
             }
-            (Wrong::RoundsWaitsUp, Some(wait)) => Status::refused(capacity, left, reset, Some(wait + 1)),
-            (Wrong::Overdraws, Some(_)) if left > 0 && cost == left + 1 => Status::admitted(capacity, left, reset),
+            (Fault::RoundsWaitsUp, Some(wait)) => Status::refused(capacity, left, reset, Some(wait + 1)),
+            (Fault::Overdraws, Some(_)) if left > 0 && cost == left + 1 => Status::admitted(capacity, left, reset),
             _ => status,
         }
     }
 
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
         *state = self.seen(quota, state, now);
-        let cost = if self.0 == Wrong::ChargesALargeHitMore && cost > 2 { cost.saturating_add(1) } else { cost };
-        let delay = RIGHT.spend(&self.quota(quota), state, now, cost);
+        let cost = if self.0 == Fault::ChargesALargeHitMore && cost > 2 { cost.saturating_add(1) } else { cost };
+        let delay = CORRECT.spend(&self.quota(quota), state, now, cost);
         if let State::Counts { until, .. } = state {
             match self.0 {
-                Wrong::EndsTooEarly => *until = until.minus(quota.period_micros() - quota.period_micros() / 10),
-                Wrong::EndsTooLate => *until = until.minus(1_000_000),
+                Fault::EndsTooEarly => *until = until.minus(quota.period_micros() - quota.period_micros() / 10),
+                Fault::EndsTooLate => *until = until.minus(1_000_000),
                 _ => {}
             }
         }
@@ -101,11 +101,11 @@ impl Strategy for Broken {
     }
 
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
-        if self.0 != Wrong::RefusesFromTheFuture {
-            RIGHT.refuse(quota, state, now);
+        if self.0 != Fault::RefusesWithoutStoring {
+            CORRECT.refuse(quota, state, now);
         }
         if let State::Counts { amounts: [spent, _], .. } = state
-            && self.0 == Wrong::RefusalsTake
+            && self.0 == Fault::RefusalsSpend
         {
             *spent = spent.saturating_add(1);
         }
@@ -118,72 +118,72 @@ impl Strategy for Broken {
             return Outcome::Refused;
         }
         let delay = self.spend(quota, state, now, cost);
-        Outcome::spent(delay, cost < checked.remaining() && self.0 != Wrong::HitsOtherwise)
+        Outcome::spent(delay, cost < checked.remaining() && self.0 != Fault::HitDiffers)
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
         let times = match self.0 {
-            Wrong::RefundsNothing => 0,
-            Wrong::RefundsTwice => 2,
+            Fault::RefundsNothing => 0,
+            Fault::RefundsTwice => 2,
             _ => 1,
         };
         for _ in 0..times {
-            RIGHT.refund(quota, state, now, hit);
+            CORRECT.refund(quota, state, now, hit);
         }
     }
 }
 
-fn check(wrong: Wrong) {
-    StrategyLaws::new(Broken(wrong)).promise(|quota| 3 * u64::from(quota.amount())).check();
+fn check(fault: Fault) {
+    StrategyLaws::new(Broken(fault)).promise(|quota| 3 * u64::from(quota.amount())).check();
 }
 
 #[test]
-fn without_a_fault_all_laws_are_kept() {
-    check(Wrong::Nothing);
+fn correct_implementation_obeys_all_laws() {
+    check(Fault::None);
 }
 
 #[test]
 fn each_fault_breaks_its_law() {
     let faults = [
-        (Wrong::RefusalsTake, "law 1: "),
-        (Wrong::EndsTooLate, "law 2: "),
-        (Wrong::RoundsWaitsDown, "law 3: "),
-        (Wrong::RoundsWaitsUp, "law 3: "),
-        (Wrong::RoundsLongWaitsUp, "law 3: "),
-        (Wrong::EndsTooEarly, "law 4: "),
-        (Wrong::AdmitsMore, "law 4: "),
-        (Wrong::Overdraws, "law 5: a peek predicts the hit"),
-        (Wrong::HitsOtherwise, "law 5: `hit` equals `check`"),
-        (Wrong::ChargesALargeHitMore, "law 5: spending j then k"),
-        (Wrong::DistrustsTheFuture, "law 6: a clock that goes back grants no units"),
-        (Wrong::RefusesFromTheFuture, "law 6: waits are exact after the clock has gone back"),
-        (Wrong::Underflows, "law 7: "),
-        (Wrong::RefundsNothing, "law of refunds: "),
-        (Wrong::RefundsTwice, "law of refunds: "),
+        (Fault::RefusalsSpend, "law 1: "),
+        (Fault::EndsTooLate, "law 2: "),
+        (Fault::RoundsWaitsDown, "law 3: "),
+        (Fault::RoundsWaitsUp, "law 3: "),
+        (Fault::RoundsLongWaitsUp, "law 3: "),
+        (Fault::EndsTooEarly, "law 4: "),
+        (Fault::AdmitsMore, "law 4: "),
+        (Fault::Overdraws, "law 5: a peek predicts the hit"),
+        (Fault::HitDiffers, "law 5: `hit` equals `check`"),
+        (Fault::ChargesALargeHitMore, "law 5: spending j then k"),
+        (Fault::DiscardsFutureStates, "law 6: a clock that goes back grants no units"),
+        (Fault::RefusesWithoutStoring, "law 6: waits are exact after the clock has gone back"),
+        (Fault::Underflows, "law 7: "),
+        (Fault::RefundsNothing, "law of refunds: "),
+        (Fault::RefundsTwice, "law of refunds: "),
     ];
     assert_each_breaks(faults, check);
 }
 
 /// Keeps a log and does not declare its length.
 #[derive(Clone, Copy, Debug)]
-struct Unsaid(MovingWindow);
+struct UndeclaredLog(MovingWindow);
 
-impl Strategy for Unsaid {
+impl Strategy for UndeclaredLog {
     fn name(&self) -> &'static str {
-        "unsaid"
+        "undeclared-log"
     }
 
-    decides_like!(|unsaid: &Self| unsaid.0);
+    decides_like!(|strategy: &Self| strategy.0);
 }
 
 #[test]
 fn log_without_a_declared_length_breaks_a_law() {
-    assert_breaks("law 11: a log has at most `log_entries` entries", "Unsaid", || {
-        StrategyLaws::new(Unsaid(MovingWindow::new())).check();
+    assert_breaks("law 11: a log has at most `log_entries` entries", "UndeclaredLog", || {
+        StrategyLaws::new(UndeclaredLog(MovingWindow::new())).check();
     });
 }
 
-/// A token bucket of which each decision assumes that the bucket was just emptied when more is owed than it holds.
+/// A token bucket that treats a debt above its capacity as just emptied, at each decision.
 #[derive(Clone, Copy, Debug)]
 struct Clamping(TokenBucket);
 
@@ -236,9 +236,9 @@ impl Strategy for Clamping {
     }
 }
 
-/// Field defect: 181 refusals in a row each promised 0.6 s.
+/// Field defect: 181 consecutive refusals each promised 0.6 s.
 #[test]
-fn debt_that_is_cut_at_each_look_breaks_a_law() {
+fn clamping_the_debt_at_each_decision_breaks_a_law() {
     let clamping = Clamping(TokenBucket::new());
     let law = "law 12: waits are exact after a quota has changed";
     assert_breaks(law, clamping, || StrategyLaws::new(clamping).with_bursts().check());

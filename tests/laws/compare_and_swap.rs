@@ -19,7 +19,7 @@ fn fake_store_compares_and_swaps() {
 }
 
 #[test]
-fn compare_and_swap_storage_keeps_the_laws() {
+fn compare_and_swap_storage_obeys_the_laws() {
     StorageLaws::new(|clock| over(&FakeCasStore::default()).clock(clock))
         .second_handle(|storage| over(storage.store()).clock(ManualClock::default()))
         .and_policies([

@@ -1,4 +1,4 @@
-//! The published suites, for correct and for broken implementations.
+//! The law suites, for correct and for broken implementations.
 
 mod broken_storages;
 mod broken_strategies;

@@ -1,4 +1,4 @@
-//! The laws, for every strategy and for the memory storage.
+//! The laws of every strategy and of the memory storage.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use tower_ratelimit::{
     TokenBucket,
 };
 
-/// Among them the field defects: WRONGTYPE between strategies on one key; counts of one period in
-/// another; keys that run together.
+/// Field defects: WRONGTYPE between strategies on one key, counts of one period in another, and
+/// keys that run together.
 #[test]
-fn memory_keeps_the_laws() {
+fn memory_obeys_the_laws() {
     StorageLaws::new(memory).check();
 }
 
@@ -38,8 +38,8 @@ fn moving_window() {
 
 #[test]
 fn sliding_window_counter() {
-    // Rounding the previous bucket's share down can let one more through than 2N - 1: at N = 1 the
-    // share is always 0.
+    // Rounding the previous bucket's share down can admit one more than 2N - 1. At N = 1 the share
+    // is always 0.
     StrategyLaws::new(SlidingWindowCounter::new()).promise(|quota| 2 * u64::from(quota.amount())).check();
 }
 
@@ -81,7 +81,7 @@ fn memory_decides_like_the_model() {
     decides_like_the_model(&policies.map(policy), memory);
 }
 
-/// Field defect: check, then increment, in two steps.
+/// Field defect: check and increment are two steps.
 #[test]
 fn memory_is_exact_under_threads() {
     for text in [
@@ -97,8 +97,8 @@ fn memory_is_exact_under_threads() {
     }
 }
 
-/// The table on the crate's page: a client that hits once, then as often as it can around the turn
-/// of the minute.
+/// The table in the documentation: a client hits once, then as often as it can around the end of
+/// the minute.
 #[test]
 fn bursts_at_a_window_boundary_match_the_docs() {
     for (text, in_two_seconds) in [

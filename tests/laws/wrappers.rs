@@ -1,4 +1,4 @@
-//! The laws of storages, for the wrappers.
+//! The laws of the wrappers.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use tower_ratelimit::storage::{
 use tower_ratelimit::testing::{Model, StorageLaws, decides_like_the_model};
 use tower_ratelimit::{Decision, DecisionSource, Key, MemoryStorage, Op, Policy, Storage, Timestamp};
 
-/// Runs a million times as fast as the clock inside. What a cache knows expires a microsecond
-/// later, so that the cache returns the model's numbers.
+/// Runs a million times as fast as the inner clock. A cached refusal expires within a microsecond,
+/// so the cache returns the model's numbers.
 #[derive(Debug)]
 struct FastClock(ManualClock);
 
@@ -30,13 +30,13 @@ fn cached_memory() -> (RefusalCache<FakeStorage>, ManualClock) {
 }
 
 #[test]
-fn timeout_keeps_the_laws() {
+fn timeout_obeys_the_laws() {
     let make = |clock: ManualClock| Timeout::new(memory(clock), Duration::from_secs(1));
     StorageLaws::new(make).scripts(128).check();
 }
 
 #[test]
-fn boxed_storages_keep_the_laws() {
+fn boxed_storages_obey_the_laws() {
     StorageLaws::new(|clock| BoxStorage::new(memory(clock))).scripts(128).check();
     StorageLaws::new(|clock: ManualClock| {
         let breaker = BoxStorage::new(Breaker::new(BoxStorage::new(memory(clock.clone()))));
@@ -47,15 +47,15 @@ fn boxed_storages_keep_the_laws() {
 }
 
 #[test]
-fn breaker_keeps_the_laws() {
+fn breaker_obeys_the_laws() {
     StorageLaws::new(|clock| Breaker::new(memory(clock))).scripts(128).check();
     StorageLaws::new(|clock| Breaker::new(Breaker::new(memory(clock))).fallback(memory(ManualClock::default()), 3))
         .scripts(128)
         .check();
 }
 
-/// Presents the decisions of a fallback as if they were the primary's. Asserts that the primary
-/// cannot be cleared.
+/// Returns the decisions of a fallback as those of a primary. Asserts that clearing the primary
+/// fails.
 #[derive(Clone, Debug)]
 struct FallbackOnly(Breaker<FakeStorage, MemoryStorage>);
 
@@ -64,8 +64,8 @@ impl Storage for FallbackOnly {
     type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, BreakerError>> + Send>>;
     type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), BreakerError>> + Send>>;
 
-    fn decide(&self, ask: StorageRequest<'_>) -> Self::DecideFuture {
-        let deciding = self.0.decide(ask);
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        let deciding = self.0.decide(request);
         Box::pin(async {
             let (way, decision) = deciding.await?.back();
             assert_eq!(way, DecisionSource::Fallback);
@@ -73,14 +73,14 @@ impl Storage for FallbackOnly {
         })
     }
 
-    fn try_admit(&self, ask: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        self.0.try_admit(ask, shown)
+    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+        self.0.try_admit(request, shown)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         let clearing = self.0.clear(policy, key);
         Box::pin(async {
-            assert!(clearing.await.is_err(), "the primary is away");
+            assert!(clearing.await.is_err(), "the primary is down");
             Ok(())
         })
     }
@@ -91,8 +91,8 @@ impl Storage for FallbackOnly {
 }
 
 #[test]
-fn fallback_keeps_the_laws_while_the_primary_fails() {
-    // The circuit opens in the middle of each script, or does not.
+fn fallback_obeys_the_laws_while_the_primary_fails() {
+    // The circuit opens in the middle of a script, or not at all.
     let make = |clock: ManualClock| FallbackOnly(Breaker::new(failing()).failures(10).fallback(memory(clock), 1));
     let together = "elastic-window 2/second; moving-window 5/20 seconds; leaky-bucket 3/second queue 2";
     let policies = EVERY_STRATEGY.into_iter().chain([together]).map(policy);
@@ -100,7 +100,7 @@ fn fallback_keeps_the_laws_while_the_primary_fails() {
 }
 
 #[test]
-fn refusal_cache_keeps_the_laws() {
+fn refusal_cache_obeys_the_laws() {
     StorageLaws::new(|clock: ManualClock| {
         let storage = memory(clock.clone());
         RefusalCache::new(storage).clock(FastClock(clock))
@@ -109,8 +109,8 @@ fn refusal_cache_keeps_the_laws() {
     .check();
 }
 
-/// Law 8, at any later instant: refusals and when to come back are the model's to the microsecond.
-/// So are the numbers, until something has come back that nobody was told of.
+/// Law 8, at any later instant: refusals and waits equal the model's to the microsecond. So do the
+/// other numbers, until units are refilled that the cache does not know of.
 #[tokio::test]
 async fn cached_refusals_and_waits_equal_the_models() {
     let more =
@@ -128,7 +128,7 @@ async fn cached_refusals_and_waits_equal_the_models() {
                 let wait = match numbers.below(4) {
                     0 | 1 => 0,
                     2 => numbers.below(400_000),
-                    // Now and then exactly at the end of a wait.
+                    // Sometimes exactly at the end of a wait.
                     _ => numbers.below(60) * 50_000,
                 };
                 clock.advance(Duration::from_micros(wait));
@@ -183,7 +183,7 @@ async fn cached_refusals_and_waits_equal_the_models() {
 
 /// A single node decides exactly as without leases.
 #[test]
-fn leases_keep_the_laws() {
+fn leases_obey_the_laws() {
     for slice in [1, 2, 7, 1_000] {
         StorageLaws::new(|clock: ManualClock| {
             let storage = memory(clock.clone());
@@ -207,7 +207,7 @@ fn leases_with_few_keys_and_large_quotas_decide_like_the_model() {
 }
 
 #[test]
-fn all_wrappers_together_keep_the_laws() {
+fn stacked_wrappers_obey_the_laws() {
     StorageLaws::new(|clock: ManualClock| {
         let memory = || memory(clock.clone());
         let breaker = Breaker::new(Timeout::new(memory(), Duration::from_secs(1))).fallback(memory(), 2);

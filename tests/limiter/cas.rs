@@ -1,5 +1,4 @@
-//! A storage over a store that compares and swaps: what it decides, what it asks of the store, and
-//! when it says so.
+//! The compare-and-swap storage: its decisions, its calls of the store, and its deadlines.
 
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
@@ -14,10 +13,10 @@ use tower_ratelimit::{
     Timestamp,
 };
 
-/// Nobody waits that long in a test that goes well.
+/// A timeout that no successful test reaches.
 const LONG: Duration = Duration::from_secs(20);
 
-/// How much later than at its deadline an answer may come on a machine with more to do.
+/// The tolerance for results after their deadline on a busy machine.
 const MARGIN: Duration = Duration::from_millis(300);
 
 fn over(store: &FakeCasStore) -> Cas<FakeCasStore> {
@@ -28,11 +27,11 @@ fn limiter(store: &FakeCasStore, policy: impl IntoPolicy) -> RateLimiter<Cas<Fak
     RateLimiter::with_storage(policy, over(store))
 }
 
-/// Takes longer to decide than its callers wait.
+/// A strategy that takes longer to decide than its callers wait.
 #[derive(Debug)]
-struct Ponders;
+struct SlowStrategy;
 
-impl Strategy for Ponders {
+impl Strategy for SlowStrategy {
     fn name(&self) -> &'static str {
         "ponders"
     }
@@ -55,7 +54,7 @@ fn key() -> Key {
     Key::from("k")
 }
 
-/// Waits until no key is busy any more, which it soon is.
+/// Waits until no key is busy.
 async fn quiet<S: Storage>(storage: &S) {
     let started = Instant::now();
     while !format!("{storage:?}").contains("busy: 0") {
@@ -64,10 +63,9 @@ async fn quiet<S: Storage>(storage: &S) {
     }
 }
 
-/// Several processes, each with hits of its own that wait for one another; who is told that others
-/// were faster comes back.
+/// Several handles, each with concurrent hits. Contended hits are retried.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_handles_on_one_store_admit_exactly_what_the_limit_says() {
+async fn many_handles_on_one_store_admit_exactly_the_limit() {
     const LIMIT: u32 = 400;
     for text in ["fixed-window 400/day", "moving-window 400/day; 500/day", "token-bucket 400/year"] {
         let store = FakeCasStore::default();
@@ -91,7 +89,7 @@ async fn many_handles_on_one_store_admit_exactly_what_the_limit_says() {
         }
         let (admitted, contended) =
             all.join_all().await.into_iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        eprintln!("{text}: {contended} told to come back, {:?} loads and swaps", store.trips());
+        eprintln!("{text}: {contended} contended, {:?} loads and swaps", store.trips());
         assert_eq!(admitted, LIMIT, "{text}");
     }
 }
@@ -131,13 +129,12 @@ async fn unchanged_states_are_not_swapped() {
     let elastic = limiter(&store, policy("elastic-window 1/day"));
     assert!(elastic.hit(&key()).await.unwrap().is_admitted());
     assert!(elastic.hit(&key()).await.unwrap().is_refused());
-    assert_eq!(store.trips(), (2, 2), "a refusal that counts is stored");
+    assert_eq!(store.trips(), (2, 2), "a refusal that changes the state is stored");
     elastic.clear(&Key::from("never seen")).await.unwrap();
     assert_eq!(store.trips(), (1, 0));
 }
 
-/// Field defect: compare-and-swap out of attempts reported as a store error, which fail-open
-/// admits.
+/// Field defect: exhausted compare-and-swap attempts are a storage error, which fail-open admits.
 #[tokio::test]
 async fn losing_every_swap_is_a_contended_refusal() {
     let store = FakeCasStore::default();
@@ -157,11 +154,11 @@ async fn losing_every_swap_is_a_contended_refusal() {
     assert!(!error.is_timeout() && !error.may_have_counted());
     store.lose(3);
     let decision = limiter.hit(&key()).await.unwrap();
-    assert!(decision.is_admitted(), "it goes on after losing a few times: {decision:?}");
-    assert_eq!(limiter.peek(&key()).await.unwrap().remaining(), 4, "and counts once");
+    assert!(decision.is_admitted(), "admitted after a few lost swaps: {decision:?}");
+    assert_eq!(limiter.peek(&key()).await.unwrap().remaining(), 4, "the hit counts once");
 }
 
-/// The same where the deadline comes before the last attempt.
+/// The deadline passes before the last attempt.
 #[tokio::test]
 async fn losing_swaps_until_the_deadline_is_a_contended_refusal() {
     let store = FakeCasStore::default();
@@ -173,7 +170,7 @@ async fn losing_swaps_until_the_deadline_is_a_contended_refusal() {
     let decision = limiter.hit(&key()).await.unwrap();
     assert!(decision.is_contended(), "{decision:?}");
     assert!(started.elapsed() < Duration::from_millis(100) + MARGIN);
-    // Who waits for others that do waits for them, and not for the store.
+    // Hits that wait behind a contended hit are contended too, and do not fail.
     store.answer_after(40);
     store.lose(0);
     let mut all = JoinSet::new();
@@ -184,10 +181,10 @@ async fn losing_swaps_until_the_deadline_is_a_contended_refusal() {
             limiter.hit(&key()).await
         });
     }
-    assert!(all.join_all().await.iter().all(Result::is_ok), "none is an error");
+    assert!(all.join_all().await.iter().all(Result::is_ok), "no hit fails");
 }
 
-/// The hit lost a swap, and its next one was in flight at the deadline and stored afterwards.
+/// The hit lost a swap. Its next swap was in flight at the deadline and was stored afterwards.
 #[tokio::test]
 async fn contended_hit_in_flight_at_the_deadline_is_an_error_that_may_have_counted() {
     let store = FakeCasStore::default();
@@ -207,10 +204,10 @@ async fn contended_hit_in_flight_at_the_deadline_is_an_error_that_may_have_count
     assert!(admitted.unwrap().is_admitted());
     assert!(error.is_timeout() && error.may_have_counted(), "{error}");
     quiet(patient.storage()).await;
-    assert_eq!(patient.peek(&key).await.unwrap().remaining(), 7, "the error said so");
+    assert_eq!(patient.peek(&key).await.unwrap().remaining(), 7, "the hit has counted");
 }
 
-/// The hit waited for the swap of another one, and its own swap was stored without a reply.
+/// The hit waited for another hit's swap. Its own swap was stored without a reply.
 #[tokio::test]
 async fn hit_whose_reply_is_lost_is_not_refused_as_contended() {
     let store = FakeCasStore::default();
@@ -234,10 +231,10 @@ async fn hit_whose_reply_is_lost_is_not_refused_as_contended() {
     assert_eq!(patient.peek(&key).await.unwrap().remaining(), 7);
 }
 
-/// Law 9, with a store that is as slow as the deadlines: a refusal has spent nothing, and an error
-/// says whether the hit may have been counted.
+/// Law 9, with a store that is as slow as the deadlines: a refusal has spent nothing, and
+/// `may_have_counted` of an error is correct.
 #[tokio::test(start_paused = true)]
-async fn only_admitted_hits_and_reported_doubts_are_counted() {
+async fn only_admitted_hits_and_hits_in_doubt_are_counted() {
     const LIMIT: u32 = 1_000_000;
     let (mut refused, mut doubts) = (0, 0);
     for seed in 0..30_u64 {
@@ -299,7 +296,7 @@ async fn hanging_store_is_a_timeout_and_not_contention() {
     assert!(started.elapsed() < Duration::from_millis(150) + MARGIN);
     store.hang(false);
     assert!(limiter.hit(&key()).await.unwrap().is_admitted());
-    // The load is answered, and the swap is not: nobody knows.
+    // The load has a reply, but the swap has none, so the hit is in doubt.
     store.hang_from_swap(1);
     assert_eq!(late(limiter.hit(&key()).await.unwrap_err()), (true, true));
     store.hang_from_swap(0);
@@ -322,12 +319,12 @@ async fn store_error_reaches_all_waiting_callers() {
         assert!(std::error::Error::source(&error).is_some() && !error.may_have_counted());
     }
     store.fail(false);
-    assert_eq!(limiter.hit(&key()).await.unwrap().remaining(), 4, "and nothing was counted");
+    assert_eq!(limiter.hit(&key()).await.unwrap().remaining(), 4, "nothing was counted");
     assert!(limiter.peek(&key()).await.is_ok());
 }
 
-/// Callers are dropped at random, in whatever state: those that were asked are counted, once, and
-/// nobody else is disturbed.
+/// Callers are dropped at random, in any state. Each polled hit counts once, and other callers are
+/// not affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_may_be_dropped_at_any_time() {
     const HITS: u32 = 600;
@@ -340,7 +337,7 @@ async fn callers_may_be_dropped_at_any_time() {
         all.spawn(async move {
             let mut hit = limiter.hit(&key());
             let patience = Duration::from_micros(u64::from(number % 7) * 700);
-            // Polled at least once: from then on it counts.
+            // A hit counts once it has been polled.
             if number.is_multiple_of(3) {
                 return hit.await.map(|decision| decision.is_admitted());
             }
@@ -355,7 +352,7 @@ async fn callers_may_be_dropped_at_any_time() {
 }
 
 #[tokio::test]
-async fn a_future_that_is_never_polled_does_nothing() {
+async fn future_that_is_never_polled_does_nothing() {
     let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 5/day"));
     drop((limiter.hit(&key()), limiter.clear(&key()), limiter.peek(&key())));
@@ -363,9 +360,9 @@ async fn a_future_that_is_never_polled_does_nothing() {
     quiet(limiter.storage()).await;
 }
 
-/// Field defect: one slow key stalls another.
+/// Field defect: a slow key delays another key.
 #[tokio::test]
-async fn one_slow_key_does_not_stall_another() {
+async fn slow_key_does_not_delay_another() {
     let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 5/day"));
     store.hang(true);
@@ -374,7 +371,7 @@ async fn one_slow_key_does_not_stall_another() {
     while store.trips().0 == 0 {
         tokio::task::yield_now().await;
     }
-    // Hangs for those who have asked, and for nobody else.
+    // Only the calls that have begun hang.
     store.hang(false);
     for _ in 0..5 {
         assert!(limiter.hit(&Key::from("quick")).await.unwrap().is_admitted());
@@ -383,7 +380,7 @@ async fn one_slow_key_does_not_stall_another() {
     slow.abort();
 }
 
-/// A task of another runtime may not be running: whoever waits in this one does not wait for it.
+/// The task of a stopped runtime never runs, so callers of another runtime must not wait for it.
 #[test]
 fn stopped_runtime_does_not_block_another() {
     let store = FakeCasStore::default();
@@ -404,10 +401,10 @@ fn stopped_runtime_does_not_block_another() {
     assert!(matches!(outside, std::task::Poll::Ready(Err(error)) if error.to_string().contains("no tokio runtime")));
 }
 
-/// What is decided on too late is not counted in secret.
+/// The error of a late hit is correct about its count.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn timed_out_hit_is_not_counted_or_reports_that_it_may_be() {
-    let policy = Policy::new(Ponders, Quota::per_day(100));
+async fn timed_out_hit_is_uncounted_or_reported_as_in_doubt() {
+    let policy = Policy::new(SlowStrategy, Quota::per_day(100));
     let storage = Cas::new(FakeCasStore::default()).deadline(Duration::from_millis(30));
     let error = storage.decide(StorageRequest::new(&policy, &key(), Op::Hit, 1)).await.unwrap_err();
     quiet(&storage).await;
@@ -416,7 +413,7 @@ async fn timed_out_hit_is_not_counted_or_reports_that_it_may_be() {
 }
 
 #[test]
-fn calls_that_a_runtime_ended_before_their_start_are_dropped() {
+fn calls_are_dropped_with_a_runtime_that_never_ran_them() {
     let storage = Cas::new(FakeCasStore::default());
     let policy = policy("fixed-window 3/day");
     for _ in 0..3 {
@@ -446,7 +443,7 @@ async fn policies_of_one_name_have_separate_states_and_clears() {
     assert_eq!(daily.peek(&key()).await.unwrap().remaining(), 1);
     daily.clear(&key()).await.unwrap();
     assert_eq!(store.text("tier|t:k"), "");
-    // In one round.
+    // In one batch.
     let daily = RateLimiter::with_storage(daily.policy().clone(), hourly.storage().clone());
     let key = key();
     store.trips();
@@ -489,7 +486,7 @@ async fn store_time_is_used_unless_a_clock_is_set() {
     assert_eq!(chosen.hit(&Key::from("other")).await.unwrap().at(), Timestamp::from_micros(77));
 }
 
-/// A log that cannot fit the store is an error when policy and storage meet.
+/// A log that cannot fit the store is an error when the limiter is built.
 #[tokio::test]
 async fn policy_too_large_for_the_store_is_rejected_when_built() {
     let store = FakeCasStore::with_max_len(10_000);
@@ -502,25 +499,25 @@ async fn policy_too_large_for_the_store_is_rejected_when_built() {
     let shadow = policy("5/day; shadow moving-window 600/day");
     assert!(RateLimitLayer::new(shadow, Global).try_storage(over(&store), OnError::Admit).is_err());
     let panics = std::panic::catch_unwind(AssertUnwindSafe(|| layer().storage(over(&store), OnError::Admit))).is_err();
-    assert!(panics, "as constructors do");
-    // Chosen for a request, they meet then.
+    assert!(panics, "the constructor panics");
+    // A policy that is chosen for a request fails at the request.
     let error = over(&store)
         .decide(tower_ratelimit::storage::StorageRequest::new(&too_long, &key(), tower_ratelimit::Op::Hit, 1))
         .await;
     assert!(!error.unwrap_err().may_have_counted());
     let fit = |longest: &usize| over(&FakeCasStore::with_max_len(*longest)).validate(&fits).is_ok();
-    let least = (1..10_000).find(fit).expect("some room is enough");
+    let least = (1..10_000).find(fit).expect("some length is enough");
     let store = FakeCasStore::with_max_len(least);
     let limiter = RateLimiter::with_storage(fits, over(&store));
     for _ in 0..500 {
-        assert!(limiter.hit(&key()).await.unwrap().is_admitted(), "what is let in fits to the last");
+        assert!(limiter.hit(&key()).await.unwrap().is_admitted(), "an accepted policy always fits");
     }
     assert!(limiter.hit(&key()).await.unwrap().is_refused());
     let longest = store.text("moving-window 500/day|t:k").len();
-    assert!((least - 200..=least).contains(&longest), "{longest} bytes, and {least} were asked for");
+    assert!((least - 200..=least).contains(&longest), "{longest} bytes, and {least} were required");
 }
 
-/// What others of the name need, nobody could have known.
+/// The states of other policies of the name make the text too long.
 #[tokio::test]
 async fn too_long_text_is_not_sent() {
     let store = FakeCasStore::with_max_len(150);

@@ -29,7 +29,7 @@ const POLICIES: [(&str, usize); 9] = [
     ("sliding-window-counter-aligned 10/second", 2 * AMOUNT),
     ("token-bucket 10/second", 2 * AMOUNT),
     ("token-bucket 10/second burst 3", 3 + AMOUNT),
-    // A hit of 3 units starts them all when the first is due.
+    // A hit of 3 units starts all of them when the first is due.
     ("leaky-bucket 10/second queue 2", AMOUNT + 2),
 ];
 
@@ -37,7 +37,7 @@ fn key() -> Key {
     Key::from("k")
 }
 
-/// Nodes on one store, the first with the right time.
+/// Nodes on one store. The first has the correct time.
 struct Nodes {
     world: ManualClock,
     clocks: Vec<(ManualClock, u64)>,
@@ -68,7 +68,7 @@ impl Nodes {
     }
 }
 
-/// When units start: a leaky bucket delays them.
+/// The instant at which units start. A leaky bucket delays them.
 fn starts(decision: &Decision) -> Timestamp {
     decision.at().plus(u64::try_from(decision.delay().as_micros()).unwrap())
 }
@@ -78,12 +78,12 @@ fn assert_promise(admitted: &[(Timestamp, usize)], most: usize, context: &str) {
     for (first, (start, _)) in admitted.iter().enumerate() {
         let within = admitted[first..].iter().take_while(|(at, _)| at.since(*start) < PERIOD);
         let units: usize = within.map(|(_, units)| units).sum();
-        assert!(units <= most, "{context}: {units} units from {start:?} on, and {most} are promised");
+        assert!(units <= most, "{context}: {units} units from {start:?} on, but at most {most} are promised");
     }
 }
 
-/// All nodes hit all the time, the fastest one first. That is the traffic of one node on the clock of
-/// the fastest, so the same hits are admitted at the same instants.
+/// All nodes hit all the time, the fastest one first. This equals the traffic of one node with the
+/// fastest clock, so the same hits are admitted at the same instants.
 #[tokio::test]
 async fn busy_nodes_decide_like_one_node_with_the_fastest_clock() {
     for (text, most) in POLICIES {
@@ -114,7 +114,7 @@ async fn busy_nodes_decide_like_one_node_with_the_fastest_clock() {
 }
 
 /// The key has one time line, which never goes back and is never ahead of the fastest clock. The
-/// promise holds on it, whichever nodes hit when, with refunds and after pauses.
+/// promise holds on it for any order of nodes, with refunds and after pauses.
 #[tokio::test]
 async fn nodes_in_any_order_keep_the_promise_on_one_time_line() {
     for (number, (text, most)) in POLICIES.into_iter().enumerate() {
@@ -155,38 +155,38 @@ async fn nodes_in_any_order_keep_the_promise_on_one_time_line() {
 #[tokio::test]
 async fn clock_that_went_back_decides_at_the_stored_instant() {
     let limits = policy("moving-window 10/second; token-bucket 10/second");
-    for (back, stands) in [(1, true), (PERIOD, true), (5 * SECOND, true), (5 * SECOND + 1, false), (YEAR, false)] {
+    for (back, is_kept) in [(1, true), (PERIOD, true), (5 * SECOND, true), (5 * SECOND + 1, false), (YEAR, false)] {
         let nodes = Nodes::new(&limits, &[YEAR]);
         let before = nodes.hit(0, 10).await;
         let own = before.at().minus(back);
         nodes.clocks[0].0.set(own);
         let (peek, after) = (nodes.limiters[0].peek(&key()).await.unwrap(), nodes.hit(0, 1).await);
         assert!(before.is_admitted() && after.is_refused(), "{back} us back");
-        assert_eq!(after.at(), if stands { before.at() } else { own }, "{back} us back");
+        assert_eq!(after.at(), if is_kept { before.at() } else { own }, "{back} us back");
         assert_eq!((peek.at(), peek.remaining()), (after.at(), 0));
     }
 }
 
-/// A node in the wrong year locks nobody out: what it has spent counts as spent now.
+/// The units that a node in the wrong year has spent count as spent now.
 #[tokio::test]
-async fn node_in_the_wrong_year_locks_nobody_out() {
+async fn node_in_the_wrong_year_does_not_lock_out_clients() {
     for (text, _) in POLICIES {
         let nodes = Nodes::new(&policy(text), &[0, YEAR]);
         while nodes.hit(1, 1).await.is_admitted() {}
         let refused = nodes.hit(0, 1).await;
         assert_eq!(refused.at(), nodes.world.now(), "{text}: it decides by its own clock");
-        assert!(refused.is_refused(), "{text}: nothing is granted");
+        assert!(refused.is_refused(), "{text}: nothing is admitted");
         let wait = refused.retry_after().expect("it fits later");
         assert!(wait <= Duration::from_micros(2 * PERIOD), "{text}: {wait:?}");
         nodes.advance(u64::try_from(wait.as_micros()).unwrap());
         assert!(nodes.hit(0, 1).await.is_admitted(), "{text}: not admitted after {wait:?}");
-        // And the other one goes on in its own year.
+        // The other node continues in its own year.
         let second_handle = nodes.hit(1, 1).await;
         assert_eq!(second_handle.at(), nodes.world.now().plus(YEAR), "{text}");
     }
 }
 
-/// What stands there of other policies of the name is moved with the rest.
+/// The states of other policies of the name are moved, too.
 #[tokio::test]
 async fn states_of_all_policies_of_a_name_leave_the_wrong_year() {
     let [fixed, moving] =
@@ -228,7 +228,7 @@ async fn no_instant_is_stored_without_max_skew() {
 
 /// A text that an older release wrote has no instant.
 #[tokio::test]
-async fn text_without_an_instant_is_read() {
+async fn text_without_an_instant_is_parsed() {
     let clock = ManualClock::default();
     let store = FakeCasStore::expiring_by(clock.clone());
     let end = clock.now().plus(PERIOD).as_micros();

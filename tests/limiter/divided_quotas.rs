@@ -1,4 +1,4 @@
-//! The share that one of several replicas has of a policy.
+//! The part of a policy for one of several replicas.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -13,7 +13,7 @@ fn divide(text: &str, replicas: u32) -> String {
 }
 
 #[test]
-fn shares_of_amount_burst_and_queue_are_at_least_one() {
+fn divided_amount_burst_and_queue_are_at_least_one() {
     assert_eq!(divide("fixed-window 10/minute", 3), "fixed-window 3/minute");
     assert_eq!(divide("fixed-window 10/minute", 10), "fixed-window 1/minute");
     assert_eq!(divide("fixed-window 10/minute", 11), "fixed-window 1/minute");
@@ -22,7 +22,7 @@ fn shares_of_amount_burst_and_queue_are_at_least_one() {
     assert_eq!(divide("token-bucket 10/second burst 3", 4), "token-bucket 2/second burst 1");
     assert_eq!(divide("leaky-bucket 10/second queue 20", 3), "leaky-bucket 3/second queue 6");
     assert_eq!(divide("leaky-bucket 10/second queue 2", 3), "leaky-bucket 3/second queue 1");
-    // Where nobody waits, nobody waits.
+    // A queue of 0 stays 0.
     assert_eq!(divide("leaky-bucket 10/second queue 0", 3), "leaky-bucket 3/second queue 0");
     assert_eq!(divide("leaky-bucket 10/second", 3), "leaky-bucket 3/second queue 3");
     for text in EVERY_STRATEGY {
@@ -32,7 +32,7 @@ fn shares_of_amount_burst_and_queue_are_at_least_one() {
 }
 
 #[test]
-fn share_keeps_the_policys_names_and_identity() {
+fn divided_policy_keeps_its_names_and_identity() {
     let three = NonZeroU32::new(3).unwrap();
     for text in ["10/minute", "\"free\": \"a\" 9/minute; fixed-window 12/day; shadow leaky-bucket 7/second"] {
         let whole = policy(text);
@@ -55,7 +55,7 @@ fn share_keeps_the_policys_names_and_identity() {
     assert_eq!(shadow.shadows()[0].limits()[0].capacity(), 3);
 }
 
-/// Accepts even amounts only, and divides its extra units too.
+/// Accepts only even amounts, and divides its extra units too.
 #[derive(Clone, Debug)]
 struct Even {
     extra: u32,
@@ -86,7 +86,7 @@ impl Strategy for Even {
 }
 
 #[test]
-fn custom_strategy_divides_itself_and_may_reject() {
+fn custom_strategy_divides_itself_and_may_reject_the_result() {
     let whole = Policy::new(Even { extra: 10 }, Quota::per_minute(20));
     assert_eq!(whole.divide(NonZeroU32::new(5).unwrap()).unwrap().limits()[0].capacity(), 4 + 2);
     let error = whole.divide(NonZeroU32::new(4).unwrap()).unwrap_err();
@@ -94,8 +94,8 @@ fn custom_strategy_divides_itself_and_may_reject() {
 }
 
 proptest! {
-    /// Whatever a limit of ours is, it has shares, which together are no more than it where there
-    /// are units for all.
+    /// Every built-in limit can be divided. The parts together do not exceed the limit if there is
+    /// a unit for each replica.
     #[test]
     fn every_built_in_limit_can_be_divided(
         amount in prop_oneof![1..=20_u32, any::<u32>()],

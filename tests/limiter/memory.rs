@@ -16,7 +16,7 @@ fn hit(limiter: &RateLimiter, key: impl Into<Key>) -> Decision {
     now(limiter.hit(&key.into()))
 }
 
-/// Field defect: unbounded maps; a map at its cap that admits every new client untracked.
+/// Field defects: unbounded maps, and a full map that admits every new client without counting.
 #[test]
 fn flood_of_keys_stays_within_the_cap_and_evicts_no_refused_key() {
     for (policy, max_keys) in [("2/minute", 1), ("2/minute", 7), ("fixed-window 2/minute", 1_000), ("2/minute", 5_000)]
@@ -48,14 +48,14 @@ fn new_key_is_refused_with_a_wait_if_all_others_are_refused() {
     let refused = now(limiter.hit(&newcomer));
     for decision in [&peeked, &refused] {
         assert!(decision.is_refused() && decision.is_storage_full());
-        assert_eq!(decision.retry_after(), Some(Duration::from_secs(30)), "when the first of the three may come back");
+        assert_eq!(decision.retry_after(), Some(Duration::from_secs(30)), "the wait of the first of the three");
         assert_eq!((decision.remaining(), decision.capacity()), (0, 1));
     }
     assert_eq!(limiter.storage().stats().newcomers_refused, 1, "a peek does not count");
     assert_eq!(limiter.storage().stats().keys, 3);
     clock.advance(Duration::from_secs(30));
     assert!(now(limiter.hit(&newcomer)).is_admitted());
-    assert!(hit(&limiter, 1_u64).is_refused(), "one who is being refused is not thrown out");
+    assert!(hit(&limiter, 1_u64).is_refused(), "a refused key is not evicted");
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn admitted_key_nearest_to_fresh_is_evicted_first() {
     assert_eq!(remembered, [1, 2, 3]);
 }
 
-/// A key of several limits is forgotten with the last of them.
+/// A key of several limits expires with the last of them.
 #[test]
 fn eviction_considers_the_longest_limit() {
     let (first, clock) = limiter("fixed-window 5/second; fixed-window 9/hour", 2);
@@ -80,7 +80,7 @@ fn eviction_considers_the_longest_limit() {
     assert!(hit(&second, "a minute to go").is_admitted());
     clock.advance(Duration::from_millis(1));
     assert!(hit(&second, "newcomer").is_admitted());
-    assert_eq!(now(second.peek(&"a minute to go".into())).remaining(), 5, "thrown out");
+    assert_eq!(now(second.peek(&"a minute to go".into())).remaining(), 5, "evicted");
     assert_eq!(now(first.peek(&"an hour to go".into())).limits()[1].remaining(), 8, "kept");
 }
 
@@ -94,7 +94,7 @@ fn expired_keys_are_evicted_first() {
     assert_eq!(now(limiter.peek(&1_u64.into())).remaining(), 1);
 }
 
-/// Field defect: garbage collection that stops after the first request; a sweeper left to the user.
+/// Field defects: garbage collection stops after the first request, or is left to the user.
 #[test]
 fn hits_on_one_key_sweep_all_expired_keys() {
     for policy in ["5/second", "moving-window 5/second", "token-bucket 5/second; elastic-window 3/second; 9/second"] {
@@ -108,7 +108,7 @@ fn hits_on_one_key_sweep_all_expired_keys() {
             let _ = hit(&limiter, "the one");
         }
         assert_eq!(limiter.storage().stats().keys, 1, "{policy}");
-        // And again: sweeping does not stop after the first round.
+        // Sweeping continues after the first round.
         for key in 0..20_000_u64 {
             let _ = hit(&limiter, key);
         }
@@ -135,9 +135,9 @@ fn calls_that_spend_nothing_store_nothing() {
     assert_eq!(limiter.storage().stats().keys, 0);
 }
 
-/// Field defect: a cap of 0 that disables the limit.
+/// Field defect: a cap of 0 disables the limit.
 #[test]
-fn a_storage_for_no_keys_is_an_error() {
+fn max_keys_of_zero_is_an_error() {
     let error = MemoryStorage::builder().max_keys(0).build().unwrap_err();
     assert!(error.to_string().contains("max_keys must be at least 1"), "{error}");
 }
@@ -156,15 +156,15 @@ fn policies_share_states_only_under_equal_names() {
     assert_eq!(remaining(policy("fixed-window 5/minute; 9/hour")), [5, 9]);
     assert_eq!(remaining(policy("fixed-window 5/minute; 9/hour").with_name("free")), [4, 8]);
     assert_eq!(remaining(policy("fixed-window 5/minute").with_name("free")), [4]);
-    // Field defect: a limit lowered or raised keeps what was spent.
+    // A lowered or raised limit keeps the spent units.
     assert_eq!(remaining(policy("fixed-window 3/minute; 20/hour").with_name("free")), [2, 19]);
-    // A state written by another strategy is fresh, the limit beside it is not.
+    // A limit of another strategy starts fresh. The other limit keeps its state.
     assert_eq!(remaining(policy("elastic-window 5/minute; 9/hour").with_name("free")), [5, 8]);
 }
 
-/// Field defect: `remaining` negative after the limit was lowered.
+/// Field defect: `remaining` is negative after the limit was lowered.
 #[test]
-fn a_lowered_limit_refuses_until_what_was_spent_fits() {
+fn lowered_limit_refuses_until_the_spent_units_fit() {
     for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter"] {
         let (before, clock) = limiter(&format!("{strategy} 50/minute"), 10);
         let lowered = policy(&format!("{strategy} 5/minute")).with_name("p");
@@ -180,23 +180,23 @@ fn a_lowered_limit_refuses_until_what_was_spent_fits() {
 }
 
 #[test]
-fn a_bucket_whose_quota_changes_keeps_the_instant_at_which_it_is_full() {
+fn bucket_with_a_changed_quota_keeps_the_instant_at_which_it_is_full() {
     let (before, clock) = limiter("token-bucket 60/minute", 10);
     let named = |text: &str| policy(text).with_name("p");
     let before = RateLimiter::with_storage(before.policy().clone().with_name("p"), before.storage().clone());
     let _ = now(before.hit_with_cost(&"alice".into(), 30));
     for (text, remaining) in [("token-bucket 6/minute", 3), ("token-bucket 600/minute", 300)] {
         let after = RateLimiter::with_storage(named(text), before.storage().clone());
-        assert_eq!(now(after.peek(&"alice".into())).remaining(), remaining, "half a minute is owed");
+        assert_eq!(now(after.peek(&"alice".into())).remaining(), remaining, "the bucket is full in half a minute");
     }
     clock.advance(Duration::from_secs(30));
     let after = RateLimiter::with_storage(named("token-bucket 6/minute"), before.storage().clone());
     assert_eq!(now(after.peek(&"alice".into())).remaining(), 6);
 }
 
-/// A hit on a known key allocates nothing, admitted or refused.
+/// For admitted and refused hits.
 #[test]
-fn a_hit_on_a_known_key_allocates_nothing() {
+fn hit_on_a_stored_key_does_not_allocate() {
     let mut policies: Vec<String> = STRATEGY_NAMES.map(|strategy| format!("{strategy} 1000/minute")).into();
     policies.push("1000/minute; token-bucket 2000/minute; fixed-window 3000/hour; elastic-window 50000/day".to_owned());
     for policy in policies {
@@ -207,7 +207,7 @@ fn a_hit_on_a_known_key_allocates_nothing() {
         }
         let admitted = allocation_counter::measure(|| {
             for key in keys.iter().cycle().take(300) {
-                // A leaky bucket turns away what would have to wait.
+                // `admit` refuses a hit that a leaky bucket would delay.
                 assert!(now(limiter.hit(key)).is_admitted() && (limiter.admit(key) || policy.starts_with("leaky")));
             }
         });
@@ -220,9 +220,9 @@ fn a_hit_on_a_known_key_allocates_nothing() {
     }
 }
 
-/// Big products are exact: amounts times periods far above 2^53.
+/// Products of amounts and periods are exact, even far above 2^53.
 #[test]
-fn big_quotas_are_exact() {
+fn large_quotas_are_exact() {
     for (text, amount) in [("10000/month", 10_000_u32), ("1000000/day", 1_000_000), ("300/year", 300)] {
         for strategy in ["", "token-bucket ", "moving-window ", "fixed-window ", "leaky-bucket "] {
             let (limiter, clock) = limiter(&format!("{strategy}{text}"), 10);
@@ -242,9 +242,9 @@ fn big_quotas_are_exact() {
     }
 }
 
-/// A request that is free is let through, whatever the state of the storage or of the queue.
+/// A free request is admitted in any state of the storage or of the queue.
 #[test]
-fn cost_0_is_admitted_at_once_also_when_the_storage_is_full() {
+fn cost_0_is_admitted_at_once_even_if_the_storage_is_full() {
     let (limiter, _) = limiter("fixed-window 1/minute", 1);
     assert!(hit(&limiter, "resident").is_admitted());
     assert!(hit(&limiter, "newcomer").is_storage_full());
@@ -267,7 +267,7 @@ fn refused_new_key_evicts_nothing() {
 }
 
 #[test]
-fn a_log_that_need_not_grow_needs_no_room() {
+fn log_that_does_not_grow_needs_no_room() {
     let clock = ManualClock::default();
     let storage = MemoryStorage::builder().max_keys(2).clock(clock.clone()).build().unwrap();
     let moving = RateLimiter::with_storage(policy("moving-window 4/second"), storage.clone());
@@ -277,12 +277,12 @@ fn a_log_that_need_not_grow_needs_no_room() {
         clock.advance(Duration::from_millis(250));
     }
     assert!(hit(&fixed, "b").is_admitted());
-    assert!(hit(&moving, "a").is_admitted(), "its first entry has expired and makes place for the next");
+    assert!(hit(&moving, "a").is_admitted(), "its first entry has expired, so the log does not grow");
 }
 
-/// A strategy that panics spoils nothing for others.
+/// A panic in a strategy must not affect other policies.
 #[test]
-fn a_panic_in_a_strategy_leaves_the_storage_usable() {
+fn storage_is_usable_after_a_panic_in_a_strategy() {
     use tower_ratelimit::strategy::{Hit, Log, State, Status, Strategy};
     use tower_ratelimit::{FixedWindow, Timestamp};
 
@@ -295,7 +295,7 @@ fn a_panic_in_a_strategy_leaves_the_storage_usable() {
         }
 
         fn check(&self, _: &Quota, _: &State, _: Timestamp, cost: u32) -> Status {
-            assert!(cost < 2, "on purpose");
+            assert!(cost < 2, "panics on purpose");
             Status::admitted(1_000, 1_000, 0)
         }
 
@@ -326,12 +326,12 @@ fn a_panic_in_a_strategy_leaves_the_storage_usable() {
     for _ in 0..1_000 {
         let _ = hit(&fixed, "k");
     }
-    assert_eq!(fixed.storage().stats().keys, 1, "sweeping goes on");
+    assert_eq!(fixed.storage().stats().keys, 1, "sweeping continues");
 }
 
-/// Field defect: burst + 1 after an idle spell.
+/// Field defect: an idle client gets burst + 1 units.
 #[test]
-fn a_fresh_and_an_idle_key_admit_the_same() {
+fn fresh_and_idle_keys_are_treated_equally() {
     for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter", "token-bucket"] {
         let (limiter, clock) = limiter(&format!("{strategy} 7/second"), 10);
         let burst = || (0..20).filter(|_| hit(&limiter, "k").is_admitted()).count();
@@ -341,9 +341,9 @@ fn a_fresh_and_an_idle_key_admit_the_same() {
     }
 }
 
-/// Field defect: two limits whose hashes collide in 30 bits and so share their states.
+/// Field defect: two limits whose 30-bit hashes collide share their states.
 #[test]
-fn limits_with_colliding_hashes_count_apart() {
+fn limits_with_colliding_hashes_count_separately() {
     let (first, second) = ("fixed-window 10/minute", "fixed-window 100/2786174215 ms");
     let (limiter, _) = limiter(&format!("{first}; {second}"), 10);
     let decision = hit(&limiter, "k");
@@ -368,9 +368,9 @@ fn digests_of_a_policy_differ() {
     assert_eq!(digests.len(), 42);
 }
 
-/// Field defect: several limits, the earlier ones spent although a later one refused.
+/// Field defect: the earlier limits are spent although a later one refuses.
 #[test]
-fn refusal_takes_nothing_from_any_limit() {
+fn refusal_spends_nothing_from_any_limit() {
     let (limiter, _) = limiter("10/minute; fixed-window 1/minute", 10);
     let _ = hit(&limiter, "k");
     for _ in 0..5 {
@@ -396,7 +396,7 @@ fn admit_equals_hit() {
         let (limiter, clock) = limiter(policy, 10);
         let alice = Key::from("alice");
         assert!(limiter.admit(&alice) && limiter.admit_with_cost(&alice, 0));
-        // A leaky bucket's second one would have to wait.
+        // A leaky bucket would delay the second hit.
         assert_eq!(limiter.admit(&alice), !policy.starts_with("leaky"));
         assert!(!limiter.admit_with_cost(&alice, 2), "{policy}");
         let spent = if policy.starts_with("leaky") { 1 } else { 2 };
@@ -414,7 +414,7 @@ fn repeatedly_refused_key_is_admitted_after_its_wait() {
         let hammer = || (0..50).fold(hit(&limiter, "k"), |_, _| hit(&limiter, "k"));
         let refused = hammer();
         assert!(refused.is_refused());
-        clock.advance(refused.retry_after().expect("it will be admitted again"));
+        clock.advance(refused.retry_after().expect("the hit fits later"));
         assert!(hit(&limiter, "k").is_admitted(), "{strategy}");
         assert!(hammer().is_refused());
         now(limiter.clear(&"k".into()));
@@ -425,9 +425,9 @@ fn repeatedly_refused_key_is_admitted_after_its_wait() {
     }
 }
 
-/// However long what is asked would take to come back.
+/// Also if the cost would take very long to refill.
 #[test]
-fn a_cost_above_the_capacity_is_refused() {
+fn cost_above_the_capacity_is_refused() {
     for (policy, cost) in [("1/year", 584_943), ("1/day", 213_503_983), ("1/365 days", u32::MAX)] {
         let (limiter, _) = limiter(&format!("token-bucket {policy}"), 10);
         let key = Key::from("k");
@@ -446,7 +446,7 @@ fn evicting_a_refused_key_drops_its_refusal_hint() {
         let key = Key::from("k");
         assert!(now(limiter.hit_with_cost(&key, 10)).is_admitted());
         assert!(now(limiter.hit_with_cost(&key, 5)).is_refused());
-        // It has one unit and may be thrown out; it is nearer to fresh than the others.
+        // It has one unit, so it may be evicted, and it expires before the others.
         clock.advance(Duration::from_millis(150));
         assert!((0..1_000_u64).all(|other| now(limiter.hit_with_cost(&other.into(), 9)).is_admitted()));
         let fresh = now(limiter.peek_with_cost(&key, 5));
@@ -474,9 +474,9 @@ fn key_refused_by_a_lowered_limit_is_not_evicted() {
     assert_eq!(storage.stats().keys, 2);
 }
 
-/// A yes is looked for first and a refusal decided after, but it happens once.
+/// The middleware calls `try_admit` first and then `decide`, but the refusal counts once.
 #[tokio::test]
-async fn a_refusal_through_the_middleware_counts_once() {
+async fn refusal_through_the_middleware_counts_once() {
     use tower::{Layer, Service, ServiceExt, service_fn};
     use tower_ratelimit::{Global, RateLimitLayer};
 
@@ -491,7 +491,7 @@ async fn a_refusal_through_the_middleware_counts_once() {
 }
 
 #[test]
-fn a_peek_is_never_a_hit_at_once() {
+fn try_admit_returns_false_for_peeks() {
     use tower_ratelimit::storage::{Storage, StorageRequest};
     use tower_ratelimit::{Op, Policy};
 
@@ -504,7 +504,7 @@ fn a_peek_is_never_a_hit_at_once() {
     assert!(storage.try_admit(StorageRequest::new(&policy, &key, Op::Hit, 1), None));
 }
 
-/// However it is hit meanwhile: by its own policy, or by one of the same name with more limits.
+/// In between, the key is hit by its own policy, or by one of the same name with more limits.
 #[test]
 fn repeated_refusal_reports_units_refilled_since() {
     let one = r#""u": token-bucket 10/second"#;
@@ -529,7 +529,7 @@ fn every_counted_refusal_counts_even_at_one_instant() {
     clock.advance(Duration::from_secs(30));
     assert!(hit(&limiter, "k").is_refused());
     clock.advance(Duration::from_secs(31));
-    assert!(hit(&limiter, "k").is_refused(), "be quiet first");
+    assert!(hit(&limiter, "k").is_refused(), "each refused hit extends the wait");
 }
 
 #[test]
@@ -538,18 +538,18 @@ fn keys_with_and_without_a_trailing_zero_byte_differ() {
     assert!(limiter.admit(&"a".into()) && limiter.admit(&"a\0".into()) && !limiter.admit(&"a".into()));
 }
 
-/// Wherever it is looked for first: on one limit, on several.
+/// For policies of one limit and of several.
 #[test]
-fn refusal_found_by_hit_at_once_counts_once() {
+fn refusal_found_by_try_admit_counts_once() {
     use tower_ratelimit::storage::{Storage, StorageRequest};
     use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
     use tower_ratelimit::{Op, Timestamp};
 
-    /// One hit, and a microsecond more to wait for each that is refused.
+    /// Admits one hit. Each refused hit extends the wait by a microsecond.
     #[derive(Clone, Copy, Debug)]
-    struct Penal;
+    struct ExtendingStrategy;
 
-    impl Strategy for Penal {
+    impl Strategy for ExtendingStrategy {
         fn name(&self) -> &'static str {
             "penal"
         }
@@ -580,28 +580,28 @@ fn refusal_found_by_hit_at_once_counts_once() {
         fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit) {}
     }
 
-    let one = Policy::new(Penal, Quota::per_day(1));
-    for policy in [one.clone(), one.limit(Penal, Quota::per_day(1))] {
+    let one = Policy::new(ExtendingStrategy, Quota::per_day(1));
+    for policy in [one.clone(), one.limit(ExtendingStrategy, Quota::per_day(1))] {
         let storage = MemoryStorage::new();
         let key = Key::from("k");
-        let ask = || StorageRequest::new(&policy, &key, Op::Hit, 1);
-        assert!(storage.try_admit(ask(), None));
+        let request = || StorageRequest::new(&policy, &key, Op::Hit, 1);
+        assert!(storage.try_admit(request(), None));
         for refusals in 1..5 {
-            assert!(!storage.try_admit(ask(), None));
-            let refused = now(storage.decide(ask()));
+            assert!(!storage.try_admit(request(), None));
+            let refused = now(storage.decide(request()));
             assert_eq!(refused.retry_after(), Some(Duration::from_micros(1 + refusals)));
         }
     }
 }
 
 #[test]
-fn reset_forgets_every_key_and_its_bytes() {
+fn reset_removes_every_key_and_its_bytes() {
     let (limiter, _) = limiter("moving-window 200/day; 300/day", 100_000);
     for client in 0..1_000_u64 {
         let cost = if client == 7 { 200 } else { 1 };
         assert!(now(limiter.hit_with_cost(&Key::from(client), cost)).is_admitted());
     }
-    // Several entries, and a published refusal.
+    // Several entries, and a published refusal hint.
     for _ in 0..3 {
         assert!(now(limiter.hit(&Key::from(7))).is_refused());
     }

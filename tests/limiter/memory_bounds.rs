@@ -1,4 +1,4 @@
-//! The memory storage when it is full: its bounds, its logs, newcomers, and the memory of a flood.
+//! The full memory storage: its bounds, its logs, new keys, and the memory of a flood.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn hit(limiter: &RateLimiter, key: impl Into<Key>) -> Decision {
     now(limiter.hit(&key.into()))
 }
 
-/// As many limits, with different periods.
+/// A policy of this many limits with different periods.
 fn several(limits: u64, strategy: &str, shadow: bool) -> Policy {
     let of = |period: u64| format!("{strategy} 100000/{} min", 100 + period);
     let mut text = (0..limits).map(of).collect::<Vec<_>>().join("; ");
@@ -32,8 +32,8 @@ fn several(limits: u64, strategy: &str, shadow: bool) -> Policy {
     policy(&text)
 }
 
-/// The hits of a flood of keys, in which some come back. A layer decides shadow limits as policies of
-/// their own.
+/// Hits a flood of keys, some of them twice. Like a layer, it decides shadow limits as separate
+/// policies.
 fn flood(storage: &MemoryStorage, clock: &ManualClock, policy: &Policy, hits: u64, mut after_each: impl FnMut()) {
     let policies = [policy].into_iter().chain(policy.shadows());
     let limiters: Vec<_> = policies.map(|policy| RateLimiter::with_storage(policy.clone(), storage.clone())).collect();
@@ -47,7 +47,7 @@ fn flood(storage: &MemoryStorage, clock: &ManualClock, policy: &Policy, hits: u6
     }
 }
 
-/// Field defect: a log that doubles after one key of weight 1 was evicted, 4.2 times the bound.
+/// Field defect: a log doubles after one key of weight 1 was evicted, to 4.2 times the bound.
 #[test]
 fn bytes_stay_within_their_bound_for_any_number_of_limits() {
     for limits in [1, 2, 6, 7, 20] {
@@ -70,7 +70,7 @@ fn bytes_stay_within_their_bound_for_any_number_of_limits() {
 }
 
 #[test]
-fn counted_bytes_are_those_that_are_allocated() {
+fn counted_bytes_equal_the_allocated_bytes() {
     for (text, hits) in [
         ("fixed-window 10/day", 100_000),
         ("fixed-window 10/day; token-bucket 9/day; shadow fixed-window 5/hour", 40_000),
@@ -85,11 +85,11 @@ fn counted_bytes_are_those_that_are_allocated() {
         let most = usize::try_from(info.bytes_max).unwrap();
         assert!(allocated <= counted + counted / 10 + FIXED, "{text}: {allocated} allocated, {counted} counted");
         assert!(allocated + FIXED >= counted - counted / 7, "{text}: {allocated} allocated, {counted} counted");
-        assert!(most <= 2 * MIB + 2 * MIB / 10 + FIXED, "{text}: {most} at the worst instant");
+        assert!(most <= 2 * MIB + 2 * MIB / 10 + FIXED, "{text}: {most} at the peak");
     }
 }
 
-/// Field defect: 30 addresses shut out all others.
+/// Field defect: 30 addresses lock out all others.
 #[test]
 fn long_logs_that_cannot_grow_refuse_their_own_clients_only() {
     let (storage, clock) = storage(50_000, 4 * MIB);
@@ -136,11 +136,11 @@ fn client_whose_log_cannot_grow_is_admitted_after_its_wait() {
     clock.advance(wait.saturating_sub(Duration::from_micros(1)));
     assert!(hit(&limiter, "greedy").is_refused());
     clock.advance(Duration::from_micros(1));
-    assert!(hit(&limiter, "greedy").is_admitted(), "its oldest entry has expired");
+    assert!(hit(&limiter, "greedy").is_admitted(), "the oldest entry of its log has expired");
 }
 
 #[test]
-fn short_logs_evict_other_logs_and_no_refused_one() {
+fn short_logs_evict_other_logs_but_no_refused_key() {
     let (storage, clock) = storage(100_000, MIB);
     let limiter = RateLimiter::with_storage(policy("moving-window 3/day"), storage.clone());
     for _ in 0..4 {
@@ -154,11 +154,11 @@ fn short_logs_evict_other_logs_and_no_refused_one() {
     }
     assert!(hit(&limiter, u64::MAX).is_refused());
     let is_stored = |key: u64| now(others.peek(&key.into())).remaining() == 2;
-    assert_eq!((0..1_000).filter(|&key| is_stored(key)).count(), 1_000, "a log takes no room from small states");
+    assert_eq!((0..1_000).filter(|&key| is_stored(key)).count(), 1_000, "a log does not evict small states");
 }
 
 #[test]
-fn newcomers_are_refused_or_admitted_as_chosen_and_counted() {
+fn new_keys_are_refused_or_admitted_as_configured_and_counted() {
     for (on_full, strategy) in [
         (OnFull::Refuse, "fixed-window 1/day"),
         (OnFull::Admit, "fixed-window 1/day"),
@@ -188,7 +188,7 @@ fn newcomers_are_refused_or_admitted_as_chosen_and_counted() {
 }
 
 #[test]
-fn newcomers_with_logs_are_admitted_as_chosen() {
+fn new_keys_with_logs_are_admitted_as_configured() {
     let builder = MemoryStorage::builder().max_bytes(65_536).on_full(OnFull::Admit);
     let storage = builder.clock(ManualClock::default()).build().unwrap();
     let limiter = RateLimiter::with_storage(policy("moving-window 1/day"), storage.clone());
@@ -211,15 +211,15 @@ fn refund_makes_a_key_evictable_at_once() {
 }
 
 #[test]
-fn bound_of_few_bytes_is_an_error() {
+fn too_small_max_bytes_is_an_error() {
     let error = MemoryStorage::builder().max_bytes(65_535).build().unwrap_err();
     assert!(error.to_string().contains("invalid max_bytes 65535: it must be at least 65_536"), "{error}");
     assert!(MemoryStorage::builder().max_bytes(65_536).build().is_ok());
 }
 
-/// Field defect: the memory of a flood comes back only after millions of hits.
+/// Field defect: the memory of a flood is freed only after millions of hits.
 #[test]
-fn memory_of_a_flood_comes_back_with_a_few_thousand_hits_or_peeks() {
+fn memory_of_a_flood_is_freed_within_a_few_thousand_hits_or_peeks() {
     for text in ["fixed-window 5/second", "fixed-window 5/second; 9/second", "moving-window 5/second"] {
         for op in [Op::Hit, Op::Peek] {
             let (storage, clock) = memory_with_manual_clock();

@@ -1,4 +1,4 @@
-//! Policies that change while their states live on.
+//! Policies that change while their states exist.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl Account {
     }
 }
 
-/// Field defect: a limit lowered or raised keeps or wipes what was spent.
+/// Field defect: lowering or raising a limit deletes the spent units.
 #[tokio::test]
 async fn windows_keep_the_units_that_were_spent() {
     for strategy in STRATEGY_NAMES.into_iter().filter(|name| !name.ends_with("bucket")) {
@@ -54,7 +54,7 @@ async fn buckets_keep_the_spent_proportion() {
             assert_eq!(account.left(&format!("{strategy} {amount}/minute")).await, left + extra, "{strategy} {amount}");
         }
         account.1.advance(Duration::from_secs(18));
-        // Six tenths of a minute were owed, and three have passed.
+        // The bucket needed six tenths of a minute to be full, and three have passed.
         for (amount, left) in [(20, 14), (10, 7), (100, 70)] {
             assert_eq!(account.left(&format!("{strategy} {amount}/minute")).await, left, "{strategy} {amount}");
         }
@@ -64,10 +64,10 @@ async fn buckets_keep_the_spent_proportion() {
     for (text, left) in [
         ("token-bucket 20/minute burst 40", 10),
         ("token-bucket 2/minute burst 4", 1),
-        // The burst alone: what was spent stays.
+        // Only the burst changes: the spent units stay.
         ("token-bucket 10/minute burst 30", 15),
         ("token-bucket 10/minute burst 15", 0),
-        // The amount alone: so does the time until it is full, a minute and a half.
+        // Only the amount changes: the time until the bucket is full stays, a minute and a half.
         ("token-bucket 5/minute burst 20", 12),
         ("token-bucket 20/minute burst 20", 0),
     ] {
@@ -80,7 +80,7 @@ async fn buckets_keep_the_spent_proportion() {
 }
 
 #[tokio::test]
-async fn a_changed_period_strategy_or_place_starts_fresh() {
+async fn changed_period_strategy_or_position_starts_fresh() {
     for strategy in STRATEGY_NAMES {
         let account = Account::new();
         let text = format!("{strategy} 10/minute");
@@ -93,7 +93,11 @@ async fn a_changed_period_strategy_or_place_starts_fresh() {
         {
             assert_eq!(account.left(&changed).await, fresh, "{changed}");
         }
-        assert_eq!(account.left(&format!("{strategy} 10/60 seconds")).await, left, "the same period in other words");
+        assert_eq!(
+            account.left(&format!("{strategy} 10/60 seconds")).await,
+            left,
+            "the same period in another notation"
+        );
         let other = if strategy == "fixed-window" { "moving-window" } else { "fixed-window" };
         assert_eq!(account.left(&format!("{other} 10/minute")).await, 10);
         let moved = account.under(&format!("1000/day; {text}"));
@@ -127,7 +131,7 @@ async fn unchanged_limits_keep_their_state() {
     assert_eq!(left, [10, 193]);
 }
 
-/// A client spends everything under the first quota, and then the second one decides.
+/// A client spends everything under the first quota, then the second quota decides.
 const CHANGED: [(&str, &str); 6] = [
     ("token-bucket 10/minute burst 20", "token-bucket 100/minute burst 20"),
     ("token-bucket 10/minute burst 10", "token-bucket 600/minute burst 10"),
@@ -137,7 +141,8 @@ const CHANGED: [(&str, &str); 6] = [
     ("leaky-bucket 10/minute queue 19", "leaky-bucket 10/minute queue 3"),
 ];
 
-/// Field defect: 181 refusals in a row each promised 0.6 s, and the client was admitted after 108.6 s.
+/// Field defect: 181 consecutive refusals each promised 0.6 s, and the client was admitted after
+/// 108.6 s.
 #[tokio::test]
 async fn retry_after_of_a_bucket_is_tight_after_its_quota_changed() {
     let micro = Duration::from_micros(1);
@@ -154,7 +159,7 @@ async fn retry_after_of_a_bucket_is_tight_after_its_quota_changed() {
         for step in 1..=3 {
             account.1.advance(promised / 4);
             let refused = limiter.hit(&key).await.unwrap().retry_after();
-            assert_eq!(refused, Some(promised.saturating_sub(promised / 4 * step)), "{before} -> {after}, look {step}");
+            assert_eq!(refused, Some(promised.saturating_sub(promised / 4 * step)), "{before} -> {after}, step {step}");
         }
         account.1.advance(promised.saturating_sub(promised / 4 * 3 + micro));
         assert_eq!(limiter.peek(&key).await.unwrap().retry_after(), Some(micro), "{before} -> {after}");
@@ -165,7 +170,7 @@ async fn retry_after_of_a_bucket_is_tight_after_its_quota_changed() {
 
 /// In a rolling deployment two quotas decide in turn.
 #[tokio::test]
-async fn quotas_that_alternate_forgive_no_debt() {
+async fn alternating_quotas_do_not_reduce_the_wait() {
     let account = Account::new();
     let mut admitted = 0;
     for _ in 0..100 {

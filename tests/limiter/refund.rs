@@ -1,4 +1,4 @@
-//! Refunds: how much they return, where, and for how long.
+//! Refunds: their amount, their window, and their time limit.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ impl Limiter {
 }
 
 #[test]
-fn refund_returns_what_the_hit_took() {
+fn refund_returns_the_cost_of_the_hit() {
     for policy in [
         "fixed-window 5/second",
         "fixed-window-aligned 5/second",
@@ -59,13 +59,13 @@ fn refund_returns_what_the_hit_took() {
         let refused = limiter.hit(2);
         assert!(refused.is_refused());
         limiter.refund(&refused);
-        assert_eq!(limiter.remaining(), 1, "{policy}: a refusal gives nothing back");
+        assert_eq!(limiter.remaining(), 1, "{policy}: a refusal refunds nothing");
         limiter.refund(&taken);
         assert_eq!(limiter.remaining(), 4, "{policy}");
     }
 }
 
-/// Field defect: a refund lands in the next window and drives it negative.
+/// Field defect: a refund goes to the next window and makes it negative.
 #[test]
 fn refund_of_an_expired_hit_returns_nothing() {
     for (policy, forgotten_after) in [
@@ -118,7 +118,7 @@ fn sliding_window_refunds_the_bucket_of_the_hit() {
         limiter.wait(1_000);
         let _ = limiter.hit(1);
         limiter.wait(500);
-        assert_eq!(limiter.remaining(), 5, "half of eight, and one");
+        assert_eq!(limiter.remaining(), 5, "half of the previous eight, and one");
         limiter.refund(&taken);
         assert_eq!(limiter.remaining(), 9, "{policy}");
     }
@@ -134,7 +134,7 @@ fn elastic_window_refunds_until_the_hit_or_the_window_expires() {
     assert_eq!(limiter.remaining(), 4);
     limiter.wait(200);
     limiter.refund(&taken);
-    assert_eq!(limiter.remaining(), 4, "a second after the hit it is forgotten, though the window lives on");
+    assert_eq!(limiter.remaining(), 4, "the hit expires after a second, although the window continues");
 }
 
 /// Units that were refilled are not refunded again. The oldest hit is refilled first.
@@ -147,22 +147,22 @@ fn token_bucket_refunds_only_units_not_yet_refilled() {
     limiter.wait(50);
     assert_eq!(limiter.remaining(), 4);
     limiter.refund(&first);
-    assert_eq!(limiter.remaining(), 5, "as if the first had never been");
+    assert_eq!(limiter.remaining(), 5, "as if the first hit had never happened");
     limiter.refund(&second);
     assert_eq!(limiter.remaining(), 10);
 }
 
 #[test]
-fn leaky_bucket_refunds_only_the_last_place() {
+fn leaky_bucket_refunds_only_the_last_slot() {
     let limiter = Limiter::new("leaky-bucket 1/second queue 4");
     let _served = limiter.hit(1);
     let (earlier, last) = (limiter.hit(1), limiter.hit(1));
     limiter.refund(&earlier);
-    assert_eq!(limiter.remaining(), 2, "nobody behind it moves up");
+    assert_eq!(limiter.remaining(), 2, "later requests do not move up");
     limiter.refund(&last);
     assert_eq!(limiter.remaining(), 3);
     limiter.refund(&earlier);
-    assert_eq!(limiter.remaining(), 4, "now it is the last");
+    assert_eq!(limiter.remaining(), 4, "its slot is the last now");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Quotas, policies and keys: what they say, what they refuse, how they read back.
+//! Quotas, policies and keys: text forms, validation and equality.
 
 use std::fmt::Debug;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,7 +11,7 @@ use tower_ratelimit::{
 };
 
 #[test]
-fn a_quota_alone_slides_and_one_with_a_burst_is_a_bucket() {
+fn quota_is_a_sliding_window_and_with_a_burst_a_token_bucket() {
     assert_eq!(Policy::from(Quota::per_minute(60)).to_string(), "sliding-window-counter 60/minute");
     assert_eq!(Policy::from(Quota::per_second(10).burst(20)).to_string(), "token-bucket 10/second burst 20");
     assert_eq!("60/minute".parse(), Ok(Policy::from(Quota::per_minute(60))));
@@ -19,7 +19,7 @@ fn a_quota_alone_slides_and_one_with_a_burst_is_a_bucket() {
 }
 
 #[test]
-fn policies_read_back_as_themselves() {
+fn policies_round_trip_as_text() {
     let second = Quota::per_second(10);
     let policies = [
         Policy::new(FixedWindow::new(), second),
@@ -46,7 +46,7 @@ fn policies_read_back_as_themselves() {
 }
 
 #[test]
-fn quotas_read_back_as_themselves() {
+fn quotas_round_trip_as_text() {
     let periods =
         [1, 7, 1_000, 1_001, 60_000, 90_000, 3_600_000, 86_400_000, 604_800_000, 2_592_000_000, 31_536_000_000];
     for millis in periods {
@@ -56,11 +56,11 @@ fn quotas_read_back_as_themselves() {
         }
     }
     assert_eq!(Quota::per(3, Duration::from_secs(7_200)).to_string(), "3/2 hours");
-    assert_eq!(Quota::per(3, Duration::from_micros(1_500)).to_string(), "3/1500us", "which no string can say");
+    assert_eq!(Quota::per(3, Duration::from_micros(1_500)).to_string(), "3/1500us", "which has no text form");
 }
 
 #[test]
-fn second_names_are_read() {
+fn alternative_names_are_parsed() {
     for (second, first) in [
         ("gcra 5/second burst 9", "token-bucket 5/second burst 9"),
         ("GCRA 5/s", "token-bucket 5/second"),
@@ -76,9 +76,9 @@ fn second_names_are_read() {
     }
 }
 
-/// Every error quotes what could not be read and shows a right example.
+/// Every error quotes the invalid text and contains a valid example.
 #[test]
-fn errors_say_what_was_wrong_and_what_to_write() {
+fn errors_quote_the_text_and_suggest_a_correction() {
     for (text, quoted, hint) in [
         ("10/fortnight", "\"fortnight\"", "expected s, min, h"),
         ("TokenBucket 5/s", "\"TokenBucket\"", "did you mean \"token-bucket 5/s\"?"),
@@ -111,11 +111,11 @@ fn errors_say_what_was_wrong_and_what_to_write() {
         let error = text.parse::<Policy>().expect_err(text).to_string();
         assert!(error.contains(quoted) && error.contains(hint), "{text:?}: {error}");
         let example = error.contains("for example") || error.contains("use at most") || error.contains("write");
-        assert!(example, "{text:?} shows no example: {error}");
+        assert!(example, "{text:?}: no example: {error}");
     }
 }
 
-/// Field defect: a policy's name injected into a structured field.
+/// Field defect: a policy's name is injected into a structured field.
 #[test]
 fn invalid_header_names_are_build_errors() {
     for name in ["", "a\nb", "a\u{0}", "caf\u{e9}", "\u{7f}"] {
@@ -150,7 +150,7 @@ fn invalid_values_panic_in_constructors_and_are_errors_in_try_constructors() {
 }
 
 fn panic_message<T: Debug>(make: impl FnOnce() -> T + std::panic::UnwindSafe) -> String {
-    let panic = catch_unwind(make).expect_err("it can be made");
+    let panic = catch_unwind(make).expect_err("the constructor panics");
     panic.downcast_ref::<&str>().map_or_else(|| panic.downcast_ref::<String>().unwrap().clone(), ToString::to_string)
 }
 
@@ -165,7 +165,7 @@ fn limits_are_named_by_policy_and_number() {
 
 /// Field defect: composite keys joined by a separator run together.
 #[test]
-fn keys_of_different_things_differ() {
+fn keys_of_different_values_differ() {
     let (a, ab, bc, c) = (Key::from("a"), Key::from("ab"), Key::from("bc"), Key::from("c"));
     let long = Key::from("x".repeat(300));
     let keys = [
@@ -195,7 +195,7 @@ fn keys_of_different_things_differ() {
         }
     }
     let text = "y".repeat(45);
-    assert_eq!(Key::from(&*text), Key::from(text.clone()), "however it was made");
+    assert_eq!(Key::from(&*text), Key::from(text.clone()), "equal from any source");
     assert_eq!(Key::from(text.clone() + "y"), Key::from((text + "y").as_bytes()));
 }
 

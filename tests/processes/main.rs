@@ -1,7 +1,7 @@
-//! Eight processes on one key, each with connections of its own: together they are admitted exactly
-//! as often as the limit says, on every store that they can share.
+//! Eight processes with separate connections hit one key. Together they are admitted exactly up to
+//! the limit, on every shared storage.
 //!
-//! Without a harness, as each of the eight is this program again.
+//! It runs without the test harness, because each of the eight processes runs this program.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tower_ratelimit::storage::AnyStorage;
 use tower_ratelimit::{Key, RateLimiter};
 
-/// The URL and the policy, for a process that is one of many.
+/// The environment variables that make this process one of the eight: the URL and the policy.
 const URL: &str = "TOWER_RATELIMIT_PROCESS_URL";
 const POLICY: &str = "TOWER_RATELIMIT_PROCESS_POLICY";
 
@@ -21,7 +21,7 @@ const PROCESSES: usize = 8;
 const TASKS: usize = 4;
 const LIMIT: u32 = 500;
 
-/// Stands for a strategy that the server does not know: it is compared and swapped.
+/// Selects the custom strategy, which Redis runs by compare-and-swap.
 const FOREIGN: &str = "foreign";
 
 fn main() {
@@ -46,14 +46,14 @@ fn main() {
             let admitted: Vec<u32> = together(many);
             println!("{strategy} on {place}: {admitted:?} admitted");
             assert_eq!(admitted.iter().sum::<u32>(), LIMIT, "{strategy} on {place}");
-            // Whoever has just swapped is the first to try again, and may go on to the last.
+            // With compare-and-swap, the process that swapped last may win all further swaps.
             let several = admitted.iter().filter(|admitted| **admitted > 0).count() > 1;
-            assert!(several || swaps || strategy == FOREIGN, "they were there at once");
+            assert!(several || swaps || strategy == FOREIGN, "several processes were admitted");
         }
     }
 }
 
-/// One of the eight.
+/// One of the eight processes.
 struct Process {
     child: Child,
     says: BufReader<ChildStdout>,
@@ -69,7 +69,7 @@ impl Process {
     }
 }
 
-/// Lets them go at once when all are connected; how often each was admitted.
+/// Starts all processes at once after they have connected. Returns the admitted hits of each.
 fn together(mut many: Vec<Process>) -> Vec<u32> {
     for process in &mut many {
         let mut line = String::new();
@@ -88,7 +88,7 @@ fn together(mut many: Vec<Process>) -> Vec<u32> {
     ended.collect()
 }
 
-/// Asks until it is refused, in several tasks on one connection.
+/// Hits until it is refused, in several tasks on one connection.
 #[tokio::main(flavor = "current_thread")]
 async fn one_of_many(url: &str, policy: &str) {
     let policy = match policy {

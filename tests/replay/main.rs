@@ -1,9 +1,11 @@
 //! Replays golden vectors on a storage whose clock it controls.
 //!
-//! `cargo run --example replay -- [--storage URL] tests/vectors/*.json` prints a line for each mismatch and a last line
-//! `N steps, M mismatches`. It exits with 1 when there are mismatches, and with 2 when a file cannot be read or the storage
-//! fails. The storage defaults to `memory://`. Others need `--features servers`; the keys that they keep begin with `replay`
-//! and expire soon.
+//! `cargo run --example replay -- [--storage URL] tests/vectors/*.json` prints a line for each
+//! mismatch and a last line `N steps, M mismatches`. The exit status is 1 if there are mismatches,
+//! and 2 if a file cannot be read or the storage fails.
+//!
+//! The storage defaults to `memory://`. Other storages need `--features servers`. Their keys begin
+//! with `replay` and expire soon.
 
 use std::process::ExitCode;
 

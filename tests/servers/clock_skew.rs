@@ -25,7 +25,7 @@ const POLICIES: [(&str, u32); 8] = [
     ("leaky-bucket 10/second queue 0", 10),
 ];
 
-/// The machine's clock, ahead by so many microseconds.
+/// The machine's clock, ahead by this many microseconds.
 #[derive(Debug)]
 struct Ahead(u64);
 
@@ -35,8 +35,8 @@ impl Clock for Ahead {
     }
 }
 
-/// Hits from all nodes by turns for one period and a half. Returns how many were admitted, and how
-/// long that took.
+/// Hits from all nodes in turn for one and a half periods. Returns the number of admitted hits and
+/// the elapsed time.
 async fn hit_by_turns<S: Storage>(limiters: Vec<RateLimiter<S>>) -> (u32, Duration) {
     let (started, mut admitted) = (Instant::now(), 0);
     while started.elapsed() < Duration::from_millis(1_500) {
@@ -49,9 +49,9 @@ async fn hit_by_turns<S: Storage>(limiters: Vec<RateLimiter<S>>) -> (u32, Durati
     (admitted, started.elapsed())
 }
 
-/// Asserts that three nodes, the fastest of which is ahead by `skew`, admit no more than promised if
-/// the key's time line jumps by `residual` once: when a slow node was the first to hit.
-async fn assert_kept<S: Storage>(skew: u64, residual: u64, storage: impl Fn(u64) -> S) {
+/// Asserts that three nodes, the fastest of which is ahead by `skew`, admit no more than promised
+/// if the key's time line jumps by `residual` once: when a slow node was the first to hit.
+async fn assert_promise<S: Storage>(skew: u64, residual: u64, storage: impl Fn(u64) -> S) {
     let mut all = JoinSet::new();
     for (number, (text, in_a_second)) in POLICIES.into_iter().enumerate() {
         let limiter = |ahead| RateLimiter::with_storage(policy(text).with_name(format!("{number}")), storage(ahead));
@@ -67,14 +67,14 @@ async fn assert_kept<S: Storage>(skew: u64, residual: u64, storage: impl Fn(u64)
 }
 
 #[tokio::test]
-async fn memcached_nodes_share_limits_whatever_their_clocks_show() {
+async fn memcached_nodes_share_limits_with_any_clocks() {
     let server = Memcached::start(&[]);
     let skews = [0, 3, 9, 12, 30, 610, YEAR / SECOND * 10].into_iter().map(async |skew| {
         let url = format!("{}?prefix=p{skew}", server.url());
         let storage = |ahead| MemcachedStorage::new(&url).unwrap().deadline(LONG).machine_clock(Ahead(ahead));
         let skew = skew * SECOND / 10;
         // The server's time corrects all but a second and a half.
-        assert_kept(skew, skew.min(3 * SECOND / 2), storage).await;
+        assert_promise(skew, skew.min(3 * SECOND / 2), storage).await;
     });
     join_all(skews).await;
 }
@@ -85,12 +85,12 @@ async fn etcd_nodes_share_limits_within_max_skew() {
     let skews = [0, 12, 30].into_iter().map(async |skew| {
         let url = format!("{}?prefix=p{skew}", etcd.url());
         let storage = |ahead| EtcdStorage::new(&url).unwrap().deadline(LONG).clock(Ahead(ahead));
-        assert_kept(skew * SECOND / 10, skew * SECOND / 10, storage).await;
+        assert_promise(skew * SECOND / 10, skew * SECOND / 10, storage).await;
     });
     join_all(skews).await;
 }
 
-/// What is kept for more than 30 days expires at an instant, which has to be one of the server's clock.
+/// memcached treats a time to live above 30 days as an instant of its own clock.
 #[tokio::test]
 async fn long_periods_are_enforced_by_nodes_in_another_year() {
     let server = Memcached::start(&[]);

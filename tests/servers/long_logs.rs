@@ -1,4 +1,4 @@
-//! memcached and etcd refuse policies with long logs, unless the user allows them.
+//! memcached and etcd reject policies with long logs, unless long logs are allowed.
 
 use common::policy;
 use tower_ratelimit::storage::{AnyStorage, EtcdStorage, MemcachedStorage, StorageRequest};
@@ -12,7 +12,7 @@ fn any(url: &str) -> AnyStorage {
 }
 
 #[test]
-fn long_log_is_refused_with_advice_when_the_limiter_is_built() {
+fn long_log_is_rejected_with_advice_when_the_limiter_is_built() {
     for url in [MEMCACHED, ETCD] {
         let build = |text: &str| RateLimiter::try_with_storage(policy(text), any(url)).map(drop);
         assert_eq!(build("moving-window 1000/day; fixed-window 1000000/day; 5000/day"), Ok(()));
@@ -23,7 +23,7 @@ fn long_log_is_refused_with_advice_when_the_limiter_is_built() {
              all, up to 95000 bytes each way: use \"sliding-window-counter 5000/day\", or allow logs of more than \
              1000 entries with .allow_long_logs() or ?long-logs=allow in the storage's URL"
         );
-        // The logs of all limits lie under one key.
+        // The logs of all limits are under one key.
         let two = "moving-window 400/hour; moving-window 700/day";
         let error = build(two).unwrap_err().to_string();
         assert!(error.contains("can keep 1100 log") && error.contains("\"sliding-window-counter 700/day\""), "{error}");
@@ -33,12 +33,12 @@ fn long_log_is_refused_with_advice_when_the_limiter_is_built() {
 }
 
 #[test]
-fn long_logs_are_kept_when_they_are_allowed() {
+fn long_logs_are_accepted_if_allowed() {
     let long = policy("moving-window 5000/day");
     let memcached = MemcachedStorage::new(MEMCACHED).unwrap();
     let etcd = EtcdStorage::new(ETCD).unwrap();
     assert!(memcached.validate(&long).is_err() && etcd.validate(&long).is_err());
-    // Other settings do not take the permission back.
+    // Other settings do not reset it.
     let memcached = memcached.allow_long_logs().prefix("p");
     let etcd = etcd.allow_long_logs().prefix("p");
     assert_eq!((memcached.validate(&long), etcd.validate(&long)), (Ok(()), Ok(())));
@@ -47,15 +47,15 @@ fn long_logs_are_kept_when_they_are_allowed() {
         assert!(any(&format!("{url}?long-logs=refuse")).validate(&long).is_err());
         let error = format!("{url}?long-logs=yes").parse::<AnyStorage>().unwrap_err().to_string();
         assert!(error.contains("write long-logs=allow or long-logs=refuse"), "{error}");
-        // What a server can store at most stays the bound.
+        // The maximum size of the server still applies.
         let longest = policy("moving-window 100000/day");
         assert!(any(&format!("{url}?long-logs=allow")).validate(&longest).is_err());
     }
 }
 
-/// A policy that is chosen for a request meets the storage when it decides.
+/// A policy that is chosen for a request is validated when the storage decides.
 #[tokio::test]
-async fn long_log_is_refused_before_a_server_is_asked() {
+async fn long_log_is_rejected_before_a_server_is_called() {
     let long = policy("moving-window 5000/day");
     let key = Key::from("k");
     for url in [MEMCACHED, ETCD] {

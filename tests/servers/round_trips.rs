@@ -1,4 +1,4 @@
-//! The round trips of a decision: the table in the docs of `storage`, cell by cell.
+//! The round trips of a decision: each cell of the documented table.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -38,7 +38,7 @@ fn nodes_on_redis_share_one_window_exactly() {
     });
     assert_eq!(admitted, 500);
     let trips: u64 = nodes.iter().map(|node| node.inner().misses()).sum();
-    assert!(trips < 400, "{trips} commands for 4800 hits");
+    assert!(trips < 400, "{trips} commands for 4,800 hits");
 }
 
 /// The example server returns its leased units at SIGTERM.
@@ -62,8 +62,7 @@ fn example_server_returns_its_lease_when_it_is_terminated() {
     assert_eq!(remaining(), 1_000 - 3 - 2);
 }
 
-/// Of thousands of concurrent refused hits, one for each key reaches the server in each time to
-/// live.
+/// Of thousands of concurrent refused hits, one per key and time to live reaches the server.
 #[test]
 fn refused_hits_send_redis_one_command_for_each_key_and_ttl() {
     let server = Server::start(&[]);

@@ -1,4 +1,4 @@
-//! What a soak is made of.
+//! The parts of the soak test: clients, faults and memory.
 
 pub(crate) mod client;
 pub(crate) mod faults;

@@ -1,9 +1,11 @@
-//! Pairs of servers on one Redis, asked by real clients, while that is killed, stopped, paused and
-//! restarted at random: nobody waits beyond the deadline, nobody is left without an answer, no key
-//! is admitted more often than the documentation of its mode says, and the memory of the servers is
-//! flat.
+//! Pairs of example servers share one Redis, which is killed, stopped, paused and restarted at
+//! random.
 //!
-//! `scripts/soak 5m` does it for five minutes. Without a harness, as there is a table to print.
+//! The test asserts that no response is late or missing, that no key is admitted more often than
+//! documented for the mode, and that the memory of the servers does not grow.
+//!
+//! `scripts/soak 5m` runs it for five minutes. It runs without the test
+//! harness, because it prints a table.
 
 mod chaos;
 
@@ -12,32 +14,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use chaos::client::{Client, Seen};
+use chaos::client::{Client, Responses};
 use chaos::faults::{Faults, KINDS};
 use chaos::memory::{Memory, resident};
 use common::example_process::Server;
 use common::random::Numbers;
 
-/// Unless it is said.
-const SHORT: &str = "6s";
+/// The default duration.
+const DEFAULT_LENGTH: &str = "6s";
 
-/// What each key may have in a period, which is longer than any key is asked for.
+/// The limit of each key. Its period is longer than the time for which a key is used.
 const LIMIT: u32 = 40;
 const PERIOD: &str = "20 seconds";
 
 const REPLICAS: u32 = 2;
 const CLIENTS: usize = 3;
 
-/// The documented total of a key: with a fallback at most the limit once more.
+/// The documented bound of a key. A fallback may admit the limit once more.
 const ONCE: Option<u32> = Some(LIMIT);
 const TWICE: Option<u32> = Some(2 * LIMIT);
 
-/// How servers meet an outage.
+/// A configuration of the servers for outages.
 struct Mode {
     name: &'static str,
     strategy: &'static str,
     flags: &'static [&'static str],
-    /// How often a key may be admitted by both servers together, if that is bounded.
+    /// The bound for a key on both servers together, if there is one.
     most: Option<u32>,
     has_fallback: bool,
 }
@@ -64,7 +66,8 @@ const MODES: [Mode; 4] = [
         most: TWICE,
         has_fallback: true,
     },
-    // A hit may wait for the answer that it came too late for, and for its own.
+    // The deadline is half as long, because a hit may wait for the previous request and for its
+    // own.
     Mode {
         name: "..cache, leases",
         strategy: "fixed-window",
@@ -86,11 +89,11 @@ const MODES: [Mode; 4] = [
     },
 ];
 
-/// Two servers in the same mode, and what their clients have seen.
+/// Two servers in the same mode, and the responses of their clients.
 struct Pair {
     mode: &'static Mode,
     servers: Vec<Server>,
-    seen: Seen,
+    responses: Responses,
     memory: Memory,
 }
 
@@ -100,7 +103,7 @@ impl Pair {
         let flags = ["--storage", redis, "--key", "header:x-key", "--policy", &policy];
         let flags: Vec<&str> = flags.into_iter().chain(mode.flags.iter().copied()).collect();
         let servers = (0..REPLICAS).map(|_| Server::start_with(&flags, std::process::Stdio::null())).collect();
-        Self { mode, servers, seen: Seen::default(), memory: Memory::default() }
+        Self { mode, servers, responses: Responses::default(), memory: Memory::default() }
     }
 
     fn resident(&self) -> u64 {
@@ -112,7 +115,7 @@ fn main() {
     let length = length();
     let seed = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     println!("{length:?}, seed {seed}");
-    // What has been answered is in the file: who is killed loses nothing that was told.
+    // With the append-only file, a killed server loses no acknowledged write.
     let redis = common::servers::Server::start(&["--appendonly", "yes", "--appendfsync", "no"]);
     let mut pairs = MODES.each_ref().map(|mode| Pair::start(mode, &redis.url()));
     let (begun, over) = (Instant::now(), Arc::new(AtomicBool::new(false)));
@@ -122,9 +125,9 @@ fn main() {
             let (mut client, over) = (Client::new(address, LIMIT / REPLICAS, begun, number), Arc::clone(&over));
             thread::spawn(move || {
                 while !over.load(Ordering::Relaxed) {
-                    client.ask();
+                    client.send();
                 }
-                client.seen
+                client.responses
             })
         });
         clients.collect::<Vec<_>>()
@@ -141,21 +144,21 @@ fn main() {
     over.store(true, Ordering::Relaxed);
     for (pair, clients) in pairs.iter_mut().zip(clients) {
         for client in clients {
-            pair.seen.add(client.join().expect("a client does not panic"));
+            pair.responses.add(client.join().expect("a client does not panic"));
         }
     }
     let happened = KINDS.iter().zip(faults.happened).map(|(kind, times)| format!("{kind:?} {times}"));
     println!("{}", happened.collect::<Vec<_>>().join(", "));
     table(&pairs);
-    pairs.iter().for_each(judge);
-    println!("all of it within what is documented");
+    pairs.iter().for_each(check);
+    println!("all results are within the documented bounds");
 }
 
-/// How long, as `--for 5m` says.
+/// Parses the duration, for example `--for 5m`.
 fn length() -> Duration {
-    let said = std::env::args().skip_while(|argument| argument != "--for").nth(1);
-    let said = said.as_deref().unwrap_or(SHORT);
-    let (number, unit) = said.split_at(said.len().saturating_sub(1));
+    let text = std::env::args().skip_while(|argument| argument != "--for").nth(1);
+    let text = text.as_deref().unwrap_or(DEFAULT_LENGTH);
+    let (number, unit) = text.split_at(text.len().saturating_sub(1));
     let unit = match unit {
         "s" => 1,
         "m" => 60,
@@ -164,7 +167,7 @@ fn length() -> Duration {
     };
     match number.parse() {
         Ok(number @ 1..) if unit > 0 => Duration::from_secs(number * unit),
-        _ => panic!("cannot read {said:?}: write for how long, for example 90s or 5m"),
+        _ => panic!("cannot read {text:?}: write a duration, for example 90s or 5m"),
     }
 }
 
@@ -173,32 +176,32 @@ fn table(pairs: &[Pair]) {
         "{:<16} {:>9} {:>9} {:>9} {:>9} {:>7} {:>5} {:>9} {:>12} {:>16}",
         "mode", "requests", "admitted", "fallback", "refused", "503", "lost", "slowest", "of one key", "memory, KiB"
     );
-    for Pair { mode, seen, memory, .. } in pairs {
+    for Pair { mode, responses, memory, .. } in pairs {
         let most = mode.most.map_or("any".to_owned(), |most| most.to_string());
         println!(
             "{:<16} {:>9} {:>9} {:>9} {:>9} {:>7} {:>5} {:>6} ms {:>12} {:>16}",
             mode.name,
-            seen.requests,
-            seen.admitted(),
-            seen.by_fallback,
-            seen.refused,
-            seen.unavailable,
-            seen.lost,
-            seen.slowest.as_millis(),
-            format!("{} of {most}", seen.most()),
+            responses.requests,
+            responses.admitted(),
+            responses.by_fallback,
+            responses.refused,
+            responses.unavailable,
+            responses.lost,
+            responses.slowest.as_millis(),
+            format!("{} of {most}", responses.most()),
             format!("{} -> {}", memory.early(), memory.late()),
         );
     }
 }
 
-fn judge(pair: &Pair) {
-    let Pair { mode, seen, memory, .. } = pair;
+fn check(pair: &Pair) {
+    let Pair { mode, responses, memory, .. } = pair;
     let name = mode.name;
-    assert_eq!(seen.lost, 0, "{name}: each request has one answer");
-    assert_eq!(seen.late, 0, "{name}: nobody waits beyond the deadline; the slowest took {:?}", seen.slowest);
-    assert!(seen.most() <= mode.most.unwrap_or(u32::MAX), "{name}: {} of {:?}", seen.most(), mode.most);
-    assert!(seen.most() >= LIMIT, "{name}: the limit was reached, or nothing was tried: {}", seen.most());
-    assert_eq!(seen.by_fallback > 0, mode.has_fallback, "{name}: {} by a fallback", seen.by_fallback);
-    assert_eq!(seen.unavailable > 0, name == "refuse", "{name}: {} times 503", seen.unavailable);
+    assert_eq!(responses.lost, 0, "{name}: requests without a response");
+    assert_eq!(responses.late, 0, "{name}: late responses; the slowest took {:?}", responses.slowest);
+    assert!(responses.most() <= mode.most.unwrap_or(u32::MAX), "{name}: {} of {:?}", responses.most(), mode.most);
+    assert!(responses.most() >= LIMIT, "{name}: the limit was not reached: {}", responses.most());
+    assert_eq!(responses.by_fallback > 0, mode.has_fallback, "{name}: {} by a fallback", responses.by_fallback);
+    assert_eq!(responses.unavailable > 0, name == "refuse", "{name}: {} times 503", responses.unavailable);
     assert!(memory.is_flat(), "{name}: {memory:?}");
 }

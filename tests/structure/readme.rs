@@ -1,4 +1,5 @@
-//! The README and the guides: their examples and links exist, also for readers of the published package.
+//! The README and the guides: their examples and links exist, also for readers of the published
+//! package.
 
 use std::fs;
 use std::path::Path;
@@ -74,7 +75,7 @@ fn code_of_the_readme_is_in_the_guides() {
 
 /// The guide repeats rows of the table of the memory storage.
 #[test]
-fn memory_of_the_guide_is_that_of_the_memory_storage() {
+fn memory_table_of_the_guide_equals_that_of_the_storage() {
     let (guide, measured) = (read("src/guide/operating.md"), read("src/storage/memory/capacity.md"));
     let table = guide.split("# Memory of the process").nth(1).unwrap().split("\n# ").next().unwrap();
     let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| `")).collect();

@@ -1,4 +1,4 @@
-//! A storage behind one type.
+//! Boxed storages.
 
 use std::future::{Ready, ready};
 
@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use tower_ratelimit::storage::{BoxStorage, StorageRequest};
 use tower_ratelimit::{BoxError, Decision, Key, Op, RateLimiter, Storage};
 
-/// Fails with an error of its own type.
+/// Fails with a custom error type.
 #[derive(Clone, Debug)]
 struct Broken;
 
@@ -29,7 +29,8 @@ impl Storage for Broken {
     }
 }
 
-/// Returns the number of allocations of a second hit on a key, up to the end of its future's first poll.
+/// Returns the number of allocations of a second hit on a key, up to the end of its future's first
+/// poll.
 fn allocations(storage: &impl Storage) -> u64 {
     let (policy, key) = (policy("1000/minute"), Key::from("k"));
     let hit = || drop(storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).now_or_never());
@@ -38,12 +39,12 @@ fn allocations(storage: &impl Storage) -> u64 {
 }
 
 #[test]
-fn answer_that_is_ready_costs_no_allocation() {
+fn ready_future_takes_no_allocation() {
     assert_eq!(allocations(&BoxStorage::new(memory_with_manual_clock().0)), 0);
 }
 
 #[tokio::test]
-async fn answer_that_is_waited_for_costs_one_allocation() {
+async fn pending_future_takes_one_allocation() {
     let [plain, boxed] = [(); 2].map(|()| slow(memory_with_manual_clock().0));
     let boxed = BoxStorage::new(boxed);
     assert_eq!(allocations(&boxed), allocations(&plain) + 1);
@@ -52,7 +53,7 @@ async fn answer_that_is_waited_for_costs_one_allocation() {
 }
 
 #[tokio::test]
-async fn changes_reach_the_storage_inside() {
+async fn changes_reach_the_inner_storage() {
     let inside = FakeStorage::around(memory_with_manual_clock().0);
     let limiter = RateLimiter::with_storage(policy("2/minute"), BoxStorage::new(inside.clone()));
     let key = Key::from("k");
@@ -66,7 +67,7 @@ async fn changes_reach_the_storage_inside() {
 }
 
 #[test]
-fn policy_that_the_storage_inside_rejects_is_rejected() {
+fn policy_that_the_inner_storage_rejects_is_rejected() {
     let small = FakeStorage::around(memory_with_manual_clock().0).holding_at_most(10);
     let boxed = BoxStorage::new(small.clone());
     let [fits, large] = ["10/minute", "11/minute"].map(policy);
@@ -75,7 +76,7 @@ fn policy_that_the_storage_inside_rejects_is_rejected() {
 }
 
 #[tokio::test]
-async fn error_of_the_storage_inside_is_kept() {
+async fn error_of_the_inner_storage_is_kept() {
     let (policy, key) = (policy("1/minute"), Key::from("k"));
     let error: BoxError =
         BoxStorage::new(Broken).decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.unwrap_err();

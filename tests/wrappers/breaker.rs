@@ -1,5 +1,4 @@
-//! The circuit breaker: it stops asking a storage that keeps failing, and a fallback decides
-//! instead.
+//! The circuit breaker: it stops calls to a failing storage, and a fallback decides instead.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -27,10 +26,10 @@ const MS: Duration = Duration::from_millis(1);
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(1);
 
-type Fallen = Breaker<FakeStorage, MemoryStorage>;
+type WithFallback = Breaker<FakeStorage, MemoryStorage>;
 
-/// A limiter whose fallback is one of `replicas`, its primary and its fallback.
-fn limiter(text: &str, behavior: Behavior, replicas: u32) -> (RateLimiter<Fallen>, FakeStorage, MemoryStorage) {
+/// A limiter whose fallback is one of `replicas`, with its primary and its fallback.
+fn limiter(text: &str, behavior: Behavior, replicas: u32) -> (RateLimiter<WithFallback>, FakeStorage, MemoryStorage) {
     let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(behavior), memory_with_manual_clock());
     let breaker = Breaker::new(primary.clone()).fallback(fallback.clone(), replicas);
     (RateLimiter::with_storage(policy(text), breaker), primary, fallback)
@@ -44,7 +43,7 @@ fn circuit<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>) -> &Circu
 async fn open<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>) {
     for failures in 1..=5 {
         assert_eq!(circuit(limiter).state().phase, Phase::Closed);
-        let _ = limiter.hit(&Key::from("somebody else")).await;
+        let _ = limiter.hit(&Key::from("other")).await;
         assert_eq!(circuit(limiter).state().failures, failures);
     }
     assert_eq!(circuit(limiter).state().phase, Phase::Open);
@@ -56,17 +55,17 @@ async fn until_closed<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>
     while circuit(limiter).state().phase != Phase::Closed {
         assert!(started.elapsed() <= LONGEST + 10 * MS, "{:?}", circuit(limiter).state());
         sleep(MS).await;
-        let _ = limiter.hit(&Key::from("somebody else")).await;
+        let _ = limiter.hit(&Key::from("other")).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn circuit_opens_after_five_failures() {
     let (limiter, primary, _) = limiter("fixed-window 1000/day", Behavior::Fails, 2);
-    for asked in 1..=5 {
+    for calls in 1..=5 {
         let decision = spend(&limiter, 1).await;
         assert!(decision.is_admitted() && decision.is_from_fallback());
-        assert_eq!(primary.decisions(), asked);
+        assert_eq!(primary.decisions(), calls);
     }
     let state = circuit(&limiter).state();
     assert_eq!((state.phase, state.failures), (Phase::Open, 5));
@@ -113,13 +112,13 @@ async fn only_one_of_a_hundred_concurrent_hits_probes() {
 async fn probe_delay_doubles_up_to_one_second() {
     let (limiter, primary, _) = limiter("fixed-window 100000/day", Behavior::Fails, 2);
     open(&limiter).await;
-    let (mut last, mut asked, mut gaps) = (Instant::now(), primary.decisions(), Vec::new());
+    let (mut last, mut calls, mut gaps) = (Instant::now(), primary.decisions(), Vec::new());
     while gaps.len() < 12 {
         sleep(MS).await;
         assert!(spend(&limiter, 1).await.is_from_fallback());
-        if primary.decisions() > asked {
-            asked += 1;
-            assert_eq!(primary.decisions(), asked);
+        if primary.decisions() > calls {
+            calls += 1;
+            assert_eq!(primary.decisions(), calls);
             gaps.push(last.elapsed());
             last = Instant::now();
         }
@@ -128,7 +127,7 @@ async fn probe_delay_doubles_up_to_one_second() {
     for (gap, most) in gaps.iter().zip(most) {
         assert!((most / 2..=most + 2 * MS).contains(gap), "{gaps:?}");
     }
-    assert!(gaps[4..].iter().any(|gap| *gap != gaps[4]), "no two replicas come at the same time: {gaps:?}");
+    assert!(gaps[4..].iter().any(|gap| *gap != gaps[4]), "the delays are random: {gaps:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -143,13 +142,13 @@ async fn successful_probe_closes_the_circuit() {
     until_closed(&limiter).await;
     assert!(before.elapsed() <= SHORTEST + 2 * MS);
     assert_eq!(circuit(&limiter).state().failures, 0);
-    let asked = primary.decisions();
+    let calls = primary.decisions();
     for spent in 2..=11 {
         let decision = spend(&limiter, 1).await;
         assert!(!decision.is_from_fallback());
-        assert_eq!(decision.remaining(), 100 - spent, "what the primary counted, and nothing of the fallback's");
+        assert_eq!(decision.remaining(), 100 - spent, "only the units that the primary counted");
     }
-    assert_eq!(primary.decisions(), asked + 10);
+    assert_eq!(primary.decisions(), calls + 10);
     assert_eq!(counted(&fallback, &policy("fixed-window 100/day")), 1);
     // The next outage starts with the shortest delay again.
     primary.set(Behavior::Fails);
@@ -176,15 +175,15 @@ async fn only_consecutive_failures_of_writes_count() {
     sleep(LONGEST).await;
     assert!(limiter.peek(&Key::everybody()).await.unwrap().is_from_fallback());
     assert!(limiter.hit_with_cost(&Key::everybody(), 0).await.unwrap().is_from_fallback());
-    let asked = primary.decisions();
+    let calls = primary.decisions();
     let _ = spend(&limiter, 1).await;
-    assert_eq!(primary.decisions(), asked + 1);
+    assert_eq!(primary.decisions(), calls + 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn refused_and_contended_hits_are_not_failures() {
     let (outrun, _) =
-        FakeStorage::scripted(|ask| Some(Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 7).contended())));
+        FakeStorage::scripted(|request| Some(Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 7).contended())));
     let breaker = Breaker::new(outrun).failures(1).fallback(memory_with_manual_clock().0, 2);
     let limiter = RateLimiter::with_storage(policy("9/day"), breaker);
     for _ in 0..20 {
@@ -254,7 +253,7 @@ async fn policies_too_large_for_the_primary_do_not_affect_the_circuit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn late_answers_from_before_a_transition_are_ignored() {
+async fn late_results_from_before_a_transition_are_ignored() {
     let (limiter, primary, _) = limiter("fixed-window 1000/day", Behavior::FailsAfter(300 * MS), 2);
     let mut late = JoinSet::new();
     for _ in 0..50 {
@@ -293,7 +292,7 @@ async fn dropped_probe_allows_another() {
         let mut probe = Box::pin(limiter.hit(&Key::everybody()));
         assert!(!polled || poll(&mut probe).is_pending());
         assert_eq!(circuit(&limiter).state().phase, Phase::Probing);
-        assert!(spend(&limiter, 1).await.is_from_fallback(), "others do not wait for it");
+        assert!(spend(&limiter, 1).await.is_from_fallback(), "other hits do not wait for the probe");
         drop(probe);
         let state = circuit(&limiter).state();
         assert_eq!((state.phase, state.failures), (Phase::Open, 5));
@@ -304,7 +303,7 @@ async fn dropped_probe_allows_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn probe_without_an_answer_expires_after_a_second() {
+async fn probe_without_a_result_expires_after_a_second() {
     let (limiter, primary, _) = limiter("fixed-window 1000/day", Behavior::Fails, 2);
     open(&limiter).await;
     sleep(SHORTEST).await;
@@ -323,7 +322,7 @@ async fn probe_without_an_answer_expires_after_a_second() {
     assert!(spend(&limiter, 1).await.is_from_fallback());
     assert_eq!(primary.decisions(), 7);
     assert_eq!(circuit(&limiter).state().failures, 6);
-    // Its late answer closes the circuit.
+    // Its late result closes the circuit.
     assert!(!lost.await.unwrap().is_from_fallback());
     assert_eq!(circuit(&limiter).state().phase, Phase::Closed);
 }
@@ -357,7 +356,7 @@ async fn expired_probe_that_fails_or_is_dropped_is_ignored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cost_above_the_share_may_retry_soon_while_the_circuit_is_closed() {
+async fn cost_above_the_divided_quota_may_retry_soon_while_the_circuit_is_closed() {
     let (limiter, ..) = limiter("fixed-window 100/day", Behavior::Fails, 2);
     let large = limiter.hit_with_cost(&Key::everybody(), 60).await.unwrap();
     assert_eq!((circuit(&limiter).state().phase, large.retry_after()), (Phase::Closed, Some(SHORTEST)));
@@ -372,7 +371,7 @@ async fn hit_that_failed_after_counting_is_refunded_on_the_fallback_only() {
         last = Some(spend(&limiter, 1).await);
         assert_eq!((counted(primary.inner(), &whole), counted(&fallback, &whole)), (hits, hits));
     }
-    // A refund of what the fallback spent goes to the fallback.
+    // A hit that the fallback decided is refunded to the fallback.
     primary.set(Behavior::Works);
     limiter.refund(&Key::everybody(), &last.unwrap()).await.unwrap();
     assert_eq!((counted(primary.inner(), &whole), counted(&fallback, &whole)), (5, 4));
@@ -392,9 +391,9 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     limiter.refund(&key, &of_fallback).await.unwrap();
     assert_eq!(now(), (2, 1));
     let lost = limiter.refund(&key, &of_primary).await.unwrap_err();
-    assert!(lost.is_circuit_open() && primary.changes() == 0, "it is not asked: {lost}");
+    assert!(lost.is_circuit_open() && primary.changes() == 0, "the primary is not called: {lost}");
     assert_eq!(lost.source().unwrap().to_string(), FAILURE);
-    // Refusals and free hits have nothing to refund, so the primary is not asked.
+    // Refusals and free hits have nothing to refund, so the primary is not called.
     let free = limiter.hit_with_cost(&key, 0).await.unwrap().back().1;
     limiter.refund(&key, &free).await.unwrap();
     let refused = limiter.hit_with_cost(&key, 60).await.unwrap();
@@ -411,7 +410,7 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     open(&limiter).await;
     let _ = spend(&limiter, 1).await;
     assert!(limiter.clear(&key).await.unwrap_err().is_circuit_open());
-    assert_eq!(now(), (1, 0), "the fallback's is forgotten at once");
+    assert_eq!(now(), (1, 0), "the fallback is cleared at once");
     primary.set(Behavior::Works);
     // A clear may be the probe.
     sleep(SHORTEST).await;
@@ -438,9 +437,9 @@ async fn refund_may_probe_and_its_failure_counts() {
     assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 100);
 }
 
-/// Field defect: fallback gives every replica the whole quota.
+/// Field defect: the fallback gives every replica the whole quota.
 #[tokio::test(start_paused = true)]
-async fn each_replica_admits_its_share_and_no_more() {
+async fn each_replica_admits_exactly_its_divided_quota() {
     let more = ["leaky-bucket 10/second queue 20", "token-bucket 10/second burst 50", "10/second; moving-window 7/day"];
     for text in EVERY_STRATEGY.into_iter().chain(more) {
         for replicas in [1, 2, 3, 100] {
@@ -469,7 +468,7 @@ async fn each_replica_admits_its_share_and_no_more() {
             assert_eq!(large.is_admitted(), capacity <= most, "{text} by {replicas}");
             if capacity > most {
                 for answer in [peek, large] {
-                    let wait = answer.retry_after().expect("it may come back");
+                    let wait = answer.retry_after().expect("it fits later");
                     assert!(!wait.is_zero() && wait <= LONGEST, "{text} by {replicas}: {wait:?}");
                     assert!(answer.is_from_fallback() && answer.cost() == capacity);
                 }
@@ -481,7 +480,7 @@ async fn each_replica_admits_its_share_and_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_replicas_together_admit_what_one_limit_does() {
+async fn three_replicas_together_admit_the_limit() {
     let (primary, _) = FakeStorage::in_memory(Behavior::Fails);
     let mut admitted = 0;
     for _ in 0..3 {
@@ -501,7 +500,11 @@ async fn fallback_keeps_the_rules_of_elastic_windows_and_queues() {
     let elastic = RateLimiter::with_storage(policy("elastic-window 2 per 10 seconds"), breaker.clone());
     assert!(spend(&elastic, 1).await.is_admitted());
     clock.advance(Duration::from_secs(9));
-    assert_eq!(spend(&elastic, 1).await.retry_after(), Some(Duration::from_secs(10)), "it has been pushed on");
+    assert_eq!(
+        spend(&elastic, 1).await.retry_after(),
+        Some(Duration::from_secs(10)),
+        "the refused hit has moved the end"
+    );
 
     let queue = Policy::new(LeakyBucket::new().queue(4), Quota::per_second(4));
     let leaky = RateLimiter::with_storage(queue, breaker);
@@ -509,7 +512,7 @@ async fn fallback_keeps_the_rules_of_elastic_windows_and_queues() {
     assert_eq!(hits.each_ref().map(Decision::delay), [0, 500, 1_000].map(Duration::from_millis));
     assert!(spend(&leaky, 1).await.is_refused());
     leaky.refund(&Key::everybody(), &hits[2]).await.unwrap();
-    assert_eq!(spend(&leaky, 1).await.delay(), Duration::from_secs(1), "the last place was given back");
+    assert_eq!(spend(&leaky, 1).await.delay(), Duration::from_secs(1), "the last slot was refunded");
 }
 
 #[tokio::test(start_paused = true)]
@@ -529,8 +532,8 @@ async fn open_circuit_without_a_fallback_fails_at_once() {
     for _ in 0..50 {
         let error = limiter.hit(&key).await.unwrap_err();
         assert!(error.is_circuit_open());
-        let said = "rate limit storage is not called while the circuit breaker is open: the storage did not answer within 70ms";
-        assert_eq!(error.to_string(), said);
+        let text = "rate limit storage is not called while the circuit breaker is open: the storage did not answer within 70ms";
+        assert_eq!(error.to_string(), text);
     }
     assert!(limiter.clear(&key).await.unwrap_err().is_circuit_open());
     for (on_error, status) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {
@@ -548,7 +551,7 @@ async fn open_circuit_without_a_fallback_fails_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fallback_that_fails_too_is_an_error() {
+async fn failing_fallback_is_an_error() {
     let ((primary, _), (other, _)) = (FakeStorage::in_memory(Behavior::Fails), FakeStorage::in_memory(Behavior::Works));
     let limiter = RateLimiter::with_storage(policy("9/day"), Breaker::new(primary).fallback(other.clone(), 2));
     let spent = spend(&limiter, 1).await;
@@ -588,30 +591,30 @@ async fn breakers_nest() {
 #[tokio::test(start_paused = true)]
 async fn memory_and_fallback_admit_at_once() {
     let (policy, key) = (policy("fixed-window 8/day"), Key::everybody());
-    let ask = StorageRequest::new(&policy, &key, Op::Hit, 1);
+    let request = StorageRequest::new(&policy, &key, Op::Hit, 1);
     let breaker = Breaker::new(memory_with_manual_clock().0);
     let mut shown = Summary::default();
-    assert!(breaker.try_admit(ask, Some(&mut shown)));
+    assert!(breaker.try_admit(request, Some(&mut shown)));
     assert_eq!((shown.limit.remaining(), breaker.circuit().state().by_primary), (7, 1));
 
     let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(Behavior::Fails), memory_with_manual_clock());
     let breaker = Breaker::new(primary.clone()).fallback(fallback, 4);
-    assert!(!breaker.try_admit(ask, None), "the primary is far away");
+    assert!(!breaker.try_admit(request, None), "the primary is remote");
     let limiter = RateLimiter::with_storage(policy.clone(), breaker.clone());
     open(&limiter).await;
-    assert!(breaker.try_admit(ask, Some(&mut shown)));
+    assert!(breaker.try_admit(request, Some(&mut shown)));
     assert_eq!((shown.limit.capacity(), shown.limit.remaining()), (2, 1));
-    assert!(breaker.try_admit(ask, None));
-    assert!(!breaker.try_admit(ask, None), "the share is spent");
+    assert!(breaker.try_admit(request, None));
+    assert!(!breaker.try_admit(request, None), "the divided quota is spent");
     assert_eq!(breaker.circuit().state().by_fallback, 5 + 2);
     limiter.clear(&key).await.unwrap_err();
     sleep(SHORTEST).await;
-    assert!(!breaker.try_admit(ask, None), "it is time for a probe");
+    assert!(!breaker.try_admit(request, None), "the next hit is a probe");
     primary.set(Behavior::Works);
     assert!(!spend(&limiter, 1).await.is_from_fallback());
 }
 
-/// A fixed window that counts how often it is divided into shares.
+/// A fixed window that counts the calls of `divide`.
 #[derive(Clone, Debug)]
 struct CountsDivisions(Arc<AtomicUsize>);
 
@@ -667,15 +670,15 @@ async fn policies_that_primary_or_fallback_reject_are_rejected_when_built() {
 
     // A policy that cannot be divided is rejected when built, or at a request if it is chosen then.
     let odd = Policy::new(CountsDivisions(Arc::default()), Quota::per_minute(13));
-    let said = "fixed-window does not support a burst";
-    assert!(error(RateLimiter::try_with_storage(odd.clone(), breaker.clone())).unwrap().starts_with(said));
+    let text = "fixed-window does not support a burst";
+    assert!(error(RateLimiter::try_with_storage(odd.clone(), breaker.clone())).unwrap().starts_with(text));
     let failed = breaker.decide(StorageRequest::new(&odd, &Key::everybody(), Op::Hit, 1)).await.unwrap_err();
-    assert!(failed.to_string().contains(said), "{failed}");
+    assert!(failed.to_string().contains(text), "{failed}");
     assert_eq!(breaker.circuit().state().by_none, 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn layer_reports_the_share_and_refunds_the_deciding_storage() {
+async fn layer_reports_the_divided_quota_and_refunds_the_deciding_storage() {
     let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(Behavior::Works), memory_with_manual_clock());
     let breaker = Breaker::new(primary.clone()).fallback(fallback.clone(), 3);
     let tiers = |head: &Head<'_>| {
@@ -712,7 +715,7 @@ async fn layer_reports_the_share_and_refunds_the_deciding_storage() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ratelimit_policy_of_a_share_has_its_own_window() {
+async fn ratelimit_policy_of_a_divided_bucket_has_its_own_window() {
     for (text, own, of_share) in [
         ("token-bucket 1/minute burst 100", "q=100;w=6000", "q=1"),
         ("leaky-bucket 100/minute queue 59", "q=60;w=36", "q=2"),
@@ -724,11 +727,11 @@ async fn ratelimit_policy_of_a_share_has_its_own_window() {
         let layer =
             RateLimitLayer::new(policy(text), Global).storage(breaker, OnError::Refuse).headers(Headers::ietf());
         let service = layer.layer(Inner::default());
-        for (behavior, said) in [(Behavior::Works, own), (Behavior::Fails, of_share)] {
+        for (behavior, parameters) in [(Behavior::Works, own), (Behavior::Fails, of_share)] {
             primary.set(behavior);
             let response = ask(&service, get("/")).await;
             let field = response.headers()["ratelimit-policy"].to_str().unwrap();
-            assert_eq!(field, format!("\"{text}\";{said}").replace("\"300/", "\"sliding-window-counter 300/"));
+            assert_eq!(field, format!("\"{text}\";{parameters}").replace("\"300/", "\"sliding-window-counter 300/"));
         }
     }
 }
@@ -736,12 +739,12 @@ async fn ratelimit_policy_of_a_share_has_its_own_window() {
 #[test]
 fn invalid_options_suggest_valid_ones() {
     let breaker = || Breaker::new(MemoryStorage::new());
-    let said = |error: Option<ConfigError>| error.unwrap().to_string();
-    assert!(said(breaker().try_fallback(MemoryStorage::new(), 0).err()).contains("at least 1"));
-    assert!(said(breaker().try_failures(0).err()).contains("for example 5"));
+    let message = |error: Option<ConfigError>| error.unwrap().to_string();
+    assert!(message(breaker().try_fallback(MemoryStorage::new(), 0).err()).contains("at least 1"));
+    assert!(message(breaker().try_failures(0).err()).contains("for example 5"));
     for (shortest, longest) in [(Duration::ZERO, LONGEST), (LONGEST, SHORTEST), (LONGEST, Duration::from_secs(3_601))] {
         let example = "for example Duration::from_millis(100) and Duration::from_secs(1)";
-        assert!(said(breaker().try_probe_after(shortest, longest).err()).contains(example));
+        assert!(message(breaker().try_probe_after(shortest, longest).err()).contains(example));
     }
     assert!(std::panic::catch_unwind(|| Breaker::new(MemoryStorage::new()).failures(0)).is_err());
 }

@@ -26,7 +26,7 @@ fn leased(slice: u32) -> (Leased, FakeStorage<MemoryStorage>, ManualClock) {
     (Leases::new(storage.clone(), slice).clock(clock.clone()), storage, clock)
 }
 
-/// This many hits of one unit, which all wait for the storage.
+/// Starts this many hits of one unit, which all wait for the storage.
 fn waiting_hits<St: Storage>(
     storage: &St,
     policy: &Policy,
@@ -38,7 +38,7 @@ fn waiting_hits<St: Storage>(
     hits
 }
 
-/// The units that the storage reports to a peek.
+/// Returns the remaining units that the storage reports to a peek.
 async fn remains<St: Storage>(storage: &St, policy: &Policy) -> u32 {
     decide(storage, policy, "a", Op::Peek, 1).await.remaining()
 }
@@ -53,7 +53,7 @@ async fn slice_costs_one_round_trip() {
         assert_eq!(decision.reset_after(), Duration::from_secs(60));
     }
     assert_eq!((storage.take_decisions(), leases.misses(), leases.hits(), leases.len()), (1, 1, 9, 1));
-    assert!(!leases.try_admit(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1), None), "nothing is left here");
+    assert!(!leases.try_admit(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1), None), "no unit is leased");
     let _ = hit(&leases, &policy, "a", 1).await;
     let mut shown = Summary::default();
     assert!(leases.try_admit(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 3), Some(&mut shown)));
@@ -94,8 +94,8 @@ async fn cost_is_paid_from_the_lease_and_the_storage() {
     assert_eq!(remains(&storage, &policy).await, 0);
 }
 
-/// Nodes by turns, random costs, refunds and windows that turn: never more than the limit in a
-/// window, and what is left unused is on other nodes.
+/// Nodes in turn, with random costs, refunds and new windows. A window never exceeds the limit, and
+/// the unused units are on other nodes.
 #[tokio::test]
 async fn several_nodes_never_exceed_the_limit() {
     let mut numbers = Numbers(42);
@@ -107,7 +107,7 @@ async fn several_nodes_never_exceed_the_limit() {
         let nodes: Vec<Leased> = (0..count).map(|_| Leases::new(storage.clone(), slice).clock(clock.clone())).collect();
         let text = if round % 2 == 0 { "fixed-window" } else { "fixed-window-aligned" };
         let policy = policy(&format!("{text} {limit}/minute"));
-        // By the end of its window, which says which one it is.
+        // The spent units by the end of their window.
         let mut spent: HashMap<u64, u32> = HashMap::new();
         let window = |decision: &Decision| decision.shown().hit(decision.at(), 1).until.as_micros();
         let mut last = None;
@@ -127,7 +127,7 @@ async fn several_nodes_never_exceed_the_limit() {
                 let spent = spent.entry(window(&decision)).or_default();
                 *spent += decision.cost();
                 assert!(*spent <= limit, "{spent} of {limit}");
-                assert!(clock.now().as_micros() < window(&decision), "of a window that is over");
+                assert!(clock.now().as_micros() < window(&decision), "the window has ended");
                 last = Some((decision, node));
             }
         }
@@ -148,7 +148,7 @@ fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
         let storage = FakeStorage::around(memory);
         let limit = 2_000;
         let policy = policy(&format!("fixed-window {limit}/day"));
-        let (admitted, asked) = runtime.block_on(async {
+        let (admitted, calls) = runtime.block_on(async {
             let admitted = Arc::new(AtomicU32::new(0));
             let mut all = JoinSet::new();
             let nodes: Vec<Leased> =
@@ -172,13 +172,13 @@ fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
             }
             (admitted.load(Ordering::SeqCst), storage.take_decisions())
         });
-        // All of them went on until they were refused, so nothing is left on any.
+        // All nodes continued until they were refused, so no unit is left.
         assert_eq!(admitted, limit, "{nodes} nodes, slices of {slice}");
-        assert!(asked < 1_500, "{asked} trips");
+        assert!(calls < 1_500, "{calls} round trips");
     }
 }
 
-/// However many callers wait, one call is in flight, and it asks for the units that they all need.
+/// One call is in flight for all waiting callers, and it requests the units that they all need.
 #[tokio::test]
 async fn callers_of_one_key_share_one_round_trip() {
     let (leases, storage, _) = leased(10);
@@ -191,7 +191,7 @@ async fn callers_of_one_key_share_one_round_trip() {
     for caller in waiting {
         assert!(caller.await.unwrap().is_admitted());
     }
-    assert!(storage.take_decisions() <= 2, "one for the first, one for all who came meanwhile");
+    assert!(storage.take_decisions() <= 2, "one for the first caller, one for all others");
     // Another key does not wait.
     storage.close();
     let mut first = start_hit(&leases, &policy, &key, 50);
@@ -201,10 +201,9 @@ async fn callers_of_one_key_share_one_round_trip() {
     assert_eq!(storage.take_decisions(), 2);
 }
 
-/// A lease ends with its window, however long its answer took, and however far the clocks are
-/// apart.
+/// A lease ends with its window, for any delay of the reply and any difference of the clocks.
 #[tokio::test]
-async fn no_leased_unit_is_spent_after_its_window() {
+async fn leased_units_are_not_spent_after_their_window() {
     for (decides_late, trip) in [(false, 0), (false, 300), (false, 999), (false, 1_500), (true, 300), (true, 1_500)] {
         // The clocks are an hour apart and advance together.
         let (memory, theirs) = memory_with_manual_clock();
@@ -226,7 +225,7 @@ async fn no_leased_unit_is_spent_after_its_window() {
         let decided = if decides_late { theirs.now() } else { start };
         storage.open();
         let first = first.await.unwrap();
-        assert!(first.is_admitted(), "who asked for it has it");
+        assert!(first.is_admitted(), "the requesting hit is admitted");
         storage.work_when_open(false);
         storage.take_decisions();
         let mut here = 0;
@@ -249,9 +248,9 @@ async fn no_leased_unit_is_spent_after_its_window() {
     }
 }
 
-/// The numbers follow the storage's time.
+/// The numbers are in the storage's time.
 #[tokio::test]
-async fn local_hit_reports_the_storages_time() {
+async fn local_hit_reports_the_time_of_the_storage() {
     let (leases, storage, clock) = leased(10);
     let policy = policy("fixed-window-aligned 1000/minute");
     clock.advance(Duration::from_secs(15));
@@ -272,21 +271,21 @@ async fn refunds_return_to_the_lease_or_the_storage() {
     leases.refund(&policy, &key, &second).await.unwrap();
     assert_eq!((remains(&storage, &policy).await, remains(&leases, &policy).await), (990, 997));
     assert_eq!(storage.take_changes(), 0);
-    // Nothing is spent any more: as if there had been no hit.
+    // All units are refunded, as if there had been no hit.
     leases.refund(&policy, &key, &first).await.unwrap();
     assert_eq!((storage.take_changes(), remains(&storage, &policy).await), (1, 1000));
-    // From a node that has no lease of it, to the storage.
+    // A node without a lease refunds to the storage.
     let second_handle = Leases::new(storage.clone(), 10).clock(clock.clone());
     let taken = hit(&leases, &policy, "a", 10).await;
     second_handle.refund(&policy, &key, &taken).await.unwrap();
     assert_eq!((storage.take_changes(), remains(&storage, &policy).await), (1, 1000));
-    // After its window, nowhere.
+    // After its window a hit is not refunded.
     let old = hit(&leases, &policy, "a", 10).await;
     clock.advance(Duration::from_secs(60));
     let _ = hit(&leases, &policy, "a", 1).await;
     leases.refund(&policy, &key, &old).await.unwrap();
     assert_eq!(remains(&leases, &policy).await, 999);
-    // What took nothing gives nothing.
+    // Refusals and free hits refund nothing.
     storage.take_changes();
     let refused = hit(&leases, &policy, "a", 1001).await;
     leases.refund(&policy, &key, &refused).await.unwrap();
@@ -409,11 +408,11 @@ fn refund_of_a_hit_in_another_runtime_goes_to_the_storage() {
 
 #[tokio::test]
 async fn refused_slices_fall_back_to_the_needed_cost() {
-    // The storage says that five units remain, and admits only one at a time: other nodes are
-    // always faster.
-    let (storage, _) = FakeStorage::scripted(|ask| {
+    // The storage reports five units but admits only one at a time, as if other nodes were always
+    // faster.
+    let (storage, _) = FakeStorage::scripted(|request| {
         let status = Status::refused(1_000, 5, 9_000_000, Some(9_000_000));
-        (ask.cost > 1).then(|| Ok(Decision::of(Timestamp::EPOCH, ask.cost, status)))
+        (request.cost > 1).then(|| Ok(Decision::of(Timestamp::EPOCH, request.cost, status)))
     });
     let leases = Leases::new(storage.clone(), 100).clock(ManualClock::default());
     let (policy, key) = (policy("fixed-window 1000/day"), Key::from("a"));
@@ -426,39 +425,39 @@ async fn refused_slices_fall_back_to_the_needed_cost() {
     assert!(storage.take_decisions() < 40);
 }
 
-/// Refuses although it says that all units remain. If `fails`, it fails for all costs but 1.
-fn absurd(fails: bool) -> FakeStorage {
-    let asked = AtomicU32::new(0);
-    let (storage, _) = FakeStorage::scripted(move |ask| {
-        assert!(asked.fetch_add(1, Ordering::SeqCst) < 100, "it is asked forever");
+/// A storage that refuses but reports that all units remain. If `fails`, it fails for all costs but
+/// 1.
+fn contradictory(fails: bool) -> FakeStorage {
+    let calls = AtomicU32::new(0);
+    let (storage, _) = FakeStorage::scripted(move |request| {
+        assert!(calls.fetch_add(1, Ordering::SeqCst) < 100, "the storage is called forever");
         let status = Status::refused(1_000, 1_000, 9_000_000, Some(9_000_000));
-        let refused = Decision::of(Timestamp::EPOCH, ask.cost, status);
-        Some(if fails && ask.cost > 1 { Err("too much".into()) } else { Ok(refused) })
+        let refused = Decision::of(Timestamp::EPOCH, request.cost, status);
+        Some(if fails && request.cost > 1 { Err("too much".into()) } else { Ok(refused) })
     });
     storage
 }
 
-/// Leases do not ask forever, whatever a storage answers, also if a fallback answers now and then.
+/// Leases do not loop on a contradictory storage, even if a fallback decides sometimes.
 #[tokio::test]
 async fn contradictory_decisions_are_returned_unchanged() {
     let policy = policy("fixed-window 1000/day");
-    let refused = hit(&Leases::new(absurd(false), 10), &policy, "a", 2).await;
+    let refused = hit(&Leases::new(contradictory(false), 10), &policy, "a", 2).await;
     assert_eq!((refused.is_refused(), refused.cost(), refused.remaining()), (true, 2, 1_000));
-    let breaker = Breaker::new(absurd(true)).failures(1_000).fallback(memory_with_manual_clock().0, 1);
+    let breaker = Breaker::new(contradictory(true)).failures(1_000).fallback(memory_with_manual_clock().0, 1);
     let admitted = hit(&Leases::new(breaker, 10), &policy, "a", 1).await;
     assert_eq!((admitted.is_admitted(), admitted.cost(), admitted.is_from_fallback()), (true, 1, true));
 }
 
-/// A caller that asks for others returns as soon as its own hit is decided.
+/// A caller that runs the requests of others returns once its own hit is decided.
 #[tokio::test]
 async fn caller_that_serves_others_returns_once_it_is_decided() {
-    // Whenever the storage is asked, another caller asks the leases, so that there is always more
-    // to do.
-    let (cell, asked) = (Arc::new(OnceLock::<Leases<FakeStorage>>::new()), Arc::new(AtomicU32::new(0)));
-    let (others, count) = (Arc::clone(&cell), Arc::clone(&asked));
-    let (storage, clock) = FakeStorage::scripted(move |ask| {
+    // At each call of the storage another caller arrives, so that there is always more work.
+    let (cell, calls) = (Arc::new(OnceLock::<Leases<FakeStorage>>::new()), Arc::new(AtomicU32::new(0)));
+    let (others, count) = (Arc::clone(&cell), Arc::clone(&calls));
+    let (storage, clock) = FakeStorage::scripted(move |request| {
         if count.fetch_add(1, Ordering::SeqCst) < 10_000 {
-            tokio::spawn(others.get().unwrap().decide(ask));
+            tokio::spawn(others.get().unwrap().decide(request));
         }
         None
     });
@@ -467,9 +466,9 @@ async fn caller_that_serves_others_returns_once_it_is_decided() {
     let (policy, key) = (policy("fixed-window 1/day"), Key::from("a"));
     let mut first = start_hit(&leases, &policy, &key, 1);
     assert!(matches!(poll(&mut first), Poll::Ready(Ok(decision)) if decision.is_admitted()));
-    assert!(asked.load(Ordering::SeqCst) < 100);
+    assert!(calls.load(Ordering::SeqCst) < 100);
     // The others get their decisions, too.
-    while asked.load(Ordering::SeqCst) < 10_000 {
+    while calls.load(Ordering::SeqCst) < 10_000 {
         tokio::task::yield_now().await;
     }
     assert!(hit(&leases, &policy, "a", 1).await.is_refused());
@@ -477,8 +476,8 @@ async fn caller_that_serves_others_returns_once_it_is_decided() {
 
 #[tokio::test]
 async fn contended_peek_is_returned_unchanged() {
-    let (storage, _) = FakeStorage::scripted(|ask| {
-        (ask.op == Op::Peek).then(|| Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 9).contended()))
+    let (storage, _) = FakeStorage::scripted(|request| {
+        (request.op == Op::Peek).then(|| Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 9).contended()))
     });
     let leases = Leases::new(storage, 10);
     let policy = policy("fixed-window 1000/day");
@@ -564,7 +563,7 @@ async fn units_of_callers_dropped_at_random_points_are_not_lost() {
 }
 
 #[tokio::test]
-async fn storage_failure_reaches_all_waiting_callers_and_is_not_kept() {
+async fn storage_failure_reaches_all_waiting_callers_and_is_not_cached() {
     let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 100/minute"), Key::from("a"));
     storage.set(Behavior::FailsAfterCounting);
@@ -592,7 +591,7 @@ fn stopped_runtime_does_not_block_callers() {
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     storage.close();
     let mut alone = start_hit(&leases, &policy, &key, 1);
-    let Poll::Ready(Err(error)) = poll(&mut alone) else { panic!("it waits for nobody") };
+    let Poll::Ready(Err(error)) = poll(&mut alone) else { panic!("the hit is pending") };
     assert!(error.to_string().contains("need a running tokio runtime"), "{error}");
     let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
     let inside = one.enter();
@@ -606,7 +605,7 @@ fn stopped_runtime_does_not_block_callers() {
     });
     drop(one);
     two.block_on(async {
-        assert!(standing.await.is_err(), "who would have asked has ended");
+        assert!(standing.await.is_err(), "the worker has ended");
         assert_eq!(hit(&leases, &policy, "a", 1).await.remaining(), 999);
         assert_eq!(leases.len(), 1);
     });

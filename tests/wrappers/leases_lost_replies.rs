@@ -17,18 +17,18 @@ type Leased = Leases<FakeStorage>;
 /// The slice of all tests with one node.
 const SLICE: u32 = 10;
 
-/// A storage that records what it is asked for, and fails for the keys that a test names.
+/// Records the requests to a storage, which fails for selected keys.
 #[derive(Clone, Default)]
 struct Requests(Arc<Mutex<Vec<(Key, u32)>>>, Arc<Mutex<Vec<Key>>>);
 
 impl Requests {
     fn storage(&self) -> (FakeStorage, ManualClock) {
         let Self(recorded, failing) = self.clone();
-        FakeStorage::scripted(move |ask| {
-            if ask.op == Op::Hit {
-                recorded.lock().unwrap().push((ask.key.clone(), ask.cost));
+        FakeStorage::scripted(move |request| {
+            if request.op == Op::Hit {
+                recorded.lock().unwrap().push((request.key.clone(), request.cost));
             }
-            failing.lock().unwrap().contains(ask.key).then(|| Err(BoxError::from("reply lost")))
+            failing.lock().unwrap().contains(request.key).then(|| Err(BoxError::from("reply lost")))
         })
     }
 
@@ -36,10 +36,10 @@ impl Requests {
         *self.1.lock().unwrap() = keys.iter().map(|key| Key::from(*key)).collect();
     }
 
-    /// The units of each request for this key, counted anew from here.
+    /// Returns the units of each request for this key, and resets them.
     fn take(&self, key: &str) -> Vec<u32> {
         let (of_key, others) =
-            self.0.lock().unwrap().drain(..).partition::<Vec<_>, _>(|(asked, _)| *asked == Key::from(key));
+            self.0.lock().unwrap().drain(..).partition::<Vec<_>, _>(|(requested, _)| *requested == Key::from(key));
         *self.0.lock().unwrap() = others;
         of_key.into_iter().map(|(_, units)| units).collect()
     }
@@ -57,7 +57,7 @@ async fn fails<St: Storage>(storage: &St, policy: &Policy, key: &str, cost: u32)
 }
 
 #[tokio::test]
-async fn lost_reply_is_followed_by_requests_for_one_hit_until_one_succeeds() {
+async fn requests_are_for_one_hit_after_a_lost_reply_until_one_succeeds() {
     let (leases, _, requests) = recorded();
     let policy = policy("fixed-window 1000/minute");
     requests.fail(&["a"]);
@@ -79,9 +79,9 @@ async fn lost_reply_is_followed_by_requests_for_one_hit_until_one_succeeds() {
     assert!(hit(&leases, &policy, "a", 9).await.is_admitted(), "leased units are spent during the outage");
 }
 
-/// A request for all waiting hits is lost with them. The next one asks for one of them only.
+/// A lost request for all waiting hits loses the units of all. The next request is for one hit.
 #[tokio::test]
-async fn waiting_hits_ask_for_one_of_them_after_a_failure() {
+async fn request_is_for_one_waiting_hit_after_a_failure() {
     let (leases, storage, requests) = recorded();
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     requests.fail(&["a"]);
@@ -141,12 +141,12 @@ async fn success_of_a_request_sent_before_the_failure_does_not_end_the_outage() 
 #[tokio::test]
 async fn contended_refusal_does_not_end_the_outage() {
     let units = Arc::new(Mutex::new(Vec::new()));
-    let asked = Arc::clone(&units);
-    let (storage, clock) = FakeStorage::scripted(move |ask| {
-        let mut asked = asked.lock().unwrap();
-        asked.push(ask.cost);
-        match asked.len() {
-            1 | 3 => Some(Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 9).contended())),
+    let requested = Arc::clone(&units);
+    let (storage, clock) = FakeStorage::scripted(move |request| {
+        let mut requested = requested.lock().unwrap();
+        requested.push(request.cost);
+        match requested.len() {
+            1 | 3 => Some(Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 9).contended())),
             2 => Some(Err("reply lost".into())),
             _ => None,
         }
@@ -215,7 +215,7 @@ async fn keys_that_failed_are_evicted_before_leases() {
     fails(&leases, &policy, "a", 1).await;
 }
 
-/// The units that the storage has counted for a key.
+/// Returns the units that the storage has counted for a key.
 async fn counted<St: Storage>(storage: &St, policy: &Policy, key: &str) -> u32 {
     let peek = decide(storage, policy, key, Op::Peek, 1).await;
     peek.capacity() - peek.remaining()
@@ -291,10 +291,10 @@ impl Node {
 }
 
 /// Eight nodes share `10000/hour` in slices of 100. For the first six seconds of the window, the
-/// storage counts every request and answers too late: each request times out after 500
-/// milliseconds. Every node gets a hit each ten milliseconds.
+/// storage counts every request but replies too late, and each request times out after 500 ms.
+/// Every node gets a hit each 10 ms.
 #[tokio::test]
-async fn six_slow_seconds_cost_eight_nodes_a_slice_each_and_the_hits_in_doubt() {
+async fn outage_of_six_seconds_costs_one_slice_per_node_plus_hits_in_doubt() {
     const NODES: u32 = 8;
     const SLICE: u32 = 100;
     let (memory, clock) = memory_with_manual_clock();
@@ -337,8 +337,8 @@ async fn six_slow_seconds_cost_eight_nodes_a_slice_each_and_the_hits_in_doubt() 
     assert_eq!(admitted, 10_000 - lost);
 }
 
-/// Links that fail at random times, hits of random costs that wait together: the documented bound
-/// holds for each key.
+/// Links fail at random times, and hits of random costs wait together. The documented bound holds
+/// for each key.
 #[tokio::test]
 async fn lost_units_stay_below_the_documented_bound_in_random_outages() {
     const SLICE: u32 = 100;

@@ -16,7 +16,7 @@ fn leased(slice: u32) -> (Leased, FakeStorage, ManualClock) {
     (Leases::new(storage.clone(), slice).clock(clock.clone()), storage, clock)
 }
 
-/// The units that the storage has left for a key.
+/// Returns the remaining units of a key in the storage.
 async fn remains<St: Storage>(storage: &St, policy: &Policy, key: &str) -> u32 {
     decide(storage, policy, key, Op::Peek, 1).await.remaining()
 }
@@ -29,7 +29,7 @@ async fn run_tasks() {
 }
 
 #[tokio::test]
-async fn close_refunds_every_slice_and_later_hits_ask_for_their_own_cost() {
+async fn close_refunds_every_slice_and_later_hits_request_only_their_cost() {
     let (leases, storage, _) = leased(10);
     let policy = policy("fixed-window 1000/minute");
     let keys: Vec<String> = (0..500).map(|key| key.to_string()).collect();
@@ -42,7 +42,7 @@ async fn close_refunds_every_slice_and_later_hits_ask_for_their_own_cost() {
     for key in &keys {
         assert_eq!(remains(&storage, &policy, key).await, 997);
     }
-    // A second time there is nothing to refund.
+    // A second `close` has nothing to refund.
     leases.close().await.unwrap();
     assert_eq!(storage.take_changes(), 0);
 
@@ -94,7 +94,7 @@ async fn units_of_callers_that_leave_after_close_are_refunded() {
     assert_eq!(remains(&storage, &policy, "a").await, 1_000);
 }
 
-/// While the leases close, some slices are refunded already, and others are not.
+/// During `close`, some slices are already refunded and others are not.
 #[tokio::test]
 async fn refunds_during_close_are_not_lost() {
     let (leases, storage, _) = leased(10);
@@ -125,7 +125,7 @@ async fn refunds_during_close_are_not_lost() {
 /// Hits race with the close on several threads. When all are done, the storage has counted the
 /// admitted hits and nothing else.
 #[test]
-fn close_amid_hits_loses_nothing() {
+fn close_during_hits_loses_no_units() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).build().unwrap();
     let policy = policy("fixed-window 100000/day");
     for round in 0..100 {
@@ -188,9 +188,9 @@ async fn close_reports_a_failed_refund_and_tries_all_others() {
     assert!(hit.await.unwrap().is_admitted());
 }
 
-/// A close that is dropped leaves the leases that it has not reached. The next one refunds them.
+/// A dropped `close` keeps the leases that it has not reached. The next one refunds them.
 #[tokio::test]
-async fn dropped_close_leaves_the_other_leases() {
+async fn dropped_close_keeps_the_other_leases() {
     let (leases, storage, _) = leased(10);
     let policy = policy("fixed-window 1000/minute");
     for key in 0..500_u32 {
@@ -236,7 +236,7 @@ async fn drop_of_the_last_handle_refunds_every_slice() {
     drop(leases);
     run_tasks().await;
     assert_eq!((storage.take_changes(), remains(&other, &policy, "a").await), (0, 999));
-    // Nor does it block: the storage answers later.
+    // The drop does not block if the storage replies later.
     storage.close();
     drop(other);
     run_tasks().await;
@@ -259,8 +259,8 @@ async fn drop_of_the_last_handle_refunds_a_slice_in_flight() {
     assert_eq!(remains(&storage, &policy, "a").await, 1_000);
 }
 
-/// Outside a runtime nothing is refunded, and nothing panics. Neither does it in a runtime that
-/// shuts down with a task that owns the last handle.
+/// Outside of a runtime nothing is refunded and nothing panics. A runtime that shuts down with a
+/// task that owns the last handle does not panic either.
 #[test]
 fn drop_without_a_runtime_does_not_panic() {
     let policy = policy("fixed-window 1000/minute");
@@ -282,7 +282,7 @@ fn drop_without_a_runtime_does_not_panic() {
     }
 }
 
-/// How the processes of a deployment end.
+/// The way in which the processes of a deployment end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Closed,
@@ -291,7 +291,7 @@ enum End {
 }
 
 /// Deploys 20 processes several times a day, one process after the other, with some hits between
-/// them. Then all of them spend the rest of the quota. Returns the units that no hit got.
+/// them. Then all processes spend the rest of the quota. Returns the unused units.
 async fn lost_by_rolling_restarts(end: End, deployments: u32) -> u32 {
     const QUOTA: u32 = 10_000;
     let (memory, clock) = memory_with_manual_clock();
@@ -332,7 +332,7 @@ async fn rolling_restarts_of_twenty_processes_lose_nothing() {
 }
 
 #[tokio::test]
-async fn crash_of_twenty_processes_loses_a_slice_each_at_most() {
+async fn crash_of_twenty_processes_loses_at_most_one_slice_each() {
     let lost = lost_by_rolling_restarts(End::Crashed, 1).await;
     assert!((1..=20 * 100).contains(&lost), "{lost}");
 }

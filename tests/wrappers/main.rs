@@ -1,4 +1,4 @@
-//! Storages around a storage: timeout, breaker, refusal cache, leases.
+//! Wrappers: boxed storages, timeout, breaker, refusal cache, leases.
 
 mod boxed;
 mod breaker;

@@ -1,4 +1,4 @@
-//! The refusal cache: it answers repeated refusals without the storage.
+//! The refusal cache: it repeats refusals without the storage.
 
 use std::time::Duration;
 
@@ -18,8 +18,7 @@ fn cached() -> (Cached, FakeStorage<MemoryStorage>, ManualClock) {
     (RefusalCache::new(storage.clone()).clock(clock.clone()), storage, clock)
 }
 
-/// The storage is asked once per key until the wait ends or the time to live expires, whichever
-/// comes first.
+/// The storage decides once per key until the wait ends or the time to live expires.
 #[tokio::test]
 async fn repeated_refusals_reach_the_storage_once_per_ttl_or_wait() {
     for (text, ttl, seconds, most) in [
@@ -40,10 +39,10 @@ async fn repeated_refusals_reach_the_storage_once_per_ttl_or_wait() {
             refused += u64::from(hit(&cache, &policy, "mallory", 1).await.is_refused());
             clock.advance(Duration::from_millis(1));
         }
-        let asked = storage.take_decisions();
-        assert!(asked <= most && refused > 9_900, "{text}: {refused} refused, {asked} asked");
-        assert_eq!(cache.misses(), asked + 1);
-        assert!(cache.hits() >= refused - asked);
+        let misses = storage.take_decisions();
+        assert!(misses <= most && refused > 9_900, "{text}: {refused} refused, {misses} misses");
+        assert_eq!(cache.misses(), misses + 1);
+        assert!(cache.hits() >= refused - misses);
         assert_eq!(cache.len(), 1);
     }
 }
@@ -55,18 +54,21 @@ async fn cached_refusal_reports_the_remaining_wait() {
     let policy = policy("fixed-window 2/minute; moving-window 5/second");
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     clock.advance(Duration::from_secs(10));
-    let asked = hit(&cache, &policy, "a", 1).await;
+    let first = hit(&cache, &policy, "a", 1).await;
     clock.advance(Duration::from_secs(20));
     storage.take_decisions();
-    let known = hit(&cache, &policy, "a", 1).await;
+    let cached = hit(&cache, &policy, "a", 1).await;
     assert_eq!(storage.take_decisions(), 0);
-    assert_eq!(asked.retry_after(), Some(Duration::from_secs(50)));
-    assert_eq!((known.retry_after(), known.reset_after()), (Some(Duration::from_secs(30)), Duration::from_secs(30)));
-    assert_eq!(known.at(), asked.at().plus(20_000_000));
-    assert_eq!(known, storage.inner().decide(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap());
+    assert_eq!(first.retry_after(), Some(Duration::from_secs(50)));
+    assert_eq!((cached.retry_after(), cached.reset_after()), (Some(Duration::from_secs(30)), Duration::from_secs(30)));
+    assert_eq!(cached.at(), first.at().plus(20_000_000));
+    assert_eq!(
+        cached,
+        storage.inner().decide(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap()
+    );
 }
 
-/// A limit whose wait has ended admits, also while another limit still refuses.
+/// A limit whose wait has ended admits, even while another limit refuses.
 #[tokio::test]
 async fn each_limit_of_a_cached_refusal_expires_on_its_own() {
     let (cache, storage, clock) = cached();
@@ -82,11 +84,11 @@ async fn each_limit_of_a_cached_refusal_expires_on_its_own() {
     assert_eq!(storage.take_decisions(), 2);
 }
 
-/// One refusal of a window covers every cost above what remains. Elsewhere a larger cost may wait
-/// longer and is a miss once.
+/// One refusal of a window covers every cost above the remaining units. In other strategies a
+/// larger cost may wait longer, and is a miss once.
 #[tokio::test]
 async fn costs_above_the_remaining_units_are_cache_hits() {
-    // The refusal of the larger cost says that 3 units remain, so it covers the smaller one.
+    // The refusal of the larger cost reports 3 remaining units, so it covers the smaller one.
     let (cache, storage, _) = cached();
     for (cost, admitted) in [(6, true), (8, false), (4, false), (8, false)] {
         assert_eq!(hit(&cache, &policy("9/minute"), "a", cost).await.is_admitted(), admitted);
@@ -107,22 +109,22 @@ async fn costs_above_the_remaining_units_are_cache_hits() {
         storage.take_decisions();
         for _ in 0..3 {
             for cost in [4, 7, 13, u32::MAX] {
-                let known = hit(&cache, &policy, "a", cost).await;
+                let cached_decision = hit(&cache, &policy, "a", cost).await;
                 let direct =
                     storage.inner().decide(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, cost)).await.unwrap();
-                assert_eq!(known, direct, "{text}");
+                assert_eq!(cached_decision, direct, "{text}");
             }
         }
         assert_eq!(storage.take_decisions(), trips, "{text}");
-        assert!(hit(&cache, &policy, "a", 3).await.is_admitted(), "{text}: what may fit is asked for");
-        // Now less remains than the cache knew.
+        assert!(hit(&cache, &policy, "a", 3).await.is_admitted(), "{text}: a cost that may fit is a miss");
+        // Now fewer units remain than in the cached refusal.
         assert_eq!(hit(&cache, &policy, "a", 4).await.remaining(), 0, "{text}");
     }
 }
 
-/// Before, a client with five costs reached the storage with 19,999 of 20,000 hits.
+/// Field defect: a client with five costs reached the storage with 19,999 of 20,000 hits.
 #[tokio::test]
-async fn client_that_varies_its_costs_reaches_the_storage_a_handful_of_times() {
+async fn client_that_varies_its_costs_reaches_the_storage_at_most_four_times() {
     for text in [
         "fixed-window 60/hour",
         "60/hour",
@@ -137,19 +139,19 @@ async fn client_that_varies_its_costs_reaches_the_storage_a_handful_of_times() {
             storage.take_decisions();
             let mut numbers = Numbers(7);
             for _ in 0..20_000 {
-                // All of them are above what remains. The whole flood takes one time to live.
+                // All costs are above the remaining units. The flood takes one time to live.
                 let cost = 61 - spent + u32::try_from(numbers.below(spent.into())).unwrap();
                 assert!(hit(&cache, &policy, "mallory", cost).await.is_refused());
                 clock.advance(Duration::from_micros(49));
             }
-            let asked = storage.take_decisions();
-            assert!((1..=4).contains(&asked), "{text}, {spent} spent: the storage was asked {asked} times");
+            let misses = storage.take_decisions();
+            assert!((1..=4).contains(&misses), "{text}, {spent} spent: {misses} misses");
         }
     }
 }
 
-/// The cache admits and refuses exactly like the storage. A wait that it reports is never longer than
-/// the storage's, and equal to it for up to four costs.
+/// The cache admits and refuses exactly like the storage. Its wait is never longer than the
+/// storage's, and equal for up to four costs.
 #[tokio::test]
 async fn random_costs_are_decided_like_the_plain_storage() {
     let policies = [
@@ -229,8 +231,9 @@ async fn refusals_that_may_change_are_not_cached() {
 
 #[tokio::test]
 async fn contended_refusals_are_not_cached() {
-    let (contended, _) =
-        FakeStorage::scripted(|ask| Some(Ok(ask.policy.refuse(Timestamp::EPOCH, ask.cost, 1_000_000).contended())));
+    let (contended, _) = FakeStorage::scripted(|request| {
+        Some(Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 1_000_000).contended()))
+    });
     let cache = RefusalCache::new(contended);
     for _ in 0..3 {
         assert!(hit(&cache, &policy("1/day"), "a", 1).await.is_contended());
@@ -239,7 +242,7 @@ async fn contended_refusals_are_not_cached() {
 }
 
 #[tokio::test]
-async fn clear_and_refund_invalidate_at_once_here_and_after_the_ttl_elsewhere() {
+async fn clear_and_refund_invalidate_at_once_locally_and_after_the_ttl_on_other_nodes() {
     let (cache, storage, clock) = cached();
     let second_handle = RefusalCache::new(storage.clone()).clock(clock.clone());
     let policy = policy("moving-window 2/hour");
@@ -278,11 +281,11 @@ async fn refusal_from_before_a_change_is_not_cached() {
         let first = hit(&cache, &policy, "a", 2).await;
         storage.close();
         let mut late = start_hit(&cache, &policy, &key, 2);
-        assert!(poll(&mut late).is_pending(), "it is decided, and has not arrived");
+        assert!(poll(&mut late).is_pending(), "decided, but not ready");
         match change {
             "clear" | "dropped clear" => {
                 let mut clear = Box::pin(cache.clear(&policy, &key));
-                assert!(poll(&mut clear).is_pending(), "done, and not told");
+                assert!(poll(&mut clear).is_pending(), "done, but not ready");
                 if change == "dropped clear" {
                     drop(clear);
                     storage.open();
@@ -318,18 +321,18 @@ async fn finished_change_invalidates_refusals_cached_meanwhile() {
     storage.work_when_open(true);
     storage.close();
     let mut clear = Box::pin(cache.clear(&policy, &key));
-    assert!(poll(&mut clear).is_pending(), "not done yet");
+    assert!(poll(&mut clear).is_pending(), "the clear is pending");
     let mut refused = start_hit(&cache, &policy, &key, 1);
     assert!(poll(&mut refused).is_pending());
     storage.open();
     assert!(refused.await.unwrap().is_refused());
     assert_eq!(cache.len(), 1);
     (&mut clear).await.unwrap();
-    assert_eq!(cache.len(), 0, "whoever still has the future in hand");
+    assert_eq!(cache.len(), 0, "the future still exists");
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
 }
 
-/// Memory clears and refunds when it is called, whether or not the future is awaited.
+/// The memory storage clears and refunds at the call, even if the future is not awaited.
 #[tokio::test]
 async fn immediate_changes_invalidate_without_being_awaited() {
     let cache = RefusalCache::new(memory_with_manual_clock().0);
@@ -345,8 +348,8 @@ async fn immediate_changes_invalidate_without_being_awaited() {
     drop((clear, refund));
 }
 
-/// However long the answer takes, the cache neither refuses after the wait has ended nor reports
-/// too short a wait.
+/// For any delay of the reply, the cache neither refuses after the wait has ended nor reports too
+/// short a wait.
 #[tokio::test]
 async fn slow_refusal_is_not_cached_beyond_its_wait() {
     for (decides_late, arrives) in [(false, 0), (false, 400), (false, 1_200), (true, 0), (true, 400), (true, 1_200)] {
@@ -375,9 +378,9 @@ async fn slow_refusal_is_not_cached_beyond_its_wait() {
                 break;
             }
             assert!(decision.is_refused());
-            let told = decision.retry_after().unwrap();
-            assert!(told >= Duration::from_millis(truth), "{told:?} at {millis}");
-            assert!(told <= Duration::from_millis(truth + arrives), "{told:?} at {millis}");
+            let reported = decision.retry_after().unwrap();
+            assert!(reported >= Duration::from_millis(truth), "{reported:?} at {millis}");
+            assert!(reported <= Duration::from_millis(truth + arrives), "{reported:?} at {millis}");
             assert_eq!(clock.now(), now);
             clock.advance(Duration::from_millis(1));
         }
@@ -386,7 +389,7 @@ async fn slow_refusal_is_not_cached_beyond_its_wait() {
     }
 }
 
-/// Dropped callers leave nothing behind. One that may have spent units invalidates the entry.
+/// A dropped hit that may have spent units invalidates the entry.
 #[tokio::test]
 async fn dropped_hit_that_may_have_counted_invalidates() {
     let (cache, storage, clock) = cached();
@@ -396,14 +399,14 @@ async fn dropped_hit_that_may_have_counted_invalidates() {
     assert_eq!(cache.len(), 1);
     storage.close();
     drop(cache.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)));
-    assert_eq!(cache.len(), 0, "it may have been admitted");
+    assert_eq!(cache.len(), 0, "the hit may have been admitted");
     let mut spends = start_hit(&cache, &policy, &key, 1);
     let mut refused = start_hit(&cache, &policy, &key, 4);
     assert!(poll(&mut refused).is_pending() && poll(&mut spends).is_pending());
     drop(spends);
     storage.open();
     assert_eq!(refused.await.unwrap().remaining(), 3);
-    assert_eq!(hit(&cache, &policy, "a", 4).await.remaining(), 2, "what arrived is from before it was spent");
+    assert_eq!(hit(&cache, &policy, "a", 4).await.remaining(), 2, "the late reply is older than the spent units");
     // A dropped hit of at least the refused cost has spent nothing.
     let cache = RefusalCache::new(storage.clone()).clock(clock.clone());
     storage.close();
@@ -437,10 +440,10 @@ async fn failures_are_not_cached() {
     storage.set(Behavior::Works);
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
     storage.set(Behavior::FailsAfterCounting);
-    assert!(hit(&cache, &policy, "a", 1).await.is_refused(), "what is known is known");
+    assert!(hit(&cache, &policy, "a", 1).await.is_refused(), "cached refusals stay");
 }
 
-/// Field defects: unbounded maps; a flood of keys evicts refused keys.
+/// Field defects: unbounded maps, and a flood of keys that evicts refused keys.
 #[tokio::test]
 async fn flood_of_keys_stays_within_max_keys() {
     for max_keys in [1, 3, 16, 100, 1_000] {
@@ -489,7 +492,7 @@ async fn quotas_of_one_name_are_separate_and_cleared_together() {
     let [free, paid] = ["fixed-window 2/hour", "fixed-window 5/hour"].map(|text| policy(text).with_name("tier"));
     assert!(hit(&cache, &free, "a", 2).await.is_admitted());
     assert!(hit(&cache, &free, "a", 1).await.is_refused());
-    assert!(hit(&cache, &paid, "a", 3).await.is_admitted(), "what is free's to refuse is not paid's");
+    assert!(hit(&cache, &paid, "a", 3).await.is_admitted(), "a refusal of one quota does not apply to the other");
     for policy in [&free, &paid] {
         assert!(hit(&cache, policy, "a", 1).await.is_refused());
     }
@@ -512,7 +515,7 @@ async fn shadow_limits_have_separate_entries() {
         assert_eq!(hit(&cache, shadow, "a", 1).await.is_admitted(), admitted);
         assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
     }
-    assert_eq!(cache.hits(), 1, "the policy's hits do not drop what is known of its shadow");
+    assert_eq!(cache.hits(), 1, "hits of the policy do not invalidate the entry of its shadow limit");
 }
 
 #[test]
@@ -543,46 +546,46 @@ async fn expired_entry_is_refreshed_by_one_caller() {
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
     let key = Key::from("a");
-    let ask = |cost| start_hit(&cache, &policy, &key, cost);
+    let start = |cost| start_hit(&cache, &policy, &key, cost);
     storage.take_decisions();
     for round in 1..=3 {
         clock.advance(SECOND);
         storage.close();
-        let mut first = ask(1);
+        let mut first = start(1);
         assert!(poll(&mut first).is_pending());
         for cost in [1, 1, 2, 3] {
-            let refused = ask(cost).await.unwrap();
+            let refused = start(cost).await.unwrap();
             assert_eq!(refused.retry_after(), (cost < 3).then(|| Duration::from_secs(60 - round)));
         }
         assert_eq!(storage.take_decisions(), 1);
         match round {
-            // It is dropped without an answer, and the next caller asks.
+            // The refreshing caller is dropped, and the next caller refreshes.
             1 => {
                 drop(first);
-                assert!(poll(&mut ask(1)).is_pending());
+                assert!(poll(&mut start(1)).is_pending());
                 assert_eq!(storage.take_decisions(), 1);
                 storage.open();
-                assert!(ask(1).await.unwrap().is_refused());
+                assert!(start(1).await.unwrap().is_refused());
             }
             2 => {
                 storage.open();
                 assert!(first.await.unwrap().is_refused());
             }
-            // An entry without an answer is served for one more time to live at most.
+            // An expired entry is served for at most one more time to live.
             _ => {
                 clock.advance(SECOND);
-                assert!(poll(&mut ask(1)).is_pending());
+                assert!(poll(&mut start(1)).is_pending());
                 storage.open();
             }
         }
         storage.take_decisions();
     }
-    // After a clear elsewhere, the caller that refreshes sees it first, and then all do.
+    // After a clear on another node, the refreshing caller sees it first, and then all callers do.
     clock.advance(2 * SECOND);
-    assert!(ask(1).await.unwrap().is_refused());
+    assert!(start(1).await.unwrap().is_refused());
     storage.inner().clear(&policy, &key).await.unwrap();
     clock.advance(SECOND);
     for _ in 0..2 {
-        assert!(ask(1).await.unwrap().is_admitted());
+        assert!(start(1).await.unwrap().is_admitted());
     }
 }

@@ -1,5 +1,4 @@
-//! Stacked wrappers: one wrapper must not take the decisions of a fallback for those of the
-//! primary.
+//! Stacked wrappers: a wrapper must not confuse decisions of a fallback with those of the primary.
 
 use std::time::Duration;
 
@@ -11,11 +10,11 @@ use tower_ratelimit::{BoxError, Decision, Key, MemoryStorage, RateLimiter, Stora
 
 const MS: Duration = Duration::from_millis(1);
 
-type Fallen = Breaker<FakeStorage, MemoryStorage>;
+type WithFallback = Breaker<FakeStorage, MemoryStorage>;
 
-/// A breaker that opens at the first failure and whose fallback is one of `replicas`, and its
+/// A breaker that opens at the first failure and whose fallback is one of `replicas`, with its
 /// primary.
-fn breaker(replicas: u32) -> (Fallen, FakeStorage, ManualClock) {
+fn breaker(replicas: u32) -> (WithFallback, FakeStorage, ManualClock) {
     let (primary, clock) = FakeStorage::in_memory(Behavior::Works);
     let fallback = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
     (Breaker::new(primary.clone()).failures(1).probe_after(MS, MS).fallback(fallback, replicas), primary, clock)
@@ -27,8 +26,8 @@ async fn hit_by<St: Storage>(limiter: &RateLimiter<St>, key: &Key, cost: u32) ->
 }
 
 /// Hits with another key until the primary decides.
-async fn until_it_is_back<St: Storage>(limiter: &RateLimiter<St>) {
-    while hit_by(limiter, &Key::from("somebody else"), 1).await.is_from_fallback() {
+async fn until_primary_decides<St: Storage>(limiter: &RateLimiter<St>) {
+    while hit_by(limiter, &Key::from("other"), 1).await.is_from_fallback() {
         sleep(MS).await;
     }
 }
@@ -97,21 +96,21 @@ async fn leases_are_spent_during_an_outage_and_none_are_taken_from_the_fallback(
         let refused = spend(&limiter, 1).await;
         assert!(refused.is_refused() && refused.is_from_fallback());
         assert_eq!((refused.capacity(), refused.remaining(), refused.cost()), (250, 0, 1));
-        assert_eq!(leases.len(), 1, "of the server's window");
+        assert_eq!(leases.len(), 1, "the slice of the server's window");
 
         primary.set(Behavior::Works);
-        until_it_is_back(&limiter).await;
-        let asked = leases.misses();
+        until_primary_decides(&limiter).await;
+        let before = leases.misses();
         for spent in 11..=30 {
             assert_eq!(spend(&limiter, 1).await.remaining(), 1_000 - spent, "{text}");
         }
         // One hit without a slice, because its key failed last, and then two slices.
-        assert_eq!(leases.misses() - asked, 3);
+        assert_eq!(leases.misses() - before, 3);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_callers_each_get_the_fallbacks_decision() {
+async fn waiting_callers_each_get_a_decision_of_the_fallback() {
     let (breaker, primary, clock) = breaker(4);
     let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), Leases::new(breaker, 10).clock(clock));
     primary.set(Behavior::FailsAfter(5 * MS));
@@ -123,15 +122,11 @@ async fn waiting_callers_each_get_the_fallbacks_decision() {
     }
     let started = Instant::now();
     let decisions = hits.join_all().await;
-    assert!(started.elapsed() <= 11 * MS, "they wait for two answers at most: {:?}", started.elapsed());
+    assert!(started.elapsed() <= 11 * MS, "callers wait for at most two timeouts: {:?}", started.elapsed());
     assert!(decisions.iter().all(Decision::is_from_fallback));
     let mut admitted: Vec<_> = decisions.iter().filter(|it| it.is_admitted()).map(Decision::cost).collect();
     admitted.sort_unstable();
-    assert_eq!(
-        admitted.iter().sum::<u32>(),
-        11,
-        "25 are its share; neither 30 nor 20 besides the others: {admitted:?}"
-    );
+    assert_eq!(admitted.iter().sum::<u32>(), 11, "the divided quota is 25: {admitted:?}");
     assert_eq!(spend(&limiter, 14).await.remaining(), 0);
 }
 
@@ -149,13 +144,13 @@ async fn waiting_callers_wait_for_one_failure_only() {
     let mut remaining: Vec<_> = hits.join_all().await.iter().map(Decision::remaining).collect();
     assert!(started.elapsed() <= 51 * MS, "{:?}", started.elapsed());
     remaining.sort_unstable();
-    // A slice of 10 was taken from the share of 100, and the two spare units were refunded.
+    // A slice of 10 was taken from the divided quota of 100, and the two spare units were refunded.
     assert_eq!(remaining, [90, 91, 92, 93, 94, 95, 96, 97].map(|left| left + 2));
     assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 92);
 }
 
 #[tokio::test(start_paused = true)]
-async fn callers_dropped_before_the_fallback_answers_spend_nothing() {
+async fn callers_dropped_before_the_fallback_decides_spend_nothing() {
     let (breaker, primary, clock) = breaker(4);
     let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), Leases::new(breaker, 10).clock(clock));
     primary.set(Behavior::FailsAfter(5 * MS));

@@ -32,7 +32,7 @@ async fn hanging_storage_fails_at_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn late_answer_is_a_timeout_that_may_have_counted() {
+async fn late_result_is_a_timeout_that_may_have_counted() {
     let (limiter, storage) = limiter(Behavior::WorksAfter(Duration::from_millis(69)));
     let hit = limiter.hit(&Key::everybody()).await.unwrap();
     assert_eq!((hit.is_admitted(), hit.remaining()), (true, 8));
@@ -53,7 +53,7 @@ async fn deadline_starts_at_the_first_poll() {
 }
 
 #[tokio::test]
-async fn an_error_of_the_storage_is_passed_on() {
+async fn error_of_the_storage_is_returned() {
     let (limiter, _) = limiter(Behavior::Fails);
     let error = limiter.hit(&Key::everybody()).await.unwrap_err();
     assert!(!error.is_timeout() && !error.may_have_counted());
@@ -61,7 +61,7 @@ async fn an_error_of_the_storage_is_passed_on() {
 }
 
 #[test]
-fn only_waiting_needs_a_runtime() {
+fn only_a_pending_storage_needs_a_runtime() {
     let storage = Timeout::new(memory_with_manual_clock().0, WITHIN);
     let (policy, key) = (policy("fixed-window 2/day"), Key::everybody());
     let mut shown = Summary::default();
@@ -72,9 +72,11 @@ fn only_waiting_needs_a_runtime() {
 
     let (limiter, _) = limiter(Behavior::Hangs);
     let mut hit = Box::pin(limiter.hit(&key));
-    let std::task::Poll::Ready(Err(error)) = common::poll(&mut hit) else { panic!("it waits without a clock") };
+    let std::task::Poll::Ready(Err(error)) = common::poll(&mut hit) else {
+        panic!("the hit is pending without a runtime")
+    };
     assert_eq!(error.to_string(), "a storage timeout needs a tokio runtime");
-    assert!(error.may_have_counted() && !error.is_timeout(), "it was asked");
+    assert!(error.may_have_counted() && !error.is_timeout(), "the storage was called");
 }
 
 #[tokio::test(start_paused = true)]

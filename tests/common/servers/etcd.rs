@@ -28,10 +28,10 @@ pub struct Etcd {
     pub members: Vec<Member>,
 }
 
-/// One member that is running, unless it was killed or stopped.
+/// A member of the cluster.
 #[derive(Debug)]
 pub struct Member {
-    /// None between `kill` and `restart`.
+    /// `None` between `kill` and `restart`.
     process: Option<Process>,
     folder: PathBuf,
     name: String,
@@ -52,7 +52,7 @@ impl Etcd {
         Self::start_with(3, &["--heartbeat-interval", "50", "--election-timeout", "500"])
     }
 
-    /// Appends these options to those that every member has.
+    /// Starts members with additional options.
     pub fn start_with(members: usize, options: &[&str]) -> Self {
         loop {
             let mut members: Vec<Member> = (0..members).map(|number| Member::new(number, options)).collect();
@@ -136,14 +136,14 @@ impl Member {
         let clients = format!("{}://127.0.0.1:{}", if secure { "https" } else { "http" }, self.clients);
         let (peers, health) = (self.peers(), format!("http://127.0.0.1:{}", self.health));
         let mut command = Command::new(program());
-        // One thread and rare garbage collections: many members share the machine with the tests.
+        // One thread and rare garbage collections, because many members share the machine.
         command.env("GOMAXPROCS", "1").env("GOGC", "400");
         command.arg("--data-dir").arg(self.folder.join("data")).args(["--name", &self.name]);
         command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
         command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
         command.args(["--initial-cluster", &self.cluster, "--listen-metrics-urls", &health]);
         command.args(["--heartbeat-interval", "10", "--election-timeout", "100", "--bcrypt-cost", "4"]);
-        if is_faster_on_request() {
+        if supports_no_fsync() {
             command.arg("--unsafe-no-fsync");
         }
         command.args(&self.options);
@@ -208,8 +208,8 @@ impl Member {
     }
 
     /// Resumes the process (SIGCONT).
-    pub fn go_on(&self) {
-        self.process.as_ref().unwrap().go_on();
+    pub fn resume(&self) {
+        self.process.as_ref().unwrap().resume();
     }
 
     fn status(&self) -> io::Result<Value> {
@@ -235,15 +235,15 @@ fn program() -> String {
     std::env::var(PROGRAM).unwrap_or_else(|_| "etcd".to_owned())
 }
 
-/// Returns the folder for the data of members: one in memory where there is one, since etcd waits
-/// for the disk at each write.
+/// Returns the folder for the data of members. It is in memory if possible, because etcd waits for
+/// the disk at each write.
 fn scratch() -> PathBuf {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
 }
 
-/// Returns `true` if it has the option `--unsafe-no-fsync`, as from 3.5 on.
-fn is_faster_on_request() -> bool {
+/// Returns `true` if etcd has the option `--unsafe-no-fsync` (since 3.5).
+fn supports_no_fsync() -> bool {
     static FASTER: LazyLock<bool> = LazyLock::new(|| {
         let help = Command::new(program()).arg("--help").output();
         help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--unsafe-no-fsync"))

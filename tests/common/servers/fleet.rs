@@ -8,7 +8,7 @@ pub struct Cluster {
     pub nodes: Vec<Server>,
 }
 
-/// The slots of the n-th node end before `ENDS[n]`.
+/// The slots of node `n` end before `ENDS[n]`.
 const ENDS: [u16; 3] = [5_461, 10_923, 16_384];
 
 impl Cluster {
@@ -27,7 +27,7 @@ impl Cluster {
             first = end;
         }
         let cluster = Self { nodes };
-        cluster.wait_until_whole();
+        cluster.wait_until_complete();
         cluster
     }
 
@@ -36,9 +36,9 @@ impl Cluster {
         format!("redis+cluster://{}", hosts.join(","))
     }
 
-    pub fn wait_until_whole(&self) {
+    pub fn wait_until_complete(&self) {
         for node in &self.nodes {
-            wait_until("the cluster is whole", || {
+            wait_until("the cluster is complete", || {
                 let info = node.ask(&["CLUSTER", "INFO"]).to_string();
                 let whole = ["cluster_state:ok", "cluster_slots_ok:16384", "cluster_known_nodes:3", "cluster_size:3"];
                 whole.iter().all(|part| info.contains(part))
@@ -46,7 +46,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the node that has this slot at first.
+    /// Returns the node that initially has this slot.
     pub fn home(slot: u16) -> usize {
         ENDS.iter().position(|end| slot < *end).unwrap()
     }
@@ -76,7 +76,7 @@ impl Sentinels {
                 known.contains(" num-slaves 1 ") && known.contains(" num-other-sentinels 2 ")
             });
         }
-        wait_until("the replica follows", || {
+        wait_until("the replica is in sync", || {
             all.servers[1].ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")
         });
         all

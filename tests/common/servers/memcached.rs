@@ -18,17 +18,17 @@ const PROGRAM: &str = "TOWER_RATELIMIT_MEMCACHED_SERVER";
 
 const PACKAGES: &str = "memcached";
 
-/// A server that is running, unless it was killed or stopped.
+/// A memcached server.
 #[derive(Debug)]
 pub struct Memcached {
-    /// None between `kill` and `restart`.
+    /// `None` between `kill` and `restart`.
     process: Option<Process>,
     port: u16,
     options: Vec<String>,
 }
 
 impl Memcached {
-    /// Appends these options to those that every server has: `-I`, `512k`.
+    /// Starts a server with additional options, for example `-I 512k`.
     pub fn start(options: &[&str]) -> Self {
         let started = Instant::now();
         loop {
@@ -48,7 +48,7 @@ impl Memcached {
         let mut command = program();
         command.arg("-s").arg(socket);
         let process = Process::start(&mut command, PACKAGES);
-        wait_until("the socket is there", || UnixStream::connect(socket).is_ok());
+        wait_until("the socket exists", || UnixStream::connect(socket).is_ok());
         Self { process: Some(process), port: 0, options: Vec::new() }
     }
 
@@ -111,14 +111,14 @@ impl Memcached {
     }
 
     /// Resumes the process (SIGCONT).
-    pub fn go_on(&self) {
-        self.process.as_ref().unwrap().go_on();
+    pub fn resume(&self) {
+        self.process.as_ref().unwrap().resume();
     }
 }
 
 fn program() -> Command {
     let mut command = Command::new(env::var(PROGRAM).unwrap_or_else(|_| "memcached".to_owned()));
-    // memcached does not run as root unless it is told to.
+    // memcached refuses to run as root without `-u`.
     command.args(["-u", "root"]);
     command
 }

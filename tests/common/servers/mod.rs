@@ -1,6 +1,7 @@
-//! Real servers for tests, each on a port of its own: Redis (or the program that
-//! `TOWER_RATELIMIT_REDIS_SERVER` names), memcached and etcd. Dropping the guard ends a server. A
-//! watchdog ends it when the test process dies.
+//! Real servers for tests, each on its own port: Redis, memcached and etcd.
+//!
+//! `TOWER_RATELIMIT_REDIS_SERVER` names another program than `redis-server`. Dropping the guard
+//! ends a server. A watchdog ends it when the test process dies.
 
 mod etcd;
 mod fleet;
@@ -51,7 +52,7 @@ pub trait FaultyServer: Send + Sync + Sized + 'static {
     fn stop(&self);
 
     /// Resumes the process (SIGCONT).
-    fn go_on(&self);
+    fn resume(&self);
 }
 
 macro_rules! faulty_server {
@@ -77,8 +78,8 @@ macro_rules! faulty_server {
                 self.stop();
             }
 
-            fn go_on(&self) {
-                self.go_on();
+            fn resume(&self) {
+                self.resume();
             }
         }
     };
@@ -109,15 +110,15 @@ impl FaultyServer for Etcd {
         self.members[0].stop();
     }
 
-    fn go_on(&self) {
-        self.members[0].go_on();
+    fn resume(&self) {
+        self.members[0].resume();
     }
 }
 
-/// A Redis server that is running, unless it was killed or stopped.
+/// A Redis server.
 #[derive(Debug)]
 pub struct Server {
-    /// None between `kill` and `restart`.
+    /// `None` between `kill` and `restart`.
     process: Option<Process>,
     folder: PathBuf,
     port: u16,
@@ -125,7 +126,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Appends these options to those that every server has: `--requirepass`, `secret`.
+    /// Starts a server with additional options, for example `--requirepass secret`.
     pub fn start(options: &[&str]) -> Self {
         Self::configured("", options)
     }
@@ -184,8 +185,10 @@ impl Server {
         &self.folder
     }
 
-    /// Returns the reply to a command, which is sent on a new connection. A server that becomes a
-    /// replica closes all connections. Then the command is sent again, so it has to be idempotent.
+    /// Sends a command on a new connection and returns the reply.
+    ///
+    /// A server that becomes a replica closes all connections. Then the command is sent again, so
+    /// it has to be idempotent.
     pub fn ask(&self, command: &[&str]) -> Reply {
         let mut reply = resp::ask(self.port, self.password(), command);
         for _ in 0..5 {
@@ -197,8 +200,8 @@ impl Server {
         reply.unwrap()
     }
 
-    /// Returns how often the server has executed this command, also inside of scripts. The name is
-    /// in lower case.
+    /// Returns the number of times that the server has executed this command, also inside of
+    /// scripts. The name is in lower case.
     pub fn calls(&self, command: &str) -> u64 {
         let stats = self.ask(&["INFO", "commandstats"]).to_string();
         let calls = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
@@ -237,8 +240,8 @@ impl Server {
     }
 
     /// Resumes the process (SIGCONT).
-    pub fn go_on(&self) {
-        self.process.as_ref().unwrap().go_on();
+    pub fn resume(&self) {
+        self.process.as_ref().unwrap().resume();
     }
 }
 

@@ -43,14 +43,14 @@ impl Process {
     pub(crate) fn stop(&self) {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.id());
-        super::wait_until("the process stands still", || {
+        super::wait_until("the process is suspended", || {
             let Ok(tasks) = fs::read_dir(&tasks) else { return true };
             let stat = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             tasks.flatten().all(|task| stat(task).rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
         });
     }
 
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn resume(&self) {
         self.signal("CONT");
     }
 

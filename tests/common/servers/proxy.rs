@@ -16,13 +16,13 @@ pub enum Mode {
     SwallowRequests,
     /// The server executes the requests, but the client does not receive the replies.
     SwallowReplies,
-    /// The same, and the connection is closed when the server replies.
+    /// Like `LoseReplies`, but the connection is closed when the server replies.
     CutAtReply,
     /// Replies are replaced by bytes of another protocol.
     Garbage,
 }
 
-/// Listens on a port of its own until the test's process ends.
+/// Listens on its own port until the test process ends.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -84,8 +84,10 @@ impl Proxy {
         self.set_after(0, mode);
     }
 
-    /// Lets this many more replies pass, and then sets the mode. Counts each read from the server
-    /// as one reply, so the caller has to send one request at a time.
+    /// Passes this many more replies, then sets the mode.
+    ///
+    /// Each read from the server counts as one reply, so the caller must send one request at a
+    /// time.
     pub fn set_after(&self, replies: usize, mode: Mode) {
         let mut shared = self.shared();
         (shared.mode, shared.unharmed) = (mode, replies);
@@ -96,7 +98,7 @@ impl Proxy {
         self.shared().connections
     }
 
-    /// Returns how often a client has connected, whether or not there was a server.
+    /// Returns the number of connections from clients, even if the server was down.
     pub fn attempts(&self) -> usize {
         self.shared().attempts
     }

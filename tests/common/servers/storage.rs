@@ -12,7 +12,7 @@ use super::Server;
 /// Connections live as long as the runtime on which they were opened.
 pub static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
-/// A storage with a prefix of its own, and a manual clock.
+/// A storage with a new prefix and a manual clock.
 pub fn on(server: &Server, clock: ManualClock) -> RedisStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));

@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(5);
 /// Connections live as long as the runtime on which they were opened.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
-/// A storage with a prefix of its own, and a manual clock.
+/// A storage with a new prefix and a manual clock.
 fn on(storage: &EtcdStorage, clock: ManualClock) -> EtcdStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
@@ -30,11 +30,11 @@ fn storage(etcd: &Etcd) -> EtcdStorage {
 }
 
 #[test]
-fn storage_keeps_the_laws() {
+fn storage_obeys_the_laws() {
     let etcd = Etcd::start(1);
     let storage = storage(&etcd);
     StorageLaws::new(|clock| on(&storage, clock))
-        // etcd is slow. A store in memory has all scripts, with the same loop over it.
+        // etcd is slow. `tests/laws` runs all scripts with the same loop on a store in memory.
         .scripts(32)
         // A storage with a new deadline decides on its own, as in another process.
         .second_handle(|storage| storage.clone().deadline(LONG))
@@ -46,7 +46,7 @@ fn storage_keeps_the_laws() {
 }
 
 #[test]
-fn storage_keeps_the_laws_on_three_members() {
+fn storage_obeys_the_laws_on_three_members() {
     let etcd = Etcd::calm();
     let storage = storage(&etcd);
     let several = policy("fixed-window 3/second; moving-window 9/minute; token-bucket 10/hour");
@@ -59,7 +59,7 @@ fn every_vector_agrees() {
     common::vectors::assert_all_agree(&etcd.url());
 }
 
-/// Field defects: check, then increment; GET then SET in a "shared" store.
+/// Field defects: check and increment are two steps, or GET then SET in a shared store.
 #[test]
 fn four_processes_admit_exactly_the_limit() {
     let store = Etcd::calm();
@@ -88,7 +88,7 @@ fn stored_states_are_as_documented() {
         let alice = Key::from("alice");
         let limiter = RateLimiter::with_storage(policy(free).with_name("free"), storage.clone());
         let _ = limiter.hit(&alice).await.unwrap();
-        // The last number is the low 32 bits of the beginning of the window, which is now.
+        // The last number is the low 32 bits of the start of the window.
         let first = "@1728000000000000[1.fixed-window/60000000 1728000060000000,1,1512833024]";
         assert_eq!(etcd.all(), [("rl:free|t:alice".to_owned(), first.to_owned())]);
         let both = RateLimiter::with_storage(policy(other).with_name("free"), storage.prefix("shop"));
@@ -169,8 +169,8 @@ fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
         assert!(error.contains(part) && !error.contains("secret"), "{url}: {error}");
     }
     let right = "etcd://a:secret@host,[::1]:1,127.0.0.1/?prefix=p&deadline=1s";
-    let told = format!("{:?}", EtcdStorage::new(right).unwrap());
-    assert!(["host:2379", "[::1]:1", "127.0.0.1:2379", "\"p\""].iter().all(|part| told.contains(part)), "{told}");
-    assert!(!told.contains("secret"), "{told}");
+    let debug = format!("{:?}", EtcdStorage::new(right).unwrap());
+    assert!(["host:2379", "[::1]:1", "127.0.0.1:2379", "\"p\""].iter().all(|part| debug.contains(part)), "{debug}");
+    assert!(!debug.contains("secret"), "{debug}");
     assert!(right.parse::<AnyStorage>().is_ok());
 }

@@ -16,12 +16,12 @@ async fn revoked_lease_is_replaced() {
     for lease in etcd.leases() {
         etcd.ask("lease/revoke", &json!({ "ID": lease }));
     }
-    assert_eq!(entry_points.used().await, 0, "its keys go with it");
+    assert_eq!(entry_points.used().await, 0, "the keys of the lease are removed");
     assert_eq!(entry_points.hit().await, [Answer::Admitted; 3]);
     assert_eq!(entry_points.used().await, 3);
 }
 
-/// Field defects: keys that never expire; an index set that grows forever.
+/// Field defects: keys never expire, and an index set grows forever.
 #[tokio::test]
 async fn keys_and_leases_expire_with_their_state() {
     let etcd = Etcd::start(1);

@@ -32,7 +32,7 @@ async fn wrong_password_can_be_corrected() {
     let etcd = Etcd::start(1);
     let no_login = entry_points(&etcd.url());
     let user = entry_points(&format!("etcd://app:first@{}", etcd.hosts()));
-    // Without logins, everybody has access.
+    // Without authentication every client has access.
     no_login.recover().await;
     user.recover().await;
     let root = with_logins(&etcd, "first");
@@ -62,12 +62,12 @@ async fn revoked_login_is_renewed_without_a_failure() {
     let root = with_logins(&etcd, "secret");
     entry_points.recover().await;
     for _ in 0..3 {
-        // This revokes all logins, though the password is the same.
+        // Setting the same password again revokes all tokens.
         let body = json!({ "name": "app", "password": "secret" });
         etcd.members[0].ask("auth/user/changepw", &body, Some(&root)).unwrap();
         assert_eq!(entry_points.hit().await, [Answer::Admitted; 3]);
     }
-    // A restart revokes all logins, too.
+    // A restart revokes all tokens, too.
     etcd.members[0].restart();
     entry_points.recover().await;
 }

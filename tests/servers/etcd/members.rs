@@ -28,7 +28,7 @@ async fn settles(entry_points: &EntryPoints<EtcdStorage>) -> (usize, Duration) {
 }
 
 #[tokio::test]
-async fn any_member_may_die_hang_and_come_back() {
+async fn any_member_may_die_hang_and_return() {
     let mut etcd = Etcd::start(3);
     let entry_points = entry_points(&etcd.url());
     entry_points.recover().await;
@@ -49,7 +49,7 @@ async fn any_member_may_die_hang_and_come_back() {
             assert!(leads || failed <= 3, "the other members have a leader");
             assert!(entry_points.used().await >= before + 30, "counts are kept");
             if hangs {
-                etcd.members[victim].go_on();
+                etcd.members[victim].resume();
             } else {
                 etcd.members[victim].restart();
             }
@@ -67,7 +67,7 @@ async fn hits_fail_until_a_majority_is_back() {
         etcd.members[member].kill();
     }
     let (started, mut failing) = (Instant::now(), 0);
-    // The remaining member may wait for the others until it knows that it is alone.
+    // The remaining member may wait for the others until it notices the loss of the majority.
     while failing < 5 {
         failing = if entry_points.hit().await == [Answer::Failed; 3] { failing + 1 } else { 0 };
         assert!(started.elapsed() < LONG);

@@ -13,7 +13,7 @@ use common::policy;
 use tower_ratelimit::Global;
 use tower_ratelimit::storage::EtcdStorage;
 
-/// A timeout that means that something hung.
+/// A timeout that only a hanging test reaches.
 const LONG: Duration = Duration::from_secs(20);
 
 /// Limits that no test reaches.

@@ -19,13 +19,13 @@ pub(crate) trait Backend: 'static {
     /// A timeout within which a hit succeeds when nothing is wrong.
     const TIMEOUT: Duration;
 
-    /// How much later than its timeout an answer may arrive on a busy machine.
+    /// The tolerance for results after their timeout on a busy machine.
     const MARGIN: Duration = Duration::from_millis(60);
 
-    /// Whether a hit reads the state before it sends what counts the hit.
+    /// `true` if a hit reads the state before it sends the write.
     const READS_FIRST: bool;
 
-    /// Whether the server has its counts again after a restart.
+    /// `true` if the server keeps its counts over a restart.
     const KEEPS_COUNTS: bool;
 
     /// The storage on the server behind a port.
@@ -38,16 +38,16 @@ pub(crate) trait Backend: 'static {
 
     fn ready(storage: &Self::Storage, timeout: Duration) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Drops what the server can lose without losing counts.
+    /// Drops the caches of the server, for example its scripts.
     fn flush_caches(_: &Self::Server) {}
 }
 
-/// A backend whose proxy can tell replies apart, as the server sends one packet for each.
+/// A backend whose server sends each reply as one packet, so that a proxy can count replies.
 pub(crate) trait CountsReplies: Backend {
-    /// The number of replies that a hit awaits before it sends what counts it.
+    /// The number of replies before a hit sends its write.
     const REPLIES_BEFORE_COUNTING: usize;
 
-    /// Returns how many commands the server has executed that count a hit.
+    /// Returns the number of executed commands that count a hit.
     fn writes(server: &Self::Server) -> u64;
 }
 

@@ -11,12 +11,12 @@ use super::LONG;
 use super::backend::Backend;
 
 on_every_backend! { [tokio::test(flavor = "multi_thread", worker_threads = 2)] [await] [
-    dropped_hit_disturbs_no_other_caller,
-    many_dropped_hits_disturb_no_other_caller,
+    dropped_hit_does_not_affect_other_callers,
+    many_dropped_hits_do_not_affect_other_callers,
 ] }
 
-/// Field defect: after a read that was cancelled, the next one returned its value.
-async fn dropped_hit_disturbs_no_other_caller<B: Backend>() {
+/// Field defect: after a cancelled read, the next read returns its value.
+async fn dropped_hit_does_not_affect_other_callers<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     let limiter = RateLimiter::with_storage(B::policy(1_000), B::storage(proxy.port(), LONG));
@@ -35,7 +35,7 @@ async fn dropped_hit_disturbs_no_other_caller<B: Backend>() {
     assert_eq!(proxy.connections(), 1);
 }
 
-async fn many_dropped_hits_disturb_no_other_caller<B: Backend>() {
+async fn many_dropped_hits_do_not_affect_other_callers<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     proxy.set(Mode::Delay(Duration::from_millis(2)));

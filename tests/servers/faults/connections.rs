@@ -17,11 +17,11 @@ on_every_backend! { [tokio::test] [await] [
     silent_connection_is_replaced_after_three_timeouts,
     silent_connection_is_replaced_when_callers_leave_early,
     calls_that_do_not_fit_are_not_sent,
-    herd_on_one_thread_is_answered,
+    many_retrying_callers_on_one_thread_make_progress,
     calls_share_a_connection_and_do_not_wait_for_each_other,
 ] }
 
-/// Field defect: a connection whose server vanished without closing it is used for ever.
+/// Field defect: a connection is used forever although its server has vanished.
 async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
@@ -34,9 +34,9 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
         tasks.spawn(async move { quick_hit::<B>(&limiter, &Key::from(client)).await.is_err() });
     }
     assert!(tasks.join_all().await.into_iter().all(|failed| failed));
-    server.go_on();
+    server.resume();
     assert!(recovers::<B>(&limiter).await < SECOND);
-    assert_eq!(proxy.connections(), 1, "timeouts of many callers at once count as one");
+    assert_eq!(proxy.connections(), 1, "concurrent timeouts count as one");
     server.stop();
     let (silent, mut timeouts) = (Instant::now(), 0);
     while proxy.connections() == 1 {
@@ -46,7 +46,7 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
     }
     assert!(silent.elapsed() > 2 * QUICK);
     assert_eq!(timeouts, 4, "the call after three timeouts connects");
-    server.go_on();
+    server.resume();
     recovers::<B>(&limiter).await;
     assert_eq!(proxy.connections(), 2);
 }
@@ -64,12 +64,12 @@ async fn silent_connection_is_replaced_when_callers_leave_early<B: Backend>() {
         assert!(silent.elapsed() < 5 * (QUICK + B::MARGIN));
     }
     assert!(silent.elapsed() > 2 * QUICK);
-    server.go_on();
+    server.resume();
     recovers::<B>(&limiter).await;
     assert_eq!(proxy.connections(), 2);
 }
 
-/// Field defect: requests queue without a bound while the server hangs.
+/// Field defect: the queue of requests is unbounded while the server hangs.
 async fn calls_that_do_not_fit_are_not_sent<B: Backend>() {
     const CALLERS: u64 = 1_500;
     let server = B::Server::launch();
@@ -86,15 +86,15 @@ async fn calls_that_do_not_fit_are_not_sent<B: Backend>() {
         assert!(error.to_string().starts_with("overloaded: 1024 calls to 127.0.0.1:"), "{error}");
         assert!(!error.may_have_counted() && !error.is_timeout());
     }
-    server.go_on();
+    server.resume();
     for answer in tasks.join_all().await {
         // On a busy machine the deadline may pass first.
-        assert!(answer.as_ref().err().is_none_or(Failure::is_timeout), "those in flight are answered: {answer:?}");
+        assert!(answer.as_ref().err().is_none_or(Failure::is_timeout), "calls in flight are answered: {answer:?}");
     }
 }
 
-/// More callers than can be answered within the deadline, each of which tries again at once.
-async fn herd_on_one_thread_is_answered<B: Backend>() {
+/// There are more callers than the server can answer within the deadline, and each retries at once.
+async fn many_retrying_callers_on_one_thread_make_progress<B: Backend>() {
     const CALLERS: u64 = 3_000;
     let server = B::Server::launch();
     let limiter = limiter::<B>(server.port(), QUICK);
@@ -113,12 +113,12 @@ async fn herd_on_one_thread_is_answered<B: Backend>() {
     assert!(answers.load(Ordering::Relaxed) >= CALLERS, "{answers:?}");
 }
 
-/// Field defect: one lock around each call. One hit after the other would take four seconds.
+/// Field defect: a lock around each call. Sequential hits would take four seconds.
 async fn calls_share_a_connection_and_do_not_wait_for_each_other<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), B::TIMEOUT.max(SECOND / 2));
-    // From here on the server knows the script, and etcd the lease.
+    // From here on the script is loaded, and the etcd lease exists.
     recovers::<B>(&limiter).await;
     while limiter.hit(&Key::everybody()).await.is_err() {}
     proxy.set(Mode::Delay(QUICK / 5));

@@ -10,8 +10,8 @@ use super::LONG;
 use super::backend::Backend;
 
 on_backends! { [tokio::test(flavor = "multi_thread", worker_threads = 2)] [await] [
-    contention_between_processes_is_no_failure_of_the_storage,
-    contention_in_one_process_is_no_failure_of_the_storage,
+    contention_between_processes_is_not_a_storage_failure,
+    contention_in_one_process_is_not_a_storage_failure,
     contended_callers_that_retry_are_admitted_exactly_up_to_the_limit,
 ] redis_swap: RedisSwap, memcached: MemcachedServer }
 
@@ -25,16 +25,15 @@ fn counts(answers: &[Answer]) -> [usize; 3] {
     counts
 }
 
-/// Field defect: a compare-and-swap that gave up was reported as a storage error, which fail-open
-/// admits.
-async fn contention_between_processes_is_no_failure_of_the_storage<B: Backend>() {
+/// Field defect: exhausted compare-and-swap attempts are a storage error, which fail-open admits.
+async fn contention_between_processes_is_not_a_storage_failure<B: Backend>() {
     let server = B::Server::launch();
     let proxies: Vec<Proxy> = (0..8).map(|_| Proxy::start(server.port())).collect();
     let mut tasks = JoinSet::new();
     for proxy in &proxies {
         proxy.set(Mode::Delay(DEADLINE / 20));
-        // A storage for each, as in a process of its own: one storage decides hits that wait for
-        // the same key together.
+        // A storage for each caller, as in separate processes, because one storage decides waiting
+        // hits of a key together.
         let storage = B::storage(proxy.port(), DEADLINE);
         let (service, inner) = limited(&B::policy(LIMIT), Global, &storage, OnError::Admit);
         tasks.spawn(async move {
@@ -53,7 +52,7 @@ async fn contention_between_processes_is_no_failure_of_the_storage<B: Backend>()
 }
 
 /// The round trip is so long that the timeout passes before the last attempt.
-async fn contention_in_one_process_is_no_failure_of_the_storage<B: Backend>() {
+async fn contention_in_one_process_is_not_a_storage_failure<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     let (service, inner) = limited(&B::policy(LIMIT), Global, &B::storage(proxy.port(), DEADLINE), OnError::Admit);

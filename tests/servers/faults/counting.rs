@@ -1,4 +1,4 @@
-//! A hit is counted once at most, whatever happens to its reply.
+//! A hit counts at most once, even if its reply is lost.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -55,7 +55,7 @@ async fn loses_replies<B: Backend>(mode: Mode) {
     }
 }
 
-/// What became of the hits of one caller.
+/// The results of the hits of one caller.
 #[derive(Default)]
 struct Hits {
     counted: u32,
@@ -101,7 +101,7 @@ async fn hits_while_connections_are_reset<B: Backend>(port: u16, rounds: Range<u
         let (hit, ()) = tokio::join!(timely(limiter.hit(&key)), resetting);
         match hit {
             Ok(decision) if decision.is_admitted() => hits.counted += 1,
-            // A hit in doubt may still be executed, and outrun the next one.
+            // A hit in doubt may still be executed and win against the next one.
             Ok(decision) => {
                 assert!(decision.is_contended(), "{decision:?}");
                 hits.failed += 1;

@@ -1,10 +1,12 @@
-//! One suite for all storages on servers: what they guarantee while servers and networks fail.
+//! One suite for all shared storages: their guarantees while servers and networks fail.
 //!
 //! Each function runs as a test on each backend. `cargo test --test servers -- faults` runs them
 //! all, and another filter, for example `faults::outages::redis` or `hanging`, selects some.
 
-/// Makes a test of each function on each backend. The first brackets hold the attribute of the
-/// tests, and the second ones `await` if the functions are `async`.
+/// Creates a test of each function on each backend.
+///
+/// The first brackets contain the attribute of the tests. The second contain `await` if the
+/// functions are `async`.
 macro_rules! on_backends {
     (@one [$attribute:meta] [] [$($test:ident),+ $(,)?] $module:ident: $backend:ident) => {
         mod $module {
@@ -61,7 +63,7 @@ use self::backend::Backend;
 /// A limit that no test reaches.
 const PLENTY: u32 = 10_000;
 
-/// A timeout that means that something hung.
+/// A timeout that only a hanging test reaches.
 const LONG: Duration = Duration::from_secs(20);
 
 /// A short timeout.
@@ -77,12 +79,12 @@ fn limiter<B: Backend>(port: u16, timeout: Duration) -> RateLimiter<B::Storage> 
     RateLimiter::with_storage(B::policy(PLENTY), B::storage(port, timeout))
 }
 
-/// Makes a hit with a limiter whose timeout is [`QUICK`], which has to be over in time.
+/// Makes a hit with a limiter whose timeout is [`QUICK`], and asserts that it completes in time.
 async fn quick_hit<B: Backend>(limiter: &RateLimiter<B::Storage>, key: &Key) -> Result<Decision, B::Error> {
     within(QUICK + B::MARGIN, limiter.hit(key)).await
 }
 
-/// Waits until the storage answers, and returns how long that took.
+/// Waits until the storage decides. Returns the elapsed time.
 async fn recovers<B: Backend>(limiter: &RateLimiter<B::Storage>) -> Duration {
     let started = Instant::now();
     while let Err(error) = limiter.peek(&Key::everybody()).await {
@@ -92,13 +94,12 @@ async fn recovers<B: Backend>(limiter: &RateLimiter<B::Storage>) -> Duration {
     started.elapsed()
 }
 
-/// Asserts that the storage is not ready, and that this is known within [`QUICK`]. Returns the
-/// reason.
+/// Asserts that `ready` fails within [`QUICK`]. Returns the error.
 async fn not_ready<B: Backend>(storage: &B::Storage) -> B::Error {
     within(QUICK + B::MARGIN, B::ready(storage, QUICK)).await.unwrap_err()
 }
 
-/// Waits until the storage is ready, and returns how long that took.
+/// Waits until the storage is ready. Returns the elapsed time.
 async fn ready<B: Backend>(storage: &B::Storage) -> Duration {
     let started = Instant::now();
     B::ready(storage, LONG).await.unwrap();

@@ -1,4 +1,4 @@
-//! Servers that start late, die, hang, and come back.
+//! Servers that start late, die, hang and return.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,16 @@ use super::{QUICK, entry_points, limiter, not_ready, quick_hit, ready, recovers}
 
 on_every_backend! { [tokio::test] [await] [
     server_may_start_after_the_storage,
-    server_may_die_and_come_back,
+    server_may_die_and_return,
     hanging_server_delays_requests_until_the_timeout,
-    hanging_server_delays_no_other_caller,
+    hanging_server_does_not_delay_other_callers,
     unreachable_server_fails_calls_at_once,
     failed_connects_are_retried_with_backoff,
     storage_recovers_from_network_faults,
-    connect_that_began_in_a_hole_is_overtaken,
+    connect_that_began_during_packet_loss_is_overtaken,
 ] }
 
-/// Field defect: a limiter that cannot start while its server is down.
+/// Field defect: a limiter cannot start while its server is down.
 async fn server_may_start_after_the_storage<B: Backend>() {
     let mut server = B::Server::launch();
     server.kill();
@@ -36,7 +36,7 @@ async fn server_may_start_after_the_storage<B: Backend>() {
     entry_points.recover().await;
 }
 
-async fn server_may_die_and_come_back<B: Backend>() {
+async fn server_may_die_and_return<B: Backend>() {
     let mut server = B::Server::launch();
     let entry_points = entry_points::<B>(server.port());
     entry_points.recover().await;
@@ -54,12 +54,12 @@ async fn server_may_die_and_come_back<B: Backend>() {
     }
 }
 
-/// Field defect: requests that hang when the server stops answering.
+/// Field defect: requests hang when the server stops replying.
 async fn hanging_server_delays_requests_until_the_timeout<B: Backend>() {
     let server = B::Server::launch();
     let entry_points = entry_points::<B>(server.port());
     entry_points.recover().await;
-    // For longer than it takes to replace the connection, and for less.
+    // Both longer and shorter than the time to replace the connection.
     for is_long in [true, false] {
         let before = entry_points.used().await;
         server.stop();
@@ -71,7 +71,7 @@ async fn hanging_server_delays_requests_until_the_timeout<B: Backend>() {
             assert_eq!(Answer::of_result(&hit), Answer::Failed);
             1
         };
-        server.go_on();
+        server.resume();
         let started = Instant::now();
         while timely(entry_points.limiter.peek(&Key::everybody())).await.is_err() {
             assert!(started.elapsed() < SECOND);
@@ -83,7 +83,7 @@ async fn hanging_server_delays_requests_until_the_timeout<B: Backend>() {
     }
 }
 
-async fn hanging_server_delays_no_other_caller<B: Backend>() {
+async fn hanging_server_does_not_delay_other_callers<B: Backend>() {
     let server = B::Server::launch();
     let [connected, new] = [(); 2].map(|()| limiter::<B>(server.port(), QUICK));
     recovers::<B>(&connected).await;
@@ -96,7 +96,7 @@ async fn hanging_server_delays_no_other_caller<B: Backend>() {
     for _ in 0..3 {
         tokio::join!(not_ready::<B>(connected.storage()), not_ready::<B>(new.storage()));
     }
-    server.go_on();
+    server.resume();
     for limiter in [&connected, &new] {
         let took = ready::<B>(limiter.storage()).await;
         assert!(took < SECOND, "{took:?}");
@@ -168,18 +168,18 @@ async fn recovers_from<B: Backend>(mode: Mode) {
     }
 }
 
-/// The network loses everything for half a second, and with it what an attempt to connect sent.
-async fn connect_that_began_in_a_hole_is_overtaken<B: Backend>() {
+/// The network loses all packets for half a second, including those of a connection attempt.
+async fn connect_that_began_during_packet_loss_is_overtaken<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), QUICK);
     proxy.set(Mode::SwallowRequests);
-    let hole = Instant::now();
-    while hole.elapsed() < SECOND / 2 {
+    let packet_loss = Instant::now();
+    while packet_loss.elapsed() < SECOND / 2 {
         assert!(quick_hit::<B>(&limiter, &Key::everybody()).await.is_err());
         sleep(AGAIN).await;
     }
     proxy.set(Mode::Pass);
     recovers::<B>(&limiter).await;
-    assert!(hole.elapsed() < SECOND, "after {:?}", hole.elapsed());
+    assert!(packet_loss.elapsed() < SECOND, "after {:?}", packet_loss.elapsed());
 }

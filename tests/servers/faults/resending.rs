@@ -11,7 +11,7 @@ on_backends! { [tokio::test] [await] [hit_is_never_sent_twice]
     redis: Redis, redis_swap: RedisSwap, memcached: MemcachedServer
 }
 
-/// The fault strikes exactly when the hit has been sent.
+/// The fault occurs exactly after the hit was sent.
 async fn hit_is_never_sent_twice<B: CountsReplies>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
@@ -21,7 +21,7 @@ async fn hit_is_never_sent_twice<B: CountsReplies>() {
         [(Mode::SwallowReplies, 1), (Mode::CutAtReply, 1), (Mode::Garbage, 1), (Mode::SwallowRequests, 0)]
     {
         recovers::<B>(&limiter).await;
-        // From here on the server knows the script.
+        // From here on the script is loaded.
         assert!(limiter.hit(&key).await.unwrap().is_admitted());
         let (before, writes) = (used(&direct).await, B::writes(&server));
         proxy.set_after(B::REPLIES_BEFORE_COUNTING, mode);

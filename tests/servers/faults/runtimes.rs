@@ -26,8 +26,7 @@ fn storage_outlives_its_runtime<B: Backend>() {
     assert_eq!(current_thread().block_on(used(&direct)), 3);
 }
 
-/// A runtime that is ending drops a task as soon as it is spawned, with whatever the task would
-/// lock.
+/// A runtime that shuts down drops a task as soon as it is spawned, with the locks that it holds.
 fn runtime_ends_while_the_storage_connects<B: Backend>() {
     let unreachable = limiter::<B>(1, QUICK);
     for _ in 0..50 {

@@ -21,7 +21,7 @@ fn many(count: usize) -> Vec<Memcached> {
     (0..count).map(|_| Memcached::start(&[])).collect()
 }
 
-/// A storage with a prefix of its own, and a manual clock.
+/// A storage with a new prefix and a manual clock.
 fn on(servers: &[Memcached], clock: ManualClock) -> MemcachedStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
@@ -30,7 +30,7 @@ fn on(servers: &[Memcached], clock: ManualClock) -> MemcachedStorage {
 }
 
 #[test]
-fn storage_keeps_the_laws() {
+fn storage_obeys_the_laws() {
     let mixed = [
         policy("fixed-window 3/second; elastic-window 4 per 3 seconds; moving-window 9/minute; token-bucket 10/hour"),
         policy("moving-window 7 per 20 seconds; moving-window 9/minute; leaky-bucket 11/day; 12/day"),
@@ -45,7 +45,7 @@ fn storage_keeps_the_laws() {
     let number = AtomicU32::new(0);
     let empty = move |clock| shared.clone().prefix(&format!("l{}", number.fetch_add(1, Ordering::SeqCst))).clock(clock);
     StorageLaws::new(empty).and_policies(mixed).scripts(128).check();
-    assert!(servers.iter().all(|server| server.stat("cmd_set") > 100), "all of them had their share");
+    assert!(servers.iter().all(|server| server.stat("cmd_set") > 100), "every server has keys");
 }
 
 #[test]
@@ -53,8 +53,8 @@ fn every_vector_agrees() {
     common::vectors::assert_all_agree(&url_of(&many(3)));
 }
 
-/// Field defect: check, then increment; GET then SET in a "shared" store. Contended hits are
-/// retried.
+/// Field defects: check and increment are two steps, or GET then SET in a shared store. Contended
+/// hits are retried.
 #[test]
 fn eight_processes_admit_exactly_the_limit() {
     let store = Memcached::start(&[]);
@@ -88,7 +88,7 @@ fn eight_processes_admit_exactly_the_limit() {
     }
 }
 
-/// Field defect: memcached expiry beyond 30 days is never enforced.
+/// Field defect: a memcached expiry above 30 days is not enforced.
 #[test]
 fn long_periods_are_enforced() {
     let server = Memcached::start(&[]);
@@ -111,7 +111,7 @@ fn long_periods_are_enforced() {
     }
 }
 
-/// Field defects: TTL as milliseconds given to seconds; keys that never expire.
+/// Field defects: milliseconds are passed as seconds, and keys never expire.
 #[test]
 fn keys_expire_with_their_state() {
     let server = Memcached::start(&[]);
@@ -123,10 +123,10 @@ fn keys_expire_with_their_state() {
         let limiter = RateLimiter::with_storage(short, storage.clone());
         let _ = RUNTIME.block_on(limiter.hit(&Key::from(client))).unwrap();
     }
-    let asks: Vec<String> = names().map(|(number, client)| format!("mg rl:p{number}|n:{client}")).collect();
-    let asks = asks.join("\r\n");
-    assert!(server.ask(&asks).iter().all(|line| line == "HD"));
-    common::servers::wait_until("all keys have expired", || server.ask(&asks).iter().all(|line| line == "EN"));
+    let commands: Vec<String> = names().map(|(number, client)| format!("mg rl:p{number}|n:{client}")).collect();
+    let commands = commands.join("\r\n");
+    assert!(server.ask(&commands).iter().all(|line| line == "HD"));
+    common::servers::wait_until("all keys have expired", || server.ask(&commands).iter().all(|line| line == "EN"));
     assert_eq!(server.stat("curr_items"), 0);
 }
 
@@ -139,12 +139,12 @@ fn evicted_state_is_treated_as_fresh() {
     let hit = || RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap();
     assert_eq!([hit(), hit(), hit()].map(|decision| decision.is_admitted()), [true, true, false]);
     // Items of the same size, so that the server evicts from the same slab class.
-    let stands = server.ask("mg rl:p|t:k v").swap_remove(1);
+    let stored = server.ask("mg rl:p|t:k v").swap_remove(1);
     let started = Instant::now();
     let mut number = 0;
     // Unlike `mg`, `me` does not mark the item as used.
     while server.ask("me rl:p|t:k") != ["EN"] {
-        let set = |junk| format!("ms {junk:08} {} T0 q\r\n{stands}", stands.len());
+        let set = |junk| format!("ms {junk:08} {} T0 q\r\n{stored}", stored.len());
         server.ask(&(number..number + 2_000).map(set).collect::<Vec<_>>().join("\r\n"));
         number += 2_000;
         assert!(started.elapsed() < LONG, "nothing is dropped");
@@ -171,7 +171,7 @@ fn unreadable_state_is_treated_as_fresh() {
     });
 }
 
-/// Field defect: composite keys joined by a separator run together.
+/// Field defect: parts of composite keys run together.
 #[test]
 fn different_names_have_different_keys() {
     let servers = many(3);

@@ -10,13 +10,14 @@ use tower_ratelimit::{Key, RateLimiter};
 
 use super::{LONG, storage};
 
-/// Field defect: an item that is to expire in more than 30 days expires at once.
+/// Field defect: an item with a time to live above 30 days expires at once.
 #[tokio::test]
 async fn items_live_as_long_as_their_window() {
     let server = Memcached::start(&[]);
     let storage = storage(&server.url()).deadline(LONG);
-    // Memcached is given whole seconds, and the first may be over at once. Items live for `max_skew`
-    // longer, which is 5 s, and for some seconds more where memcached is given an instant of its clock.
+    // Expiries are in whole seconds, and the first second may end at once. Items live for
+    // `max_skew` (5 s) longer, and some seconds more if the expiry is an instant of the server's
+    // clock.
     for (days, least, most) in
         [(1, 86_404, 86_407), (29, 2_505_604, 2_505_607), (31, 2_678_404, 2_678_412), (36_500, -1, -1)]
     {
@@ -52,17 +53,17 @@ async fn cleared_item_is_removed() {
     assert_eq!(server.ask("mg rl:p|t:k"), ["EN"]);
 }
 
-/// The state of another limit under the policy's name, of this many bytes. It is kept.
+/// A state of another limit under the policy's name, of this many bytes. The storage keeps it.
 fn other_state(bytes: usize) -> String {
-    // An instant that is decades away.
+    // It expires in decades.
     let start = "[9.other/1 9000000000000000,";
     format!("{start}{}]", "1".repeat(bytes - start.len() - 1))
 }
 
-/// Field defect: a server that is sent an item that is too large drops what was there.
+/// Field defect: a server deletes the old item when it receives one that is too large.
 #[tokio::test]
 async fn longest_state_is_stored_under_the_longest_key() {
-    /// One megabyte, without what memcached needs for the key and for itself.
+    /// One megabyte, minus the key and the overhead of memcached.
     const LONGEST: usize = (1 << 20) - 1_024;
     let server = Memcached::start(&[]);
     let prefix = "p".repeat(64);
@@ -85,7 +86,7 @@ async fn longest_state_is_stored_under_the_longest_key() {
     set(LONGEST - own.len() + 1);
     let error = limiter.hit(&key).await.unwrap_err();
     assert!(!error.may_have_counted(), "{error}");
-    assert_eq!(server.ask(&format!("mg {name} s")), [format!("HD s{}", LONGEST + 1)], "it was not sent");
+    assert_eq!(server.ask(&format!("mg {name} s")), [format!("HD s{}", LONGEST + 1)], "the text was not sent");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! memcached: decisions on one server and on several, and what memcached stores.
+//! memcached: decisions on one server and on several, and the stored items.
 
 mod connection;
 mod decisions;
@@ -12,24 +12,23 @@ use common::harness::{DEADLINE, SECOND, within};
 use common::servers::Memcached;
 use tower_ratelimit::storage::{MemcachedStorage, MemcachedStorageError};
 
-/// A timeout that means that something hung.
+/// A timeout that only a hanging test reaches.
 const LONG: Duration = Duration::from_secs(10);
 
-/// How much later than a short timeout an answer may arrive on a busy machine.
+/// The tolerance for results after a short timeout on a busy machine.
 const LITTLE: Duration = Duration::from_millis(60);
 
 fn storage(url: &str) -> MemcachedStorage {
     MemcachedStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(DEADLINE)
 }
 
-/// The URL of all these servers.
+/// Returns the URL of these servers.
 fn url_of(servers: &[Memcached]) -> String {
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
     format!("memcached://{}", hosts.join(","))
 }
 
-/// Asserts that the storage is not ready, and that this is known within a tenth of a second.
-/// Returns the reason.
+/// Asserts that `ready` fails within a tenth of a second. Returns the error.
 async fn not_ready(storage: &MemcachedStorage) -> MemcachedStorageError {
     within(SECOND / 10 + LITTLE, storage.ready(SECOND / 10)).await.unwrap_err()
 }

@@ -1,4 +1,4 @@
-//! Several memcached servers, each with its share of the keys.
+//! Several memcached servers, each with a part of the keys.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ async fn storage_is_ready_when_all_servers_are() {
     storage.ready(LONG).await.unwrap();
     one.stop();
     not_ready(&storage).await;
-    one.go_on();
+    one.resume();
     storage.ready(LONG).await.unwrap();
 }
 
@@ -54,7 +54,7 @@ async fn server_that_dies_or_hangs_fails_only_its_own_keys() {
             }
         }
         if hangs {
-            servers[storage_full].go_on();
+            servers[storage_full].resume();
         } else {
             servers[storage_full].restart();
         }
@@ -69,7 +69,7 @@ async fn server_that_dies_or_hangs_fails_only_its_own_keys() {
 }
 
 #[tokio::test]
-async fn restarted_server_loses_its_own_keys_and_no_others() {
+async fn restarted_server_loses_only_its_own_keys() {
     let mut servers = [(); 3].map(|()| Memcached::start(&[]));
     let limiter =
         RateLimiter::with_storage(policy("fixed-window 9/day"), storage(&url_of(&servers)).deadline(SECOND / 5));

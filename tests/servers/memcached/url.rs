@@ -97,7 +97,7 @@ fn storage_and_error_can_be_shared_between_threads() {
 }
 
 #[tokio::test]
-async fn reset_is_an_error_that_says_what_to_do() {
+async fn reset_is_an_error_with_an_alternative() {
     let storage: AnyStorage = "memcached://127.0.0.1:1".parse().unwrap();
     let error = storage.reset().await.unwrap_err().to_string();
     assert!(error.contains("use another prefix"), "{error}");

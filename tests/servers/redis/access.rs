@@ -6,7 +6,7 @@ use common::servers::Server;
 
 use super::{PLENTY, entry_points, not_ready, ready, storage};
 
-/// The client crate does not connect again after the server rejected a connection.
+/// The client crate's connection manager does not reconnect after a rejected login.
 #[tokio::test]
 async fn storage_becomes_ready_when_a_wrong_password_is_corrected() {
     let server = Server::start(&["--requirepass", "first"]);

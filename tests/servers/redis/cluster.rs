@@ -12,7 +12,7 @@ use tower_ratelimit::{Header, Key, RateLimiter};
 
 use super::{LONG, PLENTY, not_ready, ready, storage};
 
-/// Field defect: `CROSSSLOT` on Cluster.
+/// Field defect: multi-key scripts fail with `CROSSSLOT` on a cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_counts_exactly_and_the_keys_of_a_policy_share_a_slot() {
     let cluster = Cluster::start();
@@ -91,7 +91,7 @@ async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
     until_all_decide().await;
     for (node, name) in homes.iter().enumerate() {
         let found = cluster.nodes[node].ask(&["EXISTS", &format!("rl:{{p|t:{name}}}")]).to_string();
-        assert_eq!(found, "1", "{name} is where it is thought to be");
+        assert_eq!(found, "1", "{name} is on its home node");
     }
     for (dead, hangs) in [(1, false), (0, false), (2, true)] {
         let (id, killed) = (cluster.id(dead), Instant::now());
@@ -102,17 +102,17 @@ async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
         }
         let (mut slowest, mut slowest_dead, mut rounds) = (Duration::ZERO, Duration::ZERO, 0);
         let alive: Vec<usize> = (0..3).filter(|node| *node != dead).collect();
-        // Until the other nodes have marked it as failed, and three rounds longer.
+        // Until the other nodes have marked it as failed, plus three rounds.
         let mut known_for = 0;
         while known_for < 3 {
             for &node in &alive {
-                let asked = Instant::now();
+                let started = Instant::now();
                 assert_eq!(answers(node).await, [Answer::Admitted; 3], "after {:?}", killed.elapsed());
-                slowest = slowest.max(asked.elapsed() / 3);
+                slowest = slowest.max(started.elapsed() / 3);
             }
-            let asked = Instant::now();
+            let started = Instant::now();
             assert_eq!(answers(dead).await, [Answer::Failed; 3]);
-            slowest_dead = slowest_dead.max(asked.elapsed() / 3);
+            slowest_dead = slowest_dead.max(started.elapsed() / 3);
             rounds += 1;
             let nodes = cluster.nodes[alive[0]].ask(&["CLUSTER", "NODES"]).to_string();
             let line = nodes.lines().find(|line| line.starts_with(&id)).unwrap();
@@ -122,15 +122,15 @@ async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
         }
         let away = killed.elapsed();
         if hangs {
-            cluster.nodes[dead].go_on();
+            cluster.nodes[dead].resume();
         } else {
             cluster.nodes[dead].restart();
         }
-        cluster.wait_until_whole();
+        cluster.wait_until_complete();
         let took = until_all_decide().await;
         eprintln!(
-            "node {dead} was away (hanging: {hangs}) for {away:?}, {rounds} rounds: keys of others took at most {slowest:?}, its own failed after \
-             at most {slowest_dead:?}; {took:?} after the cluster was whole again all decided"
+            "node {dead} was down (hanging: {hangs}) for {away:?}, {rounds} rounds: keys of other nodes took at most {slowest:?}, its own failed \
+             after at most {slowest_dead:?}; all decided {took:?} after the cluster was complete"
         );
     }
 }
@@ -143,11 +143,11 @@ async fn cluster_is_ready_when_all_of_its_nodes_are() {
     cluster.nodes[1].kill();
     not_ready(&storage).await;
     cluster.nodes[1].restart();
-    cluster.wait_until_whole();
+    cluster.wait_until_complete();
     assert!(ready(&storage).await < SECOND);
     cluster.nodes[2].stop();
     not_ready(&storage).await;
-    cluster.nodes[2].go_on();
+    cluster.nodes[2].resume();
     assert!(ready(&storage).await < SECOND);
 
     let one = self::storage(&format!("redis+cluster://127.0.0.1:{}", cluster.nodes[0].port()));
@@ -157,7 +157,7 @@ async fn cluster_is_ready_when_all_of_its_nodes_are() {
 }
 
 #[tokio::test]
-async fn slots_are_followed_when_they_move() {
+async fn moved_slots_are_followed() {
     let cluster = Cluster::start();
     let storage = storage(&cluster.url());
     ready(&storage).await;
@@ -181,10 +181,10 @@ async fn slots_are_followed_when_they_move() {
     };
     set_slot(to, &["IMPORTING", &from_id]);
     set_slot(from, &["MIGRATING", &to_id]);
-    // Neither node has this key, and the old one redirects with `ASK`.
+    // Neither node has this key, so the old one redirects with `ASK`.
     assert_eq!(hit(&other).await, 8);
     assert_eq!(cluster.nodes[to].ask(&["DBSIZE"]).to_string(), "1", "the new node counts");
-    // The new node does not know where the second key is.
+    // The second key is still on the old node.
     let error = with_log.hit(&Key::from("k")).await.unwrap_err();
     assert!(error.to_string().contains("TRYAGAIN") && !error.may_have_counted(), "{error}");
     let port = cluster.nodes[to].port().to_string();

@@ -13,7 +13,7 @@ use tower_ratelimit::testing::{StorageLaws, concurrent_hits_are_exact};
 use tower_ratelimit::{ElasticWindow, Key, Limit, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
 
 #[test]
-fn storage_keeps_the_laws() {
+fn storage_obeys_the_laws() {
     let server = Server::start(&[]);
     let mut mixed = vec![
         policy("fixed-window 3/second; elastic-window 4 per 3 seconds; moving-window 9/minute; token-bucket 10/hour"),
@@ -21,7 +21,7 @@ fn storage_keeps_the_laws() {
         Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
         Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
     ];
-    // Up to as many limits as the script unrolls, and more.
+    // As many limits as the script unrolls, and more.
     for limits in [5, 12, 13, 17] {
         mixed.push(policy(&EVERY_STRATEGY.iter().cycle().take(limits).copied().collect::<Vec<_>>().join("; ")));
     }
@@ -107,11 +107,11 @@ fn decoded_log(server: &Server, states: &str, tag: &str, numbers: &str) -> Strin
 }
 
 #[test]
-fn decisions_and_stored_states_equal_those_of_the_pure_functions() {
+fn decisions_and_stored_states_equal_those_of_the_strategies() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x1234_5678_9abc_def1);
-    let (mut asks, mut texts, mut round) = (0, 0, 0);
-    while asks < 20_000 {
+    let (mut calls, mut texts, mut round) = (0, 0, 0);
+    while calls < 20_000 {
         round += 1;
         let clock = ManualClock::default();
         let prefix = format!("r{round}");
@@ -152,7 +152,7 @@ fn decisions_and_stored_states_equal_those_of_the_pure_functions() {
                 let op = if numbers.below(5) == 0 { Op::Peek } else { Op::Hit };
                 let answer = storage.decide(StorageRequest::new(&policy, &key, op, cost)).await.unwrap();
                 assert_eq!(answer, policy.decide(&mut states, now, op, cost), "{policy}, round {round}, step {step}");
-                asks += 1;
+                calls += 1;
                 if op == Op::Hit && answer.is_admitted() {
                     hits.push(answer);
                     if step % 8 == 0 {
@@ -198,7 +198,7 @@ fn different_names_have_different_keys_that_share_a_slot() {
     });
 }
 
-/// Field defects: keys that never expire; an index set that grows forever.
+/// Field defects: keys never expire, and an index set grows forever.
 #[test]
 fn keys_expire_with_their_state() {
     let server = Server::start(&[]);
@@ -217,7 +217,7 @@ fn keys_expire_with_their_state() {
     common::servers::wait_until("all keys have expired", || server.ask(&["DBSIZE"]) == Reply::Text("0".to_owned()));
 }
 
-/// Field defect: WRONGTYPE between strategies on one key.
+/// Field defect: strategies on one key fail with WRONGTYPE.
 #[test]
 fn unreadable_state_is_treated_as_fresh() {
     let server = Server::start(&[]);
@@ -245,7 +245,7 @@ fn unreadable_state_is_treated_as_fresh() {
             assert!(limiter.hit(&key).await.unwrap().is_admitted(), "{spoil:?}");
             assert!(limiter.peek(&key).await.unwrap().remaining() <= 1);
             let _ = limiter.hit(&key).await.unwrap();
-            assert!(limiter.hit(&key).await.unwrap().is_refused(), "{spoil:?}: healed");
+            assert!(limiter.hit(&key).await.unwrap().is_refused(), "{spoil:?}: the state is valid again");
         });
     }
 }
@@ -272,7 +272,7 @@ fn unreadable_state_is_swapped_for_a_fresh_one() {
     });
 }
 
-/// Field defect: no reload after `SCRIPT FLUSH`.
+/// Field defect: scripts are not reloaded after `SCRIPT FLUSH`.
 #[test]
 fn flushed_scripts_are_loaded_again() {
     let server = Server::start(&[]);
@@ -293,7 +293,7 @@ fn every_vector_agrees() {
     common::vectors::assert_all_agree(&server.url());
 }
 
-/// Field defects: check, then increment; GET then SET in a "shared" store.
+/// Field defects: check and increment are two steps, or GET then SET in a shared store.
 #[test]
 fn eight_processes_admit_exactly_the_limit() {
     let store = Server::start(&[]);

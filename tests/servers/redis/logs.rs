@@ -20,9 +20,9 @@ fn refund(storage: &RedisStorage, policy: &Policy, hit: &Decision) {
     RUNTIME.block_on(storage.refund(policy, &Key::from("k"), hit)).unwrap();
 }
 
-/// The log grows, entries expire, chunks are emptied and joined, and the clock is put back.
+/// The log grows, entries expire, chunks are emptied and joined, and the clock goes back.
 #[test]
-fn long_logs_decide_like_the_functions() {
+fn long_logs_decide_like_the_strategies() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x0dd_ba11_5eed_1234);
     for (amount, fill, steps, entries) in
@@ -76,9 +76,9 @@ fn long_logs_decide_like_the_functions() {
     }
 }
 
-/// Refunds make room: a log has few places without units.
+/// Places of refunded hits are reused.
 #[test]
-fn log_does_not_grow_by_refunded_hits() {
+fn log_does_not_grow_with_refunded_hits() {
     let server = Server::start(&[]);
     let policy = policy("moving-window 2000/day").with_name("p");
     let clock = ManualClock::default();
@@ -100,7 +100,7 @@ fn log_does_not_grow_by_refunded_hits() {
     assert_eq!(next().remaining(), 2_000 - 1_001);
 }
 
-/// Field defect: a refund rewrote all later entries, 50 milliseconds for ten thousand.
+/// Field defect: a refund rewrites all later entries, 50 ms for ten thousand.
 #[test]
 fn refund_moves_a_bounded_part_of_the_log() {
     let server = Server::start(&[]);

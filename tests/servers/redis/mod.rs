@@ -19,10 +19,10 @@ use common::harness::{DEADLINE, EntryPoints, SECOND, within};
 use tower_ratelimit::storage::{RedisStorage, RedisStorageError};
 use tower_ratelimit::{Global, Policy};
 
-/// A timeout that means that something hung.
+/// A timeout that only a hanging test reaches.
 const LONG: Duration = Duration::from_secs(20);
 
-/// How much later than a short timeout an answer may arrive on a busy machine.
+/// The tolerance for results after a short timeout on a busy machine.
 const LITTLE: Duration = Duration::from_millis(60);
 
 /// Limits that no test reaches.
@@ -36,13 +36,12 @@ fn entry_points(url: &str, policy: &Policy) -> EntryPoints<RedisStorage> {
     EntryPoints::new(policy, storage(url), || Global)
 }
 
-/// Asserts that the storage is not ready, and that this is known within a tenth of a second.
-/// Returns the reason.
+/// Asserts that `ready` fails within a tenth of a second. Returns the error.
 async fn not_ready(storage: &RedisStorage) -> RedisStorageError {
     within(SECOND / 10 + LITTLE, storage.ready(SECOND / 10)).await.unwrap_err()
 }
 
-/// Waits until the servers answer, and returns how long that took.
+/// Waits until the servers are ready. Returns the elapsed time.
 async fn ready(storage: &RedisStorage) -> Duration {
     let started = Instant::now();
     storage.ready(LONG).await.unwrap();

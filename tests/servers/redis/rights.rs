@@ -1,4 +1,4 @@
-//! Users who may not run every command: an error, never a fresh state.
+//! Users without all command rights get errors and never fresh states.
 
 use std::iter;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use tower_ratelimit::{Decision, Key, Op, Policy, RateLimiter, Storage};
 
 use super::{LONG, ready, storage};
 
-/// The guide that shows the line.
+/// The guide with the `ACL SETUSER` line.
 const DOCS: &str = include_str!("../../../src/guide/operating.md");
 
-/// How long a check may take that fails.
+/// The maximum time of a failing check.
 const CHECK: Duration = Duration::from_millis(500);
 
-/// What only a login to another database, sentinels or a cluster need.
+/// Commands that only other databases, sentinels or clusters need.
 const NOT_ON_ONE_SERVER: [&str; 4] = ["select", "role", "cluster|slots", "asking"];
 
-/// The line that the documentation shows, in words.
+/// Returns the words of the documented line.
 fn documented() -> Vec<&'static str> {
     let line = DOCS.lines().find_map(|line| line.strip_prefix("ACL SETUSER ")).unwrap();
     iter::once("ACL").chain(["SETUSER"]).chain(line.split(' ')).collect()
@@ -32,11 +32,11 @@ fn commands() -> Vec<&'static str> {
     documented().into_iter().filter_map(|word| word.strip_prefix('+')).collect()
 }
 
-fn as_the_user(server: &Server) -> RedisStorage {
+fn storage_of_the_user(server: &Server) -> RedisStorage {
     storage(&server.url().replace("redis://", "redis://ratelimit:password@"))
 }
 
-/// What an exercise has come to.
+/// The results of several calls.
 #[derive(Default)]
 struct Outcome {
     admitted: usize,
@@ -49,7 +49,7 @@ impl Outcome {
     }
 }
 
-/// Forty hits on a limit, with a peek and a refund that gives back one of them.
+/// Makes forty hits, a peek and a refund of one hit.
 async fn hits(storage: &RedisStorage, policy: &Policy, key: &Key) -> Outcome {
     let limiter = RateLimiter::with_storage(policy.clone(), storage.clone());
     let mut outcome = Outcome::default();
@@ -68,7 +68,7 @@ async fn hits(storage: &RedisStorage, policy: &Policy, key: &Key) -> Outcome {
     outcome
 }
 
-/// The limit of every policy here, and one for the hit that was given back.
+/// The limit of every policy here, plus the refunded hit.
 const MOST: usize = 6 + 1;
 
 /// Each strategy with a limit of six, several limits together, and a strategy without a script.
@@ -85,12 +85,12 @@ fn policies() -> Vec<Policy> {
 async fn documented_user_may_do_everything() {
     let server = Server::start(&[]);
     server.ask(&documented());
-    let storage = as_the_user(&server);
+    let storage = storage_of_the_user(&server);
     ready(&storage).await;
     assert_eq!(server.ask(&["DBSIZE"]).to_string(), "0", "the key of the check is removed");
     for policy in policies() {
         let outcome = hits(&storage, &policy, &Key::from("k")).await;
-        // A leaky bucket gives back nothing but its last place.
+        // A leaky bucket refunds only its last slot.
         assert!((6..=MOST).contains(&outcome.admitted) && outcome.errors.is_empty(), "{policy}: {:?}", outcome.errors);
         let limiter = RateLimiter::with_storage(policy.clone(), storage.clone());
         limiter.clear(&Key::from("k")).await.unwrap();
@@ -100,17 +100,17 @@ async fn documented_user_may_do_everything() {
     assert_eq!(server.ask(&["DBSIZE"]).to_string(), "0");
 }
 
-/// Field defect: a user without `SETRANGE` was not limited, without an error.
+/// Field defect: a user without `SETRANGE` is not limited, and gets no error.
 #[tokio::test]
 async fn missing_right_is_an_error_and_never_admits_more() {
     let server = Server::start(&[]);
     for command in commands().into_iter().filter(|command| !NOT_ON_ONE_SERVER.contains(command)) {
-        // At first, or when there are states already.
+        // Without states, or with existing ones.
         for has_states in [false, true] {
             server.ask(&["FLUSHALL"]);
             server.ask(&["SCRIPT", "FLUSH"]);
             server.ask(&documented());
-            let storage = as_the_user(&server);
+            let storage = storage_of_the_user(&server);
             let mut before = Vec::new();
             for policy in policies() {
                 let key = Key::from("k");
@@ -131,7 +131,7 @@ async fn missing_right_is_an_error_and_never_admits_more() {
                 errors.extend(limiter.clear(&Key::from("k")).await.err());
             }
             errors.extend(storage.reset().await.err());
-            // A log's expiry is set again only once in an eighth of its period.
+            // The expiry of a log is renewed only once in an eighth of its period.
             assert!(command == "pexpire" || !errors.is_empty(), "{command}");
             assert!(errors.iter().all(|error| !error.may_have_counted()), "{command}: {errors:?}");
             if has_states {
@@ -160,32 +160,32 @@ async fn renamed_command_is_an_error() {
     }
 }
 
-/// A command that fails half way through a script leaves nothing behind that counts.
+/// A script that fails halfway counts nothing.
 #[tokio::test]
-async fn hit_that_failed_is_not_counted_when_the_right_is_given() {
+async fn failed_hit_is_not_counted_after_the_right_is_granted() {
     let server = Server::start(&[]);
     let key = Key::from("k");
     for command in ["set", "setrange", "pexpire", "strlen", "getrange"] {
         for policy in policies() {
             server.ask(&["FLUSHALL"]);
             server.ask(&documented());
-            let storage = as_the_user(&server);
+            let storage = storage_of_the_user(&server);
             let limiter = RateLimiter::with_storage(policy.clone(), storage.clone());
             assert!(limiter.hit(&key).await.unwrap().is_admitted());
             server.ask(&["ACL", "SETUSER", "ratelimit", &format!("-{command}")]);
             let without = hits(&storage, &policy, &key).await;
             server.ask(&["ACL", "SETUSER", "ratelimit", &format!("+{command}")]);
             let with = hits(&storage, &policy, &key).await;
-            // Each of the two may give a hit back.
+            // Each of the two runs may refund a hit.
             let all = 1 + without.admitted + with.admitted;
             assert!((6..=8).contains(&all), "{command}, {policy}: {all}");
         }
     }
 }
 
-/// Logs that are about to grow, of one entry to several chunks, beside another log and alone.
+/// Logs that are about to grow, from one entry to several chunks, alone and beside another log.
 #[test]
-fn hit_or_refund_that_failed_changes_no_log() {
+fn failed_hit_or_refund_changes_no_log() {
     let server = Server::start(&[]);
     let key = Key::from("k");
     for entries in [4, 8, 255, 256, 511, 512, 513] {
@@ -211,7 +211,7 @@ fn hit_or_refund_that_failed_changes_no_log() {
                     server.ask(&["ACL", "SETUSER", "ratelimit", &format!("-{command}")]);
                     let mut failed = 0;
                     for at_once in [true, false] {
-                        // At the instant of the newest entry, which is changed in place, and later.
+                        // At the instant of the newest entry, which changes in place, and later.
                         if !at_once {
                             clock.advance(Duration::from_millis(1));
                         }
@@ -231,7 +231,7 @@ fn hit_or_refund_that_failed_changes_no_log() {
                     let expected = policy.decide(&mut states, clock.now(), Op::Peek, 1);
                     assert_eq!(found, expected, "{command}, {entries} entries of {text}");
                 }
-                // All that was admitted leaves when it should.
+                // All admitted entries expire on time.
                 clock.advance(Duration::from_millis(86_400_000 - entries / 2));
                 for _ in 0..4 {
                     let found = decide(Op::Hit).await.unwrap();
@@ -261,12 +261,12 @@ async fn missing_right_on_one_node_is_found() {
     storage.ready(LONG).await.unwrap();
 }
 
-/// A server quotes the arguments of a command that it does not know.
+/// A server quotes the arguments of an unknown command.
 #[tokio::test]
 async fn no_error_contains_a_key() {
     let server = Server::start(&["--rename-command", "EVALSHA", ""]);
     server.ask(&["ACL", "SETUSER", "ratelimit", "on", ">password", "~other", "+@all"]);
-    for storage in [storage(&server.url()), as_the_user(&server)] {
+    for storage in [storage(&server.url()), storage_of_the_user(&server)] {
         let limiter = RateLimiter::with_storage(policy("fixed-window 6/day"), storage.deadline(DEADLINE));
         let error = limiter.hit(&Key::from("hunter2")).await.unwrap_err();
         let causes = iter::successors(Some(&error as &dyn std::error::Error), |cause| cause.source());

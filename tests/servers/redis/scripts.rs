@@ -1,4 +1,4 @@
-//! Strategies with scripts of their own, which do not interfere with others.
+//! Custom strategies with scripts, which do not interfere with others.
 
 use common::policy;
 use common::servers::Server;
@@ -43,7 +43,7 @@ impl<S: Strategy> Strategy for Renamed<S> {
 }
 
 /// The script of a fixed window whose functions begin with this name.
-macro_rules! twin {
+macro_rules! lua {
     ($name:literal) => {
         concat!(
             "function ",
@@ -72,7 +72,7 @@ fn limit(name: &'static str, sources: &'static [&'static str], delays: bool) -> 
     Limit::new(Renamed { name, strategy: FixedWindow::new(), script }, Quota::per_day(3))
 }
 
-/// Makes a hit, refunds it, and returns how many of five more hits are admitted.
+/// Makes a hit, refunds it, and returns the number of admitted hits out of five more.
 fn admitted(storage: &RedisStorage, policy: &Policy) -> usize {
     let hit = || RUNTIME.block_on(storage.decide(StorageRequest::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap();
     let first = hit();
@@ -84,9 +84,9 @@ fn admitted(storage: &RedisStorage, policy: &Policy) -> usize {
 fn script_may_begin_with_comments() {
     let server = Server::start(&[]);
     let sources: [&'static [&'static str]; 3] = [
-        &[concat!("-- Mine.\n-- each hit counts once\n", twin!("mine"))],
-        &[concat!("--[[ Mine.\n-- done\n]]\n", twin!("mine"))],
-        &["-- $ and AT$\n", twin!("mine")],
+        &[concat!("-- Mine.\n-- each hit counts once\n", lua!("mine"))],
+        &[concat!("--[[ Mine.\n-- done\n]]\n", lua!("mine"))],
+        &["-- $ and AT$\n", lua!("mine")],
     ];
     for sources in sources {
         let storage = on(&server, ManualClock::default());
@@ -95,9 +95,9 @@ fn script_may_begin_with_comments() {
 }
 
 #[test]
-fn own_strategy_may_use_a_built_in_name() {
+fn custom_strategy_may_use_a_built_in_name() {
     let server = Server::start(&[]);
-    let bucket = || limit("bucket", &[twin!("bucket")], false);
+    let bucket = || limit("bucket", &[lua!("bucket")], false);
     let token = || Limit::new(TokenBucket::new(), Quota::per_day(9));
     for policy in [Policy::from(bucket()).with(token()), Policy::from(token()).with(bucket())] {
         assert_eq!(admitted(&on(&server, ManualClock::default()), &policy), 3, "{policy}");
@@ -105,10 +105,10 @@ fn own_strategy_may_use_a_built_in_name() {
 }
 
 #[test]
-fn same_name_with_different_scripts_is_kept_apart() {
+fn same_name_with_different_scripts_has_separate_functions() {
     let server = Server::start(&[]);
     let storage = on(&server, ManualClock::default());
-    let sources: &'static [&'static str] = &[twin!("mine")];
+    let sources: &'static [&'static str] = &[lua!("mine")];
     for (name, delays) in [("a", false), ("b", true), ("c", false)] {
         assert_eq!(admitted(&storage, &Policy::from(limit("mine", sources, delays)).with_name(name)), 3);
     }
@@ -119,7 +119,7 @@ fn same_name_with_different_scripts_is_kept_apart() {
 }
 
 #[test]
-fn name_that_is_no_identifier_is_decided_without_a_script() {
+fn strategy_whose_name_is_not_an_identifier_runs_without_a_script() {
     let server = Server::start(&[]);
     for name in ["1st", "a.b", "a_b", "a b"] {
         let storage = on(&server, ManualClock::default());
@@ -131,7 +131,7 @@ fn name_that_is_no_identifier_is_decided_without_a_script() {
 fn policy_of_many_strategies_is_one_script() {
     let server = Server::start(&[]);
     macro_rules! limits {
-        ($($name:literal)*) => { [$(limit($name, &[concat!("local own = 1\n", twin!($name))], false)),*] };
+        ($($name:literal)*) => { [$(limit($name, &[concat!("local own = 1\n", lua!($name))], false)),*] };
     }
     let limits = limits!("a" "b" "c" "d" "e" "f" "g" "h" "i" "j" "k" "l" "m" "n" "o" "p");
     for count in 1..=limits.len() {

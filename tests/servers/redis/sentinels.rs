@@ -20,12 +20,12 @@ async fn storage_uses_the_primary_that_sentinels_name() {
     let storage = storage(&url);
     ready(&storage).await;
     all.sentinels[0].kill();
-    assert!(ready(&storage).await < SECOND, "one sentinel is missed by nobody");
+    assert!(ready(&storage).await < SECOND, "one dead sentinel causes no delay");
     all.sentinels[0].restart();
 
     let clients = |server: &Server| server.ask(&["CLIENT", "LIST", "TYPE", "normal"]).to_string();
-    // The last command of the storage is that of `ready`, or ROLE, with which it checks that the
-    // server is the primary.
+    // The last command of the storage is that of `ready`, or `ROLE`, which checks that the server
+    // is the primary.
     let is_ours = |line: &str| {
         !line.contains("name=sentinel") && ["cmd=evalsha", "cmd=role"].iter().any(|command| line.contains(command))
     };
@@ -56,21 +56,21 @@ async fn storage_leaves_a_demoted_primary() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failover_from_a_dead_primary_loses_at_most_what_was_not_replicated() {
+async fn failover_from_a_dead_primary_loses_at_most_unreplicated_writes() {
     fail_over(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failover_from_a_hanging_primary_loses_at_most_what_was_not_replicated() {
+async fn failover_from_a_hanging_primary_loses_at_most_unreplicated_writes() {
     fail_over(true).await;
 }
 
-/// Replication is asynchronous, so a primary that dies takes its last writes with it. The test
-/// cannot know how many these were. It asserts that:
+/// Replication is asynchronous, so a primary that dies loses its last writes. The test cannot know
+/// how many these were. It asserts that:
 ///
-/// - keys that were used up, and whose states the replica had, stay used up
-/// - no other key is admitted more often than the limit, plus the admissions in the last second
-///   before the death, as a replica on the same machine is not further behind
+/// - keys that were used up and replicated stay used up
+/// - no other key is admitted more often than the limit plus the admissions in the last second
+///   before the death, because a replica on the same machine is not further behind
 async fn fail_over(hangs: bool) {
     const LIMIT: u32 = 150;
     const TASKS: usize = 4;
@@ -89,7 +89,7 @@ async fn fail_over(hangs: bool) {
         let info = server.ask(&["INFO", "replication"]).to_string();
         info.lines().find_map(|line| line.strip_prefix("master_repl_offset:").map(str::to_owned)).unwrap()
     };
-    wait_until("the replica has heard of what is spent", || offset(&all.servers[0]) == offset(&all.servers[1]));
+    wait_until("the replica has received all writes", || offset(&all.servers[0]) == offset(&all.servers[1]));
 
     let began = Instant::now();
     let at = move |moment: Instant| u64::try_from((moment - began).as_micros()).unwrap();
@@ -100,7 +100,7 @@ async fn fail_over(hangs: bool) {
         let (limiter, killed_at, admitted, key) =
             (limiter.clone(), Arc::clone(&killed_at), Arc::clone(&admitted), key("fresh", number));
         tasks.spawn(async move {
-            // One request every few milliseconds, as failures return at once.
+            // One request every few milliseconds, because failures return at once.
             let mut pace = interval(AGAIN);
             let (mut hits, mut failures) = (Vec::new(), Vec::new());
             loop {
@@ -117,11 +117,16 @@ async fn fail_over(hangs: bool) {
                     }
                     Err(_) => failures.push(at(Instant::now())),
                 }
-                assert!(began.elapsed() < LONG, "no end of it: {} admitted, {} failed", hits.len(), failures.len());
+                assert!(
+                    began.elapsed() < LONG,
+                    "the failover does not end: {} admitted, {} failed",
+                    hits.len(),
+                    failures.len()
+                );
             }
         });
     }
-    wait_until("there is load", || admitted.load(Ordering::SeqCst) >= 100);
+    wait_until("100 hits are admitted", || admitted.load(Ordering::SeqCst) >= 100);
     killed_at.store(at(Instant::now()), Ordering::SeqCst);
     if hangs {
         all.servers[0].stop();
@@ -134,8 +139,8 @@ async fn fail_over(hangs: bool) {
     let new = all.servers[1].port().to_string();
     let named_by = || {
         let names = |sentinel: &&Server| {
-            let told = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]);
-            told.list().get(1).is_some_and(|port| port.to_string() == new)
+            let reply = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]);
+            reply.list().get(1).is_some_and(|port| port.to_string() == new)
         };
         all.sentinels.iter().filter(names).count()
     };
@@ -158,28 +163,28 @@ async fn fail_over(hangs: bool) {
             last.saturating_sub(killed_at) / 1_000,
         );
         assert!(total <= LIMIT + u32::try_from(doubtful).unwrap(), "{total} admitted, {doubtful} in doubt");
-        assert!(hits.iter().any(|hit| *hit > last), "decisions came back");
+        assert!(hits.iter().any(|hit| *hit > last), "hits were decided after the failover");
     }
     if hangs {
-        // It still considers itself the primary, but the storage has left it.
-        all.servers[0].go_on();
+        // The old primary still considers itself the primary, but the storage has left it.
+        all.servers[0].resume();
     }
     for number in 0..TASKS {
         for name in ["spent", "fresh"] {
             let decision = timely(limiter.hit(&key(name, number))).await.unwrap();
-            assert!(decision.is_refused(), "{name}: what was heard of stays");
+            assert!(decision.is_refused(), "{name}: replicated states stay");
         }
     }
 }
 
 /// After a failover the old primary may accept writes for ten more seconds.
 #[tokio::test]
-async fn storage_leaves_a_primary_that_sentinels_no_longer_name_though_it_answers() {
+async fn storage_leaves_an_answering_primary_that_sentinels_no_longer_name() {
     let all = Sentinels::start();
     let limiter =
         RateLimiter::with_storage(policy("fixed-window 1000000/day"), storage(&all.url()).deadline(SECOND / 10));
     ready(limiter.storage()).await;
-    // The old primary rejects what sentinels send it, but not what the storage sends.
+    // The old primary rejects the sentinels' commands, but not the storage's.
     all.servers[0].ask(&["ACL", "SETUSER", "default", "-ping"]);
     wait_until("another primary is named", || {
         let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"];
@@ -195,5 +200,5 @@ async fn storage_leaves_a_primary_that_sentinels_no_longer_name_though_it_answer
         assert!(started.elapsed() < 3 * SECOND, "{on_the_old}");
         sleep(AGAIN).await;
     }
-    assert!(on_the_old > 0, "the old primary answered");
+    assert!(on_the_old > 0, "the old primary replied");
 }

@@ -1,4 +1,4 @@
-//! One Redis server: what it forgets, rejects or cannot store.
+//! One Redis server: outages, flushed scripts, a full memory, and replicas.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ fn both() -> [Policy; 2] {
     [policy(PLENTY), foreign(1_000_000)]
 }
 
-/// Field defect: fallback gives every replica the whole quota.
+/// Field defect: the fallback gives every replica the whole quota.
 #[tokio::test]
 async fn fallback_decides_while_the_server_is_dead_or_hangs() {
     let policy = policy("fixed-window 3000000/day");
@@ -46,7 +46,7 @@ async fn fallback_decides_while_the_server_is_dead_or_hangs() {
         }
         let (started, before) = (Instant::now(), circuit.state());
         while started.elapsed() < SECOND + SECOND / 2 {
-            // Each in time, whether it is a probe or not.
+            // Each hit completes in time, probes too.
             assert_eq!(entry_points.hit().await, [Answer::Admitted; 3]);
             let hit = timely(entry_points.limiter.hit(&key)).await.unwrap();
             assert_eq!((hit.is_from_fallback(), hit.capacity()), (true, 1_000_000));
@@ -54,9 +54,9 @@ async fn fallback_decides_while_the_server_is_dead_or_hangs() {
         }
         let now = circuit.state();
         assert_eq!((now.by_primary, now.by_none), (before.by_primary, 0));
-        assert!((6..20).contains(&now.failures), "five and the probes: {now:?}");
+        assert!((6..20).contains(&now.failures), "five failures and the probes: {now:?}");
         if hangs {
-            server.go_on();
+            server.resume();
         } else {
             server.restart();
         }
@@ -64,7 +64,7 @@ async fn fallback_decides_while_the_server_is_dead_or_hangs() {
     }
 }
 
-/// Field defect: no reload after `SCRIPT FLUSH`.
+/// Field defect: scripts are not reloaded after `SCRIPT FLUSH`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_scripts_are_loaded_again_under_load() {
     let server = Server::start(&[]);
@@ -99,7 +99,7 @@ async fn flushed_scripts_are_loaded_again_under_load() {
     });
 }
 
-/// Neither one limit of several nor a part of a log is counted.
+/// Without memory, neither one of several limits nor a part of a log is counted.
 #[tokio::test]
 async fn server_without_memory_counts_nothing() {
     for policy in both() {
@@ -124,7 +124,7 @@ async fn replica_decides_as_soon_as_it_is_promoted() {
         let primary = Server::start(&["--repl-diskless-sync-delay", "0"]);
         let port = primary.port().to_string();
         let replica = Server::start(&["--replicaof", "127.0.0.1", &port]);
-        wait_until("the replica follows", || {
+        wait_until("the replica is in sync", || {
             replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")
         });
         let entry_points = entry_points(&replica.url(), &policy);

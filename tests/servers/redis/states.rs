@@ -1,5 +1,5 @@
-//! States that changed since the storage wrote them: logs are lost, other programs write, clocks
-//! are put back, and releases of a program differ.
+//! States that changed since the storage wrote them: lost logs, writes of other programs, clocks
+//! that go back, and different releases of a program.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ fn lost_log_admits_no_more_than_the_limit() {
 }
 
 #[test]
-fn damaged_log_heals_within_a_period() {
+fn damaged_log_is_valid_again_after_a_period() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x1357_9bdf_2468_ace1);
     let policy = policy("moving-window 5/day").with_name("p");
@@ -87,13 +87,13 @@ fn damaged_log_heals_within_a_period() {
         }
         clock.advance(Duration::from_micros(3 * DAY));
         let admitted = (0..7).filter(|_| hit(&storage, &policy).is_admitted()).count();
-        assert_eq!(admitted, 5, "{text}: healed");
+        assert_eq!(admitted, 5, "{text}: the log is valid again");
     }
 }
 
 /// Bytes of rows and entries are overwritten, or the small states hold other numbers.
 #[test]
-fn damaged_log_of_several_chunks_heals_within_a_period() {
+fn damaged_log_of_several_chunks_is_valid_again_after_a_period() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x2468_ace1_1357_9bdf);
     let policy = policy("moving-window 5000/day").with_name("p");
@@ -138,11 +138,11 @@ fn damaged_log_of_several_chunks_heals_within_a_period() {
             clock.advance(Duration::from_micros(numbers.one_of(&[0, 1_000, 300_000])));
         }
         clock.advance(Duration::from_micros(3 * DAY));
-        assert_eq!(hit(&storage, &policy).remaining(), 4_999, "round {round}: healed");
+        assert_eq!(hit(&storage, &policy).remaining(), 4_999, "round {round}: the log is valid again");
     }
 }
 
-/// As in a rolling deployment.
+/// Two releases decide in turn, as in a rolling deployment.
 #[test]
 fn releases_with_different_limits_decide_like_the_model() {
     let server = Server::start(&[]);
@@ -202,7 +202,7 @@ fn releases_with_different_limits_decide_like_the_model() {
 }
 
 #[test]
-fn clock_that_is_put_back_decides_like_the_functions() {
+fn clock_that_goes_back_decides_like_the_strategies() {
     let server = Server::start(&[]);
     for (policy, back) in [
         (policy("moving-window 10/second"), 10 * DAY),
@@ -238,7 +238,7 @@ fn period_that_a_script_cannot_count_is_rejected_by_the_limiter() {
     assert!(error.to_string().contains("use a period of at most 71 years"), "{error}");
     let key = Key::from("k");
     let decided = RUNTIME.block_on(storage.decide(StorageRequest::new(&counter, &key, Op::Hit, 1)));
-    assert!(decided.unwrap_err().to_string().contains("71 years"), "where policies are chosen for each request");
+    assert!(decided.unwrap_err().to_string().contains("71 years"), "a policy that is chosen for a request");
     let half = Policy::new(SlidingWindowCounter::aligned(), Quota::per(2, Duration::from_micros(1 << 51)));
     for policy in [half, Policy::new(FixedWindow::new(), longest), Policy::new(MovingWindow::new(), longest)] {
         RateLimiter::try_with_storage(policy.clone(), storage.clone()).unwrap();
@@ -246,8 +246,8 @@ fn period_that_a_script_cannot_count_is_rejected_by_the_limiter() {
     }
 }
 
-/// In microseconds: how much longer than its state a key lives, and the time between two reads of
-/// the clock.
+/// The tolerance in microseconds: the time that a key outlives its state, and the time between two
+/// reads of the clock.
 const MARGIN: i64 = 500_000 + 100_000;
 
 /// Compares the expiry of keys and states on the server's clock.
@@ -294,7 +294,8 @@ fn keys_live_as_long_as_their_state() {
     }
 }
 
-/// Field defect: 61 refusals in a row each promised 60 s, and the client was admitted after 3,660 s.
+/// Field defect: 61 consecutive refusals each promised 60 s, and the client was admitted after
+/// 3,660 s.
 #[test]
 fn refusals_after_a_clock_went_back_promise_one_instant() {
     let server = Server::start(&[]);

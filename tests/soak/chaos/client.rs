@@ -1,4 +1,4 @@
-//! A client that asks a server on one connection, and what it has seen.
+//! A client that sends requests on one connection, and the counts of its responses.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -6,45 +6,47 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// For as long all clients use one key.
-const KEY_LIVES: Duration = Duration::from_millis(1_500);
+/// The time for which all clients use one key.
+const KEY_LIFETIME: Duration = Duration::from_millis(1_500);
 
-/// Between two requests of a client.
-const PACE: Duration = Duration::from_millis(20);
+/// The pause between two requests of a client.
+const PAUSE: Duration = Duration::from_millis(20);
 
-/// The deadline of the servers, and what a busy machine may add. Who waits for a server that hangs
-/// takes longer.
+/// The deadline of the servers.
 const DEADLINE: Duration = Duration::from_millis(100);
-const LATE: Duration = Duration::from_millis(900);
+/// The tolerance for responses after the deadline, on a busy machine with a hanging server.
+const TOLERANCE: Duration = Duration::from_millis(900);
 
-/// An answer that takes longer never comes.
-const NEVER: Duration = Duration::from_secs(10);
+/// The read timeout of a response.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One request in so many is somebody's who is never seen again.
-const STRANGERS: u64 = 4;
+/// One request in this many has a key that is used only once.
+const ONE_TIME_EVERY: u64 = 4;
 
+/// The counts of the responses.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Responses {
     pub(crate) requests: u64,
-    /// By the number of the key.
+    /// The admitted requests of each key.
     admitted: BTreeMap<u128, u32>,
-    strangers: u64,
+    /// The admitted requests of keys that were used once.
+    admitted_once: u64,
     pub(crate) by_fallback: u64,
     pub(crate) refused: u64,
     pub(crate) unavailable: u64,
-    /// Without an answer, or with another one.
+    /// Requests without a response, or with another status.
     pub(crate) lost: u64,
     pub(crate) late: u64,
     pub(crate) slowest: Duration,
 }
 
-impl Seen {
+impl Responses {
     pub(crate) fn add(&mut self, other: Self) {
         for (key, times) in other.admitted {
             *self.admitted.entry(key).or_default() += times;
         }
         self.requests += other.requests;
-        self.strangers += other.strangers;
+        self.admitted_once += other.admitted_once;
         self.by_fallback += other.by_fallback;
         self.refused += other.refused;
         self.unavailable += other.unavailable;
@@ -54,10 +56,10 @@ impl Seen {
     }
 
     pub(crate) fn admitted(&self) -> u64 {
-        self.admitted.values().copied().map(u64::from).sum::<u64>() + self.strangers
+        self.admitted.values().copied().map(u64::from).sum::<u64>() + self.admitted_once
     }
 
-    /// How often the key was admitted that was admitted most often.
+    /// Returns the number of admitted requests of the key with the most.
     pub(crate) fn most(&self) -> u32 {
         self.admitted.values().copied().max().unwrap_or(0)
     }
@@ -66,11 +68,11 @@ impl Seen {
 pub(crate) struct Client {
     address: String,
     connection: Option<BufReader<TcpStream>>,
-    /// The limit that a fallback tells.
-    share: String,
+    /// The limit in the responses of a fallback.
+    divided_limit: String,
     begun: Instant,
     number: usize,
-    pub(crate) seen: Seen,
+    pub(crate) responses: Responses,
 }
 
 struct Answer {
@@ -79,50 +81,50 @@ struct Answer {
 }
 
 impl Client {
-    pub(crate) fn new(address: &str, share: u32, begun: Instant, number: usize) -> Self {
-        let (address, share) = (address.to_owned(), share.to_string());
-        Self { address, connection: None, share, begun, number, seen: Seen::default() }
+    pub(crate) fn new(address: &str, divided_limit: u32, begun: Instant, number: usize) -> Self {
+        let (address, divided_limit) = (address.to_owned(), divided_limit.to_string());
+        Self { address, connection: None, divided_limit, begun, number, responses: Responses::default() }
     }
 
-    pub(crate) fn ask(&mut self) {
-        thread::sleep(PACE);
-        let hot = self.begun.elapsed().as_millis() / KEY_LIVES.as_millis();
-        let is_stranger = self.seen.requests.is_multiple_of(STRANGERS);
-        let stranger = || format!("stranger-{}-{}", self.number, self.seen.requests);
-        let key = if is_stranger { stranger() } else { hot.to_string() };
+    pub(crate) fn send(&mut self) {
+        thread::sleep(PAUSE);
+        let hot = self.begun.elapsed().as_millis() / KEY_LIFETIME.as_millis();
+        let is_one_time = self.responses.requests.is_multiple_of(ONE_TIME_EVERY);
+        let one_time_key = || format!("once-{}-{}", self.number, self.responses.requests);
+        let key = if is_one_time { one_time_key() } else { hot.to_string() };
         let started = Instant::now();
-        let answer = self.answer(&key);
+        let answer = self.response(&key);
         let took = started.elapsed();
-        let seen = &mut self.seen;
-        seen.requests += 1;
-        seen.slowest = seen.slowest.max(took);
-        seen.late += u64::from(took > DEADLINE + LATE);
+        let responses = &mut self.responses;
+        responses.requests += 1;
+        responses.slowest = responses.slowest.max(took);
+        responses.late += u64::from(took > DEADLINE + TOLERANCE);
         match answer {
             Ok(Answer { status: 200, limit }) => {
-                seen.by_fallback += u64::from(limit.is_some_and(|limit| limit == self.share));
-                if is_stranger {
-                    seen.strangers += 1;
+                responses.by_fallback += u64::from(limit.is_some_and(|limit| limit == self.divided_limit));
+                if is_one_time {
+                    responses.admitted_once += 1;
                 } else {
-                    *seen.admitted.entry(hot).or_default() += 1;
+                    *responses.admitted.entry(hot).or_default() += 1;
                 }
             }
-            Ok(Answer { status: 429, .. }) => seen.refused += 1,
-            Ok(Answer { status: 503, .. }) => seen.unavailable += 1,
+            Ok(Answer { status: 429, .. }) => responses.refused += 1,
+            Ok(Answer { status: 503, .. }) => responses.unavailable += 1,
             other => {
                 eprintln!("{}: {:?}", self.address, other.map(|answer| answer.status));
-                seen.lost += 1;
+                responses.lost += 1;
                 self.connection = None;
             }
         }
     }
 
-    fn answer(&mut self, key: &str) -> io::Result<Answer> {
+    fn response(&mut self, key: &str) -> io::Result<Answer> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             none => {
                 let stream = TcpStream::connect(&self.address)?;
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(NEVER))?;
+                stream.set_read_timeout(Some(READ_TIMEOUT))?;
                 none.insert(BufReader::new(stream))
             }
         };

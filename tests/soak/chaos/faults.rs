@@ -1,4 +1,4 @@
-//! What happens to a server.
+//! The faults of the server.
 
 use std::thread;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use common::servers::Server;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    /// It is gone at once, and for a while.
+    /// Killed, and restarted after a pause.
     Killed,
-    /// It is asked to end, and is gone for a while.
+    /// Terminated, and restarted after a pause.
     Stopped,
-    /// It hangs for a while.
+    /// Suspended, and resumed after a pause.
     Paused,
-    /// It is gone, and back as soon as it can.
+    /// Restarted at once.
     Restarted,
 }
 
@@ -23,7 +23,7 @@ pub(crate) const KINDS: [Kind; 4] = [Kind::Killed, Kind::Stopped, Kind::Paused, 
 pub(crate) struct Faults {
     server: Server,
     numbers: Numbers,
-    /// How often, by kind.
+    /// The number of faults of each kind.
     pub(crate) happened: [u32; KINDS.len()],
 }
 
@@ -32,7 +32,7 @@ impl Faults {
         Self { server, numbers, happened: [0; KINDS.len()] }
     }
 
-    /// A while without one, and then one of those that have happened least.
+    /// Waits, then causes one of the faults that have happened least.
     pub(crate) fn next(&mut self) {
         self.wait(300, 1_000);
         let least = self.happened.iter().copied().min().unwrap_or(0);
@@ -52,9 +52,9 @@ impl Faults {
             }
             Kind::Paused => {
                 self.server.stop();
-                // Longer than anybody who waits for it may take.
+                // Longer than the deadline and its tolerance.
                 self.wait(1_200, 1_800);
-                self.server.go_on();
+                self.server.resume();
             }
             Kind::Restarted => self.server.restart(),
         }
