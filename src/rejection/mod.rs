@@ -61,13 +61,14 @@ impl RejectReason<'_> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot build a response with the body `{B}`",
     label = "this layer needs another rejection for this body type",
+    note = "if a layer inside of this one changes the body (TraceLayer, CompressionLayer, CatchPanicLayer), put \
+            `MapResponseBodyLayer::new(Body::new)` of tower-http (feature `map-response-body`) between the two, or add \
+            each by a `Router::layer` of its own",
     note = "`TextRejection`, the default, needs `{B}: From<String>`",
     note = "`.rejection(ProblemRejection)` needs `{B}: From<String>` too",
     note = "`.rejection(EmptyRejection)` needs `{B}: Default`",
     note = "`.rejection(GrpcRejection)` needs `{B}: Default` and is for gRPC, tonic's servers for example",
     note = "`.rejection(|refused: RejectReason<'_>, head: &Head<'_>| ..)` builds any response",
-    note = "if a layer inside of this one changes the body (TraceLayer, CompressionLayer, CatchPanicLayer), put \
-            `MapResponseBodyLayer::new(Body::new)` of tower-http between the two",
     note = "use `rejection_by(|refused, head| ..)` so that the compiler infers the argument types of a closure"
 )]
 pub trait Rejection<B>: Send + Sync + 'static {

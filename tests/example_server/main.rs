@@ -420,7 +420,10 @@ fn invalid_cache_and_lease_flags_suggest_valid_ones() {
             "invalid slice 0: a slice must be at least 1, for example 100",
         ),
         (&["--lease", "many"], "--lease: cannot read \"many\": write a number of units, for example 100"),
-        (&["--lease", "100", "--storage", "redis://localhost"], "write for example \"fixed-window 10000/minute\""),
+        (
+            &["--lease", "100", "--storage", "redis://localhost"],
+            "use a single fixed window, for example \"fixed-window 10000/minute\"",
+        ),
     ] {
         let output = refused(flags);
         let error = String::from_utf8_lossy(&output.stderr);

@@ -123,10 +123,10 @@ fn breaker_logs_when_it_opens_and_closes() {
         });
     });
     let [opened, closed] = &lines[..] else { panic!("once each: {lines:?}") };
-    for part in ["WARN", "left alone", "failures=5", FAILURE] {
+    for part in ["WARN", "circuit breaker opened", "failures=5", FAILURE] {
         assert!(opened.contains(part), "{part}: {lines:?}");
     }
-    assert!(closed.contains("INFO") && closed.contains("back"), "{lines:?}");
+    assert!(closed.contains("INFO") && closed.contains("circuit breaker closed"), "{lines:?}");
 }
 
 /// The log contains the failures that opened the breaker and the opening. Later requests are logged

@@ -139,7 +139,7 @@ fn calls_that_spend_nothing_store_nothing() {
 #[test]
 fn max_keys_of_zero_is_an_error() {
     let error = MemoryStorage::builder().max_keys(0).build().unwrap_err();
-    assert!(error.to_string().contains("max_keys must be at least 1"), "{error}");
+    assert!(error.to_string().contains("invalid max_keys 0: it must be at least 1"), "{error}");
 }
 
 #[test]

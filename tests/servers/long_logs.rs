@@ -19,8 +19,8 @@ fn long_log_is_rejected_with_advice_when_the_limiter_is_built() {
         let error = build("moving-window 5000/day").unwrap_err().to_string();
         assert_eq!(
             error,
-            "\"moving-window 5000/day\" can keep 5000 log entries of a key, and each hit would load and store them \
-             all, up to 95000 bytes each way: use \"sliding-window-counter 5000/day\", or allow logs of more than \
+            "\"moving-window 5000/day\" can keep 5000 log entries per key, and each hit would load and store all \
+             of them, up to 95000 bytes in each direction: use \"sliding-window-counter 5000/day\", or allow logs of more than \
              1000 entries with .allow_long_logs() or ?long-logs=allow in the storage's URL"
         );
         // The logs of all limits are under one key.

@@ -219,7 +219,7 @@ async fn long_expiries_are_instants_of_the_servers_clock() {
         let expiry = server.0.lock().unwrap().expiry;
         match expected {
             Some(after) => {
-                assert!((now + after..now + after + 8).contains(&expiry), "expiry {expiry}, machine time {now}")
+                assert!((now + after..now + after + 8).contains(&expiry), "expiry {expiry}, machine time {now}");
             }
             None => assert_eq!(expiry, 0, "the item never expires"),
         }

@@ -87,9 +87,10 @@ use crate::{Decision, Key, Op, Policy};
 ///
 /// # Collisions
 ///
-/// The storage keeps a keyed hash of each key instead of the key. The hash has 95 bits, and its
-/// secret is random. The probability that two keys collide is 2^-95, and an attacker cannot provoke
-/// a collision.
+/// The storage keeps a hash of each key instead of the key. The hash has 95 bits and is seeded with
+/// random secrets. Two random keys collide with a probability of 2^-95. The two halves of the hash of
+/// a long key share seed words, so a pair of keys that was chosen in advance collides with a
+/// probability of about 2^-47.
 ///
 /// # Examples
 ///

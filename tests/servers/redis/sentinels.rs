@@ -117,12 +117,8 @@ async fn fail_over(hangs: bool) {
                     }
                     Err(_) => failures.push(at(Instant::now())),
                 }
-                assert!(
-                    began.elapsed() < LONG,
-                    "the failover does not end: {} admitted, {} failed",
-                    hits.len(),
-                    failures.len()
-                );
+                let counts = (hits.len(), failures.len());
+                assert!(began.elapsed() < LONG, "the failover does not end: (admitted, failed) {counts:?}");
             }
         });
     }
