@@ -143,7 +143,7 @@ impl Decision {
         Self { verdict: other.verdict.instead(self.verdict), ..self }
     }
 
-    /// Returns the time of the decision by the storage's clock.
+    /// Returns the time of the decision, according to the storage's clock.
     pub fn at(&self) -> Timestamp {
         self.at
     }

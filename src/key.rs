@@ -201,7 +201,7 @@ impl Hash for Key {
     }
 }
 
-/// Writes the key for operators: `t:alice`, `4:1.2.3.4`, `6:2001:db8::`, `n:42`, `*` for the shared
+/// Writes the key in readable form, for logs: `t:alice`, `4:1.2.3.4`, `6:2001:db8::`, `n:42`, `*` for the shared
 /// key, `&:(t:alice,4:1.2.3.4)` for a joined key. Different keys have different texts. Bytes other
 /// than letters, digits and `-._~:/@+` are percent-encoded.
 impl fmt::Display for Key {

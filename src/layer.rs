@@ -62,8 +62,8 @@ impl RateLimitLayer {
 }
 
 impl<St: InfallibleStorage> RateLimitLayer<St> {
-    /// Creates a layer with an infallible storage: a memory storage with other bounds, or one that
-    /// several layers share.
+    /// Creates a layer with an infallible storage, such as a memory storage with bounds other than the
+    /// defaults, or one that several layers share.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryStorage, PeerIp, Quota, RateLimitLayer};
@@ -117,7 +117,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         or_panic(self.try_storage(storage, on_error))
     }
 
-    /// As [`storage`](Self::storage), but returns an error instead of panicking.
+    /// Like [`storage`](Self::storage), but returns an error instead of panicking.
     ///
     /// # Errors
     ///

@@ -114,7 +114,7 @@ impl<St: Storage> RateLimiter<St> {
         or_panic(Self::try_with_storage(policy, storage))
     }
 
-    /// As [`with_storage`](Self::with_storage), but returns an error instead of panicking.
+    /// Like [`with_storage`](Self::with_storage), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -125,7 +125,8 @@ impl<St: Storage> RateLimiter<St> {
         Ok(Self { policy, storage })
     }
 
-    /// Spends one unit if all limits of the policy admit it.
+    /// Spends one unit of `key` from each limit of the policy if all of them admit it, and none
+    /// otherwise.
     ///
     /// # Errors
     ///

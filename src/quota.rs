@@ -154,7 +154,7 @@ impl Quota {
         self.with_room(burst)
     }
 
-    /// As [`per_second`](Self::per_second), but returns an error instead of panicking.
+    /// Like [`per_second`](Self::per_second), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -163,7 +163,7 @@ impl Quota {
         Self::try_of(amount, SECOND)
     }
 
-    /// As [`per_minute`](Self::per_minute), but returns an error instead of panicking.
+    /// Like [`per_minute`](Self::per_minute), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -172,7 +172,7 @@ impl Quota {
         Self::try_of(amount, MINUTE)
     }
 
-    /// As [`per_hour`](Self::per_hour), but returns an error instead of panicking.
+    /// Like [`per_hour`](Self::per_hour), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -181,7 +181,7 @@ impl Quota {
         Self::try_of(amount, HOUR)
     }
 
-    /// As [`per_day`](Self::per_day), but returns an error instead of panicking.
+    /// Like [`per_day`](Self::per_day), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -190,7 +190,7 @@ impl Quota {
         Self::try_of(amount, DAY)
     }
 
-    /// As [`per`](Self::per), but returns an error instead of panicking.
+    /// Like [`per`](Self::per), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -200,7 +200,7 @@ impl Quota {
         Self::try_of(amount, micros(period))
     }
 
-    /// As [`burst`](Self::burst), but returns an error instead of panicking.
+    /// Like [`burst`](Self::burst), but returns an error instead of panicking.
     ///
     /// # Errors
     ///

@@ -44,10 +44,10 @@ impl AddressSource for ClientIp {
     }
 }
 
-/// Selects clients that are not limited by the networks of their addresses.
+/// Exempts clients from the limit, by the network of their address.
 ///
-/// The first rule that contains the address decides. If no rule contains it, or if the address is
-/// missing, the client is limited.
+/// Rules are tried in order. The first rule whose network contains the address decides. If no network
+/// contains it, or if the address is missing, the client is limited.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -109,7 +109,7 @@ impl AllowList {
         or_panic(self.try_allow(network))
     }
 
-    /// As [`allow`](Self::allow), but returns an error instead of panicking.
+    /// Like [`allow`](Self::allow), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -130,7 +130,7 @@ impl AllowList {
         or_panic(self.try_limit(network))
     }
 
-    /// As [`limit`](Self::limit), but returns an error instead of panicking.
+    /// Like [`limit`](Self::limit), but returns an error instead of panicking.
     ///
     /// # Errors
     ///

@@ -135,7 +135,7 @@ impl ClientIp {
         or_panic(Self::try_behind_hops(proxies))
     }
 
-    /// As [`behind_hops`](Self::behind_hops), but returns an error instead of panicking.
+    /// Like [`behind_hops`](Self::behind_hops), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -167,7 +167,7 @@ impl ClientIp {
         or_panic(self.try_header(name))
     }
 
-    /// As [`header`](Self::header), but returns an error instead of panicking.
+    /// Like [`header`](Self::header), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -205,7 +205,7 @@ impl ClientIp {
         Self { ipv6_prefix: self.ipv6_prefix.with_bits(bits), ..self }
     }
 
-    /// As [`ipv6_prefix`](Self::ipv6_prefix), but returns an error instead of panicking.
+    /// Like [`ipv6_prefix`](Self::ipv6_prefix), but returns an error instead of panicking.
     ///
     /// # Errors
     ///

@@ -65,7 +65,7 @@ impl Header {
         or_panic(Self::try_new(name))
     }
 
-    /// As [`new`](Self::new), but returns an error instead of panicking.
+    /// Like [`new`](Self::new), but returns an error instead of panicking.
     ///
     /// # Errors
     ///

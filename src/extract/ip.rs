@@ -4,7 +4,7 @@ use super::peer::{no_peer, peer};
 use super::{Caveat, Head, KeyError, KeyExtractor};
 use crate::{ConfigError, Key};
 
-/// The address of the peer, the other end of the connection.
+/// Uses the address of the peer, the other end of the connection, as the key.
 ///
 /// The server attaches it to the request. It is read from axum's `ConnectInfo<SocketAddr>` (feature
 /// `axum`), else from tonic's connect info for TCP or TLS (feature `tonic`), else from a
@@ -18,7 +18,8 @@ use crate::{ConfigError, Key};
 /// - Any other IPv6 address is truncated to its /64, because one client usually has a whole /64.
 ///   See [`ipv6_prefix`](Self::ipv6_prefix).
 ///
-/// If the address is missing, so is the key. Clients cannot fix that, so the response is 500.
+/// If the request has no address, the key is missing. The cause is the setup of the server, so the
+/// response is 500.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -58,7 +59,7 @@ impl PeerIp {
         Self { ipv6_prefix: self.ipv6_prefix.with_bits(bits) }
     }
 
-    /// As [`ipv6_prefix`](Self::ipv6_prefix), but returns an error instead of panicking.
+    /// Like [`ipv6_prefix`](Self::ipv6_prefix), but returns an error instead of panicking.
     ///
     /// # Errors
     ///

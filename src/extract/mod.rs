@@ -153,7 +153,7 @@ pub enum Caveat {
     ReadsForwarding,
     /// A trusted proxy did not send the configured forwarding field.
     ForwardingFieldMissing {
-        /// Another forwarding field that the request has.
+        /// A forwarding field that the request does have.
         found: Option<&'static str>,
     },
 }
@@ -190,7 +190,7 @@ impl KeyError {
     /// Creates an error for a client that did not authenticate. The status is 401.
     ///
     /// A response with this status requires the header field `WWW-Authenticate` (RFC 9110, section
-    /// 15.5.2). Defaults to `Bearer`. [`challenge`](Self::challenge) sets another value.
+    /// 15.5.2). Its value is `Bearer`, unless [`challenge`](Self::challenge) sets another.
     pub fn unauthorized(reason: impl Into<String>) -> Self {
         Self::with_status(StatusCode::UNAUTHORIZED, reason).challenge(HeaderValue::from_static("Bearer"))
     }

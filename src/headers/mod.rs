@@ -61,11 +61,11 @@ impl Headers {
         Self { x: true, ..Self::none() }
     }
 
-    /// Writes `RateLimit-Policy` and `RateLimit` of the IETF draft, as Structured Fields (RFC 9651)
-    /// with a member for each limit.
+    /// Writes the fields `RateLimit-Policy` and `RateLimit` of the IETF draft, as Structured Fields
+    /// (RFC 9651) with one member per limit.
     ///
-    /// A member has the name that [`Policy::limit_name`] returns. So give the policy a name that
-    /// clients may see, and use a different name for each policy. The guide explains [the
+    /// Each member is named by [`Policy::limit_name`]. Clients see this name, so choose one that may
+    /// be public, and a different one for each policy. The guide explains [the
     /// parameters](crate::guide::headers_and_refusals#the-ietf-draft).
     ///
     /// Source: draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4.

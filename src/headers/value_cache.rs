@@ -20,7 +20,7 @@ pub(super) fn number(number: u64) -> HeaderValue {
     small(number).unwrap_or_else(|| format(number))
 }
 
-/// The kind of a large number that probably recurs soon.
+/// A source of large numbers that repeat often enough to cache their header values.
 #[derive(Clone, Copy)]
 pub(super) enum Frequent {
     Amount,

@@ -64,8 +64,8 @@ impl Numbers {
         set(headers, &names.reset, frequent(Time, self.reset));
     }
 
-    /// Writes the fields unless the response already has all three and no more units remain by
-    /// those. If both remain equally, the fields of the inner layer stay.
+    /// Writes the fields, unless the response already has all three and they show as few remaining
+    /// units or fewer. On a tie, the fields of the inner layer stay.
     pub(super) fn write_if_fewer(self, names: &'static Names, headers: &mut HeaderMap) {
         let number = |name| headers.get(name).and_then(digits);
         let stays = number(&names.remaining).is_some_and(|written| written <= self.remaining.into())

@@ -236,7 +236,7 @@ pub struct ResponseHead<'a> {
     pub version: Version,
     /// The header fields.
     pub headers: &'a HeaderMap,
-    /// The extensions that the inner service has inserted.
+    /// The extensions of the response.
     pub extensions: &'a Extensions,
 }
 

@@ -44,7 +44,8 @@ pub enum EventKind<'a> {
 pub struct Event<'a> {
     /// The kind of the event.
     pub kind: EventKind<'a>,
-    /// The policy of the request. Each [shadow limit](Policy#shadow-limits) is a separate policy.
+    /// The policy that decided. Each [shadow limit](Policy#shadow-limits) is reported as a policy of
+    /// its own.
     pub policy: &'a Policy,
     /// The key, or `None` if it is missing. It may be a secret or personal data, so be careful
     /// where you write it.

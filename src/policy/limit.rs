@@ -59,7 +59,7 @@ impl Limit {
         or_panic(Self::try_new(strategy, quota))
     }
 
-    /// As [`new`](Self::new), but returns an error instead of panicking.
+    /// Like [`new`](Self::new), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ impl Limit {
         or_panic(self.try_named(name))
     }
 
-    /// As [`named`](Self::named), but returns an error instead of panicking.
+    /// Like [`named`](Self::named), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -150,9 +150,9 @@ impl Limit {
         digest & !LOW_BITS
     }
 
-    /// Returns the status after a hit of `cost` units that a storage has decided by other means,
-    /// for example in a script. `state` is the state after the hit. `outcome` is the effect of the
-    /// hit on this limit, or `None` for a peek.
+    /// Returns the status to report for a decision that the storage made itself, for example in a
+    /// script on a server. `state` is the key's state after the decision, at the time `now`.
+    /// `outcome` is the effect of a hit of `cost` units on this limit, or `None` for a peek.
     pub fn answer(&self, state: &State, now: Timestamp, cost: u32, outcome: Option<Outcome>) -> Status {
         let mut status = Status::BLANK;
         self.tell(state, now, cost, outcome, &mut status);

@@ -106,7 +106,7 @@ impl Policy {
         Limit::new(strategy, quota).into()
     }
 
-    /// As [`new`](Self::new), but returns an error instead of panicking.
+    /// Like [`new`](Self::new), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl Policy {
         or_panic(Self::try_named(name))
     }
 
-    /// As [`named`](Self::named), but returns an error instead of panicking.
+    /// Like [`named`](Self::named), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -160,7 +160,7 @@ impl Policy {
         or_panic(self.try_with(limit))
     }
 
-    /// As [`with`](Self::with), but returns an error instead of panicking.
+    /// Like [`with`](Self::with), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -217,7 +217,7 @@ impl Policy {
         or_panic(self.try_with_name(name))
     }
 
-    /// As [`with_name`](Self::with_name), but returns an error instead of panicking.
+    /// Like [`with_name`](Self::with_name), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -316,7 +316,8 @@ impl Policy {
         name::Quoted(&self.limit_name(position)).to_string()
     }
 
-    /// Returns the identity of the policy in a storage: its name, or its text if it is unnamed.
+    /// Returns the string that identifies the policy in a storage: its name, or its [text](Self#impl-Display-for-Policy)
+    /// if it has no name.
     pub fn identity(&self) -> &str {
         &self.0.identity
     }

@@ -116,8 +116,8 @@ fn missing(scheme: &str, feature: &str) -> ConfigError {
 }
 
 impl AnyStorage {
-    /// Deletes all keys with the prefix of this storage. In memory, deletes all keys. Returns the
-    /// number of deleted keys.
+    /// Deletes all keys with the prefix of this storage, and returns their number. A memory storage
+    /// has no prefix, so all of its keys are deleted.
     ///
     /// # Errors
     ///

@@ -76,7 +76,7 @@ impl Debt {
         div_ceil(self.owed, self.rate)
     }
 
-    /// Adds `units`, which must fit.
+    /// Adds `units`. The sum must not overflow.
     #[inline(always)]
     pub(super) fn plus(self, units: u32) -> Self {
         Self { owed: self.owed + self.worth(units), ..self }

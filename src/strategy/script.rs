@@ -34,6 +34,6 @@ pub struct Script {
     pub sources: &'static [&'static str],
     /// The arguments that depend on the quota and the cost. Their number must be constant.
     pub arguments: Vec<u64>,
-    /// `true` if a hit may be admitted with a delay, in microseconds.
+    /// `true` if the script may admit a hit with a delay. It then returns the delay in microseconds.
     pub delays: bool,
 }

@@ -59,7 +59,7 @@ impl SlidingWindowCounter {
         Self { aligned: false }
     }
 
-    /// Creates buckets that start at multiples of the period since the Unix epoch.
+    /// Creates a counter whose buckets start at multiples of the period since the Unix epoch.
     pub const fn aligned() -> Self {
         Self { aligned: true }
     }

@@ -32,7 +32,7 @@ impl Status {
     pub(crate) const BLANK: Self = Self::admitted(0, 0, 0);
 
     /// Creates the status of a limit that admits. `reset_after` is the time in microseconds until
-    /// more units remain, or 0 if the whole capacity remains.
+    /// more units become available, or 0 if the whole capacity remains.
     #[inline]
     pub const fn admitted(capacity: u32, remaining: u32, reset_after: u64) -> Self {
         let (until, anchor) = (Timestamp::EPOCH, 0);
@@ -137,7 +137,7 @@ impl Status {
     }
 }
 
-/// An admitted hit to be refunded, from the view of one limit.
+/// An admitted hit that is to be refunded, as one limit sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hit {

@@ -24,7 +24,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// | of versions | After a key was removed and stored again, its version differs from all earlier ones. |
 /// | of lost swaps | If a lost swap returns the current text and version, a swap of that version succeeds. |
 /// | of keys | Keys are independent. |
-/// | of expiry | A text does not expire early, for times to live of seconds and months, also after a shorter one. |
+/// | of expiry | A text does not expire before its time to live, whether that is seconds or months, also if it replaced a text with a shorter one. |
 /// | of time | The store's time, if it returns one, is in microseconds since 1970, and advances. |
 /// | 9 | No concurrent swap is lost, or reported as stored if it was not. |
 ///
@@ -115,7 +115,7 @@ impl<S: CasStorage> Store<S> {
         swapped.unwrap_or_else(|error| panic!("law {}: {error}", self.law))
     }
 
-    /// Stores a text, without concurrent swaps.
+    /// Stores a text. No other swap may run at the same time.
     async fn put(&self, key: &str, text: &str) {
         let loaded = self.load(key).await;
         let swapped = self.swap(key, &loaded.version, text, LONG).await;

@@ -26,7 +26,7 @@ pub(super) fn runtime_of_threads() -> Runtime {
 }
 
 impl<'a, St: Storage> Harness<'a, St> {
-    /// Creates an empty storage for this law.
+    /// Creates the harness of this law, with an empty storage.
     pub(super) fn new(law: &'static str, runtime: &'a Runtime, make: impl Fn(ManualClock) -> St) -> Self {
         let clock = ManualClock::default();
         let _guard = runtime.enter();

@@ -135,7 +135,8 @@ fn like_the_model<St: Storage>(
                         prop_assert!(expected.is_admitted() && expected.delay().is_zero());
                         prop_assert_eq!(shown, Summary { at: expected.at(), limit: *expected.shown() });
                     } else {
-                        // A `false` has changed nothing, so the decision equals the model's.
+                        // `try_admit` returned `false` and changed nothing, so the next decision equals the
+                        // model's.
                         let decision = harness.try_decide(policy, &key, Op::Hit, cost).map_err(TestCaseError::fail)?;
                         prop_assert_eq!(&decision, &expected);
                     }

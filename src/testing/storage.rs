@@ -43,17 +43,17 @@ const CONCURRENT: [&str; 4] = [
 /// Creates another handle on the same states.
 type MakeHandle<St> = dyn Fn(&St) -> St;
 
-/// The laws of a storage.
+/// Checks that a [`Storage`] keeps the laws of this table.
 ///
-/// The suite needs a function that creates an empty storage with a given clock. It is called often,
-/// inside a tokio runtime with time and I/O. On a server, each storage needs its own prefix or
+/// The constructor takes a function that creates an empty storage with a given clock. The suite calls
+/// it often, inside a tokio runtime with time and I/O. On a server, each storage needs its own prefix or
 /// table, so that it is empty. The clock stands still until a law advances it. Policies that fail
 /// [validation](Storage::validate) are skipped.
 ///
 /// | law | meaning |
 /// |---|---|
 /// | 1 | A refusal takes no units from any limit of the policy. |
-/// | 3 | Waits are exact by the given clock: a peek is refused a microsecond before `retry_after`, and admitted at it. |
+/// | 3 | Waits are exact: by the given clock, a peek one microsecond before `retry_after` is refused, and a peek at `retry_after` is admitted. |
 /// | 5 | A hit takes its cost, and nothing for cost 0. A peek predicts the hit and changes nothing. |
 /// | 6 | A clock that goes back causes no errors and grants no units. Waits are exact from the first refusal on. |
 /// | 8 | Decisions equal those of the [`Model`](super::Model), on random scripts of hits, peeks, refunds and clears. |
@@ -64,6 +64,9 @@ type MakeHandle<St> = dyn Fn(&St) -> St;
 /// | of cancellation | A request that is dropped before it completes does not affect other keys. |
 /// | of clearing | A clear removes one key of one policy. |
 /// | of refunds | A refund returns exactly the units of the hit, once, to the states in which they were spent. |
+///
+/// Laws 1 to 7 of a strategy are checked by [`StrategyLaws`](super::StrategyLaws). The numbers are those
+/// of its list.
 ///
 /// A [contended](crate::Decision::is_contended) decision does not break laws 3, 8 and 9. The suite
 /// retries it.
@@ -97,7 +100,8 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
         Self { second_handle: Some(Box::new(second_handle)), ..self }
     }
 
-    /// Checks law 8 with additional policies, such as those with custom strategies.
+    /// Adds policies, such as those with custom strategies, to the comparison with the
+    /// [`Model`](super::Model) (law 8).
     pub fn and_policies(mut self, policies: impl IntoIterator<Item = Policy>) -> Self {
         self.more.extend(policies);
         self

@@ -19,14 +19,17 @@ type Promise = dyn Fn(&Quota) -> u64;
 type MakeLimit = dyn Fn(Quota) -> Option<Limit>;
 pub(super) type Outcome = Result<(), TestCaseError>;
 
-/// The laws of a strategy. They are checked with random quotas and scripts, alone and with other
-/// limits in the policy.
+/// Checks that a custom strategy keeps the [laws of strategies](crate::strategy).
+///
+/// The suite runs random quotas and scripts, with the strategy alone and next to other limits of a
+/// policy.
 ///
 /// ```
 /// use tower_ratelimit::{TokenBucket, testing::StrategyLaws};
 ///
 /// StrategyLaws::new(TokenBucket::new())
 ///     .with_bursts()
+///     // At most a full bucket and a refill are admitted in any period.
 ///     .promise(|quota| u64::from(quota.burst_size().unwrap_or(quota.amount())) + u64::from(quota.amount()))
 ///     .check();
 /// ```

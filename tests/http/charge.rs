@@ -94,7 +94,7 @@ async fn response_after_the_window_ended_refunds_nothing() {
 
 /// So concurrent requests cannot exceed the limit.
 #[tokio::test]
-async fn requests_in_flight_are_reserved() {
+async fn units_are_reserved_for_requests_in_flight() {
     let (storage, _clock) = memory_with_manual_clock();
     let inner = service_fn(|_: Request<()>| pending::<Result<Response<String>, Infallible>>());
     let mut service = layer("fixed-window 2/minute", storage.clone()).layer(inner);

@@ -73,7 +73,7 @@ async fn calls_are_unavailable_when_the_storage_fails_closed() {
 }
 
 #[tokio::test]
-async fn missing_keys_are_grpc_statuses_with_their_reason() {
+async fn missing_key_is_answered_with_a_grpc_status_and_its_reason() {
     for (missing, expected) in [
         (KeyError::client("send the field é"), Code::InvalidArgument),
         (KeyError::unauthorized("send a token"), Code::Unauthenticated),

@@ -242,7 +242,7 @@ async fn limiter_and_its_middleware_share_states() {
 }
 
 #[tokio::test]
-async fn policy_may_depend_on_the_request_and_none_is_not_limited() {
+async fn policy_may_depend_on_the_request_and_no_policy_means_no_limit() {
     let (storage, _clock) = memory_with_manual_clock();
     let free = policy("fixed-window 1/minute").with_name("free");
     // Policies with the same name share counts.

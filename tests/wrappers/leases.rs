@@ -475,7 +475,7 @@ async fn caller_that_serves_others_returns_once_it_is_decided() {
 }
 
 #[tokio::test]
-async fn contended_peek_is_returned_unchanged() {
+async fn contended_peek_is_passed_on_unchanged() {
     let (storage, _) = FakeStorage::scripted(|request| {
         (request.op == Op::Peek).then(|| Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 9).contended()))
     });

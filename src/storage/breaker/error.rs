@@ -4,8 +4,8 @@ use std::fmt;
 use super::circuit::SharedError;
 use crate::{BoxError, ConfigError};
 
-/// The error of a [`Breaker`](super::Breaker). Its [`source`](Error::source) is the error of a
-/// storage.
+/// The error of a [`Breaker`](super::Breaker). Its [`source`](Error::source) is the error of the
+/// primary or of the fallback.
 #[derive(Clone, Debug)]
 pub struct BreakerError {
     kind: Kind,
@@ -41,8 +41,8 @@ impl BreakerError {
         Self { kind: Kind::Divide, source: Some(std::sync::Arc::new(error)) }
     }
 
-    /// Returns `true` if the breaker was open. The hit was not counted, and the source is the last
-    /// error of the primary.
+    /// Returns `true` if the breaker was open. In this case, the hit was not counted, and the source
+    /// is the last error of the primary.
     pub fn is_circuit_open(&self) -> bool {
         self.kind == Kind::Open
     }

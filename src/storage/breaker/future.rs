@@ -122,7 +122,7 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
     }
 }
 
-/// The future of a clear or refund by a [`Breaker`](super::Breaker).
+/// The future that a [`Breaker`](super::Breaker) returns for clearing a key or refunding a hit.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Changing<P: Storage, F: Storage> {
     primary: Option<(P::UpdateFuture, Permit)>,

@@ -99,7 +99,7 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         or_panic(self.try_fallback(fallback, replicas))
     }
 
-    /// As [`fallback`](Self::fallback), without panics.
+    /// Like [`fallback`](Self::fallback), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -127,7 +127,7 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         or_panic(self.try_failures(failures))
     }
 
-    /// As [`failures`](Self::failures), without panics.
+    /// Like [`failures`](Self::failures), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -139,11 +139,11 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         Ok(self.with_settings(Settings { failures, ..self.0.circuit.settings() }))
     }
 
-    /// Sets the time until the first probe, and the longest time between probes. Defaults to 100
-    /// milliseconds and 1 second. The time doubles with each failed probe. Up to 50 % of jitter is
-    /// subtracted from it.
+    /// Sets the time between probes. The first probe is `shortest` after the breaker opens. The time
+    /// doubles with each failed probe, up to `longest`. Up to 50 % of jitter is subtracted. Defaults
+    /// to 100 milliseconds and 1 second.
     ///
-    /// Returns a new breaker, which is closed.
+    /// The returned breaker is closed, and independent of clones of this one.
     ///
     /// # Panics
     ///
@@ -155,7 +155,7 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         or_panic(self.try_probe_after(shortest, longest))
     }
 
-    /// As [`probe_after`](Self::probe_after), without panics.
+    /// Like [`probe_after`](Self::probe_after), but returns an error instead of panicking.
     ///
     /// # Errors
     ///

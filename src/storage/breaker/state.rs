@@ -15,17 +15,18 @@ pub enum Phase {
     Probing,
 }
 
-/// A snapshot of a [`Breaker`](super::Breaker): see [`Circuit::state`](super::Circuit::state).
+/// A snapshot of the state of a [`Breaker`](super::Breaker), returned by
+/// [`Circuit::state`](super::Circuit::state).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CircuitState {
     /// The phase.
     pub phase: Phase,
-    /// The number of consecutive failures. It is reset when the primary admits a hit, refunds one
-    /// or clears a key.
+    /// The number of consecutive failures of the primary. It is reset to 0 when the primary admits a
+    /// hit, refunds a hit or clears a key.
     pub failures: u32,
-    /// The time until the next probe while the breaker is [open](Phase::Open). Zero if the next hit
-    /// probes.
+    /// The time until the next probe, or `None` if the breaker is not [open](Phase::Open). Zero means
+    /// that the next hit probes.
     pub probe_in: Option<Duration>,
     /// The number of decisions by the primary, including peeks.
     pub by_primary: u64,

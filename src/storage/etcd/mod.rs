@@ -127,7 +127,7 @@ impl EtcdStorage {
         or_panic(self.try_prefix(prefix))
     }
 
-    /// Sets the prefix of all keys. The fallible version of [`prefix`](Self::prefix).
+    /// Like [`prefix`](Self::prefix), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl EtcdStorage {
         or_panic(self.try_deadline(deadline))
     }
 
-    /// Sets the timeout of a call. The fallible version of [`deadline`](Self::deadline).
+    /// Like [`deadline`](Self::deadline), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -174,8 +174,8 @@ impl EtcdStorage {
         Self { long_logs: true, ..self }.rebuild_cas()
     }
 
-    /// Sets the maximum time by which a key's newest decision may be ahead of this process's clock.
-    /// Overrides the URL. Defaults to 5 seconds.
+    /// Sets how far a key's newest decision may be ahead of this process's clock. Beyond that, the
+    /// decision is made by the process's clock, and logged. Overrides the URL. Defaults to 5 seconds.
     ///
     /// The guide explains [clock skew](crate::guide::several_processes#clocks).
     ///
@@ -189,7 +189,7 @@ impl EtcdStorage {
         or_panic(self.try_max_skew(max_skew))
     }
 
-    /// Sets the maximum clock skew. The fallible version of [`max_skew`](Self::max_skew).
+    /// Like [`max_skew`](Self::max_skew), but returns an error instead of panicking.
     ///
     /// # Errors
     ///

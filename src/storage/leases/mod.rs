@@ -25,8 +25,8 @@ use crate::storage::key_table::MOST;
 use crate::storage::{Clock, Storage, StorageRequest, Summary, SystemClock};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
-/// Takes units of a fixed window from the storage in slices, and spends them locally. Use it for a
-/// few keys that several nodes hit more often than the server can answer.
+/// Leases units of a fixed window from the storage, a slice at a time, and spends them locally. Use
+/// it for a few keys that several nodes hit more often than the server can answer.
 ///
 /// ```
 /// use tower_ratelimit::storage::Leases;
@@ -34,7 +34,7 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // In production, this is the storage of a server.
+/// // In production, wrap a storage on a server, such as Redis.
 /// let storage = Leases::new(MemoryStorage::new(), 100);
 /// let policy = Policy::new(FixedWindow::new(), Quota::per_minute(100_000));
 /// let limiter = RateLimiter::with_storage(policy, storage.clone());
@@ -42,6 +42,7 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// for _ in 0..1_000 {
 ///     assert!(limiter.hit(&Key::everybody()).await?.is_admitted());
 /// }
+/// // Each miss leases 100 units. The other hits need no request.
 /// assert_eq!((storage.misses(), storage.hits()), (10, 990));
 /// # Ok(())
 /// # }
@@ -49,8 +50,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// The storage counts leased units as spent, so all nodes together never admit more than the limit.
 /// Units that a node has leased and not spent are not available to other nodes. Choose a slice of
-/// about one percent of the limit. A slice is at most one sixteenth of the remaining units, and
-/// ends with its window.
+/// about one percent of the limit. As the window runs out, slices shrink: a slice never exceeds one
+/// sixteenth of the remaining units. It ends with its window.
 ///
 /// The policy must be a single [`FixedWindow`](crate::FixedWindow), anchored or aligned. Other
 /// policies fail [validation](Storage::validate). Shadow limits, and policies chosen per request
@@ -88,7 +89,7 @@ impl<St: Storage> Leases<St> {
         or_panic(Self::try_new(storage, slice))
     }
 
-    /// As [`new`](Self::new), without panics.
+    /// Like [`new`](Self::new), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -105,9 +106,9 @@ impl<St: Storage> Leases<St> {
         Self(Arc::new(LeaseTable::new(self.0.inner.clone(), self.0.slice, max_keys, clock)))
     }
 
-    /// Sets the largest number of keys with a lease. Defaults to 10,000.
+    /// Sets the maximum number of keys that have a lease at the same time. Defaults to 10,000.
     ///
-    /// Call it before the first hit: the returned handle starts without leases.
+    /// Call this before the first hit, because the returned storage starts without leases.
     ///
     /// # Panics
     ///
@@ -119,7 +120,7 @@ impl<St: Storage> Leases<St> {
         or_panic(self.try_max_keys(max_keys))
     }
 
-    /// As [`max_keys`](Self::max_keys), without panics.
+    /// Like [`max_keys`](Self::max_keys), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -152,7 +153,7 @@ impl<St: Storage> Leases<St> {
         self.0.counters.counted().0
     }
 
-    /// Returns the number of requests for units to the storage.
+    /// Returns how often units were requested from the inner storage.
     pub fn misses(&self) -> u64 {
         self.0.counters.counted().1
     }

@@ -21,8 +21,8 @@ impl Outage {
         self.failures.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records a success of a request that was sent after `failures`. A request from before the
-    /// latest failure does not prove that the storage has recovered.
+    /// Records the success of a request that was sent when the failure count was `failures`. If the
+    /// count has grown since, the success does not prove that the storage has recovered.
     pub(super) fn answered(&self, failures: u64) {
         self.ended.fetch_max(failures, Ordering::SeqCst);
     }

@@ -133,7 +133,7 @@ impl MemcachedStorage {
         Ok(Self { prefix: prefix.into(), ..self }.rebuild())
     }
 
-    /// Sets the timeout of a call, instead of the URL's. Defaults to 100 milliseconds.
+    /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
     ///
     /// # Panics
     ///

@@ -76,7 +76,7 @@ impl MemoryInner {
                 }
             }
             if refused {
-                // The limits before it have spent units in vain, so their copies are reset.
+                // A limit refused, so the copies in which the earlier limits spent units are reset.
                 (slots, delayed) = (before, false);
                 parts = [Some(Outcome::Refused); N];
                 for i in 0..N {

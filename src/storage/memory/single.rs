@@ -131,7 +131,7 @@ impl MemoryInner {
         Ok(then(now, &state, part))
     }
 
-    /// Returns the published state of the key, if it was the last one that the shard refused.
+    /// Returns the published state of the key, if this key is the one that the shard refused last.
     #[inline(always)]
     fn published(&self, located: Located, request: &StorageRequest<'_>) -> Option<State> {
         self.shards[located.number].published(located.key, *request.policy.limit_digests().first()?, located.now)

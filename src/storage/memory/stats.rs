@@ -2,11 +2,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::usage::Size;
 
-/// The usage of a [`MemoryStorage`](crate::MemoryStorage), and the number of hits that found no
-/// room.
+/// The usage of a [`MemoryStorage`](crate::MemoryStorage), and the number of hits while it was full.
 ///
-/// With the feature `metrics`, the counter `ratelimit_memory_full_total` counts the last three
-/// fields. Its label `outcome` is `refused`, `admitted` or `log_refused`.
+/// With the feature `metrics`, [`newcomers_refused`](Self::newcomers_refused),
+/// [`newcomers_admitted`](Self::newcomers_admitted) and [`logs_refused`](Self::logs_refused) are also
+/// exported as the counter `ratelimit_memory_full_total`, with the label `outcome` set to `refused`,
+/// `admitted` and `log_refused`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryStats {

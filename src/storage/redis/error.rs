@@ -91,7 +91,7 @@ impl RedisStorageError {
         Self::new(Kind::Undecided { sent }, "", Some(Source::Other(source.into())))
     }
 
-    /// Marks the error as that of a command that cannot count a hit.
+    /// Marks the error as one of a command that cannot have counted a hit.
     pub(super) fn uncounted(self) -> Self {
         match Arc::try_unwrap(self.0) {
             Ok(inner) => Self(Arc::new(Inner { counts: false, ..inner })),

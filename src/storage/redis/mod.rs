@@ -119,7 +119,7 @@ impl RedisStorage {
         or_panic(self.try_prefix(prefix))
     }
 
-    /// Sets the prefix of all keys. The fallible version of [`prefix`](Self::prefix).
+    /// Like [`prefix`](Self::prefix), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl RedisStorage {
         or_panic(self.try_deadline(deadline))
     }
 
-    /// Sets the timeout of a call. The fallible version of [`deadline`](Self::deadline).
+    /// Like [`deadline`](Self::deadline), but returns an error instead of panicking.
     ///
     /// # Errors
     ///

@@ -196,7 +196,7 @@ impl InFlight {
     pub(super) fn decided(mut self, decision: &Decision) {
         self.is_undecided = false;
         if decision.is_admitted() {
-            // The key has fewer units than the refusals assume, or has been refilled.
+            // The cached refusals are out of date: units were spent or came back since.
             return self.cache.invalidate_at(self.place);
         }
         let cache = &self.cache;

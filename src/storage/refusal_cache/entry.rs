@@ -58,7 +58,7 @@ impl CachedRefusal {
         now < self.received || now >= self.stale_end
     }
 
-    /// Lets the entry answer after its end, while a caller asks the storage about a hit of this
+    /// Lets the expired entry keep answering while one caller asks the storage about a hit of this
     /// cost.
     pub(super) fn serve_stale(&mut self, policy: &Policy, cost: u32, now: Timestamp) {
         self.serves_stale |= self.refuses(policy, cost, now);

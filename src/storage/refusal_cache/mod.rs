@@ -25,7 +25,7 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // In production, this is the storage of a server.
+/// // In production, wrap a storage on a server, such as Redis.
 /// let storage = RefusalCache::new(MemoryStorage::new()).ttl(Duration::from_millis(500));
 /// let limiter = RateLimiter::with_storage(Quota::per_hour(1), storage.clone());
 /// let alice = Key::from("alice");
@@ -41,9 +41,9 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// A refusal is cached until its `retry_after` has passed, for at most 1 second
 /// ([`ttl`](Self::ttl)). It answers later hits of the same policy and key if they have the same or
-/// a larger cost, or if their cost exceeds the remaining units. `retry_after` counts down
-/// meanwhile. Peeks always go to the storage. So do policies with an elastic window or a leaky
-/// bucket.
+/// a larger cost, or if their cost exceeds the remaining units. While it is cached, its `retry_after`
+/// counts down. Peeks always go to the storage, and so do hits of policies with an elastic window or
+/// a leaky bucket.
 ///
 /// A [`clear`](Storage::clear) or [`refund`](Storage::refund) through this cache removes the key's
 /// refusals. Changes by other processes take effect after at most one `ttl`.
@@ -94,7 +94,7 @@ impl<St: Storage> RefusalCache<St> {
         or_panic(self.try_ttl(ttl))
     }
 
-    /// As [`ttl`](Self::ttl), without panics.
+    /// Like [`ttl`](Self::ttl), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -124,7 +124,7 @@ impl<St: Storage> RefusalCache<St> {
         or_panic(self.try_max_keys(max_keys))
     }
 
-    /// As [`max_keys`](Self::max_keys), without panics.
+    /// Like [`max_keys`](Self::max_keys), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
@@ -206,7 +206,7 @@ impl<St: Storage> Storage for RefusalCache<St> {
         if request.cost == 0 {
             return self.inner.try_admit(request, shown);
         }
-        // After a `false`, the caller sends the request to `decide`, which answers from the cache.
+        // If this returns `false`, the caller calls `decide`, which answers from the cache.
         if self.cache.contains(&request) || !self.inner.try_admit(request, shown) {
             return false;
         }

@@ -122,9 +122,10 @@ impl Entries {
         }
     }
 
-    /// Returns the number of leading entries of the ring for which the predicate is `true`. Each
-    /// hit drops the expired entries, so a search of the first few entries usually suffices before
-    /// a binary search.
+    /// Returns the number of leading entries of the ring for which the predicate is `true`.
+    ///
+    /// Each hit drops the expired entries, so the answer is usually small. The first few entries are
+    /// scanned, and a binary search follows only if that does not suffice.
     #[inline]
     fn leading(&self, predicate: impl Fn(&Entry) -> bool) -> usize {
         const FEW: usize = 4;

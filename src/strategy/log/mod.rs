@@ -70,11 +70,8 @@ impl Log {
     }
 
     /// Returns the maximum number of bytes that a hit at `now` adds to the log. It is 0 if there is
-    /// room for an entry, or if an expired entry makes room.
-    ///
-    /// While each hit drops an entry, the size of a long log stays constant on average, but may
-    /// grow by up to one chunk in between. A chunk has a sixteenth of the size of the log, at least
-    /// 128 and at most 1,024 bytes.
+    /// room for an entry, or if an expired entry makes room. Otherwise, a long log grows by one
+    /// chunk: a sixteenth of its size, at least 128 and at most 1,024 bytes.
     #[inline]
     pub fn growth_at(&self, now: Timestamp) -> usize {
         let growth = self.entries.growth();
