@@ -9,19 +9,12 @@ use http::{Request, Response};
 
 use crate::extract::{Head, KeyError};
 use crate::headers::Numbers;
-use crate::lint::{Lint, Lints};
+use crate::lint::Lints;
 use crate::middleware::config::{LayerConfig, OnError};
 use crate::middleware::post_response::{ChargeContext, PostResponse, QueueSlot, ShadowCheck, poll_once};
 use crate::observe::{Event, EventKind};
 use crate::storage::{StorageRequest, Summary};
-use crate::strategy::Strategy;
-use crate::{
-    BoxError, Decision, ElasticWindow, Key, Limit, LimitExceeded, Op, Policy, RejectReason, Rejection, Storage, headers,
-};
-
-fn is_elastic(limit: &Limit) -> bool {
-    limit.strategy().name() == ElasticWindow::new().name()
-}
+use crate::{BoxError, Decision, Key, LimitExceeded, Op, Policy, RejectReason, Rejection, Storage, headers};
 
 /// The state that all services of a layer share.
 pub(crate) struct LayerState<St, R> {
@@ -30,9 +23,6 @@ pub(crate) struct LayerState<St, R> {
     pub(crate) rejection: Arc<R>,
     pub(crate) lints: Lints,
 }
-
-/// A layer warns if fewer exhausted clients than this fill the storage.
-const FEW_CLIENTS: u64 = 10_000;
 
 /// The next step for a request.
 pub(crate) enum Action<St: Storage, ResBody> {
@@ -68,33 +58,6 @@ impl<St: Storage> ResponsePlan<St> {
 impl<St, R> LayerState<St, R> {
     pub(crate) fn new(config: LayerConfig, storage: St, rejection: Arc<R>) -> Arc<Self> {
         Arc::new(Self { config, storage, rejection, lints: Lints::default() })
-    }
-}
-
-impl<St: Storage, R> LayerState<St, R> {
-    /// Reports the lints that need no request.
-    pub(crate) fn start(&self) {
-        self.lints.at_start(|| self.config.caveats(), |lint| self.config.reporter.warn(lint));
-        if let Some(policy) = self.config.policies.fixed() {
-            self.lint_policy(policy);
-        }
-    }
-
-    /// Reports the lints that need a request.
-    #[cold]
-    pub(crate) fn inspect<B>(&self, request: &mut Request<B>, policy: &Policy) {
-        let config = &self.config;
-        self.lints.inspect(request, &*config.key, || config.caveats(), |lint| config.reporter.warn(lint));
-        self.lint_policy(policy);
-    }
-
-    fn lint_policy(&self, policy: &Policy) {
-        if self.config.charge.is_some() && policy.limits().iter().any(is_elastic) {
-            self.lints.report_once(Lint::ElasticWindowRefunded, |lint| self.config.reporter.warn(lint));
-        }
-        if let Some(clients) = self.storage.clients_to_fill(policy).filter(|clients| *clients < FEW_CLIENTS) {
-            self.lints.report_once(Lint::SmallStorage { clients }, |lint| self.config.reporter.warn(lint));
-        }
     }
 }
 

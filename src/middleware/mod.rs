@@ -3,6 +3,7 @@
 
 pub(crate) mod admission;
 pub(crate) mod config;
+mod lints;
 pub(crate) mod options;
 pub(crate) mod post_response;
 

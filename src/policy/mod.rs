@@ -1,5 +1,6 @@
 //! Policies: the limits that apply to one key.
 
+mod decide;
 mod into;
 mod limit;
 mod name;
@@ -11,13 +12,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+pub use self::decide::Op;
 pub use self::into::IntoPolicy;
 pub use self::limit::Limit;
 pub(crate) use self::limit::SHADOW;
-use crate::decision::{Decision, Statuses};
 use crate::error::or_panic;
-use crate::strategy::{State, Strategy};
-use crate::{ConfigError, Quota, Timestamp};
+use crate::strategy::Strategy;
+use crate::{ConfigError, Quota};
 
 /// The limits that apply to one key. A hit is admitted by all of them or by none.
 ///
@@ -82,16 +83,6 @@ struct Inner {
     /// The default name of a limit, or its prefix, on the wire.
     called: String,
     shadows: Vec<Policy>,
-}
-
-/// The kind of a decision: with or without spending.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "an operation either spends or does not")]
-pub enum Op {
-    /// Spends if all limits admit.
-    Hit,
-    /// Returns the decision that a hit would get. Spends nothing.
-    Peek,
 }
 
 impl Policy {
@@ -335,67 +326,6 @@ impl Policy {
     #[inline]
     pub fn limit_digests(&self) -> &[u32] {
         &self.0.limit_digests
-    }
-
-    /// Decides a hit or a peek: checks every limit, then spends from all of them or none. Cost 0 is
-    /// admitted and spends nothing.
-    ///
-    /// `states` are the states of the limits, in the order of [`limits`](Self::limits). A hit
-    /// updates them in place, ready to be stored. A peek does not change them.
-    ///
-    /// A storage only has to read the clock, load the states, call this method and store the
-    /// states.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the number of states differs from the number of limits.
-    #[track_caller]
-    pub fn decide(&self, states: &mut [State], now: Timestamp, op: Op, cost: u32) -> Decision {
-        let limits = self.limits();
-        assert_eq!(states.len(), limits.len(), "one state for each limit");
-        let spends = op == Op::Hit && cost > 0;
-        let admits = || limits.iter().zip(&*states).all(|(limit, state)| limit.check(state, now, cost).is_admitted());
-        let all_admit = spends && limits.len() > 1 && admits();
-        let mut decision = Decision::blank();
-        for ((limit, state), status) in limits.iter().zip(states).zip(decision.open(limits.len(), cost)) {
-            let part = match (spends, all_admit) {
-                (false, _) => None,
-                (true, true) => Some(limit.spend(state, now, cost)),
-                (true, false) if limits.len() == 1 => Some(limit.hit(state, now, cost)),
-                (true, false) => Some(limit.refuse(state, now)),
-            };
-            limit.tell(state, now, cost, part, status);
-        }
-        decision.conclude(now);
-        decision
-    }
-
-    /// Returns the refusal of a storage that cannot decide: every limit refuses for `retry_after`
-    /// microseconds, with nothing remaining. Mark it as [storage full](Decision::storage_full) or
-    /// [contended](Decision::contended).
-    pub fn refuse(&self, now: Timestamp, cost: u32, retry_after: u64) -> Decision {
-        let limits = self.limits();
-        Decision::new(now, cost, Statuses::from_fn(limits.len(), |i| limits[i].refusal(retry_after)))
-    }
-
-    /// Refunds an admitted hit. Units that a limit has already restored are not refunded, and a
-    /// refusal refunds nothing.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the number of states differs from the number of limits.
-    #[track_caller]
-    pub fn refund(&self, states: &mut [State], now: Timestamp, decision: &Decision) {
-        assert_eq!(states.len(), self.limits().len(), "one state for each limit");
-        if decision.is_refused() {
-            return;
-        }
-        for ((limit, state), status) in self.limits().iter().zip(states).zip(decision.limits()) {
-            let hit = status.hit(decision.at(), decision.cost());
-            if now < hit.until {
-                limit.strategy().refund(limit.quota(), state, now, &hit);
-            }
-        }
     }
 }
 

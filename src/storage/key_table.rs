@@ -5,13 +5,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use foldhash::quality::RandomState;
 
-use crate::{Key, Policy};
+use crate::{ConfigError, Key, Policy};
 
 /// The number of rows per bucket. Each bucket has one lock.
 const WAYS: usize = 16;
 
 /// The largest size of a table. An empty table takes two bytes of memory per key.
-pub(super) const MOST: usize = 100_000_000;
+const MOST: usize = 100_000_000;
+
+/// Checks a maximum number of keys. The error has an `example`, and the `alternative` to zero keys.
+pub(super) fn check_max_keys(max_keys: usize, example: &str, alternative: &str) -> Result<(), ConfigError> {
+    if (1..=MOST).contains(&max_keys) {
+        return Ok(());
+    }
+    Err(ConfigError::new(format!(
+        "max_keys must be at least 1 and at most 100 million, for example {example}; {alternative}"
+    )))
+}
 
 /// A hash table whose rows belong to a policy and a key.
 ///

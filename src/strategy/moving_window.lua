@@ -186,7 +186,7 @@ end
 
 -- Returns the units in the log, the microseconds until more units remain, and the microseconds
 -- until the cost fits.
-function log_told(log, cost)
+function log_status(log, cost)
   local units, amount, reset = log.units, log.amount, 0
   local remaining = units < amount and amount - units or 0
   if units > 0 then

@@ -2,9 +2,9 @@
 
 use proptest::prop_assert;
 
-use super::hit_laws::{hit, micros, peek, waits_are_exact};
-use super::strategy::Outcome;
+use super::hit_laws::{LawResult, hit, peek, waits_are_exact};
 use crate::strategy::State;
+use crate::time::micros;
 use crate::{Limit, Policy, Timestamp};
 
 /// After the clock has gone back, the first refused hit determines the time at which the next one
@@ -14,7 +14,7 @@ pub(super) fn waits_are_exact_after_clock_change(
     states: &[State],
     now: Timestamp,
     cost: u32,
-) -> Outcome {
+) -> LawResult {
     let period = policy.limits()[0].quota().period_micros();
     let longest = policy.limits().iter().map(longest).max().unwrap_or(0);
     for back in [1, period / 2, 3 * period, 1 << 40] {
@@ -38,7 +38,7 @@ pub(super) fn waits_are_exact_after_quota_change(
     states: &[State],
     now: Timestamp,
     cost: u32,
-) -> Outcome {
+) -> LawResult {
     waits_are_exact(after, states, now, cost)?;
     let peeked = peek(after, states, now, cost);
     let [old, new] = [before, after].map(|policy| &policy.limits()[0]);

@@ -1,10 +1,14 @@
 //! Laws of a strategy that hold for each hit, in any state.
 
+use proptest::test_runner::TestCaseError;
 use proptest::{prop_assert, prop_assert_eq};
 
-use super::strategy::Outcome;
 use crate::strategy::{State, Status};
+use crate::time::micros;
 use crate::{Decision, Op, Policy, Timestamp};
+
+/// The result of a law: an error has the message of the broken assertion.
+pub(super) type LawResult = Result<(), TestCaseError>;
 
 pub(super) fn peek(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Decision {
     policy.decide(&mut states.to_vec(), now, Op::Peek, cost)
@@ -20,11 +24,7 @@ fn remaining(decision: &Decision) -> Vec<u32> {
     decision.limits().iter().map(Status::remaining).collect()
 }
 
-pub(super) fn micros(span: std::time::Duration) -> u64 {
-    crate::time::micros(span)
-}
-
-pub(super) fn refusals_take_no_units(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn refusals_take_no_units(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     let (decision, after) = hit(policy, states, now, cost);
     if decision.is_refused() {
         prop_assert_eq!(remaining(&peek(policy, states, now, 1)), remaining(&peek(policy, &after, now, 1)));
@@ -37,7 +37,7 @@ pub(super) fn removing_expired_states_changes_nothing(
     states: &[State],
     now: Timestamp,
     cost: u32,
-) -> Outcome {
+) -> LawResult {
     let (_, after) = hit(policy, states, now, cost);
     let period = policy.limits()[0].quota().period_micros();
     let fresh = vec![State::Fresh; after.len()];
@@ -53,7 +53,7 @@ pub(super) fn removing_expired_states_changes_nothing(
     Ok(())
 }
 
-pub(super) fn waits_are_exact(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn waits_are_exact(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     let (decision, after) = hit(policy, states, now, cost);
     match decision.retry_after().map(micros) {
         Some(wait) => {
@@ -77,7 +77,7 @@ pub(super) fn waits_are_exact(policy: &Policy, states: &[State], now: Timestamp,
     Ok(())
 }
 
-pub(super) fn peek_predicts(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn peek_predicts(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     let mut untouched = states.to_vec();
     let peeked = policy.decide(&mut untouched, now, Op::Peek, cost);
     prop_assert_eq!(&untouched[..], states);
@@ -90,7 +90,7 @@ pub(super) fn peek_predicts(policy: &Policy, states: &[State], now: Timestamp, c
 
 /// A strategy may implement `hit` in one step. The result must equal `check` followed by `spend` or
 /// `refuse`.
-pub(super) fn hit_equals_check_then_spend(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn hit_equals_check_then_spend(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     for (limit, state) in policy.limits().iter().zip(states) {
         let (strategy, quota) = (limit.strategy(), limit.quota());
         let (mut in_one, mut in_two) = (state.clone(), state.clone());
@@ -112,7 +112,7 @@ pub(super) fn hit_equals_check_then_spend(policy: &Policy, states: &[State], now
     Ok(())
 }
 
-pub(super) fn spending_adds_up(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn spending_adds_up(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     let Some(sum) = cost.checked_mul(3) else { return Ok(()) };
     let (together, after) = hit(policy, states, now, sum);
     if together.is_admitted() {
@@ -126,7 +126,7 @@ pub(super) fn spending_adds_up(policy: &Policy, states: &[State], now: Timestamp
     Ok(())
 }
 
-pub(super) fn clock_change_grants_no_units(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn clock_change_grants_no_units(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     let period = policy.limits()[0].quota().period_micros();
     let (decision, after) = hit(policy, states, now, cost);
     for back in [1, period / 2, period, 3 * period, u64::MAX] {
@@ -149,7 +149,7 @@ pub(super) fn clock_change_grants_no_units(policy: &Policy, states: &[State], no
     Ok(())
 }
 
-pub(super) fn refunds_undo_hits(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn refunds_undo_hits(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     let before = peek(policy, states, now, 1);
     let (decision, mut after) = hit(policy, states, now, cost);
     policy.refund(&mut after, now, &decision);
@@ -169,7 +169,7 @@ pub(super) fn refunds_undo_hits(policy: &Policy, states: &[State], now: Timestam
     Ok(())
 }
 
-pub(super) fn logs_have_at_most_log_entries(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Outcome {
+pub(super) fn logs_have_at_most_log_entries(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     let (_, after) = hit(policy, states, now, cost);
     for (limit, state) in policy.limits().iter().zip(&after) {
         if let State::Log(log) = state {

@@ -34,6 +34,6 @@ mod strategy;
 pub use self::cas::CasLaws;
 pub use self::concurrency::{concurrent_hits_are_exact, concurrent_refunds_are_exact};
 pub use self::model::Model;
-pub use self::model_comparison::{decides_like_the_model, policies_of_one_name_share_only_what_is_the_same};
+pub use self::model_comparison::{decides_like_the_model, policies_of_one_name_share_only_equal_limits};
 pub use self::storage::StorageLaws;
 pub use self::strategy::StrategyLaws;

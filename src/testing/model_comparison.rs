@@ -73,11 +73,11 @@ pub(super) fn decides_like_the_model_in<St: Storage>(
 ///
 /// Panics if a policy changes the states of another one's limits. The message contains the smallest
 /// script.
-pub fn policies_of_one_name_share_only_what_is_the_same<St: Storage>(make: impl Fn(ManualClock) -> St) {
+pub fn policies_of_one_name_share_only_equal_limits<St: Storage>(make: impl Fn(ManualClock) -> St) {
     policies_of_one_name_in(Config::default().cases, make);
 }
 
-/// [`policies_of_one_name_share_only_what_is_the_same`] with this many random scripts.
+/// [`policies_of_one_name_share_only_equal_limits`] with this many random scripts.
 pub(super) fn policies_of_one_name_in<St: Storage>(scripts: u32, make: impl Fn(ManualClock) -> St) {
     let policies: Vec<Policy> = [
         "fixed-window 3 per 7 seconds",

@@ -2,13 +2,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use proptest::prelude::{Strategy as Generator, any};
-use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
+use proptest::test_runner::{Config, TestError, TestRunner};
 use proptest::{prop_assert, prop_assert_eq};
 
 use super::change_laws::{waits_are_exact_after_clock_change, waits_are_exact_after_quota_change};
 use super::generate::{START, Step, other_limits, quotas, scripts, states};
 use super::hit_laws::{
-    clock_change_grants_no_units, hit_equals_check_then_spend, logs_have_at_most_log_entries, peek_predicts,
+    LawResult, clock_change_grants_no_units, hit_equals_check_then_spend, logs_have_at_most_log_entries, peek_predicts,
     refunds_undo_hits, refusals_take_no_units, removing_expired_states_changes_nothing, spending_adds_up,
     waits_are_exact,
 };
@@ -17,7 +17,6 @@ use crate::{Limit, Op, Policy, Quota, Timestamp};
 
 type Promise = dyn Fn(&Quota) -> u64;
 type MakeLimit = dyn Fn(Quota) -> Option<Limit>;
-pub(super) type Outcome = Result<(), TestCaseError>;
 
 /// Checks that a custom strategy keeps the [laws of strategies](crate::strategy).
 ///
@@ -85,7 +84,7 @@ impl StrategyLaws {
     }
 
     /// Checks `law` before each hit of random scripts, for the limit alone and with others.
-    fn each_hit(&self, name: &str, law: fn(&Policy, &[State], Timestamp, u32) -> Outcome) {
+    fn each_hit(&self, name: &str, law: fn(&Policy, &[State], Timestamp, u32) -> LawResult) {
         let cases = self.limits().prop_flat_map(|limit| {
             let scripts = scripts(*limit.quota(), limit.capacity());
             (other_limits(*limit.quota()), scripts)
@@ -184,12 +183,12 @@ impl fmt::Debug for StrategyLaws {
 }
 
 /// Tests proptest's default number of generated cases.
-pub(super) fn run<G: Generator>(name: &str, cases: &G, test: impl Fn(G::Value) -> Outcome) {
+pub(super) fn run<G: Generator>(name: &str, cases: &G, test: impl Fn(G::Value) -> LawResult) {
     run_some(name, Config::default().cases, cases, test);
 }
 
 /// Tests this many generated cases.
-pub(super) fn run_some<G: Generator>(name: &str, count: u32, cases: &G, test: impl Fn(G::Value) -> Outcome) {
+pub(super) fn run_some<G: Generator>(name: &str, count: u32, cases: &G, test: impl Fn(G::Value) -> LawResult) {
     let config = Config { cases: count, failure_persistence: None, ..Config::default() };
     match TestRunner::new(config).run(cases, test) {
         Ok(()) => {}

@@ -30,6 +30,12 @@ pub(crate) fn log_of(work: impl FnOnce()) -> Vec<String> {
     lines.clone()
 }
 
+/// Returns the lines that a future logs. Its time passes only while it sleeps.
+fn log_in_paused_time(work: impl Future<Output = ()>) -> Vec<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    log_of(|| runtime.block_on(work))
+}
+
 impl tracing::Subscriber for Log {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
         metadata.target().starts_with("tower_ratelimit")
@@ -182,22 +188,19 @@ fn lint_is_logged_as_a_warning_with_code_and_link() {
 /// one per second with the number of failures, and one at the end.
 #[test]
 fn outage_without_a_breaker_logs_one_line_per_second() {
-    let lines = log_of(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        runtime.block_on(async {
-            let (storage, _) = FakeStorage::in_memory(Behavior::Fails);
-            let layer = RateLimitLayer::new(policy("1000/day"), Header::new("x-client"));
-            let service = layer.storage(storage.clone(), OnError::Refuse).layer(Inner::default());
-            for _ in 0..180 {
-                assert_eq!(status(&service, with("x-client", "a")).await, 503);
-                tokio::time::sleep(Duration::from_millis(17)).await;
-            }
-            storage.set(Behavior::Works);
-            for _ in 0..120 {
-                assert_eq!(status(&service, with("x-client", "a")).await, 200);
-                tokio::time::sleep(Duration::from_millis(17)).await;
-            }
-        });
+    let lines = log_in_paused_time(async {
+        let (storage, _) = FakeStorage::in_memory(Behavior::Fails);
+        let layer = RateLimitLayer::new(policy("1000/day"), Header::new("x-client"));
+        let service = layer.storage(storage.clone(), OnError::Refuse).layer(Inner::default());
+        for _ in 0..180 {
+            assert_eq!(status(&service, with("x-client", "a")).await, 503);
+            tokio::time::sleep(Duration::from_millis(17)).await;
+        }
+        storage.set(Behavior::Works);
+        for _ in 0..120 {
+            assert_eq!(status(&service, with("x-client", "a")).await, 200);
+            tokio::time::sleep(Duration::from_millis(17)).await;
+        }
     });
     let counts: Vec<&str> = lines.iter().filter_map(|line| line.split("failed=").nth(1)?.split(' ').next()).collect();
     assert_eq!(counts, ["1", "59", "59", "59", "180"], "{lines:#?}");
@@ -210,18 +213,15 @@ fn outage_without_a_breaker_logs_one_line_per_second() {
 /// A storage that fails at every second request does not log a new outage each time.
 #[test]
 fn intermittent_failures_log_one_line_per_second() {
-    let lines = log_of(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        runtime.block_on(async {
-            let (storage, _) = FakeStorage::in_memory(Behavior::Works);
-            let layer = RateLimitLayer::new(policy("1000/day"), Header::new("x-client"));
-            let service = layer.storage(storage.clone(), OnError::Refuse).layer(Inner::default());
-            for i in 0..200 {
-                storage.set(if i % 2 == 0 { Behavior::Fails } else { Behavior::Works });
-                status(&service, with("x-client", "a")).await;
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        });
+    let lines = log_in_paused_time(async {
+        let (storage, _) = FakeStorage::in_memory(Behavior::Works);
+        let layer = RateLimitLayer::new(policy("1000/day"), Header::new("x-client"));
+        let service = layer.storage(storage.clone(), OnError::Refuse).layer(Inner::default());
+        for i in 0..200 {
+            storage.set(if i % 2 == 0 { Behavior::Fails } else { Behavior::Works });
+            status(&service, with("x-client", "a")).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     });
     assert_eq!(lines.len(), 2, "{lines:#?}");
 }
@@ -229,15 +229,12 @@ fn intermittent_failures_log_one_line_per_second() {
 /// A misconfigured server logs an error at the first request, then at most one per minute.
 #[test]
 fn missing_peer_logs_one_error_per_minute() {
-    let lines = log_of(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        runtime.block_on(async {
-            let service = RateLimitLayer::new(policy("1/day"), PeerIp::new()).layer(Inner::default());
-            for _ in 0..121 {
-                assert_eq!(status(&service, get("/")).await, 500);
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-        });
+    let lines = log_in_paused_time(async {
+        let service = RateLimitLayer::new(policy("1/day"), PeerIp::new()).layer(Inner::default());
+        for _ in 0..121 {
+            assert_eq!(status(&service, get("/")).await, 500);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
     });
     let counts: Vec<&str> = lines.iter().filter_map(|line| line.split("requests=").nth(1)?.split(' ').next()).collect();
     assert_eq!(counts, ["1", "60", "60"], "{lines:#?}");

@@ -21,7 +21,7 @@ pub use self::error::LeaseError;
 use self::job::{Answer, Command};
 use self::lease_table::{InvalidateOnDrop, LeaseTable, Route};
 use crate::error::or_panic;
-use crate::storage::key_table::MOST;
+use crate::storage::key_table::check_max_keys;
 use crate::storage::{Clock, Storage, StorageRequest, Summary, SystemClock};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
@@ -126,11 +126,7 @@ impl<St: Storage> Leases<St> {
     ///
     /// Returns an error if `max_keys` is 0 or more than 100 million.
     pub fn try_max_keys(self, max_keys: usize) -> Result<Self, ConfigError> {
-        if max_keys == 0 || max_keys > MOST {
-            return Err(ConfigError::new(
-                "max_keys must be at least 1 and at most 100 million, for example 10_000; to lease nothing, remove the leases",
-            ));
-        }
+        check_max_keys(max_keys, "10_000", "to lease nothing, remove the leases")?;
         let clock = Arc::clone(&self.0.clock);
         Ok(self.with(max_keys, clock))
     }

@@ -12,7 +12,7 @@ const SCAN_COUNT: u32 = 500;
 impl RedisStorage {
     /// Deletes all keys with the prefix, and returns the number of deleted keys.
     ///
-    /// That includes the keys of all policies and of other processes with the same prefix.
+    /// This includes the keys of all policies and of other processes with the same prefix.
     ///
     /// It visits every key on the server with `SCAN`, in steps. Use it in tests and for operations,
     /// not while serving requests. Each step has its own [timeout](Self::deadline). A hit during

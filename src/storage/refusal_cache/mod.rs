@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use self::cache::{Cache, InFlight, Lookup};
 use crate::error::or_panic;
-use crate::storage::key_table::MOST;
+use crate::storage::key_table::check_max_keys;
 use crate::storage::{Clock, Storage, StorageRequest, Summary, SystemClock};
 use crate::time::micros;
 use crate::{ConfigError, Decision, Key, Op, Policy};
@@ -110,9 +110,9 @@ impl<St: Storage> RefusalCache<St> {
         Ok(self.with(max_keys, micros(ttl), clock))
     }
 
-    /// Sets the largest number of keys whose refusals are cached. Defaults to 100,000.
+    /// Sets the maximum number of keys whose refusals are cached. Defaults to 100,000.
     ///
-    /// Call it before the first hit: the returned cache is empty.
+    /// Call this before the first hit, because the returned cache is empty.
     ///
     /// # Panics
     ///
@@ -130,11 +130,7 @@ impl<St: Storage> RefusalCache<St> {
     ///
     /// Returns an error if `max_keys` is 0 or more than 100 million.
     pub fn try_max_keys(self, max_keys: usize) -> Result<Self, ConfigError> {
-        if max_keys == 0 || max_keys > MOST {
-            return Err(ConfigError::new(
-                "max_keys must be at least 1 and at most 100 million, for example 100_000; to cache no refusals, remove the cache",
-            ));
-        }
+        check_max_keys(max_keys, "100_000", "to cache no refusals, remove the cache")?;
         let (ttl, clock) = (self.cache.ttl, Arc::clone(&self.cache.clock));
         Ok(self.with(max_keys, ttl, clock))
     }

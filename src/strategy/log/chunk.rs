@@ -1,8 +1,14 @@
 use std::ops::Deref;
 
-use super::entries::Entry;
 use super::varint::{self, Reader};
 use crate::Timestamp;
+
+/// An instant, and the running total of units including those at this instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) at: Timestamp,
+    pub(super) total: u64,
+}
 
 /// A sequence of encoded [entries](super::varint). A chunk whose data is a `Vec` can grow.
 #[derive(Clone, Debug, Default)]

@@ -1,8 +1,7 @@
 use std::collections::VecDeque;
 use std::mem;
 
-use super::chunk::Chunk;
-use super::entries::Entry;
+use super::chunk::{Chunk, Entry};
 use super::varint;
 use crate::Timestamp;
 

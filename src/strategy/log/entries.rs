@@ -1,6 +1,7 @@
 use std::collections::VecDeque;
 use std::mem;
 
+use super::chunk::Entry;
 use super::chunks::Chunks;
 use crate::Timestamp;
 
@@ -9,13 +10,6 @@ pub(super) const LONGEST_RING: usize = 128;
 
 /// The number of entries that stay in the ring after a split.
 const FIRST: usize = 32;
-
-/// An instant, and the running total of units including those at this instant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) at: Timestamp,
-    pub(super) total: u64,
-}
 
 /// The entries of a log, oldest first.
 ///

@@ -57,7 +57,7 @@ pub(super) fn text(kind: ScriptKind, parts: &[Part], arguments: usize) -> String
 fn define(text: &mut String, kind: ScriptKind, part: &Part) {
     let name = &part.function;
     if part.is_log {
-        text.push_str("local log_open, log_told, log_add, log_settle, log_text, log_take_back\ndo\n");
+        text.push_str("local log_open, log_status, log_add, log_settle, log_text, log_take_back\ndo\n");
     } else {
         writeln!(text, "local {name}_hit, {name}_refuse, {name}_refund\ndo")
             .expect("writing to a string does not fail");

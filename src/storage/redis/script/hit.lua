@@ -1,7 +1,7 @@
 -- Decides on a hit. It takes units from the limits only if all limits admit it.
 --
 -- Returns the time, 1 if the hit is admitted or else 0, and the text of the small states. For each
--- limit that delays, the delay follows, and for each log the results of log_told.
+-- limit that delays, the delay follows, and for each log the results of log_status.
 -- read
 local admitted = 1
 -- each small:
@@ -53,7 +53,7 @@ local answer = { now, admitted, stored }
 -- each that delays:
 answer[#answer + 1] = delay$ or 0
 -- each log:
-units, reset, retry = log_told(log$, admitted == 0 and cost or 0)
+units, reset, retry = log_status(log$, admitted == 0 and cost or 0)
 answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = units, reset, retry
 -- done
 return answer

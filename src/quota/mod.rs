@@ -1,12 +1,14 @@
 //! Quotas.
 
+mod span;
+mod text;
+
 use std::fmt;
 use std::num::NonZeroU32;
-use std::str::FromStr;
 use std::time::Duration;
 
+pub(crate) use self::span::{MARK_SHIFT, MARK_SIZE, Span};
 use crate::ConfigError;
-use crate::text::Scanner;
 use crate::time::micros;
 
 const MILLISECOND: u64 = 1_000;
@@ -17,18 +19,6 @@ const DAY: u64 = 24 * HOUR;
 
 /// The longest span that strategies can count: 2^52 microseconds, about 142 years.
 const LONGEST: u64 = 1 << 52;
-
-/// Units in strings: the canonical name, then its aliases. Case is ignored.
-const UNITS: [(u64, &str, &[&str]); 8] = [
-    (365 * DAY, "year", &["years"]),
-    (30 * DAY, "month", &["months"]),
-    (7 * DAY, "week", &["weeks", "w"]),
-    (DAY, "day", &["days", "d"]),
-    (HOUR, "hour", &["hours", "hr", "h"]),
-    (MINUTE, "minute", &["minutes", "min", "m"]),
-    (SECOND, "second", &["seconds", "sec", "s"]),
-    (MILLISECOND, "ms", &[]),
-];
 
 /// An amount per period, optionally with a burst: `100/minute`, `10/second burst 20`.
 ///
@@ -68,13 +58,6 @@ pub struct Quota {
     unit: Span,
     full: Span,
     largest: u32,
-}
-
-/// A time span: whole microseconds, and a fraction in units of 1/amount microseconds.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Span {
-    pub(crate) micros: u64,
-    pub(crate) part: u32,
 }
 
 impl Quota {
@@ -327,89 +310,6 @@ impl Quota {
             _ => "period must be at most 2^52 microseconds (142 years)",
         };
         Err(ConfigError::new(format!("a quota's {problem}, for example \"10/minute\"")))
-    }
-
-    /// Scans `amount/[multiple] unit [burst n]`.
-    pub(crate) fn scan(scanner: &mut Scanner<'_>) -> Result<Self, ConfigError> {
-        let amount = scanner.number("the amount")?.ok_or_else(|| scanner.expected("an amount and a period"))?;
-        if scanner.symbol(&['/']).is_none() && !scanner.prefix("per") {
-            return Err(scanner.expected("\"/\" or \"per\" after the amount"));
-        }
-        let multiple = scanner.number("the multiple of the period")?.unwrap_or(1);
-        let period = scan_unit(scanner)?.saturating_mul(u64::from(multiple));
-        let quota = Self::try_of(amount, period)?;
-        if !scanner.keyword("burst") {
-            return Ok(quota);
-        }
-        let burst = scanner.number("the burst")?.ok_or_else(|| scanner.expected("a number after \"burst\""))?;
-        quota.try_burst(burst)
-    }
-}
-
-impl Span {
-    /// Returns the span in whole microseconds, rounded up.
-    #[inline]
-    pub(crate) const fn micros_up(self) -> u64 {
-        self.micros + (self.part > 0) as u64
-    }
-
-    /// Returns the largest mark that the state of a bucket can have if the bucket refills in this
-    /// span. A mark consists of a shift, the shifted span and an anchor.
-    #[allow(clippy::cast_possible_truncation)] // 10 bits
-    pub(crate) const fn largest_mark(self) -> u32 {
-        let span = self.micros_up();
-        let shift = (64 - span.leading_zeros()).saturating_sub(10);
-        shift << 26 | ((span >> shift) as u32) << 16 | 0xffff
-    }
-
-    /// Divides `parts` by `amount`. Saturates at the longest span.
-    #[allow(clippy::cast_possible_truncation)]
-    const fn of(amount: u32, parts: u128) -> Self {
-        if parts <= u64::MAX as u128 {
-            let (parts, amount) = (parts as u64, amount as u64);
-            return Self { micros: parts / amount, part: (parts % amount) as u32 };
-        }
-        let micros = parts / amount as u128;
-        let micros = if micros < u64::MAX as u128 { micros as u64 } else { u64::MAX };
-        Self { micros, part: (parts % amount as u128) as u32 }
-    }
-}
-
-fn scan_unit(scanner: &mut Scanner<'_>) -> Result<u64, ConfigError> {
-    let word = scanner.word();
-    if word.is_empty() {
-        return Err(scanner.expected("a unit"));
-    }
-    UNITS
-        .iter()
-        .find(|(_, name, others)| [name].into_iter().chain(*others).any(|known| known.eq_ignore_ascii_case(word)))
-        .map(|&(micros, ..)| micros)
-        .ok_or_else(|| {
-            let names = UNITS.map(|(_, name, _)| name);
-            scanner.unknown("the unit", word, &names, "s, min, h, d, week, month, year or ms")
-        })
-}
-
-impl FromStr for Quota {
-    type Err = ConfigError;
-
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let mut scanner = Scanner::new(text);
-        let quota = Self::scan(&mut scanner)?;
-        if scanner.is_at_end() { Ok(quota) } else { Err(scanner.expected("nothing more after one quota")) }
-    }
-}
-
-impl fmt::Display for Quota {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (amount, period) = (self.amount, self.period);
-        match UNITS.iter().find(|(unit, ..)| period % unit == 0) {
-            Some((unit, name, _)) if period == *unit => write!(f, "{amount}/{name}")?,
-            Some((unit, name @ "ms", _)) => write!(f, "{amount}/{}{name}", period / unit)?,
-            Some((unit, name, _)) => write!(f, "{amount}/{} {name}s", period / unit)?,
-            None => write!(f, "{amount}/{period}us")?,
-        }
-        self.burst.map_or(Ok(()), |burst| write!(f, " burst {burst}"))
     }
 }
 
