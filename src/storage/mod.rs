@@ -239,4 +239,10 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
         let _ = policy;
         None
     }
+
+    /// Returns `true` if this storage is or wraps a [`Breaker`], which another breaker cannot
+    /// contain. Defaults to `false`. A storage that wraps another one returns its result.
+    fn contains_breaker(&self) -> bool {
+        false
+    }
 }

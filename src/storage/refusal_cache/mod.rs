@@ -223,6 +223,10 @@ impl<St: Storage> Storage for RefusalCache<St> {
         self.inner.clients_to_fill(policy)
     }
 
+    fn contains_breaker(&self) -> bool {
+        self.inner.contains_breaker()
+    }
+
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.inner.validate(policy)
     }
