@@ -12,7 +12,7 @@ use http::header::{CACHE_CONTROL, HeaderMap, HeaderValue, IntoHeaderName, RETRY_
 use http::{Extensions, Response};
 
 use self::ietf::IetfFields;
-use self::number::number;
+use self::number::repeated;
 use self::partition::Secret;
 pub(crate) use self::x_ratelimit::Numbers;
 use self::x_ratelimit::{DRAFT_6, X};
@@ -242,7 +242,7 @@ fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
     for (name, wait) in [(RETRY_AFTER, seconds), (PUSHBACK, seconds * 1_000)] {
         let written = headers.get(&name).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         if written.is_some_and(|written| written < wait) {
-            set(headers, name, number(wait));
+            set(headers, name, repeated(wait));
         }
     }
 }
@@ -262,7 +262,7 @@ pub(crate) fn write_refused<B>(
         set(headers, CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
     if let Some(wait) = decision.retry_after() {
-        set(headers, RETRY_AFTER, number(seconds_up(wait).max(1)));
+        set(headers, RETRY_AFTER, repeated(seconds_up(wait).max(1)));
     }
     if let Some(numbers) = numbers {
         numbers.write(X, headers);

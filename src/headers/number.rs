@@ -14,7 +14,9 @@ static DIGITS: [u8; 4 * SMALL] = {
     let mut at = 0;
     while at < digits.len() {
         let power = [1_000, 100, 10, 1][at % 4];
-        digits[at] += (at / 4 / power % 10) as u8;
+        #[allow(clippy::cast_possible_truncation)] // a digit
+        let digit = (at / 4 / power % 10) as u8;
+        digits[at] += digit;
         at += 1;
     }
     digits
@@ -24,15 +26,17 @@ static DIGITS: [u8; 4 * SMALL] = {
 /// its block alive.
 const BLOCK: usize = 1_024;
 
+#[inline]
+fn small(number: u64) -> Option<HeaderValue> {
+    let number = usize::try_from(number).ok().filter(|number| *number < SMALL)?;
+    let len = number.checked_ilog10().map_or(1, |log| log as usize + 1);
+    let digits = str::from_utf8(&DIGITS[4 * (number + 1) - len..4 * (number + 1)]);
+    Some(HeaderValue::from_static(digits.expect("digits are ASCII")))
+}
+
+/// Returns the value of a number that changes with each request.
 pub(super) fn number(number: u64) -> HeaderValue {
-    match usize::try_from(number) {
-        Ok(small) if small < SMALL => {
-            let len = small.checked_ilog10().map_or(1, |log| log as usize + 1);
-            let digits = str::from_utf8(&DIGITS[4 * (small + 1) - len..4 * (small + 1)]);
-            HeaderValue::from_static(digits.expect("digits are ASCII"))
-        }
-        _ => large(number),
-    }
+    small(number).unwrap_or_else(|| large(number))
 }
 
 /// Allocates once for each block. A block whose values have been dropped is used again.
@@ -49,6 +53,24 @@ fn large(number: u64) -> HeaderValue {
     shared.unwrap_or_else(|_| HeaderValue::from_bytes(digits)).expect("digits are a valid header value")
 }
 
+/// Returns the value of a number that many requests share, such as an amount or a time. Recent
+/// ones are cached for each thread.
+pub(super) fn repeated(number: u64) -> HeaderValue {
+    const SLOTS: usize = 64;
+    thread_local! { static RECENT: RefCell<[Option<(u64, HeaderValue)>; SLOTS]> = const { RefCell::new([const { None }; SLOTS]) } }
+    let find = |recent: &RefCell<[Option<(u64, HeaderValue)>; SLOTS]>| {
+        // Multiplied, because two times often differ by a round number.
+        #[allow(clippy::cast_possible_truncation)] // six bits
+        let slot = &mut recent.borrow_mut()[(number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize];
+        match slot {
+            Some((cached, value)) if *cached == number => value.clone(),
+            // A value of its own, because a value in the cache would keep a whole block.
+            _ => slot.insert((number, number.into())).1.clone(),
+        }
+    };
+    small(number).unwrap_or_else(|| RECENT.try_with(find).unwrap_or_else(|_| number.into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +81,7 @@ mod tests {
         let values: Vec<_> = (0..SMALL as u64).chain(large).map(|it| (it, number(it))).collect();
         for (it, value) in values {
             assert_eq!(value, it.to_string());
+            assert_eq!([repeated(it), repeated(it)], [value.clone(), value]);
         }
     }
 

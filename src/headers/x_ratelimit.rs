@@ -2,7 +2,7 @@
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::number::number;
+use super::number::{number, repeated};
 use super::set;
 use crate::strategy::Status;
 use crate::time::seconds_up;
@@ -59,9 +59,9 @@ impl Numbers {
     /// Writes the fields and replaces existing ones.
     #[inline]
     pub(super) fn write(self, names: Names, headers: &mut HeaderMap) {
-        set(headers, names.limit, number(self.limit.into()));
+        set(headers, names.limit, repeated(self.limit.into()));
         set(headers, names.remaining, number(self.remaining.into()));
-        set(headers, names.reset, number(self.reset));
+        set(headers, names.reset, repeated(self.reset));
     }
 
     /// Writes the fields, unless the response already has all three and they show as few remaining

@@ -107,6 +107,27 @@ pub struct Summary {
     pub limit: Status,
 }
 
+impl Summary {
+    /// Returns the decision if [`Storage::try_admit`] has refused the request.
+    #[inline]
+    pub(crate) fn refusal(&self, request: &StorageRequest<'_>) -> Option<Decision> {
+        match request.policy.limits() {
+            [limit] if !self.limit.is_admitted() && !limit.counts_refusals() => {
+                Some(Decision::of(self.at, request.cost, self.limit))
+            }
+            _ => None,
+        }
+    }
+
+    /// Removes a refusal, so that the caller calls [`Storage::decide`].
+    pub(crate) fn remove_refusal(summary: Option<&mut Self>) -> bool {
+        if let Some(summary) = summary {
+            *summary = Self::default();
+        }
+        false
+    }
+}
+
 impl Default for Summary {
     #[inline]
     fn default() -> Self {
@@ -202,6 +223,10 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Returns `true` if the hit was admitted and does not have to wait. Then `summary` is filled
     /// in, if it is `Some`. Returns `false` if the storage cannot admit the hit here. Then it has
     /// changed and counted nothing, and the caller calls [`decide`](Self::decide).
+    ///
+    /// If the policy has one limit, and the hit is refused by it, the storage may also fill in
+    /// `summary` and return `false`. Then the caller may refuse the hit without calling `decide`.
+    /// A storage that wraps another one resets the summary if its own `decide` matters.
     ///
     /// The default implementation returns `false`.
     #[inline]

@@ -21,8 +21,8 @@ use tower_ratelimit::storage::{
 };
 use tower_ratelimit::strategy::{Divided, Strategy};
 use tower_ratelimit::{
-    ConfigError, Decision, DecisionSource, FixedWindow, Global, Headers, Key, LeakyBucket, MemoryStorage, OnError, Op, Policy, Quota,
-    RateLimitLayer, RateLimiter, Storage, Timestamp, policy_by,
+    ConfigError, Decision, DecisionSource, FixedWindow, Global, Headers, Key, LeakyBucket, MemoryStorage, OnError, Op,
+    Policy, Quota, RateLimitLayer, RateLimiter, Storage, Timestamp, policy_by,
 };
 
 const MS: Duration = Duration::from_millis(1);

@@ -216,23 +216,21 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
     }
 
     #[inline]
-    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+    fn try_admit(&self, request: StorageRequest<'_>, mut shown: Option<&mut Summary>) -> bool {
         let Parts { primary, fallback, circuit } = &*self.0;
         if circuit.is_closed() {
-            let is_admitted = primary.try_admit(request, shown);
-            if is_admitted {
+            if primary.try_admit(request, shown.as_deref_mut()) {
                 circuit.counts().primary();
+                return true;
             }
-            return is_admitted;
-        }
-        let Some(fallback) = fallback.as_ref().filter(|_| !circuit.is_probe_due()) else { return false };
-        let divided = fallback.divide(request.policy);
-        let is_admitted = divided
-            .is_ok_and(|divided| fallback.storage.try_admit(StorageRequest { policy: &divided, ..request }, shown));
-        if is_admitted {
+        } else if let Some(fallback) = fallback.as_ref().filter(|_| !circuit.is_probe_due())
+            && let Ok(divided) = fallback.divide(request.policy)
+            && fallback.storage.try_admit(StorageRequest { policy: &divided, ..request }, shown.as_deref_mut())
+        {
             circuit.counts().fallback();
+            return true;
         }
-        is_admitted
+        Summary::remove_refusal(shown)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
