@@ -9,8 +9,8 @@ use http::{Request, Response};
 
 use crate::extract::{Head, KeyError};
 use crate::headers::Numbers;
-use crate::lint::Lints;
 use crate::middleware::config::{LayerConfig, OnError};
+use crate::middleware::lints::Lints;
 use crate::middleware::post_response::{ChargeContext, PostResponse, QueueSlot, ShadowCheck, poll_once};
 use crate::observe::{Event, EventKind};
 use crate::storage::{StorageRequest, Summary};
@@ -25,20 +25,17 @@ pub(crate) struct LayerState<St, R> {
 }
 
 /// The next step for a request.
-pub(crate) enum Action<St: Storage, ResBody> {
+pub(crate) enum Action<St: Storage, ResBody, W = InQueue<St>> {
     Forward(ResponsePlan<St>),
     Respond(Response<ResBody>),
-    /// Wait for the storage, or for the delay of the slot's decision.
-    Wait(QueueSlot<St>, St::DecideFuture),
+    Wait(W),
 }
 
-/// The consequence of a decision for its request.
-pub(crate) enum AdmissionResult<St: Storage, ResBody> {
-    Admitted(ResponsePlan<St>),
-    /// Admitted after a delay. The decision has not been reported yet.
-    Delayed(Box<Decision>),
-    Refused(Response<ResBody>),
-}
+/// A request that waits for the storage, or for the delay of the slot's decision.
+pub(crate) type InQueue<St> = (QueueSlot<St>, <St as Storage>::DecideFuture);
+
+/// The decision of a request that waits for its delay. It has not been reported yet.
+pub(crate) type Delayed = Box<Decision>;
 
 /// The work that is left for the response of an admitted request.
 pub(crate) struct ResponsePlan<St: Storage> {
@@ -77,7 +74,7 @@ impl<St: Storage, R> LayerState<St, R> {
     where
         R: Rejection<ResBody>,
     {
-        let Some(policy) = self.config.plain() else { return self.admit_by_options(request) };
+        let Some(policy) = &self.config.plain else { return self.admit_by_options(request) };
         let extracted = self.config.key.extract(&Head::of(request));
         let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, request) };
         if self.lints.is_inspecting() {
@@ -152,16 +149,16 @@ impl<St: Storage, R> LayerState<St, R> {
         let mut deciding = self.storage.decide(storage_request);
         let delayed = match poll_once(&mut deciding) {
             Poll::Ready(decided) => match self.apply(decided, storage_request, request) {
-                AdmissionResult::Admitted(plan) => return Action::Forward(plan),
-                AdmissionResult::Refused(response) => return Action::Respond(response),
-                AdmissionResult::Delayed(decision) => Some(decision),
+                Action::Forward(plan) => return Action::Forward(plan),
+                Action::Respond(response) => return Action::Respond(response),
+                Action::Wait(delayed) => Some(delayed),
             },
             Poll::Pending => None,
         };
         let StorageRequest { policy, key, cost, .. } = storage_request;
         let slot = QueueSlot::new(self.charge_context(policy, key, false), cost, delayed);
         self.report_delayed(&slot);
-        Action::Wait(slot, deciding)
+        Action::Wait((slot, deciding))
     }
 
     /// Reports a delayed decision. Its slot is already guarded, so a panic of the observer refunds
@@ -180,7 +177,7 @@ impl<St: Storage, R> LayerState<St, R> {
         decided: Result<Decision, St::Error>,
         storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
-    ) -> AdmissionResult<St, ResBody>
+    ) -> Action<St, ResBody, Delayed>
     where
         R: Rejection<ResBody>,
     {
@@ -189,13 +186,13 @@ impl<St: Storage, R> LayerState<St, R> {
             Err(error) => return self.on_storage_error(&error.into(), storage_request, &Head::of(request)),
         };
         if decision.is_admitted() && !decision.is_at_once() {
-            return AdmissionResult::Delayed(Box::new(decision.clone()));
+            return Action::Wait(Box::new(decision.clone()));
         }
         if decision.is_refused() {
-            return AdmissionResult::Refused(self.refuse(decision, storage_request, request));
+            return Action::Respond(self.refuse(decision, storage_request, request));
         }
         self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
-        AdmissionResult::Admitted(self.admitted_after(decision, decision, storage_request, request))
+        Action::Forward(self.admitted_after(decision, decision, storage_request, request))
     }
 
     /// Reports a refusal and builds its response. Takes the extensions of the request.
@@ -285,7 +282,7 @@ impl<St: Storage, R> LayerState<St, R> {
         error: &BoxError,
         storage_request: StorageRequest<'_>,
         head: &Head<'_>,
-    ) -> AdmissionResult<St, ResBody>
+    ) -> Action<St, ResBody, Delayed>
     where
         R: Rejection<ResBody>,
     {
@@ -293,11 +290,11 @@ impl<St: Storage, R> LayerState<St, R> {
         let admitted = storage_request.cost == 0 || self.config.on_error == OnError::Admit;
         self.report(EventKind::Failed { error, admitted }, storage_request.policy, Some(storage_request.key));
         if admitted {
-            return AdmissionResult::Admitted(ResponsePlan::NOTHING);
+            return Action::Forward(ResponsePlan::NOTHING);
         }
         let mut response = self.rejection.reject(RejectReason::Storage, head);
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        AdmissionResult::Refused(response)
+        Action::Respond(response)
     }
 
     /// Handles a request that is not limited, or whose key is missing.

@@ -12,8 +12,8 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// The modules of `src` in layers, lowest first. A module imports only from lower layers and from
 /// itself. `lib.rs` imports all of them.
-const LAYERS: [&[&str]; 17] = [
-    &["error", "time", "key", "sync"],
+const LAYERS: [&[&str]; 16] = [
+    &["error", "time", "key", "sync", "lint"],
     &["text"],
     &["quota"],
     &["strategy"],
@@ -23,7 +23,6 @@ const LAYERS: [&[&str]; 17] = [
     &["limiter"],
     &["rejection"],
     &["headers"],
-    &["lint"],
     &["observe"],
     &["middleware"],
     &["future"],
