@@ -169,7 +169,7 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
     }
 
     /// Returns the state after waiting.
-    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<State<S, B, St, R>, S::Error>>
+    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<AfterWaiting<S, B, St, R>>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone,
         R: Rejection<ResBody>,
@@ -205,6 +205,8 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
         Poll::Ready(Ok(State::Calling { inner: ready.call(request), plan }))
     }
 }
+
+type AfterWaiting<S, B, St, R> = Result<State<S, B, St, R>, <S as Service<Request<B>>>::Error>;
 
 /// Returns a clone to wait with. The caller drops the ready service, because it may hold a permit
 /// or a slot that another request needs.

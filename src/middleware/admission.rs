@@ -1,20 +1,18 @@
 //! Admission of a request: key, cost, decision and response.
 
-use std::mem;
 use std::sync::Arc;
 use std::task::Poll;
 
-use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Request, Response};
 
-use crate::extract::{Head, KeyError};
+use crate::extract::Head;
 use crate::headers::Numbers;
-use crate::middleware::config::{LayerConfig, OnError};
+use crate::middleware::config::LayerConfig;
 use crate::middleware::lints::Lints;
 use crate::middleware::post_response::{ChargeContext, PostResponse, QueueSlot, ShadowCheck, poll_once};
 use crate::observe::{Event, EventKind};
 use crate::storage::{StorageRequest, Summary};
-use crate::{BoxError, Decision, Key, LimitExceeded, Op, Policy, RejectReason, Rejection, Storage, headers};
+use crate::{Decision, Key, Op, Policy, Rejection, Storage};
 
 /// The state that all services of a layer share.
 pub(crate) struct LayerState<St, R> {
@@ -110,7 +108,7 @@ impl<St: Storage, R> LayerState<St, R> {
         if config.shadow {
             return Action::Forward(self.check_in_shadow(storage_request, request));
         }
-        if op == Op::Peek || config.want_decisions() || !policy.shadows().is_empty() {
+        if op == Op::Peek || config.wants_decisions || !policy.shadows().is_empty() {
             return self.decide(storage_request, request);
         }
         self.try_hit(storage_request, request)
@@ -195,28 +193,6 @@ impl<St: Storage, R> LayerState<St, R> {
         Action::Forward(self.admitted_after(decision, decision, storage_request, request))
     }
 
-    /// Reports a refusal and builds its response. Takes the extensions of the request.
-    #[inline(never)]
-    fn refuse<B, ResBody>(
-        &self,
-        decision: &Decision,
-        storage_request: StorageRequest<'_>,
-        request: &mut Request<B>,
-    ) -> Response<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        let StorageRequest { policy, key, .. } = storage_request;
-        self.report(EventKind::Decided(decision), policy, Some(key));
-        let reason = RejectReason::Limit(LimitExceeded::new(decision, policy));
-        let mut response = self.rejection.reject(reason, &Head::of(request));
-        let fields = self.config.headers;
-        let (numbers, other_fields) = (fields.numbers_of(decision), fields.other_fields_of(decision, policy, key));
-        headers::write_refused(&mut response, decision, numbers, other_fields);
-        headers::attach(&mut response, decision, mem::take(request.extensions_mut()));
-        response
-    }
-
     /// Returns the plan for the response of an admitted request. `now` has the numbers of this
     /// instant, which differ from those of the decision after a delay.
     #[inline]
@@ -276,64 +252,8 @@ impl<St: Storage, R> LayerState<St, R> {
         ChargeContext { storage, policy: policy.clone(), key: key.clone(), reporter, shadow }
     }
 
-    #[cold]
-    fn on_storage_error<ResBody>(
-        &self,
-        error: &BoxError,
-        storage_request: StorageRequest<'_>,
-        head: &Head<'_>,
-    ) -> Action<St, ResBody, Delayed>
-    where
-        R: Rejection<ResBody>,
-    {
-        // A request that costs nothing always passes.
-        let admitted = storage_request.cost == 0 || self.config.on_error == OnError::Admit;
-        self.report(EventKind::Failed { error, admitted }, storage_request.policy, Some(storage_request.key));
-        if admitted {
-            return Action::Forward(ResponsePlan::NOTHING);
-        }
-        let mut response = self.rejection.reject(RejectReason::Storage, head);
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        Action::Respond(response)
-    }
-
-    /// Handles a request that is not limited, or whose key is missing.
-    #[cold]
-    fn forward_or_reject<B, ResBody>(
-        &self,
-        extracted: Result<Option<Key>, KeyError>,
-        policy: &Policy,
-        request: &Request<B>,
-    ) -> Action<St, ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        match extracted {
-            Ok(_) => Action::Forward(ResponsePlan::NOTHING),
-            Err(missing) => self.reject_without_key(&missing, policy, &Head::of(request)),
-        }
-    }
-
-    /// Handles a request without a key or a cost.
-    #[cold]
-    fn reject_without_key<ResBody>(&self, missing: &KeyError, policy: &Policy, head: &Head<'_>) -> Action<St, ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        self.report(EventKind::KeyError(missing), policy, None);
-        if self.config.shadow {
-            return Action::Forward(ResponsePlan::NOTHING);
-        }
-        let mut response = self.rejection.reject(RejectReason::Key(missing), head);
-        if let Some(challenge) = missing.www_authenticate() {
-            response.headers_mut().entry(WWW_AUTHENTICATE).or_insert_with(|| challenge.clone());
-        }
-        response.extensions_mut().insert(missing.clone());
-        Action::Respond(response)
-    }
-
     #[inline]
-    fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
+    pub(super) fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
         self.config.reporter.report(&Event { kind, policy, key, shadow: self.config.shadow });
     }
 }

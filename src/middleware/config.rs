@@ -33,7 +33,7 @@ pub(crate) struct LayerConfig {
     pub(crate) shares_decision: bool,
     pub(crate) reporter: Reporter,
     /// `true` if an admission needs the full decision, not only the numbers of `X-RateLimit-*`.
-    wants_decisions: bool,
+    pub(crate) wants_decisions: bool,
     /// The policy of a plain layer: every request is a hit of one unit on it, and does not need the
     /// full decision. Such a layer checks no other option for each request.
     pub(crate) plain: Option<Policy>,
@@ -83,10 +83,5 @@ impl LayerConfig {
         let is_forwarded_peer = |lint: &Lint| *lint == Lint::ForwardedPeer && self.key.reads_forwarding();
         let skips = self.skip.iter().flat_map(move |skip| skip.lints(head));
         skips.chain(self.key.lints(head)).filter(move |lint| !is_forwarded_peer(lint))
-    }
-
-    #[inline]
-    pub(crate) fn want_decisions(&self) -> bool {
-        self.wants_decisions
     }
 }

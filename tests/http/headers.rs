@@ -13,7 +13,7 @@ use tower_ratelimit::storage::{Clock, ManualClock, TokioClock};
 use tower_ratelimit::strategy::Strategy;
 use tower_ratelimit::{
     Decision, FixedWindow, Global, Headers, Limit, MemoryStorage, MovingWindow, OnError, Policy, Quota, RateLimit,
-    RateLimitLayer, Timestamp, TokenBucket,
+    RateLimitLayer, Timestamp,
 };
 
 fn layer(policy: Policy, storage: &MemoryStorage, headers: Headers) -> RateLimitLayer {
