@@ -35,7 +35,9 @@ impl RejectReason<'_> {
                     // An exact capacity saves the body an allocation.
                     let parts = ["too many requests, retry in ", seconds, " s", end];
                     let mut text = String::with_capacity(parts.iter().map(|part| part.len()).sum());
-                    parts.iter().for_each(|part| text.push_str(part));
+                    for part in parts {
+                        text.push_str(part);
+                    }
                     return text;
                 }
                 None => "too many requests: the cost of this request exceeds the limit",
