@@ -78,7 +78,7 @@ where
         match self.shared.admit(&mut request) {
             Action::Forward(plan) => ResponseFuture::calling(self.inner.call(request), plan),
             Action::Respond(response) => ResponseFuture::refused(response),
-            Action::Wait(slot, deciding) => {
+            Action::Wait((slot, deciding)) => {
                 // The future takes the service that was polled ready, and a clone replaces it. If
                 // the request is delayed, the future replaces the ready service with another clone.
                 let next = self.inner.clone();

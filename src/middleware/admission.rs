@@ -1,20 +1,18 @@
 //! Admission of a request: key, cost, decision and response.
 
-use std::mem;
 use std::sync::Arc;
 use std::task::Poll;
 
-use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Request, Response};
 
-use crate::extract::{Head, KeyError};
+use crate::extract::Head;
 use crate::headers::Numbers;
-use crate::lint::Lints;
-use crate::middleware::config::{LayerConfig, OnError};
+use crate::middleware::config::LayerConfig;
+use crate::middleware::lints::Lints;
 use crate::middleware::post_response::{ChargeContext, PostResponse, QueueSlot, ShadowCheck, poll_once};
 use crate::observe::{Event, EventKind};
 use crate::storage::{StorageRequest, Summary};
-use crate::{BoxError, Decision, Key, LimitExceeded, Op, Policy, RejectReason, Rejection, Storage, headers};
+use crate::{Decision, Key, Op, Policy, Rejection, Storage};
 
 /// The state that all services of a layer share.
 pub(crate) struct LayerState<St, R> {
@@ -25,20 +23,17 @@ pub(crate) struct LayerState<St, R> {
 }
 
 /// The next step for a request.
-pub(crate) enum Action<St: Storage, ResBody> {
+pub(crate) enum Action<St: Storage, ResBody, W = InQueue<St>> {
     Forward(ResponsePlan<St>),
     Respond(Response<ResBody>),
-    /// Wait for the storage, or for the delay of the slot's decision.
-    Wait(QueueSlot<St>, St::DecideFuture),
+    Wait(W),
 }
 
-/// The consequence of a decision for its request.
-pub(crate) enum AdmissionResult<St: Storage, ResBody> {
-    Admitted(ResponsePlan<St>),
-    /// Admitted after a delay. The decision has not been reported yet.
-    Delayed(Box<Decision>),
-    Refused(Response<ResBody>),
-}
+/// A request that waits for the storage, or for the delay of the slot's decision.
+pub(crate) type InQueue<St> = (QueueSlot<St>, <St as Storage>::DecideFuture);
+
+/// The decision of a request that waits for its delay. It has not been reported yet.
+pub(crate) type Delayed = Box<Decision>;
 
 /// The work that is left for the response of an admitted request.
 pub(crate) struct ResponsePlan<St: Storage> {
@@ -48,6 +43,12 @@ pub(crate) struct ResponsePlan<St: Storage> {
 
 impl<St: Storage> ResponsePlan<St> {
     pub(crate) const NOTHING: Self = Self { numbers: None, after: None };
+
+    /// Returns `true` if the response is forwarded unchanged.
+    #[inline]
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.numbers.is_none() && self.after.is_none()
+    }
 
     #[inline]
     pub(crate) fn only(numbers: Option<Numbers>) -> Self {
@@ -71,17 +72,28 @@ impl<St: Storage, R> LayerState<St, R> {
     where
         R: Rejection<ResBody>,
     {
+        let Some(policy) = &self.config.plain else { return self.admit_by_options(request) };
+        let extracted = self.config.key.extract(&Head::of(request));
+        let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, request) };
+        if self.lints.is_inspecting() {
+            self.inspect(request, policy);
+        }
+        self.try_hit(StorageRequest::new(policy, key, Op::Hit, 1), request)
+    }
+
+    /// As `admit`, for a layer whose options depend on the request.
+    #[inline(never)]
+    fn admit_by_options<B, ResBody>(&self, request: &mut Request<B>) -> Action<St, ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
         let (config, head) = (&self.config, Head::of(request));
         if config.skips(&head) {
             return Action::Forward(ResponsePlan::NOTHING);
         }
         let Some(policy) = config.policies.of(&head) else { return Action::Forward(ResponsePlan::NOTHING) };
         let extracted = config.key.extract(&head);
-        let key = match &extracted {
-            Ok(Some(key)) => key,
-            Ok(None) => return Action::Forward(ResponsePlan::NOTHING),
-            Err(missing) => return self.reject_without_key(missing, &policy, &head),
-        };
+        let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, &policy, request) };
         let cost = match config.cost.as_ref().map_or(Ok(1), |cost| cost(&head)) {
             Ok(cost) => cost,
             Err(missing) => return self.reject_without_key(&missing, &policy, &head),
@@ -96,27 +108,55 @@ impl<St: Storage, R> LayerState<St, R> {
         if config.shadow {
             return Action::Forward(self.check_in_shadow(storage_request, request));
         }
-        // Fast path: an immediate admission that needs no more than `X-RateLimit-*`.
-        if op == Op::Hit && !config.want_decisions() && policy.shadows().is_empty() {
-            let mut shown = config.headers.writes_x_rate_limit().then(Summary::default);
-            if self.storage.try_admit(storage_request, shown.as_mut()) {
-                let numbers = shown.and_then(|shown| config.headers.numbers(shown.at, &shown.limit, cost));
-                return Action::Forward(ResponsePlan::only(numbers));
-            }
+        if op == Op::Peek || config.wants_decisions || !policy.shadows().is_empty() {
+            return self.decide(storage_request, request);
         }
+        self.try_hit(storage_request, request)
+    }
+
+    /// Decides a hit whose admission needs no more than `X-RateLimit-*`.
+    #[inline(always)]
+    fn try_hit<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<St, ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
+        let headers = self.config.headers;
+        if !headers.writes_x_rate_limit() {
+            if self.storage.try_admit(storage_request, None) {
+                return Action::Forward(ResponsePlan::NOTHING);
+            }
+            return self.decide(storage_request, request);
+        }
+        let mut summary = Summary::default();
+        if self.storage.try_admit(storage_request, Some(&mut summary)) {
+            let numbers = headers.numbers(summary.at, &summary.limit, storage_request.cost);
+            return Action::Forward(ResponsePlan::only(numbers));
+        }
+        match summary.refusal(&storage_request) {
+            Some(refusal) => Action::Respond(self.refuse(&refusal, storage_request, request)),
+            None => self.decide(storage_request, request),
+        }
+    }
+
+    #[inline(never)]
+    fn decide<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<St, ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
         // Polls once here, so that an immediate decision does not need a boxed future.
         let mut deciding = self.storage.decide(storage_request);
         let delayed = match poll_once(&mut deciding) {
             Poll::Ready(decided) => match self.apply(decided, storage_request, request) {
-                AdmissionResult::Admitted(plan) => return Action::Forward(plan),
-                AdmissionResult::Refused(response) => return Action::Respond(response),
-                AdmissionResult::Delayed(decision) => Some(decision),
+                Action::Forward(plan) => return Action::Forward(plan),
+                Action::Respond(response) => return Action::Respond(response),
+                Action::Wait(delayed) => Some(delayed),
             },
             Poll::Pending => None,
         };
-        let slot = QueueSlot::new(self.charge_context(&policy, key, false), cost, delayed);
+        let StorageRequest { policy, key, cost, .. } = storage_request;
+        let slot = QueueSlot::new(self.charge_context(policy, key, false), cost, delayed);
         self.report_delayed(&slot);
-        Action::Wait(slot, deciding)
+        Action::Wait((slot, deciding))
     }
 
     /// Reports a delayed decision. Its slot is already guarded, so a panic of the observer refunds
@@ -135,7 +175,7 @@ impl<St: Storage, R> LayerState<St, R> {
         decided: Result<Decision, St::Error>,
         storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
-    ) -> AdmissionResult<St, ResBody>
+    ) -> Action<St, ResBody, Delayed>
     where
         R: Rejection<ResBody>,
     {
@@ -144,38 +184,17 @@ impl<St: Storage, R> LayerState<St, R> {
             Err(error) => return self.on_storage_error(&error.into(), storage_request, &Head::of(request)),
         };
         if decision.is_admitted() && !decision.is_at_once() {
-            return AdmissionResult::Delayed(Box::new(decision.clone()));
+            return Action::Wait(Box::new(decision.clone()));
+        }
+        if decision.is_refused() {
+            return Action::Respond(self.refuse(decision, storage_request, request));
         }
         self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
-        if decision.is_admitted() {
-            AdmissionResult::Admitted(self.admitted(decision, storage_request, request))
-        } else {
-            let refused = RejectReason::Limit(LimitExceeded::new(decision, storage_request.policy));
-            let mut response = self.rejection.reject(refused, &Head::of(request));
-            let (fields, numbers) = (self.config.headers, self.config.headers.numbers_of(decision));
-            headers::write_refused(
-                &mut response,
-                decision,
-                numbers,
-                fields.other_fields_of(decision, storage_request.policy, storage_request.key),
-            );
-            headers::attach(&mut response, decision, mem::take(request.extensions_mut()));
-            AdmissionResult::Refused(response)
-        }
+        Action::Forward(self.admitted_after(decision, decision, storage_request, request))
     }
 
-    /// Returns the plan for the response of a request that is admitted without a delay.
-    #[inline]
-    pub(crate) fn admitted<B>(
-        &self,
-        decision: &Decision,
-        storage_request: StorageRequest<'_>,
-        request: &mut Request<B>,
-    ) -> ResponsePlan<St> {
-        self.admitted_after(decision, decision, storage_request, request)
-    }
-
-    /// As `admitted`, after a delay. `now` has the numbers of this instant.
+    /// Returns the plan for the response of an admitted request. `now` has the numbers of this
+    /// instant, which differ from those of the decision after a delay.
     #[inline]
     pub(crate) fn admitted_after<B>(
         &self,
@@ -233,47 +252,8 @@ impl<St: Storage, R> LayerState<St, R> {
         ChargeContext { storage, policy: policy.clone(), key: key.clone(), reporter, shadow }
     }
 
-    #[cold]
-    fn on_storage_error<ResBody>(
-        &self,
-        error: &BoxError,
-        storage_request: StorageRequest<'_>,
-        head: &Head<'_>,
-    ) -> AdmissionResult<St, ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        // A request that costs nothing always passes.
-        let admitted = storage_request.cost == 0 || self.config.on_error == OnError::Admit;
-        self.report(EventKind::Failed { error, admitted }, storage_request.policy, Some(storage_request.key));
-        if admitted {
-            return AdmissionResult::Admitted(ResponsePlan::NOTHING);
-        }
-        let mut response = self.rejection.reject(RejectReason::Storage, head);
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        AdmissionResult::Refused(response)
-    }
-
-    /// Handles a request without a key or a cost.
-    #[cold]
-    fn reject_without_key<ResBody>(&self, missing: &KeyError, policy: &Policy, head: &Head<'_>) -> Action<St, ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        self.report(EventKind::KeyError(missing), policy, None);
-        if self.config.shadow {
-            return Action::Forward(ResponsePlan::NOTHING);
-        }
-        let mut response = self.rejection.reject(RejectReason::Key(missing), head);
-        if let Some(challenge) = missing.www_authenticate() {
-            response.headers_mut().entry(WWW_AUTHENTICATE).or_insert_with(|| challenge.clone());
-        }
-        response.extensions_mut().insert(missing.clone());
-        Action::Respond(response)
-    }
-
     #[inline]
-    fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
+    pub(super) fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
         self.config.reporter.report(&Event { kind, policy, key, shadow: self.config.shadow });
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod config;
 mod lints;
 pub(crate) mod options;
 pub(crate) mod post_response;
+mod reject;
 
 pub use self::config::OnError;
 pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip, policy_by};

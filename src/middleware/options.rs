@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
-use crate::extract::{AllowList, Caveat, Head, KeyError};
+use crate::extract::{AllowList, Head, KeyError};
+use crate::lint::Lint;
 use crate::{ConfigError, IntoPolicy, Policy, Storage};
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
@@ -179,9 +180,9 @@ pub trait Skip: Send + Sync + 'static {
     /// Returns `true` if the request is not limited.
     fn skips(&self, head: &Head<'_>) -> bool;
 
-    /// Returns possible mistakes in the setup, as
-    /// [`KeyExtractor::caveats`](crate::KeyExtractor::caveats) does. Defaults to none.
-    fn caveats(&self) -> Vec<Caveat> {
+    /// Returns lints, as [`KeyExtractor::lints`](crate::KeyExtractor::lints) does. Defaults to none.
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        let _ = head;
         Vec::new()
     }
 }
@@ -191,8 +192,8 @@ impl<T: Skip + ?Sized> Skip for Arc<T> {
         (**self).skips(head)
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        (**self).caveats()
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        (**self).lints(head)
     }
 }
 
@@ -201,8 +202,8 @@ impl Skip for Box<dyn Skip> {
         (**self).skips(head)
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        (**self).caveats()
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        (**self).lints(head)
     }
 }
 
@@ -220,8 +221,8 @@ impl Skip for AllowList {
         self.allows(head)
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        Self::caveats(self)
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        Self::lints(self, head)
     }
 }
 

@@ -148,6 +148,10 @@ impl Storage for AnyStorage {
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
         self.0.clients_to_fill(policy)
     }
+
+    fn contains_breaker(&self) -> bool {
+        self.0.contains_breaker()
+    }
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
@@ -162,6 +166,7 @@ trait DynStorage: fmt::Debug + Send + Sync {
     fn clear_all(&self) -> BoxFuture<u64>;
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError>;
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64>;
+    fn contains_breaker(&self) -> bool;
 }
 
 impl<St: Storage> DynStorage for St {
@@ -195,6 +200,10 @@ impl<St: Storage> DynStorage for St {
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
         Storage::clients_to_fill(self, policy)
+    }
+
+    fn contains_breaker(&self) -> bool {
+        Storage::contains_breaker(self)
     }
 }
 

@@ -4,9 +4,10 @@ mod close;
 mod entry;
 mod job;
 mod lease;
-mod lease_table;
 mod outage;
 mod replies;
+mod route;
+mod shared;
 mod worker;
 
 use std::fmt;
@@ -18,7 +19,8 @@ use tokio::sync::oneshot;
 
 use self::entry::LeaseEntry;
 use self::job::{Answer, Command};
-use self::lease_table::{InvalidateOnDrop, LeaseTable, Route};
+use self::route::Route;
+use self::shared::{InvalidateOnDrop, LeaseTable};
 use crate::storage::key_table::assert_max_keys;
 use crate::storage::{Clock, Storage, StorageError, StorageErrorKind, StorageRequest, Summary, SystemClock};
 use crate::{ConfigError, Decision, Key, Op, Policy};
@@ -161,7 +163,7 @@ impl<St: Storage> Leases<St> {
         async move { shared.close().await }
     }
 
-    fn change(&self, route: Route<St>, inside: impl FnOnce(&St) -> St::UpdateFuture) -> Change<St> {
+    fn change(&self, route: Route, inside: impl FnOnce(&St) -> St::UpdateFuture) -> Change<St> {
         Change(match route {
             Route::Local(_) => ChangeState::Local,
             Route::Wait(answer) => ChangeState::Wait(answer),
@@ -251,6 +253,10 @@ impl<St: Storage> Storage for Leases<St> {
         self.0.inner.clients_to_fill(policy)
     }
 
+    fn contains_breaker(&self) -> bool {
+        self.0.inner.contains_breaker()
+    }
+
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         check(policy)?;
         self.0.inner.validate(policy)
@@ -279,7 +285,7 @@ pub struct Deciding<St: Storage>(Progress<St>);
 #[allow(clippy::large_enum_variant, reason = "it is polled where it is made; boxing would cost a hit an allocation")]
 enum Progress<St: Storage> {
     Local(Option<Decision>),
-    Wait(oneshot::Receiver<Answer<St>>, OwnedRequest<St>),
+    Wait(oneshot::Receiver<Answer>, OwnedRequest<St>),
     Inner(St::DecideFuture),
 }
 
@@ -336,7 +342,7 @@ pub struct Change<St: Storage>(ChangeState<St>);
 
 enum ChangeState<St: Storage> {
     Local,
-    Wait(oneshot::Receiver<Answer<St>>),
+    Wait(oneshot::Receiver<Answer>),
     /// The guard is set for a clear that does not wait for the worker. It is dropped when the clear
     /// ends.
     Inner(St::UpdateFuture, Option<InvalidateOnDrop<St>>),
