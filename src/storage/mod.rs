@@ -63,6 +63,8 @@ pub use self::boxed::{BoxAnswer, BoxStorage};
 pub(crate) use self::breaker::PATHS;
 pub use self::breaker::{Breaker, BreakerError, Circuit, CircuitState, NoFallback, Phase};
 pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
+#[cfg(feature = "coarse-clock")]
+pub use self::clock::CoarseClock;
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 #[cfg(feature = "etcd")]
 pub use self::etcd::{EtcdStorage, EtcdStorageError};
