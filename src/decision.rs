@@ -147,6 +147,12 @@ impl Decision {
         self.at.minus(u64::from(self.ahead) * 1_000_000)
     }
 
+    /// Adds `micros` to the `retry_after` of each limit.
+    #[cold]
+    pub(crate) fn lengthen_waits(&mut self, micros: u64) {
+        self.statuses.as_mut_slice().iter_mut().for_each(|status| status.lengthen_wait(micros));
+    }
+
     /// Sets the number of seconds by which the storage's clock is ahead of the wall clock.
     #[inline]
     pub(crate) fn set_ahead(&mut self, seconds: u32) {

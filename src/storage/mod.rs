@@ -63,6 +63,8 @@ pub use self::any::{AnyFuture, AnyStorage};
 pub(crate) use self::breaker::PATHS;
 pub use self::breaker::{Breaker, Circuit, CircuitState, NoFallback, Phase};
 pub use self::cas::{Cas, CasStorage, Loaded, Swapped};
+#[cfg(feature = "coarse-clock")]
+pub use self::clock::CoarseClock;
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 pub use self::error::{StorageError, StorageErrorKind};
 #[cfg(feature = "etcd")]

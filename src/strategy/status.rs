@@ -77,6 +77,13 @@ impl Status {
         };
     }
 
+    /// Adds `micros` to the `retry_after` of a refusal.
+    pub(crate) fn lengthen_wait(&mut self, micros: u64) {
+        if !self.is_admitted() && self.wait != NEVER {
+            self.wait = self.wait.saturating_add(micros).min(NEVER - 1);
+        }
+    }
+
     /// Returns `true` if this limit admits. Another limit of the policy may refuse.
     #[inline]
     pub const fn is_admitted(&self) -> bool {

@@ -3,6 +3,7 @@
 
 mod cas;
 mod cas_skew;
+mod coarse_clock;
 mod divided_quotas;
 mod memory;
 mod memory_bounds;

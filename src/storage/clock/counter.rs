@@ -1,5 +1,6 @@
 use std::time::Instant;
 
+use super::wall_time::Source;
 use crate::time::micros;
 
 /// Measures time with the processor's tick counter, which is faster to read than the system's
@@ -13,25 +14,22 @@ pub(super) struct Ticks {
     start: Instant,
 }
 
-impl Ticks {
-    pub(super) fn start() -> Self {
+impl Source for Ticks {
+    fn start() -> Self {
         let counter = quanta::Clock::new();
         let (first, start) = (counter.raw(), Instant::now());
         Self { micros_per_tick: micros_per_tick(&counter), counter, first, start }
     }
 
-    /// Returns the microseconds since the start, by the tick counter.
     #[inline]
-    pub(super) fn elapsed(&self) -> u64 {
+    fn elapsed(&self) -> u64 {
         let ticks = self.counter.raw().saturating_sub(self.first);
         #[allow(clippy::cast_possible_truncation)] // the upper half
         let elapsed = ((u128::from(ticks) * u128::from(self.micros_per_tick)) >> 64) as u64;
         elapsed
     }
 
-    /// Returns the microseconds since the start, by the system's monotonic clock. Used to correct
-    /// [`elapsed`](Self::elapsed).
-    pub(super) fn monotonic(&self, _elapsed: u64) -> u64 {
+    fn monotonic(&self, _elapsed: u64) -> u64 {
         micros(self.start.elapsed())
     }
 }

@@ -1,5 +1,6 @@
 use std::time::Instant;
 
+use super::wall_time::Source;
 use crate::time::micros;
 
 /// Measures time with the system's monotonic clock.
@@ -8,20 +9,18 @@ pub(super) struct Ticks {
     start: Instant,
 }
 
-impl Ticks {
-    pub(super) fn start() -> Self {
+impl Source for Ticks {
+    fn start() -> Self {
         Self { start: Instant::now() }
     }
 
-    /// Returns the microseconds since the start.
     #[inline]
-    pub(super) fn elapsed(&self) -> u64 {
+    fn elapsed(&self) -> u64 {
         micros(self.start.elapsed())
     }
 
     /// Returns `elapsed`: it needs no correction, because it comes from the monotonic clock itself.
-    #[allow(clippy::unused_self)] // the same signature as with the tick counter
-    pub(super) fn monotonic(&self, elapsed: u64) -> u64 {
+    fn monotonic(&self, elapsed: u64) -> u64 {
         elapsed
     }
 }

@@ -35,7 +35,7 @@ pub struct MemoryStorageBuilder {
     max_keys: usize,
     max_bytes: Option<usize>,
     on_full: OnFull,
-    clock: Option<Box<dyn Clock>>,
+    clock: Option<Time>,
 }
 
 impl MemoryStorageBuilder {
@@ -70,9 +70,10 @@ impl MemoryStorageBuilder {
         Self { on_full, ..self }
     }
 
-    /// Sets the clock. Defaults to the system's clock.
+    /// Sets the clock. Defaults to [`SystemClock`]. With the feature `coarse-clock`, `CoarseClock` is
+    /// faster and less exact.
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self { clock: Some(Box::new(clock)), ..self }
+        Self { clock: Some(Time::of(clock)), ..self }
     }
 
     /// Builds the storage.
@@ -89,7 +90,7 @@ impl MemoryStorageBuilder {
                 "invalid max_bytes {bytes}: it must be at least 65_536, for example 128_000_000"
             )));
         }
-        let clock = self.clock.map_or_else(|| Time::System(SystemClock::new()), Time::Other);
+        let clock = self.clock.unwrap_or_else(|| Time::System(SystemClock::new()));
         let default_bytes = self.max_keys.saturating_mul(BYTES_PER_KEY).max(MIN_DEFAULT_BYTES);
         let bounds = Bounds { keys: self.max_keys, bytes: self.max_bytes.unwrap_or(default_bytes) };
         Ok(MemoryStorage::with(bounds, self.on_full, clock))

@@ -35,6 +35,9 @@ impl MemoryInner {
         let mut decision = Decision::blank();
         self.answer(request, Full(&mut decision));
         decision.set_ahead(self.clock.ahead());
+        if self.resolution > 0 {
+            decision.lengthen_waits(self.resolution);
+        }
         decision
     }
 

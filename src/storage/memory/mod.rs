@@ -38,6 +38,7 @@ pub use self::stats::MemoryStats;
 use self::time::Time;
 use self::usage::{Bounds, Size, Usage};
 use super::{Storage, StorageError, StorageRequest, Summary};
+use crate::time::micros;
 use crate::{Decision, Key, Op, Policy};
 
 /// Keeps states in the memory of this process. It is sharded, bounded and exact, and has no
@@ -117,6 +118,8 @@ struct MemoryInner {
     /// The number of the shard that is being swept.
     sweeping: AtomicUsize,
     secrets: [RandomState; 2],
+    /// The resolution of the clock, in microseconds.
+    resolution: u64,
     clock: Time,
 }
 
@@ -147,6 +150,7 @@ impl MemoryStorage {
             full_until: Default::default(),
             sweeping: AtomicUsize::new(0),
             secrets: [RandomState::default(), RandomState::default()],
+            resolution: micros(clock.resolution()),
             clock,
         }))
     }

@@ -51,7 +51,7 @@ impl Shard {
     /// again. So the time of a key's states goes back only if the clock does.
     #[inline]
     pub(super) fn time(&mut self, read: Timestamp, clock: &Time) -> Timestamp {
-        self.latest = if read < self.latest { clock.now() } else { read };
+        self.latest = if read < self.latest { clock.now_again() } else { read };
         self.latest
     }
 

@@ -1,0 +1,132 @@
+use std::time::Duration;
+
+#[cfg(not(target_os = "linux"))]
+use super::Ticks;
+use super::wall_time::WallTime;
+use super::{Clock, Timestamp};
+
+/// A [`SystemClock`](super::SystemClock) that is faster to read, and lags by up to a tick.
+///
+/// A tick is the interval of the kernel's timer interrupt: 1 to 4 milliseconds on most Linux
+/// systems, and 10 on some. The clock reads `CLOCK_MONOTONIC_COARSE`, which the kernel updates once
+/// per tick. On other systems than Linux there is no such clock. There, a `CoarseClock` is as exact
+/// and as slow as a `SystemClock`.
+///
+/// The effects on a [`MemoryStorage`](crate::MemoryStorage):
+///
+/// - A decision is made at the time of the last tick. So a client may be refused for up to a tick
+///   after its units have become available.
+/// - No strategy admits more than it promises, plus the units of one tick. For example, a window of
+///   N per second admits at most N in each second of this clock, which may be up to a tick shorter
+///   or longer than a second.
+/// - `retry_after` and `Retry-After` are never too short. They are up to a tick longer, because the
+///   storage adds the [`resolution`](Clock::resolution).
+///
+/// If timer interrupts are delayed, as on an overcommitted virtual machine, the clock lags longer.
+/// Do not use it for periods that are not much longer than a tick.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::{MemoryStorage, Quota, RateLimiter};
+/// use tower_ratelimit::storage::CoarseClock;
+///
+/// let storage = MemoryStorage::builder().clock(CoarseClock::new()).build()?;
+/// let limiter = RateLimiter::with_storage(Quota::per_minute(60), storage);
+/// # Ok::<(), tower_ratelimit::ConfigError>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct CoarseClock(WallTime<Ticks>);
+
+impl CoarseClock {
+    /// Creates a clock that starts at the wall clock's time.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Clock for CoarseClock {
+    #[inline]
+    fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+
+    #[inline]
+    fn ahead_of_wall_clock(&self) -> u32 {
+        self.0.ahead()
+    }
+
+    fn resolution(&self) -> Duration {
+        #[cfg(target_os = "linux")]
+        return linux::resolution();
+        #[cfg(not(target_os = "linux"))]
+        Duration::ZERO
+    }
+}
+
+#[cfg(target_os = "linux")]
+use self::linux::Ticks;
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::time::Duration;
+
+    use nix::sys::time::TimeSpec;
+    use nix::time::{ClockId, clock_getres, clock_gettime};
+
+    use super::super::wall_time::Source;
+
+    const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC_COARSE;
+
+    /// Measures time with the system's coarse monotonic clock.
+    #[derive(Debug)]
+    pub(super) struct Ticks {
+        start: u64,
+    }
+
+    impl Source for Ticks {
+        fn start() -> Self {
+            Self { start: micros(clock_gettime(CLOCK)) }
+        }
+
+        #[inline]
+        fn elapsed(&self) -> u64 {
+            micros(clock_gettime(CLOCK)).saturating_sub(self.start)
+        }
+
+        /// Returns `elapsed`: the coarse clock is the monotonic clock, only rounded down.
+        fn monotonic(&self, elapsed: u64) -> u64 {
+            elapsed
+        }
+    }
+
+    /// Returns the length of a tick.
+    pub(super) fn resolution() -> Duration {
+        Duration::from_micros(micros(clock_getres(CLOCK)) + 1)
+    }
+
+    /// Returns the whole microseconds. Linux has had this clock since 2.6.32, so there is no error.
+    #[allow(clippy::cast_sign_loss)] // the clock starts at 0
+    #[inline]
+    fn micros(time: nix::Result<TimeSpec>) -> u64 {
+        time.map_or(0, |time| time.tv_sec() as u64 * 1_000_000 + time.tv_nsec() as u64 / 1_000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coarse_clock_starts_at_the_wall_clocks_time_and_advances_in_ticks() {
+        let clock = CoarseClock::new();
+        let first = clock.now();
+        let wall = Timestamp::wall_clock();
+        assert!(first.since(wall).max(wall.since(first)) < 1_000_000);
+        let second = std::iter::repeat_with(|| clock.now()).find(|now| *now > first).expect("the clock advances");
+        let step = u128::from(second.since(first));
+        // Several ticks may pass between two readings, but no step is shorter than a tick. The
+        // system adjusts the length of a tick by at most a tenth.
+        assert!(step * 10 >= clock.resolution().as_micros() * 9 - 10, "{step} us");
+    }
+}
