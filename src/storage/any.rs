@@ -181,15 +181,15 @@ impl Storage for AnyStorage {
         }
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
         match &self.0 {
-            Any::Memory(storage) => AnyFuture(Inner::Memory(storage.refund(policy, key, decision))),
+            Any::Memory(storage) => AnyFuture(Inner::Memory(storage.settle(policy, key, decision, actual))),
             #[cfg(feature = "redis")]
-            Any::Redis(storage) => AnyFuture(Inner::Redis(storage.refund(policy, key, decision))),
+            Any::Redis(storage) => AnyFuture(Inner::Redis(storage.settle(policy, key, decision, actual))),
             #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => AnyFuture(Inner::Memcached(storage.refund(policy, key, decision))),
+            Any::Memcached(storage) => AnyFuture(Inner::Memcached(storage.settle(policy, key, decision, actual))),
             #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => AnyFuture(Inner::Etcd(storage.refund(policy, key, decision))),
+            Any::Etcd(storage) => AnyFuture(Inner::Etcd(storage.settle(policy, key, decision, actual))),
         }
     }
 

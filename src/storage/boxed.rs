@@ -69,8 +69,8 @@ impl Storage for BoxStorage {
         self.0.clear(policy, key)
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        self.0.refund(policy, key, decision)
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        self.0.settle(policy, key, decision, actual)
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
@@ -87,7 +87,7 @@ trait DynStorage: fmt::Debug + Send + Sync {
     fn decide(&self, request: StorageRequest<'_>) -> BoxAnswer<Decision>;
     fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool;
     fn clear(&self, policy: &Policy, key: &Key) -> BoxAnswer<()>;
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> BoxAnswer<()>;
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> BoxAnswer<()>;
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError>;
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64>;
 }
@@ -105,8 +105,8 @@ impl<St: Storage> DynStorage for St {
         BoxAnswer::new(Storage::clear(self, policy, key))
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> BoxAnswer<()> {
-        BoxAnswer::new(Storage::refund(self, policy, key, decision))
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> BoxAnswer<()> {
+        BoxAnswer::new(Storage::settle(self, policy, key, decision, actual))
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

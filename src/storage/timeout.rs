@@ -92,8 +92,8 @@ impl<St: Storage> Storage for Timeout<St> {
         self.with_timeout(self.storage.clear(policy, key), true)
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        self.with_timeout(self.storage.refund(policy, key, decision), true)
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        self.with_timeout(self.storage.settle(policy, key, decision, actual), true)
     }
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {

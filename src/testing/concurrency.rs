@@ -75,7 +75,7 @@ pub(super) fn refunds_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy,
                     let hit = answer(&storage, &policy, &key, Op::Hit).await;
                     assert!(hit.is_admitted(), "law 9: the test policy {policy} has too few units");
                     if round % 2 == 1 {
-                        let done = storage.refund(&policy, &key, &hit).await.map_err(failed);
+                        let done = storage.settle(&policy, &key, &hit, 0).await.map_err(failed);
                         done.unwrap_or_else(|error| panic!("law 9: {error}"));
                     }
                 }

@@ -46,7 +46,7 @@ impl<'a, St: Storage> Harness<'a, St> {
     }
 
     pub(super) fn try_refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Result<(), String> {
-        self.runtime.block_on(self.storage.refund(policy, key, decision)).map_err(failed)
+        self.runtime.block_on(self.storage.settle(policy, key, decision, 0)).map_err(failed)
     }
 
     pub(super) fn try_clear(&self, policy: &Policy, key: &Key) -> Result<(), String> {

@@ -145,7 +145,7 @@ fn like_the_model<St: Storage>(
                 Action::RefundLast => {
                     if let Some((policy, key, decision)) = last.take() {
                         harness.try_refund(policy, &key, &decision).map_err(TestCaseError::fail)?;
-                        model.refund(policy, &key, &decision, now);
+                        model.settle(policy, &key, &decision, 0, now);
                     }
                 }
                 Action::Clear => {

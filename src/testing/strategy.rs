@@ -167,8 +167,8 @@ impl StrategyLaws {
                 let hit = policy.decide(&mut states, now, Op::Hit, cost);
                 prop_assert_eq!(peek.is_admitted(), hit.is_admitted());
                 let again = policy.decide(&mut states, now, Op::Hit, units);
-                policy.refund(&mut states, now, &hit);
-                policy.refund(&mut states, now.plus(ahead), &again);
+                policy.settle(&mut states, now, &hit, 0);
+                policy.settle(&mut states, now.plus(ahead), &again, 0);
                 prop_assert!(policy.decide(&mut states, now, Op::Peek, 1).remaining() <= peek.capacity());
             }
             Ok(())

@@ -1,5 +1,6 @@
 //! The golden vectors, and how a storage replays them.
 
+use std::collections::HashMap;
 use std::fmt::{self, Display};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use tower_ratelimit::{
 pub type Error = tower_ratelimit::BoxError;
 
 /// The number of steps in all files together.
-pub const STEPS: usize = 37_350 + 139;
+pub const STEPS: usize = 37_350 + 139 + 8_430;
 
 /// The files that hold the vectors.
 pub fn files() -> Vec<PathBuf> {
@@ -155,6 +156,12 @@ struct Step {
     op: Op,
     key: String,
     cost: u32,
+    /// The step of the hit that is settled.
+    of: Option<usize>,
+    /// The units to be refunded.
+    units: Option<u32>,
+    /// The actual cost of a settled hit.
+    actual: Option<u32>,
     #[serde(flatten)]
     expected: Answer,
     #[serde(default)]
@@ -167,6 +174,9 @@ enum Op {
     Hit,
     Peek,
     Clear,
+    Refund,
+    Charge,
+    Settle,
 }
 
 #[derive(Deserialize, PartialEq)]
@@ -243,10 +253,11 @@ impl Scenario {
     async fn replay<St: Storage>(&self, storage: St, clock: &ManualClock) -> Result<Vec<String>, Error> {
         let limiter = RateLimiter::with_storage(self.policy()?, storage);
         let (name, mut now, mut mismatches) = (&self.name, 0, Vec::new());
+        let mut decisions = HashMap::new();
         for (number, step) in self.steps.iter().enumerate() {
             clock.advance(Duration::from_micros(step.t_us - now));
             now = step.t_us;
-            let (got, each) = step.run(&limiter).await?;
+            let (got, each) = step.run(number, &limiter, &mut decisions).await?;
             if got != step.expected {
                 mismatches.push(format!("{name}, step {number}: expected {}, got {got}", step.expected));
             } else if step.each.as_ref().is_some_and(|expected| *expected != each) {
@@ -287,17 +298,42 @@ impl LimitSpec {
 }
 
 impl Step {
-    async fn run<St: Storage>(&self, limiter: &RateLimiter<St>) -> Result<(Answer, Vec<Answer>), Error> {
+    /// Runs this step. `decisions` has those of the hits before it, by the numbers of their steps.
+    async fn run<St: Storage>(
+        &self,
+        number: usize,
+        limiter: &RateLimiter<St>,
+        decisions: &mut HashMap<usize, Decision>,
+    ) -> Result<(Answer, Vec<Answer>), Error> {
         let key = Key::from(&self.key);
         let decision = match self.op {
             Op::Hit => limiter.hit_with_cost(&key, self.cost).await.map_err(Into::into)?,
             Op::Peek => limiter.peek_with_cost(&key, self.cost).await.map_err(Into::into)?,
             Op::Clear => {
                 limiter.clear(&key).await.map_err(Into::into)?;
-                let after = Answer::new(&limiter.peek(&key).await.map_err(Into::into)?);
-                return Ok((Answer { allowed: None, delay_us: None, ..after }, Vec::new()));
+                return self.after(limiter, &key).await;
+            }
+            Op::Charge => {
+                let charged = Answer::new(&limiter.charge(&key, self.cost).await.map_err(Into::into)?);
+                let (after, each) = self.after(limiter, &key).await?;
+                let is_same = charged.allowed == Some(true)
+                    && (charged.remaining, charged.reset_after_us) == (after.remaining, after.reset_after_us);
+                return if is_same { Ok((after, each)) } else { Ok((charged, each)) };
+            }
+            Op::Refund | Op::Settle => {
+                let hit = self.of.and_then(|hit| decisions.get(&hit)).ok_or("`of` is not the step of a hit")?;
+                let settled = match (self.units, self.actual) {
+                    (Some(units), None) => limiter.refund_units(&key, hit, units)?,
+                    (None, Some(actual)) => limiter.settle(&key, hit, actual)?,
+                    _ => return Err("neither `units` nor `actual`".into()),
+                };
+                settled.await.map_err(Into::into)?;
+                return self.after(limiter, &key).await;
             }
         };
+        if let Op::Hit = self.op {
+            decisions.insert(number, decision.clone());
+        }
         let delays = self.expected.delay_us.is_some();
         let mut answer = Answer::new(&decision);
         answer.delay_us = answer.delay_us.filter(|delay| delays || *delay > 0);
@@ -309,6 +345,12 @@ impl Step {
             delay_us: None,
         });
         Ok((answer, each.collect()))
+    }
+
+    /// Returns the numbers after a change, which has no verdict.
+    async fn after<St: Storage>(&self, limiter: &RateLimiter<St>, key: &Key) -> Result<(Answer, Vec<Answer>), Error> {
+        let after = Answer::new(&limiter.peek(key).await.map_err(Into::into)?);
+        Ok((Answer { allowed: None, delay_us: None, retry_after_us: None, ..after }, Vec::new()))
     }
 }
 
@@ -329,7 +371,7 @@ impl Display for Answer {
         let verdict = match self.allowed {
             Some(true) => "admitted",
             Some(false) => "refused",
-            None => "cleared",
+            None => "changed",
         };
         write!(f, "{verdict} remaining {} reset {} ", self.remaining, self.reset_after_us)?;
         match self.retry_after_us {

@@ -238,7 +238,7 @@ impl Storage for Broken {
         Box::pin(async { Ok(()) })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
         let _alone = self.step.lock().unwrap();
         let mut states = self.load(policy, key);
         match self.fault {
@@ -251,7 +251,7 @@ impl Storage for Broken {
                     }
                 }
             }
-            _ => policy.refund(&mut states, self.now(), decision),
+            _ => policy.settle(&mut states, self.now(), decision, actual),
         }
         self.save(policy, key, states);
         Box::pin(async { Ok(()) })

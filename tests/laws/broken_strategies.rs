@@ -121,14 +121,14 @@ impl Strategy for Broken {
         Outcome::spent(delay, cost < checked.remaining() && self.0 != Fault::HitDiffers)
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         let times = match self.0 {
             Fault::RefundsNothing => 0,
             Fault::RefundsTwice => 2,
             _ => 1,
         };
         for _ in 0..times {
-            CORRECT.refund(quota, state, now, hit);
+            CORRECT.refund(quota, state, now, hit, units);
         }
     }
 }
@@ -230,9 +230,9 @@ impl Strategy for Clamping {
         }
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         *state = Self::seen(quota, state, now);
-        self.0.refund(quota, state, now, hit);
+        self.0.refund(quota, state, now, hit, units);
     }
 }
 

@@ -85,15 +85,15 @@ impl Storage for FallbackOnly {
         })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        Box::pin(self.0.refund(policy, key, &decision.clone().via(DecisionSource::Fallback)))
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        Box::pin(self.0.settle(policy, key, &decision.clone().via(DecisionSource::Fallback), actual))
     }
 }
 
 #[test]
 fn fallback_obeys_the_laws_while_the_primary_fails() {
     // The circuit opens in the middle of a script, or not at all.
-    let make = |clock: ManualClock| FallbackOnly(Breaker::new(failing()).failures(10).fallback(memory(clock), 1));
+    let make = |clock: ManualClock| FallbackOnly(Breaker::new(failing()).failures(10).fallback(memory(clock, 0), 1));
     let together = "elastic-window 2/second; moving-window 5/20 seconds; leaky-bucket 3/second queue 2";
     let policies = EVERY_STRATEGY.into_iter().chain([together]).map(policy);
     decides_like_the_model(&policies.collect::<Vec<_>>(), make);
@@ -143,8 +143,8 @@ async fn cached_refusals_and_waits_equal_the_models() {
                     }
                     1 => {
                         if let Some((policy, key, decision)) = last.take() {
-                            cache.refund(policy, &key, &decision).await.unwrap();
-                            model.refund(policy, &key, &decision, now);
+                            cache.settle(policy, &key, &decision, 0).await.unwrap();
+                            model.settle(policy, &key, &decision, 0, now);
                         }
                     }
                     _ => {

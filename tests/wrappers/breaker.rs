@@ -373,7 +373,7 @@ async fn hit_that_failed_after_counting_is_refunded_on_the_fallback_only() {
     }
     // A hit that the fallback decided is refunded to the fallback.
     primary.set(Behavior::Works);
-    limiter.refund(&Key::everybody(), &last.unwrap()).await.unwrap();
+    limiter.refund(&Key::everybody(), &last.unwrap()).unwrap().await.unwrap();
     assert_eq!((counted(primary.inner(), &whole), counted(&fallback, &whole)), (5, 4));
     assert_eq!(primary.changes(), 0);
 }
@@ -388,21 +388,21 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     open(&limiter).await;
     let (of_fallback, last) = (spend(&limiter, 1).await, spend(&limiter, 1).await);
     assert_eq!(now(), (2, 2));
-    limiter.refund(&key, &of_fallback).await.unwrap();
+    limiter.refund(&key, &of_fallback).unwrap().await.unwrap();
     assert_eq!(now(), (2, 1));
-    let lost = limiter.refund(&key, &of_primary).await.unwrap_err();
+    let lost = limiter.refund(&key, &of_primary).unwrap().await.unwrap_err();
     assert!(lost.is_circuit_open() && primary.changes() == 0, "the primary is not called: {lost}");
     assert_eq!(lost.source().unwrap().to_string(), FAILURE);
     // Refusals and free hits have nothing to refund, so the primary is not called.
     let free = limiter.hit_with_cost(&key, 0).await.unwrap().back().1;
-    limiter.refund(&key, &free).await.unwrap();
+    limiter.refund(&key, &free).unwrap().await.unwrap();
     let refused = limiter.hit_with_cost(&key, 60).await.unwrap();
     assert!(refused.is_refused());
-    limiter.refund(&key, &refused).await.unwrap();
+    limiter.refund(&key, &refused).unwrap().await.unwrap();
     primary.set(Behavior::Works);
     until_closed(&limiter).await;
-    limiter.refund(&key, &of_primary).await.unwrap();
-    limiter.refund(&key, &last).await.unwrap();
+    limiter.refund(&key, &of_primary).unwrap().await.unwrap();
+    limiter.refund(&key, &last).unwrap().await.unwrap();
     assert_eq!(now(), (1, 0));
 
     assert!(kept.is_admitted());
@@ -424,15 +424,15 @@ async fn refund_may_probe_and_its_failure_counts() {
     let spent = spend(&limiter, 1).await;
     primary.set(Behavior::Fails);
     for failures in 1..=5 {
-        assert!(!limiter.refund(&Key::everybody(), &spent).await.unwrap_err().is_circuit_open());
+        assert!(!limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap_err().is_circuit_open());
         assert_eq!(circuit(&limiter).state().failures, failures);
     }
     sleep(SHORTEST).await;
-    assert!(!limiter.refund(&Key::everybody(), &spent).await.unwrap_err().is_circuit_open());
+    assert!(!limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap_err().is_circuit_open());
     assert_eq!(circuit(&limiter).state().failures, 6);
     sleep(2 * SHORTEST).await;
     primary.set(Behavior::Works);
-    limiter.refund(&Key::everybody(), &spent).await.unwrap();
+    limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap();
     assert_eq!(circuit(&limiter).state().phase, Phase::Closed);
     assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 100);
 }
@@ -556,7 +556,7 @@ async fn failing_fallback_is_an_error() {
     let limiter = RateLimiter::with_storage(policy("9/day"), Breaker::new(primary).fallback(other.clone(), 2));
     let spent = spend(&limiter, 1).await;
     other.set(Behavior::Fails);
-    let kept = limiter.refund(&Key::everybody(), &spent).await.unwrap_err();
+    let kept = limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap_err();
     assert_eq!(kept.to_string(), format!("rate limit storage and its fallback failed: {FAILURE}"));
     let error = limiter.hit(&Key::everybody()).await.unwrap_err();
     assert_eq!(error.to_string(), format!("rate limit storage and its fallback failed: {FAILURE}"));
@@ -580,11 +580,11 @@ async fn breakers_nest() {
     let by_far = limiter.hit(&key).await.unwrap();
     assert_eq!(now(), [1, 1, 1]);
     assert_eq!([&by_far, &by_near, &by_memory].map(Decision::is_from_fallback), [false, true, true]);
-    limiter.refund(&key, &by_near).await.unwrap();
+    limiter.refund(&key, &by_near).unwrap().await.unwrap();
     assert_eq!(now(), [1, 0, 1]);
-    limiter.refund(&key, &by_memory).await.unwrap();
+    limiter.refund(&key, &by_memory).unwrap().await.unwrap();
     assert_eq!(now(), [1, 0, 0]);
-    limiter.refund(&key, &by_far).await.unwrap();
+    limiter.refund(&key, &by_far).unwrap().await.unwrap();
     assert_eq!(now(), [0, 0, 0]);
 }
 

@@ -25,8 +25,8 @@ impl Storage for EtcdStorage {
         self.with_storage_error(self.cas.clear(policy, key))
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        self.with_storage_error(self.cas.refund(policy, key, decision))
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        self.with_storage_error(self.cas.settle(policy, key, decision, actual))
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::entry::{LeaseEntry, NoRoom, WorkerState, make_room};
 use super::job::{Answer, Command, Job};
-use super::lease::Lease;
+use super::lease::{Lease, window};
 use super::outage::Outage;
 use super::worker::LeaseWorker;
 use crate::storage::counters::Counters;
@@ -58,7 +58,7 @@ impl<St: Storage> LeaseTable<St> {
 
     /// Returns the table key. Policies of the same name share a lease if their first limits share
     /// states.
-    fn place(&self, policy: &Policy, key: &Key) -> TableKey {
+    pub(super) fn place(&self, policy: &Policy, key: &Key) -> TableKey {
         self.table.place(policy, policy.limit_digests().first().copied().unwrap_or_default(), key)
     }
 
@@ -155,9 +155,15 @@ impl<St: Storage> LeaseTable<St> {
         Route::Wait(answer)
     }
 
-    /// Puts back the units of a hit if it is of the leased window. Otherwise the caller refunds it
-    /// to the storage.
-    pub(super) fn put_back(self: &Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) -> Option<Route<St>> {
+    /// Puts back units of a hit if it is of the leased window. Otherwise the caller refunds them to
+    /// the storage.
+    pub(super) fn put_back(
+        self: &Arc<Self>,
+        policy: &Policy,
+        key: &Key,
+        decision: &Decision,
+        units: u32,
+    ) -> Option<Route<St>> {
         if decision.is_from_fallback() {
             return None;
         }
@@ -165,7 +171,7 @@ impl<St: Storage> LeaseTable<St> {
         let mut bucket = self.table.lock(place);
         let entry = bucket.find()?;
         let lease = entry.lease.as_mut().filter(|lease| lease.is_live(self.clock.now()))?;
-        if !lease.put_back(decision) {
+        if !lease.put_back(window(decision), units) {
             return None;
         }
         if lease.is_unspent() && entry.worker == WorkerState::Idle {
@@ -174,23 +180,23 @@ impl<St: Storage> LeaseTable<St> {
             let hit = lease.as_hit()?;
             let policy = lease.policy.clone();
             entry.lease = None;
-            return Some(self.push_job(bucket, place, &policy, key, Command::Refund(hit)));
+            return Some(self.push_job(bucket, place, &policy, key, Command::Settle(hit, 0)));
         }
         Some(Route::Local(decision.clone()))
     }
 
     /// Refunds a hit without waiting: to the lease, or else to the storage.
     pub(super) fn refund_in_background(self: &Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) {
-        match self.put_back(policy, key, decision) {
+        match self.put_back(policy, key, decision, decision.cost()) {
             Some(Route::Local(_) | Route::Wait(_)) => {}
-            Some(Route::Inner) | None => in_background(self.inner.refund(policy, key, decision)),
+            Some(Route::Inner) | None => in_background(self.inner.settle(policy, key, decision, 0)),
         }
     }
 
     /// Refunds the unspent units of an evicted lease, without waiting.
     fn refund_evicted(&self, key: &Key, lease: &Lease) {
         if let Some(hit) = lease.as_hit() {
-            in_background(self.inner.refund(&lease.policy, key, &hit));
+            in_background(self.inner.settle(&lease.policy, key, &hit, 0));
         }
     }
 

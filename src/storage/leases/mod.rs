@@ -1,5 +1,6 @@
 //! Leases: slices of a window, which a node takes in one round trip and spends locally.
 
+mod charge;
 mod close;
 mod entry;
 mod error;
@@ -17,6 +18,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::sync::oneshot;
 
+use self::charge::{Charged, Taken};
 pub use self::error::LeaseError;
 use self::job::{Answer, Command};
 use self::lease_table::{InvalidateOnDrop, LeaseTable, Route};
@@ -216,7 +218,13 @@ impl<St: Storage> Storage for Leases<St> {
     type DecideFuture = Deciding<St>;
     type UpdateFuture = Change<St>;
 
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+    fn decide(&self, mut request: StorageRequest<'_>) -> Self::DecideFuture {
+        if request.op == Op::Charge && is_leased(request.policy) {
+            match self.0.charge(&request) {
+                Charged::Fully(decision) => return Deciding(Progress::Local(Some(decision))),
+                Charged::Partly(rest) => request.cost = rest,
+            }
+        }
         Deciding(match self.0.decide(&request, is_leased(request.policy)) {
             Route::Local(decision) => Progress::Local(Some(decision)),
             Route::Wait(answer) => Progress::Wait(answer, OwnedRequest::new(&self.0, &request)),
@@ -226,7 +234,7 @@ impl<St: Storage> Storage for Leases<St> {
 
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        if request.op == Op::Peek || request.cost == 0 {
+        if request.op != Op::Hit || request.cost == 0 {
             return false;
         }
         if let Some(decision) = self.0.take(&request) {
@@ -247,12 +255,23 @@ impl<St: Storage> Storage for Leases<St> {
         change
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        if decision.is_refused() || decision.cost() == 0 {
+    /// Units that a hit has not spent go back to the slice. Units that it spent in addition are
+    /// taken from the slice, and what the slice does not have is charged to the storage.
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        if !decision.has_spent() || actual == decision.cost() {
             return Change(ChangeState::Local);
         }
-        let route = self.0.put_back(policy, key, decision).unwrap_or(Route::Inner);
-        self.change(route, |inner| inner.refund(policy, key, decision))
+        let Some(units) = actual.checked_sub(decision.cost()) else {
+            let route = self.0.put_back(policy, key, decision, decision.cost() - actual).unwrap_or(Route::Inner);
+            return self.change(route, |inner| inner.settle(policy, key, decision, actual));
+        };
+        let taken = if decision.is_from_fallback() { None } else { self.0.take_for_charge(policy, key, units) };
+        let actual = actual - taken.as_ref().map_or(0, Taken::units);
+        if actual == decision.cost() {
+            taken.into_iter().for_each(Taken::keep);
+            return Change(ChangeState::Local);
+        }
+        Change(ChangeState::Charge(self.0.inner.settle(policy, key, decision, actual), taken))
     }
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
@@ -333,7 +352,7 @@ impl<St: Storage> Future for Deciding<St> {
     }
 }
 
-/// The future of a clear or refund through [`Leases`].
+/// The future of a clear or settlement through [`Leases`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Change<St: Storage>(ChangeState<St>);
 
@@ -343,6 +362,9 @@ enum ChangeState<St: Storage> {
     /// The guard is set for a clear that does not wait for the worker. It is dropped when the clear
     /// ends.
     Inner(St::UpdateFuture, Option<InvalidateOnDrop<St>>),
+    /// A charge of units that the slice does not have. The units that it had go back if the storage
+    /// fails.
+    Charge(St::UpdateFuture, Option<Taken<St>>),
 }
 
 impl<St: Storage> Future for Change<St> {
@@ -354,6 +376,13 @@ impl<St: Storage> Future for Change<St> {
             ChangeState::Inner(done, guard) => {
                 let done = ready!(Pin::new(done).poll(cx));
                 drop(guard.take());
+                done.map_err(LeaseError::storage)
+            }
+            ChangeState::Charge(done, taken) => {
+                let done = ready!(Pin::new(done).poll(cx));
+                if done.is_ok() {
+                    taken.take().into_iter().for_each(Taken::keep);
+                }
                 done.map_err(LeaseError::storage)
             }
             ChangeState::Wait(answer) => match ready!(Pin::new(answer).poll(cx)) {

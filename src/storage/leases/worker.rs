@@ -9,7 +9,7 @@ use tokio::task::yield_now;
 use super::entry::LeaseEntry;
 use super::error::LeaseError;
 use super::job::{Command, Job, Reply};
-use super::lease::{Lease, decide_locally};
+use super::lease::{Lease, charged_locally, decide_locally};
 use super::lease_table::LeaseTable;
 use crate::storage::StorageRequest;
 use crate::storage::key_table::TableKey;
@@ -106,7 +106,7 @@ impl<St: Storage> LeaseWorker<St> {
         if let Some(lease) = lease
             && let Some(hit) = lease.as_hit()
         {
-            drop(self.shared.inner.refund(&lease.policy, &self.key, &hit).await);
+            drop(self.shared.inner.settle(&lease.policy, &self.key, &hit, 0).await);
         }
     }
 
@@ -115,7 +115,7 @@ impl<St: Storage> LeaseWorker<St> {
         let lease = self.with_entry(|entry| entry.lease.take()).flatten();
         if let Some(lease) = lease
             && let Some(hit) = lease.as_hit()
-            && let Err(error) = self.shared.inner.refund(&lease.policy, &self.key, &hit).await
+            && let Err(error) = self.shared.inner.settle(&lease.policy, &self.key, &hit, 0).await
         {
             let error = LeaseError::storage(error);
             let closing = self.with_entry(|entry| std::mem::take(&mut entry.when_idle)).unwrap_or_default();
@@ -132,9 +132,9 @@ impl<St: Storage> LeaseWorker<St> {
         let answer = match &job.command {
             Command::Forward(op, cost) => {
                 let decided = inner.decide(StorageRequest::new(policy, &self.key, *op, *cost)).await;
-                decided.map(|decision| Some(Reply::without_units(self.with_unspent(policy, decision))))
+                decided.map(|decision| Some(Reply::without_units(self.with_unspent(policy, decision, *op))))
             }
-            Command::Refund(decision) => inner.refund(policy, &self.key, decision).await.map(|()| None),
+            Command::Settle(hit, actual) => inner.settle(policy, &self.key, hit, *actual).await.map(|()| None),
             Command::Hit(_) | Command::Clear => {
                 // The lease may have been taken for hits before the clear.
                 self.with_entry(|entry| entry.lease = None);
@@ -145,13 +145,16 @@ impl<St: Storage> LeaseWorker<St> {
     }
 
     /// Adds the unspent units of the lease to a decision, because the storage counts them as spent.
-    fn with_unspent(&mut self, policy: &Policy, decision: Decision) -> Decision {
+    fn with_unspent(&mut self, policy: &Policy, decision: Decision, op: Op) -> Decision {
         let local = self.unspent(self.shared.clock.now());
         let is_undecided = decision.is_from_fallback() || decision.is_contended() || decision.is_storage_full();
         if local == 0 || is_undecided {
             return decision;
         }
         let remaining = decision.remaining().saturating_add(local);
+        if op == Op::Charge {
+            return charged_locally(policy, &decision, remaining);
+        }
         decide_locally(policy, decision.at(), decision.cost(), remaining, decision.shown().reset_after_micros())
     }
 

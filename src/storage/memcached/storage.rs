@@ -242,8 +242,8 @@ impl Storage for MemcachedStorage {
         Box::pin(async { Ok(update.await?) })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        let update = self.cas.refund(policy, key, decision);
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        let update = self.cas.settle(policy, key, decision, actual);
         Box::pin(async { Ok(update.await?) })
     }
 

@@ -53,11 +53,16 @@ impl MemoryInner {
     pub(super) fn decide(&self, request: &StorageRequest<'_>) -> Decision {
         let mut decision = Decision::blank();
         self.fill_in(request, &mut decision);
+        decision.set_policy(request.policy);
         decision.set_ahead(self.clock.ahead());
         decision
     }
 
     fn fill_in(&self, request: &StorageRequest<'_>, decision: &mut Decision) {
+        if request.op == Op::Charge {
+            *decision = self.decide_any(self.look_up(self.locate_request(request)), request, Mode::Decision);
+            return;
+        }
         match request.policy.limits() {
             [limit] => self.decide_single(request, limit, decision),
             several => match several.len() {
@@ -182,7 +187,7 @@ impl MemoryInner {
                 run = lookup.shard.run(key);
             }
         }
-        let is_final = op == Op::Hit && mode != Mode::TryAdmit;
+        let is_final = op != Op::Peek && mode != Mode::TryAdmit;
         let decision = match no_room {
             None => policy.decide(states, now, op, cost),
             // `OnFull::Admit` stores nothing for a new key.
@@ -193,12 +198,12 @@ impl MemoryInner {
             }
             Some(no_room) => policy.refuse(now, cost, no_room.wait()).storage_full(),
         };
-        if let Some(no_room) = no_room.filter(|_| op == Op::Hit) {
+        if let Some(no_room) = no_room.filter(|_| op != Op::Peek) {
             self.count_full(no_room, before.keys == 0, is_final);
         }
         mem::forget(log_guard);
         self.shards[number].clear_hint(key.hash);
-        let statuses = (op == Op::Hit && no_room.is_none()).then(|| decision.limits());
+        let statuses = (op != Op::Peek && no_room.is_none()).then(|| decision.limits());
         let after = lookup.shard.save(run, key, policy.limit_digests(), states, now, statuses);
         self.usage.settle(before, after);
         decision

@@ -139,8 +139,8 @@ fn decisions_and_stored_states_equal_those_of_the_strategies() {
                 let now = clock.now();
                 if numbers.below(5) == 0 && !hits.is_empty() {
                     let hit = hits.swap_remove(usize::try_from(numbers.below(hits.len() as u64)).unwrap());
-                    storage.refund(&policy, &key, &hit).await.unwrap();
-                    policy.refund(&mut states, now, &hit);
+                    storage.settle(&policy, &key, &hit, 0).await.unwrap();
+                    policy.settle(&mut states, now, &hit, 0);
                     continue;
                 }
                 let most = match numbers.below(5) {

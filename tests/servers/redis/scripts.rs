@@ -28,8 +28,8 @@ impl<S: Strategy> Strategy for Renamed<S> {
         self.strategy.spend(quota, state, now, cost)
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        self.strategy.refund(quota, state, now, hit);
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
+        self.strategy.refund(quota, state, now, hit, units);
     }
 
     fn log_entries(&self, quota: &Quota) -> u32 {
@@ -76,7 +76,7 @@ fn limit(name: &'static str, sources: &'static [&'static str], delays: bool) -> 
 fn admitted(storage: &RedisStorage, policy: &Policy) -> usize {
     let hit = || RUNTIME.block_on(storage.decide(StorageRequest::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap();
     let first = hit();
-    RUNTIME.block_on(storage.refund(policy, &Key::from("k"), &first)).unwrap();
+    RUNTIME.block_on(storage.settle(policy, &Key::from("k"), &first, 0)).unwrap();
     (0..5).filter(|_| hit().is_admitted()).count()
 }
 
