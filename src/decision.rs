@@ -8,11 +8,12 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::time::Duration;
 
+use self::settle::PolicyTag;
 pub use self::settle::SettleError;
 pub use self::verdict::DecisionSource;
 use self::verdict::Verdict;
+use crate::Timestamp;
 use crate::strategy::Status;
-use crate::{Policy, Timestamp};
 
 /// The result of a hit or a peek: admitted, admitted after a delay, or refused.
 ///
@@ -38,8 +39,7 @@ pub struct Decision {
     /// The number of seconds by which `at` is ahead of the wall clock.
     ahead: u32,
     cost: u32,
-    /// A part of the policy's digest, or 0 if the policy is not known.
-    policy: u32,
+    policy: PolicyTag,
     verdict: Verdict,
     statuses: Statuses,
 }
@@ -47,7 +47,7 @@ pub struct Decision {
 impl Decision {
     /// Creates the decision on a hit of `cost` units. The hit is admitted if every status is.
     pub(crate) fn new(at: Timestamp, cost: u32, statuses: Statuses) -> Self {
-        let mut decision = Self { at, ahead: 0, cost, policy: 0, verdict: Verdict::REFUSED, statuses };
+        let mut decision = Self { at, ahead: 0, cost, policy: PolicyTag::UNKNOWN, verdict: Verdict::REFUSED, statuses };
         decision.conclude(at);
         decision
     }
@@ -70,7 +70,14 @@ impl Decision {
     #[inline]
     pub(crate) const fn blank() -> Self {
         let statuses = Statuses::More(Vec::new());
-        Self { at: Timestamp::EPOCH, ahead: 0, cost: 0, policy: 0, verdict: Verdict::REFUSED, statuses }
+        Self {
+            at: Timestamp::EPOCH,
+            ahead: 0,
+            cost: 0,
+            policy: PolicyTag::UNKNOWN,
+            verdict: Verdict::REFUSED,
+            statuses,
+        }
     }
 
     /// Sets the cost and returns blank statuses to be filled in.
@@ -82,8 +89,8 @@ impl Decision {
     }
 
     #[inline]
-    pub(crate) fn set_policy(&mut self, policy: &Policy) {
-        self.policy = settle::tag(policy);
+    pub(crate) fn set_policy(&mut self, digest: u128) {
+        self.policy = PolicyTag::of(digest);
     }
 
     /// Sets the verdict by the statuses.

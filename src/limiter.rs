@@ -182,7 +182,7 @@ impl<St: Storage> RateLimiter<St> {
     /// this policy, or if the hit has spent fewer units. The future returns the storage's error if
     /// the storage fails.
     pub fn refund_units(&self, key: &Key, decision: &Decision, units: u32) -> Result<St::UpdateFuture, SettleError> {
-        decision.check_settle(&self.policy)?;
+        decision.check_settle(self.policy.digest())?;
         let spent = decision.cost();
         let actual = spent.checked_sub(units).ok_or(SettleError::TooManyUnits { units, spent })?;
         self.settle(key, decision, actual)
@@ -259,7 +259,7 @@ impl<St: Storage> RateLimiter<St> {
     /// Returns an error, and changes nothing, if the decision is not that of an admitted hit of
     /// this policy. The future returns the storage's error if the storage fails.
     pub fn settle(&self, key: &Key, decision: &Decision, actual: u32) -> Result<St::UpdateFuture, SettleError> {
-        decision.check_settle(&self.policy)?;
+        decision.check_settle(self.policy.digest())?;
         Ok(self.storage.settle(&self.policy, key, decision, actual))
     }
 

@@ -52,7 +52,7 @@ impl Policy {
             limit.tell(state, now, cost, part, status);
         }
         decision.conclude(now);
-        decision.set_policy(self);
+        decision.set_policy(self.digest());
         decision
     }
 
@@ -67,7 +67,7 @@ impl Policy {
             limit.tell(state, now, 0, None, status);
         }
         decision.conclude(now);
-        decision.set_policy(self);
+        decision.set_policy(self.digest());
         decision
     }
 
@@ -76,7 +76,8 @@ impl Policy {
     /// [contended](Decision::contended).
     pub fn refuse(&self, now: Timestamp, cost: u32, retry_after: u64) -> Decision {
         let limits = self.limits();
-        Decision::new(now, cost, Statuses::from_fn(limits.len(), |i| limits[i].refusal(retry_after))).of_policy(self)
+        Decision::new(now, cost, Statuses::from_fn(limits.len(), |i| limits[i].refusal(retry_after)))
+            .of_policy(self.digest())
     }
 
     /// Corrects the cost of an admitted hit to `actual` units. If the hit has spent more, the

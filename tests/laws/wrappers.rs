@@ -93,7 +93,7 @@ impl Storage for FallbackOnly {
 #[test]
 fn fallback_obeys_the_laws_while_the_primary_fails() {
     // The circuit opens in the middle of a script, or not at all.
-    let make = |clock: ManualClock| FallbackOnly(Breaker::new(failing()).failures(10).fallback(memory(clock, 0), 1));
+    let make = |clock: ManualClock| FallbackOnly(Breaker::new(failing()).failures(10).fallback(memory(clock), 1));
     let together = "elastic-window 2/second; moving-window 5/20 seconds; leaky-bucket 3/second queue 2";
     let policies = EVERY_STRATEGY.into_iter().chain([together]).map(policy);
     decides_like_the_model(&policies.collect::<Vec<_>>(), make);

@@ -123,8 +123,11 @@ async fn unchanged_states_are_not_swapped() {
     assert_eq!(store.trips(), (1, 1));
     assert!(window.hit(&key()).await.unwrap().is_refused());
     let refused = window.hit(&key()).await.unwrap();
-    window.refund(&key(), &refused).unwrap().await.unwrap();
-    window.refund(&key(), &window.hit_with_cost(&key(), 0).await.unwrap()).unwrap().await.unwrap();
+    let free = window.hit_with_cost(&key(), 0).await.unwrap();
+    for unspent in [refused, free] {
+        window.storage().settle(window.policy(), &key(), &unspent, 0).await.unwrap();
+        window.storage().settle(window.policy(), &key(), &unspent, 5).await.unwrap();
+    }
     assert_eq!(store.trips(), (3, 0));
     let elastic = limiter(&store, policy("elastic-window 1/day"));
     assert!(elastic.hit(&key()).await.unwrap().is_admitted());

@@ -221,7 +221,7 @@ fn too_small_max_bytes_is_an_error() {
 #[test]
 fn memory_of_a_flood_is_freed_within_a_few_thousand_hits_or_peeks() {
     for text in ["fixed-window 5/second", "fixed-window 5/second; 9/second", "moving-window 5/second"] {
-        for op in [Op::Hit, Op::Peek] {
+        for op in [Op::Hit, Op::Peek, Op::Charge] {
             let (storage, clock) = memory_with_manual_clock();
             let limiter = RateLimiter::with_storage(policy(text), storage.clone());
             let info = allocation_counter::measure(|| {
@@ -234,6 +234,7 @@ fn memory_of_a_flood_is_freed_within_a_few_thousand_hits_or_peeks() {
                     let _ = match op {
                         Op::Hit => hit(&limiter, "k"),
                         Op::Peek => now(limiter.peek(&"k".into())),
+                        Op::Charge => now(limiter.charge(&"k".into(), 1)),
                     };
                 }
             });

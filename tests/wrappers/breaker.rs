@@ -395,10 +395,10 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     assert_eq!(lost.source().unwrap().to_string(), FAILURE);
     // Refusals and free hits have nothing to refund, so the primary is not called.
     let free = limiter.hit_with_cost(&key, 0).await.unwrap().back().1;
-    limiter.refund(&key, &free).unwrap().await.unwrap();
+    limiter.storage().settle(&whole, &key, &free, 0).await.unwrap();
     let refused = limiter.hit_with_cost(&key, 60).await.unwrap();
     assert!(refused.is_refused());
-    limiter.refund(&key, &refused).unwrap().await.unwrap();
+    limiter.storage().settle(&whole, &key, &refused, 0).await.unwrap();
     primary.set(Behavior::Works);
     until_closed(&limiter).await;
     limiter.refund(&key, &of_primary).unwrap().await.unwrap();
@@ -511,7 +511,7 @@ async fn fallback_keeps_the_rules_of_elastic_windows_and_queues() {
     let hits = [spend(&leaky, 1).await, spend(&leaky, 1).await, spend(&leaky, 1).await];
     assert_eq!(hits.each_ref().map(Decision::delay), [0, 500, 1_000].map(Duration::from_millis));
     assert!(spend(&leaky, 1).await.is_refused());
-    leaky.refund(&Key::everybody(), &hits[2]).await.unwrap();
+    leaky.refund(&Key::everybody(), &hits[2]).unwrap().await.unwrap();
     assert_eq!(spend(&leaky, 1).await.delay(), Duration::from_secs(1), "the last slot was refunded");
 }
 

@@ -53,7 +53,7 @@ async fn close_refunds_every_slice_and_later_hits_request_only_their_cost() {
     }
     assert_eq!((storage.take_decisions(), leases.len()), (4, 0));
     // A refund and a clear go to the storage, too.
-    leases.settle(&policy, &Key::from("499"), &spent.unwrap(, 0)).await.unwrap();
+    leases.settle(&policy, &Key::from("499"), &spent.unwrap(), 0).await.unwrap();
     leases.clear(&policy, &Key::from("0")).await.unwrap();
     for key in ["499", "0"] {
         assert_eq!(remains(&leases, &policy, key).await, 1_000);

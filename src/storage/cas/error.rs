@@ -94,13 +94,14 @@ impl fmt::Display for CasError {
             }
             Kind::Late { sent: false } => f.write_str("the store did not return the state within the deadline"),
             Kind::Contended => f.write_str(
-                "other processes changed the key before every swap, nothing was cleared or refunded; try again",
+                "other processes changed the key before every swap, nothing was cleared or settled; try again",
             ),
             Kind::TooLong(error) => error.fmt(f),
             Kind::Overgrown { bytes, longest } => write!(
                 f,
                 "the state of the key has grown to {bytes} bytes, and the store keeps at most {longest}; use a \
-                 different name for each policy, and implement Strategy::log_entries for strategies with a log"
+                 different name for each policy, implement Strategy::log_entries for strategies with a log, and use \
+                 no moving window for costs that are settled"
             ),
             Kind::Ended => f.write_str(
                 "the background task ended without a decision: its runtime was shut down, or a strategy panicked",

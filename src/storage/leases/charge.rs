@@ -40,8 +40,7 @@ impl<St: Storage> LeaseTable<St> {
         let (place, now) = (self.place(policy, key), self.clock.now());
         let mut bucket = self.table.lock(place);
         let lease = bucket.find()?.lease.as_mut().filter(|lease| lease.is_live(now) && lease.policy == *policy)?;
-        let (units, window) = (units.min(lease.unspent), lease.window);
-        lease.unspent -= units;
+        let (units, window) = (lease.take_for_charge(units), lease.window);
         Some(Taken { shared: Arc::clone(self), policy: policy.clone(), key: key.clone(), units, window })
     }
 
@@ -50,7 +49,7 @@ impl<St: Storage> LeaseTable<St> {
         let mut bucket = self.table.lock(self.place(&taken.policy, &taken.key));
         let lease = bucket.find().and_then(|entry| entry.lease.as_mut());
         if let Some(lease) = lease.filter(|lease| lease.policy == taken.policy) {
-            lease.put_back(taken.window, taken.units);
+            lease.put_back_charge(taken.window, taken.units);
         }
     }
 }

@@ -12,6 +12,9 @@ pub(super) struct Lease {
     /// The window of the slice: its end and its anchor, as returned by the storage.
     pub(super) window: (Timestamp, u32),
     pub(super) unspent: u32,
+    /// `true` after a charge to the storage. Refunds go there as well, because they pay the charge
+    /// before they make units available.
+    pub(super) is_charged: bool,
     /// The units that remained in the storage after its latest answer.
     pub(super) in_storage: u32,
     /// The time of the decision by the storage's clock.
@@ -33,6 +36,7 @@ impl Lease {
             capacity: status.capacity(),
             window: window(slice),
             unspent: slice.cost(),
+            is_charged: false,
             in_storage: status.remaining(),
             at: slice.at(),
             received,
@@ -45,6 +49,7 @@ impl Lease {
         if older.window == self.window && older.policy == self.policy {
             self.unspent = self.unspent.saturating_add(older.unspent);
             self.end = self.end.max(older.end);
+            self.is_charged |= older.is_charged;
         }
     }
 
@@ -56,18 +61,27 @@ impl Lease {
     pub(super) fn take(&mut self, cost: u32, now: Timestamp) -> Option<Decision> {
         self.unspent = self.unspent.checked_sub(cost)?;
         let at = self.at.plus(now.since(self.received));
-        Some(Decision::of(at, cost, self.spent(at)).of_policy(&self.policy))
+        Some(Decision::of(at, cost, self.spent(at)).of_policy(self.policy.digest()))
+    }
+
+    /// Takes units for a charge, as many as there are. The caller charges the rest to the storage.
+    pub(super) fn take_for_charge(&mut self, units: u32) -> u32 {
+        let taken = units.min(self.unspent);
+        self.unspent -= taken;
+        self.is_charged |= taken < units;
+        taken
     }
 
     /// Spends units for a charge, as many as there are.
     pub(super) fn charge(&mut self, units: u32, now: Timestamp) -> Charged {
-        let taken = units.min(self.unspent);
-        self.unspent -= taken;
+        let taken = self.take_for_charge(units);
         if taken < units {
             return Charged::Partly(units - taken);
         }
         let at = self.at.plus(now.since(self.received));
-        Charged::Fully(Decision::of(at, units, self.spent(at).spent(Timestamp::EPOCH, 0)).of_policy(&self.policy))
+        Charged::Fully(
+            Decision::of(at, units, self.spent(at).spent(Timestamp::EPOCH, 0)).of_policy(self.policy.digest()),
+        )
     }
 
     /// Returns the status of a hit on this lease. It can be refunded here or to the storage.
@@ -78,15 +92,23 @@ impl Lease {
     }
 
     /// Puts back units that a hit has spent of this window. Returns `false` if the hit is of another
-    /// window, or if the lease would exceed the units that can be unspent. The hit must be refunded
-    /// to the storage then.
+    /// window, if units of the window were charged to the storage, or if the lease would exceed the
+    /// units that can be unspent. The hit must be refunded to the storage then.
     pub(super) fn put_back(&mut self, window: (Timestamp, u32), units: u32) -> bool {
         let unspent = self.unspent.saturating_add(units);
-        let fits = window == self.window && unspent <= self.capacity.saturating_sub(self.in_storage);
+        let is_same = window == self.window && !self.is_charged;
+        let fits = is_same && unspent <= self.capacity.saturating_sub(self.in_storage);
         if fits {
             self.unspent = unspent;
         }
         fits
+    }
+
+    /// Puts back units of a failed charge, if the lease is still of the same window.
+    pub(super) fn put_back_charge(&mut self, window: (Timestamp, u32), units: u32) {
+        if window == self.window {
+            self.unspent = self.unspent.saturating_add(units);
+        }
     }
 
     /// Returns `true` if no units of the window are known to be spent.
@@ -96,7 +118,7 @@ impl Lease {
 
     /// Returns the unspent units as a hit, for a refund to the storage.
     pub(super) fn as_hit(&self) -> Option<Decision> {
-        let hit = || Decision::of(self.at, self.unspent, self.spent(self.at)).of_policy(&self.policy);
+        let hit = || Decision::of(self.at, self.unspent, self.spent(self.at)).of_policy(self.policy.digest());
         (self.unspent > 0).then(hit)
     }
 }
@@ -122,14 +144,14 @@ pub(super) fn decide_locally(policy: &Policy, at: Timestamp, cost: u32, remainin
     } else {
         Status::refused(capacity, remaining, reset, (cost <= capacity).then_some(reset))
     };
-    Decision::of(at, cost, status).of_policy(policy)
+    Decision::of(at, cost, status).of_policy(policy.digest())
 }
 
 /// Returns the decision on a charge, with these remaining units.
 pub(super) fn charged_locally(policy: &Policy, decision: &Decision, remaining: u32) -> Decision {
     let capacity = policy.limits()[0].capacity();
     let status = Status::admitted(capacity, remaining.min(capacity), decision.shown().reset_after_micros());
-    Decision::of(decision.at(), decision.cost(), status).of_policy(policy)
+    Decision::of(decision.at(), decision.cost(), status).of_policy(policy.digest())
 }
 
 /// Returns the window of a hit.

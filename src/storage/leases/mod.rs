@@ -4,6 +4,7 @@ mod charge;
 mod close;
 mod entry;
 mod error;
+mod future;
 mod job;
 mod lease;
 mod lease_table;
@@ -12,15 +13,12 @@ mod replies;
 mod worker;
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-
-use tokio::sync::oneshot;
 
 use self::charge::{Charged, Taken};
 pub use self::error::LeaseError;
-use self::job::{Answer, Command};
+use self::future::{Change, ChangeState, Deciding, OwnedRequest, Progress};
+use self::job::Command;
 use self::lease_table::{InvalidateOnDrop, LeaseTable, Route};
 use crate::error::or_panic;
 use crate::storage::key_table::check_max_keys;
@@ -219,17 +217,19 @@ impl<St: Storage> Storage for Leases<St> {
     type UpdateFuture = Change<St>;
 
     fn decide(&self, mut request: StorageRequest<'_>) -> Self::DecideFuture {
+        let cost = request.cost;
         if request.op == Op::Charge && is_leased(request.policy) {
             match self.0.charge(&request) {
-                Charged::Fully(decision) => return Deciding(Progress::Local(Some(decision))),
+                Charged::Fully(decision) => return Deciding(Progress::Local(Some(decision)), cost),
                 Charged::Partly(rest) => request.cost = rest,
             }
         }
-        Deciding(match self.0.decide(&request, is_leased(request.policy)) {
+        let progress = match self.0.decide(&request, is_leased(request.policy)) {
             Route::Local(decision) => Progress::Local(Some(decision)),
             Route::Wait(answer) => Progress::Wait(answer, OwnedRequest::new(&self.0, &request)),
             Route::Inner => Progress::Inner(self.0.inner.decide(request)),
-        })
+        };
+        Deciding(progress, cost)
     }
 
     #[inline]
@@ -296,111 +296,5 @@ impl<St: Storage> fmt::Debug for Leases<St> {
             .field("hits", &hits)
             .field("misses", &misses)
             .finish_non_exhaustive()
-    }
-}
-
-/// The future of a decision by [`Leases`].
-#[must_use = "futures do nothing unless they are polled"]
-pub struct Deciding<St: Storage>(Progress<St>);
-
-#[allow(clippy::large_enum_variant, reason = "it is polled where it is made; boxing would cost a hit an allocation")]
-enum Progress<St: Storage> {
-    Local(Option<Decision>),
-    Wait(oneshot::Receiver<Answer<St>>, OwnedRequest<St>),
-    Inner(St::DecideFuture),
-}
-
-/// An owned copy of the request, for a caller that sends it to the storage itself.
-struct OwnedRequest<St: Storage> {
-    shared: Arc<LeaseTable<St>>,
-    policy: Policy,
-    key: Key,
-    op: Op,
-    cost: u32,
-}
-
-impl<St: Storage> OwnedRequest<St> {
-    fn new(shared: &Arc<LeaseTable<St>>, request: &StorageRequest<'_>) -> Self {
-        let (shared, policy, key) = (Arc::clone(shared), request.policy.clone(), request.key.clone());
-        Self { shared, policy, key, op: request.op, cost: request.cost }
-    }
-
-    fn decide(&self) -> St::DecideFuture {
-        self.shared.inner.decide(StorageRequest::new(&self.policy, &self.key, self.op, self.cost))
-    }
-}
-
-impl<St: Storage> Future for Deciding<St> {
-    type Output = Result<Decision, LeaseError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        loop {
-            let decided = match &mut self.0 {
-                Progress::Local(decision) => {
-                    return Poll::Ready(Ok(decision.take().expect("`Deciding` polled after completion")));
-                }
-                Progress::Inner(decided) => return Pin::new(decided).poll(cx).map_err(LeaseError::storage),
-                Progress::Wait(answer, request) => match ready!(Pin::new(answer).poll(cx)) {
-                    Ok(Ok(Some(given))) => return Poll::Ready(given.claim().ok_or_else(LeaseError::cancelled)),
-                    Ok(Ok(None)) => request.decide(),
-                    Ok(Err(error)) => return Poll::Ready(Err(error)),
-                    Err(_) => return Poll::Ready(Err(LeaseError::cancelled())),
-                },
-            };
-            self.0 = Progress::Inner(decided);
-        }
-    }
-}
-
-/// The future of a clear or settlement through [`Leases`].
-#[must_use = "futures do nothing unless they are polled"]
-pub struct Change<St: Storage>(ChangeState<St>);
-
-enum ChangeState<St: Storage> {
-    Local,
-    Wait(oneshot::Receiver<Answer<St>>),
-    /// The guard is set for a clear that does not wait for the worker. It is dropped when the clear
-    /// ends.
-    Inner(St::UpdateFuture, Option<InvalidateOnDrop<St>>),
-    /// A charge of units that the slice does not have. The units that it had go back if the storage
-    /// fails.
-    Charge(St::UpdateFuture, Option<Taken<St>>),
-}
-
-impl<St: Storage> Future for Change<St> {
-    type Output = Result<(), LeaseError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(match &mut self.0 {
-            ChangeState::Local => Ok(()),
-            ChangeState::Inner(done, guard) => {
-                let done = ready!(Pin::new(done).poll(cx));
-                drop(guard.take());
-                done.map_err(LeaseError::storage)
-            }
-            ChangeState::Charge(done, taken) => {
-                let done = ready!(Pin::new(done).poll(cx));
-                if done.is_ok() {
-                    taken.take().into_iter().for_each(Taken::keep);
-                }
-                done.map_err(LeaseError::storage)
-            }
-            ChangeState::Wait(answer) => match ready!(Pin::new(answer).poll(cx)) {
-                Ok(answer) => answer.map(drop),
-                Err(_) => Err(LeaseError::cancelled()),
-            },
-        })
-    }
-}
-
-impl<St: Storage> fmt::Debug for Deciding<St> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deciding").finish_non_exhaustive()
-    }
-}
-
-impl<St: Storage> fmt::Debug for Change<St> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Change").finish_non_exhaustive()
     }
 }

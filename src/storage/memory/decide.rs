@@ -53,7 +53,7 @@ impl MemoryInner {
     pub(super) fn decide(&self, request: &StorageRequest<'_>) -> Decision {
         let mut decision = Decision::blank();
         self.fill_in(request, &mut decision);
-        decision.set_policy(request.policy);
+        decision.set_policy(request.policy.digest());
         decision.set_ahead(self.clock.ahead());
         decision
     }

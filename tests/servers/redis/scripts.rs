@@ -58,6 +58,14 @@ macro_rules! lua {
              end
              function ",
             $name,
+            "_charge(now, cost, till, count, anchor, at)
+               if count == 0 or till <= now then
+                 till, count, anchor = now + ARGV[at + 1], 0, now % 4294967296
+               end
+               return till, math.min(count + cost, 4294967295), anchor
+             end
+             function ",
+            $name,
             "_refund(now, cost, till, count, anchor, at, hit)
                if till == hit.till and anchor == hit.anchor then
                  return till, count - cost, anchor

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use common::random::{Numbers, random_amount};
+use common::random::{Numbers, actual_cost, random_amount};
 use common::servers::storage::{RUNTIME, on};
 use common::servers::{Reply, Server};
 use common::{EVERY_STRATEGY, policy};
@@ -179,15 +179,20 @@ fn releases_with_different_limits_decide_like_the_model() {
                 match numbers.below(20) {
                     0..3 if !hits.is_empty() => {
                         let hit = hits.swap_remove(usize::try_from(numbers.below(hits.len() as u64)).unwrap());
-                        storage.settle(policy, &key, &hit, 0).await.unwrap();
-                        model.settle(policy, &key, &hit, 0, now);
+                        let actual = actual_cost(&mut numbers, &hit, capacity);
+                        storage.settle(policy, &key, &hit, actual).await.unwrap();
+                        model.settle(policy, &key, &hit, actual, now);
                     }
                     3 => {
                         storage.clear(policy, &key).await.unwrap();
                         model.clear(policy, &key);
                     }
                     choice => {
-                        let op = if choice < 8 { Op::Peek } else { Op::Hit };
+                        let op = match choice {
+                            ..8 => Op::Peek,
+                            8..10 => Op::Charge,
+                            _ => Op::Hit,
+                        };
                         let most = numbers.one_of(&[1, 1, capacity / 3 + 1, capacity + 1]);
                         let cost = u32::try_from(1 + numbers.below(most)).unwrap_or(u32::MAX);
                         let answer = storage.decide(StorageRequest::new(policy, &key, op, cost)).await.unwrap();
