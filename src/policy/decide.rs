@@ -71,6 +71,16 @@ impl Policy {
         decision
     }
 
+    /// Charges units like [`decide`](Self::decide), but adds no entry to a log. The newest entry gets
+    /// the units, so they expire with it.
+    pub(crate) fn charge_without_growth(&self, states: &mut [State], now: Timestamp, units: u32) -> Decision {
+        for (limit, state) in self.limits().iter().zip(&mut *states) {
+            let newest = if let State::Log(log) = state { log.newest() } else { None };
+            limit.charge(state, newest.map_or(now, |newest| newest.min(now)), units);
+        }
+        self.charge(states, now, 0).of_cost(units)
+    }
+
     /// Returns the refusal of a storage that cannot decide: every limit refuses for `retry_after`
     /// microseconds, with nothing remaining. Mark it as [storage full](Decision::storage_full) or
     /// [contended](Decision::contended).

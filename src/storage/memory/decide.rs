@@ -196,6 +196,11 @@ impl MemoryInner {
                 states.fill(State::Fresh);
                 decision
             }
+            // No log may grow, so the units are added to the newest entries.
+            Some(_) if op == Op::Charge && states.iter().all(|state| *state != State::Fresh) => {
+                no_room = None;
+                policy.charge_without_growth(states, now, cost)
+            }
             Some(no_room) => policy.refuse(now, cost, no_room.wait()).storage_full(),
         };
         if let Some(no_room) = no_room.filter(|_| op != Op::Peek) {
