@@ -201,7 +201,7 @@ fn each_fault_breaks_its_law() {
         (Fault::ChargesNothing, "law of charges: a charge is spent"),
         (Fault::CapsCharges, "law of charges: a refund of a hit pays no charge"),
         (Fault::OverflowsOnCharges, "law 7: "),
-        (Fault::ForgetsOnCharges, "law of charges: a charge is spent"),
+        (Fault::ForgetsOnCharges, "law 7: "),
     ];
     assert_each_breaks(faults, check);
 }
