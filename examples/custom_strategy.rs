@@ -62,11 +62,11 @@ impl Strategy for PenaltyBox {
 
     /// Refunds the last hit only. The end stays, because the state does not contain the previous
     /// end.
-    fn refund(&self, _: &Quota, state: &mut State, _: Timestamp, hit: &Hit) {
+    fn refund(&self, _: &Quota, state: &mut State, _: Timestamp, hit: &Hit, units: u32) {
         if let State::Counts { until, amounts: [spent, _] } = state
             && *until == hit.until
         {
-            *spent = spent.saturating_sub(hit.cost);
+            *spent = spent.saturating_sub(units);
             if *spent == 0 {
                 *state = State::Fresh;
             }

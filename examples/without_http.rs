@@ -19,7 +19,7 @@ async fn app(messages: &[Message]) -> Result<Vec<String>, BoxError> {
             Some(wait) => format!("{}: refused for {} ms", message.from, wait.as_millis()),
             None if deliver(message) => format!("{}: delivered, {} left", message.from, decision.remaining()),
             None => {
-                limiter.refund(&key, &decision).await?;
+                limiter.refund(&key, &decision)?.await?;
                 format!("{}: not delivered, {} left", message.from, limiter.peek(&key).await?.remaining())
             }
         });

@@ -1,5 +1,6 @@
 //! Decisions: the results of hits and peeks.
 
+mod settle;
 mod verdict;
 
 use std::array;
@@ -7,6 +8,8 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::time::Duration;
 
+use self::settle::PolicyTag;
+pub use self::settle::SettleError;
 pub use self::verdict::DecisionSource;
 use self::verdict::Verdict;
 use crate::Timestamp;
@@ -36,6 +39,7 @@ pub struct Decision {
     /// The number of seconds by which `at` is ahead of the wall clock.
     ahead: u32,
     cost: u32,
+    policy: PolicyTag,
     verdict: Verdict,
     statuses: Statuses,
 }
@@ -43,7 +47,7 @@ pub struct Decision {
 impl Decision {
     /// Creates the decision on a hit of `cost` units. The hit is admitted if every status is.
     pub(crate) fn new(at: Timestamp, cost: u32, statuses: Statuses) -> Self {
-        let mut decision = Self { at, ahead: 0, cost, verdict: Verdict::REFUSED, statuses };
+        let mut decision = Self { at, ahead: 0, cost, policy: PolicyTag::UNKNOWN, verdict: Verdict::REFUSED, statuses };
         decision.conclude(at);
         decision
     }
@@ -66,7 +70,14 @@ impl Decision {
     #[inline]
     pub(crate) const fn blank() -> Self {
         let statuses = Statuses::More(Vec::new());
-        Self { at: Timestamp::EPOCH, ahead: 0, cost: 0, verdict: Verdict::REFUSED, statuses }
+        Self {
+            at: Timestamp::EPOCH,
+            ahead: 0,
+            cost: 0,
+            policy: PolicyTag::UNKNOWN,
+            verdict: Verdict::REFUSED,
+            statuses,
+        }
     }
 
     /// Sets the cost and returns blank statuses to be filled in.
@@ -75,6 +86,11 @@ impl Decision {
         self.cost = cost;
         self.statuses = Statuses::from_fn(limits, |_| Status::BLANK);
         self.statuses.as_mut_slice()
+    }
+
+    #[inline]
+    pub(crate) fn set_policy(&mut self, digest: u128) {
+        self.policy = PolicyTag::of(digest);
     }
 
     /// Sets the verdict by the statuses.

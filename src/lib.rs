@@ -93,7 +93,7 @@ pub mod testing;
 mod text;
 mod time;
 
-pub use self::decision::{Decision, DecisionSource};
+pub use self::decision::{Decision, DecisionSource, SettleError};
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]
 pub use self::extract::{ClientIp, Global, Head, Header, KeyError, KeyExtractor, PeerIp};

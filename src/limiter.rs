@@ -2,7 +2,7 @@
 
 use crate::error::or_panic;
 use crate::storage::{MemoryStorage, Storage, StorageRequest};
-use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy};
+use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError};
 
 /// A rate limiter that is independent of HTTP: a policy on a storage.
 ///
@@ -162,23 +162,105 @@ impl<St: Storage> RateLimiter<St> {
         self.storage.decide(StorageRequest::new(&self.policy, key, Op::Peek, cost))
     }
 
-    /// Refunds the hit that returned `decision`.
+    /// Refunds the hit that returned `decision`. This is [`settle`](Self::settle) with an actual
+    /// cost of 0.
     ///
-    /// - A window or log gets the units back only if it still contains the hit.
-    /// - A bucket gets back only the units that have not been refilled since.
-    /// - A leaky bucket frees only the last slot of its queue.
-    /// - A refusal and a peek refund nothing.
-    /// - A hit is not refunded after a [`clear`](Self::clear), except in two cases: a new window
-    ///   that began in the same microsecond, or a new hit in the same bucket of an aligned sliding
-    ///   window, cannot be distinguished from the old one.
+    /// # Errors
     ///
-    /// Refund each hit only once. The storage does not record refunds.
+    /// Returns an error, and changes nothing, if the decision is not that of an admitted hit of
+    /// this policy. The future returns the storage's error if the storage fails.
+    pub fn refund(&self, key: &Key, decision: &Decision) -> Result<St::UpdateFuture, SettleError> {
+        self.settle(key, decision, 0)
+    }
+
+    /// Refunds `units` of the hit that returned `decision`. Several calls can refund parts of the
+    /// same hit. Together they must not refund more than the hit has spent.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error, and changes nothing, if the decision is not that of an admitted hit of
+    /// this policy, or if the hit has spent fewer units. The future returns the storage's error if
+    /// the storage fails.
+    pub fn refund_units(&self, key: &Key, decision: &Decision, units: u32) -> Result<St::UpdateFuture, SettleError> {
+        decision.check_settle(self.policy.digest())?;
+        let spent = decision.cost();
+        let actual = spent.checked_sub(units).ok_or(SettleError::TooManyUnits { units, spent })?;
+        self.settle(key, decision, actual)
+    }
+
+    /// Spends `units` of each limit, whatever remains. A charge is never refused. It can leave the
+    /// key in debt: then nothing remains, and hits are refused until enough units are free again.
+    ///
+    /// The decision has the numbers after the charge. It cannot be refunded. A charge that a full
+    /// memory storage cannot store, or that a contended storage has no time for, charges nothing.
+    /// Its decision is a refusal: see [`Decision::is_storage_full`] and [`Decision::is_contended`].
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::storage::ManualClock;
+    /// use tower_ratelimit::{Key, MemoryStorage, Quota, RateLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let storage = MemoryStorage::builder().clock(ManualClock::default()).build()?;
+    /// let limiter = RateLimiter::with_storage(Quota::per_minute(60).burst(100), storage);
+    /// let alice = Key::from("alice");
+    ///
+    /// let charged = limiter.charge(&alice, 400).await?;
+    /// assert_eq!(charged.remaining(), 0);
+    /// // 300 units are owed. The next unit is free when they are paid.
+    /// assert_eq!(limiter.hit(&alice).await?.retry_after(), Some(Duration::from_secs(301)));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
-    pub fn refund(&self, key: &Key, decision: &Decision) -> St::UpdateFuture {
-        self.storage.refund(&self.policy, key, decision)
+    pub fn charge(&self, key: &Key, units: u32) -> St::DecideFuture {
+        self.storage.decide(StorageRequest::new(&self.policy, key, Op::Charge, units))
+    }
+
+    /// Corrects the cost of the hit that returned `decision` to `actual` units. For requests whose
+    /// cost is known only after they were admitted.
+    ///
+    /// If the hit has spent less, the difference is [charged](Self::charge) now. If it has spent
+    /// more, the difference is refunded:
+    ///
+    /// - A window or log gets the units back only if it still contains the hit.
+    /// - A bucket gets back only the units that have not been refilled since.
+    /// - A leaky bucket frees only the last slot of its queue.
+    /// - A hit is not refunded after a [`clear`](Self::clear), except in two cases: a new window
+    ///   that began in the same microsecond, or a new hit in the same bucket of an aligned sliding
+    ///   window, cannot be distinguished from the old one.
+    ///
+    /// Settle each hit only once. The storage does not record it.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, Quota, RateLimiter, SettleError};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = RateLimiter::new(Quota::per_hour(100));
+    /// let alice = Key::from("alice");
+    ///
+    /// let decision = limiter.hit_with_cost(&alice, 20).await?;
+    /// limiter.settle(&alice, &decision, 50)?.await?;
+    /// assert_eq!(limiter.peek(&alice).await?.remaining(), 50);
+    ///
+    /// let refused = limiter.hit_with_cost(&alice, 60).await?;
+    /// assert_eq!(limiter.settle(&alice, &refused, 0).unwrap_err(), SettleError::Refused);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error, and changes nothing, if the decision is not that of an admitted hit of
+    /// this policy. The future returns the storage's error if the storage fails.
+    pub fn settle(&self, key: &Key, decision: &Decision, actual: u32) -> Result<St::UpdateFuture, SettleError> {
+        decision.check_settle(self.policy.digest())?;
+        Ok(self.storage.settle(&self.policy, key, decision, actual))
     }
 
     /// Deletes the states of all limits of the policy for this key.

@@ -136,7 +136,7 @@ impl Storage for FailingStorage {
         ready(Err("the storage is down"))
     }
 
-    fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::UpdateFuture {
+    fn settle(&self, _: &Policy, _: &Key, _: &Decision, _: u32) -> Self::UpdateFuture {
         ready(Err("the storage is down"))
     }
 }

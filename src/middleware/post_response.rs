@@ -32,7 +32,7 @@ impl<St: Storage> ChargeContext<St> {
     /// the tokio runtime or could not run.
     pub(crate) fn refund(&self, decision: &Decision) -> bool {
         let (context, refunded) = (self.clone(), decision.clone());
-        let outcome = run_or_spawn(self.storage.refund(&self.policy, &self.key, decision), move |done| match done {
+        let outcome = run_or_spawn(self.storage.settle(&self.policy, &self.key, decision, 0), move |done| match done {
             Ok(()) => context.report(EventKind::Refunded(&refunded)),
             Err(error) => context.report(EventKind::NotRefunded(&error.into())),
         });

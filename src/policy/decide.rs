@@ -13,14 +13,17 @@ pub enum Op {
     Hit,
     /// Returns the decision that a hit would get. Spends nothing.
     Peek,
+    /// Spends in every limit, whatever remains. It is never refused, and can leave a limit with
+    /// less than nothing. The decision has the numbers after it.
+    Charge,
 }
 
 impl Policy {
     /// Decides a hit or a peek: checks every limit, then spends from all of them or none. Cost 0 is
-    /// admitted and spends nothing.
+    /// admitted and spends nothing. A charge spends from all limits without a check.
     ///
-    /// `states` are the states of the limits, in the order of [`limits`](Self::limits). A hit
-    /// updates them in place, ready to be stored. A peek does not change them.
+    /// `states` are the states of the limits, in the order of [`limits`](Self::limits). A hit or a
+    /// charge updates them in place, ready to be stored. A peek does not change them.
     ///
     /// A storage only has to read the clock, load the states, call this method and store the
     /// states.
@@ -32,6 +35,9 @@ impl Policy {
     pub fn decide(&self, states: &mut [State], now: Timestamp, op: Op, cost: u32) -> Decision {
         let limits = self.limits();
         assert_eq!(states.len(), limits.len(), "one state for each limit");
+        if op == Op::Charge {
+            return self.charge(states, now, cost);
+        }
         let spends = op == Op::Hit && cost > 0;
         let admits = || limits.iter().zip(&*states).all(|(limit, state)| limit.check(state, now, cost).is_admitted());
         let all_admit = spends && limits.len() > 1 && admits();
@@ -46,7 +52,33 @@ impl Policy {
             limit.tell(state, now, cost, part, status);
         }
         decision.conclude(now);
+        decision.set_policy(self.digest());
         decision
+    }
+
+    #[cold]
+    fn charge(&self, states: &mut [State], now: Timestamp, units: u32) -> Decision {
+        let mut decision = Decision::blank();
+        for ((limit, state), status) in self.limits().iter().zip(states).zip(decision.open(self.limits().len(), units))
+        {
+            if units > 0 {
+                limit.charge(state, now, units);
+            }
+            limit.tell(state, now, 0, None, status);
+        }
+        decision.conclude(now);
+        decision.set_policy(self.digest());
+        decision
+    }
+
+    /// Charges units like [`decide`](Self::decide), but adds no entry to a log. The newest entry gets
+    /// the units, so they expire with it.
+    pub(crate) fn charge_without_growth(&self, states: &mut [State], now: Timestamp, units: u32) -> Decision {
+        for (limit, state) in self.limits().iter().zip(&mut *states) {
+            let newest = if let State::Log(log) = state { log.newest() } else { None };
+            limit.charge(state, newest.map_or(now, |newest| newest.min(now)), units);
+        }
+        self.charge(states, now, 0).of_cost(units)
     }
 
     /// Returns the refusal of a storage that cannot decide: every limit refuses for `retry_after`
@@ -55,24 +87,34 @@ impl Policy {
     pub fn refuse(&self, now: Timestamp, cost: u32, retry_after: u64) -> Decision {
         let limits = self.limits();
         Decision::new(now, cost, Statuses::from_fn(limits.len(), |i| limits[i].refusal(retry_after)))
+            .of_policy(self.digest())
     }
 
-    /// Refunds an admitted hit. Units that a limit has already restored are not refunded, and a
-    /// refusal refunds nothing.
+    /// Corrects the cost of an admitted hit to `actual` units. If the hit has spent more, the
+    /// difference is refunded. Units that a limit has already restored are not refunded. If the hit
+    /// has spent less, the difference is charged to every limit, also above the limit.
+    ///
+    /// A decision that has spent nothing settles nothing: a refusal, a peek, or a charge.
     ///
     /// # Panics
     ///
     /// Panics if the number of states differs from the number of limits.
     #[track_caller]
-    pub fn refund(&self, states: &mut [State], now: Timestamp, decision: &Decision) {
+    pub fn settle(&self, states: &mut [State], now: Timestamp, decision: &Decision, actual: u32) {
         assert_eq!(states.len(), self.limits().len(), "one state for each limit");
-        if decision.is_refused() {
-            return;
+        match actual.checked_sub(decision.cost()) {
+            _ if !decision.has_spent() => {}
+            Some(0) => {}
+            Some(more) => drop(self.decide(states, now, Op::Charge, more)),
+            None => self.refund(states, now, decision, decision.cost() - actual),
         }
+    }
+
+    fn refund(&self, states: &mut [State], now: Timestamp, decision: &Decision, units: u32) {
         for ((limit, state), status) in self.limits().iter().zip(states).zip(decision.limits()) {
             let hit = status.hit(decision.at(), decision.cost());
             if now < hit.until {
-                limit.strategy().refund(limit.quota(), state, now, &hit);
+                limit.strategy().refund(limit.quota(), state, now, &hit, units);
             }
         }
     }

@@ -170,6 +170,11 @@ impl Limit {
     }
 
     #[inline]
+    pub(super) fn charge(&self, state: &mut State, now: Timestamp, units: u32) {
+        self.strategy.charge(&self.quota, state, now, units);
+    }
+
+    #[inline]
     pub(crate) fn refuse(&self, state: &mut State, now: Timestamp) -> Outcome {
         self.strategy.refuse(&self.quota, state, now);
         Outcome::Refused

@@ -129,8 +129,8 @@ impl Storage for AnyStorage {
         self.0.clear(policy, key)
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        self.0.refund(policy, key, decision)
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        self.0.settle(policy, key, decision, actual)
     }
 
     fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
@@ -161,7 +161,7 @@ trait DynStorage: fmt::Debug + Send + Sync {
     fn decide(&self, request: StorageRequest<'_>) -> AnyFuture<Decision>;
     fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool;
     fn clear(&self, policy: &Policy, key: &Key) -> AnyFuture<()>;
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> AnyFuture<()>;
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> AnyFuture<()>;
     fn check(&self) -> BoxFuture<()>;
     fn clear_all(&self) -> BoxFuture<u64>;
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError>;
@@ -182,8 +182,8 @@ impl<St: Storage> DynStorage for St {
         AnyFuture::new(Storage::clear(self, policy, key))
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> AnyFuture<()> {
-        AnyFuture::new(Storage::refund(self, policy, key, decision))
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> AnyFuture<()> {
+        AnyFuture::new(Storage::settle(self, policy, key, decision, actual))
     }
 
     fn check(&self) -> BoxFuture<()> {

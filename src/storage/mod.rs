@@ -203,9 +203,9 @@ impl Default for Summary {
 ///         ready(Ok(self.with_states(policy, key, |states| states.fill(State::Fresh))))
 ///     }
 ///
-///     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
+///     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
 ///         let now = Timestamp::wall_clock();
-///         ready(Ok(self.with_states(policy, key, |states| policy.refund(states, now, decision))))
+///         ready(Ok(self.with_states(policy, key, |states| policy.settle(states, now, decision, actual))))
 ///     }
 /// }
 /// ```
@@ -215,10 +215,12 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     type Error: Into<BoxError> + Send + 'static;
     /// The future that [`decide`](Self::decide) returns.
     type DecideFuture: Future<Output = Result<Decision, Self::Error>> + Send + Unpin + 'static;
-    /// The future that [`clear`](Self::clear) and [`refund`](Self::refund) return.
+    /// The future that [`clear`](Self::clear) and [`settle`](Self::settle) return.
     type UpdateFuture: Future<Output = Result<(), Self::Error>> + Send + Unpin + 'static;
 
-    /// Decides on a hit or a peek.
+    /// Decides on a hit or a peek, or charges units. A charge is never refused, except as [storage
+    /// full](Decision::is_storage_full) or [contended](Decision::is_contended). Then it has charged
+    /// nothing.
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture;
 
     /// Tries to admit a hit without a future, faster than [`decide`](Self::decide).
@@ -241,9 +243,10 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Removes the states of the key in all limits of the policy.
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture;
 
-    /// Refunds the units that a hit spent, according to [`Policy::refund`]. `decision` is the
-    /// decision on that hit.
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture;
+    /// Corrects the cost of a hit to `actual` units, according to [`Policy::settle`]. `decision` is
+    /// the decision on that hit. If it [has not spent](Decision::has_spent) anything, this does
+    /// nothing. Settling the same hit again is not detected.
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture;
 
     /// Checks that the storage is reachable and can decide. It makes one attempt, and it spends
     /// nothing. Use it for a health endpoint.

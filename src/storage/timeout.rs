@@ -68,7 +68,7 @@ impl<St: Storage> Storage for Timeout<St> {
     type UpdateFuture = InTime<St::UpdateFuture>;
 
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
-        self.with_timeout(self.storage.decide(request), request.op == Op::Hit && request.cost > 0)
+        self.with_timeout(self.storage.decide(request), request.op != Op::Peek && request.cost > 0)
     }
 
     #[inline]
@@ -80,8 +80,8 @@ impl<St: Storage> Storage for Timeout<St> {
         self.with_timeout(self.storage.clear(policy, key), true)
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        self.with_timeout(self.storage.refund(policy, key, decision), true)
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        self.with_timeout(self.storage.settle(policy, key, decision, actual), true)
     }
 
     fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {

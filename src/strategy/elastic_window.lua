@@ -15,7 +15,14 @@ function elastic_window_refuse(now, till, count, anchor, at)
   end
 end
 
--- Only for refunds.
+-- Only for settling.
+
+function elastic_window_charge(now, cost, till, count, anchor, at)
+  if count == 0 or till <= now then
+    count, anchor = 0, now % 4294967296
+  end
+  return now + ARGV[at + 1], math.min(count + cost, 4294967295), anchor
+end
 
 function elastic_window_refund(now, cost, till, count, anchor, at, hit)
   if count > 0 and anchor == hit.anchor then

@@ -123,11 +123,11 @@ impl Strategy for ElasticWindow {
         })
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         if let Some(live) = Window::live(quota, state, now)
             && live.anchor == hit.anchor
         {
-            let count = live.count.saturating_sub(hit.cost);
+            let count = live.count.saturating_sub(units);
             *state = if count == 0 { State::Fresh } else { Window { count, ..live }.store() };
         }
     }

@@ -31,7 +31,15 @@ function fixed_window_refuse(now, till, count, anchor, at)
   end
 end
 
--- Only for refunds.
+-- Only for settling.
+
+function fixed_window_charge(now, cost, till, count, anchor, at)
+  local latest = fixed_window_end(now, at)
+  if count == 0 or till <= now then
+    till, count, anchor = latest, 0, now % 4294967296
+  end
+  return math.min(till, latest), math.min(count + cost, 4294967295), anchor
+end
 
 function fixed_window_refund(now, cost, till, count, anchor, at, hit)
   local latest = fixed_window_end(now, at)

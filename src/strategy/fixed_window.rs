@@ -105,11 +105,11 @@ impl Strategy for FixedWindow {
         Some(Script { name: "fixed-window", sources: &[include_str!("fixed_window.lua")], arguments, delays: false })
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         if let Some((end, count, anchor)) = self.live(quota, state, now)
             && (end, anchor) == (hit.until, hit.anchor)
         {
-            let count = count.saturating_sub(hit.cost);
+            let count = count.saturating_sub(units);
             *state = if count == 0 { State::Fresh } else { State::Counts { until: end, amounts: [count, anchor] } };
         }
     }

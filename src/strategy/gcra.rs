@@ -21,16 +21,19 @@ pub(super) struct Debt {
     mark: Mark,
     /// The mark of a debt as large as the capacity.
     largest: u32,
-    /// `true` if the stored debt exceeds the capacity because the clock has gone back.
+    /// `true` if the stored debt is larger than it can have been, because the clock has gone back.
     is_ahead: bool,
 }
+
+/// The largest debt in microseconds: 142 years. Only charges reach it.
+const MOST: u64 = 1 << 52;
 
 impl Debt {
     /// Returns the debt at `now` that [`store`](Self::store) has stored.
     ///
     /// If a bucket of another quota stored more debt than the capacity of this one, the excess
-    /// counts as paid at that time. If the debt still exceeds the capacity, the clock has gone
-    /// back, and the debt is reduced to the capacity.
+    /// counts as paid at that time. If the debt still exceeds the capacity, and no charge made it
+    /// so, the clock has gone back, and the debt is reduced to the capacity.
     #[inline(always)]
     pub(super) fn of(quota: &Quota, capacity: u32, largest: u32, state: &State, now: Timestamp) -> Self {
         let (rate, price) = (quota.amount().into(), quota.period_micros());
@@ -40,9 +43,14 @@ impl Debt {
         {
             let (mut micros, mark) = (until.since(now), Mark::from_amount(mark));
             if mark.amount() > largest {
-                micros = converted(micros, mark, price, capacity, rate);
+                let stored = micros;
+                micros = converted(micros, mark, largest, mul_div_floor(price, capacity.into(), rate));
                 if micros == 0 {
                     return debt(0, Mark::new(now), false);
+                }
+                if mark.is_overdrawn() {
+                    let early = if u64::from(early) < rate { u128::from(early) } else { 0 };
+                    return debt(product(micros, rate).saturating_sub(early), mark, stored > mark.most());
                 }
             }
             let early = if u64::from(early) < rate { u128::from(early) } else { 0 };
@@ -82,24 +90,42 @@ impl Debt {
         Self { owed: self.owed + self.worth(units), ..self }
     }
 
-    /// Subtracts the unpaid part of a hit. Hits are paid in their order.
-    #[inline(always)]
-    pub(super) fn without(self, now: Timestamp, hit: &Hit) -> Self {
-        let unpaid = self.worth(hit.cost).min(product(hit.until.since(now), self.rate));
+    /// Adds `units` that may exceed the capacity, up to the largest debt.
+    pub(super) fn charged(self, units: u32) -> Self {
+        Self { owed: (self.owed + self.worth(units)).min(product(MOST, self.rate)), ..self }
+    }
+
+    /// Subtracts the unpaid part of `units` of a hit. Hits are paid in their order.
+    pub(super) fn without(self, now: Timestamp, hit: &Hit, units: u32) -> Self {
+        let unpaid = self.worth(units).min(product(hit.until.since(now), self.rate));
         Self { owed: self.owed.saturating_sub(unpaid), ..self }
     }
 
-    /// Returns the state: the microsecond at which all debt is paid, and the excess of this
-    /// rounding in 1/N microseconds.
+    /// Returns the state of a debt that fits into the bucket: the microsecond at which all debt is
+    /// paid, and the excess of this rounding in 1/N microseconds.
     #[inline(always)]
     pub(super) fn store(&self, now: Timestamp) -> State {
+        self.store_as(now, |mark, micros| mark.with_size(micros, self.largest))
+    }
+
+    /// Returns the state of a debt that may exceed the bucket.
+    pub(super) fn store_any(&self, now: Timestamp) -> State {
+        let is_overdrawn = self.owed > self.worth(self.capacity);
+        self.store_as(now, |mark, micros| match is_overdrawn {
+            true => mark.overdrawn(micros, self.largest),
+            false => mark.with_size(micros, self.largest),
+        })
+    }
+
+    #[inline(always)]
+    fn store_as(&self, now: Timestamp, mark: impl FnOnce(Mark, u64) -> Mark) -> State {
         if self.owed == 0 {
             return State::Fresh;
         }
         let micros = self.until_paid();
         #[allow(clippy::cast_possible_truncation)] // less than the rate
         let early = product(micros, self.rate).saturating_sub(self.owed) as u32;
-        State::Counts { until: now.plus(micros), amounts: [early, self.mark.with_size(micros, self.largest).amount()] }
+        State::Counts { until: now.plus(micros), amounts: [early, mark(self.mark, micros).amount()] }
     }
 
     /// Stores a debt that is ahead of the clock as if it was made now. Otherwise each later refusal
@@ -107,7 +133,7 @@ impl Debt {
     #[inline(always)]
     pub(super) fn settle(&self, state: &mut State, now: Timestamp) {
         if self.is_ahead {
-            *state = self.store(now);
+            *state = self.store_any(now);
         }
     }
 
@@ -139,9 +165,14 @@ impl Debt {
 
 /// Returns the rest of a debt that a bucket of another quota stored, reduced to the capacity of
 /// this bucket at that time.
+///
+/// Of an overdraft, only what the larger bucket held in addition is subtracted. An overdraft that
+/// is larger than it can have been was stored before the clock went back.
 #[cold]
-fn converted(micros: u64, mark: Mark, price: u64, capacity: u32, rate: u64) -> u64 {
-    let full = mul_div_floor(price, capacity.into(), rate);
+pub(super) fn converted(micros: u64, mark: Mark, largest: u32, full: u64) -> u64 {
+    if mark.is_overdrawn() {
+        return micros.min(mark.most()).saturating_sub(mark.excess(largest, full));
+    }
     micros.saturating_sub(mark.size().saturating_sub(full))
 }
 

@@ -7,7 +7,9 @@ end
 
 leaky_bucket_refuse = bucket_refuse
 
--- Only for refunds.
+-- Only for settling.
+
+leaky_bucket_charge = bucket_charge
 
 -- Refunds only the last hit, because later hits already wait behind any other one.
 function leaky_bucket_refund(now, cost, till, early, mark, at, hit)

@@ -122,10 +122,14 @@ impl Strategy for LeakyBucket {
         Some(Script { name: "leaky-bucket", sources, arguments, delays: true })
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+    fn charge(&self, quota: &Quota, state: &mut State, now: Timestamp, units: u32) {
+        *state = self.debt(quota, state, now).charged(units).store_any(now);
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         let debt = self.debt(quota, state, now);
         if debt.has(hit) && state.until() == hit.until {
-            *state = debt.without(now, hit).store(now);
+            *state = debt.without(now, hit, units).store_any(now);
         }
     }
 

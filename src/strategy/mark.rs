@@ -9,23 +9,43 @@ use crate::quota::{MARK_SHIFT, MARK_SIZE};
 ///
 /// | bits | meaning |
 /// |---|---|
-/// | 26 to 31 | the shift: one step is 2^shift microseconds |
+/// | 26 to 31 | the shift: one step is 2^shift microseconds. At most 43 |
 /// | 16 to 25 | the size in steps, rounded down |
-/// | 15 | 0, reserved |
+/// | 15 | 0 |
 /// | 0 to 14 | the anchor: the instant of the first hit of this debt, modulo a prime number |
 ///
 /// A full debt is at most 1,023 steps, and at least 512 if a step is longer than a microsecond. So
 /// the order of marks is the order of sizes: the mark of a debt that exceeds the capacity is larger
 /// than the [largest mark](crate::quota::Span::largest_mark) of the bucket.
+///
+/// After a charge, a debt can exceed the capacity of its own bucket. The mark of such an overdraft
+/// is larger than every other mark. It has the size of the full bucket, so that a change of the
+/// quota subtracts only what the change takes away, and a bound of the debt, so that a clock that
+/// goes back is noticed:
+///
+/// | bits | meaning |
+/// |---|---|
+/// | 30 and 31 | 1 |
+/// | 24 to 29 | the shift of the full bucket: one step is 2^shift microseconds |
+/// | 19 to 23 | the size of the full bucket in steps, rounded down |
+/// | 15 to 18 | the doublings of the full bucket that the debt fits into. 15 of them are no bound |
+/// | 0 to 14 | the anchor |
 #[derive(Clone, Copy)]
 pub(super) struct Mark(u32);
 
 /// A prime number, because instants on a regular grid are evenly distributed modulo a prime.
 const ANCHORS: u64 = 32_749;
 
-const ANCHOR: u32 = (1 << MARK_SIZE) - 1;
+const ANCHOR: u32 = (1 << 15) - 1;
 const SCALE: u32 = u32::MAX << MARK_SHIFT;
 const STEPS: u32 = (1 << (MARK_SHIFT - MARK_SIZE)) - 1;
+
+/// Overdrafts are at least this large. No other mark has a shift above 43.
+const OVERDRAFT: u32 = 0b11 << 30;
+
+/// The bits of an overdraft that have the doublings, and those that have the full bucket.
+const DOUBLINGS: u32 = 15 << 15;
+const FULL: u32 = !(OVERDRAFT | DOUBLINGS | ANCHOR);
 
 impl Mark {
     /// Creates the mark of a debt that starts now. Its size is 0.
@@ -53,10 +73,46 @@ impl Mark {
         Self((largest & SCALE) | steps << MARK_SIZE | (self.0 & ANCHOR))
     }
 
+    /// Sets the size of a debt that exceeds the bucket with this largest mark.
+    #[cold]
+    pub(super) fn overdrawn(self, micros: u64, largest: u32) -> Self {
+        let full = Self(OVERDRAFT | full_bits(largest));
+        let doublings = (0..15).find(|&doublings| micros <= full.full_size().saturating_mul(1 << doublings));
+        Self(full.0 | doublings.unwrap_or(15) << 15 | (self.0 & ANCHOR))
+    }
+
     /// Returns the bits that are equal in all states of one debt.
     #[inline(always)]
     pub(super) const fn anchor(self) -> u32 {
         self.0 & ANCHOR
+    }
+
+    /// Returns `true` if a charge made the debt exceed the bucket that stored it.
+    pub(super) const fn is_overdrawn(self) -> bool {
+        self.0 >= OVERDRAFT
+    }
+
+    /// Returns an upper bound of an overdrawn debt in microseconds. It is at most about twice the
+    /// debt.
+    pub(super) const fn most(self) -> u64 {
+        match (self.0 & DOUBLINGS) >> 15 {
+            15 => u64::MAX,
+            doublings => self.full_size().saturating_mul(1 << doublings),
+        }
+    }
+
+    /// Returns the microseconds by which the bucket that stored an overdrawn debt is larger than
+    /// the bucket with this largest mark and this refill time.
+    pub(super) const fn excess(self, largest: u32, full: u64) -> u64 {
+        if self.0 & FULL == full_bits(largest) { 0 } else { self.full_size().saturating_sub(full) }
+    }
+
+    /// Returns an upper bound of the refill time of the bucket that stored an overdrawn debt.
+    const fn full_size(self) -> u64 {
+        let steps = (self.0 >> 19 & 31) as u64 + 1;
+        let shift = self.0 >> 24 & 63;
+        // A corrupt mark can have a larger shift.
+        steps << if shift < 52 { shift } else { 52 }
     }
 
     /// Returns an upper bound of the size in microseconds. It exceeds the size by at most one step.
@@ -64,6 +120,13 @@ impl Mark {
         let steps = (self.0 >> MARK_SIZE & STEPS) as u64 + 1;
         steps << (self.0 >> MARK_SHIFT)
     }
+}
+
+/// Returns the size of a full bucket as an overdraft stores it, from its largest mark.
+const fn full_bits(largest: u32) -> u32 {
+    let steps = largest >> MARK_SIZE & STEPS;
+    let extra = (u32::BITS - steps.leading_zeros()).saturating_sub(5);
+    ((largest >> MARK_SHIFT) + extra) << 24 | (steps >> extra) << 19
 }
 
 #[cfg(test)]
@@ -105,6 +168,28 @@ mod tests {
     #[test]
     fn corrupt_mark_does_not_panic() {
         assert_eq!(Mark::from_amount(u32::MAX).size(), 0);
+        assert_eq!(Mark::from_amount(u32::MAX).most(), u64::MAX);
+        assert_eq!(Mark::from_amount(u32::MAX - DOUBLINGS).most(), 32 << 52);
         assert_eq!(Mark::from_amount(0).size(), 1);
+    }
+
+    #[test]
+    fn overdraft_is_the_largest_mark_and_bounds_the_debt() {
+        for power in 0..52 {
+            for full in [1_u64 << power, (1 << power) + (1 << power) / 3, (2 << power) - 1] {
+                for debt in [full + 1, full + full / 3, 3 * full, 1_000 * full] {
+                    let mark = Mark::new(Timestamp::from_micros(7)).overdrawn(debt, largest(full));
+                    assert!(mark.is_overdrawn() && mark.amount() > largest((1 << 52) - 1), "{debt} of {full}");
+                    assert!(mark.most() >= debt && mark.most() <= 2 * debt + debt / 8 + 32, "{debt} of {full}");
+                    assert_eq!(mark.anchor(), 7);
+                    assert_eq!(mark.excess(largest(full), full), 0, "{debt} of {full}");
+                    if full < 16 {
+                        continue;
+                    }
+                    let excess = mark.excess(largest(full / 4), full / 4);
+                    assert!(excess >= full - full / 4 && excess <= full - full / 4 + full / 16 + 1, "{debt} of {full}");
+                }
+            }
+        }
     }
 }

@@ -21,8 +21,9 @@
 //!
 //! The tests have three more laws:
 //!
-//! - A log has at most the declared number of entries.
-//! - An immediate refund undoes the hit.
+//! - A log has at most the declared number of entries, unless units were charged.
+//! - An immediate refund undoes the hit. Refunds of parts of a hit add up.
+//! - A charge is never refused, and `retry_after` is exact above the limit as well.
 //! - After a change of the quota's amount or burst, `retry_after` is exact. A client never waits
 //!   longer than if it had spent the whole new quota.
 //!
@@ -110,11 +111,11 @@ pub use self::token_bucket::TokenBucket;
 ///         0
 ///     }
 ///
-///     fn refund(&self, _: &Quota, state: &mut State, _: Timestamp, hit: &Hit) {
+///     fn refund(&self, _: &Quota, state: &mut State, _: Timestamp, hit: &Hit, units: u32) {
 ///         if let State::Counts { until, amounts: [spent, 0] } = state
 ///             && *until == hit.until
 ///         {
-///             *spent = spent.saturating_sub(hit.cost);
+///             *spent = spent.saturating_sub(units);
 ///         }
 ///     }
 /// }
@@ -195,12 +196,22 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         Outcome::spent(delay, cost < checked.remaining())
     }
 
-    /// Refunds a hit into the window in which it was spent, if that window still exists. Called
-    /// only before [`Hit::until`]. May set an empty state to [`State::Fresh`].
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit);
+    /// Spends `units`, at least 1, also if they exceed the remaining ones. The state then has
+    /// nothing left until enough units are free again.
+    ///
+    /// The default implementation calls [`spend`](Self::spend). It is correct if `spend` and
+    /// [`check`](Self::check) accept a state above the limit. Amounts saturate and never overflow.
+    fn charge(&self, quota: &Quota, state: &mut State, now: Timestamp, units: u32) {
+        self.spend(quota, state, now, units);
+    }
+
+    /// Refunds `units` of a hit, at least 1 and at most [`Hit::cost`], into the window in which the
+    /// hit was spent, if that window still exists. Called only before [`Hit::until`]. May set an
+    /// empty state to [`State::Fresh`].
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32);
 
     /// Returns the maximum number of entries in the state's [`Log`], for storages with bounded
-    /// values. Defaults to 0, for states without a log.
+    /// values. [Charges](Self::charge) may add more. Defaults to 0, for states without a log.
     fn log_entries(&self, quota: &Quota) -> u32 {
         let _ = quota;
         0

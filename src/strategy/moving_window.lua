@@ -510,7 +510,7 @@ function log_rare()
   return rare
 end
 
--- Only for refunds.
+-- Only for settling.
 
 -- Removes the row of an inner chunk, by its number counted from the first chunk. The chunk is free
 -- after that.
@@ -606,6 +606,14 @@ local function log_take(log, index, units, taken)
   end
   log.ages, log.units = false, math.max(log.units - taken, 0)
   return true
+end
+
+-- Adds units that may exceed the amount. The log counts up to 2^32 - 1 units.
+function log_charge(log, cost)
+  cost = math.min(cost, 4294967295 - log.units)
+  if cost > 0 then
+    log_add(log, cost)
+  end
 end
 
 -- Refunds a hit. Returns true if the log has changed.

@@ -108,12 +108,23 @@ impl Strategy for MovingWindow {
         Some(Script { name: "moving-window", sources: &[include_str!("moving_window.lua")], arguments, delays: false })
     }
 
+    /// Adds the units to the log, which counts up to `u32::MAX` units.
+    fn charge(&self, quota: &Quota, state: &mut State, now: Timestamp, units: u32) {
+        let period = quota.period_micros();
+        let active = if let State::Log(log) = state { log.active(now, period) } else { 0 };
+        let missing = u64::from(u32::MAX).saturating_sub(active);
+        let units = u32::try_from(missing).map_or(units, |missing| missing.min(units));
+        if units > 0 {
+            self.spend(quota, state, now, units);
+        }
+    }
+
     /// Drops expired entries if the log still contained the hit, as an admitted hit does.
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         let State::Log(log) = state else { return };
         let period = quota.period_micros();
         let before = log.active(now, period);
-        let is_left = log.take_back(hit.at, period, hit.cost);
+        let is_left = log.take_back(hit.at, period, units);
         if !is_left || log.active(now, period) != before && !log.expire(now, period) {
             *state = State::Fresh;
         }

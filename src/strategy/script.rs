@@ -12,14 +12,16 @@
 ///   [refusal](super::Strategy::refuse), or nothing if the state does not change. It is called for
 ///   a state that is ahead of the clock, and after every refusal if the strategy [counts
 ///   refusals](super::Strategy::counts_refusals).
-/// - `NAME_refund(now, cost, till, a, b, at, hit)` returns the state without a hit (`hit.at`,
-///   `hit.till`, `hit.anchor`), with a `till` of 0 for no state, or nothing if the state does not
-///   change.
+/// - `NAME_charge(now, cost, till, a, b, at)` returns the state after a
+///   [charge](super::Strategy::charge).
+/// - `NAME_refund(now, cost, till, a, b, at, hit)` returns the state after a refund of `cost` units
+///   of a hit (`hit.at`, `hit.till`, `hit.anchor`), with a `till` of 0 for no state, or nothing if
+///   the state does not change.
 ///
 /// `till`, `a` and `b` are a [`State::Counts`](super::State::Counts), or zeros for no state. The
 /// arguments are `ARGV[at]` and the following ones, as text.
 ///
-/// The code after a line `-- Only for refunds.` is removed from scripts that decide. Comments must
+/// The code after a line `-- Only for settling.` is removed from scripts that decide. Comments must
 /// be on separate lines. All functions must be pure. Numbers are doubles, which are exact up to
 /// 2^53.
 ///

@@ -72,7 +72,12 @@ function sliding_window_counter_refuse(now, till, previous, current, at)
   end
 end
 
--- Only for refunds.
+-- Only for settling.
+
+function sliding_window_counter_charge(now, cost, till, previous, current, at)
+  local start, _, before, spent, period = sliding_buckets(now, till, previous, current, at)
+  return start + 2 * period, before, math.min(spent + cost, 4294967295)
+end
 
 function sliding_window_counter_refund(now, cost, till, previous, current, at, hit)
   local start, _, before, spent, period = sliding_buckets(now, till, previous, current, at)

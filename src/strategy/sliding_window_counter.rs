@@ -207,7 +207,7 @@ impl Strategy for SlidingWindowCounter {
         })
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         let Some(mut buckets) = self.buckets(quota, state, now) else { return };
         let bucket = if hit.until == buckets.forgotten() {
             &mut buckets.current
@@ -216,7 +216,7 @@ impl Strategy for SlidingWindowCounter {
         } else {
             return;
         };
-        *bucket = bucket.saturating_sub(hit.cost);
+        *bucket = bucket.saturating_sub(units);
         let empty = buckets.previous == 0 && buckets.current == 0;
         *state = if empty { State::Fresh } else { buckets.store() };
     }

@@ -138,13 +138,18 @@ impl Status {
         if self.is_admitted() { 0 } else { self.wait }
     }
 
+    /// Returns the instant at which a spent hit expires. It is the epoch if nothing was spent.
+    pub(crate) const fn until(&self) -> Timestamp {
+        self.until
+    }
+
     /// Returns the data for a refund of the hit of `cost` units that was decided at `at`.
     pub const fn hit(&self, at: Timestamp, cost: u32) -> Hit {
         Hit { at, cost, until: self.until, anchor: self.anchor }
     }
 }
 
-/// An admitted hit that is to be refunded, as one limit sees it.
+/// An admitted hit of which units are refunded, as one limit sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hit {

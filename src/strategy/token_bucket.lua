@@ -8,7 +8,9 @@ end
 
 token_bucket_refuse = bucket_refuse
 
--- Only for refunds.
+-- Only for settling.
+
+token_bucket_charge = bucket_charge
 
 function token_bucket_refund(now, cost, till, early, mark, at, hit)
   return bucket_refund(now, till, early, mark, at, hit)

@@ -1,4 +1,4 @@
-use super::gcra::{Debt, script_arguments};
+use super::gcra::{Debt, converted, script_arguments};
 use super::mark::Mark;
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::quota::Span;
@@ -105,10 +105,14 @@ impl Strategy for TokenBucket {
         Some(Script { name: "token-bucket", sources, arguments, delays: false })
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+    fn charge(&self, quota: &Quota, state: &mut State, now: Timestamp, units: u32) {
+        *state = self.debt(quota, state, now).charged(units).store_any(now);
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         let debt = self.debt(quota, state, now);
         if debt.has(hit) {
-            *state = debt.without(now, hit).store(now);
+            *state = debt.without(now, hit, units).store_any(now);
         }
     }
 }
@@ -143,7 +147,7 @@ impl Owed {
 
     #[cold]
     fn of_another_quota(quota: &Quota, micros: u64, early: u32, mark: Mark, now: Timestamp) -> (Self, Mark) {
-        match micros.saturating_sub(mark.size().saturating_sub(quota.full_span().micros)) {
+        match converted(micros, mark, quota.largest_mark(), quota.full_span().micros) {
             0 => (Self::NONE, Mark::new(now)),
             micros => (Self { micros, early: if early < quota.amount() { early } else { 0 } }, mark),
         }

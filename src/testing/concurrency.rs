@@ -11,7 +11,7 @@ use super::harness::{failed, runtime, runtime_of_threads};
 use crate::storage::StorageRequest;
 use crate::{Decision, Key, Op, Policy, Storage};
 
-const TASKS: u32 = 8;
+pub(super) const TASKS: u32 = 8;
 
 /// The maximum number of retries of a contended request.
 const MAX_RETRIES: u32 = 100_000;
@@ -75,7 +75,7 @@ pub(super) fn refunds_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy,
                     let hit = answer(&storage, &policy, &key, Op::Hit).await;
                     assert!(hit.is_admitted(), "law 9: the test policy {policy} has too few units");
                     if round % 2 == 1 {
-                        let done = storage.refund(&policy, &key, &hit).await.map_err(failed);
+                        let done = storage.settle(&policy, &key, &hit, 0).await.map_err(failed);
                         done.unwrap_or_else(|error| panic!("law 9: {error}"));
                     }
                 }
@@ -142,9 +142,20 @@ async fn hit_until_refused<St: Storage>(storage: St, policy: Policy, key: Key, r
 }
 
 /// Returns the decision on one unit. Retries while it is contended.
-async fn answer<St: Storage>(storage: &St, policy: &Policy, key: &Key, op: Op) -> Decision {
+pub(super) async fn answer<St: Storage>(storage: &St, policy: &Policy, key: &Key, op: Op) -> Decision {
+    answer_of_cost(storage, policy, key, op, 1).await
+}
+
+/// Returns the decision on `cost` units. Retries while it is contended.
+pub(super) async fn answer_of_cost<St: Storage>(
+    storage: &St,
+    policy: &Policy,
+    key: &Key,
+    op: Op,
+    cost: u32,
+) -> Decision {
     for _ in 0..MAX_RETRIES {
-        let decided = storage.decide(StorageRequest::new(policy, key, op, 1)).await.map_err(failed);
+        let decided = storage.decide(StorageRequest::new(policy, key, op, cost)).await.map_err(failed);
         let decision = decided.unwrap_or_else(|error| panic!("law 9: {error}"));
         if !decision.is_contended() {
             return decision;

@@ -45,8 +45,14 @@ impl<'a, St: Storage> Harness<'a, St> {
         Err(format!("the request was contended {MAX_RETRIES} times, without concurrent requests"))
     }
 
-    pub(super) fn try_refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Result<(), String> {
-        self.runtime.block_on(self.storage.refund(policy, key, decision)).map_err(failed)
+    pub(super) fn try_settle(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        decision: &Decision,
+        actual: u32,
+    ) -> Result<(), String> {
+        self.runtime.block_on(self.storage.settle(policy, key, decision, actual)).map_err(failed)
     }
 
     pub(super) fn try_clear(&self, policy: &Policy, key: &Key) -> Result<(), String> {
@@ -61,8 +67,16 @@ impl<'a, St: Storage> Harness<'a, St> {
         self.unwrap_or_panic(self.try_decide(policy, key, Op::Peek, cost))
     }
 
+    pub(super) fn charge(&self, policy: &Policy, key: &Key, units: u32) -> Decision {
+        self.unwrap_or_panic(self.try_decide(policy, key, Op::Charge, units))
+    }
+
+    pub(super) fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) {
+        self.unwrap_or_panic(self.try_settle(policy, key, decision, actual));
+    }
+
     pub(super) fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) {
-        self.unwrap_or_panic(self.try_refund(policy, key, decision));
+        self.settle(policy, key, decision, 0);
     }
 
     pub(super) fn clear(&self, policy: &Policy, key: &Key) {

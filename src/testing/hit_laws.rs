@@ -152,16 +152,16 @@ pub(super) fn clock_change_grants_no_units(policy: &Policy, states: &[State], no
 pub(super) fn refunds_undo_hits(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     let before = peek(policy, states, now, 1);
     let (decision, mut after) = hit(policy, states, now, cost);
-    policy.refund(&mut after, now, &decision);
+    policy.settle(&mut after, now, &decision, 0);
     prop_assert_eq!(remaining(&peek(policy, &after, now, 1)), remaining(&before));
     let (second, mut later) = hit(policy, states, now, cost);
     let forgotten = later.iter().map(State::until).max().unwrap_or_default().max(now);
     let (_, mut next) = hit(policy, &later, forgotten, 1);
     let untouched = next.clone();
-    policy.refund(&mut next, forgotten, &second);
+    policy.settle(&mut next, forgotten, &second, 0);
     prop_assert_eq!(next, untouched, "the refund of an expired hit changes the state");
     later.fill(State::Fresh);
-    policy.refund(&mut later, now, &second);
+    policy.settle(&mut later, now, &second, 0);
     prop_assert!(
         later.iter().all(|state| *state == State::Fresh),
         "the refund of a hit before a clear changes the state"

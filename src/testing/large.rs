@@ -57,7 +57,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
                 && let Some(hit) = middle.take()
             {
                 harness.refund(&policy, &key, &hit);
-                model.refund(&policy, &key, &hit, now);
+                model.settle(&policy, &key, &hit, 0, now);
             }
         }
         let (got, now) = (harness.peek(&policy, &key, 900), harness.clock.now());

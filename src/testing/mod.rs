@@ -20,6 +20,7 @@
 mod cas;
 mod change_laws;
 mod changes;
+mod charge_laws;
 mod concurrency;
 mod generate;
 mod harness;
@@ -28,6 +29,7 @@ mod large;
 mod model;
 mod model_comparison;
 mod sequential;
+mod settling;
 mod storage;
 mod strategy;
 
@@ -35,5 +37,6 @@ pub use self::cas::CasLaws;
 pub use self::concurrency::{concurrent_hits_are_exact, concurrent_refunds_are_exact};
 pub use self::model::Model;
 pub use self::model_comparison::{decides_like_the_model, policies_of_one_name_share_only_equal_limits};
+pub use self::settling::concurrent_settlements_are_exact;
 pub use self::storage::StorageLaws;
 pub use self::strategy::StrategyLaws;

@@ -17,9 +17,9 @@ impl Model {
         self.with_states(policy, key, |states| policy.decide(states, now, op, cost))
     }
 
-    /// Refunds a hit at the time `now`.
-    pub fn refund(&mut self, policy: &Policy, key: &Key, decision: &Decision, now: Timestamp) {
-        self.with_states(policy, key, |states| policy.refund(states, now, decision));
+    /// Corrects the cost of a hit to `actual` units at the time `now`.
+    pub fn settle(&mut self, policy: &Policy, key: &Key, decision: &Decision, actual: u32, now: Timestamp) {
+        self.with_states(policy, key, |states| policy.settle(states, now, decision, actual));
     }
 
     /// Removes the states of the key.

@@ -17,8 +17,29 @@ use crate::{Decision, Key, Limit, Op, Policy, Storage};
 enum Action {
     Decide(Op, Cost),
     TryAdmit(Cost),
-    RefundLast,
+    Charge(Cost, u32),
+    SettleLast(Actual),
     Clear,
+}
+
+/// The actual cost of a hit.
+#[derive(Clone, Copy, Debug)]
+enum Actual {
+    Nothing,
+    /// Up to this many units less than it has spent, but at least one.
+    Less(Cost),
+    /// This many units more than it has spent.
+    More(Cost),
+}
+
+impl Actual {
+    fn units(self, policy: &Policy, decision: &Decision) -> u32 {
+        match self {
+            Self::Nothing => 0,
+            Self::Less(units) => decision.cost().saturating_sub(units.units(policy)).max(1),
+            Self::More(units) => decision.cost().saturating_add(units.units(policy)),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +65,7 @@ impl Cost {
 
 /// Checks law 8: a storage decides like the [`Model`].
 ///
-/// It is checked with random scripts of hits, peeks, refunds and clears on several keys and
+/// It is checked with random scripts of hits, peeks, charges, settlements and clears on several keys and
 /// policies. `make` is called for each script, inside a tokio runtime. It must return an empty
 /// storage that uses the given clock.
 ///
@@ -106,7 +127,10 @@ fn like_the_model<St: Storage>(
         12 => costs(1).prop_map(|cost| Action::Decide(Op::Hit, cost)),
         6 => costs(0).prop_map(Action::TryAdmit),
         3 => costs(0).prop_map(|cost| Action::Decide(Op::Peek, cost)),
-        2 => Just(Action::RefundLast),
+        2 => (costs(0), 1..=3_u32).prop_map(|(cost, times)| Action::Charge(cost, times)),
+        2 => Just(Action::SettleLast(Actual::Nothing)),
+        2 => costs(1).prop_map(Actual::Less).prop_map(Action::SettleLast),
+        2 => costs(0).prop_map(Actual::More).prop_map(Action::SettleLast),
         1 => Just(Action::Clear),
     ];
     let waits = prop_oneof![3 => Just(0_u64), 3 => 1..=1_000_000_u64, 1 => 1..=100_000_000_u64];
@@ -142,10 +166,17 @@ fn like_the_model<St: Storage>(
                     }
                     last = Some((policy, key, expected));
                 }
-                Action::RefundLast => {
+                Action::Charge(cost, times) => {
+                    let units = cost.units(policy).saturating_mul(times);
+                    let decision = harness.try_decide(policy, &key, Op::Charge, units).map_err(TestCaseError::fail)?;
+                    prop_assert_eq!(&decision, &model.decide(policy, &key, Op::Charge, units, now));
+                    last = Some((policy, key, decision));
+                }
+                Action::SettleLast(actual) => {
                     if let Some((policy, key, decision)) = last.take() {
-                        harness.try_refund(policy, &key, &decision).map_err(TestCaseError::fail)?;
-                        model.refund(policy, &key, &decision, now);
+                        let actual = actual.units(policy, &decision);
+                        harness.try_settle(policy, &key, &decision, actual).map_err(TestCaseError::fail)?;
+                        model.settle(policy, &key, &decision, actual, now);
                     }
                 }
                 Action::Clear => {

@@ -229,7 +229,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
                 });
             };
             let back = |decision: &Decision, model: &mut Model| {
-                model.refund(policy, &key, decision, harness.clock.now());
+                model.settle(policy, &key, decision, 0, harness.clock.now());
                 harness.refund(policy, &key, decision);
             };
             let (first, second) = (hit(1, &mut model), hit(2, &mut model));

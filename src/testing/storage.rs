@@ -8,6 +8,7 @@ use super::harness::{runtime, runtime_of_threads};
 use super::large::many_keys_are_independent;
 use super::model_comparison::{decides_like_the_model_in, policies_of_one_name_in};
 use super::sequential::{Inputs, parsed};
+use super::settling::settlements_are_exact;
 use crate::storage::ManualClock;
 use crate::{Policy, Storage};
 
@@ -140,6 +141,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
         inputs.waits_are_exact_after_clock_change();
         inputs.waits_are_exact_after_quota_change();
         inputs.refunds_return_the_units();
+        inputs.settled_hits_have_their_actual_cost();
         inputs.long_logs_are_kept();
         self.concurrent_requests();
         many_keys_are_independent(&runtime, self.scripts, &self.empty(&runtime));
@@ -163,6 +165,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
             }
             for policy in self.supported(["fixed-window 1000/day", "moving-window 1000/day"].map(parsed)) {
                 refunds_are_exact(&runtime, &policy, &self.empty(&runtime));
+                settlements_are_exact(&runtime, &policy, &self.empty(&runtime));
                 cancellation_is_isolated(&runtime, &policy, &self.empty(&runtime));
             }
         }

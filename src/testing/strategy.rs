@@ -6,6 +6,10 @@ use proptest::test_runner::{Config, TestError, TestRunner};
 use proptest::{prop_assert, prop_assert_eq};
 
 use super::change_laws::{waits_are_exact_after_clock_change, waits_are_exact_after_quota_change};
+use super::charge_laws::{
+    charges_add_up, charges_are_spent, clock_change_after_a_charge_grants_no_units, refunds_do_not_pay_charges,
+    refunds_of_parts_add_up, settled_hits_have_their_actual_cost, waits_are_exact_above_the_limit,
+};
 use super::generate::{START, Step, other_limits, quotas, scripts, states};
 use super::hit_laws::{
     LawResult, clock_change_grants_no_units, hit_equals_check_then_spend, logs_have_at_most_log_entries, peek_predicts,
@@ -76,6 +80,16 @@ impl StrategyLaws {
         self.each_hit("of refunds: an immediate refund undoes the hit", refunds_undo_hits);
         self.all_inputs_are_valid();
         self.waits_after_a_change();
+        self.each_hit("of refunds: parts of a hit add up", refunds_of_parts_add_up);
+        self.each_hit("of charges: a charge is spent and never refused", charges_are_spent);
+        self.each_hit("of charges: a refund of a hit pays no charge", refunds_do_not_pay_charges);
+        self.each_hit("of charges: j and then k units are j + k units", charges_add_up);
+        self.each_hit("of charges: waits are exact above the limit", waits_are_exact_above_the_limit);
+        self.each_hit(
+            "of charges: a clock that goes back grants no units",
+            clock_change_after_a_charge_grants_no_units,
+        );
+        self.each_hit("of settling: a settled hit has its actual cost", settled_hits_have_their_actual_cost);
     }
 
     fn limits(&self) -> impl Generator<Value = Limit> + use<> {
@@ -124,6 +138,9 @@ impl StrategyLaws {
                 let [before, after] = if number < 20 { [&first, &second] } else { [&second, &first] };
                 for cost in [1, cost, after.limits()[0].capacity()] {
                     waits_are_exact_after_quota_change(before, after, &states, now, cost)?;
+                    let mut charged = states.clone();
+                    let _ = before.decide(&mut charged, now, Op::Charge, cost.saturating_mul(3));
+                    waits_are_exact(after, &charged, now, 1)?;
                 }
                 let _ = before.decide(&mut states, now, Op::Hit, cost);
             }
@@ -167,8 +184,13 @@ impl StrategyLaws {
                 let hit = policy.decide(&mut states, now, Op::Hit, cost);
                 prop_assert_eq!(peek.is_admitted(), hit.is_admitted());
                 let again = policy.decide(&mut states, now, Op::Hit, units);
-                policy.refund(&mut states, now, &hit);
-                policy.refund(&mut states, now.plus(ahead), &again);
+                let mut charged = states.clone();
+                let charge = policy.decide(&mut charged, now, Op::Charge, units);
+                prop_assert!(charge.is_admitted() && charge.remaining() <= peek.remaining());
+                policy.settle(&mut charged, now, &hit, units);
+                prop_assert!(policy.decide(&mut charged, now, Op::Peek, 1).remaining() <= peek.capacity());
+                policy.settle(&mut states, now, &hit, 0);
+                policy.settle(&mut states, now.plus(ahead), &again, 0);
                 prop_assert!(policy.decide(&mut states, now, Op::Peek, 1).remaining() <= peek.capacity());
             }
             Ok(())

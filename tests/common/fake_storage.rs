@@ -261,9 +261,11 @@ impl<St: Storage> Storage for FakeStorage<St> {
         self.answer(Operation::Change, async move { inner.clear(&policy, &key).await.map_err(Into::into) })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
         let (inner, policy, key, decision) = (self.inner.clone(), policy.clone(), key.clone(), decision.clone());
-        self.answer(Operation::Change, async move { inner.refund(&policy, &key, &decision).await.map_err(Into::into) })
+        self.answer(Operation::Change, async move {
+            inner.settle(&policy, &key, &decision, actual).await.map_err(Into::into)
+        })
     }
 
     /// Behaves as a peek does, and is not counted.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_ratelimit::{
-    ElasticWindow, FixedWindow, LeakyBucket, Limit, MovingWindow, Quota, SlidingWindowCounter, TokenBucket,
+    Decision, ElasticWindow, FixedWindow, LeakyBucket, Limit, MovingWindow, Quota, SlidingWindowCounter, TokenBucket,
 };
 
 /// Pseudorandom numbers, equal in each run.
@@ -62,4 +62,15 @@ pub fn random_amount(numbers: &mut Numbers, kind: u64, micros: u64) -> Limit {
         _ => Limit::try_new(LeakyBucket::new().queue(u32::try_from(numbers.below(9)).unwrap()), quota),
     };
     made.unwrap_or_else(|_| Limit::new(FixedWindow::new(), quota))
+}
+
+/// The actual cost of a hit: nothing, less, or up to three times the capacity more.
+pub fn actual_cost(numbers: &mut Numbers, hit: &Decision, capacity: u64) -> u32 {
+    let cost = u64::from(hit.cost());
+    let actual = match numbers.below(3) {
+        0 => 0,
+        1 => numbers.below(cost + 1),
+        _ => cost + numbers.below(3 * capacity),
+    };
+    u32::try_from(actual).unwrap_or(u32::MAX)
 }

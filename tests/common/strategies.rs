@@ -76,14 +76,25 @@ macro_rules! decides_like {
             tower_ratelimit::strategy::Strategy::refuse(&($other)(self), quota, state, now);
         }
 
+        fn charge(
+            &self,
+            quota: &tower_ratelimit::Quota,
+            state: &mut tower_ratelimit::strategy::State,
+            now: tower_ratelimit::Timestamp,
+            units: u32,
+        ) {
+            tower_ratelimit::strategy::Strategy::charge(&($other)(self), quota, state, now, units);
+        }
+
         fn refund(
             &self,
             quota: &tower_ratelimit::Quota,
             state: &mut tower_ratelimit::strategy::State,
             now: tower_ratelimit::Timestamp,
             hit: &tower_ratelimit::strategy::Hit,
+            units: u32,
         ) {
-            tower_ratelimit::strategy::Strategy::refund(&($other)(self), quota, state, now, hit);
+            tower_ratelimit::strategy::Strategy::refund(&($other)(self), quota, state, now, hit, units);
         }
     };
 }

@@ -1,8 +1,10 @@
 //! The golden vectors, and how a storage replays them.
 
+use std::collections::HashMap;
 use std::fmt::{self, Display};
+use std::future::ready;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::Deserialize;
@@ -18,7 +20,7 @@ use tower_ratelimit::{
 pub type Error = tower_ratelimit::BoxError;
 
 /// The number of steps in all files together.
-pub const STEPS: usize = 37_350 + 139;
+pub const STEPS: usize = 37_350 + 139 + 8_430;
 
 /// The files that hold the vectors.
 pub fn files() -> Vec<PathBuf> {
@@ -155,6 +157,12 @@ struct Step {
     op: Op,
     key: String,
     cost: u32,
+    /// The step of the hit that is settled.
+    of: Option<usize>,
+    /// The units to be refunded.
+    units: Option<u32>,
+    /// The actual cost of a settled hit.
+    actual: Option<u32>,
     #[serde(flatten)]
     expected: Answer,
     #[serde(default)]
@@ -167,6 +175,9 @@ enum Op {
     Hit,
     Peek,
     Clear,
+    Refund,
+    Charge,
+    Settle,
 }
 
 #[derive(Deserialize, PartialEq)]
@@ -203,6 +214,12 @@ fn prefix(scenario: &str) -> String {
 /// How many scenarios are replayed at the same time. On a server most of the time is waiting.
 const CONCURRENT: usize = 32;
 
+/// A server removes a key by its own clock, from half a second after its state ends by the clock of
+/// the scenario. So a scenario that took longer than this, and did not agree, is replayed alone, a
+/// few times.
+const IN_TIME: Duration = Duration::from_millis(400);
+const ATTEMPTS: u32 = 5;
+
 /// Replays one document, each scenario on the storage that `make` returns for it.
 ///
 /// Returns the number of steps and a line for each mismatch.
@@ -216,13 +233,33 @@ pub fn replay<St: Storage>(
     make: impl Fn(&str, ManualClock) -> Result<St, Error>,
 ) -> Result<(usize, Vec<String>), Error> {
     let document: Document = serde_json::from_str(text)?;
-    let replays = document.scenarios.iter().map(|scenario| {
+    let attempt = |scenario: &'_ Scenario, attempt: u32| {
         let clock = ManualClock::new(Timestamp::from_micros(document.meta.t0_unix_us));
-        let storage = make(&scenario.name, clock.clone());
-        async move { scenario.replay(storage?, &clock).await }
+        (make(&format!("{} {attempt}", scenario.name), clock.clone()), clock)
+    };
+    let replays = document.scenarios.iter().map(|scenario| {
+        let (storage, clock) = attempt(scenario, 0);
+        async move { Ok::<_, Error>((scenario, Instant::now(), scenario.replay(storage?, &clock).await?)) }
     });
-    let replayed = stream::iter(replays).buffered(CONCURRENT).try_concat();
-    let mut mismatches: Vec<String> = runtime.block_on(replayed)?;
+    let replays = stream::iter(replays).buffered(CONCURRENT);
+    let mut replayed = Vec::new();
+    runtime.block_on(replays.try_for_each(|(scenario, started, lines)| {
+        replayed.push((scenario, started.elapsed(), lines));
+        ready(Ok(()))
+    }))?;
+    let mut mismatches = Vec::new();
+    for (scenario, mut took, mut lines) in replayed {
+        for number in 1..=ATTEMPTS {
+            if lines.is_empty() || took < IN_TIME {
+                break;
+            }
+            let (storage, clock) = attempt(scenario, number);
+            let started = Instant::now();
+            lines = runtime.block_on(async { scenario.replay(storage?, &clock).await })?;
+            took = started.elapsed();
+        }
+        mismatches.append(&mut lines);
+    }
     let mut steps: usize = document.scenarios.iter().map(|scenario| scenario.steps.len()).sum();
     for (number, case) in document.cases.iter().enumerate() {
         steps += 1;
@@ -243,10 +280,11 @@ impl Scenario {
     async fn replay<St: Storage>(&self, storage: St, clock: &ManualClock) -> Result<Vec<String>, Error> {
         let limiter = RateLimiter::with_storage(self.policy()?, storage);
         let (name, mut now, mut mismatches) = (&self.name, 0, Vec::new());
+        let mut decisions = HashMap::new();
         for (number, step) in self.steps.iter().enumerate() {
             clock.advance(Duration::from_micros(step.t_us - now));
             now = step.t_us;
-            let (got, each) = step.run(&limiter).await?;
+            let (got, each) = step.run(number, &limiter, &mut decisions).await?;
             if got != step.expected {
                 mismatches.push(format!("{name}, step {number}: expected {}, got {got}", step.expected));
             } else if step.each.as_ref().is_some_and(|expected| *expected != each) {
@@ -287,17 +325,42 @@ impl LimitSpec {
 }
 
 impl Step {
-    async fn run<St: Storage>(&self, limiter: &RateLimiter<St>) -> Result<(Answer, Vec<Answer>), Error> {
+    /// Runs this step. `decisions` has those of the hits before it, by the numbers of their steps.
+    async fn run<St: Storage>(
+        &self,
+        number: usize,
+        limiter: &RateLimiter<St>,
+        decisions: &mut HashMap<usize, Decision>,
+    ) -> Result<(Answer, Vec<Answer>), Error> {
         let key = Key::from(&self.key);
         let decision = match self.op {
             Op::Hit => limiter.hit_with_cost(&key, self.cost).await.map_err(Into::into)?,
             Op::Peek => limiter.peek_with_cost(&key, self.cost).await.map_err(Into::into)?,
             Op::Clear => {
                 limiter.clear(&key).await.map_err(Into::into)?;
-                let after = Answer::new(&limiter.peek(&key).await.map_err(Into::into)?);
-                return Ok((Answer { allowed: None, delay_us: None, ..after }, Vec::new()));
+                return self.after(limiter, &key).await;
+            }
+            Op::Charge => {
+                let charged = Answer::new(&limiter.charge(&key, self.cost).await.map_err(Into::into)?);
+                let (after, each) = self.after(limiter, &key).await?;
+                let is_same = charged.allowed == Some(true)
+                    && (charged.remaining, charged.reset_after_us) == (after.remaining, after.reset_after_us);
+                return if is_same { Ok((after, each)) } else { Ok((charged, each)) };
+            }
+            Op::Refund | Op::Settle => {
+                let hit = self.of.and_then(|hit| decisions.get(&hit)).ok_or("`of` is not the step of a hit")?;
+                let settled = match (self.units, self.actual) {
+                    (Some(units), None) => limiter.refund_units(&key, hit, units)?,
+                    (None, Some(actual)) => limiter.settle(&key, hit, actual)?,
+                    _ => return Err("neither `units` nor `actual`".into()),
+                };
+                settled.await.map_err(Into::into)?;
+                return self.after(limiter, &key).await;
             }
         };
+        if let Op::Hit = self.op {
+            decisions.insert(number, decision.clone());
+        }
         let delays = self.expected.delay_us.is_some();
         let mut answer = Answer::new(&decision);
         answer.delay_us = answer.delay_us.filter(|delay| delays || *delay > 0);
@@ -309,6 +372,12 @@ impl Step {
             delay_us: None,
         });
         Ok((answer, each.collect()))
+    }
+
+    /// Returns the numbers after a change, which has no verdict.
+    async fn after<St: Storage>(&self, limiter: &RateLimiter<St>, key: &Key) -> Result<(Answer, Vec<Answer>), Error> {
+        let after = Answer::new(&limiter.peek(key).await.map_err(Into::into)?);
+        Ok((Answer { allowed: None, delay_us: None, retry_after_us: None, ..after }, Vec::new()))
     }
 }
 
@@ -329,7 +398,7 @@ impl Display for Answer {
         let verdict = match self.allowed {
             Some(true) => "admitted",
             Some(false) => "refused",
-            None => "cleared",
+            None => "changed",
         };
         write!(f, "{verdict} remaining {} reset {} ", self.remaining, self.reset_after_us)?;
         match self.retry_after_us {

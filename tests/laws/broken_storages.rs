@@ -56,6 +56,12 @@ enum StorageFault {
     RefundsNothing,
     RefundsAll,
     RefundsExpiredHits,
+    /// Decides a charge like a hit.
+    RefusesCharges,
+    /// Refunds the whole hit if it cost less.
+    SettlesTheWholeHit,
+    /// Loads and stores in two steps when it settles.
+    SettlesInSteps,
     KeepsFourLimits,
     RoundsInstants,
     /// Returns a `retry_after` that is a microsecond too long for costs above 3.
@@ -167,7 +173,7 @@ impl Broken {
                 let _ = limit.strategy().hit(limit.quota(), state, self.now(), cost);
             }
         }
-        if op == Op::Hit && !(decision.is_refused() && self.fault == StorageFault::StoresNoRefusals) {
+        if op != Op::Peek && !(decision.is_refused() && self.fault == StorageFault::StoresNoRefusals) {
             self.save(policy, key, states);
         }
         if self.fault == StorageFault::RoundsLongWaitsUp { waits_longer(decision) } else { decision }
@@ -187,10 +193,30 @@ impl Broken {
             StorageFault::ChecksThenWrites if decision.is_admitted() => {
                 let _ = self.hit(policy, key, op, cost);
             }
-            _ if op == Op::Hit => self.save(policy, key, states),
+            _ if op != Op::Peek => self.save(policy, key, states),
             _ => {}
         }
         Ok(decision)
+    }
+}
+
+impl Broken {
+    /// Settles in two steps, between which others may decide.
+    fn settle_in_steps(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        decision: &Decision,
+        actual: u32,
+    ) -> <Self as Storage>::UpdateFuture {
+        let (storage, policy, key, decision) = (self.clone(), policy.clone(), key.clone(), decision.clone());
+        Box::pin(async move {
+            let mut states = storage.load(&policy, &key);
+            yield_now().await;
+            policy.settle(&mut states, storage.now(), &decision, actual);
+            storage.save(&policy, &key, states);
+            Ok(())
+        })
     }
 }
 
@@ -207,7 +233,10 @@ impl Storage for Broken {
             StorageFault::ChargesForFreeHits => cost.max(1),
             _ => cost,
         };
-        let op = if self.fault == StorageFault::SpendsInPeeks { Op::Hit } else { op };
+        let op = match (self.fault, op) {
+            (StorageFault::SpendsInPeeks, _) | (StorageFault::RefusesCharges, Op::Charge) => Op::Hit,
+            _ => op,
+        };
         Box::pin(async move {
             match storage.fault {
                 StorageFault::LosesAnUpdateInAThousand
@@ -238,11 +267,18 @@ impl Storage for Broken {
         Box::pin(async { Ok(()) })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        if self.fault == StorageFault::SettlesInSteps {
+            return self.settle_in_steps(policy, key, decision, actual);
+        }
         let _alone = self.step.lock().unwrap();
         let mut states = self.load(policy, key);
         match self.fault {
             StorageFault::RefundsNothing => {}
+            StorageFault::SettlesTheWholeHit => {
+                let actual = if actual < decision.cost() { 0 } else { actual };
+                policy.settle(&mut states, self.now(), decision, actual);
+            }
             StorageFault::RefundsAll => states.fill(State::Fresh),
             StorageFault::RefundsExpiredHits => {
                 for state in &mut states {
@@ -251,7 +287,7 @@ impl Storage for Broken {
                     }
                 }
             }
-            _ => policy.refund(&mut states, self.now(), decision),
+            _ => policy.settle(&mut states, self.now(), decision, actual),
         }
         self.save(policy, key, states);
         Box::pin(async { Ok(()) })
@@ -318,6 +354,9 @@ fn each_fault_breaks_its_law() {
         (StorageFault::RefundsNothing, "law of refunds: "),
         (StorageFault::RefundsAll, "law of refunds: "),
         (StorageFault::RefundsExpiredHits, "law of refunds: "),
+        (StorageFault::RefusesCharges, "law of settling: "),
+        (StorageFault::SettlesTheWholeHit, "law of settling: "),
+        (StorageFault::SettlesInSteps, "law 9: "),
         (StorageFault::KeepsFourLimits, "law 8: "),
         (StorageFault::RoundsInstants, "law "),
         (StorageFault::RoundsLongWaitsUp, "law 8: "),

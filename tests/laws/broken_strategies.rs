@@ -27,6 +27,14 @@ enum Fault {
     Underflows,
     RefundsNothing,
     RefundsTwice,
+    RefundsTheWholeHit,
+    ChargesNothing,
+    /// A charge spends at most the remaining units.
+    CapsCharges,
+    /// A charge counts modulo 2^32.
+    OverflowsOnCharges,
+    /// A charge starts a window of its own, without the units of the live one.
+    ForgetsOnCharges,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -121,14 +129,43 @@ impl Strategy for Broken {
         Outcome::spent(delay, cost < checked.remaining() && self.0 != Fault::HitDiffers)
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         let times = match self.0 {
             Fault::RefundsNothing => 0,
             Fault::RefundsTwice => 2,
             _ => 1,
         };
+        let units = if self.0 == Fault::RefundsTheWholeHit { hit.cost } else { units };
         for _ in 0..times {
-            CORRECT.refund(quota, state, now, hit);
+            CORRECT.refund(quota, state, now, hit, units);
+        }
+    }
+
+    fn charge(&self, quota: &Quota, state: &mut State, now: Timestamp, units: u32) {
+        match self.0 {
+            Fault::ChargesNothing => return,
+            Fault::CapsCharges => {
+                let units = units.min(self.check(quota, state, now, 0).remaining());
+                if units > 0 {
+                    self.spend(quota, state, now, units);
+                }
+                return;
+            }
+            Fault::ForgetsOnCharges => *state = State::Fresh,
+            _ => {}
+        }
+        let before = if let State::Counts { until, amounts: [spent, _] } = *state
+            && until > now
+        {
+            spent
+        } else {
+            0
+        };
+        self.spend(quota, state, now, units);
+        if let State::Counts { amounts: [spent, _], .. } = state
+            && self.0 == Fault::OverflowsOnCharges
+        {
+            *spent = before.wrapping_add(units);
         }
     }
 }
@@ -160,6 +197,11 @@ fn each_fault_breaks_its_law() {
         (Fault::Underflows, "law 7: "),
         (Fault::RefundsNothing, "law of refunds: "),
         (Fault::RefundsTwice, "law of refunds: "),
+        (Fault::RefundsTheWholeHit, "law of refunds: parts of a hit add up"),
+        (Fault::ChargesNothing, "law of charges: a charge is spent"),
+        (Fault::CapsCharges, "law of charges: a refund of a hit pays no charge"),
+        (Fault::OverflowsOnCharges, "law 7: "),
+        (Fault::ForgetsOnCharges, "law 7: "),
     ];
     assert_each_breaks(faults, check);
 }
@@ -230,9 +272,17 @@ impl Strategy for Clamping {
         }
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
+    fn charge(&self, quota: &Quota, state: &mut State, now: Timestamp, units: u32) {
         *state = Self::seen(quota, state, now);
-        self.0.refund(quota, state, now, hit);
+        let fits = self.0.check(quota, state, now, 0).remaining();
+        if fits > 0 {
+            self.0.charge(quota, state, now, units.min(fits));
+        }
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
+        *state = Self::seen(quota, state, now);
+        self.0.refund(quota, state, now, hit, units);
     }
 }
 

@@ -85,8 +85,8 @@ impl Storage for FallbackOnly {
         })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        Box::pin(self.0.refund(policy, key, &decision.clone().via(DecisionSource::Fallback)))
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        Box::pin(self.0.settle(policy, key, &decision.clone().via(DecisionSource::Fallback), actual))
     }
 }
 
@@ -143,8 +143,8 @@ async fn cached_refusals_and_waits_equal_the_models() {
                     }
                     1 => {
                         if let Some((policy, key, decision)) = last.take() {
-                            cache.refund(policy, &key, &decision).await.unwrap();
-                            model.refund(policy, &key, &decision, now);
+                            cache.settle(policy, &key, &decision, 0).await.unwrap();
+                            model.settle(policy, &key, &decision, 0, now);
                         }
                     }
                     _ => {

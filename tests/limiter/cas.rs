@@ -45,8 +45,8 @@ impl Strategy for SlowStrategy {
         Foreign.spend(quota, state, now, cost)
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        Foreign.refund(quota, state, now, hit);
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
+        Foreign.refund(quota, state, now, hit, units);
     }
 }
 
@@ -123,8 +123,11 @@ async fn unchanged_states_are_not_swapped() {
     assert_eq!(store.trips(), (1, 1));
     assert!(window.hit(&key()).await.unwrap().is_refused());
     let refused = window.hit(&key()).await.unwrap();
-    window.refund(&key(), &refused).await.unwrap();
-    window.refund(&key(), &window.hit_with_cost(&key(), 0).await.unwrap()).await.unwrap();
+    let free = window.hit_with_cost(&key(), 0).await.unwrap();
+    for unspent in [refused, free] {
+        window.storage().settle(window.policy(), &key(), &unspent, 0).await.unwrap();
+        window.storage().settle(window.policy(), &key(), &unspent, 5).await.unwrap();
+    }
     assert_eq!(store.trips(), (3, 0));
     let elastic = limiter(&store, policy("elastic-window 1/day"));
     assert!(elastic.hit(&key()).await.unwrap().is_admitted());
@@ -149,7 +152,7 @@ async fn losing_every_swap_is_a_contended_refusal() {
     let other = Key::from("other");
     let admitted = limiter.hit(&other).await.unwrap();
     store.lose(1_000);
-    let error = limiter.refund(&other, &admitted).await.unwrap_err();
+    let error = limiter.refund(&other, &admitted).unwrap().await.unwrap_err();
     assert!(error.to_string().starts_with("other processes changed the key before every swap"), "{error}");
     assert!(!error.is_timeout() && !error.may_have_counted());
     store.lose(3);

@@ -140,7 +140,7 @@ async fn nodes_in_any_order_keep_the_promise_on_one_time_line() {
                 newest = decision.at();
                 if numbers.below(5) == 0 {
                     let node = usize::try_from(numbers.below(3)).unwrap();
-                    nodes.limiters[node].refund(&key(), &decision).await.unwrap();
+                    nodes.limiters[node].refund(&key(), &decision).unwrap().await.unwrap();
                 } else {
                     admitted.push((starts(&decision), cost as usize));
                 }
@@ -221,8 +221,8 @@ async fn no_instant_is_stored_without_max_skew() {
     assert!(store.text("p|t:k").starts_with("[1.fixed-window/"));
     store.put("p|t:k", &format!("@{}{}", decision.at().plus(9).as_micros(), store.text("p|t:k")));
     assert_eq!(limiter.hit(&key()).await.unwrap().at(), decision.at());
-    limiter.refund(&key(), &decision).await.unwrap();
-    limiter.refund(&key(), &decision).await.unwrap();
+    limiter.refund(&key(), &decision).unwrap().await.unwrap();
+    limiter.refund(&key(), &decision).unwrap().await.unwrap();
     assert_eq!(store.text("p|t:k"), "");
 }
 

@@ -129,7 +129,7 @@ fn calls_that_spend_nothing_store_nothing() {
         let _ = now(limiter.hit_with_cost(&key.into(), 3));
         let _ = now(limiter.hit_with_cost(&key.into(), 0));
         let taken = hit(&limiter, key);
-        now(limiter.refund(&key.into(), &taken));
+        now(limiter.refund(&key.into(), &taken).unwrap());
         let _ = hit(&limiter, key);
         now(limiter.clear(&key.into()));
     }
@@ -306,7 +306,7 @@ fn storage_is_usable_after_a_panic_in_a_strategy() {
             0
         }
 
-        fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit) {}
+        fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit, _: u32) {}
     }
 
     let clock = ManualClock::default();
@@ -421,7 +421,7 @@ fn repeatedly_refused_key_is_admitted_after_its_wait() {
         now(limiter.clear(&"k".into()));
         let first = hit(&limiter, "k");
         assert!(first.is_admitted() && hit(&limiter, "k").is_admitted() && hammer().is_refused());
-        now(limiter.refund(&"k".into(), &first));
+        now(limiter.refund(&"k".into(), &first).unwrap());
         assert!(hit(&limiter, "k").is_admitted(), "{strategy} after a refund");
     }
 }
@@ -578,7 +578,7 @@ fn refusal_found_by_try_admit_counts_once() {
             true
         }
 
-        fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit) {}
+        fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit, _: u32) {}
     }
 
     let one = Policy::new(ExtendingStrategy, Quota::per_day(1));

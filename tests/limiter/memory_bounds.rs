@@ -205,7 +205,7 @@ fn refund_makes_a_key_evictable_at_once() {
     let first: Vec<_> = (0..20_000_u64).map(|key| (hit(&limiter, key), hit(&limiter, key)).0).collect();
     assert!(hit(&limiter, "newcomer").is_storage_full());
     for (key, decision) in first.iter().enumerate() {
-        now(limiter.refund(&(key as u64).into(), decision));
+        now(limiter.refund(&(key as u64).into(), decision).unwrap());
     }
     assert!(hit(&limiter, "newcomer").is_admitted());
 }
@@ -221,7 +221,7 @@ fn too_small_max_bytes_is_an_error() {
 #[test]
 fn memory_of_a_flood_is_freed_within_a_few_thousand_hits_or_peeks() {
     for text in ["fixed-window 5/second", "fixed-window 5/second; 9/second", "moving-window 5/second"] {
-        for op in [Op::Hit, Op::Peek] {
+        for op in [Op::Hit, Op::Peek, Op::Charge] {
             let (storage, clock) = memory_with_manual_clock();
             let limiter = RateLimiter::with_storage(policy(text), storage.clone());
             let info = allocation_counter::measure(|| {
@@ -234,6 +234,7 @@ fn memory_of_a_flood_is_freed_within_a_few_thousand_hits_or_peeks() {
                     let _ = match op {
                         Op::Hit => hit(&limiter, "k"),
                         Op::Peek => now(limiter.peek(&"k".into())),
+                        Op::Charge => now(limiter.charge(&"k".into(), 1)),
                     };
                 }
             });

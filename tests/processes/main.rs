@@ -1,5 +1,6 @@
 //! Eight processes with separate connections hit one key. Together they are admitted exactly up to
-//! the limit, on every shared storage.
+//! the limit, on every shared storage. When they settle hits with random costs, the final count is
+//! exactly the sum of the costs.
 //!
 //! It runs without the test harness, because each of the eight processes runs this program.
 
@@ -8,6 +9,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use common::foreign;
+use common::random::Numbers;
 use common::servers::{Cluster, Etcd, Memcached, Server};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::AnyStorage;
@@ -20,6 +22,15 @@ const POLICY: &str = "TOWER_RATELIMIT_PROCESS_POLICY";
 const PROCESSES: usize = 8;
 const TASKS: usize = 4;
 const LIMIT: u32 = 500;
+
+/// Selects the processes that settle hits, the hits that all of them settle together, and the tasks
+/// of each process. The limit is never reached.
+const SETTLE: &str = "settle";
+const SETTLED: usize = 10_000;
+const SETTLERS: usize = 5;
+const PLENTY: u32 = 1_000_000;
+/// The keys of the settled hits.
+const KEYS: u64 = 8;
 
 /// Selects the custom strategy, which Redis runs by compare-and-swap.
 const FOREIGN: &str = "foreign";
@@ -51,6 +62,26 @@ fn main() {
             assert!(several || swaps || strategy == FOREIGN, "several processes were admitted");
         }
     }
+    let third = Memcached::start(&[]);
+    let three = format!("{two},127.0.0.1:{}?prefix=settle", third.port());
+    for (place, url) in [("one server", server.url()), ("three memcacheds", three)] {
+        let many: Vec<Process> = (0..PROCESSES).map(|_| Process::start(&url, SETTLE)).collect();
+        let spent: Vec<u32> = together(many);
+        let counted = units_counted(&url);
+        println!("{SETTLED} settled hits on {place}: {spent:?} spent, {counted} counted");
+        assert_eq!(spent.iter().sum::<u32>(), counted, "settled hits on {place}");
+    }
+}
+
+/// Returns the units that are counted for all keys of the settled hits.
+#[tokio::main(flavor = "current_thread")]
+async fn units_counted(url: &str) -> u32 {
+    let limiter = limiter(url, SETTLE);
+    let mut counted = 0;
+    for key in 0..KEYS {
+        counted += PLENTY - limiter.peek(&key.into()).await.unwrap().remaining();
+    }
+    counted
 }
 
 /// One of the eight processes.
@@ -88,24 +119,33 @@ fn together(mut many: Vec<Process>) -> Vec<u32> {
     ended.collect()
 }
 
-/// Hits until it is refused, in several tasks on one connection.
-#[tokio::main(flavor = "current_thread")]
-async fn one_of_many(url: &str, policy: &str) {
+fn limiter(url: &str, policy: &str) -> RateLimiter<AnyStorage> {
     let policy = match policy {
         FOREIGN => foreign(LIMIT),
+        SETTLE => format!("fixed-window {PLENTY}/365 days").parse().unwrap(),
         strategy => format!("{strategy} {LIMIT}/day").parse().unwrap(),
     };
     let and = if url.contains('?') { '&' } else { '?' };
     let storage: AnyStorage = format!("{url}{and}deadline=10s").parse().unwrap();
-    let limiter = RateLimiter::with_storage(policy, storage);
+    RateLimiter::with_storage(policy, storage)
+}
+
+/// Hits until it is refused, or settles its part of the hits, in several tasks on one connection.
+#[tokio::main(flavor = "current_thread")]
+async fn one_of_many(url: &str, policy: &str) {
+    let limiter = limiter(url, policy);
     assert!(limiter.peek(&Key::everybody()).await.unwrap().is_admitted());
     println!("connected");
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
     assert_eq!(line, "go\n");
     let mut tasks = JoinSet::new();
-    for _ in 0..TASKS {
+    for task in 0..if policy == SETTLE { SETTLERS } else { TASKS } {
         let limiter = limiter.clone();
+        if policy == SETTLE {
+            tasks.spawn(settle_hits(limiter, Numbers(u64::from(std::process::id()) << 8 | task as u64)));
+            continue;
+        }
         tasks.spawn(async move {
             let mut admitted = 0;
             loop {
@@ -118,4 +158,26 @@ async fn one_of_many(url: &str, policy: &str) {
         });
     }
     println!("{}", tasks.join_all().await.into_iter().sum::<u32>());
+}
+
+/// Settles the hits of one task. Returns the sum of their actual costs.
+async fn settle_hits(limiter: RateLimiter<AnyStorage>, mut numbers: Numbers) -> u32 {
+    let mut spent = 0;
+    for _ in 0..SETTLED / PROCESSES / SETTLERS {
+        let key = Key::from(numbers.below(KEYS));
+        let hit = loop {
+            let decision = limiter.hit_with_cost(&key, 10).await.unwrap();
+            if !decision.is_contended() {
+                break decision;
+            }
+        };
+        assert!(hit.is_admitted());
+        let actual = u32::try_from(numbers.below(31)).unwrap();
+        while let Err(error) = limiter.settle(&key, &hit, actual).unwrap().await {
+            // Nothing was changed.
+            assert!(error.to_string().contains("changed the key before every swap"), "{error}");
+        }
+        spent += actual;
+    }
+    spent
 }

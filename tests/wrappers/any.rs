@@ -26,7 +26,7 @@ impl Storage for Broken {
         ready(Err(std::io::ErrorKind::BrokenPipe.into()))
     }
 
-    fn refund(&self, _: &tower_ratelimit::Policy, _: &Key, _: &Decision) -> Self::UpdateFuture {
+    fn settle(&self, _: &tower_ratelimit::Policy, _: &Key, _: &Decision, _: u32) -> Self::UpdateFuture {
         ready(Err(std::io::ErrorKind::BrokenPipe.into()))
     }
 }
@@ -62,7 +62,7 @@ async fn changes_reach_the_inner_storage() {
     let key = Key::from("k");
     let hit = limiter.hit(&key).await.unwrap();
     assert_eq!(hit.remaining(), 1);
-    limiter.refund(&key, &hit).await.unwrap();
+    limiter.refund(&key, &hit).unwrap().await.unwrap();
     assert_eq!(limiter.peek(&key).await.unwrap().remaining(), 2);
     let _ = limiter.hit(&key).await.unwrap();
     limiter.clear(&key).await.unwrap();

@@ -375,7 +375,7 @@ async fn hit_that_failed_after_counting_is_refunded_on_the_fallback_only() {
     }
     // A hit that the fallback decided is refunded to the fallback.
     primary.set(Behavior::Works);
-    limiter.refund(&Key::everybody(), &last.unwrap()).await.unwrap();
+    limiter.refund(&Key::everybody(), &last.unwrap()).unwrap().await.unwrap();
     assert_eq!((counted(primary.inner(), &whole), counted(&fallback, &whole)), (5, 4));
     assert_eq!(primary.changes(), 0);
 }
@@ -390,21 +390,21 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     open(&limiter).await;
     let (of_fallback, last) = (spend(&limiter, 1).await, spend(&limiter, 1).await);
     assert_eq!(now(), (2, 2));
-    limiter.refund(&key, &of_fallback).await.unwrap();
+    limiter.refund(&key, &of_fallback).unwrap().await.unwrap();
     assert_eq!(now(), (2, 1));
-    let lost = limiter.refund(&key, &of_primary).await.unwrap_err();
+    let lost = limiter.refund(&key, &of_primary).unwrap().await.unwrap_err();
     assert!(lost.is_circuit_open() && primary.changes() == 0, "the primary is not called: {lost}");
     assert!(message(lost).ends_with(&format!(": storage failed: {FAILURE}")));
     // Refusals and free hits have nothing to refund, so the primary is not called.
     let free = limiter.hit_with_cost(&key, 0).await.unwrap().via(DecisionSource::Primary);
-    limiter.refund(&key, &free).await.unwrap();
+    limiter.storage().settle(&whole, &key, &free, 0).await.unwrap();
     let refused = limiter.hit_with_cost(&key, 60).await.unwrap();
     assert!(refused.is_refused());
-    limiter.refund(&key, &refused).await.unwrap();
+    limiter.storage().settle(&whole, &key, &refused, 0).await.unwrap();
     primary.set(Behavior::Works);
     until_closed(&limiter).await;
-    limiter.refund(&key, &of_primary).await.unwrap();
-    limiter.refund(&key, &last).await.unwrap();
+    limiter.refund(&key, &of_primary).unwrap().await.unwrap();
+    limiter.refund(&key, &last).unwrap().await.unwrap();
     assert_eq!(now(), (1, 0));
 
     assert!(kept.is_admitted());
@@ -426,15 +426,15 @@ async fn refund_may_probe_and_its_failure_counts() {
     let spent = spend(&limiter, 1).await;
     primary.set(Behavior::Fails);
     for failures in 1..=5 {
-        assert!(!limiter.refund(&Key::everybody(), &spent).await.unwrap_err().is_circuit_open());
+        assert!(!limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap_err().is_circuit_open());
         assert_eq!(circuit(&limiter).state().failures, failures);
     }
     sleep(SHORTEST).await;
-    assert!(!limiter.refund(&Key::everybody(), &spent).await.unwrap_err().is_circuit_open());
+    assert!(!limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap_err().is_circuit_open());
     assert_eq!(circuit(&limiter).state().failures, 6);
     sleep(2 * SHORTEST).await;
     primary.set(Behavior::Works);
-    limiter.refund(&Key::everybody(), &spent).await.unwrap();
+    limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap();
     assert_eq!(circuit(&limiter).state().phase, Phase::Closed);
     assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 100);
 }
@@ -513,7 +513,7 @@ async fn fallback_keeps_the_rules_of_elastic_windows_and_queues() {
     let hits = [spend(&leaky, 1).await, spend(&leaky, 1).await, spend(&leaky, 1).await];
     assert_eq!(hits.each_ref().map(Decision::delay), [0, 500, 1_000].map(Duration::from_millis));
     assert!(spend(&leaky, 1).await.is_refused());
-    leaky.refund(&Key::everybody(), &hits[2]).await.unwrap();
+    leaky.refund(&Key::everybody(), &hits[2]).unwrap().await.unwrap();
     assert_eq!(spend(&leaky, 1).await.delay(), Duration::from_secs(1), "the last slot was refunded");
 }
 
@@ -558,7 +558,7 @@ async fn failing_fallback_is_an_error() {
     let limiter = RateLimiter::with_storage(policy("9/day"), Breaker::new(primary).fallback(other.clone(), 2));
     let spent = spend(&limiter, 1).await;
     other.set(Behavior::Fails);
-    let kept = limiter.refund(&Key::everybody(), &spent).await.unwrap_err();
+    let kept = limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap_err();
     assert_eq!(message(kept), format!("rate limit storage and its fallback failed: storage failed: {FAILURE}"));
     let error = limiter.hit(&Key::everybody()).await.unwrap_err();
     assert_eq!(message(error), format!("rate limit storage and its fallback failed: storage failed: {FAILURE}"));
@@ -567,11 +567,13 @@ async fn failing_fallback_is_an_error() {
 
 /// Asserts that a breaker rejects this storage as its primary and as its fallback.
 fn assert_is_not_nestable(storage: impl Storage) {
-    let fallback = Breaker::new(MemoryStorage::new()).try_fallback(storage.clone(), 1);
     let message = "a breaker cannot contain another breaker: wrap the storage of the inner breaker instead";
-    assert_eq!(fallback.unwrap_err().to_string(), message);
-    let primary = std::panic::catch_unwind(AssertUnwindSafe(|| Breaker::new(storage)));
-    assert_eq!(primary.unwrap_err().downcast_ref::<String>().unwrap(), message);
+    let inner = storage.clone();
+    let primary = std::panic::catch_unwind(AssertUnwindSafe(|| Breaker::new(inner)));
+    assert_eq!(*primary.unwrap_err().downcast_ref::<&str>().unwrap(), message);
+    let fallback =
+        std::panic::catch_unwind(AssertUnwindSafe(|| Breaker::new(MemoryStorage::new()).fallback(storage, 1)));
+    assert_eq!(*fallback.unwrap_err().downcast_ref::<&str>().unwrap(), message);
 }
 
 #[tokio::test]

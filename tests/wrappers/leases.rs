@@ -119,7 +119,7 @@ async fn several_nodes_never_exceed_the_limit() {
             clock.advance(Duration::from_millis(numbers.below(600)));
             if let (0, Some((decision, of))) = (numbers.below(10), last.take()) {
                 let of: &Leased = of;
-                of.refund(&policy, &Key::from("a"), &decision).await.unwrap();
+                of.settle(&policy, &Key::from("a"), &decision, 0).await.unwrap();
                 if clock.now().as_micros() < window(&decision) {
                     *spent.get_mut(&window(&decision)).unwrap() -= decision.cost();
                 }
@@ -271,27 +271,27 @@ async fn refunds_return_to_the_lease_or_the_storage() {
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     let (first, second) = (hit(&leases, &policy, "a", 3).await, hit(&leases, &policy, "a", 4).await);
     assert_eq!((remains(&storage, &policy).await, remains(&leases, &policy).await), (990, 993));
-    leases.refund(&policy, &key, &second).await.unwrap();
+    leases.settle(&policy, &key, &second, 0).await.unwrap();
     assert_eq!((remains(&storage, &policy).await, remains(&leases, &policy).await), (990, 997));
     assert_eq!(storage.take_changes(), 0);
     // All units are refunded, as if there had been no hit.
-    leases.refund(&policy, &key, &first).await.unwrap();
+    leases.settle(&policy, &key, &first, 0).await.unwrap();
     assert_eq!((storage.take_changes(), remains(&storage, &policy).await), (1, 1000));
     // A node without a lease refunds to the storage.
     let second_handle = Leases::new(storage.clone(), 10).clock(clock.clone());
     let taken = hit(&leases, &policy, "a", 10).await;
-    second_handle.refund(&policy, &key, &taken).await.unwrap();
+    second_handle.settle(&policy, &key, &taken, 0).await.unwrap();
     assert_eq!((storage.take_changes(), remains(&storage, &policy).await), (1, 1000));
     // After its window a hit is not refunded.
     let old = hit(&leases, &policy, "a", 10).await;
     clock.advance(Duration::from_secs(60));
     let _ = hit(&leases, &policy, "a", 1).await;
-    leases.refund(&policy, &key, &old).await.unwrap();
+    leases.settle(&policy, &key, &old, 0).await.unwrap();
     assert_eq!(remains(&leases, &policy).await, 999);
     // Refusals and free hits refund nothing.
     storage.take_changes();
     let refused = hit(&leases, &policy, "a", 1001).await;
-    leases.refund(&policy, &key, &refused).await.unwrap();
+    leases.settle(&policy, &key, &refused, 0).await.unwrap();
     assert_eq!(storage.take_changes(), 0);
 }
 
@@ -399,7 +399,7 @@ fn refund_of_a_hit_in_another_runtime_goes_to_the_storage() {
     storage.open();
     two.block_on(async {
         let beside = hit(&leases, &policy, "a", 10).await;
-        leases.refund(&policy, &key, &beside).await.unwrap();
+        leases.settle(&policy, &key, &beside, 0).await.unwrap();
     });
     one.block_on(async {
         assert_eq!(asking.await.unwrap().remaining(), 99);

@@ -55,7 +55,7 @@ async fn close_refunds_every_slice_and_later_hits_request_only_their_cost() {
     }
     assert_eq!((storage.take_decisions(), leases.len()), (4, 0));
     // A refund and a clear go to the storage, too.
-    leases.refund(&policy, &Key::from("499"), &spent.unwrap()).await.unwrap();
+    leases.settle(&policy, &Key::from("499"), &spent.unwrap(), 0).await.unwrap();
     leases.clear(&policy, &Key::from("0")).await.unwrap();
     for key in ["499", "0"] {
         assert_eq!(remains(&leases, &policy, key).await, 1_000);
@@ -110,7 +110,7 @@ async fn refunds_during_close_are_not_lost() {
     let mut close = Box::pin(leases.close());
     assert!(poll(&mut close).is_pending());
     let mut refunds: Vec<_> =
-        keys.iter().zip(&spent).map(|(key, spent)| Box::pin(leases.refund(&policy, key, spent))).collect();
+        keys.iter().zip(&spent).map(|(key, spent)| Box::pin(leases.settle(&policy, key, spent, 0))).collect();
     for refund in &mut refunds {
         assert!(poll(refund).is_pending());
     }

@@ -7,5 +7,6 @@ mod leases;
 mod leases_lost_replies;
 mod leases_shutdown;
 mod refusal_cache;
+mod settle;
 mod stacked;
 mod timeout;

@@ -252,7 +252,7 @@ async fn clear_and_refund_invalidate_at_once_locally_and_after_the_ttl_on_other_
         assert!(hit(storage, &policy, "a", 1).await.is_refused());
         assert_eq!(storage.len(), 1);
     }
-    cache.refund(&policy, &key, &first).await.unwrap();
+    cache.settle(&policy, &key, &first, 0).await.unwrap();
     assert_eq!(cache.len(), 0);
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
@@ -295,7 +295,7 @@ async fn refusal_from_before_a_change_is_not_cached() {
                 }
             }
             "refund" => {
-                let mut refund = Box::pin(cache.refund(&policy, &key, &first));
+                let mut refund = Box::pin(cache.settle(&policy, &key, &first, 0));
                 assert!(poll(&mut refund).is_pending());
                 storage.open();
                 refund.await.unwrap();
@@ -343,7 +343,7 @@ async fn immediate_changes_invalidate_without_being_awaited() {
     let second = hit(&cache, &policy, "a", 1).await;
     assert!(first.is_admitted() && second.is_admitted());
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
-    let refund = cache.refund(&policy, &key, &second);
+    let refund = cache.settle(&policy, &key, &second, 0);
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
     drop((clear, refund));
 }

@@ -85,7 +85,7 @@ async fn leases_are_spent_during_an_outage_and_none_are_taken_from_the_fallback(
         let peek = limiter.peek(&Key::everybody()).await.unwrap();
         assert!(peek.is_from_fallback());
         assert_eq!((peek.capacity(), peek.remaining()), (250, 245));
-        limiter.refund(&Key::everybody(), &decision).await.unwrap();
+        limiter.refund(&Key::everybody(), &decision).unwrap().await.unwrap();
         assert_eq!(spend(&limiter, 3).await.remaining(), 990);
 
         for spent in 1..=250 {

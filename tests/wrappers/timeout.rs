@@ -38,11 +38,11 @@ async fn late_result_is_a_timeout_that_may_have_counted() {
     let (limiter, storage) = limiter(Behavior::WorksAfter(Duration::from_millis(69)));
     let hit = limiter.hit(&Key::everybody()).await.unwrap();
     assert_eq!((hit.is_admitted(), hit.remaining()), (true, 8));
-    limiter.refund(&Key::everybody(), &hit).await.unwrap();
+    limiter.refund(&Key::everybody(), &hit).unwrap().await.unwrap();
     assert_eq!(counted(storage.inner(), limiter.policy()), 0);
     storage.set(Behavior::WorksAfter(Duration::from_millis(71)));
     assert!(limiter.hit(&Key::everybody()).await.unwrap_err().is_timeout());
-    let late = limiter.refund(&Key::everybody(), &hit).await.unwrap_err();
+    let late = limiter.refund(&Key::everybody(), &hit).unwrap().await.unwrap_err();
     assert!(late.is_timeout() && late.may_have_counted());
 }
 

@@ -110,7 +110,7 @@ impl Storage for NoFallback {
         match *self {}
     }
 
-    fn refund(&self, _: &Policy, _: &Key, _: &Decision) -> Self::UpdateFuture {
+    fn settle(&self, _: &Policy, _: &Key, _: &Decision, _: u32) -> Self::UpdateFuture {
         match *self {}
     }
 }

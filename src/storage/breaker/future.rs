@@ -32,7 +32,7 @@ struct OwnedRequest {
 
 impl<P: Storage, F: Storage> Deciding<P, F> {
     pub(super) fn new(parts: &Arc<Parts<P, F>>, request: StorageRequest<'_>) -> Self {
-        let Some(permit) = parts.circuit.try_acquire(request.op == Op::Hit && request.cost > 0) else {
+        let Some(permit) = parts.circuit.try_acquire(request.op != Op::Peek && request.cost > 0) else {
             return Self(Stage::fall_back(parts, request, None));
         };
         let answer = parts.primary.decide(request);
@@ -120,7 +120,7 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
     }
 }
 
-/// The future that a [`Breaker`](super::Breaker) returns for clearing a key or refunding a hit.
+/// The future that a [`Breaker`](super::Breaker) returns for clearing a key or settling a hit.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Changing<P: Storage, F: Storage> {
     primary: Option<(P::UpdateFuture, Permit)>,

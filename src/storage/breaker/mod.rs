@@ -200,15 +200,15 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
             .primary(&self.0, |primary| primary.clear(policy, key))
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        if decision.is_refused() || decision.cost() == 0 {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        if !decision.has_spent() || actual == decision.cost() {
             return Changing::empty();
         }
-        let refund = Changing::empty();
+        let settle = Changing::empty();
         match decision.source() {
-            DecisionSource::Primary => refund.primary(&self.0, |primary| primary.refund(policy, key, decision)),
+            DecisionSource::Primary => settle.primary(&self.0, |primary| primary.settle(policy, key, decision, actual)),
             DecisionSource::Fallback => {
-                refund.fallback(&self.0, policy, |fallback, divided| fallback.refund(divided, key, decision))
+                settle.fallback(&self.0, policy, |fallback, divided| fallback.settle(divided, key, decision, actual))
             }
         }
     }

@@ -56,8 +56,9 @@ impl<'a> Batch<'a> {
                 let changed = decision.is_admitted() || parsed.states != before;
                 (Some(decision), changed)
             }
-            Command::Refund(decision) => {
-                policy.refund(&mut parsed.states, now, decision);
+            Command::Charge(units) => (Some(policy.decide(&mut parsed.states, now, Op::Charge, *units)), true),
+            Command::Settle(decision, actual) => {
+                policy.settle(&mut parsed.states, now, decision, *actual);
                 (None, true)
             }
             Command::Clear => {

@@ -17,14 +17,15 @@ pub(super) fn check_timed_out() -> StorageError {
 }
 
 pub(super) fn contended() -> StorageError {
-    let message = "other processes changed the key before every swap, nothing was cleared or refunded; try again";
+    let message = "other processes changed the key before every swap, nothing was cleared or settled; try again";
     StorageError::new(StorageErrorKind::Contended, message)
 }
 
 pub(super) fn too_long(bytes: usize, longest: usize) -> StorageError {
     let message = format!(
         "the state of the key has grown to {bytes} bytes, and the store keeps at most {longest}; use a different \
-         name for each policy, and implement Strategy::log_entries for strategies with a log"
+         name for each policy, implement Strategy::log_entries for strategies with a log, and use no moving window \
+         for costs that are settled"
     );
     StorageError::new(StorageErrorKind::Unsupported, message)
 }

@@ -26,7 +26,10 @@ pub(super) type Answer = Result<Option<Decision>, StorageError>;
 pub(super) enum Command {
     /// A hit of this cost.
     Hit(u32),
-    Refund(Box<Decision>),
+    /// A charge of this many units.
+    Charge(u32),
+    /// The decision of a hit, and its actual cost.
+    Settle(Box<Decision>, u32),
     Clear,
 }
 
@@ -164,7 +167,9 @@ impl Waiting {
 fn unfinished_answer(policy: &Policy, command: &Command, stage: &Stage) -> Answer {
     match (stage.contended, command) {
         _ if stage.sent => Err(error::late(true)),
-        (Some(at), Command::Hit(cost)) => Ok(Some(policy.refuse(at, *cost, RETRY_AFTER).contended())),
+        (Some(at), Command::Hit(cost) | Command::Charge(cost)) => {
+            Ok(Some(policy.refuse(at, *cost, RETRY_AFTER).contended()))
+        }
         (Some(_), _) => Err(error::contended()),
         (None, _) => Err(error::late(false)),
     }

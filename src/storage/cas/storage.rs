@@ -165,7 +165,8 @@ impl<S: CasStorage> Storage for Cas<S> {
         if request.op == Op::Peek || request.cost == 0 {
             return Box::pin(self.peek(request));
         }
-        let answer = self.execute(request.policy, request.key, Command::Hit(request.cost));
+        let command = if request.op == Op::Charge { Command::Charge(request.cost) } else { Command::Hit(request.cost) };
+        let answer = self.execute(request.policy, request.key, command);
         Box::pin(async { answer.await?.ok_or_else(error::cancelled) })
     }
 
@@ -174,11 +175,11 @@ impl<S: CasStorage> Storage for Cas<S> {
         Box::pin(async { answer.await.map(drop) })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        if decision.is_refused() || decision.cost() == 0 {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        if !decision.has_spent() || actual == decision.cost() {
             return Box::pin(async { Ok(()) });
         }
-        let answer = self.execute(policy, key, Command::Refund(Box::new(decision.clone())));
+        let answer = self.execute(policy, key, Command::Settle(Box::new(decision.clone()), actual));
         Box::pin(async { answer.await.map(drop) })
     }
 

@@ -25,8 +25,8 @@ impl Storage for EtcdStorage {
         self.naming_members(self.cas.clear(policy, key))
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        self.naming_members(self.cas.refund(policy, key, decision))
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        self.naming_members(self.cas.settle(policy, key, decision, actual))
     }
 
     /// Checks that etcd replies, and that the user may read.

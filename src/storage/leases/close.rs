@@ -99,7 +99,7 @@ async fn refund_all<St: Storage>(inner: &St, mut slices: impl Iterator<Item = Un
         while in_flight.len() < IN_FLIGHT
             && let Some(slice) = slices.next()
         {
-            let mut refund = inner.refund(&slice.policy, &slice.key, &slice.hit);
+            let mut refund = inner.settle(&slice.policy, &slice.key, &slice.hit, 0);
             if is_pending(&mut refund) {
                 in_flight.push(refund);
             }

@@ -54,7 +54,7 @@ impl LeaseEntry {
 
     /// Spends units of the lease, if it has enough.
     pub(super) fn take(&mut self, request: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
-        if request.op == Op::Peek || request.cost == 0 {
+        if request.op != Op::Hit || request.cost == 0 {
             return None;
         }
         let lease = self.lease.as_mut().filter(|lease| lease.is_live(now) && lease.policy == *request.policy)?;

@@ -12,9 +12,10 @@ use crate::{Decision, Key, Op, Policy};
 pub(super) enum Command {
     /// A hit of this cost on a window that is leased.
     Hit(u32),
-    /// A request that the storage decides: a peek, or a hit by another kind of policy.
+    /// A request that the storage decides: a peek, a charge, or a hit by another kind of policy.
     Forward(Op, u32),
-    Refund(Decision),
+    /// A hit, and its actual cost.
+    Settle(Decision, u32),
     Clear,
 }
 
@@ -46,7 +47,7 @@ impl Job {
     /// Returns `true` if the caller has gone and the job can be skipped, because it changes
     /// nothing.
     pub(super) fn is_abandoned(&self) -> bool {
-        matches!(self.command, Command::Hit(_) | Command::Forward(..)) && self.reply.is_closed()
+        matches!(self.command, Command::Hit(_) | Command::Forward(Op::Hit | Op::Peek, _)) && self.reply.is_closed()
     }
 
     /// Sends the reply. The caller of this method must not hold a lock: if the receiver is gone,

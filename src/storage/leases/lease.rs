@@ -1,6 +1,7 @@
 //! A slice of a window that is spent locally.
 
-use crate::strategy::{Hit, Status};
+use super::charge::Charged;
+use crate::strategy::Status;
 use crate::{Decision, Policy, Timestamp};
 
 /// Units that the storage counts as spent, and that are not spent yet.
@@ -9,8 +10,11 @@ pub(super) struct Lease {
     pub(super) policy: Policy,
     capacity: u32,
     /// The window of the slice: its end and its anchor, as returned by the storage.
-    window: (Timestamp, u32),
+    pub(super) window: (Timestamp, u32),
     pub(super) unspent: u32,
+    /// `true` after a charge to the storage. Refunds go there as well, because they pay the charge
+    /// before they make units available.
+    pub(super) is_charged: bool,
     /// The units that remained in the storage after its latest answer.
     pub(super) in_storage: u32,
     /// The time of the decision by the storage's clock.
@@ -30,8 +34,9 @@ impl Lease {
         Self {
             policy: policy.clone(),
             capacity: status.capacity(),
-            window: window(&hit(slice)),
+            window: window(slice),
             unspent: slice.cost(),
+            is_charged: false,
             in_storage: status.remaining(),
             at: slice.at(),
             received,
@@ -44,6 +49,7 @@ impl Lease {
         if older.window == self.window && older.policy == self.policy {
             self.unspent = self.unspent.saturating_add(older.unspent);
             self.end = self.end.max(older.end);
+            self.is_charged |= older.is_charged;
         }
     }
 
@@ -55,7 +61,27 @@ impl Lease {
     pub(super) fn take(&mut self, cost: u32, now: Timestamp) -> Option<Decision> {
         self.unspent = self.unspent.checked_sub(cost)?;
         let at = self.at.plus(now.since(self.received));
-        Some(Decision::of(at, cost, self.spent(at)))
+        Some(Decision::of(at, cost, self.spent(at)).of_policy(self.policy.digest()))
+    }
+
+    /// Takes units for a charge, as many as there are. The caller charges the rest to the storage.
+    pub(super) fn take_for_charge(&mut self, units: u32) -> u32 {
+        let taken = units.min(self.unspent);
+        self.unspent -= taken;
+        self.is_charged |= taken < units;
+        taken
+    }
+
+    /// Spends units for a charge, as many as there are.
+    pub(super) fn charge(&mut self, units: u32, now: Timestamp) -> Charged {
+        let taken = self.take_for_charge(units);
+        if taken < units {
+            return Charged::Partly(units - taken);
+        }
+        let at = self.at.plus(now.since(self.received));
+        Charged::Fully(
+            Decision::of(at, units, self.spent(at).spent(Timestamp::EPOCH, 0)).of_policy(self.policy.digest()),
+        )
     }
 
     /// Returns the status of a hit on this lease. It can be refunded here or to the storage.
@@ -65,16 +91,24 @@ impl Lease {
         Status::admitted(self.capacity, remaining, until.since(at)).spent(until, anchor)
     }
 
-    /// Puts back the units of a hit on this window. Returns `false` if the hit is of another
-    /// window, or if the lease would exceed the units that can be unspent. The hit must be refunded
-    /// to the storage then.
-    pub(super) fn put_back(&mut self, decision: &Decision) -> bool {
-        let unspent = self.unspent.saturating_add(decision.cost());
-        let fits = window(&hit(decision)) == self.window && unspent <= self.capacity.saturating_sub(self.in_storage);
+    /// Puts back units that a hit has spent of this window. Returns `false` if the hit is of another
+    /// window, if units of the window were charged to the storage, or if the lease would exceed the
+    /// units that can be unspent. The hit must be refunded to the storage then.
+    pub(super) fn put_back(&mut self, window: (Timestamp, u32), units: u32) -> bool {
+        let unspent = self.unspent.saturating_add(units);
+        let is_same = window == self.window && !self.is_charged;
+        let fits = is_same && unspent <= self.capacity.saturating_sub(self.in_storage);
         if fits {
             self.unspent = unspent;
         }
         fits
+    }
+
+    /// Puts back units of a failed charge, if the lease is still of the same window.
+    pub(super) fn put_back_charge(&mut self, window: (Timestamp, u32), units: u32) {
+        if window == self.window {
+            self.unspent = self.unspent.saturating_add(units);
+        }
     }
 
     /// Returns `true` if no units of the window are known to be spent.
@@ -84,7 +118,8 @@ impl Lease {
 
     /// Returns the unspent units as a hit, for a refund to the storage.
     pub(super) fn as_hit(&self) -> Option<Decision> {
-        (self.unspent > 0).then(|| Decision::of(self.at, self.unspent, self.spent(self.at)))
+        let hit = || Decision::of(self.at, self.unspent, self.spent(self.at)).of_policy(self.policy.digest());
+        (self.unspent > 0).then(hit)
     }
 }
 
@@ -96,8 +131,8 @@ pub(super) fn derive_refusal(refusal: &Decision, cost: u32) -> Option<Decision> 
     if cost == refusal.cost() {
         return Some(refusal.clone());
     }
-    let refused = || Decision::of(refusal.at(), cost, Status::refused(capacity, remaining, reset, Some(reset)));
-    (cost > remaining && cost <= capacity).then(refused)
+    let status = Status::refused(capacity, remaining, reset, Some(reset));
+    (cost > remaining && cost <= capacity).then(|| Decision::of(refusal.at(), cost, status).of_same_policy(refusal))
 }
 
 /// Decides a hit or peek by the remaining units of the window and the time until it ends.
@@ -109,13 +144,18 @@ pub(super) fn decide_locally(policy: &Policy, at: Timestamp, cost: u32, remainin
     } else {
         Status::refused(capacity, remaining, reset, (cost <= capacity).then_some(reset))
     };
-    Decision::of(at, cost, status)
+    Decision::of(at, cost, status).of_policy(policy.digest())
 }
 
-fn hit(decision: &Decision) -> Hit {
-    decision.shown().hit(decision.at(), decision.cost())
+/// Returns the decision on a charge, with these remaining units.
+pub(super) fn charged_locally(policy: &Policy, decision: &Decision, remaining: u32) -> Decision {
+    let capacity = policy.limits()[0].capacity();
+    let status = Status::admitted(capacity, remaining.min(capacity), decision.shown().reset_after_micros());
+    Decision::of(decision.at(), decision.cost(), status).of_policy(policy.digest())
 }
 
-fn window(hit: &Hit) -> (Timestamp, u32) {
+/// Returns the window of a hit.
+pub(super) fn window(decision: &Decision) -> (Timestamp, u32) {
+    let hit = decision.shown().hit(decision.at(), decision.cost());
     (hit.until, hit.anchor)
 }

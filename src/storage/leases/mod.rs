@@ -1,7 +1,9 @@
 //! Leases: slices of a window, which a node takes in one round trip and spends locally.
 
+mod charge;
 mod close;
 mod entry;
+mod future;
 mod job;
 mod lease;
 mod outage;
@@ -11,18 +13,16 @@ mod shared;
 mod worker;
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
-use tokio::sync::oneshot;
-
+use self::charge::{Charged, Taken};
 use self::entry::LeaseEntry;
-use self::job::{Answer, Command};
+use self::future::{Change, ChangeState, Deciding, OwnedRequest, Progress};
+use self::job::Command;
 use self::route::Route;
 use self::shared::{InvalidateOnDrop, LeaseTable};
 use crate::storage::key_table::assert_max_keys;
-use crate::storage::{Clock, Storage, StorageError, StorageErrorKind, StorageRequest, Summary, SystemClock};
+use crate::storage::{Clock, Storage, StorageError, StorageRequest, Summary, SystemClock};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
 /// Leases units of a fixed window from the storage, a slice at a time, and spends them locally. Use
@@ -195,17 +195,25 @@ impl<St: Storage> Storage for Leases<St> {
     type DecideFuture = Deciding<St>;
     type UpdateFuture = Change<St>;
 
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
-        Deciding(match self.0.decide(&request, is_leased(request.policy)) {
+    fn decide(&self, mut request: StorageRequest<'_>) -> Self::DecideFuture {
+        let cost = request.cost;
+        if request.op == Op::Charge && cost > 0 && is_leased(request.policy) {
+            match self.0.charge(&request) {
+                Charged::Fully(decision) => return Deciding(Progress::Local(Some(decision)), cost),
+                Charged::Partly(rest) => request.cost = rest,
+            }
+        }
+        let progress = match self.0.decide(&request, is_leased(request.policy)) {
             Route::Local(decision) => Progress::Local(Some(decision)),
             Route::Wait(answer) => Progress::Wait(answer, OwnedRequest::new(&self.0, &request)),
             Route::Inner => Progress::Inner(self.0.inner.decide(request)),
-        })
+        };
+        Deciding(progress, cost)
     }
 
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        if request.op == Op::Peek || request.cost == 0 {
+        if request.op != Op::Hit || request.cost == 0 {
             return false;
         }
         if let Some(decision) = self.0.take(&request) {
@@ -226,12 +234,23 @@ impl<St: Storage> Storage for Leases<St> {
         change
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        if decision.is_refused() || decision.cost() == 0 {
+    /// Units that a hit has not spent go back to the slice. Units that it spent in addition are
+    /// taken from the slice, and what the slice does not have is charged to the storage.
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        if !decision.has_spent() || actual == decision.cost() {
             return Change(ChangeState::Local);
         }
-        let route = self.0.put_back(policy, key, decision).unwrap_or(Route::Inner);
-        self.change(route, |inner| inner.refund(policy, key, decision))
+        let Some(units) = actual.checked_sub(decision.cost()) else {
+            let route = self.0.put_back(policy, key, decision, decision.cost() - actual).unwrap_or(Route::Inner);
+            return self.change(route, |inner| inner.settle(policy, key, decision, actual));
+        };
+        let taken = if decision.is_from_fallback() { None } else { self.0.take_for_charge(policy, key, units) };
+        let actual = actual - taken.as_ref().map_or(0, Taken::units);
+        if actual == decision.cost() {
+            taken.into_iter().for_each(Taken::keep);
+            return Change(ChangeState::Local);
+        }
+        Change(ChangeState::Charge(self.0.inner.settle(policy, key, decision, actual), taken))
     }
 
     fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
@@ -278,95 +297,6 @@ impl<St: Storage> fmt::Debug for Leases<St> {
     }
 }
 
-/// The future of a decision by [`Leases`].
-#[must_use = "futures do nothing unless they are polled"]
-pub struct Deciding<St: Storage>(Progress<St>);
-
-#[allow(clippy::large_enum_variant, reason = "it is polled where it is made; boxing would cost a hit an allocation")]
-enum Progress<St: Storage> {
-    Local(Option<Decision>),
-    Wait(oneshot::Receiver<Answer>, OwnedRequest<St>),
-    Inner(St::DecideFuture),
-}
-
-/// An owned copy of the request, for a caller that sends it to the storage itself.
-struct OwnedRequest<St: Storage> {
-    shared: Arc<LeaseTable<St>>,
-    policy: Policy,
-    key: Key,
-    op: Op,
-    cost: u32,
-}
-
-impl<St: Storage> OwnedRequest<St> {
-    fn new(shared: &Arc<LeaseTable<St>>, request: &StorageRequest<'_>) -> Self {
-        let (shared, policy, key) = (Arc::clone(shared), request.policy.clone(), request.key.clone());
-        Self { shared, policy, key, op: request.op, cost: request.cost }
-    }
-
-    fn decide(&self) -> St::DecideFuture {
-        self.shared.inner.decide(StorageRequest::new(&self.policy, &self.key, self.op, self.cost))
-    }
-}
-
-impl<St: Storage> Future for Deciding<St> {
-    type Output = Result<Decision, StorageError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        loop {
-            let decided = match &mut self.0 {
-                Progress::Local(decision) => {
-                    return Poll::Ready(Ok(decision.take().expect("`Deciding` polled after completion")));
-                }
-                Progress::Inner(decided) => return Pin::new(decided).poll(cx).map_err(StorageError::from_boxed),
-                Progress::Wait(answer, request) => match ready!(Pin::new(answer).poll(cx)) {
-                    Ok(Ok(Some(given))) => return Poll::Ready(given.claim().ok_or_else(cancelled)),
-                    Ok(Ok(None)) => request.decide(),
-                    Ok(Err(error)) => return Poll::Ready(Err(error)),
-                    Err(_) => return Poll::Ready(Err(cancelled())),
-                },
-            };
-            self.0 = Progress::Inner(decided);
-        }
-    }
-}
-
-fn cancelled() -> StorageError {
-    let message = "lease task was cancelled: leases on a storage with round trips need a running tokio runtime";
-    StorageError::new(StorageErrorKind::Cancelled, message)
-}
-
-/// The future of a clear or refund through [`Leases`].
-#[must_use = "futures do nothing unless they are polled"]
-pub struct Change<St: Storage>(ChangeState<St>);
-
-enum ChangeState<St: Storage> {
-    Local,
-    Wait(oneshot::Receiver<Answer>),
-    /// The guard is set for a clear that does not wait for the worker. It is dropped when the clear
-    /// ends.
-    Inner(St::UpdateFuture, Option<InvalidateOnDrop<St>>),
-}
-
-impl<St: Storage> Future for Change<St> {
-    type Output = Result<(), StorageError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(match &mut self.0 {
-            ChangeState::Local => Ok(()),
-            ChangeState::Inner(done, guard) => {
-                let done = ready!(Pin::new(done).poll(cx));
-                drop(guard.take());
-                done.map_err(StorageError::from_boxed)
-            }
-            ChangeState::Wait(answer) => match ready!(Pin::new(answer).poll(cx)) {
-                Ok(answer) => answer.map(drop),
-                Err(_) => Err(cancelled()),
-            },
-        })
-    }
-}
-
 /// Drops all leases when a [`clear_all`](Storage::clear_all) completes or is dropped, because they
 /// may be older than it.
 struct ForgetOnDrop<St: Storage>(Arc<LeaseTable<St>>);
@@ -374,17 +304,5 @@ struct ForgetOnDrop<St: Storage>(Arc<LeaseTable<St>>);
 impl<St: Storage> Drop for ForgetOnDrop<St> {
     fn drop(&mut self) {
         self.0.table.visit_all(LeaseEntry::forget);
-    }
-}
-
-impl<St: Storage> fmt::Debug for Deciding<St> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deciding").finish_non_exhaustive()
-    }
-}
-
-impl<St: Storage> fmt::Debug for Change<St> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Change").finish_non_exhaustive()
     }
 }

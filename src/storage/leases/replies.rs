@@ -106,7 +106,7 @@ impl<St: Storage> LeaseWorker<St> {
             job.send(Ok(own.map(|own| Reply::of(own, self.shared.clone(), policy, &self.key))));
         }
         if let Some(rest) = slice.as_hit().filter(|_| decision.is_admitted()) {
-            drop(self.shared.inner.refund(policy, &self.key, &rest.via(decision.source())).await);
+            drop(self.shared.inner.settle(policy, &self.key, &rest.via(decision.source()), 0).await);
         }
     }
 }

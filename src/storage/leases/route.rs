@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::entry::{LeaseEntry, NoRoom, WorkerState, make_room};
 use super::job::{Answer, Command, Job, TakeBack};
-use super::lease::Lease;
+use super::lease::{Lease, window};
 use super::shared::LeaseTable;
 use super::worker::LeaseWorker;
 use crate::storage::StorageRequest;
@@ -114,9 +114,15 @@ impl<St: Storage> LeaseTable<St> {
         Route::Wait(answer)
     }
 
-    /// Puts back the units of a hit if it is of the leased window. Otherwise the caller refunds it
-    /// to the storage.
-    pub(super) fn put_back(self: &Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) -> Option<Route> {
+    /// Puts back units of a hit if it is of the leased window. Otherwise the caller refunds them to
+    /// the storage.
+    pub(super) fn put_back(
+        self: &Arc<Self>,
+        policy: &Policy,
+        key: &Key,
+        decision: &Decision,
+        units: u32,
+    ) -> Option<Route> {
         if decision.is_from_fallback() {
             return None;
         }
@@ -124,7 +130,7 @@ impl<St: Storage> LeaseTable<St> {
         let mut bucket = self.table.lock(place);
         let entry = bucket.find()?;
         let lease = entry.lease.as_mut().filter(|lease| lease.is_live(self.clock.now()))?;
-        if !lease.put_back(decision) {
+        if !lease.put_back(window(decision), units) {
             return None;
         }
         if lease.is_unspent() && entry.worker == WorkerState::Idle {
@@ -133,7 +139,7 @@ impl<St: Storage> LeaseTable<St> {
             let hit = lease.as_hit()?;
             let policy = lease.policy.clone();
             entry.lease = None;
-            return Some(self.push_job(bucket, place, &policy, key, Command::Refund(hit)));
+            return Some(self.push_job(bucket, place, &policy, key, Command::Settle(hit, 0)));
         }
         Some(Route::Local(decision.clone()))
     }
@@ -141,7 +147,7 @@ impl<St: Storage> LeaseTable<St> {
     /// Refunds the unspent units of an evicted lease, without waiting.
     fn refund_evicted(&self, key: &Key, lease: &Lease) {
         if let Some(hit) = lease.as_hit() {
-            in_background(self.inner.refund(&lease.policy, key, &hit));
+            in_background(self.inner.settle(&lease.policy, key, &hit, 0));
         }
     }
 }
@@ -163,9 +169,9 @@ where
 impl<St: Storage> TakeBack for LeaseTable<St> {
     /// Refunds a hit without waiting: to the lease, or else to the storage.
     fn take_back(self: Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) {
-        match self.put_back(policy, key, decision) {
+        match self.put_back(policy, key, decision, decision.cost()) {
             Some(Route::Local(_) | Route::Wait(_)) => {}
-            Some(Route::Inner) | None => in_background(self.inner.refund(policy, key, decision)),
+            Some(Route::Inner) | None => in_background(self.inner.settle(policy, key, decision, 0)),
         }
     }
 }

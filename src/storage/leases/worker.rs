@@ -8,7 +8,7 @@ use tokio::task::yield_now;
 
 use super::entry::LeaseEntry;
 use super::job::{Command, Job, Reply};
-use super::lease::{Lease, decide_locally};
+use super::lease::{Lease, charged_locally, decide_locally};
 use super::shared::LeaseTable;
 use crate::storage::key_table::TableKey;
 use crate::storage::{StorageError, StorageRequest};
@@ -105,7 +105,7 @@ impl<St: Storage> LeaseWorker<St> {
         if let Some(lease) = lease
             && let Some(hit) = lease.as_hit()
         {
-            drop(self.shared.inner.refund(&lease.policy, &self.key, &hit).await);
+            drop(self.shared.inner.settle(&lease.policy, &self.key, &hit, 0).await);
         }
     }
 
@@ -114,7 +114,7 @@ impl<St: Storage> LeaseWorker<St> {
         let lease = self.with_entry(|entry| entry.lease.take()).flatten();
         if let Some(lease) = lease
             && let Some(hit) = lease.as_hit()
-            && let Err(error) = self.shared.inner.refund(&lease.policy, &self.key, &hit).await
+            && let Err(error) = self.shared.inner.settle(&lease.policy, &self.key, &hit, 0).await
         {
             let error = StorageError::from_boxed(error);
             let closing = self.with_entry(|entry| std::mem::take(&mut entry.when_idle)).unwrap_or_default();
@@ -131,9 +131,9 @@ impl<St: Storage> LeaseWorker<St> {
         let answer = match &job.command {
             Command::Forward(op, cost) => {
                 let decided = inner.decide(StorageRequest::new(policy, &self.key, *op, *cost)).await;
-                decided.map(|decision| Some(Reply::without_units(self.with_unspent(policy, decision))))
+                decided.map(|decision| Some(Reply::without_units(self.with_unspent(policy, decision, *op))))
             }
-            Command::Refund(decision) => inner.refund(policy, &self.key, decision).await.map(|()| None),
+            Command::Settle(hit, actual) => inner.settle(policy, &self.key, hit, *actual).await.map(|()| None),
             Command::Hit(_) | Command::Clear => {
                 // The lease may have been taken for hits before the clear.
                 self.with_entry(|entry| entry.lease = None);
@@ -144,13 +144,16 @@ impl<St: Storage> LeaseWorker<St> {
     }
 
     /// Adds the unspent units of the lease to a decision, because the storage counts them as spent.
-    fn with_unspent(&mut self, policy: &Policy, decision: Decision) -> Decision {
+    fn with_unspent(&mut self, policy: &Policy, decision: Decision, op: Op) -> Decision {
         let local = self.unspent(self.shared.clock.now());
         let is_undecided = decision.is_from_fallback() || decision.is_contended() || decision.is_storage_full();
         if local == 0 || is_undecided {
             return decision;
         }
         let remaining = decision.remaining().saturating_add(local);
+        if op == Op::Charge {
+            return charged_locally(policy, &decision, remaining);
+        }
         decide_locally(policy, decision.at(), decision.cost(), remaining, decision.shown().reset_after_micros())
     }
 

@@ -209,8 +209,8 @@ impl Storage for MemcachedStorage {
         self.cas.clear(policy, key)
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        self.cas.refund(policy, key, decision)
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        self.cas.settle(policy, key, decision, actual)
     }
 
     /// Checks that all servers reply.

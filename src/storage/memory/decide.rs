@@ -33,7 +33,12 @@ impl MemoryInner {
     #[inline]
     pub(super) fn decide(&self, request: &StorageRequest<'_>) -> Decision {
         let mut decision = Decision::blank();
-        self.answer(request, Full(&mut decision));
+        if request.op == Op::Charge {
+            self.decide_any(self.look_up(self.locate_request(request)), request, Full(&mut decision));
+        } else {
+            self.answer(request, Full(&mut decision));
+        }
+        decision.set_policy(request.policy.digest());
         decision.set_ahead(self.clock.ahead());
         if self.resolution > 0 {
             decision.lengthen_waits(self.resolution);
@@ -139,7 +144,7 @@ impl MemoryInner {
                 run = lookup.shard.run(key);
             }
         }
-        let is_final = op == Op::Hit && mode != Mode::TryAdmit;
+        let is_final = op != Op::Peek && mode != Mode::TryAdmit;
         let decision = match no_room {
             None => policy.decide(states, now, op, cost),
             // `OnFull::Admit` stores nothing for a new key.
@@ -148,14 +153,19 @@ impl MemoryInner {
                 states.fill(State::Fresh);
                 decision
             }
+            // No log may grow, so the units are added to the newest entries.
+            Some(_) if op == Op::Charge && states.iter().all(|state| *state != State::Fresh) => {
+                no_room = None;
+                policy.charge_without_growth(states, now, cost)
+            }
             Some(no_room) => policy.refuse(now, cost, no_room.wait()).storage_full(),
         };
-        if let Some(no_room) = no_room.filter(|_| op == Op::Hit) {
+        if let Some(no_room) = no_room.filter(|_| op != Op::Peek) {
             self.count_full(no_room, before.keys == 0, is_final);
         }
         mem::forget(log_guard);
         padded.clear_hint(key.hash);
-        let statuses = (op == Op::Hit && no_room.is_none()).then(|| decision.limits());
+        let statuses = (op != Op::Peek && no_room.is_none()).then(|| decision.limits());
         let after = lookup.shard.save(run, key, policy.limit_digests(), states, now, statuses);
         self.usage.settle(before, after);
         decision

@@ -70,7 +70,7 @@ impl MemoryInner {
         } else {
             request.policy.decide(states, now, Op::Peek, request.cost).is_refused()
         };
-        if is_refused {
+        if is_refused && request.op != Op::Charge {
             return Ok(());
         }
         if request.policy.is_shadow() {
@@ -130,7 +130,7 @@ impl MemoryInner {
             let Some(mut shard) = self.shards[other].try_lock() else { continue };
             match shard.find_victim(key.hash, now, lack) {
                 Search::Found(start, end) => {
-                    if op == Op::Hit {
+                    if op != Op::Peek {
                         self.evict(&mut shard, other, start, end);
                     }
                     return Ok(());

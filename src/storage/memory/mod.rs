@@ -209,7 +209,14 @@ impl Storage for MemoryStorage {
         ready(Ok(()))
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        if !decision.has_spent() {
+            return ready(Ok(()));
+        }
+        if let Some(more) = actual.checked_sub(decision.cost()) {
+            let _ = self.0.decide(&StorageRequest::new(policy, key, Op::Charge, more));
+            return ready(Ok(()));
+        }
         let (key, number) = self.0.locate(policy, key);
         let padded = &self.0.shards[number];
         let read = self.0.clock.now();
@@ -219,7 +226,7 @@ impl Storage for MemoryStorage {
         with_states(policy, |states| {
             let run = shard.run(key);
             let before = shard.load(run.clone(), key, policy.limit_digests(), states);
-            policy.refund(states, now, decision);
+            policy.settle(states, now, decision, actual);
             let peek = policy.decide(states, now, Op::Peek, 1);
             let after = shard.save(run, key, policy.limit_digests(), states, now, Some(peek.limits()));
             self.0.usage.settle(before, after);

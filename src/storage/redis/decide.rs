@@ -10,7 +10,7 @@ use super::script::{Call, Scripts};
 use super::{RedisStorage, reply, size};
 use crate::storage::net::overloaded;
 use crate::storage::{Storage, StorageError, StorageRequest};
-use crate::{ConfigError, Decision, Key, Policy, Timestamp};
+use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
 
@@ -46,17 +46,24 @@ impl Storage for RedisStorage {
         Box::pin(async move { storage.call(&call, Instant::now() + storage.deadline).await.map(drop) })
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        let Some(call) = self.scripts.refund(&self.prefix, policy, key, self.now(), decision) else {
-            return self.cas.refund(policy, key, decision);
-        };
-        let (storage, is_noop) = (self.clone(), decision.is_refused() || decision.cost() == 0);
-        Box::pin(async move {
-            if is_noop {
-                return Ok(());
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        if !decision.has_spent() || actual == decision.cost() {
+            return Box::pin(async { Ok(()) });
+        }
+        let call = match actual.checked_sub(decision.cost()) {
+            Some(more) => {
+                self.scripts.decide(&self.prefix, StorageRequest::new(policy, key, Op::Charge, more), self.now())
             }
-            storage.call(&call, Instant::now() + storage.deadline).await.map(drop)
-        })
+            None => {
+                let units = decision.cost() - actual;
+                self.scripts.refund(&self.prefix, policy, key, self.now(), decision, units)
+            }
+        };
+        let Some(call) = call else {
+            return self.cas.settle(policy, key, decision, actual);
+        };
+        let storage = self.clone();
+        Box::pin(async move { storage.call(&call, Instant::now() + storage.deadline).await.map(drop) })
     }
 
     /// Runs every command of the scripts on a temporary key, as [`ready`](RedisStorage::ready) does.

@@ -15,6 +15,8 @@ pub(super) fn decision(request: StorageRequest<'_>, parts: &[ReplyPart], reply: 
     };
     let at = Timestamp::from_micros(u64::try_from(*at).ok()?);
     let spends = request.op == Op::Hit && request.cost > 0;
+    // The numbers after a charge are those of a peek that costs nothing.
+    let cost = if request.op == Op::Charge { 0 } else { request.cost };
     let outcome = |delay| match (spends, admitted) {
         (false, _) => None,
         (true, 1) => Some(Outcome::Spent { delay }),
@@ -29,13 +31,13 @@ pub(super) fn decision(request: StorageRequest<'_>, parts: &[ReplyPart], reply: 
         statuses.push(match part {
             ReplyPart::Log => {
                 let [units, reset, retry] = [numbers.next()??, numbers.next()??, numbers.next()??];
-                log_status(limit, at, request.cost, outcome(0), units, [reset, retry])
+                log_status(limit, at, cost, outcome(0), units, [reset, retry])
             }
-            ReplyPart::Delay => limit.answer(state, at, request.cost, outcome(numbers.next()??)),
-            ReplyPart::Nothing => limit.answer(state, at, request.cost, outcome(0)),
+            ReplyPart::Delay => limit.answer(state, at, cost, outcome(numbers.next()??)),
+            ReplyPart::Nothing => limit.answer(state, at, cost, outcome(0)),
         });
     }
-    let decision = Decision::of_limits(at, request.cost, statuses.into_iter());
+    let decision = Decision::of_limits(at, request.cost, statuses.into_iter()).of_policy(request.policy.digest());
     // If the script and the states disagree, the reply is not usable.
     let is_consistent = !spends || decision.is_admitted() == (*admitted == 1);
     (numbers.next().is_none() && is_consistent).then_some(decision)

@@ -151,12 +151,8 @@ impl<St: Storage> RefusalCache<St> {
         key: &Key,
         change: impl FnOnce(&St) -> St::UpdateFuture,
     ) -> Change<St::UpdateFuture> {
-        // The storage may apply the change now or at any later poll. So the refusals are removed
-        // now, and again when the future completes or is dropped.
-        let invalidate = InvalidateOnDrop { cache: Arc::clone(&self.cache), policy: policy.clone(), key: key.clone() };
         let update = change(&self.inner);
-        invalidate.cache.invalidate(policy, key);
-        Change { update, invalidate: Some(invalidate) }
+        Change { update, invalidate: Some(InvalidateOnDrop::new(&self.cache, policy, key)) }
     }
 }
 
@@ -168,6 +164,10 @@ impl<St: Storage> Storage for RefusalCache<St> {
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
         if request.op == Op::Peek || request.cost == 0 {
             return Answer(Progress::Inner(self.inner.decide(request), None));
+        }
+        if request.op == Op::Charge {
+            let decided = self.inner.decide(request);
+            return Answer(Progress::Charge(decided, InvalidateOnDrop::new(&self.cache, request.policy, request.key)));
         }
         match self.cache.look_up(&request) {
             Lookup::Hit(decision) => Answer(Progress::Cached(Some(decision))),
@@ -192,8 +192,8 @@ impl<St: Storage> Storage for RefusalCache<St> {
         self.change(policy, key, |storage| storage.clear(policy, key))
     }
 
-    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        self.change(policy, key, |storage| storage.refund(policy, key, decision))
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        self.change(policy, key, |storage| storage.settle(policy, key, decision, actual))
     }
 
     fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
@@ -253,6 +253,8 @@ pub struct Answer<F>(Progress<F>);
 enum Progress<F> {
     Cached(Option<Decision>),
     Inner(F, Option<InFlight>),
+    /// A charge, which makes the cached waits too short.
+    Charge(F, InvalidateOnDrop),
 }
 
 impl<F, E> Future for Answer<F>
@@ -271,11 +273,16 @@ where
                 }
                 Poll::Ready(answer)
             }
+            Progress::Charge(decided, invalidate) => {
+                let answer = std::task::ready!(Pin::new(decided).poll(cx));
+                invalidate.now();
+                Poll::Ready(answer)
+            }
         }
     }
 }
 
-/// The future of a clear or refund through a [`RefusalCache`].
+/// The future of a clear or settlement through a [`RefusalCache`].
 #[derive(Debug)]
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Change<F> {
@@ -302,8 +309,16 @@ struct InvalidateOnDrop {
     key: Key,
 }
 
-impl Drop for InvalidateOnDrop {
-    fn drop(&mut self) {
+impl InvalidateOnDrop {
+    /// Call this after the inner storage has returned its future. The storage may apply the change
+    /// now or at any later poll. So the refusals are removed now, and again when the future
+    /// completes or is dropped.
+    fn new(cache: &Arc<Cache>, policy: &Policy, key: &Key) -> Self {
+        cache.invalidate(policy, key);
+        Self { cache: Arc::clone(cache), policy: policy.clone(), key: key.clone() }
+    }
+
+    fn now(&self) {
         self.cache.invalidate(&self.policy, &self.key);
     }
 }
@@ -314,5 +329,11 @@ struct InvalidateAllOnDrop(Arc<Cache>);
 impl Drop for InvalidateAllOnDrop {
     fn drop(&mut self) {
         self.0.invalidate_all();
+    }
+}
+
+impl Drop for InvalidateOnDrop {
+    fn drop(&mut self) {
+        self.now();
     }
 }

@@ -90,6 +90,11 @@ impl Log {
         Some(self.entries.first_at()?.plus(self.until.since(self.entries.last_at()?)))
     }
 
+    /// Returns the instant of the newest entry, or `None` for an empty log.
+    pub(crate) fn newest(&self) -> Option<Timestamp> {
+        self.entries.last_at()
+    }
+
     /// Returns the units that are younger than `period`.
     pub(super) fn active(&self, now: Timestamp, period: u64) -> u64 {
         self.entries.total() - self.entries.total_before(|entry| now.since(entry.at) >= period)

@@ -51,7 +51,7 @@ async fn cluster_counts_exactly_and_the_keys_of_a_policy_share_a_slot() {
             limiter.clear(key).await.unwrap();
             let decision = limiter.hit(key).await.unwrap();
             assert_eq!(decision.remaining(), 4);
-            limiter.refund(key, &decision).await.unwrap();
+            limiter.refund(key, &decision).unwrap().await.unwrap();
             assert_eq!(limiter.peek(key).await.unwrap().remaining(), 5);
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use common::random::{Numbers, random_limit};
+use common::random::{Numbers, actual_cost, random_limit};
 use common::servers::storage::{RUNTIME, on};
 use common::servers::{Reply, Server};
 use common::{EVERY_STRATEGY, Foreign, policy};
@@ -139,8 +139,9 @@ fn decisions_and_stored_states_equal_those_of_the_strategies() {
                 let now = clock.now();
                 if numbers.below(5) == 0 && !hits.is_empty() {
                     let hit = hits.swap_remove(usize::try_from(numbers.below(hits.len() as u64)).unwrap());
-                    storage.refund(&policy, &key, &hit).await.unwrap();
-                    policy.refund(&mut states, now, &hit);
+                    let actual = actual_cost(&mut numbers, &hit, capacity);
+                    storage.settle(&policy, &key, &hit, actual).await.unwrap();
+                    policy.settle(&mut states, now, &hit, actual);
                     continue;
                 }
                 let most = match numbers.below(5) {
@@ -149,7 +150,7 @@ fn decisions_and_stored_states_equal_those_of_the_strategies() {
                     _ => capacity + 1,
                 };
                 let cost = u32::try_from(1 + numbers.below(most)).unwrap_or(u32::MAX);
-                let op = if numbers.below(5) == 0 { Op::Peek } else { Op::Hit };
+                let op = numbers.one_of(&[Op::Peek, Op::Peek, Op::Hit, Op::Hit, Op::Hit, Op::Hit, Op::Hit, Op::Charge]);
                 let answer = storage.decide(StorageRequest::new(&policy, &key, op, cost)).await.unwrap();
                 assert_eq!(answer, policy.decide(&mut states, now, op, cost), "{policy}, round {round}, step {step}");
                 calls += 1;

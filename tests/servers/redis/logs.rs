@@ -17,7 +17,7 @@ fn hit(storage: &RedisStorage, policy: &Policy) -> Decision {
 }
 
 fn refund(storage: &RedisStorage, policy: &Policy, hit: &Decision) {
-    RUNTIME.block_on(storage.refund(policy, &Key::from("k"), hit)).unwrap();
+    RUNTIME.block_on(storage.settle(policy, &Key::from("k"), hit, 0)).unwrap();
 }
 
 /// The log grows, entries expire, chunks are emptied and joined, and the clock goes back.
@@ -55,8 +55,8 @@ fn long_logs_decide_like_the_strategies() {
                     let latest = numbers.one_of(&[hits.len(), hits.len().min(4_000), hits.len().min(300)]);
                     let at = hits.len() - 1 - usize::try_from(numbers.below(latest as u64)).unwrap();
                     let hit: Decision = hits.remove(at);
-                    storage.refund(&policy, &key, &hit).await.unwrap();
-                    policy.refund(&mut states, now, &hit);
+                    storage.settle(&policy, &key, &hit, 0).await.unwrap();
+                    policy.settle(&mut states, now, &hit, 0);
                 } else {
                     let cost = u32::try_from(1 + if numbers.below(9) == 0 { numbers.below(40) } else { 0 }).unwrap();
                     let op = if numbers.below(9) == 0 { Op::Peek } else { Op::Hit };

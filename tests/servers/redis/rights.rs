@@ -61,7 +61,7 @@ async fn hits(storage: &RedisStorage, policy: &Policy, key: &Key) -> Outcome {
         if step == 2 {
             let _ = outcome.note(limiter.peek(key).await);
             if let Some(hit) = &first {
-                let _ = outcome.note(limiter.refund(key, hit).await);
+                let _ = outcome.note(limiter.refund(key, hit).unwrap().await);
             }
         }
     }
@@ -221,8 +221,8 @@ fn failed_hit_or_refund_changes_no_log() {
                             let _ = policy.decide(&mut states, clock.now(), Op::Hit, 1);
                         }
                     }
-                    match storage.refund(&policy, &key, old).await {
-                        Ok(()) => policy.refund(&mut states, clock.now(), old),
+                    match storage.settle(&policy, &key, old, 0).await {
+                        Ok(()) => policy.settle(&mut states, clock.now(), old, 0),
                         Err(_) => failed += 1,
                     }
                     assert!(failed > 0, "{command}, {entries} entries of {text}");

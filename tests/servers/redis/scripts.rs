@@ -28,8 +28,8 @@ impl<S: Strategy> Strategy for Renamed<S> {
         self.strategy.spend(quota, state, now, cost)
     }
 
-    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit) {
-        self.strategy.refund(quota, state, now, hit);
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
+        self.strategy.refund(quota, state, now, hit, units);
     }
 
     fn log_entries(&self, quota: &Quota) -> u32 {
@@ -58,6 +58,14 @@ macro_rules! lua {
              end
              function ",
             $name,
+            "_charge(now, cost, till, count, anchor, at)
+               if count == 0 or till <= now then
+                 till, count, anchor = now + ARGV[at + 1], 0, now % 4294967296
+               end
+               return till, math.min(count + cost, 4294967295), anchor
+             end
+             function ",
+            $name,
             "_refund(now, cost, till, count, anchor, at, hit)
                if till == hit.till and anchor == hit.anchor then
                  return till, count - cost, anchor
@@ -76,7 +84,7 @@ fn limit(name: &'static str, sources: &'static [&'static str], delays: bool) -> 
 fn admitted(storage: &RedisStorage, policy: &Policy) -> usize {
     let hit = || RUNTIME.block_on(storage.decide(StorageRequest::new(policy, &Key::from("k"), Op::Hit, 1))).unwrap();
     let first = hit();
-    RUNTIME.block_on(storage.refund(policy, &Key::from("k"), &first)).unwrap();
+    RUNTIME.block_on(storage.settle(policy, &Key::from("k"), &first, 0)).unwrap();
     (0..5).filter(|_| hit().is_admitted()).count()
 }
 

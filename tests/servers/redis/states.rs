@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use common::random::{Numbers, random_amount};
+use common::random::{Numbers, actual_cost, random_amount};
 use common::servers::storage::{RUNTIME, on};
 use common::servers::{Reply, Server};
 use common::{EVERY_STRATEGY, message, policy};
@@ -82,7 +82,7 @@ fn damaged_log_is_valid_again_after_a_period() {
                 last = Some(decision);
             }
             if let Some(hit) = last.as_ref().filter(|_| step == 6) {
-                RUNTIME.block_on(storage.refund(&policy, &Key::from("k"), hit)).unwrap();
+                RUNTIME.block_on(storage.settle(&policy, &Key::from("k"), hit, 0)).unwrap();
             }
         }
         clock.advance(Duration::from_micros(3 * DAY));
@@ -133,7 +133,7 @@ fn damaged_log_of_several_chunks_is_valid_again_after_a_period() {
             let decided = RUNTIME.block_on(storage.decide(StorageRequest::new(&policy, &Key::from("k"), op, cost)));
             assert!(decided.is_ok(), "round {round}, step {step}: {decided:?}");
             if step == 6 {
-                RUNTIME.block_on(storage.refund(&policy, &Key::from("k"), &last)).unwrap();
+                RUNTIME.block_on(storage.settle(&policy, &Key::from("k"), &last, 0)).unwrap();
             }
             clock.advance(Duration::from_micros(numbers.one_of(&[0, 1_000, 300_000])));
         }
@@ -179,15 +179,20 @@ fn releases_with_different_limits_decide_like_the_model() {
                 match numbers.below(20) {
                     0..3 if !hits.is_empty() => {
                         let hit = hits.swap_remove(usize::try_from(numbers.below(hits.len() as u64)).unwrap());
-                        storage.refund(policy, &key, &hit).await.unwrap();
-                        model.refund(policy, &key, &hit, now);
+                        let actual = actual_cost(&mut numbers, &hit, capacity);
+                        storage.settle(policy, &key, &hit, actual).await.unwrap();
+                        model.settle(policy, &key, &hit, actual, now);
                     }
                     3 => {
                         storage.clear(policy, &key).await.unwrap();
                         model.clear(policy, &key);
                     }
                     choice => {
-                        let op = if choice < 8 { Op::Peek } else { Op::Hit };
+                        let op = match choice {
+                            ..8 => Op::Peek,
+                            8..10 => Op::Charge,
+                            _ => Op::Hit,
+                        };
                         let most = numbers.one_of(&[1, 1, capacity / 3 + 1, capacity + 1]);
                         let cost = u32::try_from(1 + numbers.below(most)).unwrap_or(u32::MAX);
                         let answer = storage.decide(StorageRequest::new(policy, &key, op, cost)).await.unwrap();
@@ -220,8 +225,8 @@ fn clock_that_goes_back_decides_like_the_strategies() {
                 clock.set(start);
                 first = Some(decision);
             } else if let Some(first) = first.take() {
-                RUNTIME.block_on(storage.refund(&policy, &key, &first)).unwrap();
-                policy.refund(&mut states, clock.now(), &first);
+                RUNTIME.block_on(storage.settle(&policy, &key, &first, 0)).unwrap();
+                policy.settle(&mut states, clock.now(), &first, 0);
             }
             clock.advance(Duration::from_millis(200));
         }

@@ -9,9 +9,9 @@ const FORGIVE: &str = include_str!("forgive.lua");
 const READ: &str = include_str!("read.lua");
 const WRITE: &str = include_str!("write.lua");
 
-/// The marker in a strategy's source before the functions that only refunds need. Other scripts
-/// leave them out, because Lua creates every function in each call.
-const ONLY_FOR_REFUNDS: &str = "-- Only for refunds.\n";
+/// The marker in a strategy's source before the functions that only charges and refunds need. Other
+/// scripts leave them out, because Lua creates every function in each call.
+const ONLY_FOR_SETTLING: &str = "-- Only for settling.\n";
 
 /// The variables that a template has for each limit.
 const VARIABLES: &str = "text, first, second, till, new_till, new_first, new_second, delay, ahead, log";
@@ -30,7 +30,7 @@ pub(super) fn text(kind: ScriptKind, parts: &[Part], arguments: usize) -> String
     expand(&mut text, FORGIVE, &[]);
     let mut defined: Vec<&str> = Vec::new();
     // `Peek` and `Clear` call no functions for small states.
-    for part in parts.iter().filter(|part| part.is_log || matches!(kind, ScriptKind::Hit | ScriptKind::Refund)) {
+    for part in parts.iter().filter(|part| part.is_log || !matches!(kind, ScriptKind::Peek | ScriptKind::Clear)) {
         if !defined.contains(&&*part.function) {
             defined.push(&part.function);
             define(&mut text, kind, part);
@@ -43,6 +43,7 @@ pub(super) fn text(kind: ScriptKind, parts: &[Part], arguments: usize) -> String
     let template = match kind {
         ScriptKind::Hit => include_str!("hit.lua"),
         ScriptKind::Peek => include_str!("peek.lua"),
+        ScriptKind::Charge => include_str!("charge.lua"),
         ScriptKind::Refund => include_str!("refund.lua"),
         ScriptKind::Clear => include_str!("clear.lua"),
     };
@@ -57,16 +58,16 @@ pub(super) fn text(kind: ScriptKind, parts: &[Part], arguments: usize) -> String
 fn define(text: &mut String, kind: ScriptKind, part: &Part) {
     let name = &part.function;
     if part.is_log {
-        text.push_str("local log_open, log_status, log_add, log_settle, log_text, log_take_back\ndo\n");
+        text.push_str("local log_open, log_status, log_add, log_settle, log_text, log_charge, log_take_back\ndo\n");
     } else {
-        writeln!(text, "local {name}_hit, {name}_refuse, {name}_refund\ndo")
+        writeln!(text, "local {name}_hit, {name}_refuse, {name}_charge, {name}_refund\ndo")
             .expect("writing to a string does not fail");
     }
     for source in part.sources {
-        let (common, only_refunds) = source.split_once(ONLY_FOR_REFUNDS).unwrap_or((source, ""));
+        let (common, for_settling) = source.split_once(ONLY_FOR_SETTLING).unwrap_or((source, ""));
         text.push_str(common);
-        if kind == ScriptKind::Refund {
-            text.push_str(only_refunds);
+        if matches!(kind, ScriptKind::Charge | ScriptKind::Refund) {
+            text.push_str(for_settling);
         }
         text.push('\n');
     }

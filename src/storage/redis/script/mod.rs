@@ -21,6 +21,7 @@ pub(super) const GRACE: u32 = 500;
 enum ScriptKind {
     Hit,
     Peek,
+    Charge,
     Refund,
     Clear,
 }
@@ -87,7 +88,11 @@ impl Scripts {
     /// Returns the call that decides on a request, or `None` if a strategy has no script. `now`
     /// replaces the server's time.
     pub(super) fn decide(&self, prefix: &str, request: StorageRequest<'_>, now: Option<Timestamp>) -> Option<Call> {
-        let kind = if request.op == Op::Hit && request.cost > 0 { ScriptKind::Hit } else { ScriptKind::Peek };
+        let kind = match request.op {
+            Op::Hit if request.cost > 0 => ScriptKind::Hit,
+            Op::Charge if request.cost > 0 => ScriptKind::Charge,
+            _ => ScriptKind::Peek,
+        };
         self.call(kind, prefix, request, now, None)
     }
 
@@ -99,8 +104,9 @@ impl Scripts {
         key: &Key,
         now: Option<Timestamp>,
         decision: &Decision,
+        units: u32,
     ) -> Option<Call> {
-        let request = StorageRequest::new(policy, key, Op::Hit, decision.cost());
+        let request = StorageRequest::new(policy, key, Op::Hit, units);
         self.call(ScriptKind::Refund, prefix, request, now, Some(decision))
     }
 

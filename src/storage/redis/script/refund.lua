@@ -1,6 +1,6 @@
--- Refunds a hit to each limit whose state still contains it. Returns the time.
+-- Refunds units of a hit to each limit whose state still contains it. Returns the time.
 --
--- ARGV: the time of the hit follows the cost. The arguments of each limit end with the instant until
+-- ARGV: the cost is the units to be refunded. The time of the hit follows it. The arguments of each limit end with the instant until
 -- which its state contains the hit, and the anchor of that state.
 -- read
 local changed, forgotten, a, b = false

@@ -1,0 +1,112 @@
+use std::error::Error;
+use std::fmt;
+
+use super::Decision;
+use crate::Timestamp;
+
+/// The reason why the cost of a hit cannot be settled. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SettleError {
+    /// The decision is a refusal.
+    Refused,
+    /// The decision has spent nothing that can be given back: a peek, a hit of cost 0, or a charge.
+    NothingSpent,
+    /// The decision belongs to another policy.
+    OtherPolicy,
+    /// More units were to be refunded than the hit has spent.
+    #[non_exhaustive]
+    TooManyUnits {
+        /// The units to be refunded.
+        units: u32,
+        /// The units that the hit has spent.
+        spent: u32,
+    },
+}
+
+impl fmt::Display for SettleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused => f.write_str("cannot settle a refusal: a refused hit has spent nothing"),
+            Self::NothingSpent => {
+                f.write_str("cannot settle a decision that has spent nothing: settle the decision of a hit")
+            }
+            Self::OtherPolicy => {
+                f.write_str("cannot settle a decision of another policy: use the limiter that decided the hit")
+            }
+            Self::TooManyUnits { units, spent } => {
+                write!(f, "cannot refund {units} units of a hit that has spent {spent}")
+            }
+        }
+    }
+}
+
+impl Error for SettleError {}
+
+impl Decision {
+    /// Sets the [digest](crate::Policy::digest) of the policy that decided.
+    /// [`RateLimiter::settle`](crate::RateLimiter::settle) then rejects the decision for other
+    /// policies. For storages that create decisions from numbers.
+    pub fn of_policy(self, digest: u128) -> Self {
+        Self { policy: PolicyTag::of(digest), ..self }
+    }
+
+    /// Sets the policy to that of another decision.
+    pub(crate) fn of_same_policy(self, other: &Self) -> Self {
+        Self { policy: other.policy, ..self }
+    }
+
+    /// Sets the cost.
+    pub(crate) fn of_cost(self, cost: u32) -> Self {
+        Self { cost, ..self }
+    }
+
+    /// Returns `true` if this is an admitted hit that has spent units of at least one limit.
+    /// Otherwise there is nothing to settle.
+    pub fn has_spent(&self) -> bool {
+        self.is_admitted() && self.cost > 0 && self.limits().iter().any(|status| status.until() > Timestamp::EPOCH)
+    }
+
+    /// Checks that this is a hit whose cost can be settled, on the policy with this digest.
+    pub(crate) fn check_settle(&self, digest: u128) -> Result<(), SettleError> {
+        if self.is_refused() {
+            return Err(SettleError::Refused);
+        }
+        if !self.has_spent() {
+            return Err(SettleError::NothingSpent);
+        }
+        if !self.policy.is_of(digest) {
+            return Err(SettleError::OtherPolicy);
+        }
+        Ok(())
+    }
+}
+
+/// A part of the digest of the policy that decided. It differs between two policies of different
+/// names, except for one pair in about two thousand million.
+///
+/// All tags are equal, because storages need not set them and decisions are compared.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PolicyTag(u32);
+
+impl PolicyTag {
+    pub(super) const UNKNOWN: Self = Self(0);
+
+    #[allow(clippy::cast_possible_truncation)]
+    #[inline]
+    pub(super) fn of(digest: u128) -> Self {
+        Self(digest as u32 | 1)
+    }
+
+    fn is_of(self, digest: u128) -> bool {
+        self.0 == 0 || self.0 == Self::of(digest).0
+    }
+}
+
+impl PartialEq for PolicyTag {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for PolicyTag {}

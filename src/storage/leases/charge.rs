@@ -1,0 +1,74 @@
+//! Charges: units that are taken from a slice, whatever remains.
+
+use std::sync::Arc;
+
+use super::shared::LeaseTable;
+use crate::storage::StorageRequest;
+use crate::{Decision, Key, Policy, Storage, Timestamp};
+
+/// The result of a charge to a slice.
+pub(super) enum Charged {
+    /// The slice had enough units.
+    Fully(Decision),
+    /// The slice is empty now. The rest must be charged to the storage.
+    Partly(u32),
+}
+
+/// Units that a charge took from a slice. They go back when this is dropped.
+pub(super) struct Taken<St: Storage> {
+    shared: Arc<LeaseTable<St>>,
+    policy: Policy,
+    key: Key,
+    units: u32,
+    window: (Timestamp, u32),
+}
+
+impl<St: Storage> LeaseTable<St> {
+    /// Charges units to the key's slice, as many as it has.
+    pub(super) fn charge(&self, request: &StorageRequest<'_>) -> Charged {
+        let (place, now) = (self.place(request.policy, request.key), self.clock.now());
+        let mut bucket = self.table.lock(place);
+        let lease = bucket.find().and_then(|entry| entry.lease.as_mut()).filter(|lease| lease.is_live(now));
+        match lease.filter(|lease| lease.policy == *request.policy) {
+            Some(lease) => lease.charge(request.cost, now),
+            None => Charged::Partly(request.cost),
+        }
+    }
+
+    /// Takes up to `units` of the key's slice for a charge.
+    pub(super) fn take_for_charge(self: &Arc<Self>, policy: &Policy, key: &Key, units: u32) -> Option<Taken<St>> {
+        let (place, now) = (self.place(policy, key), self.clock.now());
+        let mut bucket = self.table.lock(place);
+        let lease = bucket.find()?.lease.as_mut().filter(|lease| lease.is_live(now) && lease.policy == *policy)?;
+        let (units, window) = (lease.take_for_charge(units), lease.window);
+        Some(Taken { shared: Arc::clone(self), policy: policy.clone(), key: key.clone(), units, window })
+    }
+
+    /// Puts units back that a failed charge took, if the slice still exists.
+    fn put_back_taken(&self, taken: &Taken<St>) {
+        let mut bucket = self.table.lock(self.place(&taken.policy, &taken.key));
+        let lease = bucket.find().and_then(|entry| entry.lease.as_mut());
+        if let Some(lease) = lease.filter(|lease| lease.policy == taken.policy) {
+            lease.put_back_charge(taken.window, taken.units);
+        }
+    }
+}
+
+impl<St: Storage> Taken<St> {
+    pub(super) fn units(&self) -> u32 {
+        self.units
+    }
+
+    /// Spends the units for good.
+    pub(super) fn keep(mut self) {
+        self.units = 0;
+    }
+}
+
+impl<St: Storage> Drop for Taken<St> {
+    fn drop(&mut self) {
+        if self.units > 0 {
+            self.shared.put_back_taken(self);
+        }
+    }
+}

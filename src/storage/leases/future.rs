@@ -1,0 +1,132 @@
+//! The futures of leases.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::sync::oneshot;
+
+use super::charge::Taken;
+use super::job::Answer;
+use super::shared::{InvalidateOnDrop, LeaseTable};
+use crate::storage::{StorageError, StorageErrorKind, StorageRequest};
+use crate::{Decision, Key, Op, Policy, Storage};
+
+/// The future of a decision by [`Leases`](super::Leases), and the cost of the request. The slice may have paid a
+/// part of a charge, so the storage decides on less.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Deciding<St: Storage>(pub(super) Progress<St>, pub(super) u32);
+
+#[allow(clippy::large_enum_variant, reason = "it is polled where it is made; boxing would cost a hit an allocation")]
+pub(super) enum Progress<St: Storage> {
+    Local(Option<Decision>),
+    Wait(oneshot::Receiver<Answer>, OwnedRequest<St>),
+    Inner(St::DecideFuture),
+}
+
+/// An owned copy of the request, for a caller that sends it to the storage itself.
+pub(super) struct OwnedRequest<St: Storage> {
+    shared: Arc<LeaseTable<St>>,
+    policy: Policy,
+    key: Key,
+    op: Op,
+    cost: u32,
+}
+
+impl<St: Storage> OwnedRequest<St> {
+    pub(super) fn new(shared: &Arc<LeaseTable<St>>, request: &StorageRequest<'_>) -> Self {
+        let (shared, policy, key) = (Arc::clone(shared), request.policy.clone(), request.key.clone());
+        Self { shared, policy, key, op: request.op, cost: request.cost }
+    }
+
+    fn decide(&self) -> St::DecideFuture {
+        self.shared.inner.decide(StorageRequest::new(&self.policy, &self.key, self.op, self.cost))
+    }
+}
+
+impl<St: Storage> Future for Deciding<St> {
+    type Output = Result<Decision, StorageError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            let decided = match &mut self.0 {
+                Progress::Local(decision) => {
+                    return Poll::Ready(Ok(decision.take().expect("`Deciding` polled after completion")));
+                }
+                Progress::Inner(decided) => {
+                    let decision = ready!(Pin::new(decided).poll(cx)).map_err(StorageError::from_boxed);
+                    return Poll::Ready(decision.map(|decision| decision.of_cost(self.1)));
+                }
+                Progress::Wait(answer, request) => match ready!(Pin::new(answer).poll(cx)) {
+                    Ok(Ok(Some(given))) => {
+                        let decision = given.claim().ok_or_else(cancelled);
+                        return Poll::Ready(decision.map(|decision| decision.of_cost(self.1)));
+                    }
+                    Ok(Ok(None)) => request.decide(),
+                    Ok(Err(error)) => return Poll::Ready(Err(error)),
+                    Err(_) => return Poll::Ready(Err(cancelled())),
+                },
+            };
+            self.0 = Progress::Inner(decided);
+        }
+    }
+}
+
+fn cancelled() -> StorageError {
+    let message = "lease task was cancelled: leases on a storage with round trips need a running tokio runtime";
+    StorageError::new(StorageErrorKind::Cancelled, message)
+}
+
+/// The future of a clear or settlement through [`Leases`](super::Leases).
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Change<St: Storage>(pub(super) ChangeState<St>);
+
+pub(super) enum ChangeState<St: Storage> {
+    Local,
+    Wait(oneshot::Receiver<Answer>),
+    /// The guard is set for a clear that does not wait for the worker. It is dropped when the clear
+    /// ends.
+    Inner(St::UpdateFuture, Option<InvalidateOnDrop<St>>),
+    /// A charge of units that the slice does not have. The units that it had go back if the storage
+    /// fails.
+    Charge(St::UpdateFuture, Option<Taken<St>>),
+}
+
+impl<St: Storage> Future for Change<St> {
+    type Output = Result<(), StorageError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(match &mut self.0 {
+            ChangeState::Local => Ok(()),
+            ChangeState::Inner(done, guard) => {
+                let done = ready!(Pin::new(done).poll(cx));
+                drop(guard.take());
+                done.map_err(StorageError::from_boxed)
+            }
+            ChangeState::Charge(done, taken) => {
+                let done = ready!(Pin::new(done).poll(cx));
+                if done.is_ok() {
+                    taken.take().into_iter().for_each(Taken::keep);
+                }
+                done.map_err(StorageError::from_boxed)
+            }
+            ChangeState::Wait(answer) => match ready!(Pin::new(answer).poll(cx)) {
+                Ok(answer) => answer.map(drop),
+                Err(_) => Err(cancelled()),
+            },
+        })
+    }
+}
+
+impl<St: Storage> fmt::Debug for Deciding<St> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deciding").finish_non_exhaustive()
+    }
+}
+
+impl<St: Storage> fmt::Debug for Change<St> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Change").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,122 @@
+//! Hits whose cost is settled through the wrappers.
+
+use std::time::Duration;
+
+use common::{Behavior, FakeStorage, counted, hit, memory_with_manual_clock, policy, start_hit};
+use tower_ratelimit::storage::{Breaker, Leases, RefusalCache, StorageRequest};
+use tower_ratelimit::{Key, Op, RateLimiter, Storage};
+
+#[tokio::test(start_paused = true)]
+async fn breaker_settles_where_the_hit_was_decided() {
+    let whole = policy("fixed-window 100/day");
+    let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(Behavior::Works), memory_with_manual_clock());
+    let breaker = Breaker::new(primary.clone()).fallback(fallback.clone(), 1);
+    let (limiter, key) = (RateLimiter::with_storage(whole.clone(), breaker), Key::everybody());
+    let counted = || (counted(primary.inner(), &whole), counted(&fallback, &whole));
+
+    let of_primary = limiter.hit_with_cost(&key, 10).await.unwrap();
+    primary.set(Behavior::Fails);
+    let of_fallback = limiter.hit_with_cost(&key, 10).await.unwrap();
+    assert_eq!(counted(), (10, 10));
+    for (actual, expected) in [(25, (10, 25)), (4, (10, 19))] {
+        limiter.settle(&key, &of_fallback, actual).unwrap().await.unwrap();
+        assert_eq!(counted(), expected, "settled as {actual}");
+    }
+    for actual in [25, 4] {
+        limiter.settle(&key, &of_primary, actual).unwrap().await.unwrap_err();
+        assert_eq!(counted(), (10, 19), "the estimate stays");
+    }
+    primary.set(Behavior::Works);
+    for (actual, expected) in [(25, (25, 19)), (4, (19, 19))] {
+        limiter.settle(&key, &of_primary, actual).unwrap().await.unwrap();
+        assert_eq!(counted(), expected, "settled as {actual}");
+    }
+}
+
+#[tokio::test]
+async fn charge_invalidates_cached_refusals() {
+    let (storage, clock) = memory_with_manual_clock();
+    let cache = RefusalCache::new(storage.clone()).clock(clock.clone());
+    let limiter = RateLimiter::with_storage(policy("token-bucket 10/second"), cache.clone());
+    let key = Key::from("a");
+    let taken = limiter.hit_with_cost(&key, 10).await.unwrap();
+    let refused_for = async || limiter.hit(&key).await.unwrap().retry_after().unwrap();
+    for _ in 0..3 {
+        assert_eq!(refused_for().await, Duration::from_millis(100));
+    }
+    assert_eq!((cache.hits(), cache.misses()), (2, 2));
+    let charged = limiter.charge(&key, 10).await.unwrap();
+    assert_eq!((charged.is_admitted(), charged.cost(), cache.len()), (true, 10, 0));
+    for _ in 0..3 {
+        assert_eq!(refused_for().await, Duration::from_millis(1_100));
+    }
+    limiter.settle(&key, &taken, 20).unwrap().await.unwrap();
+    assert!(cache.is_empty());
+    assert_eq!(refused_for().await, Duration::from_millis(2_100));
+    assert_eq!((cache.hits(), cache.misses()), (4, 4));
+}
+
+/// A slice of 10 units, of which two are spent.
+#[tokio::test]
+async fn leases_settle_in_the_slice() {
+    let (storage, clock) = memory_with_manual_clock();
+    let storage = FakeStorage::around(storage);
+    let leases = Leases::new(storage.clone(), 10).clock(clock);
+    let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
+    let first = hit(&leases, &policy, "a", 2).await;
+    let _ = (storage.take_decisions(), storage.take_changes());
+    let peek = || leases.decide(StorageRequest::new(&policy, &key, Op::Peek, 1));
+
+    leases.settle(&policy, &key, &first, 1).await.unwrap();
+    let second = hit(&leases, &policy, "a", 1).await;
+    leases.settle(&policy, &key, &second, 6).await.unwrap();
+    assert_eq!((storage.take_decisions(), storage.take_changes()), (0, 0), "the slice had enough units");
+    assert_eq!(peek().await.unwrap().remaining(), 993);
+
+    // Three units are left in the slice. The other 17 are charged to the storage.
+    let third = hit(&leases, &policy, "a", 1).await;
+    let _ = storage.take_decisions();
+    leases.settle(&policy, &key, &third, 20).await.unwrap();
+    assert_eq!((storage.take_decisions(), storage.take_changes()), (0, 1));
+    assert_eq!(peek().await.unwrap().remaining(), 973);
+    assert_eq!(counted_units(&storage).await, 27, "nothing is left in the slice");
+
+    // A refund goes to the storage after that.
+    leases.settle(&policy, &key, &third, 0).await.unwrap();
+    assert_eq!(storage.take_changes(), 1);
+    assert_eq!(counted_units(&storage).await, 26);
+}
+
+async fn counted_units(storage: &impl Storage) -> u32 {
+    let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
+    let peek = storage.decide(StorageRequest::new(&policy, &key, Op::Peek, 1)).await;
+    1_000 - peek.map_err(Into::into).unwrap().remaining()
+}
+
+#[tokio::test]
+async fn failed_charge_puts_the_units_of_the_slice_back() {
+    let (storage, clock) = memory_with_manual_clock();
+    let storage = FakeStorage::around(storage);
+    let leases = Leases::new(storage.clone(), 10).clock(clock);
+    let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
+    let first = hit(&leases, &policy, "a", 2).await;
+    storage.set(Behavior::Fails);
+    leases.settle(&policy, &key, &first, 50).await.unwrap_err();
+    // The eight units are still there, and the storage still fails.
+    assert!(hit(&leases, &policy, "a", 8).await.is_admitted());
+    assert!(start_hit(&leases, &policy, &key, 1).await.is_err());
+}
+
+#[tokio::test]
+async fn charge_above_the_limit_is_not_undone_by_a_slice() {
+    let (storage, clock) = memory_with_manual_clock();
+    let leases = Leases::new(storage, 10).clock(clock);
+    let (policy, key) = (policy("fixed-window 100/minute"), Key::from("a"));
+    let hits = [hit(&leases, &policy, "a", 1).await, hit(&leases, &policy, "a", 1).await];
+    let charge = leases.decide(StorageRequest::new(&policy, &key, Op::Charge, 200)).await.unwrap();
+    assert_eq!((charge.is_admitted(), charge.cost(), charge.remaining()), (true, 200, 0));
+    for taken in hits {
+        leases.settle(&policy, &key, &taken, 0).await.unwrap();
+        assert!(hit(&leases, &policy, "a", 1).await.is_refused(), "200 of 100 units are spent");
+    }
+}
