@@ -57,7 +57,7 @@
 //! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`] is an extractor |
 //! | `quanta` (default) | [`SystemClock`](storage::SystemClock) reads the processor's tick counter, which is faster than the system's clock |
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
-//! | `coarse-clock` | `storage::CoarseClock`, which is faster than `SystemClock` and lags by up to a tick |
+//! | `coarse-clock` | `storage::CoarseClock`, which reads no tick counter and lags by up to a tick |
 //! | `tonic` | [`PeerIp`] reads the connect info of tonic's server; [`GrpcRejection`] needs no feature |
 //! | `metrics` | `MetricsObserver` |
 //! | `partition-key` | `Headers::partition_key` |

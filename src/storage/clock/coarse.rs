@@ -1,11 +1,17 @@
 use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+use self::linux::Ticks;
 #[cfg(not(target_os = "linux"))]
 use super::Ticks;
 use super::wall_time::WallTime;
 use super::{Clock, Timestamp};
 
-/// A [`SystemClock`](super::SystemClock) that is faster to read, and lags by up to a tick.
+/// A [`SystemClock`](super::SystemClock) that does not read the processor's tick counter, and lags
+/// by up to a tick.
+///
+/// It is faster where the tick counter is slow, as on some virtual machines. Elsewhere it gains
+/// nothing: measure it on your machine.
 ///
 /// A tick is the interval of the kernel's timer interrupt: 1 to 4 milliseconds on most Linux
 /// systems, and 10 on some. The clock reads `CLOCK_MONOTONIC_COARSE`, which the kernel updates once
@@ -65,9 +71,6 @@ impl Clock for CoarseClock {
 }
 
 #[cfg(target_os = "linux")]
-use self::linux::Ticks;
-
-#[cfg(target_os = "linux")]
 mod linux {
     use std::time::Duration;
 
@@ -100,7 +103,7 @@ mod linux {
         }
     }
 
-    /// Returns the length of a tick.
+    /// Returns the length of a tick, rounded up.
     pub(super) fn resolution() -> Duration {
         Duration::from_micros(micros(clock_getres(CLOCK)) + 1)
     }
@@ -118,15 +121,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn coarse_clock_starts_at_the_wall_clocks_time_and_advances_in_ticks() {
+    fn starts_at_the_wall_clocks_time_and_advances() {
         let clock = CoarseClock::new();
-        let first = clock.now();
-        let wall = Timestamp::wall_clock();
+        let (first, wall) = (clock.now(), Timestamp::wall_clock());
         assert!(first.since(wall).max(wall.since(first)) < 1_000_000);
-        let second = std::iter::repeat_with(|| clock.now()).find(|now| *now > first).expect("the clock advances");
-        let step = u128::from(second.since(first));
-        // Several ticks may pass between two readings, but no step is shorter than a tick. The
-        // system adjusts the length of a tick by at most a tenth.
-        assert!(step * 10 >= clock.resolution().as_micros() * 9 - 10, "{step} us");
+        while clock.now() == first {}
+        assert!(clock.now() > first);
+    }
+
+    /// Kernels have 100 to 1,000 timer interrupts per second.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn resolution_is_a_tick() {
+        let resolution = CoarseClock::new().resolution();
+        assert!((900..=11_000).contains(&resolution.as_micros()), "{resolution:?}");
     }
 }

@@ -71,7 +71,7 @@ impl MemoryStorageBuilder {
     }
 
     /// Sets the clock. Defaults to [`SystemClock`]. With the feature `coarse-clock`, `CoarseClock` is
-    /// faster and less exact.
+    /// less exact, and faster where the tick counter is slow.
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Some(Time::of(clock)), ..self }
     }
