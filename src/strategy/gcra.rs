@@ -111,9 +111,8 @@ impl Debt {
     /// Returns the state of a debt that may exceed the bucket.
     pub(super) fn store_any(&self, now: Timestamp) -> State {
         let is_overdrawn = self.owed > self.worth(self.capacity);
-        self.store_as(now, |mark, micros| match is_overdrawn {
-            true => mark.overdrawn(micros, self.largest),
-            false => mark.with_size(micros, self.largest),
+        self.store_as(now, |mark, micros| {
+            if is_overdrawn { mark.overdrawn(micros, self.largest) } else { mark.with_size(micros, self.largest) }
         })
     }
 

@@ -15,7 +15,8 @@
 //! 6. A clock that goes back neither panics nor grants additional units. A stored instant ahead of
 //!    now counts as now, and a debt as at most the full one. A refusal stores this, so
 //!    `retry_after` is exact from the first refused hit on, and is never longer than after spending
-//!    everything.
+//!    everything. A debt that a charge made larger than the full one counts as at most about twice
+//!    what it was.
 //! 7. Strategies accept any state, cost and instant. A state that the strategy cannot have written
 //!    counts as no state.
 //!

@@ -90,7 +90,7 @@ fn client_in_debt_is_refused_until_its_cost_fits() {
             let refused = now(limiter.hit_with_cost(&alice(), cost));
             assert_eq!((refused.is_refused(), refused.remaining()), (true, 0), "{text}");
             let wait = refused.retry_after().unwrap();
-            clock.advance(wait - Duration::from_micros(1));
+            clock.advance(wait.saturating_sub(Duration::from_micros(1)));
             assert!(now(limiter.peek_with_cost(&alice(), cost)).is_refused(), "{text}");
             clock.advance(Duration::from_micros(1));
             assert!(now(limiter.hit_with_cost(&alice(), cost)).is_admitted(), "{text}");

@@ -50,14 +50,11 @@ impl Storage for RedisStorage {
         if !decision.has_spent() || actual == decision.cost() {
             return Box::pin(async { Ok(()) });
         }
-        let call = match actual.checked_sub(decision.cost()) {
-            Some(more) => {
-                self.scripts.decide(&self.prefix, StorageRequest::new(policy, key, Op::Charge, more), self.now())
-            }
-            None => {
-                let units = decision.cost() - actual;
-                self.scripts.refund(&self.prefix, policy, key, self.now(), decision, units)
-            }
+        let call = if actual > decision.cost() {
+            let charge = StorageRequest::new(policy, key, Op::Charge, actual - decision.cost());
+            self.scripts.decide(&self.prefix, charge, self.now())
+        } else {
+            self.scripts.refund(&self.prefix, policy, key, self.now(), decision, decision.cost() - actual)
         };
         let Some(call) = call else {
             return self.cas.settle(policy, key, decision, actual);
