@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::panic::catch_unwind;
 use std::time::Duration;
 
 use common::panic_message;
