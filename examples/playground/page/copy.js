@@ -1,0 +1,19 @@
+// The Rust code of each lane.
+
+import { element } from "./compare.js";
+
+const snippets = document.getElementById("snippets");
+
+addEventListener("lanes", ({ detail }) => snippets.replaceChildren(...detail.map(show)));
+
+function show(lane) {
+  const button = element("button", { type: "button", textContent: "Copy", ariaLabel: `Copy the code of ${lane.policy}` });
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(lane.rust);
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+  return element("article", { className: "snippet card" },
+    element("header", {}, element("h2", { textContent: lane.title }), button),
+    element("pre", { tabIndex: 0 }, element("code", { textContent: lane.rust })));
+}
