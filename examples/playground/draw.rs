@@ -79,7 +79,7 @@ pub(crate) fn bands(lane: &Lane, setup: &Checked) -> Bands {
         let highest = curves.trailing.highest();
         let promise = promise::of(limit);
         let trailing = curves::Band {
-            caption: format!("{}: highest {highest}, promised at most {} ({})", past(limit), promise.most, promise.formula),
+            caption: format!("{}: highest {highest}, at most {} = {}", past(limit, axis), promise.formula, promise.most),
             class: "rl-trailing",
             color: svg::ADMITTED,
             top: highest.max(promise.most),
@@ -94,7 +94,8 @@ pub(crate) fn bands(lane: &Lane, setup: &Checked) -> Bands {
     Bands { svg: svg.into_text(), height: y + 18.0 }
 }
 
-fn past(limit: &Limit) -> String {
+/// Describes the curve of trailing periods, in fewer words if the picture is narrow.
+fn past(limit: &Limit, axis: Axis) -> String {
     let period = time(limit.quota().period_micros());
     let period = match period.as_str() {
         "1 day" => "day",
@@ -103,7 +104,8 @@ fn past(limit: &Limit) -> String {
         "1 s" => "second",
         other => other,
     };
-    format!("started in the past {period}")
+    let words = if axis.plot() < 340.0 { "in the past" } else { "started in the past" };
+    format!("{words} {period}")
 }
 
 /// Draws a line at each end of a period, and its time below.

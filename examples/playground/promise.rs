@@ -30,7 +30,7 @@ pub(crate) fn of(limit: &Limit) -> Promise {
         "sliding-window-counter-aligned" => {
             ("Sliding window counter, aligned", "Counts a part of the previous period after a turn.", twice, "2N")
         }
-        "moving-window" => ("Moving window", "Remembers each hit. Never more than N in any period.", amount, "N"),
+        "moving-window" => ("Moving window", "Remembers each hit. Never exceeds the quota in any period.", amount, "N"),
         "elastic-window" => ("Elastic window", "Locks a client out until it is quiet for a period.", amount, "N"),
         "token-bucket" => {
             let most = limit.capacity().saturating_add(amount);

@@ -90,7 +90,9 @@ impl Setup {
         let Some(span) = period.checked_mul(u64::from(self.periods)).filter(|span| *span < MAX_SPAN) else {
             return invalid("policy", "the playground simulates at most 100 years: choose a shorter period");
         };
-        let suitable = amount.saturating_mul(self.periods).saturating_mul(6) / 5;
+        // Ten clients have ten quotas.
+        let (clients, of) = if self.traffic == Traffic::Zipf { (4, 1) } else { (6, 5) };
+        let suitable = amount.saturating_mul(self.periods).saturating_mul(clients) / of;
         let hits = self.hits.unwrap_or(suitable.clamp(12, MAX_HITS));
         if hits > MAX_HITS {
             return invalid("hits", format!("choose at most {MAX_HITS} hits"));

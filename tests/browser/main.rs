@@ -49,7 +49,7 @@ async fn each_kind_of_traffic_shows_lanes() {
         visit.screenshot(&format!("traffic-{traffic}"), 1600, false).await;
     }
     visit.fill("#hits", "10000").await;
-    visit.until("document.getElementById('status').textContent.startsWith('6000')").await;
+    visit.until("document.getElementById('status').textContent.startsWith('60000')").await;
     visit.screenshot("many-hits", 1600, false).await;
     visit.end().await;
 }
@@ -66,8 +66,7 @@ async fn pages_fit_narrow_and_wide_screens_in_light_and_dark() {
         }
         for (width, dark) in [(360, false), (360, true), (1600, false), (1600, true)] {
             let light = if dark { "dark" } else { "light" };
-            visit.screenshot(&format!("{tab}-{width}-{light}"), width, dark).await;
-            let wide: u32 = visit.value("document.documentElement.scrollWidth").await;
+            let wide = visit.screenshot(&format!("{tab}-{width}-{light}"), width, dark).await;
             assert!(wide <= width, "{tab} is {wide} pixels wide on a screen of {width}");
         }
     }

@@ -107,8 +107,9 @@ impl Visit {
         self.page.execute(size).await.expect("the size can be emulated");
     }
 
-    /// Writes a picture of the whole page into the folder of screenshots.
-    pub(crate) async fn screenshot(&self, name: &str, width: u32, dark: bool) {
+    /// Writes a picture of the whole page into the folder of screenshots. Returns the width of the
+    /// content.
+    pub(crate) async fn screenshot(&self, name: &str, width: u32, dark: bool) -> u32 {
         let scheme = if dark { "dark" } else { "light" };
         let feature = |name: &str, value: &str| MediaFeature::new(name, value);
         let features = vec![feature("prefers-color-scheme", scheme), feature("prefers-reduced-motion", "reduce")];
@@ -120,10 +121,13 @@ impl Visit {
         while !self.value::<bool>(drawn).await {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+        // Taking the picture resizes the page.
+        let content = self.value("document.documentElement.scrollWidth").await;
         let folder = folder();
         std::fs::create_dir_all(&folder).expect("the folder can be created");
         let params = ScreenshotParams::builder().full_page(true).build();
         self.page.save_screenshot(params, folder.join(format!("{name}.png"))).await.expect("the file can be written");
+        content
     }
 }
 

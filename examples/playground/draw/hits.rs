@@ -16,7 +16,7 @@ const SMALLEST: f64 = 4.0;
 /// The height of the names of scenes.
 const SCENE: f64 = 14.0;
 /// The height of a client's row.
-const ROW: f64 = 13.0;
+const ROW: f64 = 15.0;
 
 /// The hits in a column.
 #[derive(Clone, Copy, Default)]
@@ -42,7 +42,7 @@ pub(super) fn draw(svg: &mut Svg, lane: &Lane, scenes: &[Scene], axis: Axis, y: 
     let mut y = y;
     if !scenes.is_empty() {
         y += SCENE;
-        for scene in scenes {
+        for scene in scenes.iter().filter(|scene| !scene.name.is_empty()) {
             let middle = axis.period / 100 * scene.start + axis.period / 200 * scene.length;
             svg.text((axis.x(middle), y + 11.0), Anchor::Middle, scene.name);
         }
@@ -117,7 +117,8 @@ fn bars(svg: &mut Svg, columns: &[Count], unit: f64, line: f64) {
     let (mut admitted, mut delayed, mut refused) = (String::new(), String::new(), String::new());
     for (column, count) in columns.iter().enumerate() {
         let x = center(column);
-        let height = |count: u32| f64::from(count) * unit;
+        // A single hit among thousands is still visible.
+        let height = |count: u32| if count == 0 { 0.0 } else { f64::max(f64::from(count) * unit, 2.0) };
         let bar = |path: &mut String, from: f64, count: u32, sign: char| {
             if count > 0 {
                 write!(path, "M{x} {from:.1}v{sign}{:.1}", height(count)).expect("writing to a string does not fail");
@@ -146,7 +147,7 @@ fn rows(svg: &mut Svg, lane: &Lane, axis: Axis, y: f64) -> f64 {
             })
             .collect();
         svg.path(&format!("M{LEFT} {line:.1}h{:.1}", axis.plot()), "rl-line", "currentColor", "stroke-opacity=\".25\"");
-        marks(svg, &columns, 4.8, line);
+        marks(svg, &columns, 6.4, line);
     }
     y + ROW * f64::from(CLIENTS)
 }

@@ -69,8 +69,8 @@ export function element(name, properties, ...children) {
 }
 
 function show(lane) {
-  const counts = [["admitted", lane.admitted - lane.delayed, "admitted at once"], ["delayed", lane.delayed, "late"],
-    ["refused", lane.refused, "refused"]];
+  const counts = [["admitted", lane.admitted - lane.delayed, lane.delayed ? "admitted at once" : "admitted"],
+    ["delayed", lane.delayed, "admitted late"], ["refused", lane.refused, "refused"]];
   const shown = counts.filter(([kind, count]) => kind !== "delayed" || count > 0);
   const heads = ["From", "Hits", "Admitted", "Late", "Refused"];
   const picture = new DOMParser().parseFromString(lane.svg, "image/svg+xml").documentElement;

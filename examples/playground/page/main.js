@@ -21,7 +21,7 @@ function select(tab, remember) {
     else address.set("tab", name);
     history.replaceState(null, "", "?" + address);
   }
-  dispatchEvent(new CustomEvent("tab"));
+  document.body.dataset.tab = tab.id.replace("tab-", "");
 }
 
 for (const [at, tab] of tabs.entries()) {

@@ -16,7 +16,7 @@ const MEANINGS = {
   "x-ratelimit-limit": () => "The most units that can be spent at one instant.",
   "x-ratelimit-remaining": (value) => `${value} more ${value === "1" ? "unit" : "units"} can be spent now.`,
   "x-ratelimit-reset": (value) =>
-    `More units remain at ${new Date(value * 1000).toLocaleTimeString()}, as seconds since 1970.`,
+    `More units remain at ${new Date(value * 1000).toLocaleTimeString()}, in seconds since 1970.`,
   "ratelimit-policy": () => "Each limit by name: q is its quota, w the seconds in which the quota returns.",
   "ratelimit": () => "Each limit by name: r units remain, and more in t seconds.",
   "retry-after": (value) => `Wait ${value} s, rounded up to whole seconds. The countdown has the exact time.`,
