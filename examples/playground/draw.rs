@@ -66,10 +66,11 @@ pub(crate) fn bands(lane: &Lane, setup: &Checked) -> Bands {
     let mut y = hits::draw(&mut content, lane, setup.traffic.scenes(), axis, 0.0);
     y = delays::draw(&mut content, lane, axis, y);
     let several = lane.policy.limits().len() > 1;
+    let client = if lane.hits.iter().any(|it| it.hit.client > 0) { " for client 1" } else { "" };
     for (limit, curves) in lane.policy.limits().iter().zip(&lane.limits) {
         let prefix = if several { format!("{limit}: ") } else { String::new() };
         let remaining = curves::Band {
-            caption: format!("{prefix}units that remain"),
+            caption: format!("{prefix}units that remain{client}"),
             class: "rl-remaining",
             color: svg::REMAINING,
             top: limit.capacity(),
@@ -78,8 +79,13 @@ pub(crate) fn bands(lane: &Lane, setup: &Checked) -> Bands {
         y = curves::draw(&mut content, &curves.remaining, &remaining, axis, y + GAP);
         let highest = curves.trailing.highest();
         let promise = promise::of(limit);
+        let past = period(limit);
+        let (past, promised) = match axis.plot() {
+            0.0..400.0 => (format!("past {past}"), "promised"),
+            _ => (format!("started in the past {past}"), "promised at most"),
+        };
         let trailing = curves::Band {
-            caption: format!("{}: highest {highest}, at most {} = {}", past(limit, axis), promise.formula, promise.most),
+            caption: format!("{past}: highest {highest}, {promised} {} ({})", promise.most, promise.formula),
             class: "rl-trailing",
             color: svg::ADMITTED,
             top: highest.max(promise.most),
@@ -94,18 +100,16 @@ pub(crate) fn bands(lane: &Lane, setup: &Checked) -> Bands {
     Bands { svg: svg.into_text(), height: y + 18.0 }
 }
 
-/// Describes the curve of trailing periods, in fewer words if the picture is narrow.
-fn past(limit: &Limit, axis: Axis) -> String {
+/// Returns the period of a limit without a number if it is a whole unit.
+fn period(limit: &Limit) -> String {
     let period = time(limit.quota().period_micros());
-    let period = match period.as_str() {
-        "1 day" => "day",
-        "1 h" => "hour",
-        "1 min" => "minute",
-        "1 s" => "second",
-        other => other,
-    };
-    let words = if axis.plot() < 340.0 { "in the past" } else { "started in the past" };
-    format!("{words} {period}")
+    match period.as_str() {
+        "1 day" => "day".to_owned(),
+        "1 h" => "hour".to_owned(),
+        "1 min" => "minute".to_owned(),
+        "1 s" => "second".to_owned(),
+        _ => period,
+    }
 }
 
 /// Draws a line at each end of a period, and its time below.

@@ -125,9 +125,9 @@ impl Run {
         decision
     }
 
-    /// Reads the remaining units at regular times before `end`.
+    /// Reads the remaining units at regular times up to `end`.
     async fn read_until(&mut self, end: u64) {
-        while self.readings * self.every < end {
+        while self.readings * self.every <= end {
             let at = self.readings * self.every;
             self.readings += 1;
             self.clock.set(self.start.plus(at));
@@ -246,9 +246,11 @@ mod tests {
     async fn remaining_units_recover_between_hits() {
         let setup = Setup { traffic: Traffic::Mixed, ..Setup::default() };
         for lane in run(setup).await {
-            let remaining = &lane.limits[0].remaining;
-            assert_eq!(remaining.highest(), lane.policy.limits()[0].capacity(), "{}", lane.policy);
-            assert!(remaining.points().is_sorted_by_key(|(at, _)| *at), "{}", lane.policy);
+            let points = lane.limits[0].remaining.points();
+            assert_eq!(points[0], (0, lane.policy.limits()[0].capacity()), "{}", lane.policy);
+            assert!(points.is_sorted_by_key(|(at, _)| *at), "{}", lane.policy);
+            let empty = points.iter().position(|(_, remaining)| *remaining == 0).unwrap();
+            assert!(points[empty..].iter().any(|(_, remaining)| *remaining > 5), "{}", lane.policy);
         }
     }
 }

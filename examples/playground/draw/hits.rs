@@ -146,7 +146,7 @@ fn rows(svg: &mut Svg, lane: &Lane, axis: Axis, y: f64) -> f64 {
                 refused: count.refused.min(1),
             })
             .collect();
-        svg.path(&format!("M{LEFT} {line:.1}h{:.1}", axis.plot()), "rl-line", "currentColor", "stroke-opacity=\".25\"");
+        svg.path(&format!("M{LEFT} {line:.1}h{:.1}", axis.plot()), "rl-line", "currentColor", "stroke-opacity=\".16\"");
         marks(svg, &columns, 6.4, line);
     }
     y + ROW * f64::from(CLIENTS)
