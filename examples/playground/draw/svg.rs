@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 /// Colors with enough contrast on white and on dark pages, which color-blind readers can
 /// distinguish.
-pub(crate) const ADMITTED: &str = "#2b7bbb";
-pub(crate) const REFUSED: &str = "#d9601a";
-pub(crate) const DELAYED: &str = "#8f62c4";
-pub(crate) const REMAINING: &str = "#2a9174";
+pub(crate) const ADMITTED: &str = "#3a8bd0";
+pub(crate) const REFUSED: &str = "#de691e";
+pub(crate) const DELAYED: &str = "#9a6ed4";
+pub(crate) const REMAINING: &str = "#2f9b7b";
 
 /// A part of a picture. The class of an element lets the page choose other colors.
 #[derive(Default)]
