@@ -131,13 +131,8 @@ fn grid(svg: &mut Svg, axis: Axis, bottom: f64) {
 
 /// Formats a time of so many microseconds in its largest whole unit.
 pub(crate) fn time(micros: u64) -> String {
-    const UNITS: [(u64, &str); 5] = [
-        (86_400_000_000, "day"),
-        (3_600_000_000, "h"),
-        (60_000_000, "min"),
-        (1_000_000, "s"),
-        (1_000, "ms"),
-    ];
+    const UNITS: [(u64, &str); 5] =
+        [(86_400_000_000, "day"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms")];
     if micros == 0 {
         return "0".to_owned();
     }

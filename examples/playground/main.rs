@@ -115,10 +115,18 @@ mod tests {
         assert_eq!(status, StatusCode::OK, "{body}");
         let answer: serde_json::Value = serde_json::from_str(&body).unwrap();
         let titles: Vec<_> = answer["lanes"].as_array().unwrap().iter().map(|lane| &lane["title"]).collect();
-        let six = ["Fixed window", "Sliding window counter", "Moving window", "Elastic window", "Token bucket", "Leaky bucket"];
+        let six = [
+            "Fixed window",
+            "Sliding window counter",
+            "Moving window",
+            "Elastic window",
+            "Token bucket",
+            "Leaky bucket",
+        ];
         assert_eq!(titles, six);
 
-        let (status, body) = send(&app(), simulation("mode=policy&policy=5/second;%20100/hour&traffic=poisson&hits=20000")).await;
+        let (status, body) =
+            send(&app(), simulation("mode=policy&policy=5/second;%20100/hour&traffic=poisson&hits=20000")).await;
         assert_eq!(status, StatusCode::OK, "{body}");
         let answer: serde_json::Value = serde_json::from_str(&body).unwrap();
         assert_eq!(answer["lanes"].as_array().unwrap().len(), 1);

@@ -145,7 +145,8 @@ impl Run {
     async fn finish(mut self, span: u64) -> Lane {
         self.read_until(span).await;
         let policy = self.limiter.policy().clone();
-        let mut starts: Vec<u64> = self.hits.iter().filter(|it| it.hit.client == 0).filter_map(Decided::start).collect();
+        let mut starts: Vec<u64> =
+            self.hits.iter().filter(|it| it.hit.client == 0).filter_map(Decided::start).collect();
         starts.sort_unstable();
         let limits = policy.limits().iter().zip(self.remaining);
         let limits = limits
@@ -221,7 +222,9 @@ mod tests {
     async fn no_lane_exceeds_its_promise() {
         use Traffic::{Bursts, Greedy, Mixed, Poisson, Retry, Steady, Zipf};
         for traffic in [Mixed, Steady, Bursts, Greedy, Poisson, Zipf, Retry] {
-            for policy in ["10/minute", "7/second burst 3", "fixed-window-aligned 5/minute", "leaky-bucket 9/minute queue 4"] {
+            for policy in
+                ["10/minute", "7/second burst 3", "fixed-window-aligned 5/minute", "leaky-bucket 9/minute queue 4"]
+            {
                 let setup = Setup { traffic, policy: policy.to_owned(), hits: Some(500), ..Setup::default() };
                 for lane in run(setup).await {
                     let limit = &lane.policy.limits()[0];

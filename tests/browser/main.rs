@@ -12,7 +12,9 @@ const LANES: &str = "document.querySelectorAll('#lanes svg').length";
 async fn typed_policy_shows_lanes_and_nonsense_an_error() {
     let visit = Visit::start("").await;
     visit.until(&format!("{LANES} === 6")).await;
-    for title in ["Fixed window", "Sliding window counter", "Moving window", "Elastic window", "Token bucket", "Leaky bucket"] {
+    for title in
+        ["Fixed window", "Sliding window counter", "Moving window", "Elastic window", "Token bucket", "Leaky bucket"]
+    {
         let found = format!("[...document.querySelectorAll('.lane h2')].some(it => it.textContent === '{title}')");
         visit.until(&found).await;
     }
@@ -97,7 +99,8 @@ async fn refused_client_is_admitted_when_the_countdown_ends() {
         assert!(newest == "200" && count < 20, "request {count}: {newest}");
     }
     let fields = visit.text("#fields").await;
-    for field in ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "ratelimit-policy", "retry-after"] {
+    for field in ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "ratelimit-policy", "retry-after"]
+    {
         assert!(fields.contains(field), "{field} is missing: {fields}");
     }
     visit.screenshot("countdown", 1600, false).await;
