@@ -121,7 +121,7 @@ fn grid(svg: &mut Svg, axis: Axis, bottom: f64) {
     for turn in 0..=periods {
         let x = axis.x(turn * axis.period);
         lines += &format!("M{x:.1} 0V{bottom:.1}");
-        if turn % every == 0 {
+        if turn.is_multiple_of(every) {
             let anchor = if turn == periods { Anchor::End } else { Anchor::Middle };
             svg.text((x.max(LEFT), bottom + 13.0), anchor, &time(turn * axis.period));
         }
@@ -136,7 +136,7 @@ pub(crate) fn time(micros: u64) -> String {
     if micros == 0 {
         return "0".to_owned();
     }
-    match UNITS.iter().find(|(unit, _)| micros % unit == 0) {
+    match UNITS.iter().find(|(unit, _)| micros.is_multiple_of(*unit)) {
         Some((unit, "day")) if *unit < micros => format!("{} days", micros / unit),
         Some((unit, name)) => format!("{} {name}", micros / unit),
         None => format!("{micros} µs"),

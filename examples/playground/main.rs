@@ -4,6 +4,8 @@
 //! the address. `cargo run --example playground -- pictures FOLDER` draws the pictures of the
 //! documentation instead, and `-- snippets` prints the Rust code that the page offers to copy.
 
+#![allow(clippy::format_push_string, reason = "the texts are short")]
+
 mod draw;
 mod limits;
 mod page;

@@ -31,7 +31,9 @@ impl Series {
             kept.extend(same.iter().max_by_key(by_value));
             kept.extend(same.last());
             kept.sort_unstable_by_key(|(at, _)| *at);
-            kept.into_iter().for_each(|(at, value)| shorter.push(at, value));
+            for (at, value) in kept {
+                shorter.push(at, value);
+            }
         }
         shorter
     }

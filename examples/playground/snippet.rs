@@ -93,7 +93,7 @@ fn digits(number: u64) -> String {
     let plain = number.to_string();
     let mut grouped = String::new();
     for (at, digit) in plain.chars().enumerate() {
-        if at > 0 && (plain.len() - at) % 3 == 0 {
+        if at > 0 && (plain.len() - at).is_multiple_of(3) {
             grouped.push('_');
         }
         grouped.push(digit);

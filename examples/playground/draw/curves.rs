@@ -1,7 +1,5 @@
 //! A curve over time, as steps.
 
-use std::fmt::Write;
-
 use super::svg::Svg;
 use super::{Anchor, Axis, CAPTION, LEFT};
 use crate::series::Series;
@@ -35,13 +33,9 @@ pub(super) fn draw(svg: &mut Svg, series: &Series, band: &Band, axis: Axis, y: f
             break;
         }
         let (x, y) = (axis.x(*at), down(*value));
-        match line.is_empty() {
-            true => write!(line, "M{x:.1} {y:.1}"),
-            false => write!(line, "H{x:.1}V{y:.1}"),
-        }
-        .expect("writing to a string does not fail");
+        line += &if line.is_empty() { format!("M{x:.1} {y:.1}") } else { format!("H{x:.1}V{y:.1}") };
     }
-    write!(line, "H{:.1}", axis.x(axis.span)).expect("writing to a string does not fail");
+    line += &format!("H{:.1}", axis.x(axis.span));
     svg.area(&format!("{line}V{bottom:.1}H{LEFT}z"), band.class, band.color);
     svg.path(&line, band.class, band.color, "stroke-width=\"1.5\" stroke-linejoin=\"round\"");
     if let Some(promise) = band.promise {

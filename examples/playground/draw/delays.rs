@@ -1,7 +1,5 @@
 //! The band of delays: a bar from the arrival of a hit to its start.
 
-use std::fmt::Write;
-
 use super::svg::{ADMITTED, DELAYED, Svg};
 use super::{Anchor, Axis, CAPTION, GAP, LEFT};
 use crate::simulate::{Lane, Verdict};
@@ -38,9 +36,9 @@ pub(super) fn draw(svg: &mut Svg, lane: &Lane, axis: Axis, y: f64) -> f64 {
     for ((from, until), slot) in shown.iter().zip(slots) {
         let middle = y + unit * (f64::from(slot) + 0.5);
         let (left, right) = (axis.x(*from), axis.x(*until));
-        write!(bars, "M{left:.1} {middle:.1}H{right:.1}").expect("writing to a string does not fail");
+        bars += &format!("M{left:.1} {middle:.1}H{right:.1}");
         if *until <= axis.span {
-            write!(starts, "M{right:.1} {middle:.1}h0").expect("writing to a string does not fail");
+            starts += &format!("M{right:.1} {middle:.1}h0");
         }
     }
     let style = format!("stroke-opacity=\".65\" stroke-width=\"{:.1}\"", 0.5 * unit);

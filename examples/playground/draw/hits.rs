@@ -1,7 +1,5 @@
 //! The band of hits: admitted ones above the line, refused ones below.
 
-use std::fmt::Write;
-
 use super::svg::{ADMITTED, DELAYED, REFUSED, Svg};
 use super::{Anchor, Axis, CAPTION, LEFT};
 use crate::simulate::{Lane, Verdict};
@@ -93,17 +91,15 @@ fn marks(svg: &mut Svg, columns: &[Count], unit: f64, line: f64) {
         for place in 0..count.admitted + count.delayed {
             let y = line - unit * (f64::from(place) + 0.5) - 1.0;
             if place < count.admitted {
-                write!(dots, "M{x} {y:.1}h0")
+                dots += &format!("M{x} {y:.1}h0");
             } else {
-                write!(rings, "M{:.1} {y:.1}a{ring:.1} {ring:.1} 0 1 1 0 .1z", x + ring)
+                rings += &format!("M{:.1} {y:.1}a{ring:.1} {ring:.1} 0 1 1 0 .1z", x + ring);
             }
-            .expect("writing to a string does not fail");
         }
         for place in 0..count.refused {
             let (left, top) = (x - arm, line + unit * (f64::from(place) + 0.5) + 1.0 - arm);
             let side = 2.0 * arm;
-            write!(crosses, "M{left:.1} {top:.1}l{side:.1} {side:.1}m0-{side:.1}l-{side:.1} {side:.1}")
-                .expect("writing to a string does not fail");
+            crosses += &format!("M{left:.1} {top:.1}l{side:.1} {side:.1}m0-{side:.1}l-{side:.1} {side:.1}");
         }
     }
     let width = 0.8 * unit;
@@ -121,7 +117,7 @@ fn bars(svg: &mut Svg, columns: &[Count], unit: f64, line: f64) {
         let height = |count: u32| if count == 0 { 0.0 } else { f64::max(f64::from(count) * unit, 2.0) };
         let bar = |path: &mut String, from: f64, count: u32, sign: char| {
             if count > 0 {
-                write!(path, "M{x} {from:.1}v{sign}{:.1}", height(count)).expect("writing to a string does not fail");
+                *path += &format!("M{x} {from:.1}v{sign}{:.1}", height(count));
             }
         };
         bar(&mut admitted, line - 1.0, count.admitted, '-');
