@@ -49,7 +49,7 @@ async function simulate() {
   }
   if (!response.ok) {
     setup.showError(answer.field, answer.error);
-    status.textContent = "";
+    status.textContent = "Correct the setup to see its lanes.";
     lanes.replaceChildren();
     dispatchEvent(new CustomEvent("lanes", { detail: [] }));
     return;
