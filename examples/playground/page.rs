@@ -8,12 +8,13 @@ const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
-const FILES: [(&str, &str, &str); 9] = [
+const FILES: [(&str, &str, &str); 10] = [
     ("/", HTML, include_str!("page/index.html")),
     ("/style.css", CSS, include_str!("page/style.css")),
     ("/controls.css", CSS, include_str!("page/controls.css")),
     ("/icon.svg", SVG, include_str!("page/icon.svg")),
     ("/main.js", JS, include_str!("page/main.js")),
+    ("/dom.js", JS, include_str!("page/dom.js")),
     ("/setup.js", JS, include_str!("page/setup.js")),
     ("/compare.js", JS, include_str!("page/compare.js")),
     ("/try.js", JS, include_str!("page/try.js")),

@@ -152,5 +152,7 @@ async fn keyboard_reaches_tabs_and_the_time_line() {
     visit.until("!document.getElementById('copy').hidden && location.search.includes('tab=copy')").await;
     let code = visit.text("#snippets pre").await;
     assert!(code.contains("Policy::new(FixedWindow::new(), Quota::per_minute(2))"), "{code}");
+    visit.click("#snippets button").await;
+    visit.until("document.querySelector('#snippets button').textContent === 'Copied'").await;
     visit.end().await;
 }

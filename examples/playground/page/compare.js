@@ -1,5 +1,6 @@
 // The lanes: asks the server to simulate the setup, and shows its pictures.
 
+import { copies, element } from "./dom.js";
 import * as setup from "./setup.js";
 
 const lanes = document.getElementById("lanes");
@@ -29,6 +30,7 @@ async function simulate() {
   try {
     response = await fetch("/simulate", { method: "POST", body });
   } catch {
+    lanes.setAttribute("aria-busy", "false");
     status.textContent = "The server does not answer. Is it still running?";
     return;
   }
@@ -59,13 +61,6 @@ async function simulate() {
   lanes.classList.toggle("single", answer.lanes.length === 1);
   lanes.replaceChildren(...answer.lanes.map(show));
   dispatchEvent(new CustomEvent("lanes", { detail: answer.lanes }));
-}
-
-/** Creates an element with text or children. */
-export function element(name, properties, ...children) {
-  const made = Object.assign(document.createElement(name), properties);
-  made.append(...children);
-  return made;
 }
 
 function show(lane) {
@@ -140,11 +135,7 @@ function undo() {
 document.getElementById("undo").addEventListener("click", undo);
 document.getElementById("clear").addEventListener("click", () => setup.set("at", ""));
 
-share.addEventListener("click", async () => {
-  await navigator.clipboard.writeText(location.href);
-  share.textContent = "Copied";
-  setTimeout(() => { share.textContent = "Copy link"; }, 1500);
-});
+copies(share, () => location.href);
 
 setup.onChange(() => {
   const traffic = setup.get("traffic");

@@ -1,6 +1,6 @@
 // The Rust code of each lane.
 
-import { element } from "./compare.js";
+import { copies, element } from "./dom.js";
 
 const snippets = document.getElementById("snippets");
 
@@ -8,11 +8,7 @@ addEventListener("lanes", ({ detail }) => snippets.replaceChildren(...detail.map
 
 function show(lane) {
   const button = element("button", { type: "button", textContent: "Copy", ariaLabel: `Copy the code of ${lane.policy}` });
-  button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(lane.rust);
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  });
+  copies(button, () => lane.rust);
   return element("article", { className: "snippet card" },
     element("header", {}, element("h2", { textContent: lane.title }), button),
     element("pre", { tabIndex: 0 }, element("code", { textContent: lane.rust })));

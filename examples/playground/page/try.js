@@ -1,6 +1,6 @@
 // Sends real requests to the limited route, and explains the responses.
 
-import { element } from "./compare.js";
+import { element } from "./dom.js";
 
 const choice = document.getElementById("trial");
 const buttons = [...document.querySelectorAll("[data-send]")];
