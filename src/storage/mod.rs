@@ -30,6 +30,8 @@ mod breaker;
 mod cas;
 mod clock;
 mod counters;
+#[cfg(any(feature = "redis", feature = "etcd"))]
+mod credentials;
 mod deadline;
 #[cfg(feature = "etcd")]
 mod etcd;
@@ -64,6 +66,8 @@ pub(crate) use self::breaker::PATHS;
 pub use self::breaker::{Breaker, BreakerError, Circuit, CircuitState, NoFallback, Phase};
 pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
+#[cfg(any(feature = "redis", feature = "etcd"))]
+pub use self::credentials::Credentials;
 #[cfg(feature = "etcd")]
 pub use self::etcd::{EtcdStorage, EtcdStorageError};
 pub use self::infallible::InfallibleStorage;
@@ -75,6 +79,8 @@ pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull}
 pub use self::redis::{RedisStorage, RedisStorageError};
 pub use self::refusal_cache::RefusalCache;
 pub use self::timeout::{Timeout, TimeoutError};
+#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
+pub use self::tls::TlsConfig;
 
 /// A request to a storage for one decision.
 #[derive(Clone, Copy, Debug)]

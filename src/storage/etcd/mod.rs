@@ -1,3 +1,4 @@
+mod access;
 mod decide;
 mod error;
 mod lease;
@@ -56,6 +57,7 @@ use crate::storage::{Cas, Clock, deadline};
 /// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
 /// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
+/// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built: see [long logs](crate::guide::several_processes#long-logs). A policy that can keep
@@ -67,6 +69,7 @@ use crate::storage::{Cas, Clock, deadline};
 /// | question | guide |
 /// |---|---|
 /// | URLs for several members, logins and TLS | [several processes](crate::guide::several_processes#etcd) |
+/// | passwords that rotate | [operating](crate::guide::operating#logins-that-rotate) |
 /// | clock skew between processes | [several processes](crate::guide::several_processes#clocks) |
 /// | the effect of each fault, and its duration | [outages](crate::guide::outages#etcd) |
 /// | keys, and the compaction that etcd needs | [operating](crate::guide::operating#etcd) |

@@ -1,3 +1,4 @@
+mod access;
 mod decide;
 mod error;
 mod keys;
@@ -21,7 +22,7 @@ pub use self::error::RedisStorageError;
 use self::link::Link;
 use self::script::Scripts;
 use self::swap::SwapStore;
-use self::url::Target;
+use self::url::{Access, Servers, Target};
 use crate::ConfigError;
 use crate::error::or_panic;
 use crate::storage::net::until_ready;
@@ -55,6 +56,7 @@ use crate::storage::{Cas, Clock, deadline};
 /// | `prefix` | `rl` | the prefix of all keys |
 /// | `deadline` | `100ms` | the timeout of a call |
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
+/// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
 /// | `sentinel-user`, `sentinel-password` | no login | the login for the sentinels |
 ///
 /// Clones share one connection per server. Calls need a tokio runtime with time and I/O enabled.
@@ -62,6 +64,7 @@ use crate::storage::{Cas, Clock, deadline};
 ///
 /// | question | guide |
 /// |---|---|
+/// | passwords that rotate | [operating](crate::guide::operating#logins-that-rotate) |
 /// | URLs for clusters, sentinels, TLS and Unix sockets | [several processes](crate::guide::several_processes#redis-and-valkey) |
 /// | the effect of each fault, and its duration | [outages](crate::guide::outages#redis-and-valkey) |
 /// | the rights that the user needs | [operating](crate::guide::operating#redis-rights) |
@@ -76,6 +79,8 @@ use crate::storage::{Cas, Clock, deadline};
 #[derive(Clone)]
 pub struct RedisStorage {
     link: Link,
+    /// The settings of `link`, to create another one with other logins or certificates.
+    target: Arc<(Servers, Access)>,
     prefix: Arc<str>,
     deadline: Duration,
     scripts: Scripts,
@@ -94,9 +99,10 @@ impl RedisStorage {
     /// error quotes the URL without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { servers, access, prefix, deadline } = Target::parse(url)?;
-        let (link, scripts, prefix) = (Link::new(servers, &access), Scripts::default(), Arc::from(prefix));
+        let (link, target) = (Link::new(servers.clone(), &access), Arc::new((servers, access)));
+        let (scripts, prefix) = (Scripts::default(), Arc::from(prefix));
         let cas = swap::cas(&link, &prefix, deadline, None);
-        Ok(Self { link, prefix, deadline, scripts, cas, clock: None })
+        Ok(Self { link, target, prefix, deadline, scripts, cas, clock: None })
     }
 
     /// Rebuilds the compare-and-swap storage with the current prefix, timeout and clock.

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::super::error::RedisStorageError;
 use super::super::url::Access;
 use crate::storage::net::{CONNECT_WITHIN, socket};
-use crate::storage::url::Address;
+use crate::storage::url::{Address, Login};
 
 /// A connection, and the task that does its I/O.
 ///
@@ -36,10 +36,12 @@ impl Connection {
         hello: &Cmd,
     ) -> Result<(Self, Value), RedisStorageError> {
         let server = address.to_string();
-        let failed =
-            |error: RedisError| hide_password(RedisStorageError::from_redis(&server, error).while_connecting(), access);
         let connected = async {
-            let mut connection = Self::connect(address, access).await.map_err(failed)?;
+            let login = access.login.get().await.map_err(|error| RedisStorageError::unreachable(&server, error))?;
+            let failed = |error: RedisError| {
+                hide_password(RedisStorageError::from_redis(&server, error).while_connecting(), &login)
+            };
+            let mut connection = Self::connect(address, access, &login).await.map_err(failed)?;
             let reply = connection.commands.send_packed_command(hello).await;
             match reply.and_then(Value::extract_error) {
                 // A user without the right to run `hello` may have the rights to run the scripts.
@@ -55,30 +57,30 @@ impl Connection {
         timeout(CONNECT_WITHIN, connected).await.unwrap_or_else(|_| Err(late()))
     }
 
-    async fn connect(address: &Address, access: &Access) -> Result<Self, RedisError> {
+    async fn connect(address: &Address, access: &Access, login: &Login) -> Result<Self, RedisError> {
         let host = match address {
             Address::Tcp(host) => host,
             #[cfg(unix)]
-            Address::Unix(path) => return Self::over(UnixStream::connect(path).await?, access).await,
+            Address::Unix(path) => return Self::over(UnixStream::connect(path).await?, access.db, login).await,
             #[cfg(not(unix))]
             Address::Unix(_) => return Err(io::Error::from(io::ErrorKind::Unsupported).into()),
         };
         let stream = socket::open(host).await?;
         match &access.tls {
-            Some(tls) => Self::over(tls.over(stream, &host.name).await?, access).await,
-            None => Self::over(stream, access).await,
+            Some(tls) => Self::over(tls.over(stream, &host.name).await?, access.db, login).await,
+            None => Self::over(stream, access.db, login).await,
         }
     }
 
-    async fn over<S>(stream: S, access: &Access) -> Result<Self, RedisError>
+    async fn over<S>(stream: S, db: u32, login: &Login) -> Result<Self, RedisError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let mut info = RedisConnectionInfo::default().set_db(access.db.into()).set_skip_set_lib_name();
-        if let Some(user) = &access.login.user {
+        let mut info = RedisConnectionInfo::default().set_db(db.into()).set_skip_set_lib_name();
+        if let Some(user) = &login.user {
             info = info.set_username(user);
         }
-        if let Some(password) = &access.login.password {
+        if let Some(password) = &login.password {
             info = info.set_password(password);
         }
         // Callers apply their own timeouts.
@@ -107,8 +109,8 @@ impl Drop for Connection {
 /// Hides an error message that contains the password.
 ///
 /// A server without the `AUTH` command quotes the arguments of the unknown command.
-fn hide_password(error: RedisStorageError, access: &Access) -> RedisStorageError {
-    match &access.login.password {
+fn hide_password(error: RedisStorageError, login: &Login) -> RedisStorageError {
+    match &login.password {
         Some(password) if error.to_string().contains(&**password) => error.with_hidden_source(),
         _ => error,
     }
