@@ -25,7 +25,7 @@ impl EtcdStorage {
     /// use tower_ratelimit::storage::{Credentials, EtcdStorage};
     ///
     /// let storage = EtcdStorage::new("etcd://one,two,three")?.credentials(|| async {
-    ///     let password = tokio::fs::read_to_string("/run/secrets/etcd-password").await?;
+    ///     let password = std::fs::read_to_string("/run/secrets/etcd-password")?;
     ///     Ok(Credentials::new("ratelimit", password.trim_end()))
     /// });
     /// # Ok::<(), tower_ratelimit::ConfigError>(())

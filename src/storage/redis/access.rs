@@ -27,7 +27,7 @@ impl RedisStorage {
     /// use tower_ratelimit::storage::{Credentials, RedisStorage};
     ///
     /// let storage = RedisStorage::new("redis://cache")?.credentials(|| async {
-    ///     let password = tokio::fs::read_to_string("/run/secrets/redis-password").await?;
+    ///     let password = std::fs::read_to_string("/run/secrets/redis-password")?;
     ///     Ok(Credentials::new("ratelimit", password.trim_end()))
     /// });
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
