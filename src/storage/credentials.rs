@@ -76,7 +76,7 @@ struct ProviderError(BoxError);
 
 impl fmt::Display for ProviderError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the credentials provider failed: {}", self.0)
+        f.write_str("the credentials provider failed")
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::harness::{Answer, EntryPoints};
-use common::policy;
 use common::servers::Etcd;
+use common::{message, policy};
 use serde_json::{Value, json};
 use tower_ratelimit::storage::Credentials;
 use tower_ratelimit::{Global, Key};
@@ -40,7 +40,7 @@ async fn wrong_password_can_be_corrected() {
     user.recover().await;
     let root = with_logins(&etcd, "first");
     no_login.fail().await;
-    let error = no_login.limiter.hit(&Key::everybody()).await.unwrap_err().to_string();
+    let error = message(no_login.limiter.hit(&Key::everybody()).await.unwrap_err());
     assert!(error.contains("write etcd://user:password@"), "{error}");
     user.recover().await;
     let change = |password: &str| {
@@ -50,11 +50,11 @@ async fn wrong_password_can_be_corrected() {
     change("second");
     user.fail().await;
     let error = user.limiter.hit(&Key::everybody()).await.unwrap_err();
-    assert!(!error.may_have_counted() && !error.to_string().contains("first"), "{error}");
+    assert!(!error.may_have_counted() && !format!("{error:#}").contains("first"), "{error}");
     change("first");
     user.recover().await;
     let second_handle = storage(&format!("etcd://app:first@{}?prefix=other", etcd.hosts()));
-    let error = second_handle.ready(Duration::from_millis(300)).await.unwrap_err().to_string();
+    let error = message(second_handle.ready(Duration::from_millis(300)).await.unwrap_err());
     assert!(error.contains("permission denied"), "{error}");
 }
 
@@ -93,7 +93,7 @@ async fn provider_is_called_for_each_connection() {
     etcd.members[0].ask("auth/user/changepw", &body, Some(&root)).unwrap();
     user.fail().await;
     *password.lock().unwrap() = "none";
-    let sealed = async || user.limiter.hit(&Key::everybody()).await.unwrap_err().to_string();
+    let sealed = async || message(user.limiter.hit(&Key::everybody()).await.unwrap_err());
     while !sealed().await.contains("the credentials provider failed: the vault is sealed") {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

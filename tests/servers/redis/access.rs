@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::harness::{EntryPoints, SECOND};
-use common::policy;
 use common::servers::Server;
+use common::{message, policy};
 use tower_ratelimit::storage::Credentials;
 use tower_ratelimit::{BoxError, Global};
 
@@ -77,7 +77,7 @@ async fn provider_is_called_for_each_connection() {
         let credentials = provider.credentials();
         async { credentials }
     });
-    let error = not_ready(&storage).await.to_string();
+    let error = message(not_ready(&storage).await);
     assert!(error.contains("the credentials provider failed: the vault is sealed"), "{error}");
 
     vault.set(Some("first"));
@@ -106,7 +106,7 @@ async fn no_error_contains_a_password_of_a_provider() {
     let server = Server::start(&["--rename-command", "AUTH", ""]);
     let storage = storage(&server.url()).credentials(|| async { Ok(Credentials::new("me", "hunter2")) });
     let error = not_ready(&storage).await;
-    assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+    assert!(!format!("{error:#} {error:?}").contains("hunter2"), "{error:?}");
     assert!(!format!("{:?}", Credentials::new("me", "hunter2")).contains("hunter2"));
 }
 
@@ -117,8 +117,8 @@ async fn url_selects_the_user_and_the_database() {
     let at = format!("127.0.0.1:{}", server.port());
     ready(&storage(&format!("redis://a%3Ab:s%20e@{at}/3"))).await;
     let error = not_ready(&storage(&format!("redis://a%3Ab:se@{at}/3"))).await;
-    assert!(error.to_string().contains("authentication failed"), "{error}");
-    let error = not_ready(&storage(&format!("valkey://{at}/99"))).await.to_string();
+    assert!(format!("{error:#}").contains("authentication failed"), "{error}");
+    let error = message(not_ready(&storage(&format!("valkey://{at}/99"))).await);
     assert!(error.contains("99") || error.contains("range"), "{error}");
     let clients = storage(&format!("redis://{at}/5"));
     ready(&clients).await;

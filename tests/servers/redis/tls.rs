@@ -6,6 +6,7 @@ use tower_ratelimit::storage::{RedisStorage, TlsConfig};
 use tower_ratelimit::{Key, Quota, RateLimiter};
 
 use common::certificates::Certificates;
+use common::message;
 use common::servers::Server;
 
 const LONG: Duration = Duration::from_secs(10);
@@ -25,7 +26,7 @@ async fn only_certificates_that_the_url_names_are_trusted() {
     for host in ["localhost", "127.0.0.1"] {
         storage(host, &ca).unwrap().ready(LONG).await.unwrap();
     }
-    let error = storage("127.0.0.1", &other).unwrap().ready(SHORT).await.unwrap_err().to_string();
+    let error = message(storage("127.0.0.1", &other).unwrap().ready(SHORT).await.unwrap_err());
     assert!(error.contains("certificate"), "{error}");
     let error =
         RedisStorage::new(&format!("redis://:secret@127.0.0.1:{port}")).unwrap().ready(SHORT).await.unwrap_err();
@@ -64,7 +65,7 @@ async fn server_of_a_private_authority_accepts_only_its_clients() {
     let no_client_by_builder = RedisStorage::new(&url(&client("client.pem", "client-key.pem"))).unwrap();
     for storage in [no_client, stranger, no_client_by_builder.try_tls(&tls).unwrap()] {
         let error = storage.ready(SHORT).await.unwrap_err();
-        assert!(!error.may_have_counted() && !error.to_string().contains("secret"), "{error}");
+        assert!(!error.may_have_counted() && !format!("{error:#}").contains("secret"), "{error:#}");
     }
 }
 
