@@ -59,7 +59,7 @@
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
 //! | `coarse-clock` | `storage::CoarseClock`, which reads no tick counter and lags by up to a tick |
 //! | `tonic` | [`PeerIp`] reads the connect info of tonic's server; [`GrpcRejection`] needs no feature |
-//! | `metrics` | `MetricsObserver` |
+//! | `metrics` | `MetricsObserver`, and metrics of the storages |
 //! | `partition-key` | `Headers::partition_key` |
 //! | `redis` | `RedisStorage`, for Redis and Valkey |
 //! | `redis-cluster`, `redis-sentinel`, `redis-rustls` | `redis+cluster://`, `redis+sentinel://` and `rediss://` URLs |

@@ -16,7 +16,7 @@ use self::number::repeated;
 use self::partition::Secret;
 pub(crate) use self::x_ratelimit::Numbers;
 use self::x_ratelimit::{DRAFT_6, X};
-use crate::rejection::PUSHBACK;
+use crate::rejection::extend_grpc_wait;
 use crate::strategy::Status;
 use crate::time::seconds_up;
 use crate::{Decision, Key, Policy, Timestamp};
@@ -232,19 +232,16 @@ fn is_refusal<B>(response: &Response<B>) -> bool {
     response.extensions().get::<Decision>().is_some_and(Decision::is_refused)
 }
 
-/// Raises `Retry-After` of a refusal, and its gRPC pushback, to at least this number of seconds.
-/// Skips a missing field, because then the cost exceeds a capacity, and a date, which another layer
-/// wrote.
+/// Raises `Retry-After` of a refusal, and its gRPC fields, to at least this number of seconds. Skips
+/// a missing field, because then the cost exceeds a capacity, and a date, which another layer wrote.
 #[cold]
 fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
-    let seconds = u64::from(seconds);
-    let headers = response.headers_mut();
-    for (name, wait) in [(RETRY_AFTER, seconds), (PUSHBACK, seconds * 1_000)] {
-        let written = headers.get(&name).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-        if written.is_some_and(|written| written < wait) {
-            set(headers, name, repeated(wait));
-        }
+    let wait = u64::from(seconds);
+    let written = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if written.is_some_and(|written| written < wait) {
+        set(response.headers_mut(), RETRY_AFTER, repeated(wait));
     }
+    extend_grpc_wait(response, seconds);
 }
 
 /// Writes the numbers of a refused request into its response.

@@ -1,14 +1,20 @@
+mod base64;
+mod details;
+mod protobuf;
+
 use std::fmt::Write;
+use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 
+use self::details::{DETAILS, StatusDetails};
 use super::{RejectReason, Rejection};
 use crate::extract::Head;
 
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-pub(crate) const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
 /// Responds with a gRPC status and no body. For tonic and other gRPC servers.
 ///
@@ -32,6 +38,19 @@ pub(crate) const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-push
 /// the request would be admitted, in milliseconds, rounded up. It is 1000 if the storage failed,
 /// and -1 (never retry) if the cost exceeds the capacity.
 ///
+/// `grpc-status-details-bin` contains a `google.rpc.Status` with the same status and message. Its
+/// details are:
+///
+/// | detail | if | contains |
+/// |---|---|---|
+/// | `google.rpc.RetryInfo` | a retry can succeed | the pushback as `retry_delay` |
+/// | `google.rpc.QuotaFailure` | a limit is exceeded | a violation for each limit that refuses |
+///
+/// The `subject` of a violation is the [name of the limit](crate::Policy::limit_name), and its
+/// `description` is the limit as text, for example `fixed-window 10/minute`. The client's key is
+/// not in it. With tonic, `StatusExt::get_details_retry_info` of the crate `tonic-types` reads the
+/// delay.
+///
 /// ```
 /// # #[cfg(feature = "tonic")]
 /// # fn server() {
@@ -49,37 +68,53 @@ pub struct GrpcRejection;
 
 impl<B: Default> Rejection<B> for GrpcRejection {
     fn reject(&self, refused: RejectReason<'_>, _: &Head<'_>) -> Response<B> {
-        let status = match refused {
-            RejectReason::Limit(_) => "8",
-            RejectReason::Storage => "14",
-            RejectReason::Key(missing) if missing.status() == StatusCode::UNAUTHORIZED => "16",
-            RejectReason::Key(missing) if missing.is_clients_fault() => "3",
-            RejectReason::Key(_) => "13",
+        let status: u64 = match refused {
+            RejectReason::Limit(_) => 8,
+            RejectReason::Storage => 14,
+            RejectReason::Key(missing) if missing.status() == StatusCode::UNAUTHORIZED => 16,
+            RejectReason::Key(missing) if missing.is_clients_fault() => 3,
+            RejectReason::Key(_) => 13,
         };
-        let message = HeaderValue::try_from(percent_encoded(&refused.message("")));
-        let message = message.expect("printable ASCII is a valid header value");
+        let message = refused.message("");
+        let encoded = HeaderValue::try_from(percent_encoded(&message));
+        let encoded = encoded.expect("printable ASCII is a valid header value");
         let mut response = Response::new(B::default());
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-        headers.insert(STATUS, HeaderValue::from_static(status));
-        headers.insert(MESSAGE, message);
-        if let Some(pushback) = pushback(refused) {
-            headers.insert(PUSHBACK, pushback);
-        }
+        headers.insert(STATUS, status.into());
+        headers.insert(MESSAGE, encoded);
+        let (wait, refusal) = match refused {
+            RejectReason::Limit(refusal) => (refusal.retry_after().map(millis_up), Some(refusal)),
+            RejectReason::Storage => (Some(1_000), None),
+            RejectReason::Key(_) => return response,
+        };
+        // -1 means never (gRFC A6).
+        headers.insert(PUSHBACK, wait.map_or(HeaderValue::from_static("-1"), HeaderValue::from));
+        let details = StatusDetails::new(status, &message, refusal);
+        headers.insert(DETAILS, details.value(wait));
+        response.extensions_mut().insert(details);
         response
     }
 }
 
-/// Returns the pushback in milliseconds, or -1 for never (gRFC A6).
-fn pushback(refused: RejectReason<'_>) -> Option<HeaderValue> {
-    match refused {
-        RejectReason::Limit(refusal) => Some(match refusal.retry_after() {
-            Some(wait) => u64::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX).into(),
-            None => HeaderValue::from_static("-1"),
-        }),
-        RejectReason::Storage => Some(HeaderValue::from_static("1000")),
-        RejectReason::Key(_) => None,
+/// Raises the pushback and the `RetryInfo` of a refusal to at least this number of seconds. Skips a
+/// response that was not written by [`GrpcRejection`], and a refusal without a wait.
+pub(crate) fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
+    let wait = u64::from(seconds) * 1_000;
+    let written = response.headers().get(PUSHBACK).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if written.is_none_or(|written| written >= wait) {
+        return;
     }
+    response.headers_mut().insert(PUSHBACK, wait.into());
+    if let Some(details) = response.extensions().get::<StatusDetails>() {
+        let value = details.value(Some(wait));
+        response.headers_mut().insert(DETAILS, value);
+    }
+}
+
+/// Returns a wait in milliseconds, rounded up, so that a retry is never early.
+fn millis_up(wait: Duration) -> u64 {
+    u64::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
 
 /// Percent-encodes a message for gRPC: the percent sign, and bytes that are not printable ASCII.

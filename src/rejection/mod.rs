@@ -10,7 +10,7 @@ use std::sync::Arc;
 use http::{Response, StatusCode};
 
 pub use self::grpc::GrpcRejection;
-pub(crate) use self::grpc::PUSHBACK;
+pub(crate) use self::grpc::extend_wait as extend_grpc_wait;
 pub use self::limit_exceeded::LimitExceeded;
 pub use self::problem::ProblemRejection;
 pub use self::text::TextRejection;

@@ -26,9 +26,12 @@
 
 mod any;
 mod breaker;
+mod calls;
 mod cas;
 mod clock;
 mod counters;
+#[cfg(any(feature = "redis", feature = "etcd"))]
+mod credentials;
 mod deadline;
 mod error;
 #[cfg(feature = "etcd")]
@@ -62,10 +65,14 @@ pub use self::any::{AnyFuture, AnyStorage};
 #[cfg(feature = "metrics")]
 pub(crate) use self::breaker::PATHS;
 pub use self::breaker::{Breaker, Circuit, CircuitState, NoFallback, Phase};
+#[cfg(feature = "metrics")]
+pub(crate) use self::calls::{IN_FLIGHT, LATENCY};
 pub use self::cas::{Cas, CasStorage, Loaded, Swapped};
 #[cfg(feature = "coarse-clock")]
 pub use self::clock::CoarseClock;
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
+#[cfg(any(feature = "redis", feature = "etcd"))]
+pub use self::credentials::Credentials;
 pub use self::error::{StorageError, StorageErrorKind};
 #[cfg(feature = "etcd")]
 pub use self::etcd::EtcdStorage;
@@ -78,6 +85,8 @@ pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull}
 pub use self::redis::RedisStorage;
 pub use self::refusal_cache::RefusalCache;
 pub use self::timeout::Timeout;
+#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
+pub use self::tls::TlsConfig;
 
 /// A request to a storage for one decision.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A CA (`ca.pem`, `key.pem`), and another CA that signed nothing (`other.pem`).
+/// The certificate of a server (`ca.pem`, `key.pem`), and one that no server has (`other.pem`).
+///
+/// [`authority`](Self::authority) adds a private authority (`authority.pem`) that has signed the
+/// certificates of a server (`server.pem`, `server-key.pem`) and of a client (`client.pem`,
+/// `client-key.pem`).
 #[derive(Debug)]
 pub struct Certificates(PathBuf);
 
@@ -18,17 +22,40 @@ impl Certificates {
         fs::create_dir_all(&folder).unwrap();
         let files = Self(folder);
         for (name, key) in [("ca.pem", "key.pem"), ("other.pem", "other-key.pem")] {
-            let request = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost \
-                           -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE";
-            let (key, name) = (files.path(key), files.path(name));
-            let output = Command::new("openssl")
-                .args(request.split_whitespace())
-                .args(["-keyout", &key, "-out", &name])
-                .output();
-            let output = output.expect("openssl is installed");
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            files.sign("localhost", "FALSE", [name, key], None);
         }
         files
+    }
+
+    /// Creates the files of a private authority too.
+    pub fn authority() -> Self {
+        let files = Self::create();
+        let authority = ["authority.pem", "authority-key.pem"];
+        files.sign("authority", "TRUE", authority, None);
+        files.sign("localhost", "FALSE", ["server.pem", "server-key.pem"], Some(authority));
+        files.sign("app", "FALSE", ["client.pem", "client-key.pem"], Some(authority));
+        files
+    }
+
+    /// Creates a key and a certificate. It is signed by its own key or by an authority.
+    fn sign(&self, subject: &str, is_authority: &str, names: [&str; 2], authority: Option<[&str; 2]>) {
+        let request = format!(
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN={subject} \
+             -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:{is_authority}"
+        );
+        let [name, key] = names.map(|name| self.path(name));
+        let mut command = Command::new("openssl");
+        command.args(request.split_whitespace()).args(["-keyout", &key, "-out", &name]);
+        if let Some([certificate, key]) = authority {
+            command.args(["-CA", &self.path(certificate), "-CAkey", &self.path(key)]);
+        }
+        let output = command.output().expect("openssl is installed");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Returns the content of a file.
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.path(name)).unwrap()
     }
 
     pub fn path(&self, name: &str) -> String {

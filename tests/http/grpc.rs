@@ -11,9 +11,10 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
+use tonic_types::StatusExt;
 use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::{
-    Global, GrpcRejection, Key, KeyExtractor, OnError, PeerIp, Quota, RateLimitLayer, RateLimiter, Storage,
+    Global, GrpcRejection, Header, Key, KeyExtractor, OnError, PeerIp, Quota, RateLimitLayer, RateLimiter, Storage,
 };
 
 /// A client of tonic's health service behind this layer.
@@ -86,6 +87,107 @@ async fn missing_key_is_answered_with_a_grpc_status_and_its_reason() {
         assert_eq!(refused.code(), expected);
         assert!(refused.message() == reason || expected == Code::Internal, "{refused:?}");
     }
+}
+
+/// The delay in the `RetryInfo` of a status.
+fn retry_delay(status: &Status) -> Option<Duration> {
+    status.get_details_retry_info().and_then(|info| info.retry_delay)
+}
+
+#[tokio::test]
+async fn details_of_a_refusal_contain_the_wait_and_the_limits_that_refuse() {
+    let (storage, clock) = memory_with_manual_clock();
+    let policy = policy("fixed-window 2 per 10 seconds; fixed-window 100/hour; \"daily\" fixed-window 2/day");
+    let layer = RateLimitLayer::new(policy.with_name("free"), Header::new("x-client"))
+        .storage(storage, OnError::Refuse)
+        .rejection(GrpcRejection);
+    let mut health = client(layer).await;
+    let question = || {
+        let mut question = tonic::Request::new(question());
+        question.metadata_mut().insert("x-client", "alice".parse().unwrap());
+        question
+    };
+    for _ in 0..2 {
+        health.check(question()).await.unwrap();
+    }
+    for (elapsed, violated) in [
+        (
+            Duration::from_micros(500),
+            &[("free-1", "fixed-window 2/10 seconds"), ("daily", "\"daily\" fixed-window 2/day")][..],
+        ),
+        (Duration::from_secs(10), &[("daily", "\"daily\" fixed-window 2/day")]),
+    ] {
+        clock.advance(elapsed);
+        let refused = health.check(question()).await.unwrap_err();
+        let wait = retry_delay(&refused).unwrap();
+        assert_eq!(wait.as_millis(), u128::from(number(&refused, "grpc-retry-pushback-ms").unwrap()));
+        assert_eq!(wait.as_micros() % 1_000, 0, "rounded up to milliseconds");
+        let violations = refused.get_details_quota_failure().unwrap().violations;
+        let violations: Vec<_> =
+            violations.iter().map(|one| (one.subject.as_str(), one.description.as_str())).collect();
+        assert_eq!(violations, violated);
+        let details = String::from_utf8_lossy(refused.details());
+        assert!(!details.contains("alice") && details.contains(refused.message()), "{details}");
+    }
+}
+
+#[tokio::test]
+async fn client_that_obeys_retry_info_is_admitted() {
+    let (storage, clock) = memory_with_manual_clock();
+    let layer = RateLimitLayer::new(policy("token-bucket 3/second"), Global)
+        .storage(storage, OnError::Refuse)
+        .rejection(GrpcRejection);
+    let mut health = client(layer).await;
+    for _ in 0..3 {
+        health.check(question()).await.unwrap();
+    }
+    let wait = retry_delay(&health.check(question()).await.unwrap_err()).unwrap();
+    assert_eq!(wait, Duration::from_millis(334));
+    clock.advance(Duration::from_millis(333));
+    assert_eq!(retry_delay(&health.check(question()).await.unwrap_err()), Some(Duration::from_millis(1)));
+    clock.advance(Duration::from_millis(1));
+    assert!(health.check(question()).await.is_ok());
+}
+
+#[tokio::test]
+async fn details_contain_no_retry_info_if_a_retry_cannot_succeed() {
+    let layer = RateLimitLayer::new(policy("fixed-window 2/day"), Global).cost(|_: &Head<'_>| 3);
+    let refused = client(layer.rejection(GrpcRejection)).await.check(question()).await.unwrap_err();
+    assert_eq!(refused.metadata().get("grpc-retry-pushback-ms").unwrap(), "-1");
+    assert!(refused.get_details_retry_info().is_none() && refused.get_details_quota_failure().is_some());
+}
+
+#[tokio::test]
+async fn details_of_a_storage_failure_contain_only_a_wait() {
+    let layer = RateLimitLayer::new(Quota::per_hour(1), Global).storage(failing(), OnError::Refuse);
+    let refused = client(layer.rejection(GrpcRejection)).await.check(question()).await.unwrap_err();
+    assert_eq!(retry_delay(&refused), Some(Duration::from_secs(1)));
+    assert!(refused.get_details_quota_failure().is_none());
+}
+
+#[tokio::test]
+async fn outer_layer_extends_the_retry_info_of_an_inner_refusal() {
+    let (storage, _clock) = memory_with_manual_clock();
+    let layer = |text: &str| {
+        let layer = RateLimitLayer::new(policy(text), Global).rejection(GrpcRejection);
+        layer.storage(storage.clone(), OnError::Refuse)
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (_, health) = tonic_health::server::health_reporter();
+    let mut layers = Server::builder().layer(layer("fixed-window 2/hour")).layer(layer("fixed-window 1/minute"));
+    tokio::spawn(layers.add_service(health).serve_with_incoming(TcpIncoming::from(listener)));
+    let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+    let mut health = HealthClient::new(channel);
+    health.check(question()).await.unwrap();
+    let refused = health.check(question()).await.unwrap_err();
+    assert_eq!(
+        (number(&refused, "retry-after"), retry_delay(&refused)),
+        (Some(3_600), Some(Duration::from_secs(3_600)))
+    );
+    let violations = refused.get_details_quota_failure().unwrap().violations;
+    assert_eq!(violations.len(), 1, "the inner limit refused: {violations:?}");
+    assert_eq!(violations[0].description, "fixed-window 1/minute");
 }
 
 #[tokio::test]

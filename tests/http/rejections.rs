@@ -3,6 +3,8 @@
 use std::convert::Infallible;
 use std::future::ready;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use common::{FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, policy, retry_after, slow, with};
 use http::{Request, Response};
 use serde_json::{Value, json};
@@ -19,10 +21,24 @@ use tower_ratelimit::{
 type Golden = (u16, Vec<String>, String);
 
 fn golden(response: Response<String>) -> Golden {
-    let field = |(name, value): (&http::HeaderName, &http::HeaderValue)| format!("{name}: {}", value.to_str().unwrap());
+    let field = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
+        let value = value.to_str().unwrap();
+        format!("{name}: {}", if name == DETAILS { readable(value) } else { value.to_owned() })
+    };
     let mut fields: Vec<_> = response.headers().iter().map(field).collect();
     fields.sort();
     (response.status().as_u16(), fields, response.into_body())
+}
+
+const DETAILS: &str = "grpc-status-details-bin";
+
+/// Decodes base64 without padding. Returns the strings in the protobuf message, separated by `|`. The
+/// first character of a string can be its length.
+fn readable(base64: &str) -> String {
+    let bytes = STANDARD_NO_PAD.decode(base64).unwrap();
+    let text = String::from_utf8_lossy(&bytes);
+    let strings = text.split(|c: char| c != ' ' && !c.is_ascii_graphic()).filter(|string| string.len() > 3);
+    strings.collect::<Vec<_>>().join("|").replace("type.googleapis.com/google.rpc.", "")
 }
 
 /// The fields that the layer adds to each of the refusals below.
@@ -150,16 +166,22 @@ async fn problem_names_the_refusing_limits() {
 #[tokio::test]
 async fn grpc_refusal_is_200_and_trailers_only() {
     const GRPC: &str = "content-type: application/grpc";
-    let seconds = |seconds: u32| {
-        let message = format!("grpc-message: too many requests, retry in {seconds} s");
-        [message, format!("grpc-retry-pushback-ms: {seconds}000")]
+    const QUOTED: &str =
+        r#"+QuotaFailure|free-1|fixed-window 1/second|say "when" \|&"say \"when\" \\" moving-window 1/hour"#;
+    let exceeded = |seconds: u32, strings: &str| {
+        let message = format!("too many requests, retry in {seconds} s");
+        let length = char::from(u8::try_from(message.len()).unwrap());
+        let details = format!("{DETAILS}: {length}{message}|{strings}|(RetryInfo");
+        [format!("grpc-message: {message}"), format!("grpc-retry-pushback-ms: {seconds}000"), details]
     };
-    let [ten, hour, minute] = [10, 3_600, 60].map(seconds);
+    let ten = exceeded(10, "+QuotaFailure|free|fixed-window 1/10 seconds");
+    let hour = exceeded(3_600, QUOTED);
+    let minute = exceeded(60, "+QuotaFailure|fixed-window 1/minute|fixed-window 1/minute");
     let mistake = if cfg!(debug_assertions) { "grpc-message: no table" } else { "grpc-message: internal server error" };
     let expected: [(u16, &[&str], &str); 7] = [
-        (200, &[GRPC, "grpc-status: 8", &ten[0], &ten[1]], ""),
-        (200, &[GRPC, "grpc-status: 8", &hour[0], &hour[1]], ""),
-        (200, &[GRPC, "grpc-status: 8", &minute[0], &minute[1]], ""),
+        (200, &[GRPC, "grpc-status: 8", &ten[0], &ten[1], &ten[2]], ""),
+        (200, &[GRPC, "grpc-status: 8", &hour[0], &hour[1], &hour[2]], ""),
+        (200, &[GRPC, "grpc-status: 8", &minute[0], &minute[1], &minute[2]], ""),
         (
             200,
             &[
@@ -167,6 +189,8 @@ async fn grpc_refusal_is_200_and_trailers_only() {
                 "grpc-status: 8",
                 "grpc-message: too many requests: the cost of this request exceeds the limit",
                 "grpc-retry-pushback-ms: -1",
+                "grpc-status-details-bin: =too many requests: the cost of this request exceeds the limit|\
+                 +QuotaFailure|fixed-window 2/minute|fixed-window 2/minute",
             ],
             "",
         ),
@@ -177,6 +201,7 @@ async fn grpc_refusal_is_200_and_trailers_only() {
                 "grpc-status: 14",
                 "grpc-message: temporarily unavailable, retry in 1 s",
                 "grpc-retry-pushback-ms: 1000",
+                "grpc-status-details-bin: %temporarily unavailable, retry in 1 s|(RetryInfo",
             ],
             "",
         ),

@@ -1,3 +1,4 @@
+mod access;
 mod decide;
 mod error;
 mod lease;
@@ -55,6 +56,7 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
 /// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
+/// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built: see [long logs](crate::guide::several_processes#long-logs). A policy that can keep
@@ -66,6 +68,7 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// | question | guide |
 /// |---|---|
 /// | URLs for several members, logins and TLS | [several processes](crate::guide::several_processes#etcd) |
+/// | passwords that rotate | [operating](crate::guide::operating#logins-that-rotate) |
 /// | clock skew between processes | [several processes](crate::guide::several_processes#clocks) |
 /// | the effect of each fault, and its duration | [outages](crate::guide::outages#etcd) |
 /// | keys, and the compaction that etcd needs | [operating](crate::guide::operating#etcd) |
@@ -102,7 +105,8 @@ impl EtcdStorage {
 
     /// Rebuilds the `Cas` with the current settings.
     fn rebuild_cas(mut self) -> Self {
-        self.cas = Cas::new(self.store.clone()).deadline(self.store.deadline).max_skew(self.max_skew);
+        self.cas =
+            Cas::new(self.store.clone()).metrics_label(LABEL).deadline(self.store.deadline).max_skew(self.max_skew);
         if !self.long_logs {
             self.cas = self.cas.without_long_logs();
         }
@@ -184,6 +188,9 @@ impl EtcdStorage {
         until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.store.ping(deadline)).await
     }
 }
+
+/// The label `storage` of the metrics.
+const LABEL: &str = "etcd";
 
 /// The longest timeout of `ready`. An instant in the far future can overflow on some systems.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use crate::ConfigError;
+use crate::storage::credentials::LoginSource;
 use crate::storage::tls::Tls;
-use crate::storage::url::{self, Authority, Host, Login, Options, Parts, Wrong};
+use crate::storage::url::{self, Authority, Host, Options, Parts, Wrong};
 
 /// The settings of a URL.
 #[derive(Clone, Debug)]
@@ -21,7 +22,7 @@ pub(super) struct Target {
 /// The login and the TLS settings of a connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Access {
-    pub(super) login: Login,
+    pub(super) login: LoginSource,
     pub(super) tls: Option<Tls>,
 }
 
@@ -29,7 +30,7 @@ const EXAMPLES: &str = "write etcd://host:2379, etcd://host:2379,host:2379 or et
 const PORT: u16 = 2_379;
 
 /// The protocol for ALPN, which etcd requires with TLS.
-const HTTP2: Option<&[u8]> = Some(b"h2");
+const HTTP2: Option<&'static [u8]> = Some(b"h2");
 
 impl Target {
     pub(super) fn parse(url: &str) -> Result<Self, ConfigError> {
@@ -59,10 +60,11 @@ impl Target {
             )));
         }
         let mut options = Options::parse(query, wrong)?;
-        let tls = if is_tls { Some(Tls::new(options.take("ca").as_deref(), HTTP2).map_err(wrong)?) } else { None };
+        let tls = if is_tls { Some(Tls::from_options(&mut options, HTTP2, wrong)?) } else { None };
         let (prefix, deadline) = (options.prefix()?, options.deadline()?);
         let (long_logs, max_skew) = (options.long_logs()?, options.max_skew()?);
         options.end()?;
-        Ok(Self { members: hosts, access: Access { login, tls }, prefix, deadline, long_logs, max_skew })
+        let access = Access { login: LoginSource::Fixed(login), tls };
+        Ok(Self { members: hosts, access, prefix, deadline, long_logs, max_skew })
     }
 }

@@ -1,3 +1,4 @@
+mod access;
 mod decide;
 mod delete_all;
 mod error;
@@ -20,7 +21,7 @@ use tokio::time::Instant;
 use self::link::Link;
 use self::script::Scripts;
 use self::swap::SwapStore;
-use self::url::Target;
+use self::url::{Access, Servers, Target};
 use crate::ConfigError;
 use crate::error::or_panic;
 use crate::storage::net::until_ready;
@@ -54,6 +55,7 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// | `prefix` | `rl` | the prefix of all keys |
 /// | `deadline` | `100ms` | the timeout of a call |
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
+/// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
 /// | `sentinel-user`, `sentinel-password` | no login | the login for the sentinels |
 ///
 /// Clones share one connection per server. Calls need a tokio runtime with time and I/O enabled.
@@ -61,6 +63,7 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 ///
 /// | question | guide |
 /// |---|---|
+/// | passwords that rotate | [operating](crate::guide::operating#logins-that-rotate) |
 /// | URLs for clusters, sentinels, TLS and Unix sockets | [several processes](crate::guide::several_processes#redis-and-valkey) |
 /// | the effect of each fault, and its duration | [outages](crate::guide::outages#redis-and-valkey) |
 /// | the rights that the user needs | [operating](crate::guide::operating#redis-rights) |
@@ -75,6 +78,8 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 #[derive(Clone)]
 pub struct RedisStorage {
     link: Link,
+    /// The settings of `link`, to create another one with other logins or certificates.
+    target: Arc<(Servers, Access)>,
     prefix: Arc<str>,
     deadline: Duration,
     scripts: Scripts,
@@ -93,9 +98,10 @@ impl RedisStorage {
     /// error quotes the URL without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { servers, access, prefix, deadline } = Target::parse(url)?;
-        let (link, scripts, prefix) = (Link::new(servers, &access), Scripts::default(), Arc::from(prefix));
+        let (link, target) = (Link::new(servers.clone(), &access), Arc::new((servers, access)));
+        let (scripts, prefix) = (Scripts::default(), Arc::from(prefix));
         let cas = swap::cas(&link, &prefix, deadline, None);
-        Ok(Self { link, prefix, deadline, scripts, cas, clock: None })
+        Ok(Self { link, target, prefix, deadline, scripts, cas, clock: None })
     }
 
     /// Rebuilds the compare-and-swap storage with the current prefix, timeout and clock.
@@ -154,6 +160,9 @@ impl RedisStorage {
         until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.probe(deadline)).await
     }
 }
+
+/// The label `storage` of the metrics.
+const LABEL: &str = "redis";
 
 /// The longest timeout of `ready`. An instant in the far future can overflow on some systems.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);

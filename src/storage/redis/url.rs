@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::ConfigError;
+use crate::storage::credentials::LoginSource;
 use crate::storage::tls::Tls;
 use crate::storage::url::{self, Address, Authority, Host, Login, Options, Parts, Wrong};
 
@@ -32,7 +33,7 @@ pub(super) enum Servers {
 /// The login, database and TLS settings of a connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Access {
-    pub(super) login: Login,
+    pub(super) login: LoginSource,
     pub(super) db: u32,
     pub(super) tls: Option<Tls>,
 }
@@ -99,10 +100,11 @@ impl Target {
                 Servers::Sentinels { hosts, service, login: sentinel_login(&mut options, wrong)? }
             }
         };
-        let tls = if tls { Some(Tls::new(options.take("ca").as_deref(), None).map_err(wrong)?) } else { None };
+        let tls = if tls { Some(Tls::from_options(&mut options, None, wrong)?) } else { None };
         let (prefix, deadline) = (options.prefix()?, options.deadline()?);
         options.end()?;
-        Ok(Self { servers, access: Access { login, db: db.unwrap_or(0), tls }, prefix, deadline })
+        let access = Access { login: LoginSource::Fixed(login), db: db.unwrap_or(0), tls };
+        Ok(Self { servers, access, prefix, deadline })
     }
 }
 

@@ -1,14 +1,16 @@
 //! Users and passwords of etcd.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::harness::Answer;
-use common::message;
+use common::harness::{Answer, EntryPoints};
 use common::servers::Etcd;
+use common::{message, policy};
 use serde_json::{Value, json};
-use tower_ratelimit::Key;
+use tower_ratelimit::storage::Credentials;
+use tower_ratelimit::{Global, Key};
 
-use super::{entry_points, storage};
+use super::{PLENTY, entry_points, storage};
 
 /// Creates a user `app` that may use the keys that begin with `rl`, and returns a token of the user
 /// `root`.
@@ -71,4 +73,30 @@ async fn revoked_login_is_renewed_without_a_failure() {
     // A restart revokes all tokens, too.
     etcd.members[0].restart();
     entry_points.recover().await;
+}
+
+#[tokio::test]
+async fn provider_is_called_for_each_connection() {
+    let etcd = Etcd::start(1);
+    let root = with_logins(&etcd, "first");
+    let password = Arc::new(Mutex::new("first"));
+    let current = Arc::clone(&password);
+    let storage = storage(&etcd.url()).credentials(move || {
+        let password = *current.lock().unwrap();
+        async move {
+            if password == "none" { Err("the vault is sealed".into()) } else { Ok(Credentials::new("app", password)) }
+        }
+    });
+    let user = EntryPoints::new(&policy(PLENTY), storage, || Global);
+    user.recover().await;
+    let body = json!({ "name": "app", "password": "second" });
+    etcd.members[0].ask("auth/user/changepw", &body, Some(&root)).unwrap();
+    user.fail().await;
+    *password.lock().unwrap() = "none";
+    let sealed = async || message(user.limiter.hit(&Key::everybody()).await.unwrap_err());
+    while !sealed().await.contains("the credentials provider failed: the vault is sealed") {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    *password.lock().unwrap() = "second";
+    user.recover().await;
 }

@@ -1,8 +1,13 @@
 //! Users, passwords and databases.
 
-use common::harness::SECOND;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use common::harness::{EntryPoints, SECOND};
 use common::servers::Server;
 use common::{message, policy};
+use tower_ratelimit::storage::Credentials;
+use tower_ratelimit::{BoxError, Global};
 
 use super::{PLENTY, entry_points, not_ready, ready, storage};
 
@@ -41,6 +46,68 @@ async fn requests_are_decided_when_a_wrong_password_is_corrected() {
     entry_points.fail().await;
     server.ask(&["CONFIG", "SET", "requirepass", "second"]);
     entry_points.recover().await;
+}
+
+/// A password that a provider returns, and the number of calls.
+#[derive(Clone, Default)]
+struct Vault {
+    password: Arc<Mutex<Option<&'static str>>>,
+    calls: Arc<AtomicU32>,
+}
+
+impl Vault {
+    fn set(&self, password: Option<&'static str>) {
+        *self.password.lock().unwrap() = password;
+    }
+
+    fn credentials(&self) -> Result<Credentials, BoxError> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let password = self.password.lock().unwrap().ok_or("the vault is sealed")?;
+        Ok(Credentials::new("app", password))
+    }
+}
+
+#[tokio::test]
+async fn provider_is_called_for_each_connection() {
+    let server = Server::start(&[]);
+    server.ask(&["ACL", "SETUSER", "app", "on", ">first", "~*", "+@all"]);
+    let vault = Vault::default();
+    let provider = vault.clone();
+    let storage = storage(&format!("redis://app:unused@127.0.0.1:{}", server.port())).credentials(move || {
+        let credentials = provider.credentials();
+        async { credentials }
+    });
+    let error = message(not_ready(&storage).await);
+    assert!(error.contains("the credentials provider failed: the vault is sealed"), "{error}");
+
+    vault.set(Some("first"));
+    let user = EntryPoints::new(&policy(PLENTY), storage.clone(), || Global);
+    user.recover().await;
+    let calls = vault.calls.load(Ordering::SeqCst);
+    for _ in 0..3 {
+        user.recover().await;
+    }
+    assert_eq!(vault.calls.load(Ordering::SeqCst), calls, "an open connection needs no new credentials");
+
+    // The password rotates, and the server closes the connection. The provider has the old password
+    // for a while.
+    server.ask(&["ACL", "SETUSER", "app", "resetpass", ">second"]);
+    server.ask(&["CLIENT", "KILL", "USER", "app"]);
+    user.fail().await;
+    vault.set(Some("second"));
+    user.recover().await;
+    assert!(vault.calls.load(Ordering::SeqCst) > calls);
+    let debug = format!("{storage:?}");
+    assert!(!debug.contains("second") && !debug.contains("unused"), "{debug}");
+}
+
+#[tokio::test]
+async fn no_error_contains_a_password_of_a_provider() {
+    let server = Server::start(&["--rename-command", "AUTH", ""]);
+    let storage = storage(&server.url()).credentials(|| async { Ok(Credentials::new("me", "hunter2")) });
+    let error = not_ready(&storage).await;
+    assert!(!format!("{error:#} {error:?}").contains("hunter2"), "{error:?}");
+    assert!(!format!("{:?}", Credentials::new("me", "hunter2")).contains("hunter2"));
 }
 
 #[tokio::test]

@@ -1,8 +1,9 @@
-//! TLS: the certificates that a storage trusts.
+//! TLS: the certificates that a storage trusts, and those that it presents.
 
 use std::time::Duration;
 
-use tower_ratelimit::storage::RedisStorage;
+use tower_ratelimit::storage::{RedisStorage, TlsConfig};
+use tower_ratelimit::{Key, Quota, RateLimiter};
 
 use common::certificates::Certificates;
 use common::message;
@@ -35,4 +36,79 @@ async fn only_certificates_that_the_url_names_are_trusted() {
         let error = storage("localhost", &ca).unwrap_err().to_string();
         assert!(error.contains(part) && error.contains("write") && !error.contains("secret"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn server_of_a_private_authority_accepts_only_its_clients() {
+    let files = Certificates::authority();
+    let path = |name: &str| files.path(name);
+    let port = common::servers::free_port();
+    let listens = ["--tls-port", &port.to_string(), "--tls-auth-clients", "yes", "--requirepass", "secret"];
+    let [cert, key, ca] = ["server.pem", "server-key.pem", "authority.pem"].map(path);
+    let pair = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
+    let _server = Server::start(&[&listens[..], &pair].concat());
+
+    let url = |options: &str| format!("rediss://:secret@localhost:{port}?deadline=5s{options}");
+    let client = |cert: &str, key: &str| format!("&ca={ca}&cert={}&key={}", path(cert), path(key));
+    let by_url = RedisStorage::new(&url(&client("client.pem", "client-key.pem"))).unwrap();
+    let tls = TlsConfig::new().ca(files.read("authority.pem"));
+    let identity = tls.clone().client_certificate(files.read("client.pem"), files.read("client-key.pem"));
+    let by_builder = RedisStorage::new(&url("")).unwrap().try_tls(&identity).unwrap();
+    for storage in [by_url, by_builder] {
+        storage.ready(LONG).await.unwrap();
+        let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
+        assert!(limiter.hit(&Key::from("alice")).await.unwrap().is_admitted());
+    }
+
+    let no_client = RedisStorage::new(&url(&format!("&ca={ca}"))).unwrap();
+    let stranger = RedisStorage::new(&url(&client("other.pem", "other-key.pem"))).unwrap();
+    let no_client_by_builder = RedisStorage::new(&url(&client("client.pem", "client-key.pem"))).unwrap();
+    for storage in [no_client, stranger, no_client_by_builder.try_tls(&tls).unwrap()] {
+        let error = storage.ready(SHORT).await.unwrap_err();
+        assert!(!error.may_have_counted() && !format!("{error:#}").contains("secret"), "{error:#}");
+    }
+}
+
+#[test]
+fn files_that_cannot_be_used_are_rejected_with_their_path() {
+    let files = Certificates::authority();
+    let path = |name: &str| files.path(name);
+    let [ca, cert, key, none] = ["authority.pem", "client.pem", "client-key.pem", "none.pem"].map(path);
+    std::fs::write(path("broken.pem"), "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n").unwrap();
+    let (broken, other) = (path("broken.pem"), path("other-key.pem"));
+    for (options, parts) in [
+        (format!("cert={cert}"), ["write key=/path/to/key.pem", ""]),
+        (format!("key={key}"), ["write cert=/path/to/cert.pem", ""]),
+        (format!("cert={none}&key={key}"), ["none.pem", "cert=/path/to/cert.pem"]),
+        (format!("cert={cert}&key={none}"), ["none.pem", "key=/path/to/key.pem"]),
+        (format!("cert={key}&key={cert}"), ["no certificate in", "client-key.pem"]),
+        (format!("cert={cert}&key={ca}"), ["no private key in", "authority.pem"]),
+        (format!("cert={cert}&key={other}"), ["cannot be used together", "other-key.pem"]),
+        (format!("ca={broken}"), ["broken.pem", "write"]),
+    ] {
+        let error = RedisStorage::new(&format!("rediss://:secret@localhost?{options}")).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{options}: {error}");
+        assert!(!error.contains("secret"), "{error}");
+    }
+    let error = RedisStorage::new(&format!("redis://localhost?ca={ca}")).unwrap_err().to_string();
+    assert!(error.contains("unknown option"), "{error}");
+}
+
+#[test]
+fn pem_that_cannot_be_used_is_rejected() {
+    let files = Certificates::authority();
+    let (cert, key) = (files.read("client.pem"), files.read("client-key.pem"));
+    let tls = TlsConfig::new().ca(files.read("authority.pem"));
+    assert!(!format!("{:?}", tls.clone().client_certificate(&*cert, &*key)).contains("PRIVATE"));
+    for (config, part) in [
+        (TlsConfig::new().ca("text"), "no certificate in `ca`"),
+        (tls.clone().client_certificate(&*key, &*key), "no certificate in the client certificate"),
+        (tls.clone().client_certificate(&*cert, &*cert), "no private key"),
+        (tls.clone().client_certificate(&*cert, files.read("other-key.pem")), "cannot be used together"),
+    ] {
+        let error = RedisStorage::new("rediss://localhost").unwrap().try_tls(&config).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    let error = RedisStorage::new("redis://localhost").unwrap().try_tls(&tls).unwrap_err().to_string();
+    assert!(error.contains("write rediss://"), "{error}");
 }

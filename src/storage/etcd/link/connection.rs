@@ -90,14 +90,15 @@ impl Connection {
     }
 
     async fn log_in(&mut self, access: &Access) -> Result<(), StorageError> {
-        let (Some(name), Some(password)) = (&access.login.user, &access.login.password) else {
+        let login = access.login.get().await.map_err(|error| StorageError::unreachable(&self.member, error))?;
+        let (Some(name), Some(password)) = (login.user, login.password) else {
             return match self.call(&Status {}).await {
                 // A member that denies the user the status call works.
                 Err(error) if error.kind() != StorageErrorKind::Refused || has_no_leader(&error) => Err(error),
                 _ => Ok(()),
             };
         };
-        let call = Authenticate { name: name.clone(), password: password.clone() };
+        let call = Authenticate { name, password };
         match self.call(&call).await {
             Ok(response) => {
                 let token = response.token.parse();

@@ -44,6 +44,14 @@ impl Member {
         Self { host, access, connection }
     }
 
+    pub(super) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    pub(super) fn access(&self) -> &Access {
+        &self.access
+    }
+
     pub(super) fn name(&self) -> &str {
         self.connection.name()
     }

@@ -35,6 +35,15 @@ impl Members {
         Self(Arc::new(MembersInner { members, current: AtomicUsize::new(usize::try_from(start).unwrap_or(0)) }))
     }
 
+    /// Returns new connections to the same members.
+    pub(in super::super) fn with_access(&self, access: Access) -> Self {
+        Self::new(self.0.members.iter().map(|member| member.host().clone()).collect(), access)
+    }
+
+    pub(in super::super) fn access(&self) -> &Access {
+        self.0.members[0].access()
+    }
+
     /// Sends a call to a member, and returns the response.
     ///
     /// If a call was not sent, was not executed, or is idempotent, it fails over to the next

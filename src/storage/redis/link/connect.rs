@@ -15,7 +15,7 @@ use super::super::error::from_redis;
 use super::super::url::Access;
 use crate::storage::StorageError;
 use crate::storage::net::{CONNECT_WITHIN, socket};
-use crate::storage::url::Address;
+use crate::storage::url::{Address, Login};
 
 /// A connection, and the task that does its I/O.
 ///
@@ -33,10 +33,12 @@ impl Connection {
     /// data, or may not speak the protocol.
     pub(super) async fn open(address: &Address, access: &Access, hello: &Cmd) -> Result<(Self, Value), StorageError> {
         let server = address.to_string();
-        let failed =
-            |error: RedisError| hide_password(from_redis(&server, error).while_connecting(&server), &server, access);
         let connected = async {
-            let mut connection = Self::connect(address, access).await.map_err(failed)?;
+            let login = access.login.get().await.map_err(|error| StorageError::unreachable(&server, error))?;
+            let failed = |error: RedisError| {
+                hide_password(from_redis(&server, error).while_connecting(&server), &server, &login)
+            };
+            let mut connection = Self::connect(address, access, &login).await.map_err(failed)?;
             let reply = connection.commands.send_packed_command(hello).await;
             match reply.and_then(Value::extract_error) {
                 // A user without the right to run `hello` may have the rights to run the scripts.
@@ -51,30 +53,30 @@ impl Connection {
         timeout(CONNECT_WITHIN, connected).await.unwrap_or_else(|_| Err(late()))
     }
 
-    async fn connect(address: &Address, access: &Access) -> Result<Self, RedisError> {
+    async fn connect(address: &Address, access: &Access, login: &Login) -> Result<Self, RedisError> {
         let host = match address {
             Address::Tcp(host) => host,
             #[cfg(unix)]
-            Address::Unix(path) => return Self::over(UnixStream::connect(path).await?, access).await,
+            Address::Unix(path) => return Self::over(UnixStream::connect(path).await?, access.db, login).await,
             #[cfg(not(unix))]
             Address::Unix(_) => return Err(io::Error::from(io::ErrorKind::Unsupported).into()),
         };
         let stream = socket::open(host).await?;
         match &access.tls {
-            Some(tls) => Self::over(tls.over(stream, &host.name).await?, access).await,
-            None => Self::over(stream, access).await,
+            Some(tls) => Self::over(tls.over(stream, &host.name).await?, access.db, login).await,
+            None => Self::over(stream, access.db, login).await,
         }
     }
 
-    async fn over<S>(stream: S, access: &Access) -> Result<Self, RedisError>
+    async fn over<S>(stream: S, db: u32, login: &Login) -> Result<Self, RedisError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let mut info = RedisConnectionInfo::default().set_db(access.db.into()).set_skip_set_lib_name();
-        if let Some(user) = &access.login.user {
+        let mut info = RedisConnectionInfo::default().set_db(db.into()).set_skip_set_lib_name();
+        if let Some(user) = &login.user {
             info = info.set_username(user);
         }
-        if let Some(password) = &access.login.password {
+        if let Some(password) = &login.password {
             info = info.set_password(password);
         }
         // Callers apply their own timeouts.
@@ -103,8 +105,8 @@ impl Drop for Connection {
 /// Hides an error message that contains the password.
 ///
 /// A server without the `AUTH` command quotes the arguments of the unknown command.
-fn hide_password(error: StorageError, server: &str, access: &Access) -> StorageError {
-    match &access.login.password {
+fn hide_password(error: StorageError, server: &str, login: &Login) -> StorageError {
+    match &login.password {
         Some(password) if format!("{error:#}").contains(&**password) => {
             StorageError::unreachable(server, "the server's message is hidden, because it contains the password")
         }

@@ -12,6 +12,7 @@ use super::super::url::Access;
 use super::connect::Connection;
 use super::node::Node;
 use crate::storage::StorageError;
+use crate::storage::credentials::LoginSource;
 use crate::storage::url::{Address, Host, Login};
 
 /// The timeout of a command on one sentinel.
@@ -33,7 +34,7 @@ pub(super) struct Sentinels {
 
 impl Sentinels {
     pub(super) fn new(hosts: Vec<Host>, service: String, login: Login, access: Access) -> Self {
-        let sentinel_access = Access { login, db: 0, tls: access.tls.clone() };
+        let sentinel_access = Access { login: LoginSource::Fixed(login), db: 0, tls: access.tls.clone() };
         let nodes = hosts.into_iter().map(|host| Node::at(Address::Tcp(host), sentinel_access.clone())).collect();
         Self { nodes, preferred: AtomicUsize::new(0), service, access, checked_at: Mutex::new(Instant::now()) }
     }

@@ -1,0 +1,68 @@
+//! Logins and certificates of a [`RedisStorage`].
+
+use std::sync::Arc;
+
+use super::RedisStorage;
+use super::link::Link;
+use super::url::Access;
+use crate::BoxError;
+use crate::storage::credentials::{Credentials, LoginSource};
+
+impl RedisStorage {
+    /// Sets a provider of credentials, which is called for each new connection. Overrides the user
+    /// and the password in the URL.
+    ///
+    /// Use it for passwords and tokens that rotate. A connection stays open when the password
+    /// changes. When the server closes it, or replies that a login is required, the storage
+    /// reconnects with new credentials. The program need not restart. If the provider fails, so does
+    /// the attempt to connect, and the storage tries again.
+    ///
+    /// Connecting takes at most one second, including the provider. The guide on
+    /// [operating](crate::guide::operating#logins-that-rotate) has more details. The login for
+    /// sentinels stays the one in the URL.
+    ///
+    /// Call it before the first decision, because the returned storage opens new connections.
+    ///
+    /// ```
+    /// use tower_ratelimit::storage::{Credentials, RedisStorage};
+    ///
+    /// let storage = RedisStorage::new("redis://cache")?.credentials(|| async {
+    ///     let password = std::fs::read_to_string("/run/secrets/redis-password")?;
+    ///     Ok(Credentials::new("ratelimit", password.trim_end()))
+    /// });
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn credentials<F, Fut>(self, provider: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Credentials, BoxError>> + Send + 'static,
+    {
+        let access = Access { login: LoginSource::provider(provider), ..self.target.1.clone() };
+        self.with_access(access)
+    }
+
+    /// Sets the certificates for TLS. Overrides the options `ca`, `cert` and `key` of the URL.
+    ///
+    /// Call it before the first decision, because the returned storage opens new connections.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a part of `config` is malformed, or if the scheme of the URL has no TLS.
+    #[cfg(feature = "redis-rustls")]
+    pub fn try_tls(self, config: &crate::storage::TlsConfig) -> Result<Self, crate::ConfigError> {
+        use crate::ConfigError;
+        let Some(tls) = &self.target.1.tls else {
+            return Err(ConfigError::new("the URL has no TLS: write rediss:// instead of redis://"));
+        };
+        let tls = tls.with(config).map_err(ConfigError::new)?;
+        let access = Access { tls: Some(tls), ..self.target.1.clone() };
+        Ok(self.with_access(access))
+    }
+
+    fn with_access(self, access: Access) -> Self {
+        let servers = self.target.0.clone();
+        let link = Link::new(servers.clone(), &access);
+        Self { link, target: Arc::new((servers, access)), ..self }.with_new_cas()
+    }
+}

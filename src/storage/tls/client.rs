@@ -1,0 +1,133 @@
+//! Connects with rustls.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::sync::Arc;
+
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use super::{Paths, TlsConfig};
+
+#[derive(Clone)]
+pub(in crate::storage) struct Tls {
+    config: Arc<ClientConfig>,
+    alpn: Option<&'static [u8]>,
+}
+
+/// The names of the parts in error messages: quoted paths, or words.
+struct Names {
+    ca: String,
+    cert: String,
+    key: String,
+    /// The correction.
+    help: &'static str,
+}
+
+impl Tls {
+    /// Reads the files of a URL.
+    ///
+    /// # Errors
+    ///
+    /// Returns a message if a file cannot be read or contains something else.
+    pub(super) fn from_files(paths: &Paths, alpn: Option<&'static [u8]>) -> Result<Self, String> {
+        let read = |path: &String, option: &str| {
+            fs::read(path).map_err(|error| {
+                format!("cannot read {path:?}: {error}; write the path of a PEM file, {option}=/path/to/{option}.pem")
+            })
+        };
+        let mut config = TlsConfig::new();
+        let mut names = Names {
+            ca: "the system's certificate store".to_owned(),
+            cert: String::new(),
+            key: String::new(),
+            help: "write the paths of PEM files, ca=/path/to/ca.pem&cert=/path/to/cert.pem&key=/path/to/key.pem",
+        };
+        if let Some(path) = &paths.ca {
+            config = config.ca(read(path, "ca")?);
+            names.ca = format!("{path:?}");
+        }
+        if let Some((cert, key)) = &paths.client {
+            config = config.client_certificate(read(cert, "cert")?, read(key, "key")?);
+            (names.cert, names.key) = (format!("{cert:?}"), format!("{key:?}"));
+        }
+        Self::with_names(&config, alpn, &names)
+    }
+
+    /// Replaces the certificates and keeps the protocol.
+    ///
+    /// # Errors
+    ///
+    /// Returns a message if a part of `config` is malformed.
+    pub(in crate::storage) fn with(&self, config: &TlsConfig) -> Result<Self, String> {
+        let names = Names {
+            ca: if config.ca.is_some() { "`ca`" } else { "the system's certificate store" }.to_owned(),
+            cert: "the client certificate".to_owned(),
+            key: "the client's key".to_owned(),
+            help: "pass the content of a PEM file",
+        };
+        Self::with_names(config, self.alpn, &names)
+    }
+
+    fn with_names(config: &TlsConfig, alpn: Option<&'static [u8]>, names: &Names) -> Result<Self, String> {
+        let Names { ca, cert, key, help } = names;
+        let mut roots = RootCertStore::empty();
+        match &config.ca {
+            Some(pem) => {
+                for certificate in certificates(pem, ca, help)? {
+                    roots.add(certificate).map_err(|error| format!("cannot use a certificate in {ca}: {error}"))?;
+                }
+            }
+            // Certificates of the system that cannot be parsed are skipped, as the rustls docs
+            // recommend.
+            None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+        }
+        if roots.is_empty() {
+            return Err(format!("no certificate in {ca}; name the certificates to trust, ca=/path/to/ca.pem"));
+        }
+        // Without an explicit provider, rustls panics if none is installed, or if crates enable two
+        // of them.
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(roots);
+        let mut rustls = match &config.client {
+            Some((chain, secret)) => {
+                let chain = certificates(chain, cert, help)?;
+                let secret = PrivateKeyDer::from_pem_slice(secret).map_err(|error| {
+                    format!("no private key in {key}: {error}; {help}, of a key without a passphrase")
+                })?;
+                builder.with_client_auth_cert(chain, secret).map_err(|error| {
+                    format!("the certificate in {cert} and the private key in {key} cannot be used together: {error}")
+                })?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        rustls.alpn_protocols.extend(alpn.map(<[u8]>::to_vec));
+        Ok(Self { config: Arc::new(rustls), alpn })
+    }
+
+    pub(in crate::storage) async fn over(&self, stream: TcpStream, name: &str) -> io::Result<TlsStream<TcpStream>> {
+        let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
+        TlsConnector::from(Arc::clone(&self.config)).connect(name, stream).await
+    }
+}
+
+/// Returns the certificates in a PEM text, at least one.
+fn certificates(pem: &[u8], name: &str, help: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let parsed = parsed.map_err(|error| format!("malformed certificate in {name}: {error}; {help}"))?;
+    if parsed.is_empty() { Err(format!("no certificate in {name}; {help}")) } else { Ok(parsed) }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tls")
+    }
+}

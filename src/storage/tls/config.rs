@@ -1,0 +1,58 @@
+use std::fmt;
+
+/// The certificates for TLS connections to a server, as PEM. See `RedisStorage::try_tls` and
+/// `EtcdStorage::try_tls`.
+///
+/// The options `ca`, `cert` and `key` of a URL read the same from files.
+///
+/// ```no_run
+/// # #[cfg(feature = "redis-rustls")]
+/// # fn storage(ca: &[u8], certificate: &[u8], key: &[u8]) -> Result<(), tower_ratelimit::ConfigError> {
+/// use tower_ratelimit::storage::{RedisStorage, TlsConfig};
+///
+/// let tls = TlsConfig::new().ca(ca).client_certificate(certificate, key);
+/// let storage = RedisStorage::new("rediss://cache")?.try_tls(&tls)?;
+/// # drop(storage);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+pub struct TlsConfig {
+    pub(super) ca: Option<Vec<u8>>,
+    pub(super) client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl TlsConfig {
+    /// Creates a configuration that trusts the certificates of the system, without a client
+    /// certificate.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Trusts only these certificates, as PEM. Defaults to the certificates of the system.
+    ///
+    /// A certificate in `pem` is the server's own, or that of the authority that signed it.
+    #[must_use]
+    pub fn ca(self, pem: impl Into<Vec<u8>>) -> Self {
+        Self { ca: Some(pem.into()), ..self }
+    }
+
+    /// Presents a client certificate to the server. Defaults to none.
+    ///
+    /// `chain` contains the certificate, followed by those of intermediate authorities. `key` is its
+    /// private key without a passphrase. Both are PEM.
+    #[must_use]
+    pub fn client_certificate(self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        Self { client: Some((chain.into(), key.into())), ..self }
+    }
+}
+
+/// Omits the private key.
+impl fmt::Debug for TlsConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsConfig")
+            .field("ca", &self.ca.is_some())
+            .field("client_certificate", &self.client.is_some())
+            .finish()
+    }
+}

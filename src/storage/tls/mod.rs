@@ -1,0 +1,52 @@
+//! TLS connections. The certificates are loaded when the storage is created.
+
+#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
+mod client;
+#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
+mod config;
+#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls")))]
+mod missing;
+
+#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
+pub(super) use self::client::Tls;
+#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
+pub use self::config::TlsConfig;
+#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls")))]
+pub(super) use self::missing::Tls;
+use crate::ConfigError;
+use crate::storage::url::{Options, Wrong};
+
+/// The paths of PEM files in a URL.
+#[cfg_attr(
+    not(any(feature = "redis-rustls", feature = "etcd-rustls")),
+    allow(dead_code, reason = "without TLS nothing reads the files")
+)]
+struct Paths {
+    /// The certificates to trust.
+    ca: Option<String>,
+    /// The certificate and the private key of this client.
+    client: Option<(String, String)>,
+}
+
+impl Tls {
+    /// Creates the TLS settings of a URL, from its options `ca`, `cert` and `key`. `alpn` is the
+    /// protocol to negotiate, for servers that need one.
+    pub(super) fn from_options(
+        options: &mut Options<'_>,
+        alpn: Option<&'static [u8]>,
+        wrong: &Wrong<'_>,
+    ) -> Result<Self, ConfigError> {
+        let ca = options.take("ca");
+        let client = match (options.take("cert"), options.take("key")) {
+            (None, None) => None,
+            (Some(cert), Some(key)) => Some((cert, key)),
+            (Some(_), None) => {
+                return Err(wrong("cert needs a private key: write key=/path/to/key.pem too".to_owned()));
+            }
+            (None, Some(_)) => {
+                return Err(wrong("key needs a certificate: write cert=/path/to/cert.pem too".to_owned()));
+            }
+        };
+        Self::from_files(&Paths { ca, client }, alpn).map_err(wrong)
+    }
+}
