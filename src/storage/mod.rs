@@ -26,6 +26,7 @@
 
 mod any;
 mod breaker;
+mod calls;
 mod cas;
 mod clock;
 mod counters;

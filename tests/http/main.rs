@@ -3,6 +3,8 @@
 mod allow_list;
 mod charge;
 mod client_ip;
+#[cfg(all(feature = "metrics", feature = "redis"))]
+mod dashboard;
 mod extractors;
 mod fuzz_corpus;
 #[cfg(feature = "grpc")]

@@ -8,7 +8,7 @@ use common::fake_cas_store::FakeCasStore;
 use common::{
     Behavior, FAILURE, FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, policy, poll, status, with,
 };
-use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
+use metrics::{Counter, Gauge, Histogram, HistogramFn, KeyName, Metadata, Recorder, SharedString, Unit};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{Breaker, Cas, Clock, Leases, ManualClock, OnFull, RefusalCache};
@@ -85,19 +85,44 @@ impl Recorder for Counters {
     }
 
     fn register_gauge(&self, key: &metrics::Key, _: &Metadata<'_>) -> Gauge {
-        assert_eq!(key.labels().len(), 0);
-        Gauge::from_arc(Arc::clone(self.0.lock().unwrap().entry(key.name().to_owned()).or_default()))
+        let labels: Vec<&str> = key.labels().map(metrics::Label::value).collect();
+        let name = [&[key.name()], &*labels].concat().join(" ");
+        Gauge::from_arc(Arc::clone(self.0.lock().unwrap().entry(name).or_default()))
     }
 
-    fn register_histogram(&self, _: &metrics::Key, _: &Metadata<'_>) -> Histogram {
-        panic!("no histograms")
+    fn register_histogram(&self, key: &metrics::Key, _: &Metadata<'_>) -> Histogram {
+        // Stores the number of values.
+        let labels: Vec<String> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        let name = format!("{}{{{}}}", key.name(), labels.join(","));
+        Histogram::from_arc(Arc::new(Count(Arc::clone(self.0.lock().unwrap().entry(name).or_default()))))
+    }
+}
+
+/// Counts the values of a histogram.
+struct Count(Arc<AtomicU64>);
+
+impl HistogramFn for Count {
+    fn record(&self, seconds: f64) {
+        assert!((0.0..60.0).contains(&seconds), "{seconds}");
+        self.0.fetch_add(1, Ordering::SeqCst);
     }
 }
 
 impl Counters {
+    /// Returns the value of a gauge.
+    fn gauge(&self, name: &str) -> f64 {
+        f64::from_bits(self.0.lock().unwrap().get(name).map_or(0, |gauge| gauge.load(Ordering::SeqCst)))
+    }
+
+    /// Returns all counters with their values.
     fn counts(self) -> Vec<String> {
-        let counters = self.0.into_inner().unwrap();
-        counters.into_iter().map(|(name, count)| format!("{name} {}", count.load(Ordering::SeqCst))).collect()
+        self.counts_of("_total")
+    }
+
+    /// Returns the metrics whose name contains `part`, with their values.
+    fn counts_of(self, part: &str) -> Vec<String> {
+        let counters = self.0.into_inner().unwrap().into_iter().filter(|(name, _)| name.contains(part));
+        counters.map(|(name, count)| format!("{name} {}", count.load(Ordering::SeqCst))).collect()
     }
 }
 
@@ -289,4 +314,73 @@ fn hits_without_room_are_counted() {
         counts,
         ["ratelimit_memory_full_total{outcome=admitted} 2", "ratelimit_memory_full_total{outcome=refused} 2"]
     );
+}
+
+#[test]
+fn calls_to_a_store_are_measured_by_outcome_and_while_in_flight() {
+    let counters = Counters::default();
+    metrics::with_local_recorder(&counters, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let store = FakeCasStore::default();
+            let limiter = RateLimiter::with_storage(policy("9/day"), Cas::new(store.clone()).metrics_label("mine"));
+            let key = Key::from("alice");
+            let _ = limiter.hit(&key).await.unwrap();
+            let _ = limiter.peek(&key).await.unwrap();
+            assert_eq!(counters.gauge("ratelimit_storage_in_flight mine"), 0.0);
+
+            store.hang(true);
+            let mut abandoned = Box::pin(limiter.hit(&key));
+            assert!(poll(&mut abandoned).is_pending());
+            assert_eq!(counters.gauge("ratelimit_storage_in_flight mine"), 1.0);
+            drop(abandoned);
+            assert_eq!(counters.gauge("ratelimit_storage_in_flight mine"), 0.0);
+            assert!(limiter.hit(&key).await.unwrap_err().is_timeout());
+        });
+    });
+    assert_eq!(
+        counters.counts_of("_duration_seconds"),
+        [
+            "ratelimit_storage_duration_seconds{storage=mine,outcome=dropped} 1",
+            "ratelimit_storage_duration_seconds{storage=mine,outcome=ok} 2",
+            "ratelimit_storage_duration_seconds{storage=mine,outcome=timeout} 1",
+        ]
+    );
+}
+
+#[test]
+fn keys_in_memory_and_evictions_are_published() {
+    let counters = Counters::default();
+    let evictions = || {
+        let counters = counters.0.lock().unwrap();
+        counters.get("ratelimit_memory_evictions_total{}").map_or(0, |count| count.load(Ordering::SeqCst))
+    };
+    let keys = || counters.gauge("ratelimit_memory_keys");
+    metrics::with_local_recorder(&counters, || {
+        let clock = ManualClock::default();
+        let storage = MemoryStorage::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
+        let other = RateLimiter::new(policy("fixed-window 2/minute"));
+        assert!(other.admit(&Key::from("alice")));
+        let limiter = RateLimiter::with_storage(policy("fixed-window 2/minute"), storage.clone());
+        for client in 0..10_u64 {
+            assert!(limiter.admit(&client.into()));
+        }
+        assert_eq!((keys(), evictions()), (11.0, 0), "few keys are exact");
+        for client in 10..1_500_u64 {
+            assert!(limiter.admit(&client.into()));
+        }
+        let stats = storage.stats();
+        assert_eq!((stats.keys, stats.evicted), (1_000, 500));
+        assert!((900.0..=1_001.0).contains(&keys()), "{}", keys());
+        assert!((450..=500).contains(&evictions()), "{}", evictions());
+
+        clock.advance(std::time::Duration::from_secs(60));
+        for _ in 0..20_000 {
+            let _ = limiter.admit(&Key::from(0));
+        }
+        assert_eq!(storage.stats().evicted, 500, "expired keys are not evicted");
+        assert_eq!((keys(), evictions()), (2.0, 500), "a sweep publishes everything");
+        drop((limiter, storage, other));
+    });
+    assert_eq!(keys(), 0.0, "the keys of dropped storages are gone");
 }

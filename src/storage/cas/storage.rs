@@ -14,6 +14,7 @@ use super::skew::{self, MAX_SKEW, Skew};
 use super::worker::Worker;
 use super::{CasStorage, error, max_len};
 use crate::error::or_panic;
+use crate::storage::calls::measured;
 use crate::storage::deadline::{self, DEADLINE};
 use crate::storage::{Clock, Storage, StorageError, StorageRequest, names, text};
 use crate::{ConfigError, Decision, Key, Op, Policy};
@@ -55,6 +56,8 @@ const LONGEST_LOG: u32 = 1_000;
 pub struct Cas<S> {
     shared: Arc<CasShared<S>>,
     deadline: Duration,
+    /// The label `storage` of the metrics.
+    label: &'static str,
     /// The largest number of log entries of a key.
     longest_log: Option<u32>,
 }
@@ -63,7 +66,7 @@ impl<S: CasStorage> Cas<S> {
     /// Creates a storage over `store`.
     pub fn new(store: S) -> Self {
         let shared = CasShared::new(store, Time::Store, Skew::new(MAX_SKEW));
-        Self { shared: Arc::new(shared), deadline: DEADLINE, longest_log: None }
+        Self { shared: Arc::new(shared), deadline: DEADLINE, label: "cas", longest_log: None }
     }
 
     /// Rejects policies that can keep more than 1,000 log entries of a key. Each hit loads and
@@ -71,6 +74,13 @@ impl<S: CasStorage> Cas<S> {
     #[cfg(any(feature = "memcached", feature = "etcd"))]
     pub(in crate::storage) fn without_long_logs(self) -> Self {
         Self { longest_log: Some(LONGEST_LOG), ..self }
+    }
+
+    /// Sets the label `storage` of the [metrics](crate::guide::operating#metrics) (feature
+    /// `metrics`). Defaults to `cas`.
+    #[must_use]
+    pub fn metrics_label(self, label: &'static str) -> Self {
+        Self { label, ..self }
     }
 
     /// Sets the timeout of a call. Defaults to 100 milliseconds.
@@ -163,15 +173,15 @@ impl<S: CasStorage> Storage for Cas<S> {
             return Box::pin(async { Err(StorageError::unsupported_policy(error)) });
         }
         if request.op == Op::Peek || request.cost == 0 {
-            return Box::pin(self.peek(request));
+            return Box::pin(measured(self.label, self.peek(request)));
         }
         let answer = self.execute(request.policy, request.key, Command::Hit(request.cost));
-        Box::pin(async { answer.await?.ok_or_else(error::cancelled) })
+        Box::pin(measured(self.label, async { answer.await?.ok_or_else(error::cancelled) }))
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         let answer = self.execute(policy, key, Command::Clear);
-        Box::pin(async { answer.await.map(drop) })
+        Box::pin(measured(self.label, async { answer.await.map(drop) }))
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
@@ -179,7 +189,7 @@ impl<S: CasStorage> Storage for Cas<S> {
             return Box::pin(async { Ok(()) });
         }
         let answer = self.execute(policy, key, Command::Refund(Box::new(decision.clone())));
-        Box::pin(async { answer.await.map(drop) })
+        Box::pin(measured(self.label, async { answer.await.map(drop) }))
     }
 
     fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {

@@ -105,7 +105,8 @@ impl EtcdStorage {
 
     /// Rebuilds the `Cas` with the current settings.
     fn rebuild_cas(mut self) -> Self {
-        self.cas = Cas::new(self.store.clone()).deadline(self.store.deadline).max_skew(self.max_skew);
+        self.cas =
+            Cas::new(self.store.clone()).metrics_label(LABEL).deadline(self.store.deadline).max_skew(self.max_skew);
         if !self.long_logs {
             self.cas = self.cas.without_long_logs();
         }
@@ -187,6 +188,9 @@ impl EtcdStorage {
         until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.store.ping(deadline)).await
     }
 }
+
+/// The label `storage` of the metrics.
+const LABEL: &str = "etcd";
 
 /// The longest timeout of `ready`. An instant in the far future can overflow on some systems.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);

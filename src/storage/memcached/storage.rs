@@ -10,6 +10,7 @@ use super::client::Client;
 use super::server_time::MachineClock;
 use super::url::Target;
 use crate::error::or_panic;
+use crate::storage::calls::measured;
 use crate::storage::cas::skew;
 use crate::storage::net::overloaded;
 use crate::storage::url::checked_prefix;
@@ -98,7 +99,7 @@ impl MemcachedStorage {
     fn rebuild(mut self) -> Self {
         // The client times out shortly before `cas`, because its error names the server.
         self.client = self.client.with(&self.prefix, self.deadline * 15 / 16);
-        self.cas = Cas::new(self.client.clone()).deadline(self.deadline).max_skew(self.max_skew);
+        self.cas = Cas::new(self.client.clone()).metrics_label(LABEL).deadline(self.deadline).max_skew(self.max_skew);
         if !self.long_logs {
             self.cas = self.cas.without_long_logs();
         }
@@ -188,6 +189,9 @@ impl MemcachedStorage {
     }
 }
 
+/// The label `storage` of the metrics.
+const LABEL: &str = "memcached";
+
 /// The longest timeout of `ready`. A later instant can overflow on some systems.
 const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 86_400);
 
@@ -200,7 +204,7 @@ impl Storage for MemcachedStorage {
 
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
         if let Some(error) = self.client.overload(self.cas.busy_keys()) {
-            return Box::pin(overloaded(error, self.deadline));
+            return Box::pin(measured(LABEL, overloaded(error, self.deadline)));
         }
         self.cas.decide(request)
     }

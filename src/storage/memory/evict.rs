@@ -83,7 +83,7 @@ impl MemoryInner {
             }
             match shard.find_victim(key.hash, now, lack) {
                 Search::Found(..) if request.op == Op::Peek => return Ok(()),
-                Search::Found(start, end) => self.evict(shard, number, start, end),
+                Search::Found(start, end) => self.evict(shard, number, now, start, end),
                 Search::Full(soonest) => {
                     self.evict_from_other_shard(number, key, now, request.op, lack, soonest).map_err(NoRoom::Full)?;
                     if request.op == Op::Peek {
@@ -95,7 +95,11 @@ impl MemoryInner {
         Ok(())
     }
 
-    fn evict(&self, shard: &mut Shard, number: usize, start: usize, end: usize) {
+    fn evict(&self, shard: &mut Shard, number: usize, now: Timestamp, start: usize, end: usize) {
+        let mut slots = (start..end).filter_map(|index| shard.table.get(index));
+        if slots.any(|slot| !slot.is_expired(now)) {
+            self.usage.count_evicted();
+        }
         if let Some(slot) = shard.table.get(start) {
             self.shards[number].clear_hint(slot.hash);
         }
@@ -131,7 +135,7 @@ impl MemoryInner {
             match shard.find_victim(key.hash, now, lack) {
                 Search::Found(start, end) => {
                     if op == Op::Hit {
-                        self.evict(&mut shard, other, start, end);
+                        self.evict(&mut shard, other, now, start, end);
                     }
                     return Ok(());
                 }

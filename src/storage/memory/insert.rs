@@ -23,8 +23,8 @@ pub(super) enum NewKey {
 enum Put {
     /// The slot is in a gap.
     Added,
-    /// The slot replaces an evicted key with this hash.
-    Replaced(u64),
+    /// The slot replaces this slot of an evicted key.
+    Replaced(Slot),
     /// The storage is full, as in [`NewKey::Full`].
     Full(u64),
     /// The general code must decide.
@@ -64,7 +64,12 @@ impl MemoryInner {
         let lack = self.usage.lack(self.bounds, &Need::SMALL);
         match lookup.shard.put(start, slot, lack.is_some(), lookup.now) {
             Put::Added => self.usage.add_small(),
-            Put::Replaced(forgotten) => lookup.padded.clear_hint(forgotten),
+            Put::Replaced(forgotten) => {
+                if !forgotten.is_expired(lookup.now) {
+                    self.usage.count_evicted();
+                }
+                lookup.padded.clear_hint(forgotten.hash);
+            }
             Put::Full(soonest) => {
                 match self.evict_from_other_shard(
                     lookup.number,
@@ -127,7 +132,7 @@ impl Shard {
                     return Put::Unclear;
                 }
                 let Some(victim) = victim else { return Put::Full(soonest) };
-                let forgotten = self.table.slot(victim).hash;
+                let forgotten = *self.table.slot(victim);
                 self.table.replace(start, gap, victim, slot);
                 return Put::Replaced(forgotten);
             }

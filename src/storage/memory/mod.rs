@@ -7,6 +7,8 @@ mod logs;
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
 mod padded;
+#[cfg(feature = "metrics")]
+mod published;
 mod refusal_hint;
 mod shard;
 mod slot;
@@ -158,7 +160,7 @@ impl MemoryStorage {
 
     /// Returns the usage, and the number of hits that found no room.
     pub fn stats(&self) -> MemoryStats {
-        self.0.counts.stats(self.0.usage.size())
+        self.0.counts.stats(self.0.usage.size(), self.0.usage.evicted())
     }
 }
 

@@ -4,8 +4,10 @@ use super::usage::Size;
 
 /// The usage of a [`MemoryStorage`](crate::MemoryStorage), and the number of hits while it was full.
 ///
-/// With the feature `metrics`, [`newcomers_refused`](Self::newcomers_refused),
-/// [`newcomers_admitted`](Self::newcomers_admitted) and [`logs_refused`](Self::logs_refused) are also
+/// With the feature `metrics`, [`keys`](Self::keys) is also exported as the gauge
+/// `ratelimit_memory_keys`, and [`evicted`](Self::evicted) as the counter
+/// `ratelimit_memory_evictions_total`. [`newcomers_refused`](Self::newcomers_refused),
+/// [`newcomers_admitted`](Self::newcomers_admitted) and [`logs_refused`](Self::logs_refused) are
 /// exported as the counter `ratelimit_memory_full_total`, with the label `outcome` set to `refused`,
 /// `admitted` and `log_refused`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,6 +19,8 @@ pub struct MemoryStats {
     pub bytes: usize,
     /// The number of bytes of the logs of moving windows.
     pub log_bytes: usize,
+    /// The number of keys that were evicted before they expired. Their clients start afresh.
+    pub evicted: u64,
     /// The number of hits of new keys that were refused because the storage was full.
     pub newcomers_refused: u64,
     /// The number of hits of new keys that were admitted without being stored, because the storage
@@ -47,12 +51,13 @@ impl Counts {
         report(outcome);
     }
 
-    pub(super) fn stats(&self, size: Size) -> MemoryStats {
+    pub(super) fn stats(&self, size: Size, evicted: u64) -> MemoryStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         MemoryStats {
             keys: size.keys,
             bytes: size.bytes(),
             log_bytes: size.logs,
+            evicted,
             newcomers_refused: load(&self.newcomers_refused),
             newcomers_admitted: load(&self.newcomers_admitted),
             logs_refused: load(&self.logs_refused),

@@ -1,6 +1,8 @@
 use std::mem;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+#[cfg(feature = "metrics")]
+use super::published::Published;
 use crate::Policy;
 use crate::strategy::{Log, State};
 use crate::{Limit, Timestamp};
@@ -147,6 +149,10 @@ pub(super) struct Usage {
     keys: AtomicUsize,
     slots: AtomicUsize,
     logs: AtomicUsize,
+    /// The number of keys that were evicted before they expired.
+    evicted: AtomicU64,
+    #[cfg(feature = "metrics")]
+    published: Published,
 }
 
 impl Usage {
@@ -167,6 +173,10 @@ impl Usage {
                 count.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
             }
         }
+        #[cfg(feature = "metrics")]
+        if before.keys != after.keys {
+            self.published.keys_changed(self.size().keys);
+        }
     }
 
     /// Adds a key with one small state.
@@ -174,6 +184,28 @@ impl Usage {
     pub(super) fn add_small(&self) {
         self.keys.fetch_add(1, Ordering::Relaxed);
         self.slots.fetch_add(1, Ordering::Relaxed);
+        #[cfg(feature = "metrics")]
+        self.published.keys_changed(self.size().keys);
+    }
+
+    /// Counts a key that was evicted before it expired.
+    pub(super) fn count_evicted(&self) {
+        let evicted = self.evicted.fetch_add(1, Ordering::Relaxed) + 1;
+        #[cfg(feature = "metrics")]
+        self.published.evicted_changed(evicted);
+        let _ = evicted;
+    }
+
+    /// Returns the number of keys that were evicted before they expired.
+    pub(super) fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
+    }
+
+    /// Publishes the metrics (feature `metrics`).
+    #[inline]
+    pub(super) fn publish(&self) {
+        #[cfg(feature = "metrics")]
+        self.published.all(self.size().keys, self.evicted());
     }
 
     /// Returns the kind of key to evict before a hit can be stored, or `None` if there is room.

@@ -7,7 +7,8 @@ use tokio::time::Instant;
 
 use super::error::{is_script_missing, unexpected_script_reply};
 use super::script::{Call, Scripts};
-use super::{RedisStorage, reply, size};
+use super::{LABEL, RedisStorage, reply, size};
+use crate::storage::calls::measured;
 use crate::storage::net::overloaded;
 use crate::storage::{Storage, StorageError, StorageRequest};
 use crate::{ConfigError, Decision, Key, Policy, Timestamp};
@@ -24,18 +25,18 @@ impl Storage for RedisStorage {
             return Box::pin(async { Err(StorageError::unsupported_policy(error)) });
         }
         if let Some(error) = self.link.overload() {
-            return Box::pin(overloaded(error, self.deadline));
+            return Box::pin(measured(LABEL, overloaded(error, self.deadline)));
         }
         let Some(call) = self.scripts.decide(&self.prefix, request, self.now()) else {
             return self.cas.decide(request);
         };
         let (storage, policy, key, op, cost) =
             (self.clone(), request.policy.clone(), request.key.clone(), request.op, request.cost);
-        Box::pin(async move {
+        Box::pin(measured(LABEL, async move {
             let request = StorageRequest::new(&policy, &key, op, cost);
             let reply = storage.call(&call, Instant::now() + storage.deadline).await?;
             reply::decision(request, call.reply_parts(), &reply).ok_or_else(|| unexpected_script_reply(&reply))
-        })
+        }))
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
@@ -43,7 +44,8 @@ impl Storage for RedisStorage {
             return self.cas.clear(policy, key);
         };
         let storage = self.clone();
-        Box::pin(async move { storage.call(&call, Instant::now() + storage.deadline).await.map(drop) })
+        let cleared = async move { storage.call(&call, Instant::now() + storage.deadline).await.map(drop) };
+        Box::pin(measured(LABEL, cleared))
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
@@ -51,12 +53,8 @@ impl Storage for RedisStorage {
             return self.cas.refund(policy, key, decision);
         };
         let (storage, is_noop) = (self.clone(), decision.is_refused() || decision.cost() == 0);
-        Box::pin(async move {
-            if is_noop {
-                return Ok(());
-            }
-            storage.call(&call, Instant::now() + storage.deadline).await.map(drop)
-        })
+        let refunded = async move { storage.call(&call, Instant::now() + storage.deadline).await.map(drop) };
+        if is_noop { Box::pin(async { Ok(()) }) } else { Box::pin(measured(LABEL, refunded)) }
     }
 
     /// Runs every command of the scripts on a temporary key, as [`ready`](RedisStorage::ready) does.

@@ -161,6 +161,9 @@ impl RedisStorage {
     }
 }
 
+/// The label `storage` of the metrics.
+const LABEL: &str = "redis";
+
 /// The longest timeout of `ready`. An instant in the far future can overflow on some systems.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 

@@ -42,7 +42,7 @@ pub(super) fn cas(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Opt
     // A command times out shortly before `Cas` does. So the connection notices the missing reply,
     // and the error names the server.
     let store = SwapStore { link: link.clone(), prefix: Arc::clone(prefix), deadline: deadline * 15 / 16 };
-    let cas = Cas::new(store).deadline(deadline);
+    let cas = Cas::new(store).metrics_label(super::LABEL).deadline(deadline);
     match clock {
         Some(clock) => cas.clock(clock),
         None => cas,

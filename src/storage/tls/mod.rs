@@ -17,7 +17,10 @@ use crate::ConfigError;
 use crate::storage::url::{Options, Wrong};
 
 /// The paths of PEM files in a URL.
-#[derive(Debug, Default)]
+#[cfg_attr(
+    not(any(feature = "redis-rustls", feature = "etcd-rustls")),
+    allow(dead_code, reason = "without TLS nothing reads the files")
+)]
 struct Paths {
     /// The certificates to trust.
     ca: Option<String>,

@@ -17,8 +17,8 @@ async fn storage_becomes_ready_when_a_wrong_password_is_corrected() {
     let server = Server::start(&["--requirepass", "first"]);
     let url = format!("redis://:p%40ss%2Fword@127.0.0.1:{}", server.port());
     let (with, without) = (storage(&url), storage(&server.url()));
-    assert!(not_ready(&with).await.to_string().contains("authentication failed"));
-    assert!(not_ready(&without).await.to_string().contains("NOAUTH"));
+    assert!(message(not_ready(&with).await).contains("authentication failed"));
+    assert!(message(not_ready(&without).await).contains("NOAUTH"));
     server.ask(&["CONFIG", "SET", "requirepass", "p@ss/word"]);
     assert!(ready(&with).await < SECOND);
     assert!(!format!("{with:?}").contains("p@ss"));

@@ -1,0 +1,83 @@
+//! The metrics of calls to servers (feature `metrics`).
+
+#[cfg(feature = "metrics")]
+pub(super) use self::enabled::measured;
+
+use super::StorageError;
+
+/// Returns the result of `call`. With the feature `metrics`, it also measures the call. `storage` is
+/// the kind of storage, for example `redis`.
+#[cfg(not(feature = "metrics"))]
+#[inline]
+pub(super) fn measured<F, T>(_storage: &'static str, call: F) -> F
+where
+    F: Future<Output = Result<T, StorageError>>,
+{
+    call
+}
+
+#[cfg(feature = "metrics")]
+mod enabled {
+    use std::time::Instant;
+
+    use super::StorageError;
+    use crate::storage::StorageErrorKind;
+
+    /// The latency of calls.
+    const LATENCY: &str = "ratelimit_storage_duration_seconds";
+
+    /// The number of calls in flight.
+    const IN_FLIGHT: &str = "ratelimit_storage_in_flight";
+
+    pub(in crate::storage) async fn measured<F, T>(storage: &'static str, call: F) -> Result<T, StorageError>
+    where
+        F: Future<Output = Result<T, StorageError>>,
+    {
+        let mut measurement = Measurement::begin(storage);
+        let result = call.await;
+        measurement.outcome = match &result {
+            Ok(_) => "ok",
+            Err(error) => word(error.kind()),
+        };
+        result
+    }
+
+    /// A call in flight. It ends when it is dropped, also if the caller leaves early.
+    struct Measurement {
+        storage: &'static str,
+        begun: Instant,
+        outcome: &'static str,
+    }
+
+    impl Measurement {
+        fn begin(storage: &'static str) -> Self {
+            metrics::gauge!(IN_FLIGHT, "storage" => storage).increment(1.0);
+            Self { storage, begun: Instant::now(), outcome: "dropped" }
+        }
+    }
+
+    impl Drop for Measurement {
+        fn drop(&mut self) {
+            let Self { storage, begun, outcome } = *self;
+            metrics::gauge!(IN_FLIGHT, "storage" => storage).decrement(1.0);
+            metrics::histogram!(LATENCY, "storage" => storage, "outcome" => outcome).record(begun.elapsed());
+        }
+    }
+
+    /// Returns the value of the label `outcome`.
+    fn word(kind: StorageErrorKind) -> &'static str {
+        match kind {
+            StorageErrorKind::Unreachable => "unreachable",
+            StorageErrorKind::Overloaded => "overloaded",
+            StorageErrorKind::Timeout => "timeout",
+            StorageErrorKind::ConnectionLost => "connection_lost",
+            StorageErrorKind::Refused => "refused",
+            StorageErrorKind::UnexpectedReply => "unexpected_reply",
+            StorageErrorKind::Contended => "contended",
+            StorageErrorKind::CircuitOpen => "circuit_open",
+            StorageErrorKind::Unsupported => "unsupported",
+            StorageErrorKind::Cancelled => "cancelled",
+            StorageErrorKind::Other => "other",
+        }
+    }
+}
