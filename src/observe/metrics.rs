@@ -1,5 +1,5 @@
 use super::{Event, EventKind, Observer};
-use crate::storage::PATHS;
+use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 
 /// Counts events with the crate `metrics` (feature `metrics`), for the recorder that the program
 /// has installed.
@@ -14,12 +14,21 @@ use crate::storage::PATHS;
 /// | `ratelimit_clock_skew_total` | | decisions on keys whose newest decision was ahead of the clock by more than [`max_skew`](crate::storage::Cas::max_skew) |
 /// | `ratelimit_memory_full_total` | `outcome` | hits that a full [`MemoryStorage`](crate::MemoryStorage) could not store: new keys (`refused`, `admitted`) and logs (`log_refused`) |
 ///
-/// | gauge | value |
-/// |---|---|
-/// | `ratelimit_breakers_open` | number of [`Breaker`](crate::storage::Breaker)s in this process that are not closed |
+/// | `ratelimit_memory_evictions_total` | | keys that a [`MemoryStorage`](crate::MemoryStorage) evicted before they expired |
 ///
-/// The storages themselves update the last five counters and the gauge, also without this observer
-/// and without HTTP.
+/// | gauge | labels | value |
+/// |---|---|---|
+/// | `ratelimit_breakers_open` | | number of [`Breaker`](crate::storage::Breaker)s in this process that are not closed |
+/// | `ratelimit_storage_in_flight` | `storage` | calls to a shared storage that wait for a reply |
+/// | `ratelimit_memory_keys` | | keys in all [`MemoryStorage`](crate::MemoryStorage)s of this process |
+///
+/// | histogram | labels | value |
+/// |---|---|---|
+/// | `ratelimit_storage_duration_seconds` | `storage`, `outcome` | latency of calls to a shared storage |
+///
+/// This observer updates the first two counters. The storages themselves update the other metrics,
+/// also without this observer and without HTTP. The guide on
+/// [operating](crate::guide::operating#metrics) explains the labels, and has a dashboard.
 ///
 /// The label `policy` is [`Policy::identity`](crate::Policy::identity). The label `mode` is
 /// `enforced` or `shadow`. There are no labels for keys, because their number is unbounded.
@@ -37,11 +46,13 @@ const DECISIONS: &str = "ratelimit_decisions_total";
 const REFUNDS: &str = "ratelimit_refunds_total";
 
 impl MetricsObserver {
-    /// Creates the observer, and describes the counters to the recorder if one is installed.
+    /// Creates the observer, and describes metrics to the recorder if one is installed.
     pub fn new() -> Self {
         metrics::describe_counter!(DECISIONS, "Requests by policy and outcome.");
         metrics::describe_counter!(REFUNDS, "Refunds by policy and outcome.");
         metrics::describe_counter!(PATHS, "Decisions through a circuit breaker, by the storage that made them.");
+        metrics::describe_gauge!(IN_FLIGHT, "Calls to a shared storage that wait for a reply.");
+        metrics::describe_histogram!(LATENCY, metrics::Unit::Seconds, "Latency of calls to a shared storage.");
         Self
     }
 }

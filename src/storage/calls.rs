@@ -2,6 +2,8 @@
 
 #[cfg(feature = "metrics")]
 pub(super) use self::enabled::measured;
+#[cfg(feature = "metrics")]
+pub(crate) use self::enabled::{IN_FLIGHT, LATENCY};
 
 use super::StorageError;
 
@@ -24,10 +26,10 @@ mod enabled {
     use crate::storage::StorageErrorKind;
 
     /// The latency of calls.
-    const LATENCY: &str = "ratelimit_storage_duration_seconds";
+    pub(crate) const LATENCY: &str = "ratelimit_storage_duration_seconds";
 
     /// The number of calls in flight.
-    const IN_FLIGHT: &str = "ratelimit_storage_in_flight";
+    pub(crate) const IN_FLIGHT: &str = "ratelimit_storage_in_flight";
 
     pub(in crate::storage) async fn measured<F, T>(storage: &'static str, call: F) -> Result<T, StorageError>
     where

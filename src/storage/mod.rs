@@ -65,6 +65,8 @@ pub use self::any::{AnyFuture, AnyStorage};
 #[cfg(feature = "metrics")]
 pub(crate) use self::breaker::PATHS;
 pub use self::breaker::{Breaker, Circuit, CircuitState, NoFallback, Phase};
+#[cfg(feature = "metrics")]
+pub(crate) use self::calls::{IN_FLIGHT, LATENCY};
 pub use self::cas::{Cas, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 #[cfg(any(feature = "redis", feature = "etcd"))]
