@@ -196,8 +196,8 @@ impl Default for Summary {
 /// }
 /// ```
 pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
-    /// The error of the storage. [`Infallible`](std::convert::Infallible) for a storage that cannot
-    /// fail.
+    /// The error of the storage: [`StorageError`], or any other type. It is
+    /// [`Infallible`](std::convert::Infallible) for a storage that cannot fail.
     type Error: Into<BoxError> + Send + 'static;
     /// The future that [`decide`](Self::decide) returns.
     type DecideFuture: Future<Output = Result<Decision, Self::Error>> + Send + Unpin + 'static;

@@ -142,11 +142,8 @@ impl Circuit {
     /// primary.
     pub(super) fn open_error(&self) -> StorageError {
         let message = "rate limit storage is not called while the circuit breaker is open";
-        let error = StorageError::new(StorageErrorKind::CircuitOpen, message);
-        match self.lock().error.clone() {
-            Some(last) => error.with_source(last),
-            None => error,
-        }
+        let (error, last) = (StorageError::new(StorageErrorKind::CircuitOpen, message), self.lock().error.clone());
+        if let Some(last) = last { error.with_source(last) } else { error }
     }
 
     /// Returns a permit to call the primary, unless the circuit is open. Only a call that changes a

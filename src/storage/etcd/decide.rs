@@ -19,15 +19,15 @@ impl Storage for EtcdStorage {
         if let Some(error) = self.store.members.overload(self.cas.busy_keys()) {
             return Box::pin(measured(LABEL, overloaded(error, self.store.deadline)));
         }
-        self.cas.decide(request)
+        self.naming_members(self.cas.decide(request))
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        self.cas.clear(policy, key)
+        self.naming_members(self.cas.clear(policy, key))
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        self.cas.refund(policy, key, decision)
+        self.naming_members(self.cas.refund(policy, key, decision))
     }
 
     /// Checks that etcd replies, and that the user may read.
@@ -43,5 +43,20 @@ impl Storage for EtcdStorage {
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.cas.validate(policy)
+    }
+}
+
+impl EtcdStorage {
+    /// Replaces the timeout of [`Cas`](crate::storage::Cas), which does not know the members.
+    fn naming_members<T: 'static>(&self, result: BoxFuture<T>) -> BoxFuture<T> {
+        let members = self.store.members.clone();
+        Box::pin(async move {
+            result.await.map_err(|error| {
+                if !error.is_timeout() {
+                    return error;
+                }
+                StorageError::timed_out(&members.names()).with_may_have_counted(error.may_have_counted())
+            })
+        })
     }
 }

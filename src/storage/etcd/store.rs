@@ -94,10 +94,8 @@ impl Store {
         format!("{}:{key}", self.prefix).into()
     }
 
-    /// Returns the deadline of one call. It is shortly before that of `Cas`, because the error of
-    /// the call names the member.
     fn deadline(&self) -> Instant {
-        Instant::now() + self.deadline * 15 / 16
+        Instant::now() + self.deadline
     }
 }
 

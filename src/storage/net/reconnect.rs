@@ -262,15 +262,8 @@ mod tests {
 
     impl Usable for Made {}
 
-    async fn get<F>(
-        connection: &Arc<Reconnecting<Made>>,
-        deadline: Instant,
-        make: impl Fn() -> F,
-    ) -> Result<Arc<Made>, StorageErrorKind>
-    where
-        F: Future<Output = Attempted> + Send + 'static,
-    {
-        connection.get(deadline, make).await.map_err(|error| error.kind())
+    fn kind(result: Result<Arc<Made>, StorageError>) -> Result<Arc<Made>, StorageErrorKind> {
+        result.map_err(|error| error.kind())
     }
 
     fn refused() -> StorageError {
@@ -286,19 +279,19 @@ mod tests {
         let (stopped, running) = (runtime(), runtime());
         let connection = Reconnecting::<Made>::new("it");
         let soon = || Instant::now() + Duration::from_millis(100);
-        let late = stopped.block_on(async { get(&connection, soon(), pending::<Attempted>).await });
+        let late = stopped.block_on(async { kind(connection.get(soon(), pending::<Attempted>).await) });
         assert_eq!(late, LATE);
         running.block_on(async {
             let made = AtomicU32::new(0);
             let make = || ready(Ok(Made(made.fetch_add(1, Ordering::SeqCst))));
-            assert_eq!(get(&connection, soon(), make).await, LATE, "the first attempt may still succeed");
-            let value = get(&connection, Instant::now() + STALLED_AFTER, make).await;
+            assert_eq!(kind(connection.get(soon(), make).await), LATE, "the first attempt may still succeed");
+            let value = kind(connection.get(Instant::now() + STALLED_AFTER, make).await);
             assert_eq!(value, Ok(Arc::new(Made(0))));
         });
         // The end of the abandoned attempt changes nothing.
         drop(stopped);
         running.block_on(async {
-            let value = get(&connection, soon(), pending::<Attempted>).await;
+            let value = kind(connection.get(soon(), pending::<Attempted>).await);
             assert_eq!(value, Ok(Arc::new(Made(0))));
         });
     }
@@ -312,13 +305,13 @@ mod tests {
                 let mut released = released.clone();
                 async move { released.wait_for(|released| *released).await.map(|_| Made(1)).map_err(|_| refused()) }
             };
-            assert_eq!(get(&connection, Instant::now() + STALLED_AFTER / 2, slow).await, LATE);
-            let fails = async || get(&connection, Instant::now() + STALLED_AFTER, || ready(Err(refused()))).await;
-            assert_eq!(fails().await, LATE);
+            assert_eq!(kind(connection.get(Instant::now() + STALLED_AFTER / 2, slow).await), LATE);
+            let fails = async || kind(connection.get(Instant::now() + STALLED_AFTER, || ready(Err(refused()))).await);
+            assert_eq!(fails().await, Err(StorageErrorKind::Refused));
             released.mark_unchanged();
             release.send_replace(true);
             let deadline = Instant::now() + STALLED_AFTER;
-            while get(&connection, deadline, || ready(Err(refused()))).await != Ok(Arc::new(Made(1))) {
+            while kind(connection.get(deadline, || ready(Err(refused()))).await) != Ok(Arc::new(Made(1))) {
                 assert!(Instant::now() < deadline);
                 tokio::time::sleep(MIN_BACKOFF / 2).await;
             }

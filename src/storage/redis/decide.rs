@@ -60,7 +60,7 @@ impl Storage for RedisStorage {
     /// Runs every command of the scripts on a temporary key, as [`ready`](RedisStorage::ready) does.
     fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
         let storage = self.clone();
-        async move { storage.probe(Instant::now() + storage.deadline).await }
+        async move { storage.probe(Instant::now() + storage.deadline).await.map_err(StorageError::uncounted) }
     }
 
     /// Visits every key on every server with `SCAN`, in steps. Each step has its own
