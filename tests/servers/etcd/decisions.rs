@@ -161,7 +161,7 @@ fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
         ("etcd://a:secret@host?port=1", "unknown option \"port\""),
         ("etcd://a:secret@host?deadline=0s", "invalid deadline"),
         ("etcd+unix:///etcd.sock", "write etcd://"),
-        ("etcds://a:secret@host?ca=/nowhere.pem", "cannot read certificates"),
+        ("etcds://a:secret@host?ca=/nowhere.pem", "cannot read \"/nowhere.pem\""),
         ("http://a:secret@host", "write etcd://"),
     ];
     for (url, part) in wrong {
