@@ -57,7 +57,7 @@ impl RateLimitLayer {
     /// `policy` is a [`Policy`](crate::Policy), a [`Quota`](crate::Quota), or the result of
     /// [`policy_by`](crate::policy_by), which chooses a policy for each request.
     pub fn new(policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
-        Self::with(policy.into_policy_source(), key, MemoryStorage::new())
+        Self::with_storage(policy, key, MemoryStorage::new())
     }
 }
 
@@ -78,9 +78,7 @@ impl<St: InfallibleStorage> RateLimitLayer<St> {
     /// Panics if the storage cannot keep the policy.
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicySource, key: impl KeyExtractor, storage: St) -> Self {
-        let policies = policy.into_policy_source();
-        or_panic(policies.validate(&storage));
-        Self::with(policies, key, storage)
+        Self::with(or_panic(policy.into_policy_source().bind(&storage)), key, storage)
     }
 
     /// Creates a layer that shares the policy, the storage and the counts of `limiter`.
@@ -88,7 +86,7 @@ impl<St: InfallibleStorage> RateLimitLayer<St> {
     /// For a storage that can fail, use [`new`](RateLimitLayer::new) with the limiter's policy,
     /// then [`storage`](RateLimitLayer::storage) with its storage and an [`OnError`].
     pub fn from_limiter(limiter: &RateLimiter<St>, key: impl KeyExtractor) -> Self {
-        Self::with(limiter.policy().clone().into_policy_source(), key, limiter.storage().clone())
+        Self::with(limiter.shared_policy().into_policy_source(), key, limiter.storage().clone())
     }
 }
 
@@ -123,8 +121,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///
     /// Returns an error if the storage cannot keep the policy.
     pub fn try_storage<T: Storage>(self, storage: T, on_error: OnError) -> Result<RateLimitLayer<T, R>, ConfigError> {
-        let (config, _, rejection) = self.into_parts();
-        config.policies.validate(&storage)?;
+        let (mut config, _, rejection) = self.into_parts();
+        config.policies = config.policies.bind(&storage)?;
         let config = config.with(|config| config.on_error = on_error);
         Ok(RateLimitLayer { shared: LayerState::new(config, storage, rejection) })
     }
@@ -273,7 +271,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// that case, create a limiter from a policy and the [storage](Self::storage_handle).
     pub fn limiter(&self) -> Option<RateLimiter<St>> {
         match &self.shared.config.policies.0 {
-            Choice::Always(policy) => Some(RateLimiter::with_storage(policy.clone(), self.storage_handle())),
+            Choice::Always(policy) => Some(RateLimiter::of(policy.clone(), self.storage_handle())),
             Choice::By(_) => None,
         }
     }

@@ -107,7 +107,9 @@ pub use self::middleware::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySourc
 #[cfg(feature = "metrics")]
 pub use self::observe::MetricsObserver;
 pub use self::observe::{Event, EventKind, Observer};
-pub use self::policy::{IntoPolicy, Limit, Op, Policy, PolicyBuilder};
+#[doc(hidden)]
+pub use self::policy::SharedPolicy;
+pub use self::policy::{IntoPolicy, Limit, LivePolicy, Op, Policy, PolicyBuilder};
 pub use self::quota::Quota;
 pub use self::rejection::{
     EmptyRejection, GrpcRejection, LimitExceeded, ProblemRejection, RejectReason, Rejection, TextRejection,

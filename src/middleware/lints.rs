@@ -15,7 +15,7 @@ impl<St: Storage, R> LayerState<St, R> {
     pub(crate) fn start(&self) {
         self.lints.at_start(|| self.config.caveats(), |lint| self.config.reporter.warn(lint));
         if let Some(policy) = self.config.policies.fixed() {
-            self.lint_policy(policy);
+            self.lint_policy(&policy.read());
         }
     }
 

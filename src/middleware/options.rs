@@ -8,7 +8,8 @@ use std::sync::Arc;
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
 use crate::extract::{AllowList, Caveat, Head, KeyError};
-use crate::{ConfigError, IntoPolicy, Policy, Storage};
+use crate::storage::StorageUser;
+use crate::{ConfigError, IntoPolicy, Policy, SharedPolicy, Storage};
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, KeyError> + Send + Sync;
@@ -20,7 +21,7 @@ pub struct PolicySource(pub(crate) Choice);
 
 #[derive(Clone)]
 pub(crate) enum Choice {
-    Always(Policy),
+    Always(SharedPolicy),
     By(Arc<PolicyFn>),
 }
 
@@ -29,28 +30,26 @@ impl PolicySource {
     #[inline]
     pub(crate) fn of(&self, head: &Head<'_>) -> Option<Cow<'_, Policy>> {
         match &self.0 {
-            Choice::Always(policy) => Some(Cow::Borrowed(policy)),
+            Choice::Always(policy) => Some(policy.read()),
             Choice::By(choose) => choose(head).map(Cow::Owned),
         }
     }
 
     /// Returns the policy if it is the same for all requests.
-    pub(crate) fn fixed(&self) -> Option<&Policy> {
+    pub(crate) fn fixed(&self) -> Option<&SharedPolicy> {
         match &self.0 {
             Choice::Always(policy) => Some(policy),
             Choice::By(_) => None,
         }
     }
 
-    /// Checks that the storage can keep the fixed policy and its shadow limits.
-    pub(crate) fn validate(&self, storage: &impl Storage) -> Result<(), ConfigError> {
-        match &self.0 {
-            Choice::Always(policy) => {
-                storage.validate(policy)?;
-                policy.shadows().iter().try_for_each(|shadow| storage.validate(shadow))
-            }
-            Choice::By(_) => Ok(()),
-        }
+    /// Checks that the storage can keep the policy and its shadow limits, and all later policies of
+    /// a live one.
+    pub(crate) fn bind(self, storage: &impl Storage) -> Result<Self, ConfigError> {
+        Ok(Self(match self.0 {
+            Choice::Always(policy) => Choice::Always(policy.bind(StorageUser::new(storage.clone()))?),
+            by @ Choice::By(_) => by,
+        }))
     }
 }
 
@@ -73,10 +72,16 @@ impl IntoPolicySource for PolicySource {
     }
 }
 
+impl IntoPolicySource for SharedPolicy {
+    fn into_policy_source(self) -> PolicySource {
+        PolicySource(Choice::Always(self))
+    }
+}
+
 #[diagnostic::do_not_recommend]
 impl<P: IntoPolicy> IntoPolicySource for P {
     fn into_policy_source(self) -> PolicySource {
-        PolicySource(Choice::Always(self.into_policy()))
+        PolicySource(Choice::Always(self.into_shared()))
     }
 }
 

@@ -51,6 +51,7 @@ mod timeout;
 mod tls;
 #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
 mod url;
+mod user;
 
 use std::fmt;
 
@@ -75,6 +76,7 @@ pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull}
 pub use self::redis::{RedisStorage, RedisStorageError};
 pub use self::refusal_cache::RefusalCache;
 pub use self::timeout::{Timeout, TimeoutError};
+pub(crate) use self::user::StorageUser;
 
 /// A request to a storage for one decision.
 #[derive(Clone, Copy, Debug)]

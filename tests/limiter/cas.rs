@@ -444,7 +444,7 @@ async fn policies_of_one_name_have_separate_states_and_clears() {
     daily.clear(&key()).await.unwrap();
     assert_eq!(store.text("tier|t:k"), "");
     // In one batch.
-    let daily = RateLimiter::with_storage(daily.policy().clone(), hourly.storage().clone());
+    let daily = RateLimiter::with_storage(daily.policy(), hourly.storage().clone());
     let key = key();
     store.trips();
     let all = tokio::join!(

@@ -4,6 +4,7 @@
 mod cas;
 mod cas_skew;
 mod divided_quotas;
+mod live_policy;
 mod memory;
 mod memory_bounds;
 mod quota_changes;
