@@ -58,12 +58,14 @@
 //! | `quanta` (default) | [`SystemClock`](storage::SystemClock) reads the processor's tick counter, which is faster than the system's clock |
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
 //! | `tonic` | [`PeerIp`] reads the connect info of tonic's server; [`GrpcRejection`] needs no feature |
+//! | `lookup` | `PolicyLookup`, policies from a database |
 //! | `metrics` | `MetricsObserver` |
 //! | `partition-key` | `Headers::partition_key` |
 //! | `redis` | `RedisStorage`, for Redis and Valkey |
 //! | `redis-cluster`, `redis-sentinel`, `redis-rustls` | `redis+cluster://`, `redis+sentinel://` and `rediss://` URLs |
 //! | `memcached` | `MemcachedStorage` |
 //! | `etcd`, `etcd-rustls` | `EtcdStorage`, and `etcds://` URLs |
+//! | `serde` | [`Quota`], [`Policy`], [`Headers`], [`OnError`] and [`StorageUrl`](storage::StorageUrl) as strings |
 //! | `testing` | property tests for strategies and storages of your own |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -78,11 +80,15 @@ mod key;
 mod layer;
 mod limiter;
 mod lint;
+#[cfg(feature = "lookup")]
+mod lookup;
 mod middleware;
 mod observe;
 mod policy;
 mod quota;
 mod rejection;
+#[cfg(feature = "serde")]
+mod serde;
 mod service;
 pub mod storage;
 pub mod strategy;
@@ -102,6 +108,8 @@ pub use self::key::Key;
 pub use self::layer::RateLimitLayer;
 pub use self::limiter::RateLimiter;
 pub use self::lint::Lint;
+#[cfg(feature = "lookup")]
+pub use self::lookup::{IntoId, LookupError, PolicyLookup, Tenant};
 pub use self::middleware::OnError;
 pub use self::middleware::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip, policy_by};
 #[cfg(feature = "metrics")]

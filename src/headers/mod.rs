@@ -3,6 +3,7 @@
 mod ietf;
 mod partition;
 mod structured;
+mod text;
 mod value_cache;
 mod x_ratelimit;
 

@@ -4,6 +4,7 @@
 pub(crate) mod admission;
 pub(crate) mod config;
 mod lints;
+mod on_error;
 pub(crate) mod options;
 pub(crate) mod post_response;
 

@@ -45,6 +45,7 @@ mod net;
 #[cfg(feature = "redis")]
 mod redis;
 mod refusal_cache;
+mod storage_url;
 mod text;
 mod timeout;
 #[cfg(any(feature = "redis", feature = "etcd"))]
@@ -75,6 +76,7 @@ pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull}
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisStorage, RedisStorageError};
 pub use self::refusal_cache::RefusalCache;
+pub use self::storage_url::StorageUrl;
 pub use self::timeout::{Timeout, TimeoutError};
 pub(crate) use self::user::StorageUser;
 
