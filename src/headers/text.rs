@@ -50,8 +50,7 @@ fn unreadable(word: &str, text: &str, why: &str) -> ConfigError {
 /// omitted.
 impl fmt::Display for Headers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let words =
-            [(self.x, "x"), (self.from_now, "reset-in-seconds"), (self.ietf, "ietf"), (self.draft_6, "draft6")];
+        let words = [(self.x, "x"), (self.from_now, "reset-in-seconds"), (self.ietf, "ietf"), (self.draft_6, "draft6")];
         let words: Vec<_> = words.into_iter().filter_map(|(is_set, word)| is_set.then_some(word)).collect();
         f.write_str(&if words.is_empty() { "none".to_owned() } else { words.join(", ") })
     }
