@@ -122,25 +122,18 @@ impl Decision {
 
     /// Returns `true` if the fallback of a [`Breaker`](crate::storage::Breaker) decided.
     pub fn is_from_fallback(&self) -> bool {
-        self.verdict.is_from_fallback()
+        self.source() == DecisionSource::Fallback
+    }
+
+    /// Returns the source that [`via`](Self::via) recorded. Defaults to `Primary`.
+    pub fn source(&self) -> DecisionSource {
+        self.verdict.source()
     }
 
     /// Records the storage that decided. Called by a storage that chooses between two others, so
-    /// that [`back`](Self::back) can return the choice when the hit is refunded.
-    pub fn via(self, way: DecisionSource) -> Self {
-        Self { verdict: self.verdict.via(way), ..self }
-    }
-
-    /// Returns the last source that [`via`](Self::via) recorded, and the decision without it.
-    /// Without a record the source is `Primary`.
-    pub fn back(self) -> (DecisionSource, Self) {
-        let (way, verdict) = self.verdict.back();
-        (way, Self { verdict, ..self })
-    }
-
-    /// Replaces the recorded sources by those of `other`.
-    pub(crate) fn the_way_of(self, other: &Self) -> Self {
-        Self { verdict: other.verdict.instead(self.verdict), ..self }
+    /// that it can refund the hit in the same one. Replaces an earlier record.
+    pub fn via(self, source: DecisionSource) -> Self {
+        Self { verdict: self.verdict.via(source), ..self }
     }
 
     /// Returns the time of the decision, according to the storage's clock.

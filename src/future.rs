@@ -108,6 +108,9 @@ where
     F: Future<Output = Result<Response<ResBody>, E>>,
     St: Storage,
 {
+    if plan.is_nothing() {
+        return inner.poll(cx);
+    }
     let mut polled = inner.poll(cx);
     if let Poll::Ready(Ok(response)) = &mut polled {
         match plan.after.take() {

@@ -112,7 +112,10 @@ impl PeerIp {
 
 impl KeyExtractor for PeerIp {
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
-        self.address(head).map(|address| Some(self.ipv6_prefix.key(address)))
+        match peer(head) {
+            Some(address) => Ok(Some(self.ipv6_prefix.key(address))),
+            None => Err(no_peer()),
+        }
     }
 
     fn caveats(&self) -> Vec<Caveat> {

@@ -1,10 +1,10 @@
 //! Header fields that report decisions.
 
 mod ietf;
+mod number;
 mod partition;
 mod structured;
 mod text;
-mod value_cache;
 mod x_ratelimit;
 
 use std::fmt;
@@ -13,8 +13,8 @@ use http::header::{CACHE_CONTROL, HeaderMap, HeaderValue, IntoHeaderName, RETRY_
 use http::{Extensions, Response};
 
 use self::ietf::IetfFields;
+use self::number::repeated;
 use self::partition::Secret;
-use self::value_cache::{Frequent, frequent};
 pub(crate) use self::x_ratelimit::Numbers;
 use self::x_ratelimit::{DRAFT_6, X};
 use crate::rejection::PUSHBACK;
@@ -214,14 +214,14 @@ pub(crate) fn write_admitted<B>(
         if is_refusal(response) {
             extend_wait(response, numbers.wait());
         } else {
-            numbers.write_if_fewer(&X, response.headers_mut());
+            numbers.write_if_fewer(X, response.headers_mut());
         }
     }
     let Some(OtherFields { draft_6, wait, lists }) = other_fields else { return };
     if is_refusal(response) {
         extend_wait(response, wait);
     } else if let Some(numbers) = draft_6 {
-        numbers.write_if_fewer(&DRAFT_6, response.headers_mut());
+        numbers.write_if_fewer(DRAFT_6, response.headers_mut());
     }
     if let Some(lists) = lists {
         lists.write(response.headers_mut());
@@ -243,7 +243,7 @@ fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
     for (name, wait) in [(RETRY_AFTER, seconds), (PUSHBACK, seconds * 1_000)] {
         let written = headers.get(&name).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         if written.is_some_and(|written| written < wait) {
-            set(headers, name, frequent(Frequent::Time, wait));
+            set(headers, name, repeated(wait));
         }
     }
 }
@@ -259,18 +259,18 @@ pub(crate) fn write_refused<B>(
     other_fields: Option<OtherFields>,
 ) {
     let headers = response.headers_mut();
-    if let Ok(entry) = headers.try_entry(CACHE_CONTROL) {
-        entry.or_insert(HeaderValue::from_static("no-store"));
+    if !headers.contains_key(CACHE_CONTROL) {
+        set(headers, CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
     if let Some(wait) = decision.retry_after() {
-        set(headers, RETRY_AFTER, frequent(Frequent::Time, seconds_up(wait).max(1)));
+        set(headers, RETRY_AFTER, repeated(seconds_up(wait).max(1)));
     }
     if let Some(numbers) = numbers {
-        numbers.write(&X, headers);
+        numbers.write(X, headers);
     }
     let Some(OtherFields { draft_6, lists, .. }) = other_fields else { return };
     if let Some(numbers) = draft_6 {
-        numbers.write(&DRAFT_6, headers);
+        numbers.write(DRAFT_6, headers);
     }
     if let Some(lists) = lists {
         lists.write(headers);

@@ -2,9 +2,8 @@
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
+use super::number::{number, repeated};
 use super::set;
-use super::value_cache::Frequent::{Amount, Time};
-use super::value_cache::{frequent, number};
 use crate::strategy::Status;
 use crate::time::seconds_up;
 
@@ -18,13 +17,13 @@ pub(super) struct Names {
     reset: HeaderName,
 }
 
-pub(super) static X: Names = Names {
+pub(super) const X: Names = Names {
     limit: HeaderName::from_static("x-ratelimit-limit"),
     remaining: HeaderName::from_static("x-ratelimit-remaining"),
     reset: HeaderName::from_static("x-ratelimit-reset"),
 };
 
-pub(super) static DRAFT_6: Names = Names {
+pub(super) const DRAFT_6: Names = Names {
     limit: HeaderName::from_static("ratelimit-limit"),
     remaining: HeaderName::from_static("ratelimit-remaining"),
     reset: HeaderName::from_static("ratelimit-reset"),
@@ -58,19 +57,20 @@ impl Numbers {
     }
 
     /// Writes the fields and replaces existing ones.
-    pub(super) fn write(self, names: &'static Names, headers: &mut HeaderMap) {
-        set(headers, &names.limit, frequent(Amount, self.limit.into()));
-        set(headers, &names.remaining, number(self.remaining.into()));
-        set(headers, &names.reset, frequent(Time, self.reset));
+    #[inline]
+    pub(super) fn write(self, names: Names, headers: &mut HeaderMap) {
+        set(headers, names.limit, repeated(self.limit.into()));
+        set(headers, names.remaining, number(self.remaining.into()));
+        set(headers, names.reset, repeated(self.reset));
     }
 
     /// Writes the fields, unless the response already has all three and they show as few remaining
     /// units or fewer. On a tie, the fields of the inner layer stay.
-    pub(super) fn write_if_fewer(self, names: &'static Names, headers: &mut HeaderMap) {
-        let number = |name| headers.get(name).and_then(digits);
-        let stays = number(&names.remaining).is_some_and(|written| written <= self.remaining.into())
-            && number(&names.limit).is_some()
-            && number(&names.reset).is_some();
+    pub(super) fn write_if_fewer(self, names: Names, headers: &mut HeaderMap) {
+        let written = |name| headers.get(name).and_then(digits);
+        let stays = written(&names.remaining).is_some_and(|remaining| remaining <= self.remaining.into())
+            && written(&names.limit).is_some()
+            && written(&names.reset).is_some();
         if !stays {
             self.write(names, headers);
         }

@@ -49,6 +49,12 @@ pub(crate) struct ResponsePlan<St: Storage> {
 impl<St: Storage> ResponsePlan<St> {
     pub(crate) const NOTHING: Self = Self { numbers: None, after: None };
 
+    /// Returns `true` if the response is forwarded unchanged.
+    #[inline]
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.numbers.is_none() && self.after.is_none()
+    }
+
     #[inline]
     pub(crate) fn only(numbers: Option<Numbers>) -> Self {
         Self { numbers, after: None }
@@ -71,17 +77,28 @@ impl<St: Storage, R> LayerState<St, R> {
     where
         R: Rejection<ResBody>,
     {
+        let Some(policy) = self.config.plain() else { return self.admit_by_options(request) };
+        let extracted = self.config.key.extract(&Head::of(request));
+        let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, request) };
+        if self.lints.is_inspecting() {
+            self.inspect(request, policy);
+        }
+        self.try_hit(StorageRequest::new(policy, key, Op::Hit, 1), request)
+    }
+
+    /// As `admit`, for a layer whose options depend on the request.
+    #[inline(never)]
+    fn admit_by_options<B, ResBody>(&self, request: &mut Request<B>) -> Action<St, ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
         let (config, head) = (&self.config, Head::of(request));
         if config.skips(&head) {
             return Action::Forward(ResponsePlan::NOTHING);
         }
         let Some(policy) = config.policies.of(&head) else { return Action::Forward(ResponsePlan::NOTHING) };
         let extracted = config.key.extract(&head);
-        let key = match &extracted {
-            Ok(Some(key)) => key,
-            Ok(None) => return Action::Forward(ResponsePlan::NOTHING),
-            Err(missing) => return self.reject_without_key(missing, &policy, &head),
-        };
+        let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, &policy, request) };
         let cost = match config.cost.as_ref().map_or(Ok(1), |cost| cost(&head)) {
             Ok(cost) => cost,
             Err(missing) => return self.reject_without_key(&missing, &policy, &head),
@@ -96,14 +113,41 @@ impl<St: Storage, R> LayerState<St, R> {
         if config.shadow {
             return Action::Forward(self.check_in_shadow(storage_request, request));
         }
-        // Fast path: an immediate admission that needs no more than `X-RateLimit-*`.
-        if op == Op::Hit && !config.want_decisions() && policy.shadows().is_empty() {
-            let mut shown = config.headers.writes_x_rate_limit().then(Summary::default);
-            if self.storage.try_admit(storage_request, shown.as_mut()) {
-                let numbers = shown.and_then(|shown| config.headers.numbers(shown.at, &shown.limit, cost));
-                return Action::Forward(ResponsePlan::only(numbers));
-            }
+        if op == Op::Peek || config.want_decisions() || !policy.shadows().is_empty() {
+            return self.decide(storage_request, request);
         }
+        self.try_hit(storage_request, request)
+    }
+
+    /// Decides a hit whose admission needs no more than `X-RateLimit-*`.
+    #[inline(always)]
+    fn try_hit<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<St, ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
+        let headers = self.config.headers;
+        if !headers.writes_x_rate_limit() {
+            if self.storage.try_admit(storage_request, None) {
+                return Action::Forward(ResponsePlan::NOTHING);
+            }
+            return self.decide(storage_request, request);
+        }
+        let mut summary = Summary::default();
+        if self.storage.try_admit(storage_request, Some(&mut summary)) {
+            let numbers = headers.numbers(summary.at, &summary.limit, storage_request.cost);
+            return Action::Forward(ResponsePlan::only(numbers));
+        }
+        match summary.refusal(&storage_request) {
+            Some(refusal) => Action::Respond(self.refuse(&refusal, storage_request, request)),
+            None => self.decide(storage_request, request),
+        }
+    }
+
+    #[inline(never)]
+    fn decide<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<St, ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
         // Polls once here, so that an immediate decision does not need a boxed future.
         let mut deciding = self.storage.decide(storage_request);
         let delayed = match poll_once(&mut deciding) {
@@ -114,7 +158,8 @@ impl<St: Storage, R> LayerState<St, R> {
             },
             Poll::Pending => None,
         };
-        let slot = QueueSlot::new(self.charge_context(&policy, key, false), cost, delayed);
+        let StorageRequest { policy, key, cost, .. } = storage_request;
+        let slot = QueueSlot::new(self.charge_context(policy, key, false), cost, delayed);
         self.report_delayed(&slot);
         Action::Wait(slot, deciding)
     }
@@ -146,36 +191,37 @@ impl<St: Storage, R> LayerState<St, R> {
         if decision.is_admitted() && !decision.is_at_once() {
             return AdmissionResult::Delayed(Box::new(decision.clone()));
         }
-        self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
-        if decision.is_admitted() {
-            AdmissionResult::Admitted(self.admitted(decision, storage_request, request))
-        } else {
-            let refused = RejectReason::Limit(LimitExceeded::new(decision, storage_request.policy));
-            let mut response = self.rejection.reject(refused, &Head::of(request));
-            let (fields, numbers) = (self.config.headers, self.config.headers.numbers_of(decision));
-            headers::write_refused(
-                &mut response,
-                decision,
-                numbers,
-                fields.other_fields_of(decision, storage_request.policy, storage_request.key),
-            );
-            headers::attach(&mut response, decision, mem::take(request.extensions_mut()));
-            AdmissionResult::Refused(response)
+        if decision.is_refused() {
+            return AdmissionResult::Refused(self.refuse(decision, storage_request, request));
         }
+        self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
+        AdmissionResult::Admitted(self.admitted_after(decision, decision, storage_request, request))
     }
 
-    /// Returns the plan for the response of a request that is admitted without a delay.
-    #[inline]
-    pub(crate) fn admitted<B>(
+    /// Reports a refusal and builds its response. Takes the extensions of the request.
+    #[inline(never)]
+    fn refuse<B, ResBody>(
         &self,
         decision: &Decision,
         storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
-    ) -> ResponsePlan<St> {
-        self.admitted_after(decision, decision, storage_request, request)
+    ) -> Response<ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
+        let StorageRequest { policy, key, .. } = storage_request;
+        self.report(EventKind::Decided(decision), policy, Some(key));
+        let reason = RejectReason::Limit(LimitExceeded::new(decision, policy));
+        let mut response = self.rejection.reject(reason, &Head::of(request));
+        let fields = self.config.headers;
+        let (numbers, other_fields) = (fields.numbers_of(decision), fields.other_fields_of(decision, policy, key));
+        headers::write_refused(&mut response, decision, numbers, other_fields);
+        headers::attach(&mut response, decision, mem::take(request.extensions_mut()));
+        response
     }
 
-    /// As `admitted`, after a delay. `now` has the numbers of this instant.
+    /// Returns the plan for the response of an admitted request. `now` has the numbers of this
+    /// instant, which differ from those of the decision after a delay.
     #[inline]
     pub(crate) fn admitted_after<B>(
         &self,
@@ -252,6 +298,23 @@ impl<St: Storage, R> LayerState<St, R> {
         let mut response = self.rejection.reject(RejectReason::Storage, head);
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         AdmissionResult::Refused(response)
+    }
+
+    /// Handles a request that is not limited, or whose key is missing.
+    #[cold]
+    fn forward_or_reject<B, ResBody>(
+        &self,
+        extracted: Result<Option<Key>, KeyError>,
+        policy: &Policy,
+        request: &Request<B>,
+    ) -> Action<St, ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
+        match extracted {
+            Ok(_) => Action::Forward(ResponsePlan::NOTHING),
+            Err(missing) => self.reject_without_key(&missing, policy, &Head::of(request)),
+        }
     }
 
     /// Handles a request without a key or a cost.

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::Headers;
 use crate::extract::{Caveat, Head, KeyExtractor};
 use crate::middleware::options::{ChargeFn, CostFn, PolicySource, Skip};
 use crate::observe::Reporter;
+use crate::{Headers, Policy};
 
 /// The outcome of a request if the storage fails. The guide on [outages](crate::guide::outages)
 /// compares both.
@@ -33,6 +33,9 @@ pub(crate) struct LayerConfig {
     pub(crate) reporter: Reporter,
     /// `true` if an admission needs the full decision, not only the numbers of `X-RateLimit-*`.
     wants_decisions: bool,
+    /// `true` if every request is a hit of one unit on the same policy, and does not need the full
+    /// decision. Such a layer checks no other option for each request.
+    is_plain: bool,
 }
 
 impl LayerConfig {
@@ -49,7 +52,9 @@ impl LayerConfig {
             shares_decision: false,
             reporter: Reporter::default(),
             wants_decisions: false,
+            is_plain: false,
         }
+        .with(|_| ())
     }
 
     /// Returns the changed configuration, with a fresh log for the new layer.
@@ -60,7 +65,18 @@ impl LayerConfig {
             || self.headers.writes_other_fields()
             || self.shares_decision
             || self.reporter.observer.is_some();
+        self.is_plain = !self.wants_decisions
+            && !self.shadow
+            && self.skip.is_empty()
+            && self.cost.is_none()
+            && self.policies.fixed().is_some_and(|policy| policy.shadows().is_empty());
         self
+    }
+
+    /// Returns the policy of a plain layer.
+    #[inline]
+    pub(crate) fn plain(&self) -> Option<&Policy> {
+        if self.is_plain { self.policies.fixed() } else { None }
     }
 
     /// Returns `true` if the request is not limited.

@@ -73,6 +73,10 @@ impl Storage for BoxStorage {
         self.0.refund(policy, key, decision)
     }
 
+    fn contains_breaker(&self) -> bool {
+        self.0.contains_breaker()
+    }
+
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.0.validate(policy)
     }
@@ -90,6 +94,7 @@ trait DynStorage: fmt::Debug + Send + Sync {
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> BoxAnswer<()>;
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError>;
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64>;
+    fn contains_breaker(&self) -> bool;
 }
 
 impl<St: Storage> DynStorage for St {
@@ -115,6 +120,10 @@ impl<St: Storage> DynStorage for St {
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
         Storage::clients_to_fill(self, policy)
+    }
+
+    fn contains_breaker(&self) -> bool {
+        Storage::contains_breaker(self)
     }
 }
 

@@ -111,6 +111,27 @@ pub struct Summary {
     pub limit: Status,
 }
 
+impl Summary {
+    /// Returns the decision if [`Storage::try_admit`] has refused the request.
+    #[inline]
+    pub(crate) fn refusal(&self, request: &StorageRequest<'_>) -> Option<Decision> {
+        match request.policy.limits() {
+            [limit] if !self.limit.is_admitted() && !limit.counts_refusals() => {
+                Some(Decision::of(self.at, request.cost, self.limit))
+            }
+            _ => None,
+        }
+    }
+
+    /// Removes a refusal, so that the caller calls [`Storage::decide`].
+    pub(crate) fn remove_refusal(summary: Option<&mut Self>) -> bool {
+        if let Some(summary) = summary {
+            *summary = Self::default();
+        }
+        false
+    }
+}
+
 impl Default for Summary {
     #[inline]
     fn default() -> Self {
@@ -207,6 +228,10 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// in, if it is `Some`. Returns `false` if the storage cannot admit the hit here. Then it has
     /// changed and counted nothing, and the caller calls [`decide`](Self::decide).
     ///
+    /// If the policy has one limit, and the hit is refused by it, the storage may also fill in
+    /// `summary` and return `false`. Then the caller may refuse the hit without calling `decide`.
+    /// A storage that wraps another one resets the summary if its own `decide` matters.
+    ///
     /// The default implementation returns `false`.
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
@@ -242,5 +267,11 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
         let _ = policy;
         None
+    }
+
+    /// Returns `true` if this storage is or wraps a [`Breaker`], which another breaker cannot
+    /// contain. Defaults to `false`. A storage that wraps another one returns its result.
+    fn contains_breaker(&self) -> bool {
+        false
     }
 }

@@ -100,6 +100,10 @@ impl<St: Storage> Storage for Timeout<St> {
         self.storage.clients_to_fill(policy)
     }
 
+    fn contains_breaker(&self) -> bool {
+        self.storage.contains_breaker()
+    }
+
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.storage.validate(policy)
     }

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::num::NonZeroU32;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -15,11 +16,13 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, advance, sleep};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
-use tower_ratelimit::storage::{Breaker, Cas, Circuit, Phase, StorageRequest, Summary, Timeout};
+use tower_ratelimit::storage::{
+    BoxStorage, Breaker, Cas, Circuit, Leases, Phase, RefusalCache, StorageRequest, Summary, Timeout,
+};
 use tower_ratelimit::strategy::{Divided, Strategy};
 use tower_ratelimit::{
-    ConfigError, Decision, FixedWindow, Global, Headers, Key, LeakyBucket, MemoryStorage, OnError, Op, Policy, Quota,
-    RateLimitLayer, RateLimiter, Storage, Timestamp, policy_by,
+    ConfigError, Decision, DecisionSource, FixedWindow, Global, Headers, Key, LeakyBucket, MemoryStorage, OnError, Op,
+    Policy, Quota, RateLimitLayer, RateLimiter, Storage, Timestamp, policy_by,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -394,7 +397,7 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     assert!(lost.is_circuit_open() && primary.changes() == 0, "the primary is not called: {lost}");
     assert_eq!(lost.source().unwrap().to_string(), FAILURE);
     // Refusals and free hits have nothing to refund, so the primary is not called.
-    let free = limiter.hit_with_cost(&key, 0).await.unwrap().back().1;
+    let free = limiter.hit_with_cost(&key, 0).await.unwrap().via(DecisionSource::Primary);
     limiter.refund(&key, &free).await.unwrap();
     let refused = limiter.hit_with_cost(&key, 60).await.unwrap();
     assert!(refused.is_refused());
@@ -563,29 +566,26 @@ async fn failing_fallback_is_an_error() {
     assert_eq!(circuit(&limiter).state().by_none, 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn breakers_nest() {
-    let ((far, _), (near, _), (memory, _)) =
-        (FakeStorage::in_memory(Behavior::Fails), FakeStorage::in_memory(Behavior::Works), memory_with_manual_clock());
-    let inner = Breaker::new(far.clone()).fallback(near.clone(), 1);
-    let limiter =
-        RateLimiter::with_storage(policy("fixed-window 90/day"), Breaker::new(inner).fallback(memory.clone(), 1));
-    let (key, whole) = (Key::everybody(), policy("fixed-window 90/day"));
-    let now = || [far.inner(), near.inner(), &memory].map(|memory| counted(memory, &whole));
-    let by_near = limiter.hit(&key).await.unwrap();
-    near.set(Behavior::Fails);
-    let by_memory = limiter.hit(&key).await.unwrap();
-    near.set(Behavior::Works);
-    far.set(Behavior::Works);
-    let by_far = limiter.hit(&key).await.unwrap();
-    assert_eq!(now(), [1, 1, 1]);
-    assert_eq!([&by_far, &by_near, &by_memory].map(Decision::is_from_fallback), [false, true, true]);
-    limiter.refund(&key, &by_near).await.unwrap();
-    assert_eq!(now(), [1, 0, 1]);
-    limiter.refund(&key, &by_memory).await.unwrap();
-    assert_eq!(now(), [1, 0, 0]);
-    limiter.refund(&key, &by_far).await.unwrap();
-    assert_eq!(now(), [0, 0, 0]);
+/// Asserts that a breaker rejects this storage as its primary and as its fallback.
+fn assert_is_not_nestable(storage: impl Storage) {
+    let fallback = Breaker::new(MemoryStorage::new()).try_fallback(storage.clone(), 1);
+    let message = "a breaker cannot contain another breaker: wrap the storage of the inner breaker instead";
+    assert_eq!(fallback.unwrap_err().to_string(), message);
+    let primary = std::panic::catch_unwind(AssertUnwindSafe(|| Breaker::new(storage)));
+    assert_eq!(primary.unwrap_err().downcast_ref::<String>().unwrap(), message);
+}
+
+#[tokio::test]
+async fn nested_breakers_are_rejected() {
+    let breaker = || Breaker::new(MemoryStorage::new());
+    assert_is_not_nestable(breaker());
+    assert_is_not_nestable(breaker().fallback(MemoryStorage::new(), 2));
+    assert_is_not_nestable(Timeout::new(breaker(), MS));
+    assert_is_not_nestable(RefusalCache::new(breaker()));
+    assert_is_not_nestable(Leases::new(breaker(), 2));
+    assert_is_not_nestable(BoxStorage::new(RefusalCache::new(BoxStorage::new(breaker()))));
+    let storage = BoxStorage::new(RefusalCache::new(Timeout::new(MemoryStorage::new(), MS)));
+    assert_eq!(Breaker::new(storage).circuit().state().phase, Phase::Closed);
 }
 
 #[tokio::test(start_paused = true)]

@@ -74,9 +74,25 @@ const DEFAULTS: Settings =
 
 impl<P: Storage> Breaker<P> {
     /// Wraps `primary`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `primary` is or wraps another breaker.
+    #[track_caller]
     pub fn new(primary: P) -> Self {
+        or_panic(reject_breaker(&primary));
         Self::with(primary, None, DEFAULTS)
     }
+}
+
+/// A decision records one source, so the refund of a nested breaker could reach the wrong storage.
+fn reject_breaker(storage: &impl Storage) -> Result<(), ConfigError> {
+    if storage.contains_breaker() {
+        return Err(ConfigError::new(
+            "a breaker cannot contain another breaker: wrap the storage of the inner breaker instead",
+        ));
+    }
+    Ok(())
 }
 
 impl<P: Storage, F: Storage> Breaker<P, F> {
@@ -92,7 +108,7 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
     ///
     /// # Panics
     ///
-    /// Panics if `replicas` is 0. [`try_fallback`](Self::try_fallback) returns an error instead.
+    /// Panics if `replicas` is 0, or if `fallback` is or wraps another breaker. [`try_fallback`](Self::try_fallback) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn fallback<G: Storage>(self, fallback: G, replicas: u32) -> Breaker<P, G> {
@@ -103,13 +119,14 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
     ///
     /// # Errors
     ///
-    /// Returns an error if `replicas` is 0.
+    /// Returns an error if `replicas` is 0, or if `fallback` is or wraps another breaker.
     pub fn try_fallback<G: Storage>(self, fallback: G, replicas: u32) -> Result<Breaker<P, G>, ConfigError> {
         let replicas = NonZeroU32::new(replicas).ok_or_else(|| {
             ConfigError::new(
                 "invalid replicas 0: it must be at least 1, the number of processes that share the storage",
             )
         })?;
+        reject_breaker(&fallback)?;
         let Parts { primary, circuit, .. } = &*self.0;
         Ok(Breaker::with(primary.clone(), Some(Fallback::new(fallback, replicas)), circuit.settings()))
     }
@@ -199,23 +216,21 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
     }
 
     #[inline]
-    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+    fn try_admit(&self, request: StorageRequest<'_>, mut shown: Option<&mut Summary>) -> bool {
         let Parts { primary, fallback, circuit } = &*self.0;
         if circuit.is_closed() {
-            let is_admitted = primary.try_admit(request, shown);
-            if is_admitted {
+            if primary.try_admit(request, shown.as_deref_mut()) {
                 circuit.counts().primary();
+                return true;
             }
-            return is_admitted;
-        }
-        let Some(fallback) = fallback.as_ref().filter(|_| !circuit.is_probe_due()) else { return false };
-        let divided = fallback.divide(request.policy);
-        let is_admitted = divided
-            .is_ok_and(|divided| fallback.storage.try_admit(StorageRequest { policy: &divided, ..request }, shown));
-        if is_admitted {
+        } else if let Some(fallback) = fallback.as_ref().filter(|_| !circuit.is_probe_due())
+            && let Ok(divided) = fallback.divide(request.policy)
+            && fallback.storage.try_admit(StorageRequest { policy: &divided, ..request }, shown.as_deref_mut())
+        {
             circuit.counts().fallback();
+            return true;
         }
-        is_admitted
+        Summary::remove_refusal(shown)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
@@ -228,12 +243,12 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
         if decision.is_refused() || decision.cost() == 0 {
             return Changing::empty();
         }
-        match decision.clone().back() {
-            (DecisionSource::Primary, decision) => {
-                Changing::empty().primary(&self.0, |primary| primary.refund(policy, key, &decision))
+        let refund = Changing::empty();
+        match decision.source() {
+            DecisionSource::Primary => refund.primary(&self.0, |primary| primary.refund(policy, key, decision)),
+            DecisionSource::Fallback => {
+                refund.fallback(&self.0, policy, |fallback, divided| fallback.refund(divided, key, decision))
             }
-            (DecisionSource::Fallback, decision) => Changing::empty()
-                .fallback(&self.0, policy, |fallback, divided| fallback.refund(divided, key, &decision)),
         }
     }
 
@@ -244,6 +259,10 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
             fallback.storage.clients_to_fill(&policy)
         });
         self.0.primary.clients_to_fill(policy).into_iter().chain(fallback).min()
+    }
+
+    fn contains_breaker(&self) -> bool {
+        true
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

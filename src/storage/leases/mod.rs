@@ -259,6 +259,10 @@ impl<St: Storage> Storage for Leases<St> {
         self.0.inner.clients_to_fill(policy)
     }
 
+    fn contains_breaker(&self) -> bool {
+        self.0.inner.contains_breaker()
+    }
+
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         check(policy)?;
         self.0.inner.validate(policy)

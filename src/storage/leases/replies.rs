@@ -102,11 +102,11 @@ impl<St: Storage> LeaseWorker<St> {
         let mut decide =
             |cost| if decision.is_admitted() { slice.take(cost, now) } else { derive_refusal(decision, cost) };
         for job in self.all_hits() {
-            let own = job.cost(policy).and_then(&mut decide).map(|own| own.the_way_of(decision));
+            let own = job.cost(policy).and_then(&mut decide).map(|own| own.via(decision.source()));
             job.send(Ok(own.map(|own| Reply::of(own, &self.shared, policy, &self.key))));
         }
         if let Some(rest) = slice.as_hit().filter(|_| decision.is_admitted()) {
-            drop(self.shared.inner.refund(policy, &self.key, &rest.the_way_of(decision)).await);
+            drop(self.shared.inner.refund(policy, &self.key, &rest.via(decision.source())).await);
         }
     }
 }

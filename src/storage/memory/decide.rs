@@ -148,7 +148,8 @@ impl MemoryInner {
         shown: Option<&mut Summary>,
     ) -> bool {
         let decision = self.decide_any(lookup, request, mode);
-        if let Some(shown) = shown {
+        // A full storage counts in `decide`.
+        if let Some(shown) = shown.filter(|_| !decision.is_storage_full()) {
             *shown = Summary { at: decision.at(), limit: *decision.shown() };
         }
         decision.is_at_once()

@@ -18,10 +18,13 @@ impl MemoryInner {
         mut shown: Option<&mut Summary>,
     ) -> bool {
         let located = self.locate_request(request);
-        if let Some(state) = self.published(located, request)
-            && self.refuses_again(&state, located.now, request, &mut { Status::BLANK })
-        {
-            return false;
+        if let Some(state) = self.published(located, request) {
+            let mut unused = Summary::default();
+            let shown = shown.as_deref_mut().unwrap_or(&mut unused);
+            shown.at = located.now;
+            if self.refuses_again(&state, located.now, request, &mut shown.limit) {
+                return false;
+            }
         }
         let done = self.with_small_state(located, request, limit, mode, |now, state, part| {
             if let Some(shown) = &mut shown {

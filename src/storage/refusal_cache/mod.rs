@@ -198,13 +198,13 @@ impl<St: Storage> Storage for RefusalCache<St> {
         }
     }
 
-    fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
+    fn try_admit(&self, request: StorageRequest<'_>, mut shown: Option<&mut Summary>) -> bool {
         if request.cost == 0 {
             return self.inner.try_admit(request, shown);
         }
         // If this returns `false`, the caller calls `decide`, which answers from the cache.
-        if self.cache.contains(&request) || !self.inner.try_admit(request, shown) {
-            return false;
+        if self.cache.contains(&request) || !self.inner.try_admit(request, shown.as_deref_mut()) {
+            return Summary::remove_refusal(shown);
         }
         self.cache.counters.asked(request.policy);
         self.cache.invalidate(request.policy, request.key);
@@ -221,6 +221,10 @@ impl<St: Storage> Storage for RefusalCache<St> {
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
         self.inner.clients_to_fill(policy)
+    }
+
+    fn contains_breaker(&self) -> bool {
+        self.inner.contains_breaker()
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

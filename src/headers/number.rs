@@ -1,0 +1,94 @@
+//! Numbers as header values, without an allocation for each.
+
+use std::cell::RefCell;
+
+use bytes::BytesMut;
+use http::header::HeaderValue;
+
+/// The numbers below this one are slices of a static text, because most limits are small.
+const SMALL: usize = 10_000;
+
+/// The small numbers with four digits each: `000000010002` and so on.
+static DIGITS: [u8; 4 * SMALL] = {
+    let mut digits = [b'0'; 4 * SMALL];
+    let mut at = 0;
+    while at < digits.len() {
+        let power = [1_000, 100, 10, 1][at % 4];
+        #[allow(clippy::cast_possible_truncation)] // a digit
+        let digit = (at / 4 / power % 10) as u8;
+        digits[at] += digit;
+        at += 1;
+    }
+    digits
+};
+
+/// The size of the blocks that larger numbers are written into, one after the other. A value keeps
+/// its block alive.
+const BLOCK: usize = 1_024;
+
+#[inline]
+fn small(number: u64) -> Option<HeaderValue> {
+    let number = usize::try_from(number).ok().filter(|number| *number < SMALL)?;
+    let len = number.checked_ilog10().map_or(1, |log| log as usize + 1);
+    let digits = str::from_utf8(&DIGITS[4 * (number + 1) - len..4 * (number + 1)]);
+    Some(HeaderValue::from_static(digits.expect("digits are ASCII")))
+}
+
+/// Returns the value of a number that changes with each request.
+pub(super) fn number(number: u64) -> HeaderValue {
+    small(number).unwrap_or_else(|| large(number))
+}
+
+/// Allocates once for each block. A block whose values have been dropped is used again.
+fn large(number: u64) -> HeaderValue {
+    thread_local! { static NEXT: RefCell<BytesMut> = RefCell::new(BytesMut::with_capacity(BLOCK)) }
+    let mut buffer = itoa::Buffer::new();
+    let digits = buffer.format(number).as_bytes();
+    let shared = NEXT.try_with(|next| {
+        let mut next = next.borrow_mut();
+        next.extend_from_slice(digits);
+        HeaderValue::from_maybe_shared(next.split().freeze())
+    });
+    // The block is gone while the thread exits.
+    shared.unwrap_or_else(|_| HeaderValue::from_bytes(digits)).expect("digits are a valid header value")
+}
+
+/// Returns the value of a number that many requests share, such as an amount or a time. Recent
+/// ones are cached for each thread.
+pub(super) fn repeated(number: u64) -> HeaderValue {
+    const SLOTS: usize = 64;
+    thread_local! { static RECENT: RefCell<[Option<(u64, HeaderValue)>; SLOTS]> = const { RefCell::new([const { None }; SLOTS]) } }
+    let find = |recent: &RefCell<[Option<(u64, HeaderValue)>; SLOTS]>| {
+        // Multiplied, because two times often differ by a round number.
+        #[allow(clippy::cast_possible_truncation)] // six bits
+        let slot = &mut recent.borrow_mut()[(number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize];
+        match slot {
+            Some((cached, value)) if *cached == number => value.clone(),
+            // A value of its own, because a value in the cache would keep a whole block.
+            _ => slot.insert((number, number.into())).1.clone(),
+        }
+    };
+    small(number).unwrap_or_else(|| RECENT.try_with(find).unwrap_or_else(|_| number.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_the_digits_of_their_number() {
+        let large = [10_000, 1_728_000_060, u64::from(u32::MAX), u64::MAX];
+        let values: Vec<_> = (0..SMALL as u64).chain(large).map(|it| (it, number(it))).collect();
+        for (it, value) in values {
+            assert_eq!(value, it.to_string());
+            assert_eq!([repeated(it), repeated(it)], [value.clone(), value]);
+        }
+    }
+
+    #[test]
+    fn blocks_are_reused_after_their_values_are_dropped() {
+        let first = number(1_000_000).as_bytes().as_ptr();
+        let repeats = (0..10 * BLOCK).filter(|_| number(1_000_000).as_bytes().as_ptr() == first).count();
+        assert!(repeats > 10, "{repeats}");
+    }
+}
