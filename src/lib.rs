@@ -97,6 +97,9 @@ mod sync;
 pub mod testing;
 mod text;
 mod time;
+mod usage;
+#[cfg(feature = "axum")]
+mod usage_handler;
 
 pub use self::decision::{Decision, DecisionSource};
 pub use self::error::{BoxError, ConfigError};
@@ -138,3 +141,6 @@ pub use self::storage::{MemoryStorage, Storage};
 #[doc(no_inline)]
 pub use self::strategy::{ElasticWindow, FixedWindow, LeakyBucket, MovingWindow, SlidingWindowCounter, TokenBucket};
 pub use self::time::Timestamp;
+pub use self::usage::{Usage, UsageError};
+#[cfg(feature = "axum")]
+pub use self::usage_handler::UsageHandler;

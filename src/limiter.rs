@@ -1,7 +1,7 @@
 //! The rate limiter without HTTP.
 
 use crate::error::or_panic;
-use crate::storage::{MemoryStorage, Storage, StorageRequest, StorageUser};
+use crate::storage::{MemoryStorage, Storage, StorageRequest};
 use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SharedPolicy};
 
 /// A rate limiter that is independent of HTTP: a policy on a storage.
@@ -120,7 +120,7 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// Returns an error if the storage cannot keep the policy.
     pub fn try_with_storage(policy: impl IntoPolicy, storage: St) -> Result<Self, ConfigError> {
-        let policy = policy.into_shared().bind(StorageUser::new(storage.clone()))?;
+        let policy = bound(policy.into_shared(), &storage)?;
         Ok(Self { policy, storage })
     }
 
@@ -234,4 +234,14 @@ impl<St: Storage> RateLimiter<St> {
     pub fn storage(&self) -> &St {
         &self.storage
     }
+}
+
+/// Checks that the storage can keep the policy and its shadow limits, and all later policies of a
+/// live one.
+pub(crate) fn bound<St: Storage>(policy: SharedPolicy, storage: &St) -> Result<SharedPolicy, ConfigError> {
+    let storage = storage.clone();
+    policy.bind(move |policy| {
+        storage.validate(policy)?;
+        policy.shadows().iter().try_for_each(|shadow| storage.validate(shadow))
+    })
 }

@@ -78,6 +78,12 @@ where
         match self.shared.admit(&mut request) {
             Action::Forward(plan) => ResponseFuture::calling(self.inner.call(request), plan),
             Action::Respond(response) => ResponseFuture::refused(response),
+            #[cfg(feature = "lookup")]
+            Action::Find(finding) => {
+                let next = self.inner.clone();
+                let ready = mem::replace(&mut self.inner, next);
+                ResponseFuture::finding(ready, request, Arc::clone(&self.shared), finding)
+            }
             Action::Wait(slot, deciding) => {
                 // The future takes the service that was polled ready, and a clone replaces it. If
                 // the request is delayed, the future replaces the ready service with another clone.

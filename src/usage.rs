@@ -1,13 +1,9 @@
 //! The usage of a client: its limits and the units that remain.
 
-#[cfg(feature = "axum")]
-mod handler;
 mod json;
 
 use std::fmt;
 
-#[cfg(feature = "axum")]
-pub use self::handler::UsageHandler;
 use crate::extract::KeyError;
 use crate::{BoxError, Decision, Policy};
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use self::cache::LookupCache;
 pub use self::error::LookupError;
+pub(crate) use self::tenant::Outcome;
 pub use self::tenant::Tenant;
 use crate::error::BoxError;
 use crate::extract::{Head, KeyError};

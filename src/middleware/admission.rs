@@ -10,6 +10,8 @@ use http::{Request, Response};
 use crate::extract::{Head, KeyError};
 use crate::headers::Numbers;
 use crate::lint::Lints;
+#[cfg(feature = "lookup")]
+use crate::lookup::Finding;
 use crate::middleware::config::{LayerConfig, OnError};
 use crate::middleware::post_response::{ChargeContext, PostResponse, QueueSlot, ShadowCheck, poll_once};
 use crate::observe::{Event, EventKind};
@@ -28,6 +30,9 @@ pub(crate) struct LayerState<St, R> {
 pub(crate) enum Action<St: Storage, ResBody> {
     Forward(ResponsePlan<St>),
     Respond(Response<ResBody>),
+    /// Wait for the look-up of the policy.
+    #[cfg(feature = "lookup")]
+    Find(Finding),
     /// Wait for the storage, or for the delay of the slot's decision.
     Wait(QueueSlot<St>, St::DecideFuture),
 }
@@ -96,20 +101,48 @@ impl<St: Storage, R> LayerState<St, R> {
         if config.skips(&head) {
             return Action::Forward(ResponsePlan::NOTHING);
         }
+        #[cfg(feature = "lookup")]
+        if let Some(lookup) = config.policies.lookup() {
+            return self.admit_by_lookup(lookup.find(&head), request);
+        }
         let Some(policy) = config.policies.of(&head) else { return Action::Forward(ResponsePlan::NOTHING) };
-        let extracted = config.key.extract(&head);
-        let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, &policy, request) };
+        if config.policies.take_changed() {
+            self.lint_policy(&policy);
+        }
+        self.admit_by_policy(&policy, None, request)
+    }
+
+    /// Decides a request by its policy, and by this key instead of the extractor's if there is one.
+    #[inline]
+    pub(super) fn admit_by_policy<B, ResBody>(
+        &self,
+        policy: &Policy,
+        key: Option<&Key>,
+        request: &mut Request<B>,
+    ) -> Action<St, ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
+        let (config, head) = (&self.config, Head::of(request));
+        let extracted;
+        let key = if let Some(key) = key {
+            key
+        } else {
+            extracted = config.key.extract(&head);
+            let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, request) };
+            key
+        };
         let cost = match config.cost.as_ref().map_or(Ok(1), |cost| cost(&head)) {
             Ok(cost) => cost,
-            Err(missing) => return self.reject_without_key(&missing, &policy, &head),
+            Err(missing) => return self.reject_without_key(&missing, policy, &head),
         };
         if self.lints.is_inspecting() {
-            self.inspect(request, &policy);
+            self.inspect(request, policy);
         }
         // A request that costs nothing peeks, so that its header fields report the state of the
         // limits.
         let op = if cost == 0 { Op::Peek } else { Op::Hit };
-        let storage_request = StorageRequest::new(&policy, key, op, cost);
+        let storage_request = StorageRequest::new(policy, key, op, cost);
         if config.shadow {
             return Action::Forward(self.check_in_shadow(storage_request, request));
         }
@@ -295,9 +328,17 @@ impl<St: Storage, R> LayerState<St, R> {
         if admitted {
             return AdmissionResult::Admitted(ResponsePlan::NOTHING);
         }
+        AdmissionResult::Refused(self.unavailable(head))
+    }
+
+    /// Returns the response while the storage fails.
+    pub(super) fn unavailable<ResBody>(&self, head: &Head<'_>) -> Response<ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
         let mut response = self.rejection.reject(RejectReason::Storage, head);
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        AdmissionResult::Refused(response)
+        response
     }
 
     /// Handles a request that is not limited, or whose key is missing.
@@ -319,7 +360,12 @@ impl<St: Storage, R> LayerState<St, R> {
 
     /// Handles a request without a key or a cost.
     #[cold]
-    fn reject_without_key<ResBody>(&self, missing: &KeyError, policy: &Policy, head: &Head<'_>) -> Action<St, ResBody>
+    pub(super) fn reject_without_key<ResBody>(
+        &self,
+        missing: &KeyError,
+        policy: &Policy,
+        head: &Head<'_>,
+    ) -> Action<St, ResBody>
     where
         R: Rejection<ResBody>,
     {
@@ -336,7 +382,7 @@ impl<St: Storage, R> LayerState<St, R> {
     }
 
     #[inline]
-    fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
+    pub(super) fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
         self.config.reporter.report(&Event { kind, policy, key, shadow: self.config.shadow });
     }
 }

@@ -14,7 +14,7 @@ impl<St: Storage, R> LayerState<St, R> {
     /// Reports the lints that need no request.
     pub(crate) fn start(&self) {
         self.lints.at_start(|| self.config.caveats(), |lint| self.config.reporter.warn(lint));
-        if let Some(policy) = self.config.policies.fixed() {
+        if let Some(policy) = self.config.policies.shared() {
             self.lint_policy(&policy.read());
         }
     }
@@ -24,12 +24,12 @@ impl<St: Storage, R> LayerState<St, R> {
     pub(super) fn inspect<B>(&self, request: &mut Request<B>, policy: &Policy) {
         let config = &self.config;
         self.lints.inspect(request, &*config.key, || config.caveats(), |lint| config.reporter.warn(lint));
-        if config.policies.fixed().is_none() {
+        if config.policies.shared().is_none() {
             self.lint_policy(policy);
         }
     }
 
-    fn lint_policy(&self, policy: &Policy) {
+    pub(super) fn lint_policy(&self, policy: &Policy) {
         if self.config.charge.is_some() && policy.limits().iter().any(is_elastic) {
             self.lints.report_once(Lint::ElasticWindowRefunded, |lint| self.config.reporter.warn(lint));
         }

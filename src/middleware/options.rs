@@ -8,7 +8,9 @@ use std::sync::Arc;
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
 use crate::extract::{AllowList, Caveat, Head, KeyError};
-use crate::storage::StorageUser;
+use crate::limiter::bound;
+#[cfg(feature = "lookup")]
+use crate::lookup::{Lookup, PolicyLookup};
 use crate::{ConfigError, IntoPolicy, Policy, SharedPolicy, Storage};
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
@@ -23,32 +25,56 @@ pub struct PolicySource(pub(crate) Choice);
 pub(crate) enum Choice {
     Always(SharedPolicy),
     By(Arc<PolicyFn>),
+    #[cfg(feature = "lookup")]
+    LookUp(Arc<dyn Lookup>),
 }
 
 impl PolicySource {
-    /// Returns the policy for the request, or `None` if the request is not limited.
+    /// Returns the policy for the request, or `None` if the request is not limited. A
+    /// [look-up](Self::lookup) needs another way.
     #[inline]
     pub(crate) fn of(&self, head: &Head<'_>) -> Option<Cow<'_, Policy>> {
         match &self.0 {
             Choice::Always(policy) => Some(policy.read()),
             Choice::By(choose) => choose(head).map(Cow::Owned),
+            #[cfg(feature = "lookup")]
+            Choice::LookUp(_) => None,
         }
     }
 
-    /// Returns the policy if it is the same for all requests.
-    pub(crate) fn fixed(&self) -> Option<&SharedPolicy> {
+    /// Returns the look-up that chooses the policy.
+    #[cfg(feature = "lookup")]
+    pub(crate) fn lookup(&self) -> Option<&dyn Lookup> {
+        match &self.0 {
+            Choice::LookUp(lookup) => Some(&**lookup),
+            _ => None,
+        }
+    }
+
+    /// Returns the policy if it is the same for all requests and never changes.
+    pub(crate) fn fixed(&self) -> Option<&Policy> {
+        self.shared().and_then(SharedPolicy::fixed_policy)
+    }
+
+    /// Returns the policy, fixed or live, if all requests have the same one.
+    pub(crate) fn shared(&self) -> Option<&SharedPolicy> {
         match &self.0 {
             Choice::Always(policy) => Some(policy),
-            Choice::By(_) => None,
+            _ => None,
         }
+    }
+
+    /// Returns `true` if a live policy has changed since the last call.
+    pub(crate) fn take_changed(&self) -> bool {
+        self.shared().is_some_and(SharedPolicy::take_changed)
     }
 
     /// Checks that the storage can keep the policy and its shadow limits, and all later policies of
     /// a live one.
     pub(crate) fn bind(self, storage: &impl Storage) -> Result<Self, ConfigError> {
         Ok(Self(match self.0 {
-            Choice::Always(policy) => Choice::Always(policy.bind(StorageUser::new(storage.clone()))?),
-            by @ Choice::By(_) => by,
+            Choice::Always(policy) => Choice::Always(bound(policy, storage)?),
+            chosen => chosen,
         }))
     }
 }
@@ -69,6 +95,13 @@ pub trait IntoPolicySource {
 impl IntoPolicySource for PolicySource {
     fn into_policy_source(self) -> PolicySource {
         self
+    }
+}
+
+#[cfg(feature = "lookup")]
+impl<I: Clone + Eq + std::hash::Hash + Send + Sync + 'static> IntoPolicySource for PolicyLookup<I> {
+    fn into_policy_source(self) -> PolicySource {
+        PolicySource(Choice::LookUp(self.into_lookup()))
     }
 }
 
@@ -115,6 +148,8 @@ impl fmt::Debug for PolicySource {
         match &self.0 {
             Choice::Always(policy) => policy.fmt(f),
             Choice::By(_) => f.write_str("policy_by(..)"),
+            #[cfg(feature = "lookup")]
+            Choice::LookUp(_) => f.write_str("PolicyLookup(..)"),
         }
     }
 }

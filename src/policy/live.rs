@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use super::{IntoPolicy, Policy};
@@ -56,17 +56,17 @@ struct Live {
     /// borrow its policy.
     slots: [OnceLock<Policy>; SLOTS],
     overflow: RwLock<Option<Policy>>,
-    users: Mutex<Vec<Weak<dyn PolicyUser>>>,
+    users: Mutex<Vec<Weak<PolicyUser>>>,
 }
 
-/// A user of a live policy: a storage that has to keep the policy, or a layer that lints it.
-pub(crate) trait PolicyUser: Send + Sync {
-    /// Returns an error if this user does not support the policy.
-    fn validate(&self, policy: &Policy) -> Result<(), ConfigError>;
-
-    /// Called after the policy has changed.
-    fn changed(&self, policy: &Policy);
+/// A layer or a limiter that uses a live policy.
+struct PolicyUser {
+    validate: Box<Validate>,
+    /// `true` if the policy has changed since the user last asked.
+    has_changed: AtomicBool,
 }
+
+type Validate = dyn Fn(&Policy) -> Result<(), ConfigError> + Send + Sync;
 
 impl LivePolicy {
     /// Creates a live policy with this first value.
@@ -99,10 +99,10 @@ impl LivePolicy {
         let mut users = self.users();
         users.retain(|user| user.strong_count() > 0);
         let present: Vec<_> = users.iter().filter_map(Weak::upgrade).collect();
-        present.iter().try_for_each(|user| user.validate(&policy))?;
+        present.iter().try_for_each(|user| (user.validate)(&policy))?;
         self.publish(&policy);
+        present.iter().for_each(|user| user.has_changed.store(true, Ordering::Relaxed));
         drop(users);
-        present.iter().for_each(|user| user.changed(&policy));
         Ok(())
     }
 
@@ -125,11 +125,12 @@ impl LivePolicy {
 
     /// Adds a user, which has to support the current policy and all later ones. The user leaves
     /// when it is dropped.
-    pub(crate) fn join(&self, user: &Arc<dyn PolicyUser>) -> Result<(), ConfigError> {
+    fn join(&self, validate: Box<Validate>) -> Result<Arc<PolicyUser>, ConfigError> {
         let mut users = self.users();
-        user.validate(&self.read())?;
-        users.push(Arc::downgrade(user));
-        Ok(())
+        validate(&self.read())?;
+        let user = Arc::new(PolicyUser { validate, has_changed: AtomicBool::new(false) });
+        users.push(Arc::downgrade(&user));
+        Ok(user)
     }
 
     fn publish(&self, policy: &Policy) {
@@ -144,7 +145,7 @@ impl LivePolicy {
         current.store(slot.unwrap_or(SLOTS), Ordering::Release);
     }
 
-    fn users(&self) -> MutexGuard<'_, Vec<Weak<dyn PolicyUser>>> {
+    fn users(&self) -> MutexGuard<'_, Vec<Weak<PolicyUser>>> {
         self.0.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -183,8 +184,8 @@ enum Shared {
     Fixed(Policy),
     Live {
         live: LivePolicy,
-        #[expect(dead_code, reason = "keeps the registration with the live policy")]
-        user: Option<Arc<dyn PolicyUser>>,
+        /// The registration with the live policy.
+        user: Option<Arc<PolicyUser>>,
     },
 }
 
@@ -219,17 +220,37 @@ impl SharedPolicy {
         }
     }
 
-    /// Validates the policy, and replaces the user that validates later policies.
-    pub(crate) fn bind<U: PolicyUser + 'static>(self, user: U) -> Result<Self, ConfigError> {
+    /// Returns the policy if it never changes.
+    pub(crate) fn fixed_policy(&self) -> Option<&Policy> {
+        match &self.0 {
+            Shared::Fixed(policy) => Some(policy),
+            Shared::Live { .. } => None,
+        }
+    }
+
+    /// Returns `true` if a live policy has changed since the last call.
+    pub(crate) fn take_changed(&self) -> bool {
+        match &self.0 {
+            Shared::Live { user: Some(user), .. } => {
+                user.has_changed.load(Ordering::Relaxed) && user.has_changed.swap(false, Ordering::Relaxed)
+            }
+            _ => false,
+        }
+    }
+
+    /// Validates the policy. Later policies of a live one are validated as well.
+    pub(crate) fn bind(
+        self,
+        validate: impl Fn(&Policy) -> Result<(), ConfigError> + Send + Sync + 'static,
+    ) -> Result<Self, ConfigError> {
         match self.0 {
             Shared::Fixed(policy) => {
-                user.validate(&policy)?;
+                validate(&policy)?;
                 Ok(Self(Shared::Fixed(policy)))
             }
             Shared::Live { live, .. } => {
-                let user: Arc<dyn PolicyUser> = Arc::new(user);
-                live.join(&user)?;
-                Ok(Self(Shared::Live { live, user: Some(user) }))
+                let user = Some(live.join(Box::new(validate))?);
+                Ok(Self(Shared::Live { live, user }))
             }
         }
     }

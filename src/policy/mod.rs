@@ -17,7 +17,6 @@ pub use self::decide::Op;
 pub use self::into::IntoPolicy;
 pub use self::limit::Limit;
 pub(crate) use self::limit::SHADOW;
-pub(crate) use self::live::PolicyUser;
 pub use self::live::{LivePolicy, SharedPolicy};
 use crate::error::or_panic;
 use crate::strategy::Strategy;

@@ -52,7 +52,6 @@ mod timeout;
 mod tls;
 #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
 mod url;
-mod user;
 
 use std::fmt;
 
@@ -78,7 +77,6 @@ pub use self::redis::{RedisStorage, RedisStorageError};
 pub use self::refusal_cache::RefusalCache;
 pub use self::storage_url::StorageUrl;
 pub use self::timeout::{Timeout, TimeoutError};
-pub(crate) use self::user::StorageUser;
 
 /// A request to a storage for one decision.
 #[derive(Clone, Copy, Debug)]
