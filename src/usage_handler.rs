@@ -11,6 +11,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AU
 use http::{Request, StatusCode};
 
 use crate::middleware::admission::LayerState;
+use crate::text::write_json_string;
 use crate::usage::{Usage, UsageError};
 use crate::{MemoryStorage, Storage, TextRejection};
 
@@ -43,10 +44,9 @@ fn response(usage: Result<Option<Usage>, UsageError>) -> Response {
     let (status, body) = match &usage {
         Ok(Some(usage)) => (StatusCode::OK, usage.to_json()),
         Ok(None) => (StatusCode::OK, r#"{"limited":false}"#.to_owned()),
-        Err(UsageError::Key(error)) => (error.status(), r#"{"error":"the request has no rate limit key"}"#.to_owned()),
-        Err(UsageError::Storage(_)) => {
-            (StatusCode::SERVICE_UNAVAILABLE, r#"{"error":"the usage is not available"}"#.to_owned())
-        }
+        Err(UsageError::Key(error)) if error.is_clients_fault() => (error.status(), error_body(error.reason())),
+        Err(UsageError::Key(error)) => (error.status(), error_body("internal server error")),
+        Err(UsageError::Storage(_)) => (StatusCode::SERVICE_UNAVAILABLE, error_body("the usage is not available")),
     };
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;
@@ -63,6 +63,12 @@ fn response(usage: Result<Option<Usage>, UsageError>) -> Response {
         Ok(_) => {}
     }
     response
+}
+
+fn error_body(reason: &str) -> String {
+    let mut json = r#"{"error":"#.to_owned();
+    write_json_string(reason, &mut json).expect("writing to a string does not fail");
+    json + "}"
 }
 
 impl<St, R> Clone for UsageHandler<St, R> {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use quick_cache::sync::Cache;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::flight::{self, Flight, Pilot};
@@ -94,16 +95,21 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Lookup for LookupCache<I> {
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
     /// Looks up one tenant.
     async fn fly(self: Arc<Self>, id: I, pilot: Pilot) {
-        // Removes the flight even if the look-up panics or the runtime shuts down.
+        // Removes the flight even if the runtime shuts down.
         let _landing = Landing { shared: &self, id: &id };
         let timeout = self.lookup.settings.timeout;
         let looking_up = async {
             let _permit = self.permits.acquire().await;
-            (self.lookup.look_up)(id.clone()).await
+            // A task of its own, because it may panic. The set aborts it at the timeout.
+            let mut task = JoinSet::new();
+            let (shared, id) = (Arc::clone(&self), id.clone());
+            task.spawn(async move { (shared.lookup.look_up)(id).await });
+            task.join_next().await
         };
         let result = match tokio::time::timeout(timeout, looking_up).await {
-            Ok(Ok(tenant)) => Ok(Arc::new(tenant)),
-            Ok(Err(error)) => Err(LookupError::failed(error)),
+            Ok(Some(Ok(Ok(tenant)))) => Ok(Arc::new(tenant)),
+            Ok(Some(Ok(Err(error)))) => Err(LookupError::failed(error)),
+            Ok(_) => Err(LookupError::panicked()),
             Err(_) => Err(LookupError::timed_out(timeout)),
         };
         pilot.land(self.keep(&id, result));

@@ -11,7 +11,9 @@ mod handlers;
 mod headers;
 mod inner_fields;
 mod lints;
+mod live_policy;
 mod log;
+mod lookup;
 mod middleware;
 mod nat64;
 #[cfg(feature = "metrics")]
@@ -20,4 +22,5 @@ mod rejections;
 mod shadow;
 mod stacked_refusals;
 mod stacking;
+mod usage;
 mod waiting;

@@ -9,5 +9,6 @@ mod memory;
 mod memory_bounds;
 mod quota_changes;
 mod refund;
+mod serde;
 mod values;
 mod vectors;
