@@ -8,7 +8,7 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// An invalid quota, policy or option. The message quotes the invalid value and shows a valid one.
 ///
-/// Returned by parsing, and by the `try_` form of each constructor that panics.
+/// Returned by parsing, and by `try_` forms for values from a configuration.
 ///
 /// ```
 /// use tower_ratelimit::Policy;

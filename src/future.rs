@@ -19,7 +19,7 @@ use tower_service::Service;
 use self::finding::Finding;
 #[cfg(not(feature = "lookup"))]
 use self::no_finding::Finding;
-use crate::middleware::admission::{AdmissionResult, LayerState, ResponsePlan};
+use crate::middleware::admission::{Action, LayerState, ResponsePlan};
 use crate::middleware::post_response::QueueSlot;
 use crate::{Decision, Rejection, Storage, headers};
 
@@ -57,7 +57,7 @@ pin_project! {
         Waiting {
             waiting: Pin<Box<Waiting<S, B, St, R>>>,
         },
-        // Empty without the feature `lookup`.
+        // Impossible without the feature `lookup`.
         Finding {
             finding: Box<Finding<S, B, St, R>>,
         },
@@ -114,10 +114,10 @@ where
                     let next = ready!(finding.poll(cx));
                     state.set(next);
                 }
-                StateProj::Waiting { waiting } => match ready!(waiting.as_mut().poll(cx))? {
-                    WaitResult::Call(inner, plan) => state.set(State::Calling { inner, plan }),
-                    WaitResult::Refused(response) => return Poll::Ready(Ok(response)),
-                },
+                StateProj::Waiting { waiting } => {
+                    let next = ready!(waiting.as_mut().poll(cx))?;
+                    state.set(next);
+                }
             }
         }
     }
@@ -179,12 +179,6 @@ pin_project! {
     }
 }
 
-/// The end of waiting.
-enum WaitResult<F, St: Storage, Response> {
-    Call(F, ResponsePlan<St>),
-    Refused(Response),
-}
-
 impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
     pub(crate) fn new(
         ready: S,
@@ -201,7 +195,8 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
         Self { shared, call: Some((service, request)), deciding, slot, delay, after_delay: None }
     }
 
-    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<WaitOutput<S, B, St>>
+    /// Returns the state after waiting.
+    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<AfterWaiting<S, B, St, R>>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone,
         R: Rejection<ResBody>,
@@ -222,9 +217,9 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
             }
             let decided = ready!(Pin::new(&mut *this.deciding).poll(cx));
             match this.shared.apply(decided, this.slot.storage_request(), request) {
-                AdmissionResult::Admitted(plan) => break plan,
-                AdmissionResult::Refused(response) => return Poll::Ready(Ok(WaitResult::Refused(response))),
-                AdmissionResult::Delayed(decision) => {
+                Action::Forward(plan) => break plan,
+                Action::Respond(response) => return Poll::Ready(Ok(State::Refused { response: Some(response) })),
+                Action::Wait(decision) => {
                     let delay = decision.delay();
                     this.slot.delayed = Some(decision);
                     this.shared.report_delayed(this.slot);
@@ -234,15 +229,11 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
             }
         };
         let (mut ready, request) = this.call.take().expect("checked above");
-        Poll::Ready(Ok(WaitResult::Call(ready.call(request), plan)))
+        Poll::Ready(Ok(State::Calling { inner: ready.call(request), plan }))
     }
 }
 
-/// The output of `Waiting::poll`. Polling the inner service for readiness can fail.
-type WaitOutput<S, B, St> = Result<
-    WaitResult<<S as Service<Request<B>>>::Future, St, <S as Service<Request<B>>>::Response>,
-    <S as Service<Request<B>>>::Error,
->;
+type AfterWaiting<S, B, St, R> = Result<State<S, B, St, R>, <S as Service<Request<B>>>::Error>;
 
 /// Returns a clone to wait with. The caller drops the ready service, because it may hold a permit
 /// or a slot that another request needs.

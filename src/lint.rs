@@ -1,11 +1,6 @@
 //! Lints: warnings about a layer's configuration, reported once for each layer.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-
-use http::Request;
-
-use crate::extract::{Caveat, FORWARDING, Head, KeyExtractor};
 
 /// A warning about a setting of a layer that is probably a mistake.
 ///
@@ -67,46 +62,49 @@ pub enum Lint {
         /// The number of clients that fill the storage.
         clients: u64,
     },
+    /// `RL008`: an aligned window of weeks, months or years does not follow the calendar.
+    ///
+    /// Aligned windows start at multiples of the period since 1970-01-01, which was a Thursday. So
+    /// an aligned week starts on Thursday, a month is a block of 30 days, and a year is a block of
+    /// 365 days. If that is intended, ignore this lint. For calendar months, see the guide on
+    /// [choosing a strategy](crate::guide::choosing_a_strategy#windows-by-the-calendar).
+    AlignedCalendar,
+}
+
+/// Returns the number, the code and the path of the page of a lint.
+macro_rules! entry {
+    ($number:literal, $variant:ident) => {
+        ($number, concat!("RL00", $number), concat!("tower_ratelimit/enum.Lint.html#variant.", stringify!($variant)))
+    };
 }
 
 impl Lint {
+    const fn entry(self) -> (u32, &'static str, &'static str) {
+        match self {
+            Self::Ipv6PerAddress => entry!(1, Ipv6PerAddress),
+            Self::TrustsEveryAddress => entry!(2, TrustsEveryAddress),
+            Self::ForwardedPeer => entry!(3, ForwardedPeer),
+            Self::SameLayerTwice => entry!(4, SameLayerTwice),
+            Self::ForwardingFieldMissing { .. } => entry!(5, ForwardingFieldMissing),
+            Self::ElasticWindowRefunded => entry!(6, ElasticWindowRefunded),
+            Self::SmallStorage { .. } => entry!(7, SmallStorage),
+            Self::AlignedCalendar => entry!(8, AlignedCalendar),
+        }
+    }
+
     /// Returns the code, such as `RL001`.
     pub const fn code(self) -> &'static str {
-        match self {
-            Self::Ipv6PerAddress => "RL001",
-            Self::TrustsEveryAddress => "RL002",
-            Self::ForwardedPeer => "RL003",
-            Self::SameLayerTwice => "RL004",
-            Self::ForwardingFieldMissing { .. } => "RL005",
-            Self::ElasticWindowRefunded => "RL006",
-            Self::SmallStorage { .. } => "RL007",
-        }
+        self.entry().1
     }
 
     /// Returns the path of the lint's page in the crate's documentation.
     pub const fn docs(self) -> &'static str {
-        match self {
-            Self::Ipv6PerAddress => "tower_ratelimit/enum.Lint.html#variant.Ipv6PerAddress",
-            Self::TrustsEveryAddress => "tower_ratelimit/enum.Lint.html#variant.TrustsEveryAddress",
-            Self::ForwardedPeer => "tower_ratelimit/enum.Lint.html#variant.ForwardedPeer",
-            Self::SameLayerTwice => "tower_ratelimit/enum.Lint.html#variant.SameLayerTwice",
-            Self::ForwardingFieldMissing { .. } => "tower_ratelimit/enum.Lint.html#variant.ForwardingFieldMissing",
-            Self::ElasticWindowRefunded => "tower_ratelimit/enum.Lint.html#variant.ElasticWindowRefunded",
-            Self::SmallStorage { .. } => "tower_ratelimit/enum.Lint.html#variant.SmallStorage",
-        }
+        self.entry().2
     }
 
     /// Returns the lint's bit in the set of reported lints.
-    const fn bit(self) -> u32 {
-        1 << match self {
-            Self::Ipv6PerAddress => 0,
-            Self::TrustsEveryAddress => 1,
-            Self::ForwardedPeer => 2,
-            Self::SameLayerTwice => 3,
-            Self::ForwardingFieldMissing { .. } => 4,
-            Self::ElasticWindowRefunded => 5,
-            Self::SmallStorage { .. } => 6,
-        }
+    pub(crate) const fn bit(self) -> u32 {
+        1 << self.entry().0
     }
 }
 
@@ -135,91 +133,9 @@ impl fmt::Display for Lint {
             Self::SmallStorage { clients } => {
                 return write!(f, "{clients} clients with an exhausted quota fill the storage: raise max_bytes");
             }
+            Self::AlignedCalendar => {
+                "an aligned week starts on Thursday, and an aligned month or year is a block of 30 or 365 days"
+            }
         })
-    }
-}
-
-/// The number of requests that are inspected after the start.
-const INSPECTED_REQUESTS: u32 = 1_024;
-
-/// The lints that a layer has reported, and the number of requests that it still inspects.
-#[derive(Debug)]
-pub(crate) struct Lints {
-    started: AtomicBool,
-    left: AtomicU32,
-    reported: AtomicU32,
-}
-
-impl Default for Lints {
-    fn default() -> Self {
-        Self { started: AtomicBool::new(false), left: AtomicU32::new(INSPECTED_REQUESTS), reported: AtomicU32::new(0) }
-    }
-}
-
-/// A request extension with the layers that have inspected the request.
-#[derive(Clone, Default)]
-struct PassedLayers(Vec<usize>);
-
-impl Lints {
-    /// Reports the lints that need no request.
-    pub(crate) fn at_start(&self, caveats: impl FnOnce() -> Vec<Caveat>, report: impl Fn(Lint)) {
-        if self.started.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let caveats = caveats();
-        for (caveat, lint) in
-            [(Caveat::Ipv6PerAddress, Lint::Ipv6PerAddress), (Caveat::TrustsEveryAddress, Lint::TrustsEveryAddress)]
-        {
-            if caveats.contains(&caveat) {
-                self.report_once(lint, &report);
-            }
-        }
-    }
-
-    /// Returns `true` for the first requests, which are to be [inspected](Self::inspect).
-    #[inline]
-    pub(crate) fn is_inspecting(&self) -> bool {
-        self.left.load(Ordering::Relaxed) > 0
-    }
-
-    #[cold]
-    pub(crate) fn inspect<B>(
-        &self,
-        request: &mut Request<B>,
-        key: &dyn KeyExtractor,
-        caveats: impl FnOnce() -> Vec<Caveat>,
-        report: impl Fn(Lint),
-    ) {
-        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).ok();
-        let is_forwarded = || FORWARDING.iter().any(|name| request.headers().contains_key(name));
-        let only_peer = || {
-            let caveats = caveats();
-            caveats.contains(&Caveat::OnlyPeer) && !caveats.contains(&Caveat::ReadsForwarding)
-        };
-        if !self.has_reported(Lint::ForwardedPeer) && is_forwarded() && only_peer() {
-            self.report_once(Lint::ForwardedPeer, &report);
-        }
-        for caveat in key.caveats_of(&Head::of(request)) {
-            if let Caveat::ForwardingFieldMissing { found } = caveat {
-                self.report_once(Lint::ForwardingFieldMissing { found }, &report);
-            }
-        }
-        let me = std::ptr::from_ref(self).addr();
-        let passed = request.extensions_mut().get_or_insert_with(PassedLayers::default);
-        if passed.0.contains(&me) {
-            self.report_once(Lint::SameLayerTwice, &report);
-        } else {
-            passed.0.push(me);
-        }
-    }
-
-    fn has_reported(&self, lint: Lint) -> bool {
-        self.reported.load(Ordering::Relaxed) & lint.bit() != 0
-    }
-
-    pub(crate) fn report_once(&self, lint: Lint, report: impl Fn(Lint)) {
-        if self.reported.fetch_or(lint.bit(), Ordering::Relaxed) & lint.bit() == 0 {
-            report(lint);
-        }
     }
 }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::networks::network;
-use super::{Caveat, ClientIp, Head, KeyError, KeyExtractor, PeerIp};
+use super::{ClientIp, Head, KeyError, KeyExtractor, PeerIp};
 use crate::ConfigError;
 use crate::error::or_panic;
+use crate::lint::Lint;
 
 /// Extracts an address from a request. Implemented by [`PeerIp`] and [`ClientIp`].
 pub trait AddressSource: Send + Sync + 'static {
@@ -18,8 +19,9 @@ pub trait AddressSource: Send + Sync + 'static {
     /// Returns an error if the address is missing.
     fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError>;
 
-    /// Returns possible mistakes in the setup, as [`KeyExtractor::caveats`] does. Defaults to none.
-    fn caveats(&self) -> Vec<Caveat> {
+    /// Returns lints, as [`KeyExtractor::lints`] does. Defaults to none.
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        let _ = head;
         Vec::new()
     }
 }
@@ -29,8 +31,8 @@ impl AddressSource for PeerIp {
         self.address(head)
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        KeyExtractor::caveats(self)
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        KeyExtractor::lints(self, head)
     }
 }
 
@@ -39,8 +41,8 @@ impl AddressSource for ClientIp {
         self.address(head)
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        KeyExtractor::caveats(self)
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        KeyExtractor::lints(self, head)
     }
 }
 
@@ -87,11 +89,12 @@ impl AllowList {
         Self { source: Arc::new(source), rules: Vec::new() }
     }
 
-    pub(crate) fn caveats(&self) -> Vec<Caveat> {
-        // The list compares whole addresses, so an IPv6 prefix does not matter.
-        let mut caveats = self.source.caveats();
-        caveats.retain(|caveat| *caveat != Caveat::Ipv6PerAddress);
-        caveats
+    pub(crate) fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        // The list compares whole addresses, so an IPv6 prefix does not matter. A missing field is
+        // reported for the key.
+        let mut lints = self.source.lints(head);
+        lints.retain(|lint| !matches!(lint, Lint::Ipv6PerAddress | Lint::ForwardingFieldMissing { .. }));
+        lints
     }
 
     /// Exempts the clients in this network from the limit, except for those that an earlier rule

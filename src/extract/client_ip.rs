@@ -8,8 +8,9 @@ use super::header::field_name;
 use super::ip::Ipv6Prefix;
 use super::networks::Networks;
 use super::peer::{no_peer, peer};
-use super::{Caveat, Head, KeyError, KeyExtractor};
+use super::{Head, KeyError, KeyExtractor};
 use crate::error::or_panic;
+use crate::lint::Lint;
 use crate::{ConfigError, Key};
 
 /// The address of the client behind trusted proxies.
@@ -128,25 +129,11 @@ impl ClientIp {
     ///
     /// # Panics
     ///
-    /// Panics if `proxies` is 0. [`try_behind_hops`](Self::try_behind_hops) returns an error
-    /// instead.
+    /// Panics if `proxies` is 0.
     #[track_caller]
     pub fn behind_hops(proxies: u32) -> Self {
-        or_panic(Self::try_behind_hops(proxies))
-    }
-
-    /// Like [`behind_hops`](Self::behind_hops), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `proxies` is 0.
-    pub fn try_behind_hops(proxies: u32) -> Result<Self, ConfigError> {
-        if proxies == 0 {
-            return Err(ConfigError::new(
-                "behind 0 proxies the peer is the client: use PeerIp, or a number of at least 1",
-            ));
-        }
-        Ok(Self::by(Proxies::Hops(proxies)))
+        assert!(proxies > 0, "behind 0 proxies the peer is the client: use PeerIp, or a number of at least 1");
+        Self::by(Proxies::Hops(proxies))
     }
 
     fn by(proxies: Proxies) -> Self {
@@ -197,21 +184,11 @@ impl ClientIp {
     ///
     /// # Panics
     ///
-    /// Panics if `bits` is more than 128. [`try_ipv6_prefix`](Self::try_ipv6_prefix) returns an
-    /// error instead.
+    /// Panics if `bits` is more than 128.
     #[must_use]
     #[track_caller]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
         Self { ipv6_prefix: self.ipv6_prefix.with_bits(bits), ..self }
-    }
-
-    /// Like [`ipv6_prefix`](Self::ipv6_prefix), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `bits` is more than 128.
-    pub fn try_ipv6_prefix(self, bits: u8) -> Result<Self, ConfigError> {
-        Ok(Self { ipv6_prefix: self.ipv6_prefix.try_with_bits(bits)?, ..self })
     }
 
     /// Uses the IPv4 address in a NAT64 address as the key, as
@@ -261,18 +238,20 @@ impl KeyExtractor for ClientIp {
         self.address(head).map(|address| Some(self.ipv6_prefix.key(address)))
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        // A number of hops that is too large cannot be detected.
-        let trusts_all = matches!(&self.proxies, Proxies::In(networks) if networks.covers_everything());
-        let trust = trusts_all.then_some(Caveat::TrustsEveryAddress);
-        self.ipv6_prefix.caveat().into_iter().chain(trust).chain([Caveat::ReadsForwarding]).collect()
-    }
-
-    fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        let Some(head) = head else {
+            // A number of hops that is too large cannot be detected.
+            let trusts_all = matches!(&self.proxies, Proxies::In(networks) if networks.covers_everything());
+            return self.ipv6_prefix.lint().into_iter().chain(trusts_all.then_some(Lint::TrustsEveryAddress)).collect();
+        };
         if !self.trusts(peer(head), 0) || head.headers.contains_key(&self.field) {
             return Vec::new();
         }
         let found = FORWARDING.into_iter().position(|name| head.headers.contains_key(name));
-        vec![Caveat::ForwardingFieldMissing { found: found.map(|at| FORWARDING_NAMES[at]) }]
+        vec![Lint::ForwardingFieldMissing { found: found.map(|at| FORWARDING_NAMES[at]) }]
+    }
+
+    fn reads_forwarding(&self) -> bool {
+        true
     }
 }

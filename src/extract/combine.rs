@@ -1,5 +1,6 @@
-use super::{Caveat, Head, KeyError, KeyExtractor};
+use super::{Head, KeyError, KeyExtractor};
 use crate::Key;
+use crate::lint::Lint;
 
 /// An extractor that falls back to a second one if the first key is missing. Created by
 /// [`KeyExtractor::or`].
@@ -20,12 +21,12 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
         self.first.extract(head).or_else(|_| self.second.extract(head))
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        [self.first.caveats(), self.second.caveats()].concat()
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        [self.first.lints(head), self.second.lints(head)].concat()
     }
 
-    fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
-        [self.first.caveats_of(head), self.second.caveats_of(head)].concat()
+    fn reads_forwarding(&self) -> bool {
+        self.first.reads_forwarding() || self.second.reads_forwarding()
     }
 }
 
@@ -51,11 +52,11 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
         })
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        [self.first.caveats(), self.second.caveats()].concat()
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        [self.first.lints(head), self.second.lints(head)].concat()
     }
 
-    fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
-        [self.first.caveats_of(head), self.second.caveats_of(head)].concat()
+    fn reads_forwarding(&self) -> bool {
+        self.first.reads_forwarding() || self.second.reads_forwarding()
     }
 }

@@ -3,7 +3,7 @@ use std::fmt;
 use http::HeaderName;
 
 use super::forwarded::FORWARDING;
-use super::{Caveat, Head, KeyError, KeyExtractor};
+use super::{Head, KeyError, KeyExtractor};
 use crate::error::or_panic;
 use crate::{ConfigError, Key};
 
@@ -96,8 +96,8 @@ impl KeyExtractor for Header {
         }
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        FORWARDING.contains(&self.0).then_some(Caveat::ReadsForwarding).into_iter().collect()
+    fn reads_forwarding(&self) -> bool {
+        FORWARDING.contains(&self.0)
     }
 }
 

@@ -1,8 +1,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::forwarded::FORWARDING;
 use super::peer::{no_peer, peer};
-use super::{Caveat, Head, KeyError, KeyExtractor};
-use crate::{ConfigError, Key};
+use super::{Head, KeyError, KeyExtractor};
+use crate::Key;
+use crate::lint::Lint;
 
 /// Uses the address of the peer, the other end of the connection, as the key.
 ///
@@ -51,21 +53,11 @@ impl PeerIp {
     ///
     /// # Panics
     ///
-    /// Panics if `bits` is more than 128. [`try_ipv6_prefix`](Self::try_ipv6_prefix) returns an
-    /// error instead.
+    /// Panics if `bits` is more than 128.
     #[must_use]
     #[track_caller]
     pub const fn ipv6_prefix(self, bits: u8) -> Self {
         Self { ipv6_prefix: self.ipv6_prefix.with_bits(bits) }
-    }
-
-    /// Like [`ipv6_prefix`](Self::ipv6_prefix), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `bits` is more than 128.
-    pub fn try_ipv6_prefix(self, bits: u8) -> Result<Self, ConfigError> {
-        Ok(Self { ipv6_prefix: self.ipv6_prefix.try_with_bits(bits)? })
     }
 
     /// Uses the IPv4 address in a NAT64 address as the key. Defaults to `true`.
@@ -118,8 +110,12 @@ impl KeyExtractor for PeerIp {
         }
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        self.ipv6_prefix.caveat().into_iter().chain([Caveat::OnlyPeer]).collect()
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        let is_forwarded = |head: &Head<'_>| FORWARDING.iter().any(|name| head.headers.contains_key(name));
+        match head {
+            None => self.ipv6_prefix.lint().into_iter().collect(),
+            Some(head) => is_forwarded(head).then_some(Lint::ForwardedPeer).into_iter().collect(),
+        }
     }
 }
 
@@ -139,21 +135,12 @@ impl Ipv6Prefix {
         Self { bits, ..self }
     }
 
-    pub(super) fn try_with_bits(self, bits: u8) -> Result<Self, ConfigError> {
-        if bits > 128 {
-            return Err(ConfigError::new(format!(
-                "an IPv6 address has 128 bits: use a prefix of at most 128 instead of {bits}, for example 64"
-            )));
-        }
-        Ok(Self { bits, ..self })
-    }
-
     pub(super) const fn with_nat64(self, unwraps_nat64: bool) -> Self {
         Self { unwraps_nat64, ..self }
     }
 
-    pub(super) fn caveat(self) -> Option<Caveat> {
-        (self.bits > 64).then_some(Caveat::Ipv6PerAddress)
+    pub(super) fn lint(self) -> Option<Lint> {
+        (self.bits > 64).then_some(Lint::Ipv6PerAddress)
     }
 
     /// Returns the key for this address, which must not be IPv4-mapped.

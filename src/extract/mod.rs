@@ -25,6 +25,7 @@ use std::sync::Arc;
 use http::{HeaderValue, StatusCode};
 
 use crate::Key;
+use crate::lint::Lint;
 
 pub use self::allow_list::{AddressSource, AllowList};
 pub use self::client_ip::ClientIp;
@@ -33,7 +34,6 @@ pub use self::combine::{And, Or};
 #[cfg(feature = "axum")]
 pub use self::decision::NoDecision;
 pub use self::extension::Extension;
-pub(crate) use self::forwarded::FORWARDING;
 pub use self::head::Head;
 pub use self::header::Header;
 pub use self::ip::PeerIp;
@@ -75,17 +75,18 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// [`KeyError::status`].
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError>;
 
-    /// Returns possible mistakes in the extractor's configuration. The middleware reports them as
-    /// [`Lint`](crate::Lint)s, some of them only after a request that is affected.
-    fn caveats(&self) -> Vec<Caveat> {
+    /// Returns probable mistakes in the extractor's configuration: those that this request reveals,
+    /// or without a request those that need none. The middleware calls it when it starts and for
+    /// the first 1,024 requests. Defaults to none.
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        let _ = head;
         Vec::new()
     }
 
-    /// Returns mistakes in the extractor's configuration that this request reveals. The middleware
-    /// calls it for the first 1,024 requests.
-    fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
-        let _ = head;
-        Vec::new()
+    /// Returns `true` if the extractor reads a forwarding field. Then the middleware does not
+    /// report [`Lint::ForwardedPeer`]. Defaults to `false`.
+    fn reads_forwarding(&self) -> bool {
+        false
     }
 
     /// Falls back to the key of `other` if this key is missing.
@@ -116,12 +117,12 @@ impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
         (**self).extract(head)
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        (**self).caveats()
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        (**self).lints(head)
     }
 
-    fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
-        (**self).caveats_of(head)
+    fn reads_forwarding(&self) -> bool {
+        (**self).reads_forwarding()
     }
 }
 
@@ -130,32 +131,13 @@ impl KeyExtractor for Box<dyn KeyExtractor> {
         (**self).extract(head)
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        (**self).caveats()
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        (**self).lints(head)
     }
 
-    fn caveats_of(&self, head: &Head<'_>) -> Vec<Caveat> {
-        (**self).caveats_of(head)
+    fn reads_forwarding(&self) -> bool {
+        (**self).reads_forwarding()
     }
-}
-
-/// A possible mistake in an extractor's configuration. See [`Lint`](crate::Lint).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Caveat {
-    /// The extractor distinguishes IPv6 clients by more than 64 bits.
-    Ipv6PerAddress,
-    /// The extractor trusts forwarding fields of every peer.
-    TrustsEveryAddress,
-    /// The extractor uses the peer's address. Behind a proxy, all clients have the same one.
-    OnlyPeer,
-    /// The extractor reads a forwarding field.
-    ReadsForwarding,
-    /// A trusted proxy did not send the configured forwarding field.
-    ForwardingFieldMissing {
-        /// A forwarding field that the request does have.
-        found: Option<&'static str>,
-    },
 }
 
 /// An error that explains the missing key or cost of a request, with the status of the response.

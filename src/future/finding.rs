@@ -8,7 +8,7 @@ use tower_service::Service;
 
 use super::{State, Waiting};
 use crate::lookup;
-use crate::middleware::admission::{Action, LayerState};
+use crate::middleware::admission::{Action, Hold, LayerState};
 use crate::{Rejection, Storage};
 
 /// A request that waits for the look-up of its policy. It keeps the service that was polled ready.
@@ -34,11 +34,14 @@ impl<S, B, St: Storage, R> Finding<S, B, St, R> {
         Poll::Ready(match self.shared.admit_found(found, &mut request) {
             Action::Forward(plan) => State::Calling { inner: service.call(request), plan },
             Action::Respond(response) => State::Refused { response: Some(response) },
-            Action::Wait(slot, deciding) => {
+            Action::Wait(Hold::Queue(slot, deciding)) => {
                 let waiting = Waiting::new(service, request, Arc::clone(&self.shared), deciding, slot);
                 State::Waiting { waiting: Box::pin(waiting) }
             }
-            Action::Find(_) => unreachable!("a request is looked up once"),
+            Action::Wait(Hold::Lookup(tenant)) => {
+                let finding = Self::new(service, request, Arc::clone(&self.shared), tenant);
+                State::Finding { finding: Box::new(finding) }
+            }
         })
     }
 }

@@ -1,22 +1,20 @@
 //! Admission of a request: key, cost, decision and response.
 
-use std::mem;
 use std::sync::Arc;
 use std::task::Poll;
 
-use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Request, Response};
 
-use crate::extract::{Head, KeyError};
+use crate::extract::Head;
 use crate::headers::Numbers;
-use crate::lint::Lints;
 #[cfg(feature = "lookup")]
 use crate::lookup::Finding;
-use crate::middleware::config::{LayerConfig, OnError};
+use crate::middleware::config::LayerConfig;
+use crate::middleware::lints::Lints;
 use crate::middleware::post_response::{ChargeContext, PostResponse, QueueSlot, ShadowCheck, poll_once};
 use crate::observe::{Event, EventKind};
 use crate::storage::{StorageRequest, Summary};
-use crate::{BoxError, Decision, Key, LimitExceeded, Op, Policy, RejectReason, Rejection, Storage, headers};
+use crate::{Decision, Key, Op, Policy, Rejection, SharedPolicy, Storage};
 
 /// The state that all services of a layer share.
 pub(crate) struct LayerState<St, R> {
@@ -27,23 +25,23 @@ pub(crate) struct LayerState<St, R> {
 }
 
 /// The next step for a request.
-pub(crate) enum Action<St: Storage, ResBody> {
+pub(crate) enum Action<St: Storage, ResBody, W = Hold<St>> {
     Forward(ResponsePlan<St>),
     Respond(Response<ResBody>),
-    /// Wait for the look-up of the policy.
-    #[cfg(feature = "lookup")]
-    Find(Finding),
-    /// Wait for the storage, or for the delay of the slot's decision.
-    Wait(QueueSlot<St>, St::DecideFuture),
+    Wait(W),
 }
 
-/// The consequence of a decision for its request.
-pub(crate) enum AdmissionResult<St: Storage, ResBody> {
-    Admitted(ResponsePlan<St>),
-    /// Admitted after a delay. The decision has not been reported yet.
-    Delayed(Box<Decision>),
-    Refused(Response<ResBody>),
+/// The reason for which a request waits.
+pub(crate) enum Hold<St: Storage> {
+    /// The storage, or the delay of the slot's decision.
+    Queue(QueueSlot<St>, St::DecideFuture),
+    /// The look-up of the policy.
+    #[cfg(feature = "lookup")]
+    Lookup(Finding),
 }
+
+/// The decision of a request that waits for its delay. It has not been reported yet.
+pub(crate) type Delayed = Box<Decision>;
 
 /// The work that is left for the response of an admitted request.
 pub(crate) struct ResponsePlan<St: Storage> {
@@ -82,7 +80,8 @@ impl<St: Storage, R> LayerState<St, R> {
     where
         R: Rejection<ResBody>,
     {
-        let Some(policy) = self.config.plain() else { return self.admit_by_options(request) };
+        let plain = self.config.plain.as_ref().and_then(SharedPolicy::plain);
+        let Some(policy) = plain else { return self.admit_by_options(request) };
         let extracted = self.config.key.extract(&Head::of(request));
         let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, request) };
         if self.lints.is_inspecting() {
@@ -106,7 +105,7 @@ impl<St: Storage, R> LayerState<St, R> {
             return self.admit_by_lookup(lookup.find(&head), request);
         }
         let Some(policy) = config.policies.of(&head) else { return Action::Forward(ResponsePlan::NOTHING) };
-        if config.policies.take_changed() {
+        if config.policies.shared().is_some_and(SharedPolicy::take_changed) {
             self.lint_policy(&policy);
         }
         self.admit_by_policy(&policy, None, request)
@@ -146,7 +145,7 @@ impl<St: Storage, R> LayerState<St, R> {
         if config.shadow {
             return Action::Forward(self.check_in_shadow(storage_request, request));
         }
-        if op == Op::Peek || config.want_decisions() || !policy.shadows().is_empty() {
+        if op == Op::Peek || config.wants_decisions || !policy.shadows().is_empty() {
             return self.decide(storage_request, request);
         }
         self.try_hit(storage_request, request)
@@ -185,16 +184,16 @@ impl<St: Storage, R> LayerState<St, R> {
         let mut deciding = self.storage.decide(storage_request);
         let delayed = match poll_once(&mut deciding) {
             Poll::Ready(decided) => match self.apply(decided, storage_request, request) {
-                AdmissionResult::Admitted(plan) => return Action::Forward(plan),
-                AdmissionResult::Refused(response) => return Action::Respond(response),
-                AdmissionResult::Delayed(decision) => Some(decision),
+                Action::Forward(plan) => return Action::Forward(plan),
+                Action::Respond(response) => return Action::Respond(response),
+                Action::Wait(delayed) => Some(delayed),
             },
             Poll::Pending => None,
         };
         let StorageRequest { policy, key, cost, .. } = storage_request;
         let slot = QueueSlot::new(self.charge_context(policy, key, false), cost, delayed);
         self.report_delayed(&slot);
-        Action::Wait(slot, deciding)
+        Action::Wait(Hold::Queue(slot, deciding))
     }
 
     /// Reports a delayed decision. Its slot is already guarded, so a panic of the observer refunds
@@ -213,7 +212,7 @@ impl<St: Storage, R> LayerState<St, R> {
         decided: Result<Decision, St::Error>,
         storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
-    ) -> AdmissionResult<St, ResBody>
+    ) -> Action<St, ResBody, Delayed>
     where
         R: Rejection<ResBody>,
     {
@@ -222,35 +221,13 @@ impl<St: Storage, R> LayerState<St, R> {
             Err(error) => return self.on_storage_error(&error.into(), storage_request, &Head::of(request)),
         };
         if decision.is_admitted() && !decision.is_at_once() {
-            return AdmissionResult::Delayed(Box::new(decision.clone()));
+            return Action::Wait(Box::new(decision.clone()));
         }
         if decision.is_refused() {
-            return AdmissionResult::Refused(self.refuse(decision, storage_request, request));
+            return Action::Respond(self.refuse(decision, storage_request, request));
         }
         self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
-        AdmissionResult::Admitted(self.admitted_after(decision, decision, storage_request, request))
-    }
-
-    /// Reports a refusal and builds its response. Takes the extensions of the request.
-    #[inline(never)]
-    fn refuse<B, ResBody>(
-        &self,
-        decision: &Decision,
-        storage_request: StorageRequest<'_>,
-        request: &mut Request<B>,
-    ) -> Response<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        let StorageRequest { policy, key, .. } = storage_request;
-        self.report(EventKind::Decided(decision), policy, Some(key));
-        let reason = RejectReason::Limit(LimitExceeded::new(decision, policy));
-        let mut response = self.rejection.reject(reason, &Head::of(request));
-        let fields = self.config.headers;
-        let (numbers, other_fields) = (fields.numbers_of(decision), fields.other_fields_of(decision, policy, key));
-        headers::write_refused(&mut response, decision, numbers, other_fields);
-        headers::attach(&mut response, decision, mem::take(request.extensions_mut()));
-        response
+        Action::Forward(self.admitted_after(decision, decision, storage_request, request))
     }
 
     /// Returns the plan for the response of an admitted request. `now` has the numbers of this
@@ -310,75 +287,6 @@ impl<St: Storage, R> LayerState<St, R> {
     fn charge_context(&self, policy: &Policy, key: &Key, shadow: bool) -> ChargeContext<St> {
         let (storage, reporter) = (self.storage.clone(), self.config.reporter.clone());
         ChargeContext { storage, policy: policy.clone(), key: key.clone(), reporter, shadow }
-    }
-
-    #[cold]
-    fn on_storage_error<ResBody>(
-        &self,
-        error: &BoxError,
-        storage_request: StorageRequest<'_>,
-        head: &Head<'_>,
-    ) -> AdmissionResult<St, ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        // A request that costs nothing always passes.
-        let admitted = storage_request.cost == 0 || self.config.on_error == OnError::Admit;
-        self.report(EventKind::Failed { error, admitted }, storage_request.policy, Some(storage_request.key));
-        if admitted {
-            return AdmissionResult::Admitted(ResponsePlan::NOTHING);
-        }
-        AdmissionResult::Refused(self.unavailable(head))
-    }
-
-    /// Returns the response while the storage fails.
-    pub(super) fn unavailable<ResBody>(&self, head: &Head<'_>) -> Response<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        let mut response = self.rejection.reject(RejectReason::Storage, head);
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        response
-    }
-
-    /// Handles a request that is not limited, or whose key is missing.
-    #[cold]
-    fn forward_or_reject<B, ResBody>(
-        &self,
-        extracted: Result<Option<Key>, KeyError>,
-        policy: &Policy,
-        request: &Request<B>,
-    ) -> Action<St, ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        match extracted {
-            Ok(_) => Action::Forward(ResponsePlan::NOTHING),
-            Err(missing) => self.reject_without_key(&missing, policy, &Head::of(request)),
-        }
-    }
-
-    /// Handles a request without a key or a cost.
-    #[cold]
-    pub(super) fn reject_without_key<ResBody>(
-        &self,
-        missing: &KeyError,
-        policy: &Policy,
-        head: &Head<'_>,
-    ) -> Action<St, ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        self.report(EventKind::KeyError(missing), policy, None);
-        if self.config.shadow {
-            return Action::Forward(ResponsePlan::NOTHING);
-        }
-        let mut response = self.rejection.reject(RejectReason::Key(missing), head);
-        if let Some(challenge) = missing.www_authenticate() {
-            response.headers_mut().entry(WWW_AUTHENTICATE).or_insert_with(|| challenge.clone());
-        }
-        response.extensions_mut().insert(missing.clone());
-        Action::Respond(response)
     }
 
     #[inline]

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::extract::{Caveat, Head, KeyExtractor};
+use crate::extract::{Head, KeyExtractor};
+use crate::lint::Lint;
 use crate::middleware::options::{ChargeFn, CostFn, PolicySource, Skip};
 use crate::observe::Reporter;
-use crate::{Headers, Policy};
+use crate::{Headers, SharedPolicy};
 
 /// The outcome of a request if the storage fails. The guide on [outages](crate::guide::outages)
 /// compares both.
@@ -32,10 +33,10 @@ pub(crate) struct LayerConfig {
     pub(crate) shares_decision: bool,
     pub(crate) reporter: Reporter,
     /// `true` if an admission needs the full decision, not only the numbers of `X-RateLimit-*`.
-    wants_decisions: bool,
-    /// `true` if every request is a hit of one unit on the same policy, and does not need the full
-    /// decision. Such a layer checks no other option for each request.
-    is_plain: bool,
+    pub(crate) wants_decisions: bool,
+    /// The policy of a plain layer: every request is a hit of one unit on it, and does not need the
+    /// full decision. Such a layer checks no other option for each request.
+    pub(crate) plain: Option<SharedPolicy>,
 }
 
 impl LayerConfig {
@@ -52,7 +53,7 @@ impl LayerConfig {
             shares_decision: false,
             reporter: Reporter::default(),
             wants_decisions: false,
-            is_plain: false,
+            plain: None,
         }
         .with(|_| ())
     }
@@ -65,18 +66,9 @@ impl LayerConfig {
             || self.headers.writes_other_fields()
             || self.shares_decision
             || self.reporter.observer.is_some();
-        self.is_plain = !self.wants_decisions
-            && !self.shadow
-            && self.skip.is_empty()
-            && self.cost.is_none()
-            && self.policies.fixed().is_some_and(|policy| policy.shadows().is_empty());
+        let has_options = self.wants_decisions || self.shadow || !self.skip.is_empty() || self.cost.is_some();
+        self.plain = self.policies.shared().filter(|policy| !has_options && policy.can_be_plain()).cloned();
         self
-    }
-
-    /// Returns the policy of a plain layer.
-    #[inline]
-    pub(crate) fn plain(&self) -> Option<&Policy> {
-        if self.is_plain { self.policies.fixed() } else { None }
     }
 
     /// Returns `true` if the request is not limited.
@@ -85,13 +77,10 @@ impl LayerConfig {
         self.skip.iter().any(|skip| skip.skips(head))
     }
 
-    /// Returns possible mistakes in the setup of the skips and the extractor.
-    pub(crate) fn caveats(&self) -> Vec<Caveat> {
-        self.skip.iter().map(Skip::caveats).chain([self.key.caveats()]).flatten().collect()
-    }
-
-    #[inline]
-    pub(crate) fn want_decisions(&self) -> bool {
-        self.wants_decisions
+    /// Returns the lints of the skips and of the extractor. See [`KeyExtractor::lints`].
+    pub(crate) fn lints(&self, head: Option<&Head<'_>>) -> impl Iterator<Item = Lint> {
+        let is_forwarded_peer = |lint: &Lint| *lint == Lint::ForwardedPeer && self.key.reads_forwarding();
+        let skips = self.skip.iter().flat_map(move |skip| skip.lints(head));
+        skips.chain(self.key.lints(head)).filter(move |lint| !is_forwarded_peer(lint))
     }
 }

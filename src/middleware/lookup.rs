@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 
 use http::Request;
 
-use super::admission::{Action, LayerState, ResponsePlan};
+use super::admission::{Action, Hold, LayerState, ResponsePlan};
 use super::config::OnError;
 use crate::extract::{Head, KeyError};
 use crate::lookup::{Found, LookupError, Outcome, Tenant};
@@ -25,11 +25,11 @@ impl<St: Storage, R> LayerState<St, R> {
             Found::Tenant(tenant) => self.admit_tenant(&tenant, request),
             Found::Unlimited => Action::Forward(ResponsePlan::NOTHING),
             Found::Missing(missing) => self.reject_without_key(&missing, &UNKNOWN, &Head::of(request)),
-            Found::Pending(finding) => Action::Find(finding),
+            Found::Pending(finding) => Action::Wait(Hold::Lookup(finding)),
         }
     }
 
-    /// Decides a request after its look-up. Never returns [`Action::Find`].
+    /// Decides a request after its look-up.
     pub(crate) fn admit_found<B, ResBody>(
         &self,
         found: Result<Arc<Tenant>, LookupError>,

@@ -9,6 +9,7 @@ mod lookup;
 mod on_error;
 pub(crate) mod options;
 pub(crate) mod post_response;
+mod reject;
 mod usage;
 
 pub use self::config::OnError;

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
-use crate::extract::{AllowList, Caveat, Head, KeyError};
+use crate::extract::{AllowList, Head, KeyError};
 use crate::limiter::bound;
+use crate::lint::Lint;
 #[cfg(feature = "lookup")]
 use crate::lookup::{Lookup, PolicyLookup};
 use crate::{ConfigError, IntoPolicy, Policy, SharedPolicy, Storage};
@@ -51,22 +52,12 @@ impl PolicySource {
         }
     }
 
-    /// Returns the policy if it is the same for all requests and never changes.
-    pub(crate) fn fixed(&self) -> Option<&Policy> {
-        self.shared().and_then(SharedPolicy::fixed_policy)
-    }
-
     /// Returns the policy, fixed or live, if all requests have the same one.
     pub(crate) fn shared(&self) -> Option<&SharedPolicy> {
         match &self.0 {
             Choice::Always(policy) => Some(policy),
             _ => None,
         }
-    }
-
-    /// Returns `true` if a live policy has changed since the last call.
-    pub(crate) fn take_changed(&self) -> bool {
-        self.shared().is_some_and(SharedPolicy::take_changed)
     }
 
     /// Checks that the storage can keep the policy and its shadow limits, and all later policies of
@@ -219,9 +210,9 @@ pub trait Skip: Send + Sync + 'static {
     /// Returns `true` if the request is not limited.
     fn skips(&self, head: &Head<'_>) -> bool;
 
-    /// Returns possible mistakes in the setup, as
-    /// [`KeyExtractor::caveats`](crate::KeyExtractor::caveats) does. Defaults to none.
-    fn caveats(&self) -> Vec<Caveat> {
+    /// Returns lints, as [`KeyExtractor::lints`](crate::KeyExtractor::lints) does. Defaults to none.
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        let _ = head;
         Vec::new()
     }
 }
@@ -231,8 +222,8 @@ impl<T: Skip + ?Sized> Skip for Arc<T> {
         (**self).skips(head)
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        (**self).caveats()
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        (**self).lints(head)
     }
 }
 
@@ -241,8 +232,8 @@ impl Skip for Box<dyn Skip> {
         (**self).skips(head)
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        (**self).caveats()
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        (**self).lints(head)
     }
 }
 
@@ -260,8 +251,8 @@ impl Skip for AllowList {
         self.allows(head)
     }
 
-    fn caveats(&self) -> Vec<Caveat> {
-        Self::caveats(self)
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        Self::lints(self, head)
     }
 }
 

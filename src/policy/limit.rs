@@ -82,20 +82,14 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// Panics if the name is empty or not printable ASCII. [`try_named`](Self::try_named) returns
-    /// an error instead.
+    /// Panics if the name is empty or not printable ASCII. Parsing a policy returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn named(self, name: impl Into<String>) -> Self {
         or_panic(self.try_named(name))
     }
 
-    /// Like [`named`](Self::named), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the name is empty or not printable ASCII.
-    pub fn try_named(self, name: impl Into<String>) -> Result<Self, ConfigError> {
+    pub(super) fn try_named(self, name: impl Into<String>) -> Result<Self, ConfigError> {
         Ok(Self { name: Some(name::checked(name.into())?), ..self })
     }
 

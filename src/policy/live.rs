@@ -220,11 +220,24 @@ impl SharedPolicy {
         }
     }
 
-    /// Returns the policy if it never changes.
-    pub(crate) fn fixed_policy(&self) -> Option<&Policy> {
+    /// Returns `true` if [`plain`](Self::plain) can return a policy.
+    pub(crate) fn can_be_plain(&self) -> bool {
+        match &self.0 {
+            Shared::Fixed(policy) => policy.shadows().is_empty(),
+            Shared::Live { .. } => true,
+        }
+    }
+
+    /// Returns the policy if a request with it needs no unusual work: no shadow limits, no lock, and
+    /// no lints of a changed policy. A fixed policy is returned unchecked.
+    #[inline]
+    pub(crate) fn plain(&self) -> Option<&Policy> {
         match &self.0 {
             Shared::Fixed(policy) => Some(policy),
-            Shared::Live { .. } => None,
+            Shared::Live { live, user } => {
+                let has_changed = user.as_ref().is_some_and(|user| user.has_changed.load(Ordering::Relaxed));
+                live.in_slot().filter(|policy| !has_changed && policy.shadows().is_empty())
+            }
         }
     }
 

@@ -112,20 +112,11 @@ impl Policy {
     ///
     /// # Panics
     ///
-    /// Panics if the name is empty or not printable ASCII. [`try_named`](Self::try_named) returns
-    /// an error instead.
+    /// Panics if the name is empty or not printable ASCII. [`try_with_name`](Self::try_with_name)
+    /// returns an error instead.
     #[track_caller]
     pub fn named(name: impl Into<String>) -> PolicyBuilder {
-        or_panic(Self::try_named(name))
-    }
-
-    /// Like [`named`](Self::named), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the name is empty or not printable ASCII.
-    pub fn try_named(name: impl Into<String>) -> Result<PolicyBuilder, ConfigError> {
-        Ok(PolicyBuilder { name: name::checked(name.into())? })
+        PolicyBuilder { name: or_panic(name::checked(name.into())) }
     }
 
     /// Adds a limit.

@@ -65,7 +65,7 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `amount` is 0. [`try_per_second`](Self::try_per_second) returns an error instead.
+    /// Panics if `amount` is 0. [`try_per`](Self::try_per) returns an error instead.
     #[track_caller]
     pub const fn per_second(amount: u32) -> Self {
         Self::of(amount, SECOND)
@@ -75,7 +75,7 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `amount` is 0. [`try_per_minute`](Self::try_per_minute) returns an error instead.
+    /// Panics if `amount` is 0. [`try_per`](Self::try_per) returns an error instead.
     #[track_caller]
     pub const fn per_minute(amount: u32) -> Self {
         Self::of(amount, MINUTE)
@@ -85,7 +85,7 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `amount` is 0. [`try_per_hour`](Self::try_per_hour) returns an error instead.
+    /// Panics if `amount` is 0. [`try_per`](Self::try_per) returns an error instead.
     #[track_caller]
     pub const fn per_hour(amount: u32) -> Self {
         Self::of(amount, HOUR)
@@ -95,7 +95,7 @@ impl Quota {
     ///
     /// # Panics
     ///
-    /// Panics if `amount` is 0. [`try_per_day`](Self::try_per_day) returns an error instead.
+    /// Panics if `amount` is 0. [`try_per`](Self::try_per) returns an error instead.
     #[track_caller]
     pub const fn per_day(amount: u32) -> Self {
         Self::of(amount, DAY)
@@ -135,42 +135,6 @@ impl Quota {
         assert!(burst >= 1, "a quota's burst must be at least 1");
         assert!(self.refills_in_time(burst), "a quota's burst must refill within 2^52 microseconds (142 years)");
         self.with_room(burst)
-    }
-
-    /// Like [`per_second`](Self::per_second), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `amount` is 0.
-    pub fn try_per_second(amount: u32) -> Result<Self, ConfigError> {
-        Self::try_of(amount, SECOND)
-    }
-
-    /// Like [`per_minute`](Self::per_minute), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `amount` is 0.
-    pub fn try_per_minute(amount: u32) -> Result<Self, ConfigError> {
-        Self::try_of(amount, MINUTE)
-    }
-
-    /// Like [`per_hour`](Self::per_hour), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `amount` is 0.
-    pub fn try_per_hour(amount: u32) -> Result<Self, ConfigError> {
-        Self::try_of(amount, HOUR)
-    }
-
-    /// Like [`per_day`](Self::per_day), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `amount` is 0.
-    pub fn try_per_day(amount: u32) -> Result<Self, ConfigError> {
-        Self::try_of(amount, DAY)
     }
 
     /// Like [`per`](Self::per), but returns an error instead of panicking.

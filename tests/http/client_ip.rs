@@ -343,11 +343,10 @@ fn invalid_configuration_suggests_a_valid_one() {
         assert!(message.contains(&format!("{network:?}")) && message.contains(hint), "{network:?}: {message}");
     }
     assert!(error(ClientIp::behind([""; 0])).contains("PeerIp"));
-    assert!(error(ClientIp::try_behind_hops(0)).contains("PeerIp"));
     let message = error(behind().try_header("x forwarded"));
     assert!(message.contains("\"x forwarded\"") && message.contains("\"cf-connecting-ip\""), "{message}");
     assert!(error(behind().try_header("Forwarded")).contains("forwarded()"));
-    assert!(error(behind().try_ipv6_prefix(129)).contains("129"));
+    assert!(std::panic::catch_unwind(|| behind().ipv6_prefix(129)).is_err());
 }
 
 #[test]

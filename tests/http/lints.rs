@@ -226,6 +226,33 @@ async fn small_storage_lint_is_reported_once_with_the_number_of_clients() {
 }
 
 #[tokio::test]
+async fn aligned_calendar_lint_is_reported_once() {
+    for (text, is_reported) in [
+        ("fixed-window-aligned 10/week", true),
+        ("fixed-window-aligned 10/month", true),
+        ("10/second; sliding-window-counter-aligned 10/2 weeks", true),
+        ("fixed-window-aligned 10/year", true),
+        ("fixed-window-aligned 10/day", false),
+        ("fixed-window-aligned 10/3 days", false),
+        ("fixed-window 10/week", false),
+        ("sliding-window-counter 10/month", false),
+    ] {
+        let linted = LintObserver::default();
+        let expected = if is_reported { vec![Lint::AlignedCalendar] } else { vec![] };
+        let fixed = RateLimitLayer::new(policy(text), Global).observer(linted.clone());
+        for _ in 0..2 {
+            let _ = fixed.clone().layer(Inner::default());
+        }
+        assert_eq!(linted.take(), expected, "{text}: before the first request");
+        let chosen = RateLimitLayer::new(policy_by(move |_| policy(text)), Global).observer(linted.clone());
+        for _ in 0..2 {
+            ask(&chosen.layer(Inner::default()), get("/")).await;
+        }
+        assert_eq!(linted.take(), expected, "{text}: chosen for each request");
+    }
+}
+
+#[tokio::test]
 async fn one_observer_may_observe_several_layers() {
     let linted: Arc<dyn Observer> = Arc::new(LintObserver::default());
     let skip: Arc<dyn Skip> = Arc::new(|_: &Head<'_>| false);

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::entry::{LeaseEntry, WorkerState};
 use super::error::LeaseError;
-use super::lease_table::LeaseTable;
+use super::shared::LeaseTable;
 use crate::{Decision, Key, Policy, Storage};
 
 /// The most refunds in flight at once.
@@ -25,10 +25,6 @@ struct Unspent {
 }
 
 impl<St: Storage> LeaseTable<St> {
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::SeqCst)
-    }
-
     /// Refunds all leases, and waits for the workers with a request in flight. They refund the
     /// units that they receive.
     pub(super) async fn close(&self) -> Result<(), LeaseError> {
@@ -64,7 +60,7 @@ impl<St: Storage> LeaseTable<St> {
     }
 
     /// Takes the lease of a key, unless its window has ended.
-    fn take_unspent(&self, entry: &mut LeaseEntry<St>) -> Option<Unspent> {
+    fn take_unspent(&self, entry: &mut LeaseEntry) -> Option<Unspent> {
         let lease = entry.lease.take().filter(|lease| self.clock.now() < lease.end)?;
         let hit = lease.as_hit()?;
         Some(Unspent { policy: lease.policy, key: entry.key.clone(), hit })

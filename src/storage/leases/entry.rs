@@ -10,14 +10,14 @@ use super::job::Job;
 use super::lease::Lease;
 use crate::storage::StorageRequest;
 use crate::storage::key_table::Bucket;
-use crate::{Decision, Key, Op, Storage, Timestamp};
+use crate::{Decision, Key, Op, Timestamp};
 
 /// The lease of one key under one policy's name, and the callers that wait for it.
-pub(super) struct LeaseEntry<St: Storage> {
+pub(super) struct LeaseEntry {
     pub(super) key: Key,
     pub(super) lease: Option<Lease>,
     /// The jobs that the worker does next.
-    pub(super) waiting: Vec<Job<St>>,
+    pub(super) waiting: Vec<Job>,
     pub(super) worker: WorkerState,
     /// The time of the latest use, for eviction.
     pub(super) used: Timestamp,
@@ -39,7 +39,7 @@ pub(super) enum WorkerState {
     Running(Option<Id>),
 }
 
-impl<St: Storage> LeaseEntry<St> {
+impl LeaseEntry {
     pub(super) fn new(key: Key, now: Timestamp) -> Self {
         Self {
             key,
@@ -71,7 +71,7 @@ impl<St: Storage> LeaseEntry<St> {
     }
 
     /// Takes the waiting jobs. If there are none, the worker ends.
-    pub(super) fn next_jobs(&mut self) -> Vec<Job<St>> {
+    pub(super) fn next_jobs(&mut self) -> Vec<Job> {
         let jobs = take(&mut self.waiting);
         if jobs.is_empty() {
             self.end_worker();
@@ -95,10 +95,7 @@ pub(super) struct NoRoom;
 
 /// Makes room for one more key. It removes leases of ended windows first, then a key without a
 /// lease, then the least recently used lease. Returns the evicted lease.
-pub(super) fn make_room<St: Storage>(
-    bucket: &mut Bucket<'_, LeaseEntry<St>>,
-    now: Timestamp,
-) -> Result<Option<(Key, Lease)>, NoRoom> {
+pub(super) fn make_room(bucket: &mut Bucket<'_, LeaseEntry>, now: Timestamp) -> Result<Option<(Key, Lease)>, NoRoom> {
     bucket.retain(|entry| {
         if entry.worker == WorkerState::Idle {
             entry.lease.take_if(|lease| now >= lease.end);

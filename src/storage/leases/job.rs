@@ -5,8 +5,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::error::LeaseError;
-use super::lease_table::LeaseTable;
-use crate::{Decision, Key, Op, Policy, Storage};
+use crate::{Decision, Key, Op, Policy};
 
 /// The action that a caller requests for a key.
 #[derive(Debug)]
@@ -21,17 +20,17 @@ pub(super) enum Command {
 
 /// The reply to a job. `None` means that a change is done, or that the caller must send its hit to
 /// the storage itself.
-pub(super) type Answer<St> = Result<Option<Reply<St>>, LeaseError>;
+pub(super) type Answer = Result<Option<Reply>, LeaseError>;
 
 /// The job of one caller.
-pub(super) struct Job<St: Storage> {
+pub(super) struct Job {
     pub(super) policy: Policy,
     pub(super) command: Command,
-    reply: oneshot::Sender<Answer<St>>,
+    reply: oneshot::Sender<Answer>,
 }
 
-impl<St: Storage> Job<St> {
-    pub(super) fn new(policy: &Policy, command: Command) -> (Self, oneshot::Receiver<Answer<St>>) {
+impl Job {
+    pub(super) fn new(policy: &Policy, command: Command) -> (Self, oneshot::Receiver<Answer>) {
         let (reply, answer) = oneshot::channel();
         (Self { policy: policy.clone(), command, reply }, answer)
     }
@@ -52,21 +51,27 @@ impl<St: Storage> Job<St> {
 
     /// Sends the reply. The caller of this method must not hold a lock: if the receiver is gone,
     /// dropping the reply refunds its units, which takes the lock.
-    pub(super) fn send(self, answer: Answer<St>) {
+    pub(super) fn send(self, answer: Answer) {
         drop(self.reply.send(answer));
     }
 }
 
-/// A decision on its way to its caller. If the caller is gone, its units are refunded.
-pub(super) struct Reply<St: Storage> {
-    decision: Option<Decision>,
-    refund_to: Option<(Arc<LeaseTable<St>>, Policy, Key)>,
+/// Takes back the units of a decision that no caller claims. Implemented by the table of leases,
+/// which jobs do not depend on.
+pub(super) trait TakeBack: Send + Sync {
+    fn take_back(self: Arc<Self>, policy: &Policy, key: &Key, decision: &Decision);
 }
 
-impl<St: Storage> Reply<St> {
+/// A decision on its way to its caller. If the caller is gone, its units are refunded.
+pub(super) struct Reply {
+    decision: Option<Decision>,
+    refund_to: Option<(Arc<dyn TakeBack>, Policy, Key)>,
+}
+
+impl Reply {
     /// A decision on a hit. If the hit was admitted, dropping the reply refunds it.
-    pub(super) fn of(decision: Decision, shared: &Arc<LeaseTable<St>>, policy: &Policy, key: &Key) -> Self {
-        let refund_to = decision.is_admitted().then(|| (Arc::clone(shared), policy.clone(), key.clone()));
+    pub(super) fn of(decision: Decision, leases: Arc<dyn TakeBack>, policy: &Policy, key: &Key) -> Self {
+        let refund_to = decision.is_admitted().then(|| (leases, policy.clone(), key.clone()));
         Self { decision: Some(decision), refund_to }
     }
 
@@ -81,10 +86,10 @@ impl<St: Storage> Reply<St> {
     }
 }
 
-impl<St: Storage> Drop for Reply<St> {
+impl Drop for Reply {
     fn drop(&mut self) {
-        if let (Some(decision), Some((shared, policy, key))) = (self.decision.take(), self.refund_to.take()) {
-            shared.refund_in_background(&policy, &key, &decision);
+        if let (Some(decision), Some((leases, policy, key))) = (self.decision.take(), self.refund_to.take()) {
+            leases.take_back(&policy, &key, &decision);
         }
     }
 }

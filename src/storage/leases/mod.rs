@@ -5,9 +5,10 @@ mod entry;
 mod error;
 mod job;
 mod lease;
-mod lease_table;
 mod outage;
 mod replies;
+mod route;
+mod shared;
 mod worker;
 
 use std::fmt;
@@ -19,7 +20,8 @@ use tokio::sync::oneshot;
 
 pub use self::error::LeaseError;
 use self::job::{Answer, Command};
-use self::lease_table::{InvalidateOnDrop, LeaseTable, Route};
+use self::route::Route;
+use self::shared::{InvalidateOnDrop, LeaseTable};
 use crate::error::or_panic;
 use crate::storage::key_table::check_max_keys;
 use crate::storage::{Clock, Storage, StorageRequest, Summary, SystemClock};
@@ -184,7 +186,7 @@ impl<St: Storage> Leases<St> {
         async move { shared.close().await }
     }
 
-    fn change(&self, route: Route<St>, inside: impl FnOnce(&St) -> St::UpdateFuture) -> Change<St> {
+    fn change(&self, route: Route, inside: impl FnOnce(&St) -> St::UpdateFuture) -> Change<St> {
         Change(match route {
             Route::Local(_) => ChangeState::Local,
             Route::Wait(answer) => ChangeState::Wait(answer),
@@ -291,7 +293,7 @@ pub struct Deciding<St: Storage>(Progress<St>);
 #[allow(clippy::large_enum_variant, reason = "it is polled where it is made; boxing would cost a hit an allocation")]
 enum Progress<St: Storage> {
     Local(Option<Decision>),
-    Wait(oneshot::Receiver<Answer<St>>, OwnedRequest<St>),
+    Wait(oneshot::Receiver<Answer>, OwnedRequest<St>),
     Inner(St::DecideFuture),
 }
 
@@ -343,7 +345,7 @@ pub struct Change<St: Storage>(ChangeState<St>);
 
 enum ChangeState<St: Storage> {
     Local,
-    Wait(oneshot::Receiver<Answer<St>>),
+    Wait(oneshot::Receiver<Answer>),
     /// The guard is set for a clear that does not wait for the worker. It is dropped when the clear
     /// ends.
     Inner(St::UpdateFuture, Option<InvalidateOnDrop<St>>),

@@ -34,7 +34,7 @@ impl<St: Storage> LeaseWorker<St> {
             if open || number > 0 {
                 self.shared.counters.here(policy);
             }
-            job.send(Ok(Some(Reply::of(decision, &self.shared, policy, &self.key))));
+            job.send(Ok(Some(Reply::of(decision, self.shared.clone(), policy, &self.key))));
         }
         count
     }
@@ -85,7 +85,7 @@ impl<St: Storage> LeaseWorker<St> {
     }
 
     /// Removes all waiting hits from the queue, including those that were added meanwhile.
-    fn all_hits(&mut self) -> VecDeque<Job<St>> {
+    fn all_hits(&mut self) -> VecDeque<Job> {
         let more = self.with_entry(|entry| std::mem::take(&mut entry.waiting)).unwrap_or_default();
         let all = std::mem::take(&mut self.jobs).into_iter().chain(more);
         let (hits, others) = all.partition(|job| matches!(job.command, Command::Hit(_)));
@@ -103,7 +103,7 @@ impl<St: Storage> LeaseWorker<St> {
             |cost| if decision.is_admitted() { slice.take(cost, now) } else { derive_refusal(decision, cost) };
         for job in self.all_hits() {
             let own = job.cost(policy).and_then(&mut decide).map(|own| own.via(decision.source()));
-            job.send(Ok(own.map(|own| Reply::of(own, &self.shared, policy, &self.key))));
+            job.send(Ok(own.map(|own| Reply::of(own, self.shared.clone(), policy, &self.key))));
         }
         if let Some(rest) = slice.as_hit().filter(|_| decision.is_admitted()) {
             drop(self.shared.inner.refund(policy, &self.key, &rest.via(decision.source())).await);

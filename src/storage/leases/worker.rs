@@ -10,7 +10,7 @@ use super::entry::LeaseEntry;
 use super::error::LeaseError;
 use super::job::{Command, Job, Reply};
 use super::lease::{Lease, decide_locally};
-use super::lease_table::LeaseTable;
+use super::shared::LeaseTable;
 use crate::storage::StorageRequest;
 use crate::storage::key_table::TableKey;
 use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
@@ -39,7 +39,7 @@ pub(super) struct LeaseWorker<St: Storage> {
     pub(super) shared: Arc<LeaseTable<St>>,
     pub(super) place: TableKey,
     pub(super) key: Key,
-    pub(super) jobs: VecDeque<Job<St>>,
+    pub(super) jobs: VecDeque<Job>,
     /// `true` when the worker has ended normally.
     has_ended: bool,
     /// `true` while a request for units is in flight.
@@ -277,7 +277,7 @@ impl<St: Storage> LeaseWorker<St> {
         unspent.flatten().unwrap_or(0)
     }
 
-    pub(super) fn with_entry<T>(&self, f: impl FnOnce(&mut LeaseEntry<St>) -> T) -> Option<T> {
+    pub(super) fn with_entry<T>(&self, f: impl FnOnce(&mut LeaseEntry) -> T) -> Option<T> {
         self.shared.table.lock(self.place).find().map(f)
     }
 }

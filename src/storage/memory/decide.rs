@@ -1,6 +1,8 @@
 use std::mem;
 
 use super::MemoryInner;
+use super::answer::{Answer, Fast, Full, Mode};
+use super::padded::Padded;
 use super::shard::{KeyHash, Shard};
 use super::usage::{Need, Size};
 use crate::storage::{StorageRequest, Summary};
@@ -10,8 +12,10 @@ use crate::{Decision, Op, Policy, Timestamp};
 
 /// The location of a key's states, and the time of the request.
 #[derive(Clone, Copy)]
-pub(super) struct Located {
+pub(super) struct Located<'a> {
     pub(super) key: KeyHash,
+    pub(super) padded: &'a Padded,
+    /// The number of the shard.
     pub(super) number: usize,
     pub(super) now: Timestamp,
 }
@@ -19,93 +23,64 @@ pub(super) struct Located {
 /// A [`Located`] key with its shard locked.
 pub(super) struct Lookup<'a> {
     pub(super) shard: MutexGuard<'a, Shard>,
+    pub(super) padded: &'a Padded,
     pub(super) number: usize,
     pub(super) key: KeyHash,
     pub(super) now: Timestamp,
-}
-
-/// The result that the caller of a hit needs, which determines if the hit is stored.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// A full decision. The hit is always stored.
-    Decision,
-    /// `true` if the hit is admitted without a delay. A delayed hit is not stored.
-    Admit,
-    /// As `Admit`, but a refused hit is not stored either, because the caller requests a decision
-    /// next.
-    TryAdmit,
-}
-
-impl Mode {
-    /// Returns `true` if a hit with this outcome is stored.
-    #[inline]
-    pub(super) fn stores(self, refused: bool, delayed: bool) -> bool {
-        match self {
-            Self::Decision => true,
-            Self::Admit => !delayed,
-            Self::TryAdmit => !refused && !delayed,
-        }
-    }
 }
 
 impl MemoryInner {
     #[inline]
     pub(super) fn decide(&self, request: &StorageRequest<'_>) -> Decision {
         let mut decision = Decision::blank();
-        self.fill_in(request, &mut decision);
+        self.answer(request, Full(&mut decision));
         decision.set_ahead(self.clock.ahead());
         decision
     }
 
-    fn fill_in(&self, request: &StorageRequest<'_>, decision: &mut Decision) {
-        match request.policy.limits() {
-            [limit] => self.decide_single(request, limit, decision),
-            several => match several.len() {
-                2 => self.decide_multi::<2>(request, decision),
-                3 => self.decide_multi::<3>(request, decision),
-                4 => self.decide_multi::<4>(request, decision),
-                5 => self.decide_multi::<5>(request, decision),
-                6 => self.decide_multi::<6>(request, decision),
-                _ => *decision = self.decide_any(self.look_up(self.locate_request(request)), request, Mode::Decision),
-            },
-        }
-    }
-
     #[inline]
-    pub(super) fn try_admit(&self, request: &StorageRequest<'_>, mode: Mode, shown: Option<&mut Summary>) -> bool {
-        let Some(shown) = shown else { return self.try_hit(request, mode, None) };
-        let is_admitted = self.try_hit(request, mode, Some(shown));
-        shown.at = shown.at.minus(u64::from(self.clock.ahead()) * 1_000_000);
+    pub(super) fn try_admit(&self, request: &StorageRequest<'_>, mode: Mode, summary: Option<&mut Summary>) -> bool {
+        let Some(summary) = summary else { return self.answer(request, Fast { mode, summary: None }) };
+        let is_admitted = self.answer(request, Fast { mode, summary: Some(summary) });
+        summary.at = summary.at.minus(u64::from(self.clock.ahead()) * 1_000_000);
         is_admitted
     }
 
-    fn try_hit(&self, request: &StorageRequest<'_>, mode: Mode, shown: Option<&mut Summary>) -> bool {
-        match request.policy.limits() {
-            [limit] => self.try_admit_single(request, limit, mode, shown),
-            several => match several.len() {
-                2 => self.try_admit_multi::<2>(request, mode, shown),
-                3 => self.try_admit_multi::<3>(request, mode, shown),
-                4 => self.try_admit_multi::<4>(request, mode, shown),
-                5 => self.try_admit_multi::<5>(request, mode, shown),
-                6 => self.try_admit_multi::<6>(request, mode, shown),
-                _ => self.try_admit_any(self.look_up(self.locate_request(request)), request, mode, shown),
-            },
+    fn answer<A: Answer>(&self, request: &StorageRequest<'_>, answer: A) -> A::Output {
+        if request.policy.limits().len() == 1 {
+            return self.decide_small::<1, A>(request, answer);
+        }
+        self.answer_several(request, answer)
+    }
+
+    /// A separate function, because the jump table would slow down policies with one limit.
+    #[inline(never)]
+    fn answer_several<A: Answer>(&self, request: &StorageRequest<'_>, answer: A) -> A::Output {
+        match request.policy.limits().len() {
+            2 => self.decide_small::<2, A>(request, answer),
+            3 => self.decide_small::<3, A>(request, answer),
+            4 => self.decide_small::<4, A>(request, answer),
+            5 => self.decide_small::<5, A>(request, answer),
+            6 => self.decide_small::<6, A>(request, answer),
+            _ => self.decide_any(self.look_up(self.locate_request(request)), request, answer),
         }
     }
 
     #[inline(always)]
-    pub(super) fn locate_request(&self, request: &StorageRequest<'_>) -> Located {
-        let now = self.clock.now();
+    pub(super) fn locate_request(&self, request: &StorageRequest<'_>) -> Located<'_> {
         let (key, number) = self.locate(request.policy, request.key);
-        Located { key, number, now }
+        // The clock is read last, because the processor overlaps its latency with the lock's.
+        let now = self.clock.now();
+        Located { key, padded: &self.shards[number], number, now }
     }
 
     /// Locks the shard of the key.
     #[inline(always)]
-    pub(super) fn look_up(&self, Located { key, number, now }: Located) -> Lookup<'_> {
-        let mut shard = self.lock(number);
+    pub(super) fn look_up<'a>(&self, located: Located<'a>) -> Lookup<'a> {
+        let Located { key, padded, number, now } = located;
+        let mut shard = padded.lock();
         let now = shard.time(now, &self.clock);
-        Lookup { shard, number, key, now }
+        Lookup { shard, padded, number, key, now }
     }
 
     /// Unlocks the shard, and sweeps if a sweep is due.
@@ -117,44 +92,22 @@ impl MemoryInner {
         }
     }
 
-    /// Saves a small state that has expired or become a log.
-    #[cold]
-    pub(super) fn resave(&self, lookup: &mut Lookup<'_>, policy: &Policy, state: &State) {
-        let Lookup { shard, key, now, .. } = lookup;
-        let run = shard.run(*key);
-        let before = run.len();
-        let states = &mut [state.clone()];
-        let peek = policy.decide(states, *now, Op::Peek, 1);
-        let after = shard.save(run, *key, policy.limit_digests(), states, *now, Some(peek.limits()));
-        let before = Size { keys: 1, slots: before, logs: 0 };
-        self.usage.settle(before, after);
-    }
-
     /// Decides any request: with any number of limits, with new keys and logs, and when the storage
     /// is full.
     #[inline(never)]
-    pub(super) fn decide_any(&self, mut lookup: Lookup<'_>, request: &StorageRequest<'_>, mode: Mode) -> Decision {
+    pub(super) fn decide_any<A: Answer>(
+        &self,
+        mut lookup: Lookup<'_>,
+        request: &StorageRequest<'_>,
+        answer: A,
+    ) -> A::Output {
+        let mode = answer.mode();
         let decision = with_states(request.policy, |states| self.decide_all(&mut lookup, request, mode, states));
         self.finish(lookup);
-        decision
+        answer.by_decision(decision)
     }
 
     #[inline(never)]
-    pub(super) fn try_admit_any(
-        &self,
-        lookup: Lookup<'_>,
-        request: &StorageRequest<'_>,
-        mode: Mode,
-        shown: Option<&mut Summary>,
-    ) -> bool {
-        let decision = self.decide_any(lookup, request, mode);
-        // A full storage counts in `decide`.
-        if let Some(shown) = shown.filter(|_| !decision.is_storage_full()) {
-            *shown = Summary { at: decision.at(), limit: *decision.shown() };
-        }
-        decision.is_at_once()
-    }
-
     fn decide_all(
         &self,
         lookup: &mut Lookup<'_>,
@@ -163,7 +116,7 @@ impl MemoryInner {
         states: &mut [State],
     ) -> Decision {
         let StorageRequest { policy, op, cost, .. } = *request;
-        let Lookup { number, key, now, .. } = *lookup;
+        let Lookup { padded, key, now, .. } = *lookup;
         let mut run = lookup.shard.run(key);
         let before = lookup.shard.load(run.clone(), key, policy.limit_digests(), states);
         let log_guard = LogGuard { shared: self, logs: before.logs };
@@ -198,7 +151,7 @@ impl MemoryInner {
             self.count_full(no_room, before.keys == 0, is_final);
         }
         mem::forget(log_guard);
-        self.shards[number].clear_hint(key.hash);
+        padded.clear_hint(key.hash);
         let statuses = (op == Op::Hit && no_room.is_none()).then(|| decision.limits());
         let after = lookup.shard.save(run, key, policy.limit_digests(), states, now, statuses);
         self.usage.settle(before, after);

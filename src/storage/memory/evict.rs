@@ -62,7 +62,7 @@ impl MemoryInner {
         states: &mut [State],
         need: &Need,
     ) -> Result<(), NoRoom> {
-        let &mut Lookup { ref mut shard, number, key, now } = lookup;
+        let &mut Lookup { ref mut shard, number, key, now, .. } = lookup;
         // A hit that is refused anyway is not stored and needs no room.
         let is_fresh = states.iter().all(|state| *state == State::Fresh);
         let is_refused = if is_fresh {
@@ -127,7 +127,7 @@ impl MemoryInner {
                 break;
             }
             // `try_lock` avoids a deadlock of two threads that need each other's shard.
-            let Some(mut shard) = self.try_lock(other) else { continue };
+            let Some(mut shard) = self.shards[other].try_lock() else { continue };
             match shard.find_victim(key.hash, now, lack) {
                 Search::Found(start, end) => {
                     if op == Op::Hit {

@@ -1,5 +1,6 @@
 use super::MemoryInner;
-use super::decide::{Lookup, Mode};
+use super::answer::Mode;
+use super::decide::Lookup;
 use super::evict::{MAX_KEYS_SEARCHED, NoRoom};
 use super::shard::{LOG, Shard};
 use super::slot::Slot;
@@ -59,11 +60,11 @@ impl MemoryInner {
             return None;
         }
         let mut slot = Slot::new(lookup.key.hash, lookup.key.limit(digest), until);
-        slot.update(&state, lookup.now, limit, Some(outcome));
+        slot.update(&state, lookup.now, limit, outcome);
         let lack = self.usage.lack(self.bounds, &Need::SMALL);
         match lookup.shard.put(start, slot, lack.is_some(), lookup.now) {
             Put::Added => self.usage.add_small(),
-            Put::Replaced(forgotten) => self.shards[lookup.number].clear_hint(forgotten),
+            Put::Replaced(forgotten) => lookup.padded.clear_hint(forgotten),
             Put::Full(soonest) => {
                 match self.evict_from_other_shard(
                     lookup.number,
@@ -87,7 +88,7 @@ impl MemoryInner {
             }
             Put::Unclear => return None,
         }
-        self.shards[lookup.number].clear_hint(lookup.key.hash);
+        lookup.padded.clear_hint(lookup.key.hash);
         Some(NewKey::Decided(state, outcome))
     }
 }

@@ -1,3 +1,4 @@
+mod answer;
 mod builder;
 mod decide;
 mod evict;
@@ -5,12 +6,11 @@ mod insert;
 mod logs;
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
-mod multi;
 mod padded;
 mod refusal_hint;
 mod shard;
-mod single;
 mod slot;
+mod small;
 mod stats;
 mod sweep;
 mod table;
@@ -23,22 +23,21 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::{Ready, ready};
 use std::hash::{BuildHasher, Hasher};
-use std::hint;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, TryLockError};
 
 use foldhash::quality::RandomState;
 
+use self::answer::Mode;
 pub use self::builder::{MemoryStorageBuilder, OnFull};
-use self::decide::{Mode, with_states};
+use self::decide::with_states;
 use self::padded::Padded;
-use self::shard::{KeyHash, Shard};
+use self::shard::KeyHash;
 use self::stats::Counts;
 pub use self::stats::MemoryStats;
 use self::time::Time;
 use self::usage::{Bounds, Size, Usage};
 use super::{Storage, StorageRequest, Summary};
-use crate::sync::MutexGuard;
 use crate::{Decision, Key, Op, Policy};
 
 /// Keeps states in the memory of this process. It is sharded, bounded and exact, and has no
@@ -106,7 +105,7 @@ pub struct MemoryStorage(Arc<MemoryInner>);
 
 struct MemoryInner {
     shards: Box<[Padded]>,
-    /// The number of bits to shift a hash by to get the number of its shard.
+    /// The number of bits to shift the upper 63 bits of a hash by to get the number of its shard.
     shift: u32,
     usage: Usage,
     bounds: Bounds,
@@ -140,7 +139,7 @@ impl MemoryStorage {
         let shards = (bounds.keys / KEYS_PER_SHARD).clamp(1, 4_096).next_power_of_two();
         Self(Arc::new(MemoryInner {
             shards: (0..shards).map(|_| Padded::default()).collect(),
-            shift: u64::BITS - shards.trailing_zeros(),
+            shift: u64::BITS - 1 - shards.trailing_zeros(),
             usage: Usage::default(),
             bounds,
             on_full,
@@ -212,8 +211,9 @@ impl Storage for MemoryStorage {
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         let (key, number) = self.0.locate(policy, key);
-        let mut shard = self.0.lock(number);
-        self.0.shards[number].clear_hint(key.hash);
+        let padded = &self.0.shards[number];
+        let mut shard = padded.lock();
+        padded.clear_hint(key.hash);
         let freed = shard.clear(key, policy.limit_digests());
         drop(shard);
         self.0.usage.settle(freed, Size::default());
@@ -222,9 +222,10 @@ impl Storage for MemoryStorage {
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         let (key, number) = self.0.locate(policy, key);
+        let padded = &self.0.shards[number];
         let read = self.0.clock.now();
-        let mut shard = self.0.lock(number);
-        self.0.shards[number].clear_hint(key.hash);
+        let mut shard = padded.lock();
+        padded.clear_hint(key.hash);
         let now = shard.time(read, &self.0.clock);
         with_states(policy, |states| {
             let run = shard.run(key);
@@ -247,15 +248,15 @@ impl Storage for MemoryStorage {
 impl MemoryInner {
     /// Removes all keys. Returns their number.
     fn forget_all(&self) -> u64 {
-        let forget = |number: usize| {
-            let mut shard = self.lock(number);
-            self.shards[number].clear_any_hint();
+        let forget = |padded: &Padded| {
+            let mut shard = padded.lock();
+            padded.clear_any_hint();
             let freed = shard.reset();
             drop(shard);
             self.usage.settle(freed, Size::default());
             freed.keys as u64
         };
-        (0..self.shards.len()).map(forget).sum()
+        self.shards.iter().map(forget).sum()
     }
 
     /// Returns the keyed hash of the key under this policy, and the number of its shard.
@@ -276,42 +277,10 @@ impl MemoryInner {
         let digest = policy.digest();
         #[allow(clippy::cast_possible_truncation)] // the two halves of the digest
         let (hash, rest) = (first ^ (digest >> 64) as u64, second ^ digest as u64);
-        let number = rest.checked_shr(self.shift).unwrap_or(0);
+        // Two shifts, because a single one cannot shift by 64 bits if there is only one shard.
+        let number = (rest >> 1).wrapping_shr(self.shift);
         #[allow(clippy::cast_possible_truncation)] // less than the number of shards, and the other half
         let (number, rest) = (number as usize, rest as u32);
         (KeyHash { hash, rest }, number)
-    }
-
-    #[inline]
-    fn lock(&self, number: usize) -> MutexGuard<'_, Shard> {
-        self.try_lock(number).unwrap_or_else(|| self.lock_contended(number))
-    }
-
-    /// Spins before it blocks, because a shard is locked for less time than a thread takes to block
-    /// and wake up. The wait doubles with each attempt, so that the holder of the lock can finish
-    /// undisturbed.
-    #[cold]
-    fn lock_contended(&self, number: usize) -> MutexGuard<'_, Shard> {
-        for tries in 0..6 {
-            for _ in 0..32 << tries.min(2) {
-                hint::spin_loop();
-            }
-            if let Some(shard) = self.try_lock(number) {
-                return shard;
-            }
-        }
-        // A custom strategy that panics leaves its state unchanged or fresh, so the lock stays
-        // usable.
-        self.shards[number].shard.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the shard, unless another thread has locked it.
-    #[inline]
-    fn try_lock(&self, number: usize) -> Option<MutexGuard<'_, Shard>> {
-        match self.shards[number].shard.try_lock() {
-            Ok(shard) => Some(shard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
     }
 }

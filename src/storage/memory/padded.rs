@@ -1,9 +1,12 @@
+use std::hint;
+use std::sync::{PoisonError, TryLockError};
+
 use super::refusal_hint::RefusalHint;
 use super::shard::{KeyHash, Shard};
 use crate::Timestamp;
 use crate::strategy::State;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 /// A shard with its lock and refusal hint, on cache lines that no other shard uses.
 ///
@@ -22,6 +25,39 @@ pub(super) struct Padded {
 }
 
 impl Padded {
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, Shard> {
+        self.try_lock().unwrap_or_else(|| self.lock_contended())
+    }
+
+    /// Spins before it blocks, because a shard is locked for less time than a thread takes to block
+    /// and wake up. The wait doubles with each attempt, so that the holder of the lock can finish
+    /// undisturbed.
+    #[cold]
+    fn lock_contended(&self) -> MutexGuard<'_, Shard> {
+        for tries in 0..6 {
+            for _ in 0..32 << tries.min(2) {
+                hint::spin_loop();
+            }
+            if let Some(shard) = self.try_lock() {
+                return shard;
+            }
+        }
+        // A custom strategy that panics leaves its state unchanged or fresh, so the lock stays
+        // usable.
+        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the shard, unless another thread has locked it.
+    #[inline]
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Shard>> {
+        match self.shard.try_lock() {
+            Ok(shard) => Some(shard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Returns the published state of this key, if there is one. Takes no lock.
     #[inline(always)]
     pub(super) fn published(&self, key: KeyHash, digest: u32, now: Timestamp) -> Option<State> {

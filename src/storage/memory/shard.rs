@@ -61,39 +61,20 @@ impl Shard {
         self.table.run(key.hash)
     }
 
-    /// Returns the indices of a key's states, in the order of the policy's limits, if all of them
-    /// exist and are small.
+    /// Returns the indices of a key's states and copies of them, in the order of the policy's
+    /// limits, if all of them exist and are small.
     #[inline(always)]
-    pub(super) fn small_indices<const N: usize>(&self, key: KeyHash, digests: &[u32; N]) -> Option<[usize; N]> {
-        let mut places = [0; N];
+    pub(super) fn small_states<const N: usize>(
+        &self,
+        key: KeyHash,
+        digests: &[u32; N],
+    ) -> Option<([usize; N], [State; N])> {
+        let (mut places, mut states) = ([0; N], [const { State::Fresh }; N]);
         for i in 0..N {
-            places[i] = self.table.find(key.hash, key.limit(digests[i]))?;
+            let (place, slot) = self.table.find(key.hash, key.limit(digests[i]))?;
+            (places[i], states[i]) = (place, slot.state());
         }
-        Some(places)
-    }
-
-    #[inline(always)]
-    pub(super) fn copy_slots<const N: usize>(&self, places: [usize; N]) -> [Slot; N] {
-        let mut slots = [Slot::default(); N];
-        for i in 0..N {
-            slots[i] = *self.table.slot(places[i]);
-        }
-        slots
-    }
-
-    /// Writes the slots back to the indices from which they were copied.
-    #[inline(always)]
-    pub(super) fn write_back<const N: usize>(&mut self, places: [usize; N], slots: &[Slot; N]) {
-        for i in 0..N {
-            self.table.get_mut(places[i]).copy_state(&slots[i]);
-        }
-    }
-
-    /// Returns the slot of a state, if it exists and is small.
-    #[inline(always)]
-    pub(super) fn small_slot(&mut self, key: KeyHash, digest: u32) -> Option<&mut Slot> {
-        let index = self.table.find(key.hash, key.limit(digest))?;
-        Some(self.table.get_mut(index))
+        Some((places, states))
     }
 
     /// Moves the states of a key out of its slots, in the order of the policy's limits. Returns the

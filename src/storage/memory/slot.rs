@@ -1,5 +1,5 @@
 use crate::policy::SHADOW;
-use crate::strategy::{Outcome, Part, State, Status};
+use crate::strategy::{Outcome, State, Status};
 use crate::{Limit, Timestamp};
 
 /// One state of one key. The slot is vacant if `until` is the epoch, because such a state has
@@ -35,30 +35,25 @@ impl Slot {
         State::Counts { until: self.until, amounts: [self.first, self.second] }
     }
 
-    /// Copies the state of another slot of the same limit, field by field.
+    /// Returns `true` if the state is small and has not expired.
     #[inline]
-    pub(super) fn copy_state(&mut self, of: &Self) {
-        (self.until, self.first, self.second, self.admits_before) = (of.until, of.first, of.second, of.admits_before);
+    pub(super) fn can_hold(state: &State, now: Timestamp) -> bool {
+        matches!(*state, State::Counts { until, .. } if until > now)
     }
 
-    /// Writes a small state. Returns `false` without a change if the state has expired or is a log.
+    /// Writes the state after a hit. Ignores a state that a slot [cannot hold](Self::can_hold).
     #[inline]
-    pub(super) fn update(&mut self, state: &State, now: Timestamp, limit: &Limit, part: Part) -> bool {
-        let State::Counts { until, amounts: [first, second] } = *state else { return false };
-        if until <= now {
-            return false;
-        }
-        match part {
-            None => return true,
-            Some(Outcome::Spent { .. }) => self.admits_before = f32::INFINITY,
+    pub(super) fn update(&mut self, state: &State, now: Timestamp, limit: &Limit, outcome: Outcome) {
+        let State::Counts { until, amounts: [first, second] } = *state else { return };
+        match outcome {
+            Outcome::Spent { .. } => self.admits_before = f32::INFINITY,
             // The time is known, unless the quota has changed since the last unit was spent.
-            Some(Outcome::Refused) if self.refuses(state) => return true,
-            Some(Outcome::SpentLast { .. } | Outcome::Refused) => {
+            Outcome::Refused if self.refuses(state) => return,
+            Outcome::SpentLast { .. } | Outcome::Refused => {
                 self.set_admits_before(until, now, &limit.check(state, now, 1));
             }
         }
         (self.until, self.first, self.second) = (until, first, second);
-        true
     }
 
     /// Stores the time at which the state admits a hit again. `until` is the state's expiry. A

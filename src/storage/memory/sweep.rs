@@ -29,7 +29,7 @@ impl MemoryInner {
     pub(super) fn sweep(&self, now: Timestamp) {
         let number = self.sweeping.load(Ordering::Relaxed) % self.shards.len();
         // A sweep never waits for a lock.
-        let Some(mut shard) = self.try_lock(number) else { return };
+        let Some(mut shard) = self.shards[number].try_lock() else { return };
         let swept = shard.sweep(now);
         drop(shard);
         self.usage.settle(swept.freed, Size::default());

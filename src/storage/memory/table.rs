@@ -57,14 +57,14 @@ impl Table {
         start..end
     }
 
-    /// Returns the index of the state of this limit.
+    /// Returns the slot of this limit, and its index.
     #[inline]
-    pub(super) fn find(&self, hash: u64, limit: u32) -> Option<usize> {
+    pub(super) fn find(&self, hash: u64, limit: u32) -> Option<(usize, &Slot)> {
         let mut index = self.home(hash);
         loop {
             let slot = self.get(index)?;
             if slot.hash == hash && slot.limit == limit {
-                return Some(index);
+                return Some((index, slot));
             }
             if slot.hash > hash {
                 return None;
@@ -221,7 +221,7 @@ mod tests {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let hash = (random >> 40).wrapping_mul(0x9E37_79B9_7F4A_7C15) % max_hash;
                 let limit = (random >> 33) as u32 & 3;
-                let found = table.find(hash, limit);
+                let found = table.find(hash, limit).map(|(index, _)| index);
                 assert_eq!(found.is_some(), model.contains(&(hash, limit)));
                 match found {
                     Some(index) => {
@@ -261,7 +261,7 @@ mod tests {
         }
         let full = table.slots();
         for hash in 0..1_000 {
-            table.remove(table.find(spread(hash), 0).unwrap());
+            table.remove(table.find(spread(hash), 0).unwrap().0);
             table.shrink();
             let most = (table.used * 100 / 73).max(64) + 2 * TAIL;
             assert!(table.slots() <= most, "{} slots for {}", table.slots(), table.used);
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(table.keys(), table.used);
         for hash in (0..1_000_u64).map(|hash| hash.wrapping_mul(0x9E37_79B9_7F4A_7C15)) {
             assert_eq!(table.find(hash, 0).is_some(), hash.is_multiple_of(3));
-            assert_eq!(table.find(hash, 4), None);
+            assert!(table.find(hash, 4).is_none());
         }
         assert!(table.slots() < 500);
     }

@@ -1,3 +1,4 @@
+use super::shard::Shard;
 use super::*;
 use crate::storage::Clock;
 use crate::{Op, Quota};
@@ -11,7 +12,7 @@ fn tables_stay_small() {
         let _ = storage.0.decide(&StorageRequest::new(&policy, &key.into(), Op::Hit, 1));
     }
     assert_eq!(storage.stats().keys, 200_000);
-    let slots: Vec<_> = (0..storage.0.shards.len()).map(|number| storage.0.lock(number).slots()).collect();
+    let slots: Vec<_> = storage.0.shards.iter().map(|padded| padded.lock().slots()).collect();
     let (all, largest) = (slots.iter().sum::<usize>(), slots.iter().max().unwrap());
     assert!(*largest < 2 * KEYS_PER_SHARD, "{largest} slots in one table");
     assert!(all < 200_000 * 4 / 3, "{all} slots for 200,000 keys");

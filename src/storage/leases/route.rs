@@ -1,73 +1,32 @@
-//! The leases of all keys, and the routing of requests.
+//! The routing of requests: to a lease, to the key's worker, or to the storage.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::task::{Context, Waker};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::entry::{LeaseEntry, NoRoom, WorkerState, make_room};
-use super::job::{Answer, Command, Job};
+use super::job::{Answer, Command, Job, TakeBack};
 use super::lease::Lease;
-use super::outage::Outage;
+use super::shared::LeaseTable;
 use super::worker::LeaseWorker;
-use crate::storage::counters::Counters;
-use crate::storage::key_table::{Bucket, Table, TableKey};
-use crate::storage::{Clock, StorageRequest};
+use crate::storage::StorageRequest;
+use crate::storage::key_table::{Bucket, TableKey};
 use crate::{Decision, Key, Op, Policy, Storage};
 
-/// The state that all handles share.
-pub(super) struct LeaseTable<St: Storage> {
-    pub(super) inner: St,
-    pub(super) table: Table<LeaseEntry<St>>,
-    pub(super) counters: Counters,
-    pub(super) clock: Arc<dyn Clock>,
-    pub(super) slice: u32,
-    pub(super) max_keys: usize,
-    pub(super) outage: Outage,
-    /// `true` after [`close`](super::Leases::close): no more slices are taken.
-    pub(super) closed: AtomicBool,
-}
-
 /// The route of a request.
-pub(super) enum Route<St: Storage> {
+pub(super) enum Route {
     /// It was decided locally.
     Local(Decision),
     /// The key's worker replies.
-    Wait(oneshot::Receiver<Answer<St>>),
+    Wait(oneshot::Receiver<Answer>),
     /// The caller sends it to the storage.
     Inner,
 }
 
 impl<St: Storage> LeaseTable<St> {
-    pub(super) fn new(inner: St, slice: u32, max_keys: usize, clock: Arc<dyn Clock>) -> Self {
-        let (table, counters) = (Table::new(max_keys), Counters::new("ratelimit_leases_total"));
-        Self {
-            inner,
-            table,
-            counters,
-            clock,
-            slice,
-            max_keys,
-            outage: Outage::default(),
-            closed: AtomicBool::new(false),
-        }
-    }
-
-    /// Returns the table key. Policies of the same name share a lease if their first limits share
-    /// states.
-    fn place(&self, policy: &Policy, key: &Key) -> TableKey {
-        self.table.place(policy, policy.limit_digests().first().copied().unwrap_or_default(), key)
-    }
-
-    /// Returns the number of keys with a lease of an open window.
-    pub(super) fn len(&self) -> usize {
-        let now = self.clock.now();
-        self.table.count(|entry| entry.lease.as_ref().is_some_and(|lease| lease.is_live(now)))
-    }
-
     /// Spends units of the key's lease, if it has enough.
     pub(super) fn take(&self, request: &StorageRequest<'_>) -> Option<Decision> {
         let (place, now) = (self.place(request.policy, request.key), self.clock.now());
@@ -82,7 +41,7 @@ impl<St: Storage> LeaseTable<St> {
     }
 
     /// Decides locally, or passes the request to the key's worker.
-    pub(super) fn decide(self: &Arc<Self>, request: &StorageRequest<'_>, is_leased: bool) -> Route<St> {
+    pub(super) fn decide(self: &Arc<Self>, request: &StorageRequest<'_>, is_leased: bool) -> Route {
         let (place, now) = (self.place(request.policy, request.key), self.clock.now());
         let mut bucket = self.table.lock(place);
         let spends = is_leased && request.op == Op::Hit && request.cost > 0;
@@ -99,7 +58,7 @@ impl<St: Storage> LeaseTable<St> {
     }
 
     /// Passes a change to the key's worker, which runs it after earlier jobs.
-    pub(super) fn enqueue(self: &Arc<Self>, policy: &Policy, key: &Key, command: Command) -> Route<St> {
+    pub(super) fn enqueue(self: &Arc<Self>, policy: &Policy, key: &Key, command: Command) -> Route {
         let place = self.place(policy, key);
         let mut bucket = self.table.lock(place);
         if let Command::Clear = command
@@ -115,12 +74,12 @@ impl<St: Storage> LeaseTable<St> {
 
     fn push_job(
         self: &Arc<Self>,
-        mut bucket: Bucket<'_, LeaseEntry<St>>,
+        mut bucket: Bucket<'_, LeaseEntry>,
         place: TableKey,
         policy: &Policy,
         key: &Key,
         command: Command,
-    ) -> Route<St> {
+    ) -> Route {
         let (now, runtime) = (self.clock.now(), Handle::try_current().ok());
         let mut evicted = None;
         if bucket.find().is_none() {
@@ -157,7 +116,7 @@ impl<St: Storage> LeaseTable<St> {
 
     /// Puts back the units of a hit if it is of the leased window. Otherwise the caller refunds it
     /// to the storage.
-    pub(super) fn put_back(self: &Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) -> Option<Route<St>> {
+    pub(super) fn put_back(self: &Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) -> Option<Route> {
         if decision.is_from_fallback() {
             return None;
         }
@@ -179,55 +138,10 @@ impl<St: Storage> LeaseTable<St> {
         Some(Route::Local(decision.clone()))
     }
 
-    /// Refunds a hit without waiting: to the lease, or else to the storage.
-    pub(super) fn refund_in_background(self: &Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) {
-        match self.put_back(policy, key, decision) {
-            Some(Route::Local(_) | Route::Wait(_)) => {}
-            Some(Route::Inner) | None => in_background(self.inner.refund(policy, key, decision)),
-        }
-    }
-
     /// Refunds the unspent units of an evicted lease, without waiting.
     fn refund_evicted(&self, key: &Key, lease: &Lease) {
         if let Some(hit) = lease.as_hit() {
             in_background(self.inner.refund(&lease.policy, key, &hit));
-        }
-    }
-
-    /// Ends a cancelled worker. Its callers get an error, because their jobs are dropped here. If a
-    /// request for units was in flight (`is_requesting`), the storage may have counted it.
-    pub(super) fn abandon(&self, place: TableKey, is_requesting: bool) {
-        if is_requesting {
-            self.outage.failed();
-        }
-        let mut bucket = self.table.lock(place);
-        let waiting = bucket.find().map(|entry| {
-            entry.is_uncertain |= is_requesting;
-            entry.end_worker();
-            std::mem::take(&mut entry.waiting)
-        });
-        drop(bucket);
-        drop(waiting);
-    }
-}
-
-/// Drops the key's lease when a clear ends that did not wait for the worker. The lease may be older
-/// than the clear.
-pub(super) struct InvalidateOnDrop<St: Storage> {
-    shared: Arc<LeaseTable<St>>,
-    place: TableKey,
-}
-
-impl<St: Storage> InvalidateOnDrop<St> {
-    pub(super) fn new(shared: &Arc<LeaseTable<St>>, policy: &Policy, key: &Key) -> Self {
-        Self { shared: Arc::clone(shared), place: shared.place(policy, key) }
-    }
-}
-
-impl<St: Storage> Drop for InvalidateOnDrop<St> {
-    fn drop(&mut self) {
-        if let Some(entry) = self.shared.table.lock(self.place).find() {
-            entry.forget();
         }
     }
 }
@@ -243,5 +157,15 @@ where
         && let Ok(runtime) = Handle::try_current()
     {
         runtime.spawn(async move { drop(done.await) });
+    }
+}
+
+impl<St: Storage> TakeBack for LeaseTable<St> {
+    /// Refunds a hit without waiting: to the lease, or else to the storage.
+    fn take_back(self: Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) {
+        match self.put_back(policy, key, decision) {
+            Some(Route::Local(_) | Route::Wait(_)) => {}
+            Some(Route::Inner) | None => in_background(self.inner.refund(policy, key, decision)),
+        }
     }
 }

@@ -1,0 +1,106 @@
+//! The responses to requests that are not admitted.
+
+use std::mem;
+
+use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{Request, Response};
+
+use super::admission::{Action, Delayed, LayerState, ResponsePlan};
+use super::config::OnError;
+use crate::extract::{Head, KeyError};
+use crate::observe::EventKind;
+use crate::storage::StorageRequest;
+use crate::{BoxError, Decision, Key, LimitExceeded, Policy, RejectReason, Rejection, Storage, headers};
+
+impl<St: Storage, R> LayerState<St, R> {
+    /// Reports a refusal and builds its response. Takes the extensions of the request.
+    #[inline(never)]
+    pub(super) fn refuse<B, ResBody>(
+        &self,
+        decision: &Decision,
+        storage_request: StorageRequest<'_>,
+        request: &mut Request<B>,
+    ) -> Response<ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
+        let StorageRequest { policy, key, .. } = storage_request;
+        self.report(EventKind::Decided(decision), policy, Some(key));
+        let reason = RejectReason::Limit(LimitExceeded::new(decision, policy));
+        let mut response = self.rejection.reject(reason, &Head::of(request));
+        let fields = self.config.headers;
+        let (numbers, other_fields) = (fields.numbers_of(decision), fields.other_fields_of(decision, policy, key));
+        headers::write_refused(&mut response, decision, numbers, other_fields);
+        headers::attach(&mut response, decision, mem::take(request.extensions_mut()));
+        response
+    }
+
+    #[cold]
+    pub(super) fn on_storage_error<ResBody>(
+        &self,
+        error: &BoxError,
+        storage_request: StorageRequest<'_>,
+        head: &Head<'_>,
+    ) -> Action<St, ResBody, Delayed>
+    where
+        R: Rejection<ResBody>,
+    {
+        // A request that costs nothing always passes.
+        let admitted = storage_request.cost == 0 || self.config.on_error == OnError::Admit;
+        self.report(EventKind::Failed { error, admitted }, storage_request.policy, Some(storage_request.key));
+        if admitted {
+            return Action::Forward(ResponsePlan::NOTHING);
+        }
+        Action::Respond(self.unavailable(head))
+    }
+
+    /// Returns the response while the storage fails.
+    pub(super) fn unavailable<ResBody>(&self, head: &Head<'_>) -> Response<ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
+        let mut response = self.rejection.reject(RejectReason::Storage, head);
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        response
+    }
+
+    /// Handles a request that is not limited, or whose key is missing.
+    #[cold]
+    pub(super) fn forward_or_reject<B, ResBody>(
+        &self,
+        extracted: Result<Option<Key>, KeyError>,
+        policy: &Policy,
+        request: &Request<B>,
+    ) -> Action<St, ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
+        match extracted {
+            Ok(_) => Action::Forward(ResponsePlan::NOTHING),
+            Err(missing) => self.reject_without_key(&missing, policy, &Head::of(request)),
+        }
+    }
+
+    /// Handles a request without a key or a cost.
+    #[cold]
+    pub(super) fn reject_without_key<ResBody>(
+        &self,
+        missing: &KeyError,
+        policy: &Policy,
+        head: &Head<'_>,
+    ) -> Action<St, ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
+        self.report(EventKind::KeyError(missing), policy, None);
+        if self.config.shadow {
+            return Action::Forward(ResponsePlan::NOTHING);
+        }
+        let mut response = self.rejection.reject(RejectReason::Key(missing), head);
+        if let Some(challenge) = missing.www_authenticate() {
+            response.headers_mut().entry(WWW_AUTHENTICATE).or_insert_with(|| challenge.clone());
+        }
+        response.extensions_mut().insert(missing.clone());
+        Action::Respond(response)
+    }
+}

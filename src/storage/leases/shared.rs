@@ -1,0 +1,93 @@
+//! The leases of all keys.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::entry::LeaseEntry;
+use super::outage::Outage;
+use crate::storage::Clock;
+use crate::storage::counters::Counters;
+use crate::storage::key_table::{Table, TableKey};
+use crate::{Key, Policy, Storage};
+
+/// The state that all handles share.
+pub(super) struct LeaseTable<St: Storage> {
+    pub(super) inner: St,
+    pub(super) table: Table<LeaseEntry>,
+    pub(super) counters: Counters,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) slice: u32,
+    pub(super) max_keys: usize,
+    pub(super) outage: Outage,
+    /// `true` after [`close`](super::Leases::close): no more slices are taken.
+    pub(super) closed: AtomicBool,
+}
+
+impl<St: Storage> LeaseTable<St> {
+    pub(super) fn new(inner: St, slice: u32, max_keys: usize, clock: Arc<dyn Clock>) -> Self {
+        let (table, counters) = (Table::new(max_keys), Counters::new("ratelimit_leases_total"));
+        Self {
+            inner,
+            table,
+            counters,
+            clock,
+            slice,
+            max_keys,
+            outage: Outage::default(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the table key. Policies of the same name share a lease if their first limits share
+    /// states.
+    pub(super) fn place(&self, policy: &Policy, key: &Key) -> TableKey {
+        self.table.place(policy, policy.limit_digests().first().copied().unwrap_or_default(), key)
+    }
+
+    /// Returns the number of keys with a lease of an open window.
+    pub(super) fn len(&self) -> usize {
+        let now = self.clock.now();
+        self.table.count(|entry| entry.lease.as_ref().is_some_and(|lease| lease.is_live(now)))
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Ends a cancelled worker. Its callers get an error, because their jobs are dropped here. If a
+    /// request for units was in flight (`is_requesting`), the storage may have counted it.
+    pub(super) fn abandon(&self, place: TableKey, is_requesting: bool) {
+        if is_requesting {
+            self.outage.failed();
+        }
+        let mut bucket = self.table.lock(place);
+        let waiting = bucket.find().map(|entry| {
+            entry.is_uncertain |= is_requesting;
+            entry.end_worker();
+            std::mem::take(&mut entry.waiting)
+        });
+        drop(bucket);
+        drop(waiting);
+    }
+}
+
+/// Drops the key's lease when a clear ends that did not wait for the worker. The lease may be older
+/// than the clear.
+pub(super) struct InvalidateOnDrop<St: Storage> {
+    shared: Arc<LeaseTable<St>>,
+    place: TableKey,
+}
+
+impl<St: Storage> InvalidateOnDrop<St> {
+    pub(super) fn new(shared: &Arc<LeaseTable<St>>, policy: &Policy, key: &Key) -> Self {
+        Self { shared: Arc::clone(shared), place: shared.place(policy, key) }
+    }
+}
+
+impl<St: Storage> Drop for InvalidateOnDrop<St> {
+    fn drop(&mut self) {
+        if let Some(entry) = self.shared.table.lock(self.place).find() {
+            entry.forget();
+        }
+    }
+}

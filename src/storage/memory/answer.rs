@@ -1,0 +1,198 @@
+use super::small::array_of;
+use crate::storage::{StorageRequest, Summary};
+use crate::strategy::{Outcome, Part, State, Status};
+use crate::{Decision, Limit, Timestamp, decision};
+
+/// The result that the caller of a hit needs, which determines if the hit is stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// A full decision. The hit is always stored.
+    Decision,
+    /// `true` if the hit is admitted without a delay. A delayed hit is not stored.
+    Admit,
+    /// As `Admit`, but a refused hit is not stored either, because the caller requests a decision
+    /// next.
+    TryAdmit,
+}
+
+impl Mode {
+    /// Returns `true` if a hit with this outcome is stored.
+    #[inline]
+    pub(super) fn stores(self, refused: bool, delayed: bool) -> bool {
+        match self {
+            Self::Decision => true,
+            Self::Admit => !delayed,
+            Self::TryAdmit => !refused && !delayed,
+        }
+    }
+}
+
+/// Builds the result of a request. The code that decides is generic over this trait, so a caller
+/// that needs only a `bool` does not pay for a [`Decision`].
+pub(super) trait Answer {
+    type Output;
+
+    fn mode(&self) -> Mode;
+
+    /// Returns the result of a key that its shard refused last, if `state` still refuses the
+    /// request. The state is a copy that may change.
+    fn refuse_again(
+        &mut self,
+        request: &StorageRequest<'_>,
+        limit: &Limit,
+        state: &mut State,
+        now: Timestamp,
+    ) -> Option<Self::Output>;
+
+    /// Returns the result from the states after the decision.
+    fn by_states<const N: usize>(
+        self,
+        request: &StorageRequest<'_>,
+        now: Timestamp,
+        states: &[State; N],
+        parts: [Part; N],
+    ) -> Self::Output;
+
+    /// Returns the result of a new key that a full storage refuses. `soonest` is the time in
+    /// microseconds until there is room.
+    fn storage_full(self, request: &StorageRequest<'_>, now: Timestamp, soonest: u64) -> Self::Output;
+
+    /// Returns the result from a decision.
+    fn by_decision(self, decision: Decision) -> Self::Output;
+}
+
+/// Fills in a decision. In place, because decisions are large.
+pub(super) struct Full<'a>(pub(super) &'a mut Decision);
+
+impl Answer for Full<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn mode(&self) -> Mode {
+        Mode::Decision
+    }
+
+    #[inline(always)]
+    fn refuse_again(
+        &mut self,
+        request: &StorageRequest<'_>,
+        limit: &Limit,
+        state: &mut State,
+        now: Timestamp,
+    ) -> Option<()> {
+        let status = &mut self.0.open(1, request.cost)[0];
+        limit.tell(state, now, request.cost, None, status);
+        if status.is_admitted() {
+            return None;
+        }
+        self.0.conclude(now);
+        Some(())
+    }
+
+    #[inline(always)]
+    fn by_states<const N: usize>(
+        self,
+        request: &StorageRequest<'_>,
+        now: Timestamp,
+        states: &[State; N],
+        parts: [Part; N],
+    ) {
+        write_statuses(request, now, states, parts, self.0.open(N, request.cost));
+        self.0.conclude(now);
+    }
+
+    fn storage_full(self, request: &StorageRequest<'_>, now: Timestamp, soonest: u64) {
+        *self.0 = request.policy.refuse(now, request.cost, soonest).storage_full();
+    }
+
+    fn by_decision(self, decision: Decision) {
+        *self.0 = decision;
+    }
+}
+
+/// Returns `true` if the hit is admitted without a delay. Then it also writes the summary, if the
+/// caller needs one. With one limit it writes the summary of a refusal too.
+pub(super) struct Fast<'a> {
+    pub(super) mode: Mode,
+    pub(super) summary: Option<&'a mut Summary>,
+}
+
+impl Answer for Fast<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Without a summary, a hit on a copy is cheaper than the numbers of a status.
+    #[inline(always)]
+    fn refuse_again(
+        &mut self,
+        request: &StorageRequest<'_>,
+        limit: &Limit,
+        state: &mut State,
+        now: Timestamp,
+    ) -> Option<bool> {
+        let is_refused = match &mut self.summary {
+            Some(summary) => {
+                summary.at = now;
+                limit.tell(state, now, request.cost, None, &mut summary.limit);
+                !summary.limit.is_admitted()
+            }
+            None => request.cost > 0 && limit.hit(state, now, request.cost) == Outcome::Refused,
+        };
+        is_refused.then_some(false)
+    }
+
+    #[inline(always)]
+    fn by_states<const N: usize>(
+        self,
+        request: &StorageRequest<'_>,
+        now: Timestamp,
+        states: &[State; N],
+        parts: [Part; N],
+    ) -> bool {
+        let is_admitted = parts.iter().flatten().all(Outcome::is_at_once);
+        if (is_admitted || N == 1)
+            && let Some(summary) = self.summary
+        {
+            summary.at = now;
+            if N == 1 {
+                request.policy.limits()[0].tell(&states[0], now, request.cost, parts[0], &mut summary.limit);
+            } else {
+                let mut statuses = [Status::BLANK; N];
+                write_statuses(request, now, states, parts, &mut statuses);
+                summary.limit = *decision::shown(&statuses);
+            }
+        }
+        is_admitted
+    }
+
+    fn storage_full(self, _: &StorageRequest<'_>, _: Timestamp, _: u64) -> bool {
+        false
+    }
+
+    fn by_decision(self, decision: Decision) -> bool {
+        // A full storage counts the refusal in `decide`.
+        if let Some(summary) = self.summary.filter(|_| !decision.is_storage_full()) {
+            *summary = Summary { at: decision.at(), limit: *decision.shown() };
+        }
+        decision.is_at_once()
+    }
+}
+
+/// Writes the status of each limit.
+#[inline(always)]
+fn write_statuses<const N: usize>(
+    request: &StorageRequest<'_>,
+    now: Timestamp,
+    states: &[State; N],
+    parts: [Part; N],
+    statuses: &mut [Status],
+) {
+    let limits = array_of::<N, _>(request.policy.limits());
+    for i in 0..N {
+        limits[i].tell(&states[i], now, request.cost, parts[i], &mut statuses[i]);
+    }
+}
