@@ -6,6 +6,7 @@ use std::sync::Arc;
 use http::Request;
 use tower_layer::Layer;
 
+use crate::client_usage::{Usage, UsageError};
 use crate::error::or_panic;
 use crate::extract::{Head, KeyExtractor};
 use crate::middleware::admission::LayerState;
@@ -13,7 +14,6 @@ use crate::middleware::config::{LayerConfig, OnError};
 use crate::middleware::options::{CostFn, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip};
 use crate::observe::Observer;
 use crate::storage::InfallibleStorage;
-use crate::usage::{Usage, UsageError};
 #[cfg(feature = "axum")]
 use crate::usage_handler::UsageHandler;
 use crate::{ConfigError, Headers, IntoPolicy, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejection};

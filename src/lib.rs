@@ -69,6 +69,7 @@
 //! | `testing` | property tests for strategies and storages of your own |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod client_usage;
 mod decision;
 mod error;
 pub mod extract;
@@ -97,10 +98,10 @@ mod sync;
 pub mod testing;
 mod text;
 mod time;
-mod usage;
 #[cfg(feature = "axum")]
 mod usage_handler;
 
+pub use self::client_usage::{Usage, UsageError};
 pub use self::decision::{Decision, DecisionSource};
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]
@@ -141,6 +142,5 @@ pub use self::storage::{MemoryStorage, Storage};
 #[doc(no_inline)]
 pub use self::strategy::{ElasticWindow, FixedWindow, LeakyBucket, MovingWindow, SlidingWindowCounter, TokenBucket};
 pub use self::time::Timestamp;
-pub use self::usage::{Usage, UsageError};
 #[cfg(feature = "axum")]
 pub use self::usage_handler::UsageHandler;

@@ -10,9 +10,9 @@ use axum::response::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Request, StatusCode};
 
+use crate::client_usage::{Usage, UsageError};
 use crate::middleware::admission::LayerState;
 use crate::text::write_json_string;
-use crate::usage::{Usage, UsageError};
 use crate::{MemoryStorage, Storage, TextRejection};
 
 /// An axum handler that responds with the usage of the request's client. Created by

@@ -89,14 +89,17 @@ impl Current {
 pub(crate) struct PoliciesFile {
     path: PathBuf,
     content: String,
+    hangup: Hangup,
 }
 
 impl PoliciesFile {
     /// Opens the file and reads its policies.
-    pub(crate) async fn open(path: &Path) -> Result<(Self, Policies), String> {
-        let content = read(path).await?;
+    pub(crate) fn open(path: &Path) -> Result<(Self, Policies), String> {
+        // From now on SIGHUP does not end the process.
+        let hangup = Hangup::new();
+        let content = read_now(path)?;
         let policies = parse(path, &content)?;
-        Ok((Self { path: path.to_owned(), content }, policies))
+        Ok((Self { path: path.to_owned(), content, hangup }, policies))
     }
 
     /// Reloads the file at SIGHUP and whenever its content changes. `check` validates the policies.
@@ -104,10 +107,9 @@ impl PoliciesFile {
     /// Comparing the content works with every editor: it does not matter if the file is written in
     /// place or replaced by another one, nor how exact its time stamp is.
     pub(crate) async fn follow(mut self, current: Current, check: impl Fn(&Policies) -> Result<(), String>) {
-        let mut hangup = Hangup::new();
         loop {
             let content = tokio::select! {
-                () = hangup.recv() => read(&self.path).await,
+                () = self.hangup.recv() => read(&self.path).await,
                 () = tokio::time::sleep(INTERVAL) => match self.changed().await {
                     Some(content) => content,
                     None => continue,
@@ -141,10 +143,12 @@ impl PoliciesFile {
 
 async fn read(path: &Path) -> Result<String, String> {
     let file = path.to_owned();
-    let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(file)).await;
-    read.map_err(|error| error.to_string())
-        .and_then(|read| read.map_err(|error| error.to_string()))
-        .map_err(|error| format!("cannot read {}: {error}", path.display()))
+    let read = tokio::task::spawn_blocking(move || read_now(&file)).await;
+    read.map_err(|error| error.to_string())?
+}
+
+fn read_now(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
 /// Parses the file. An error has the line and the column.

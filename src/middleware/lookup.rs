@@ -6,10 +6,10 @@ use http::Request;
 
 use super::admission::{Action, Hold, LayerState, ResponsePlan};
 use super::config::OnError;
+use crate::client_usage::UsageError;
 use crate::extract::{Head, KeyError};
 use crate::lookup::{Found, LookupError, Outcome, Tenant};
 use crate::observe::EventKind;
-use crate::usage::UsageError;
 use crate::{Key, Policy, Quota, Rejection, Storage};
 
 /// The policy of events without a policy, because it is not known.

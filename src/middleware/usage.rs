@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use http::Request;
 
 use super::admission::LayerState;
+use crate::client_usage::{Usage, UsageError};
 use crate::extract::{Head, KeyError};
 use crate::storage::StorageRequest;
-use crate::usage::{Usage, UsageError};
 use crate::{Key, Op, Policy, Storage};
 
 /// The limits of a client.

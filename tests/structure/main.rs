@@ -20,7 +20,7 @@ const LAYERS: [&[&str]; 19] = [
     &["decision"],
     &["policy"],
     &["storage", "extract"],
-    &["lookup", "usage"],
+    &["lookup", "client_usage"],
     &["limiter"],
     &["rejection"],
     &["headers"],
