@@ -113,7 +113,7 @@ fn changed_files_are_reloaded_without_a_signal() {
 #[test]
 fn bad_file_at_start_is_refused_with_line_and_column() {
     for (content, place, reason) in [
-        ("default = \"10/fortnight\"\n", "line 1, column 11", "unknown unit"),
+        ("default = \"10/fortnight\"\n", "line 1, column 11", "\"fortnight\""),
         ("default = \"10/hour\"\n[routes]\n\"/a\" = \"5/hour\"\n\"/b\" = \"fixd 1/s\"\n", "line 4, column 8", "fixd"),
         ("default = \"10/hour\"\n\n[tiers\n", "line 3, column", ""),
         ("default = \"10/hour\"\nroute = 1\n", "line 2, column 1", "unknown field `route`"),
