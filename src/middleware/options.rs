@@ -54,10 +54,7 @@ impl PolicySource {
 
     /// Returns the policy, fixed or live, if all requests have the same one.
     pub(crate) fn shared(&self) -> Option<&SharedPolicy> {
-        match &self.0 {
-            Choice::Always(policy) => Some(policy),
-            _ => None,
-        }
+        if let Choice::Always(policy) = &self.0 { Some(policy) } else { None }
     }
 
     /// Checks that the storage can keep the policy and its shadow limits, and all later policies of
@@ -71,10 +68,11 @@ impl PolicySource {
 }
 
 /// The policy argument of a layer: a [`Policy`], a [`Quota`](crate::Quota), a
-/// [`Limit`](crate::Limit), or the [`PolicySource`] that [`policy_by`] returns.
+/// [`Limit`](crate::Limit), a [`LivePolicy`](crate::LivePolicy), a `PolicyLookup` (feature
+/// `lookup`), or the [`PolicySource`] that [`policy_by`] returns.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",
-    label = "expected a `Policy`, a `Quota`, a `Limit` or `policy_by(..)`",
+    label = "expected a `Policy`, a `Quota`, a `Limit`, a `LivePolicy` or `policy_by(..)`",
     note = "parse a text: `\"10/second\".parse::<Policy>()?`",
     note = "choose a policy for each request by `policy_by(|head| ..)`"
 )]
@@ -110,10 +108,10 @@ impl<P: IntoPolicy> IntoPolicySource for P {
 }
 
 /// The return value of the closure of [`policy_by`]: a [`Policy`], a [`Quota`](crate::Quota), a
-/// [`Limit`](crate::Limit), or an `Option` of one.
+/// [`Limit`](crate::Limit), a [`LivePolicy`](crate::LivePolicy), or an `Option` of one.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",
-    label = "the closure of `policy_by` returns a `Policy`, a `Quota`, a `Limit`, or an `Option` of one",
+    label = "the closure of `policy_by` returns a `Policy`, a `Quota`, a `Limit`, a `LivePolicy`, or an `Option` of one",
     note = "parse texts once, outside of the closure: `\"10/second\".parse::<Policy>()?`"
 )]
 pub trait ChosenPolicy {

@@ -101,7 +101,9 @@ impl LivePolicy {
         let present: Vec<_> = users.iter().filter_map(Weak::upgrade).collect();
         present.iter().try_for_each(|user| (user.validate)(&policy))?;
         self.publish(&policy);
-        present.iter().for_each(|user| user.has_changed.store(true, Ordering::Relaxed));
+        for user in &present {
+            user.has_changed.store(true, Ordering::Relaxed);
+        }
         drop(users);
         Ok(())
     }

@@ -185,9 +185,9 @@ fn changes_under_load_lose_no_request_and_no_unit() {
             .collect();
         for change in 1..=CHANGES {
             if change % 2 == 0 {
-                file.write(&content(change))
+                file.write(&content(change));
             } else {
-                file.replace(&content(change))
+                file.replace(&content(change));
             }
             hangup(&server);
             let expected = limits[(change % 2) as usize].to_string();
