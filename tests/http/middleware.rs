@@ -17,7 +17,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
-    Decision, EmptyRejection, Global, Header, Headers, MemoryStorage, OnError, Quota, RateLimit, RateLimitLayer,
+    Decision, EmptyRejection, Event, Global, Header, Headers, MemoryStorage, OnError, Quota, RateLimit, RateLimitLayer,
     RejectReason, Rejection,
 };
 use tower_test::mock;
@@ -452,5 +452,45 @@ async fn large_numbers_are_written_exactly() {
     for limit in (1_020..1_030).chain((2_000..200_000).step_by(64).take(200)) {
         let (service, _) = limited(&format!("fixed-window {limit}/hour"));
         assert_eq!(numbers(&ask(&service, get("/")).await), Some([limit, limit - 1, T0 + 3_600]));
+    }
+}
+
+/// The accept path of a layer without options, and its refusals, skip the full decision that an
+/// observer needs.
+#[tokio::test]
+async fn plain_layer_responds_like_an_observed_layer() {
+    for text in EVERY_STRATEGY.into_iter().chain(["fixed-window 3/minute; moving-window 2 per 7 seconds"]) {
+        let [plain, observed] = [false, true].map(|is_observed| {
+            let (storage, clock) = memory_with_manual_clock();
+            let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse);
+            let layer = if is_observed { layer.observer(|_: &Event<'_>| ()) } else { layer };
+            (layer.layer(Inner::default()), clock)
+        });
+        let (mut admitted, mut refused) = (0, 0);
+        for step in 0..40 {
+            let mut responses = Vec::new();
+            for (service, clock) in [&plain, &observed] {
+                clock.advance(Duration::from_millis(step % 4 * 600));
+                let response = ask(service, get("/")).await;
+                let decision = response.extensions().get::<Decision>().cloned();
+                responses.push((response.status(), response.headers().clone(), decision, response.into_body()));
+            }
+            assert_eq!(responses[0], responses[1], "{text}, request {step}");
+            if responses[0].0 == StatusCode::OK { admitted += 1 } else { refused += 1 }
+        }
+        assert!(admitted >= 2 && refused >= 5, "{text}: {admitted} and {refused}");
+    }
+}
+
+#[tokio::test]
+async fn plain_layer_reports_a_full_storage() {
+    let storage = MemoryStorage::builder().max_keys(1).build().unwrap();
+    let layer = RateLimitLayer::with_storage(policy("1/day"), Header::new("x-client"), storage);
+    let service = layer.layer(Inner::default());
+    assert_eq!(status(&service, with("x-client", "a")).await, 200);
+    for (client, is_full) in [("a", false), ("b", true)] {
+        let refused = ask(&service, with("x-client", client)).await;
+        assert_eq!(refused.status(), 429);
+        assert_eq!(refused.extensions().get::<Decision>().unwrap().is_storage_full(), is_full, "{client}");
     }
 }
