@@ -20,14 +20,14 @@ use axum::routing::any;
 use options::{Options, USAGE};
 use policies::{Current, Policies, PoliciesFile};
 use tower_ratelimit::extract::{Head, KeyError};
-use tower_ratelimit::storage::{BoxStorage, Breaker, Leases, RefusalCache};
+use tower_ratelimit::storage::{AnyStorage, Breaker, Leases, RefusalCache};
 use tower_ratelimit::{IntoPolicySource, MemoryStorage, RateLimitLayer, Rejection, ResponseHead, Storage, policy_by};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Returns the app with the limits of the flags.
-fn app(options: &Options, storage: &BoxStorage) -> Result<Router, String> {
+fn app(options: &Options, storage: &AnyStorage) -> Result<Router, String> {
     let mut app = Router::new().fallback(answer);
     for (path, policy) in &options.routes {
         app = app.route(path, any(answer).layer(layer(options, storage, policy.clone())?));
@@ -37,7 +37,7 @@ fn app(options: &Options, storage: &BoxStorage) -> Result<Router, String> {
 
 /// Returns the app with the limits of a policies file. Each request takes the current policies once,
 /// and both layers choose from them.
-fn app_of_file(options: &Options, storage: &BoxStorage, current: Current) -> Result<Router, String> {
+fn app_of_file(options: &Options, storage: &AnyStorage, current: Current) -> Result<Router, String> {
     let by_route = policy_by(|head| policies_of(head).routes.get(head.uri().path()).cloned());
     let header = options.tier_header.clone();
     let by_tier = policy_by(move |head| {
@@ -58,7 +58,7 @@ fn policies_of<'a>(head: &Head<'a>) -> &'a Policies {
 }
 
 /// Checks that the storage can keep the policies.
-fn check(policies: &Policies, storage: &BoxStorage) -> Result<(), String> {
+fn check(policies: &Policies, storage: &AnyStorage) -> Result<(), String> {
     policies.all().try_for_each(|(place, policy)| {
         let checked = [policy].into_iter().chain(policy.shadows()).try_for_each(|policy| storage.validate(policy));
         checked.map_err(|error| format!("{place}: {error}"))
@@ -67,25 +67,24 @@ fn check(policies: &Policies, storage: &BoxStorage) -> Result<(), String> {
 
 /// Returns the storage with its wrappers, and the leases. The breaker is innermost, because it has
 /// to see each call to the server.
-fn storage(options: &Options) -> Result<(BoxStorage, Option<Leases<BoxStorage>>), String> {
-    let mut storage = BoxStorage::new(options.storage.clone());
+fn storage(options: &Options) -> (AnyStorage, Option<Leases<AnyStorage>>) {
+    let mut storage = options.storage.clone();
     if let Some(replicas) = options.replicas {
-        let breaker = Breaker::new(storage).try_fallback(MemoryStorage::new(), replicas);
-        storage = BoxStorage::new(breaker.map_err(|error| format!("--replicas: {error}"))?);
+        storage = AnyStorage::new(Breaker::new(storage).fallback(MemoryStorage::new(), replicas));
     }
     if options.deny_cache {
-        storage = BoxStorage::new(RefusalCache::new(storage));
+        storage = AnyStorage::new(RefusalCache::new(storage));
     }
-    let Some(slice) = options.lease else { return Ok((storage, None)) };
-    let leases = Leases::try_new(storage, slice).map_err(|error| format!("--lease: {error}"))?;
-    Ok((BoxStorage::new(leases.clone()), Some(leases)))
+    let Some(slice) = options.lease else { return (storage, None) };
+    let leases = Leases::new(storage, slice);
+    (AnyStorage::new(leases.clone()), Some(leases))
 }
 
 fn layer(
     options: &Options,
-    storage: &BoxStorage,
+    storage: &AnyStorage,
     policy: impl IntoPolicySource,
-) -> Result<RateLimitLayer<BoxStorage, Box<dyn Rejection<Body>>>, String> {
+) -> Result<RateLimitLayer<AnyStorage, Box<dyn Rejection<Body>>>, String> {
     let mut layer = RateLimitLayer::new(policy, options.key()?)
         .try_storage(storage.clone(), options.on_error)
         .map_err(|error| format!("--storage or --lease cannot keep a --policy or --route: {error}"))?
@@ -154,7 +153,7 @@ async fn start(options: Options) -> Result<(), String> {
     let targets = Targets::new().with_target("tower_ratelimit", level).with_target(module_path!(), LevelFilter::INFO);
     tracing_subscriber::registry().with(log).with(targets).init();
 
-    let (storage, leases) = storage(&options)?;
+    let (storage, leases) = storage(&options);
     let app = match file {
         None => app(&options, &storage)?,
         Some((file, policies)) => {
@@ -176,7 +175,7 @@ async fn start(options: Options) -> Result<(), String> {
     let served = axum::serve(listener, service).with_graceful_shutdown(stop_signal()).await;
     if let Some(leases) = leases {
         // Refunds the leased units that were not spent.
-        leases.close().await.map_err(|error| format!("cannot refund the leased units: {error}"))?;
+        leases.close().await.map_err(|error| format!("cannot refund the leased units: {error:#}"))?;
     }
     served.map_err(|error| error.to_string())
 }

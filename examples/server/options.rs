@@ -181,8 +181,9 @@ impl Options {
                 self.replicas = Some(replicas.ok_or_else(invalid)?);
             }
             "--lease" => {
-                let invalid = |_| format!("cannot read {value:?}: write a number of units, for example 100");
-                self.lease = Some(value.parse().map_err(invalid)?);
+                let units = value.parse().ok().filter(|units| *units > 0);
+                let invalid = || format!("cannot read {value:?}: write a number of units, for example 100");
+                self.lease = Some(units.ok_or_else(invalid)?);
             }
             "--key" => self.key = value,
             "--trust" => self.trust.push(value),

@@ -7,7 +7,7 @@
 //! | `MemcachedStorage` | several processes, on memcached | `memcached` |
 //! | `EtcdStorage` | several processes, on etcd | `etcd` |
 //! | [`Cas`] | your own store, by two methods of [`CasStorage`] | |
-//! | [`AnyStorage`] | a URL from the configuration | |
+//! | [`AnyStorage`] | a storage that is chosen at run time, for example by a URL | |
 //!
 //! Every strategy runs on every storage.
 //!
@@ -25,12 +25,12 @@
 //! that fail during an outage.
 
 mod any;
-mod boxed;
 mod breaker;
 mod cas;
 mod clock;
 mod counters;
 mod deadline;
+mod error;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod infallible;
@@ -54,29 +54,30 @@ mod tls;
 mod url;
 
 use std::fmt;
+use std::future::ready;
 
 use crate::strategy::Status;
 use crate::{BoxError, ConfigError, Decision, Key, Op, Policy, Timestamp};
 
 pub use self::any::{AnyFuture, AnyStorage};
-pub use self::boxed::{BoxAnswer, BoxStorage};
 #[cfg(feature = "metrics")]
 pub(crate) use self::breaker::PATHS;
-pub use self::breaker::{Breaker, BreakerError, Circuit, CircuitState, NoFallback, Phase};
-pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
+pub use self::breaker::{Breaker, Circuit, CircuitState, NoFallback, Phase};
+pub use self::cas::{Cas, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
+pub use self::error::{StorageError, StorageErrorKind};
 #[cfg(feature = "etcd")]
-pub use self::etcd::{EtcdStorage, EtcdStorageError};
+pub use self::etcd::EtcdStorage;
 pub use self::infallible::InfallibleStorage;
-pub use self::leases::{LeaseError, Leases};
+pub use self::leases::Leases;
 #[cfg(feature = "memcached")]
-pub use self::memcached::{MemcachedStorage, MemcachedStorageError};
+pub use self::memcached::MemcachedStorage;
 pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull};
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisStorage, RedisStorageError};
+pub use self::redis::RedisStorage;
 pub use self::refusal_cache::RefusalCache;
 pub use self::storage_url::StorageUrl;
-pub use self::timeout::{Timeout, TimeoutError};
+pub use self::timeout::Timeout;
 
 /// A request to a storage for one decision.
 #[derive(Clone, Copy, Debug)]
@@ -209,8 +210,8 @@ impl Default for Summary {
 /// }
 /// ```
 pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
-    /// The error of the storage. [`Infallible`](std::convert::Infallible) for a storage that cannot
-    /// fail.
+    /// The error of the storage: [`StorageError`], or any other type. It is
+    /// [`Infallible`](std::convert::Infallible) for a storage that cannot fail.
     type Error: Into<BoxError> + Send + 'static;
     /// The future that [`decide`](Self::decide) returns.
     type DecideFuture: Future<Output = Result<Decision, Self::Error>> + Send + Unpin + 'static;
@@ -243,6 +244,28 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Refunds the units that a hit spent, according to [`Policy::refund`]. `decision` is the
     /// decision on that hit.
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture;
+
+    /// Checks that the storage is reachable and can decide. It makes one attempt, and it spends
+    /// nothing. Use it for a health endpoint.
+    ///
+    /// The default implementation never fails. A wrapper checks the storage inside, and a
+    /// [`Breaker`] checks its primary.
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        ready(Ok(()))
+    }
+
+    /// Removes all keys of this storage, and returns their number. A shared storage removes all keys
+    /// with its prefix, including the keys of other processes.
+    ///
+    /// Use it in tests and for operations, because it may visit every key. Concurrent hits can
+    /// survive.
+    ///
+    /// The default implementation returns an error of the kind
+    /// [`Unsupported`](StorageErrorKind::Unsupported). memcached does not support it either.
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        let message = "this storage cannot list its keys";
+        ready(Err(StorageError::new(StorageErrorKind::Unsupported, message)))
+    }
 
     /// Checks that this storage supports the policy. Called when a limiter or a layer is built. If
     /// the policy is chosen per request, called for each decision.

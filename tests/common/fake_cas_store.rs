@@ -249,6 +249,10 @@ impl CasStorage for FakeCasStore {
         Ok(swapped)
     }
 
+    async fn check(&self) -> Result<(), BoxError> {
+        self.answer().await
+    }
+
     fn longest(&self) -> Option<usize> {
         self.0.longest
     }

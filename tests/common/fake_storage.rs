@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
-use tower_ratelimit::storage::{ManualClock, StorageRequest};
+use tower_ratelimit::storage::{ManualClock, StorageError, StorageRequest};
 use tower_ratelimit::{BoxError, ConfigError, Decision, Key, MemoryStorage, Op, Policy, Storage};
 
 use crate::memory_with_manual_clock;
@@ -264,6 +264,20 @@ impl<St: Storage> Storage for FakeStorage<St> {
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         let (inner, policy, key, decision) = (self.inner.clone(), policy.clone(), key.clone(), decision.clone());
         self.answer(Operation::Change, async move { inner.refund(&policy, &key, &decision).await.map_err(Into::into) })
+    }
+
+    /// Behaves as a peek does, and is not counted.
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        let checked = self.answer(Operation::Decide(Op::Peek), std::future::ready(Ok(())));
+        self.shared.decisions.fetch_sub(1, Ordering::SeqCst);
+        async { checked.await.map_err(StorageError::from_boxed) }
+    }
+
+    /// Behaves as a clear does.
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        let inner = self.inner.clone();
+        let cleared = self.answer(Operation::Change, async move { inner.clear_all().await.map_err(Into::into) });
+        async { cleared.await.map_err(StorageError::from_boxed) }
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

@@ -106,11 +106,11 @@ impl Place {
         Ok(match &self.kind {
             Kind::Memory => MemoryStorage::builder().clock(clock).build()?.into(),
             #[cfg(feature = "servers")]
-            Kind::Redis(server) => server.clone().try_prefix(&prefix)?.clock(clock).into(),
+            Kind::Redis(server) => AnyStorage::new(server.clone().prefix(&prefix).clock(clock)),
             #[cfg(feature = "servers")]
-            Kind::Memcached(servers) => servers.clone().try_prefix(&prefix)?.clock(clock).into(),
+            Kind::Memcached(servers) => AnyStorage::new(servers.clone().prefix(&prefix).clock(clock)),
             #[cfg(feature = "servers")]
-            Kind::Etcd(members) => members.clone().try_prefix(&prefix)?.clock(clock).into(),
+            Kind::Etcd(members) => AnyStorage::new(members.clone().prefix(&prefix).clock(clock)),
         })
     }
 }

@@ -419,7 +419,7 @@ fn invalid_cache_and_lease_flags_suggest_valid_ones() {
         ),
         (
             &["--lease", "0", "--storage", "redis://localhost"],
-            "invalid slice 0: a slice must be at least 1, for example 100",
+            "--lease: cannot read \"0\": write a number of units, for example 100",
         ),
         (&["--lease", "many"], "--lease: cannot read \"many\": write a number of units, for example 100"),
         (

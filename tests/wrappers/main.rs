@@ -1,7 +1,8 @@
-//! Wrappers: boxed storages, timeout, breaker, refusal cache, leases.
+//! Wrappers: erased types, timeout, breaker, refusal cache, leases.
 
-mod boxed;
+mod any;
 mod breaker;
+mod check_and_clear_all;
 mod leases;
 mod leases_lost_replies;
 mod leases_shutdown;

@@ -12,9 +12,9 @@ mod storage;
 mod worker;
 
 use std::fmt;
+use std::future::ready;
 use std::time::Duration;
 
-pub use self::error::CasError;
 pub use self::storage::Cas;
 use crate::{BoxError, Timestamp};
 
@@ -103,6 +103,15 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
         text: &str,
         keep: Duration,
     ) -> impl Future<Output = Result<Swapped<Self::Version>, Self::Error>> + Send;
+
+    /// Checks that the store is reachable. The default implementation never fails.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store is not reachable.
+    fn check(&self) -> impl Future<Output = Result<(), Self::Error>> + Send {
+        ready(Ok(()))
+    }
 
     /// Returns the largest length of a text in bytes, or `None` if it is unlimited. Defaults to
     /// `None`.

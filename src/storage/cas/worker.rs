@@ -7,12 +7,12 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batch;
-use super::error::CasError;
 use super::job::{Answer, Job};
 use super::queues::Place;
 use super::shared::CasShared;
-use super::{CasStorage, Loaded, Swapped, pause};
+use super::{CasStorage, Loaded, Swapped, error, pause};
 use crate::BoxError;
+use crate::storage::StorageError;
 
 /// The number of retries without a delay.
 const IMMEDIATE_RETRIES: u32 = 4;
@@ -116,10 +116,14 @@ impl<S: CasStorage> Worker<S> {
         Ok(())
     }
 
-    async fn load(&mut self, jobs: &[Job]) -> Result<Loaded<S::Version>, CasError> {
+    async fn load(&mut self, jobs: &[Job]) -> Result<Loaded<S::Version>, StorageError> {
         let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.place.1));
         let load = shared.store.load(&key);
-        let loaded = self.timed(jobs.iter(), load).await.ok_or(CasError::late(false))?.map_err(CasError::loading)?;
+        let loaded = self
+            .timed(jobs.iter(), load)
+            .await
+            .ok_or(error::late(false))?
+            .map_err(|error| StorageError::from_boxed(error).uncounted())?;
         self.shared.queues.set_contended(&self.place, self.shared.now(&loaded));
         Ok(loaded)
     }
@@ -130,14 +134,14 @@ impl<S: CasStorage> Worker<S> {
         loaded: &Loaded<S::Version>,
         text: &str,
         keep: Duration,
-    ) -> Result<Swapped<S::Version>, CasError> {
+    ) -> Result<Swapped<S::Version>, StorageError> {
         if let Some(longest) = self.shared.store.longest().filter(|longest| text.len() > *longest) {
-            return Err(CasError::overgrown(text.len(), longest));
+            return Err(error::too_long(text.len(), longest));
         }
         let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.place.1));
         let swap = shared.store.swap(&key, &loaded.version, text, keep);
         let jobs = pending.iter().map(|(job, _)| job);
-        let swapped = self.timed(jobs, swap).await.ok_or(CasError::late(true))?.map_err(CasError::swapping)?;
+        let swapped = self.timed(jobs, swap).await.ok_or(error::late(true))?.map_err(StorageError::from_boxed)?;
         self.shared.queues.set_contended(&self.place, self.shared.now(loaded));
         Ok(swapped)
     }

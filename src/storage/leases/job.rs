@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::error::LeaseError;
+use crate::storage::StorageError;
 use crate::{Decision, Key, Op, Policy};
 
 /// The action that a caller requests for a key.
@@ -20,7 +20,7 @@ pub(super) enum Command {
 
 /// The reply to a job. `None` means that a change is done, or that the caller must send its hit to
 /// the storage itself.
-pub(super) type Answer = Result<Option<Reply>, LeaseError>;
+pub(super) type Answer = Result<Option<Reply>, StorageError>;
 
 /// The job of one caller.
 pub(super) struct Job {

@@ -3,12 +3,14 @@
 use std::time::{Duration, Instant};
 
 use common::harness::{AGAIN, Answer, SECOND, timely};
+use common::message;
 use common::servers::{FaultyServer, Mode, Proxy};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_ratelimit::Key;
+use tower_ratelimit::storage::StorageErrorKind;
+use tower_ratelimit::{Key, Storage};
 
-use super::backend::{Backend, Failure};
+use super::backend::Backend;
 use super::{QUICK, entry_points, limiter, not_ready, quick_hit, ready, recovers};
 
 on_every_backend! { [tokio::test] [await] [
@@ -28,11 +30,16 @@ async fn server_may_start_after_the_storage<B: Backend>() {
     server.kill();
     let entry_points = entry_points::<B>(server.port());
     entry_points.fail().await;
+    let error = entry_points.limiter.storage().check().await.unwrap_err();
+    assert!(!error.may_have_counted(), "{error:?}");
     let error = not_ready::<B>(entry_points.limiter.storage()).await;
-    assert!(error.to_string().contains(&format!("cannot reach 127.0.0.1:{}: ", server.port())), "{error}");
+    assert_eq!(error.kind(), StorageErrorKind::Unreachable);
+    let error = message(error);
+    assert!(error.contains(&format!("cannot reach 127.0.0.1:{}: ", server.port())), "{error}");
     server.restart();
     let took = ready::<B>(entry_points.limiter.storage()).await;
     assert!(took < SECOND, "{took:?}");
+    entry_points.limiter.storage().check().await.unwrap();
     entry_points.recover().await;
 }
 

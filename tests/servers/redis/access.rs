@@ -1,8 +1,8 @@
 //! Users, passwords and databases.
 
 use common::harness::SECOND;
-use common::policy;
 use common::servers::Server;
+use common::{message, policy};
 
 use super::{PLENTY, entry_points, not_ready, ready, storage};
 
@@ -12,8 +12,8 @@ async fn storage_becomes_ready_when_a_wrong_password_is_corrected() {
     let server = Server::start(&["--requirepass", "first"]);
     let url = format!("redis://:p%40ss%2Fword@127.0.0.1:{}", server.port());
     let (with, without) = (storage(&url), storage(&server.url()));
-    assert!(not_ready(&with).await.to_string().contains("authentication failed"));
-    assert!(not_ready(&without).await.to_string().contains("NOAUTH"));
+    assert!(message(not_ready(&with).await).contains("authentication failed"));
+    assert!(message(not_ready(&without).await).contains("NOAUTH"));
     server.ask(&["CONFIG", "SET", "requirepass", "p@ss/word"]);
     assert!(ready(&with).await < SECOND);
     assert!(!format!("{with:?}").contains("p@ss"));
@@ -50,8 +50,8 @@ async fn url_selects_the_user_and_the_database() {
     let at = format!("127.0.0.1:{}", server.port());
     ready(&storage(&format!("redis://a%3Ab:s%20e@{at}/3"))).await;
     let error = not_ready(&storage(&format!("redis://a%3Ab:se@{at}/3"))).await;
-    assert!(error.to_string().contains("authentication failed"), "{error}");
-    let error = not_ready(&storage(&format!("valkey://{at}/99"))).await.to_string();
+    assert!(format!("{error:#}").contains("authentication failed"), "{error}");
+    let error = message(not_ready(&storage(&format!("valkey://{at}/99"))).await);
     assert!(error.contains("99") || error.contains("range"), "{error}");
     let clients = storage(&format!("redis://{at}/5"));
     ready(&clients).await;
