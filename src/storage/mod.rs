@@ -267,8 +267,9 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
         ready(Err(StorageError::new(StorageErrorKind::Unsupported, message)))
     }
 
-    /// Checks that this storage supports the policy. Called when a limiter or a layer is built. If
-    /// the policy is chosen per request, called for each decision.
+    /// Checks that this storage supports the policy. Called when a limiter or a layer is built, and
+    /// when its [`LivePolicy`](crate::LivePolicy) is set. If the policy is chosen per request, called
+    /// for each decision.
     ///
     /// # Errors
     ///
