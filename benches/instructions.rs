@@ -14,8 +14,8 @@ use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_ratelimit::storage::{Clock, CoarseClock, ManualClock, SystemClock};
 use tower_ratelimit::{
-    FixedWindow, Headers, Key, MemoryStorage, PeerIp, Policy, RateLimitLayer, RateLimiter, SlidingWindowCounter,
-    TokenBucket,
+    FixedWindow, Headers, IntoPolicy, Key, LivePolicy, MemoryStorage, PeerIp, RateLimitLayer, RateLimiter,
+    SlidingWindowCounter, TokenBucket,
 };
 
 use support::hits::address;
@@ -29,6 +29,7 @@ type Path = fn(usize);
 
 const PATHS: [(&str, Path); 17] = [
     ("admit token bucket", |times| admit(TokenBucket::generous(), times)),
+    ("admit live token bucket", |times| admit(LivePolicy::new(TokenBucket::generous()), times)),
     ("admit three limits", |times| admit(several(3, u32::MAX), times)),
     ("admit refusal", admit_refusal),
     ("admit by the system clock", |times| admit_by(SystemClock::new(), times)),
@@ -37,12 +38,16 @@ const PATHS: [(&str, Path); 17] = [
     ("hit sliding window counter", hit_after_a_previous_window),
     ("hit fixed window", |times| hit(FixedWindow::generous(), times)),
     ("hit moving window", hit_moving_window),
+    ("hit live token bucket", |times| hit(LivePolicy::new(TokenBucket::generous()), times)),
     ("hit three limits", |times| hit(several(3, u32::MAX), times)),
     ("refusal", refusal),
     ("new key", new_key),
     ("new key at the cap", new_key_at_the_cap),
     ("no middleware", |times| serve(Hello, times)),
     ("middleware no headers", |times| serve(layer(bursting(BURST)).headers(Headers::none()).layer(Hello), times)),
+    ("middleware live no headers", |times| {
+        serve(layer(LivePolicy::new(bursting(BURST))).headers(Headers::none()).layer(Hello), times);
+    }),
     ("middleware three headers", |times| serve(layer(bursting(BURST)).layer(Hello), times)),
     ("middleware refusal", |times| serve(layer(stingy::<TokenBucket>()).layer(Hello), times)),
 ];
@@ -61,12 +66,12 @@ fn main() {
     }
 }
 
-fn hit(policy: Policy, times: usize) {
+fn hit(policy: impl IntoPolicy, times: usize) {
     let (limiter, _) = with_manual_clock(policy);
     repeat(&limiter, times, true);
 }
 
-fn admit(policy: Policy, times: usize) {
+fn admit(policy: impl IntoPolicy, times: usize) {
     let (limiter, _) = with_manual_clock(policy);
     let key = alice();
     (0..times).for_each(|_| assert!(limiter.admit(&key)));
@@ -140,7 +145,7 @@ fn alice() -> Key {
     address(1)
 }
 
-fn layer(policy: Policy) -> RateLimitLayer {
+fn layer(policy: impl IntoPolicy) -> RateLimitLayer {
     RateLimitLayer::from_limiter(&with_manual_clock(policy).0, PeerIp::new())
 }
 

@@ -56,8 +56,7 @@ async fn authenticate(mut request: Request, next: Next) -> Result<Response, Stat
 
 fn api(limiter: &Limiter) -> Router {
     let by_user = Extension::by(|user: &User| Key::from(user.0));
-    let limit =
-        RateLimitLayer::new(limiter.policy().clone(), by_user).storage(limiter.storage().clone(), OnError::Admit);
+    let limit = RateLimitLayer::new(limiter.policy(), by_user).storage(limiter.storage().clone(), OnError::Admit);
     Router::new().route("/", get(|| async { "hello\n" })).layer(limit).layer(from_fn(authenticate))
 }
 

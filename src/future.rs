@@ -1,5 +1,10 @@
 //! The response future.
 
+#[cfg(feature = "lookup")]
+mod finding;
+#[cfg(not(feature = "lookup"))]
+mod no_finding;
+
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,6 +15,10 @@ use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 use tower_service::Service;
 
+#[cfg(feature = "lookup")]
+use self::finding::Finding;
+#[cfg(not(feature = "lookup"))]
+use self::no_finding::Finding;
 use crate::middleware::admission::{Action, LayerState, ResponsePlan};
 use crate::middleware::post_response::QueueSlot;
 use crate::{Decision, Rejection, Storage, headers};
@@ -48,6 +57,10 @@ pin_project! {
         Waiting {
             waiting: Pin<Box<Waiting<S, B, St, R>>>,
         },
+        // Impossible without the feature `lookup`.
+        Finding {
+            finding: Box<Finding<S, B, St, R>>,
+        },
     }
 }
 
@@ -62,6 +75,16 @@ where
 
     pub(crate) fn refused(response: S::Response) -> Self {
         Self { state: State::Refused { response: Some(response) } }
+    }
+
+    #[cfg(feature = "lookup")]
+    pub(crate) fn finding(
+        ready: S,
+        request: Request<B>,
+        shared: Arc<LayerState<St, R>>,
+        tenant: crate::lookup::Finding,
+    ) -> Self {
+        Self { state: State::Finding { finding: Box::new(Finding::new(ready, request, shared, tenant)) } }
     }
 
     pub(crate) fn waiting(waiting: Waiting<S, B, St, R>) -> Self {
@@ -86,6 +109,10 @@ where
                 }
                 StateProj::Refused { response } => {
                     return Poll::Ready(Ok(response.take().expect("polled after it was ready")));
+                }
+                StateProj::Finding { finding } => {
+                    let next = ready!(finding.poll(cx));
+                    state.set(next);
                 }
                 StateProj::Waiting { waiting } => {
                     let next = ready!(waiting.as_mut().poll(cx))?;

@@ -3,16 +3,20 @@
 use std::fmt;
 use std::sync::Arc;
 
+use http::Request;
 use tower_layer::Layer;
 
+use crate::client_usage::{Usage, UsageError};
 use crate::error::or_panic;
 use crate::extract::{Head, KeyExtractor};
 use crate::middleware::admission::LayerState;
 use crate::middleware::config::{LayerConfig, OnError};
-use crate::middleware::options::{Choice, CostFn, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip};
+use crate::middleware::options::{CostFn, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip};
 use crate::observe::Observer;
 use crate::storage::InfallibleStorage;
-use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejection};
+#[cfg(feature = "axum")]
+use crate::usage_handler::UsageHandler;
+use crate::{ConfigError, Headers, IntoPolicy, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejection};
 
 /// Limits the requests to a service.
 ///
@@ -54,10 +58,11 @@ pub struct RateLimitLayer<St = MemoryStorage, R = TextRejection> {
 impl RateLimitLayer {
     /// Creates a layer that keeps its counts in memory.
     ///
-    /// `policy` is a [`Policy`](crate::Policy), a [`Quota`](crate::Quota), or the result of
+    /// `policy` is a [`Policy`](crate::Policy), a [`Quota`](crate::Quota), a
+    /// [`LivePolicy`](crate::LivePolicy), which can be replaced later, or the result of
     /// [`policy_by`](crate::policy_by), which chooses a policy for each request.
     pub fn new(policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
-        Self::with(policy.into_policy_source(), key, MemoryStorage::new())
+        Self::with_storage(policy, key, MemoryStorage::new())
     }
 }
 
@@ -78,9 +83,7 @@ impl<St: InfallibleStorage> RateLimitLayer<St> {
     /// Panics if the storage cannot keep the policy.
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicySource, key: impl KeyExtractor, storage: St) -> Self {
-        let policies = policy.into_policy_source();
-        or_panic(policies.validate(&storage));
-        Self::with(policies, key, storage)
+        Self::with(or_panic(policy.into_policy_source().bind(&storage)), key, storage)
     }
 
     /// Creates a layer that shares the policy, the storage and the counts of `limiter`.
@@ -88,7 +91,7 @@ impl<St: InfallibleStorage> RateLimitLayer<St> {
     /// For a storage that can fail, use [`new`](RateLimitLayer::new) with the limiter's policy,
     /// then [`storage`](RateLimitLayer::storage) with its storage and an [`OnError`].
     pub fn from_limiter(limiter: &RateLimiter<St>, key: impl KeyExtractor) -> Self {
-        Self::with(limiter.policy().clone().into_policy_source(), key, limiter.storage().clone())
+        Self::with(limiter.shared_policy().into_policy_source(), key, limiter.storage().clone())
     }
 }
 
@@ -123,8 +126,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///
     /// Returns an error if the storage cannot keep the policy.
     pub fn try_storage<T: Storage>(self, storage: T, on_error: OnError) -> Result<RateLimitLayer<T, R>, ConfigError> {
-        let (config, _, rejection) = self.into_parts();
-        config.policies.validate(&storage)?;
+        let (mut config, _, rejection) = self.into_parts();
+        config.policies = config.policies.bind(&storage)?;
         let config = config.with(|config| config.on_error = on_error);
         Ok(RateLimitLayer { shared: LayerState::new(config, storage, rejection) })
     }
@@ -267,15 +270,79 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     }
 
     /// Returns a limiter that shares the policy and the storage of this layer, to peek at a key,
-    /// clear it, or charge it outside of a request.
+    /// clear it, or charge it outside of a request. It follows the changes of a
+    /// [`LivePolicy`](crate::LivePolicy).
     ///
-    /// Returns `None` if [`policy_by`](crate::policy_by) chooses the policy of each request. In
-    /// that case, create a limiter from a policy and the [storage](Self::storage_handle).
+    /// Returns `None` if the policy is chosen for each request. Then use
+    /// [`limiter_for`](Self::limiter_for).
     pub fn limiter(&self) -> Option<RateLimiter<St>> {
-        match &self.shared.config.policies.0 {
-            Choice::Always(policy) => Some(RateLimiter::with_storage(policy.clone(), self.storage_handle())),
-            Choice::By(_) => None,
-        }
+        let policy = self.shared.config.policies.shared()?;
+        Some(RateLimiter::of(policy.clone(), self.storage_handle()))
+    }
+
+    /// Returns a limiter that shares the storage of this layer, for a policy that
+    /// [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the storage cannot keep the policy.
+    pub fn limiter_for(&self, policy: impl IntoPolicy) -> Result<RateLimiter<St>, ConfigError> {
+        RateLimiter::try_with_storage(policy, self.storage_handle())
+    }
+
+    /// Returns the units that remain to the client of `request`, or `None` if it is not limited.
+    /// Spends nothing. With the feature `axum`, `usage_handler` serves this as JSON.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_ratelimit::{Global, Quota, RateLimitLayer};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = RateLimitLayer::new(Quota::per_minute(60), Global);
+    /// let usage = layer.usage(&Request::new(())).await?.expect("every request is limited");
+    /// assert_eq!(usage.decision().remaining(), 60);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the request has no key, or if the storage or the look-up of the policy
+    /// fails.
+    pub fn usage<B>(
+        &self,
+        request: &Request<B>,
+    ) -> impl Future<Output = Result<Option<Usage>, UsageError>> + Send + use<St, R, B> {
+        self.shared.usage(request)
+    }
+
+    /// Returns an axum handler that responds with the usage of the request's own client as JSON. It
+    /// spends nothing.
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
+    ///
+    /// let limit = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new());
+    /// let app: Router = Router::new()
+    ///     .route("/", get(|| async { "hello" }))
+    ///     .layer(limit.clone())
+    ///     // After the layer, so that looking at the usage is not limited.
+    ///     .route("/usage", get(limit.usage_handler()));
+    /// ```
+    ///
+    /// | response | if |
+    /// |---|---|
+    /// | 200 with the [usage](crate::Usage::to_json) | the client is limited |
+    /// | 200 with `{"limited":false}` | the client is not limited |
+    /// | 400, 401 or 500 | the request has no key |
+    /// | 503 with `Retry-After` | the storage or the look-up of the policy fails |
+    ///
+    /// The key of a request must not depend on the route.
+    #[cfg(feature = "axum")]
+    pub fn usage_handler(&self) -> UsageHandler<St, R> {
+        UsageHandler::new(Arc::clone(&self.shared))
     }
 
     /// Returns a clone of the storage handle.

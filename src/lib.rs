@@ -59,15 +59,18 @@
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
 //! | `coarse-clock` | `storage::CoarseClock`, which reads no tick counter and lags by up to a tick |
 //! | `tonic` | [`PeerIp`] reads the connect info of tonic's server; [`GrpcRejection`] needs no feature |
+//! | `lookup` | `PolicyLookup`, policies from a database |
 //! | `metrics` | `MetricsObserver`, and metrics of the storages |
 //! | `partition-key` | `Headers::partition_key` |
 //! | `redis` | `RedisStorage`, for Redis and Valkey |
 //! | `redis-cluster`, `redis-sentinel`, `redis-rustls` | `redis+cluster://`, `redis+sentinel://` and `rediss://` URLs |
 //! | `memcached` | `MemcachedStorage` |
 //! | `etcd`, `etcd-rustls` | `EtcdStorage`, and `etcds://` URLs |
+//! | `serde` | [`Quota`], [`Policy`], [`Headers`], [`OnError`] and [`StorageUrl`](storage::StorageUrl) as strings |
 //! | `testing` | property tests for strategies and storages of your own |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod client_usage;
 mod decision;
 mod error;
 pub mod extract;
@@ -79,11 +82,15 @@ mod key;
 mod layer;
 mod limiter;
 mod lint;
+#[cfg(feature = "lookup")]
+mod lookup;
 mod middleware;
 mod observe;
 mod policy;
 mod quota;
 mod rejection;
+#[cfg(feature = "serde")]
+mod serde;
 mod service;
 pub mod storage;
 pub mod strategy;
@@ -92,7 +99,10 @@ mod sync;
 pub mod testing;
 mod text;
 mod time;
+#[cfg(feature = "axum")]
+mod usage_handler;
 
+pub use self::client_usage::{Usage, UsageError};
 pub use self::decision::{Decision, DecisionSource, SettleError};
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]
@@ -103,12 +113,16 @@ pub use self::key::Key;
 pub use self::layer::RateLimitLayer;
 pub use self::limiter::RateLimiter;
 pub use self::lint::Lint;
+#[cfg(feature = "lookup")]
+pub use self::lookup::{IntoId, LookupError, PolicyLookup, Tenant};
 pub use self::middleware::OnError;
 pub use self::middleware::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip, policy_by};
 #[cfg(feature = "metrics")]
 pub use self::observe::MetricsObserver;
 pub use self::observe::{Event, EventKind, Observer};
-pub use self::policy::{IntoPolicy, Limit, Op, Policy, PolicyBuilder};
+#[doc(hidden)]
+pub use self::policy::SharedPolicy;
+pub use self::policy::{IntoPolicy, Limit, LivePolicy, Op, Policy, PolicyBuilder};
 pub use self::quota::Quota;
 pub use self::rejection::{
     EmptyRejection, GrpcRejection, LimitExceeded, ProblemRejection, RejectReason, Rejection, TextRejection,
@@ -129,3 +143,5 @@ pub use self::storage::{MemoryStorage, Storage};
 #[doc(no_inline)]
 pub use self::strategy::{ElasticWindow, FixedWindow, LeakyBucket, MovingWindow, SlidingWindowCounter, TokenBucket};
 pub use self::time::Timestamp;
+#[cfg(feature = "axum")]
+pub use self::usage_handler::UsageHandler;

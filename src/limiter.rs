@@ -2,7 +2,7 @@
 
 use crate::error::or_panic;
 use crate::storage::{MemoryStorage, Storage, StorageRequest};
-use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError};
+use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError, SharedPolicy};
 
 /// A rate limiter that is independent of HTTP: a policy on a storage.
 ///
@@ -61,14 +61,14 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError};
 /// ```
 #[derive(Clone, Debug)]
 pub struct RateLimiter<St = MemoryStorage> {
-    policy: Policy,
+    policy: SharedPolicy,
     storage: St,
 }
 
 impl RateLimiter {
     /// Creates a limiter with a memory storage of its own.
     pub fn new(policy: impl IntoPolicy) -> Self {
-        Self { policy: policy.into_policy(), storage: MemoryStorage::new() }
+        Self::with_storage(policy, MemoryStorage::new())
     }
 }
 
@@ -96,7 +96,7 @@ impl RateLimiter {
     /// and spends nothing.
     #[inline]
     pub fn admit_with_cost(&self, key: &Key, cost: u32) -> bool {
-        self.storage.admit(&StorageRequest::new(&self.policy, key, Op::Hit, cost))
+        self.policy.with(|policy| self.storage.admit(&StorageRequest::new(policy, key, Op::Hit, cost)))
     }
 }
 
@@ -120,9 +120,13 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// Returns an error if the storage cannot keep the policy.
     pub fn try_with_storage(policy: impl IntoPolicy, storage: St) -> Result<Self, ConfigError> {
-        let policy = policy.into_policy();
-        storage.validate(&policy)?;
+        let policy = bound(policy.into_shared(), &storage)?;
         Ok(Self { policy, storage })
+    }
+
+    /// Creates the limiter of a layer, whose policy is validated.
+    pub(crate) fn of(policy: SharedPolicy, storage: St) -> Self {
+        Self { policy, storage }
     }
 
     /// Spends one unit of `key` from each limit of the policy if all of them admit it, and none
@@ -141,7 +145,7 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
     pub fn hit_with_cost(&self, key: &Key, cost: u32) -> St::DecideFuture {
-        self.storage.decide(StorageRequest::new(&self.policy, key, Op::Hit, cost))
+        self.policy.with(|policy| self.storage.decide(StorageRequest::new(policy, key, Op::Hit, cost)))
     }
 
     /// Returns the decision that a hit would get now. Spends nothing.
@@ -159,7 +163,7 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
     pub fn peek_with_cost(&self, key: &Key, cost: u32) -> St::DecideFuture {
-        self.storage.decide(StorageRequest::new(&self.policy, key, Op::Peek, cost))
+        self.policy.with(|policy| self.storage.decide(StorageRequest::new(policy, key, Op::Peek, cost)))
     }
 
     /// Refunds the hit that returned `decision`. This is [`settle`](Self::settle) with an actual
@@ -182,7 +186,7 @@ impl<St: Storage> RateLimiter<St> {
     /// this policy, or if the hit has spent fewer units. The future returns the storage's error if
     /// the storage fails.
     pub fn refund_units(&self, key: &Key, decision: &Decision, units: u32) -> Result<St::UpdateFuture, SettleError> {
-        decision.check_settle(self.policy.digest())?;
+        decision.check_settle(self.policy.with(Policy::digest))?;
         let spent = decision.cost();
         let actual = spent.checked_sub(units).ok_or(SettleError::TooManyUnits { units, spent })?;
         self.settle(key, decision, actual)
@@ -218,7 +222,7 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
     pub fn charge(&self, key: &Key, units: u32) -> St::DecideFuture {
-        self.storage.decide(StorageRequest::new(&self.policy, key, Op::Charge, units))
+        self.policy.with(|policy| self.storage.decide(StorageRequest::new(policy, key, Op::Charge, units)))
     }
 
     /// Corrects the cost of the hit that returned `decision` to `actual` units. For requests whose
@@ -259,8 +263,10 @@ impl<St: Storage> RateLimiter<St> {
     /// Returns an error, and changes nothing, if the decision is not that of an admitted hit of
     /// this policy. The future returns the storage's error if the storage fails.
     pub fn settle(&self, key: &Key, decision: &Decision, actual: u32) -> Result<St::UpdateFuture, SettleError> {
-        decision.check_settle(self.policy.digest())?;
-        Ok(self.storage.settle(&self.policy, key, decision, actual))
+        self.policy.with(|policy| {
+            decision.check_settle(policy.digest())?;
+            Ok(self.storage.settle(policy, key, decision, actual))
+        })
     }
 
     /// Deletes the states of all limits of the policy for this key.
@@ -269,16 +275,57 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
     pub fn clear(&self, key: &Key) -> St::UpdateFuture {
-        self.storage.clear(&self.policy, key)
+        self.policy.with(|policy| self.storage.clear(policy, key))
     }
 
-    /// Returns the policy.
-    pub fn policy(&self) -> &Policy {
-        &self.policy
+    /// Returns the policy, or the current one of a [`LivePolicy`](crate::LivePolicy).
+    pub fn policy(&self) -> Policy {
+        self.policy.read().into_owned()
+    }
+
+    /// Returns a limiter that keeps the current policy, even if a
+    /// [`LivePolicy`](crate::LivePolicy) changes. Use it for a hit and its refund, because a refund
+    /// needs the policy of the hit.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, LivePolicy, Quota, RateLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let live = LivePolicy::new(Quota::per_minute(10));
+    /// let limiter = RateLimiter::new(live.clone());
+    /// let alice = Key::from("alice");
+    ///
+    /// let limiter = limiter.current();
+    /// let hit = limiter.hit(&alice).await?;
+    /// live.set(Quota::per_minute(20))?;
+    /// limiter.refund(&alice, &hit).await?;
+    /// assert_eq!(limiter.peek(&alice).await?.remaining(), 10);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn current(&self) -> Self {
+        Self { policy: self.policy().into_shared(), storage: self.storage.clone() }
+    }
+
+    /// Returns the policy, which follows the changes of a live one.
+    pub(crate) fn shared_policy(&self) -> SharedPolicy {
+        self.policy.clone()
     }
 
     /// Returns the storage.
     pub fn storage(&self) -> &St {
         &self.storage
     }
+}
+
+/// Checks that the storage can keep the policy and its shadow limits, and all later policies of a
+/// live one.
+pub(crate) fn bound<St: Storage>(policy: SharedPolicy, storage: &St) -> Result<SharedPolicy, ConfigError> {
+    let storage = storage.clone();
+    policy.bind(move |policy| {
+        storage.validate(policy)?;
+        policy.shadows().iter().try_for_each(|shadow| storage.validate(shadow))
+    })
 }

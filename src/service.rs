@@ -9,7 +9,7 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use crate::future::{ResponseFuture, Waiting};
-use crate::middleware::admission::{Action, LayerState};
+use crate::middleware::admission::{Action, Hold, LayerState};
 use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 
 /// Limits the requests to the inner service. Created by [`RateLimitLayer`](crate::RateLimitLayer).
@@ -78,7 +78,13 @@ where
         match self.shared.admit(&mut request) {
             Action::Forward(plan) => ResponseFuture::calling(self.inner.call(request), plan),
             Action::Respond(response) => ResponseFuture::refused(response),
-            Action::Wait((slot, deciding)) => {
+            #[cfg(feature = "lookup")]
+            Action::Wait(Hold::Lookup(finding)) => {
+                let next = self.inner.clone();
+                let ready = mem::replace(&mut self.inner, next);
+                ResponseFuture::finding(ready, request, Arc::clone(&self.shared), finding)
+            }
+            Action::Wait(Hold::Queue(slot, deciding)) => {
                 // The future takes the service that was polled ready, and a clone replaces it. If
                 // the request is delayed, the future replaces the ready service with another clone.
                 let next = self.inner.clone();

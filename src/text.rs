@@ -1,4 +1,6 @@
-//! A scanner for the text form of quotas and policies.
+//! A scanner for the text form of quotas and policies, and JSON strings.
+
+use std::fmt::{self, Write};
 
 use crate::ConfigError;
 
@@ -129,6 +131,20 @@ fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     };
     let (distance, near) = known.iter().map(|known| (distance(known), *known)).min_by_key(|(distance, _)| *distance)?;
     (distance <= 2 && distance < word.len()).then_some(near)
+}
+
+/// Writes a JSON string (RFC 8259, section 7).
+pub(crate) fn write_json_string(text: &str, json: &mut String) -> fmt::Result {
+    json.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => json.extend(['\\', c]),
+            '\0'..' ' => write!(json, "\\u{:04x}", u32::from(c))?,
+            _ => json.push(c),
+        }
+    }
+    json.push('"');
+    Ok(())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tower_ratelimit::storage::{ManualClock, StorageRequest};
 use tower_ratelimit::strategy::Strategy;
 use tower_ratelimit::{
-    Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, MemoryStorage, MovingWindow, Op, Policy, Quota,
+    Decision, ElasticWindow, FixedWindow, IntoPolicy, Key, LeakyBucket, MemoryStorage, MovingWindow, Op, Policy, Quota,
     RateLimiter, SlidingWindowCounter, Storage, TokenBucket,
 };
 
@@ -95,7 +95,7 @@ pub(crate) fn capped(policy: Policy, max_keys: u32) -> RateLimiter {
 }
 
 /// Returns a limiter with a manual clock.
-pub(crate) fn with_manual_clock(policy: Policy) -> (RateLimiter, ManualClock) {
+pub(crate) fn with_manual_clock(policy: impl IntoPolicy) -> (RateLimiter, ManualClock) {
     let clock = ManualClock::default();
     let storage = MemoryStorage::builder().clock(clock.clone()).build().expect("the configuration is valid");
     (RateLimiter::with_storage(policy, storage), clock)

@@ -4,28 +4,65 @@
 //! lists the flags. The log goes to the error output.
 
 mod options;
+mod policies;
 
+use std::future::ready;
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::Request;
 use axum::http::{HeaderName, StatusCode, Uri};
+use axum::middleware::map_request;
 use axum::routing::any;
 use options::{Options, USAGE};
+use policies::{Current, Policies, PoliciesFile};
 use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::{AnyStorage, Breaker, Leases, RefusalCache};
-use tower_ratelimit::{MemoryStorage, Policy, RateLimitLayer, Rejection, ResponseHead};
+use tower_ratelimit::{IntoPolicySource, MemoryStorage, RateLimitLayer, Rejection, ResponseHead, Storage, policy_by};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+/// Returns the app with the limits of the flags.
 fn app(options: &Options, storage: &AnyStorage) -> Result<Router, String> {
     let mut app = Router::new().fallback(answer);
     for (path, policy) in &options.routes {
-        app = app.route(path, any(answer).layer(layer(options, storage, policy)?));
+        app = app.route(path, any(answer).layer(layer(options, storage, policy.clone())?));
     }
-    Ok(app.layer(layer(options, storage, &options.policy)?))
+    Ok(app.layer(layer(options, storage, options.policy.clone())?))
+}
+
+/// Returns the app with the limits of a policies file. Each request takes the current policies once,
+/// and both layers choose from them.
+fn app_of_file(options: &Options, storage: &AnyStorage, current: Current) -> Result<Router, String> {
+    let by_route = policy_by(|head| policies_of(head).routes.get(head.uri().path()).cloned());
+    let header = options.tier_header.clone();
+    let by_tier = policy_by(move |head| {
+        let policies = policies_of(head);
+        let tier = head.headers.get(&header).and_then(|tier| policies.tiers.get(tier.to_str().ok()?));
+        tier.unwrap_or(&policies.default).clone()
+    });
+    let take_policies = map_request(move |mut request: Request| {
+        request.extensions_mut().insert(current.get());
+        ready(request)
+    });
+    let app = Router::new().fallback(answer).layer(layer(options, storage, by_route)?);
+    Ok(app.layer(layer(options, storage, by_tier)?).layer(take_policies))
+}
+
+fn policies_of<'a>(head: &Head<'a>) -> &'a Policies {
+    head.extensions.get::<Arc<Policies>>().expect("the outermost layer inserts the policies")
+}
+
+/// Checks that the storage can keep the policies.
+fn check(policies: &Policies, storage: &AnyStorage) -> Result<(), String> {
+    policies.all().try_for_each(|(place, policy)| {
+        let checked = [policy].into_iter().chain(policy.shadows()).try_for_each(|policy| storage.validate(policy));
+        checked.map_err(|error| format!("{place}: {error}"))
+    })
 }
 
 /// Returns the storage with its wrappers, and the leases. The breaker is innermost, because it has
@@ -46,9 +83,9 @@ fn storage(options: &Options) -> (AnyStorage, Option<Leases<AnyStorage>>) {
 fn layer(
     options: &Options,
     storage: &AnyStorage,
-    policy: &Policy,
+    policy: impl IntoPolicySource,
 ) -> Result<RateLimitLayer<AnyStorage, Box<dyn Rejection<Body>>>, String> {
-    let mut layer = RateLimitLayer::new(policy.clone(), options.key()?)
+    let mut layer = RateLimitLayer::new(policy, options.key()?)
         .try_storage(storage.clone(), options.on_error)
         .map_err(|error| format!("--storage or --lease cannot keep a --policy or --route: {error}"))?
         .headers(options.headers)
@@ -105,14 +142,29 @@ async fn main() -> ExitCode {
 }
 
 async fn start(options: Options) -> Result<(), String> {
+    let file = options.policies.as_deref().map(PoliciesFile::open).transpose();
+    let file = file.map_err(|error| format!("--policies: {error}"))?;
     // Refusals are logged at DEBUG. Shadow limits are only visible there.
-    let has_shadow = options.shadow || !options.policy.shadows().is_empty();
+    let has_shadow = options.shadow
+        || !options.policy.shadows().is_empty()
+        || file.iter().any(|(_, policies)| policies.all().any(|(_, policy)| !policy.shadows().is_empty()));
     let level = if has_shadow { LevelFilter::DEBUG } else { LevelFilter::WARN };
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
-    tracing_subscriber::registry().with(log).with(Targets::new().with_target("tower_ratelimit", level)).init();
+    let targets = Targets::new().with_target("tower_ratelimit", level).with_target(module_path!(), LevelFilter::INFO);
+    tracing_subscriber::registry().with(log).with(targets).init();
 
     let (storage, leases) = storage(&options);
-    let app = app(&options, &storage)?;
+    let app = match file {
+        None => app(&options, &storage)?,
+        Some((file, policies)) => {
+            check(&policies, &storage).map_err(|error| format!("--policies: {error}"))?;
+            let current = Current::new(policies);
+            let app = app_of_file(&options, &storage, current.clone())?;
+            let storage = storage.clone();
+            tokio::spawn(file.follow(current, move |policies| check(policies, &storage)));
+            app
+        }
+    };
     let listen = options.listen;
     let listener =
         tokio::net::TcpListener::bind(listen).await.map_err(|error| format!("cannot listen on {listen}: {error}"))?;

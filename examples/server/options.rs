@@ -1,6 +1,7 @@
 //! Parses the flags.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use axum::body::Body;
 use axum::http::{HeaderName, StatusCode};
@@ -18,6 +19,10 @@ An axum server with rate limits. /status/CODE answers with that status, every ot
 --policy POLICY          limits for every request, for example \"10/minute\" (the default) or
                          \"token-bucket 10/second burst 20; 1000/day\"; repeat it to add limits to the policy
 --route PATH=POLICY      adds a layer with this policy to one route; repeat it for more routes
+--policies FILE          reads the limits from a TOML file and reloads it when it changes, and at SIGHUP:
+                         default = \"10/minute\", [routes] \"/login\" = \"5/minute\", [tiers] paid = \"100/second\"
+--tier-header NAME       header field with the client's tier in that file (default x-tier). Only a proxy in front
+                         of the server may set it
 --storage URL            where states are kept: memory:// (the default), redis://HOST, memcached://HOST or etcd://HOST;
                          all but memory need a feature of cargo run: --features redis, memcached or etcd
 --on-error ACTION        admits (admit, the default) or refuses (refuse) requests while the storage fails
@@ -46,6 +51,8 @@ pub(crate) struct Options {
     pub(crate) listen: SocketAddr,
     pub(crate) policy: Policy,
     pub(crate) routes: Vec<(String, Policy)>,
+    pub(crate) policies: Option<PathBuf>,
+    pub(crate) tier_header: HeaderName,
     pub(crate) storage: AnyStorage,
     pub(crate) deny_cache: bool,
     pub(crate) lease: Option<u32>,
@@ -63,7 +70,7 @@ pub(crate) struct Options {
     pub(crate) shadow: bool,
 }
 
-const FLAGS: &str = "--listen, --policy, --route, --storage, --on-error, --deadline, --fallback, --replicas, --deny-cache, --lease, --key, --trust, --client-ip-header, --allow, --cost-header, \
+const FLAGS: &str = "--listen, --policy, --route, --policies, --tier-header, --storage, --on-error, --deadline, --fallback, --replicas, --deny-cache, --lease, --key, --trust, --client-ip-header, --allow, --cost-header, \
                      --charge-status, --headers, --rejection, --shadow";
 
 impl Options {
@@ -77,6 +84,8 @@ impl Options {
             listen: SocketAddr::from(([127, 0, 0, 1], 3000)),
             policy: policy("10/minute")?,
             routes: Vec::new(),
+            policies: None,
+            tier_header: HeaderName::from_static("x-tier"),
             storage: MemoryStorage::new().into(),
             deny_cache: false,
             lease: None,
@@ -119,6 +128,9 @@ impl Options {
         }
         options.storage = any_storage(&storage, deadline.as_deref())?;
         options.check_fallback(fallback.as_deref(), &storage)?;
+        if options.policies.is_some() && !(limits.is_empty() && options.routes.is_empty()) {
+            return Err("--policies replaces --policy and --route: write the limits into the file".to_owned());
+        }
         if !limits.is_empty() {
             options.policy = policy(&limits.join("; ")).map_err(|error| format!("--policy: {error}"))?;
         }
@@ -152,6 +164,8 @@ impl Options {
                 }
                 self.routes.push((path, policy));
             }
+            "--policies" => self.policies = Some(value.into()),
+            "--tier-header" => self.tier_header = header_name(&value)?,
             "--on-error" => {
                 self.on_error = match &*value {
                     "admit" => OnError::Admit,

@@ -28,7 +28,9 @@
 //!
 //! 1. [`skip`](crate::RateLimitLayer::skip): a skipped request passes. Nothing else of the layer
 //!    sees it.
-//! 2. The policy is chosen. If [`policy_by`](crate::policy_by) returns `None`, the request passes.
+//! 2. The policy is chosen, or read from a [`LivePolicy`](crate::LivePolicy). If
+//!    [`policy_by`](crate::policy_by) returns `None`, the request passes. If a `PolicyLookup` has to
+//!    look the policy up, the request waits here.
 //! 3. The key is extracted. If the extractor returns `None`, the request passes. If the key is
 //!    missing, the response is 400, 401 or 500.
 //! 4. The [cost](crate::RateLimitLayer::cost) is computed. A request that costs 0 passes, and its
@@ -107,7 +109,14 @@
 //! [`RateLimitLayer`]: crate::RateLimitLayer
 //! [`RateLimiter`]: crate::RateLimiter
 #![cfg_attr(
-    not(all(feature = "axum", feature = "etcd", feature = "memcached", feature = "metrics", feature = "redis")),
+    not(all(
+        feature = "axum",
+        feature = "etcd",
+        feature = "lookup",
+        feature = "memcached",
+        feature = "metrics",
+        feature = "redis"
+    )),
     allow(rustdoc::broken_intra_doc_links)
 )]
 

@@ -4,6 +4,7 @@ mod ietf;
 mod number;
 mod partition;
 mod structured;
+mod text;
 mod x_ratelimit;
 
 use std::fmt;

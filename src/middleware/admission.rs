@@ -7,12 +7,14 @@ use http::{Request, Response};
 
 use crate::extract::Head;
 use crate::headers::Numbers;
+#[cfg(feature = "lookup")]
+use crate::lookup::Finding;
 use crate::middleware::config::LayerConfig;
 use crate::middleware::lints::Lints;
 use crate::middleware::post_response::{ChargeContext, PostResponse, QueueSlot, ShadowCheck, poll_once};
 use crate::observe::{Event, EventKind};
 use crate::storage::{StorageRequest, Summary};
-use crate::{Decision, Key, Op, Policy, Rejection, Storage};
+use crate::{Decision, Key, Op, Policy, Rejection, SharedPolicy, Storage};
 
 /// The state that all services of a layer share.
 pub(crate) struct LayerState<St, R> {
@@ -23,14 +25,20 @@ pub(crate) struct LayerState<St, R> {
 }
 
 /// The next step for a request.
-pub(crate) enum Action<St: Storage, ResBody, W = InQueue<St>> {
+pub(crate) enum Action<St: Storage, ResBody, W = Hold<St>> {
     Forward(ResponsePlan<St>),
     Respond(Response<ResBody>),
     Wait(W),
 }
 
-/// A request that waits for the storage, or for the delay of the slot's decision.
-pub(crate) type InQueue<St> = (QueueSlot<St>, <St as Storage>::DecideFuture);
+/// The reason for which a request waits.
+pub(crate) enum Hold<St: Storage> {
+    /// The storage, or the delay of the slot's decision.
+    Queue(QueueSlot<St>, St::DecideFuture),
+    /// The look-up of the policy.
+    #[cfg(feature = "lookup")]
+    Lookup(Finding),
+}
 
 /// The decision of a request that waits for its delay. It has not been reported yet.
 pub(crate) type Delayed = Box<Decision>;
@@ -72,7 +80,8 @@ impl<St: Storage, R> LayerState<St, R> {
     where
         R: Rejection<ResBody>,
     {
-        let Some(policy) = &self.config.plain else { return self.admit_by_options(request) };
+        let plain = self.config.plain.as_ref().and_then(SharedPolicy::plain);
+        let Some(policy) = plain else { return self.admit_by_options(request) };
         let extracted = self.config.key.extract(&Head::of(request));
         let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, request) };
         if self.lints.is_inspecting() {
@@ -91,20 +100,48 @@ impl<St: Storage, R> LayerState<St, R> {
         if config.skips(&head) {
             return Action::Forward(ResponsePlan::NOTHING);
         }
+        #[cfg(feature = "lookup")]
+        if let Some(lookup) = config.policies.lookup() {
+            return self.admit_by_lookup(lookup.find(&head), request);
+        }
         let Some(policy) = config.policies.of(&head) else { return Action::Forward(ResponsePlan::NOTHING) };
-        let extracted = config.key.extract(&head);
-        let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, &policy, request) };
+        if config.policies.shared().is_some_and(SharedPolicy::take_changed) {
+            self.lint_policy(&policy);
+        }
+        self.admit_by_policy(&policy, None, request)
+    }
+
+    /// Decides a request by its policy, and by this key instead of the extractor's if there is one.
+    #[inline]
+    pub(super) fn admit_by_policy<B, ResBody>(
+        &self,
+        policy: &Policy,
+        key: Option<&Key>,
+        request: &mut Request<B>,
+    ) -> Action<St, ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
+        let (config, head) = (&self.config, Head::of(request));
+        let extracted;
+        let key = if let Some(key) = key {
+            key
+        } else {
+            extracted = config.key.extract(&head);
+            let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, request) };
+            key
+        };
         let cost = match config.cost.as_ref().map_or(Ok(1), |cost| cost(&head)) {
             Ok(cost) => cost,
-            Err(missing) => return self.reject_without_key(&missing, &policy, &head),
+            Err(missing) => return self.reject_without_key(&missing, policy, &head),
         };
         if self.lints.is_inspecting() {
-            self.inspect(request, &policy);
+            self.inspect(request, policy);
         }
         // A request that costs nothing peeks, so that its header fields report the state of the
         // limits.
         let op = if cost == 0 { Op::Peek } else { Op::Hit };
-        let storage_request = StorageRequest::new(&policy, key, op, cost);
+        let storage_request = StorageRequest::new(policy, key, op, cost);
         if config.shadow {
             return Action::Forward(self.check_in_shadow(storage_request, request));
         }
@@ -156,7 +193,7 @@ impl<St: Storage, R> LayerState<St, R> {
         let StorageRequest { policy, key, cost, .. } = storage_request;
         let slot = QueueSlot::new(self.charge_context(policy, key, false), cost, delayed);
         self.report_delayed(&slot);
-        Action::Wait((slot, deciding))
+        Action::Wait(Hold::Queue(slot, deciding))
     }
 
     /// Reports a delayed decision. Its slot is already guarded, so a panic of the observer refunds

@@ -6,7 +6,7 @@ use crate::extract::{Head, KeyExtractor};
 use crate::lint::Lint;
 use crate::middleware::options::{ChargeFn, CostFn, PolicySource, Skip};
 use crate::observe::Reporter;
-use crate::{Headers, Policy};
+use crate::{Headers, SharedPolicy};
 
 /// The outcome of a request if the storage fails. The guide on [outages](crate::guide::outages)
 /// compares both.
@@ -36,7 +36,7 @@ pub(crate) struct LayerConfig {
     pub(crate) wants_decisions: bool,
     /// The policy of a plain layer: every request is a hit of one unit on it, and does not need the
     /// full decision. Such a layer checks no other option for each request.
-    pub(crate) plain: Option<Policy>,
+    pub(crate) plain: Option<SharedPolicy>,
 }
 
 impl LayerConfig {
@@ -67,8 +67,7 @@ impl LayerConfig {
             || self.shares_decision
             || self.reporter.observer.is_some();
         let has_options = self.wants_decisions || self.shadow || !self.skip.is_empty() || self.cost.is_some();
-        let fixed = self.policies.fixed().filter(|policy| !has_options && policy.shadows().is_empty());
-        self.plain = fixed.cloned();
+        self.plain = self.policies.shared().filter(|policy| !has_options && policy.can_be_plain()).cloned();
         self
     }
 

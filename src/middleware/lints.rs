@@ -55,8 +55,8 @@ impl<St: Storage, R> LayerState<St, R> {
             return;
         }
         self.warn(self.config.lints(None));
-        if let Some(policy) = self.config.policies.fixed() {
-            self.warn(self.policy_lints(policy));
+        if let Some(policy) = self.config.policies.shared() {
+            self.lint_policy(&policy.read());
         }
     }
 
@@ -66,8 +66,8 @@ impl<St: Storage, R> LayerState<St, R> {
         let count = |left: u32| left.checked_sub(1);
         let left = self.lints.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).unwrap_or(1);
         self.warn(self.config.lints(Some(&Head::of(request))));
-        if self.config.policies.fixed().is_none() {
-            self.warn(self.policy_lints(policy));
+        if self.config.policies.shared().is_none() {
+            self.lint_policy(policy);
         }
         let this_layer = std::ptr::from_ref(self).addr();
         if request.extensions().get().is_some_and(|PassedLayers(passed)| passed.contains(&this_layer)) {
@@ -83,6 +83,11 @@ impl<St: Storage, R> LayerState<St, R> {
                 self.config.reporter.warn(lint);
             }
         }
+    }
+
+    /// Reports the lints of a policy.
+    pub(super) fn lint_policy(&self, policy: &Policy) {
+        self.warn(self.policy_lints(policy));
     }
 
     fn policy_lints(&self, policy: &Policy) -> impl Iterator<Item = Lint> {

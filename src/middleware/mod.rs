@@ -4,9 +4,13 @@
 pub(crate) mod admission;
 pub(crate) mod config;
 mod lints;
+#[cfg(feature = "lookup")]
+mod lookup;
+mod on_error;
 pub(crate) mod options;
 pub(crate) mod post_response;
 mod reject;
+mod usage;
 
 pub use self::config::OnError;
 pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip, policy_by};

@@ -8,8 +8,11 @@ use std::sync::Arc;
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
 use crate::extract::{AllowList, Head, KeyError};
+use crate::limiter::bound;
 use crate::lint::Lint;
-use crate::{ConfigError, IntoPolicy, Policy, Storage};
+#[cfg(feature = "lookup")]
+use crate::lookup::{Lookup, PolicyLookup};
+use crate::{ConfigError, IntoPolicy, Policy, SharedPolicy, Storage};
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, KeyError> + Send + Sync;
@@ -21,45 +24,55 @@ pub struct PolicySource(pub(crate) Choice);
 
 #[derive(Clone)]
 pub(crate) enum Choice {
-    Always(Policy),
+    Always(SharedPolicy),
     By(Arc<PolicyFn>),
+    #[cfg(feature = "lookup")]
+    LookUp(Arc<dyn Lookup>),
 }
 
 impl PolicySource {
-    /// Returns the policy for the request, or `None` if the request is not limited.
+    /// Returns the policy for the request, or `None` if the request is not limited. A
+    /// [look-up](Self::lookup) needs another way.
     #[inline]
     pub(crate) fn of(&self, head: &Head<'_>) -> Option<Cow<'_, Policy>> {
         match &self.0 {
-            Choice::Always(policy) => Some(Cow::Borrowed(policy)),
+            Choice::Always(policy) => Some(policy.read()),
             Choice::By(choose) => choose(head).map(Cow::Owned),
+            #[cfg(feature = "lookup")]
+            Choice::LookUp(_) => None,
         }
     }
 
-    /// Returns the policy if it is the same for all requests.
-    pub(crate) fn fixed(&self) -> Option<&Policy> {
+    /// Returns the look-up that chooses the policy.
+    #[cfg(feature = "lookup")]
+    pub(crate) fn lookup(&self) -> Option<&dyn Lookup> {
         match &self.0 {
-            Choice::Always(policy) => Some(policy),
-            Choice::By(_) => None,
+            Choice::LookUp(lookup) => Some(&**lookup),
+            _ => None,
         }
     }
 
-    /// Checks that the storage can keep the fixed policy and its shadow limits.
-    pub(crate) fn validate(&self, storage: &impl Storage) -> Result<(), ConfigError> {
-        match &self.0 {
-            Choice::Always(policy) => {
-                storage.validate(policy)?;
-                policy.shadows().iter().try_for_each(|shadow| storage.validate(shadow))
-            }
-            Choice::By(_) => Ok(()),
-        }
+    /// Returns the policy, fixed or live, if all requests have the same one.
+    pub(crate) fn shared(&self) -> Option<&SharedPolicy> {
+        if let Choice::Always(policy) = &self.0 { Some(policy) } else { None }
+    }
+
+    /// Checks that the storage can keep the policy and its shadow limits, and all later policies of
+    /// a live one.
+    pub(crate) fn bind(self, storage: &impl Storage) -> Result<Self, ConfigError> {
+        Ok(Self(match self.0 {
+            Choice::Always(policy) => Choice::Always(bound(policy, storage)?),
+            chosen => chosen,
+        }))
     }
 }
 
 /// The policy argument of a layer: a [`Policy`], a [`Quota`](crate::Quota), a
-/// [`Limit`](crate::Limit), or the [`PolicySource`] that [`policy_by`] returns.
+/// [`Limit`](crate::Limit), a [`LivePolicy`](crate::LivePolicy), a `PolicyLookup` (feature
+/// `lookup`), or the [`PolicySource`] that [`policy_by`] returns.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",
-    label = "expected a `Policy`, a `Quota`, a `Limit` or `policy_by(..)`",
+    label = "expected a `Policy`, a `Quota`, a `Limit`, a `LivePolicy` or `policy_by(..)`",
     note = "parse a text: `\"10/second\".parse::<Policy>()?`",
     note = "choose a policy for each request by `policy_by(|head| ..)`"
 )]
@@ -74,18 +87,31 @@ impl IntoPolicySource for PolicySource {
     }
 }
 
+#[cfg(feature = "lookup")]
+impl<I: Clone + Eq + std::hash::Hash + Send + Sync + 'static> IntoPolicySource for PolicyLookup<I> {
+    fn into_policy_source(self) -> PolicySource {
+        PolicySource(Choice::LookUp(self.into_lookup()))
+    }
+}
+
+impl IntoPolicySource for SharedPolicy {
+    fn into_policy_source(self) -> PolicySource {
+        PolicySource(Choice::Always(self))
+    }
+}
+
 #[diagnostic::do_not_recommend]
 impl<P: IntoPolicy> IntoPolicySource for P {
     fn into_policy_source(self) -> PolicySource {
-        PolicySource(Choice::Always(self.into_policy()))
+        PolicySource(Choice::Always(self.into_shared()))
     }
 }
 
 /// The return value of the closure of [`policy_by`]: a [`Policy`], a [`Quota`](crate::Quota), a
-/// [`Limit`](crate::Limit), or an `Option` of one.
+/// [`Limit`](crate::Limit), a [`LivePolicy`](crate::LivePolicy), or an `Option` of one.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",
-    label = "the closure of `policy_by` returns a `Policy`, a `Quota`, a `Limit`, or an `Option` of one",
+    label = "the closure of `policy_by` returns a `Policy`, a `Quota`, a `Limit`, a `LivePolicy`, or an `Option` of one",
     note = "parse texts once, outside of the closure: `\"10/second\".parse::<Policy>()?`"
 )]
 pub trait ChosenPolicy {
@@ -111,6 +137,8 @@ impl fmt::Debug for PolicySource {
         match &self.0 {
             Choice::Always(policy) => policy.fmt(f),
             Choice::By(_) => f.write_str("policy_by(..)"),
+            #[cfg(feature = "lookup")]
+            Choice::LookUp(_) => f.write_str("PolicyLookup(..)"),
         }
     }
 }

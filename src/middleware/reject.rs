@@ -51,9 +51,17 @@ impl<St: Storage, R> LayerState<St, R> {
         if admitted {
             return Action::Forward(ResponsePlan::NOTHING);
         }
+        Action::Respond(self.unavailable(head))
+    }
+
+    /// Returns the response while the storage fails.
+    pub(super) fn unavailable<ResBody>(&self, head: &Head<'_>) -> Response<ResBody>
+    where
+        R: Rejection<ResBody>,
+    {
         let mut response = self.rejection.reject(RejectReason::Storage, head);
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        Action::Respond(response)
+        response
     }
 
     /// Handles a request that is not limited, or whose key is missing.

@@ -1,15 +1,25 @@
-use super::{Limit, Policy};
+use super::{Limit, Policy, SharedPolicy};
 use crate::Quota;
 
-/// Types that convert into a [`Policy`]: itself, a [`Quota`] and a [`Limit`].
+/// Types that convert into a [`Policy`]: itself, a [`Quota`], a [`Limit`] and a
+/// [`LivePolicy`](crate::LivePolicy).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",
-    label = "expected a `Policy`, a `Quota` or a `Limit`",
+    label = "expected a `Policy`, a `Quota`, a `Limit` or a `LivePolicy`",
     note = "parse a text: `\"10/second\".parse::<Policy>()?`"
 )]
 pub trait IntoPolicy {
     /// Converts into a policy.
     fn into_policy(self) -> Policy;
+
+    /// Converts into a policy that may change later.
+    #[doc(hidden)]
+    fn into_shared(self) -> SharedPolicy
+    where
+        Self: Sized,
+    {
+        SharedPolicy::fixed(self.into_policy())
+    }
 }
 
 impl IntoPolicy for Policy {

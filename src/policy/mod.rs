@@ -3,6 +3,7 @@
 mod decide;
 mod into;
 mod limit;
+mod live;
 mod name;
 mod text;
 
@@ -16,6 +17,7 @@ pub use self::decide::Op;
 pub use self::into::IntoPolicy;
 pub use self::limit::Limit;
 pub(crate) use self::limit::SHADOW;
+pub use self::live::{LivePolicy, SharedPolicy};
 use crate::error::or_panic;
 use crate::strategy::Strategy;
 use crate::{ConfigError, Quota};

@@ -5,6 +5,7 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 
 use super::{RejectReason, Rejection};
 use crate::extract::Head;
+use crate::text::write_json_string;
 
 /// Responds with a JSON problem, `application/problem+json` (RFC 9457).
 ///
@@ -63,7 +64,7 @@ fn write_problem(refused: RejectReason<'_>, json: &mut String) -> fmt::Result {
     };
     write!(json, r#"{{"type":"{kind}","title":"{title}","status":{}"#, status.as_u16())?;
     json.push_str(r#","detail":"#);
-    write_string(&refused.message(""), json)?;
+    write_json_string(&refused.message(""), json)?;
     if let RejectReason::Limit(refusal) = refused {
         json.push_str(r#","violated-policies":["#);
         for (i, position) in refusal.refusing().enumerate() {
@@ -74,19 +75,5 @@ fn write_problem(refused: RejectReason<'_>, json: &mut String) -> fmt::Result {
         json.push(']');
     }
     json.push('}');
-    Ok(())
-}
-
-/// Writes a JSON string (RFC 8259, section 7).
-fn write_string(text: &str, json: &mut String) -> fmt::Result {
-    json.push('"');
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => json.extend(['\\', c]),
-            '\0'..' ' => write!(json, "\\u{:04x}", u32::from(c))?,
-            _ => json.push(c),
-        }
-    }
-    json.push('"');
     Ok(())
 }

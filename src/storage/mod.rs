@@ -48,6 +48,7 @@ mod net;
 #[cfg(feature = "redis")]
 mod redis;
 mod refusal_cache;
+mod storage_url;
 mod text;
 mod timeout;
 #[cfg(any(feature = "redis", feature = "etcd"))]
@@ -84,6 +85,7 @@ pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull}
 #[cfg(feature = "redis")]
 pub use self::redis::RedisStorage;
 pub use self::refusal_cache::RefusalCache;
+pub use self::storage_url::StorageUrl;
 pub use self::timeout::Timeout;
 #[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
 pub use self::tls::TlsConfig;
@@ -279,8 +281,9 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
         ready(Err(StorageError::new(StorageErrorKind::Unsupported, message)))
     }
 
-    /// Checks that this storage supports the policy. Called when a limiter or a layer is built. If
-    /// the policy is chosen per request, called for each decision.
+    /// Checks that this storage supports the policy. Called when a limiter or a layer is built, and
+    /// when its [`LivePolicy`](crate::LivePolicy) is set. If the policy is chosen per request, called
+    /// for each decision.
     ///
     /// # Errors
     ///

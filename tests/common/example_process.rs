@@ -19,6 +19,8 @@ impl Server {
 
     pub fn start_with(flags: &[&str], log: Stdio) -> Self {
         let mut child = Command::new(server())
+            // Documented commands are run in the root of the repository.
+            .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
             .args(["--listen", "127.0.0.1:0"])
             .args(flags)
             .stdout(Stdio::piped())

@@ -1,5 +1,5 @@
 //~ `&str` is not a policy
-//~ expected a `Policy`, a `Quota`, a `Limit` or `policy_by(..)`
+//~ expected a `Policy`, a `Quota`, a `Limit`, a `LivePolicy` or `policy_by(..)`
 //~ parse a text: `"10/second".parse::<Policy>()?`
 
 use tower_ratelimit::{PeerIp, RateLimitLayer, RateLimiter};

@@ -1,5 +1,5 @@
 //~ `&str` is not a policy
-//~ the closure of `policy_by` returns a `Policy`, a `Quota`, a `Limit`, or an `Option` of one
+//~ the closure of `policy_by` returns a `Policy`, a `Quota`, a `Limit`, a `LivePolicy`, or an `Option` of one
 
 use tower_ratelimit::{PeerIp, RateLimitLayer, policy_by};
 

@@ -1,5 +1,7 @@
 //! The example server as a process: its flags, its output and its responses.
 
+mod policies;
+
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};
 

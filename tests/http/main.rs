@@ -13,7 +13,9 @@ mod handlers;
 mod headers;
 mod inner_fields;
 mod lints;
+mod live_policy;
 mod log;
+mod lookup;
 mod middleware;
 mod nat64;
 #[cfg(feature = "metrics")]
@@ -22,4 +24,5 @@ mod rejections;
 mod shadow;
 mod stacked_refusals;
 mod stacking;
+mod usage;
 mod waiting;

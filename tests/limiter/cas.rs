@@ -125,8 +125,8 @@ async fn unchanged_states_are_not_swapped() {
     let refused = window.hit(&key()).await.unwrap();
     let free = window.hit_with_cost(&key(), 0).await.unwrap();
     for unspent in [refused, free] {
-        window.storage().settle(window.policy(), &key(), &unspent, 0).await.unwrap();
-        window.storage().settle(window.policy(), &key(), &unspent, 5).await.unwrap();
+        window.storage().settle(&window.policy(), &key(), &unspent, 0).await.unwrap();
+        window.storage().settle(&window.policy(), &key(), &unspent, 5).await.unwrap();
     }
     assert_eq!(store.trips(), (3, 0));
     let elastic = limiter(&store, policy("elastic-window 1/day"));
@@ -447,7 +447,7 @@ async fn policies_of_one_name_have_separate_states_and_clears() {
     daily.clear(&key()).await.unwrap();
     assert_eq!(store.text("tier|t:k"), "");
     // In one batch.
-    let daily = RateLimiter::with_storage(daily.policy().clone(), hourly.storage().clone());
+    let daily = RateLimiter::with_storage(daily.policy(), hourly.storage().clone());
     let key = key();
     store.trips();
     let all = tokio::join!(

@@ -169,7 +169,7 @@ fn lowered_limit_refuses_until_the_spent_units_fit() {
     for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter"] {
         let (before, clock) = limiter(&format!("{strategy} 50/minute"), 10);
         let lowered = policy(&format!("{strategy} 5/minute")).with_name("p");
-        let before = RateLimiter::with_storage(before.policy().clone().with_name("p"), before.storage().clone());
+        let before = RateLimiter::with_storage(before.policy().with_name("p"), before.storage().clone());
         let after = RateLimiter::with_storage(lowered, before.storage().clone());
         let _ = now(before.hit_with_cost(&"alice".into(), 40));
         let refused = hit(&after, "alice");
@@ -184,7 +184,7 @@ fn lowered_limit_refuses_until_the_spent_units_fit() {
 fn bucket_with_a_changed_quota_keeps_the_instant_at_which_it_is_full() {
     let (before, clock) = limiter("token-bucket 60/minute", 10);
     let named = |text: &str| policy(text).with_name("p");
-    let before = RateLimiter::with_storage(before.policy().clone().with_name("p"), before.storage().clone());
+    let before = RateLimiter::with_storage(before.policy().with_name("p"), before.storage().clone());
     let _ = now(before.hit_with_cost(&"alice".into(), 30));
     for (text, remaining) in [("token-bucket 6/minute", 3), ("token-bucket 600/minute", 300)] {
         let after = RateLimiter::with_storage(named(text), before.storage().clone());

@@ -54,7 +54,7 @@ fn bad_settlements_are_typed_errors_and_change_nothing() {
             assert_eq!(settle(&others), Err(SettleError::OtherPolicy), "{text}");
             // The storage ignores a decision that has spent nothing.
             for unspent in [&refused, &peek, &free, &charge] {
-                now(limiter.storage().settle(limiter.policy(), &alice(), unspent, actual));
+                now(limiter.storage().settle(&limiter.policy(), &alice(), unspent, actual));
             }
         }
         let too_many = limiter.refund_units(&alice(), &hit, 4).map(drop).unwrap_err();

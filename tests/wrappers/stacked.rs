@@ -166,5 +166,5 @@ async fn callers_dropped_before_the_fallback_decides_spend_nothing() {
         sleep(10 * MS).await;
     }
     assert_eq!(limiter.peek(&all).await.unwrap().remaining(), 25);
-    assert_eq!(counted(primary.inner(), limiter.policy()), 0);
+    assert_eq!(counted(primary.inner(), &limiter.policy()), 0);
 }

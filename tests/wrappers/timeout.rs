@@ -39,7 +39,7 @@ async fn late_result_is_a_timeout_that_may_have_counted() {
     let hit = limiter.hit(&Key::everybody()).await.unwrap();
     assert_eq!((hit.is_admitted(), hit.remaining()), (true, 8));
     limiter.refund(&Key::everybody(), &hit).unwrap().await.unwrap();
-    assert_eq!(counted(storage.inner(), limiter.policy()), 0);
+    assert_eq!(counted(storage.inner(), &limiter.policy()), 0);
     storage.set(Behavior::WorksAfter(Duration::from_millis(71)));
     assert!(limiter.hit(&Key::everybody()).await.unwrap_err().is_timeout());
     let late = limiter.refund(&Key::everybody(), &hit).unwrap().await.unwrap_err();

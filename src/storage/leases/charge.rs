@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::lease::Charged;
 use super::shared::LeaseTable;
 use crate::storage::StorageRequest;
-use crate::{Decision, Key, Policy, Storage, Timestamp};
+use crate::{Key, Policy, Storage, Timestamp};
 
 /// Units that a charge took from a slice. They go back when this is dropped.
 pub(super) struct Taken<St: Storage> {

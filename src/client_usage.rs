@@ -1,0 +1,65 @@
+//! The usage of a client: its limits and the units that remain.
+
+mod json;
+
+use std::fmt;
+
+use crate::extract::KeyError;
+use crate::{BoxError, Decision, Policy};
+
+/// The units that remain to a client. Returned by
+/// [`RateLimitLayer::usage`](crate::RateLimitLayer::usage).
+#[derive(Clone, Debug)]
+pub struct Usage {
+    policy: Policy,
+    decision: Decision,
+}
+
+impl Usage {
+    pub(crate) fn new(policy: Policy, decision: Decision) -> Self {
+        Self { policy, decision }
+    }
+
+    /// Returns the policy that applies to the client.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Returns the decision that a request of 1 unit would get now.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// Returns the usage as JSON. The [guide](crate::guide::operating#usage) explains the members.
+    pub fn to_json(&self) -> String {
+        json::of(&self.policy, &self.decision)
+    }
+}
+
+/// The reason why there is no usage.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum UsageError {
+    /// The request has no key.
+    Key(KeyError),
+    /// The storage failed, or the look-up of the policy.
+    Storage(BoxError),
+}
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Key(_) => "the request has no rate limit key",
+            Self::Storage(_) => "cannot read the usage",
+        })
+    }
+}
+
+impl std::error::Error for UsageError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(match self {
+            Self::Key(error) => error,
+            Self::Storage(error) => &**error,
+        })
+    }
+}

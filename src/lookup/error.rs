@@ -1,0 +1,71 @@
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::BoxError;
+
+/// The error of a failed look-up of a policy. All requests that wait for one look-up share it.
+#[derive(Clone)]
+pub struct LookupError(Arc<Cause>);
+
+enum Cause {
+    Failed(BoxError),
+    TimedOut(Duration),
+    Panicked,
+    NoRuntime,
+}
+
+impl LookupError {
+    pub(super) fn failed(error: BoxError) -> Self {
+        Self(Arc::new(Cause::Failed(error)))
+    }
+
+    pub(super) fn timed_out(timeout: Duration) -> Self {
+        Self(Arc::new(Cause::TimedOut(timeout)))
+    }
+
+    pub(super) fn panicked() -> Self {
+        Self(Arc::new(Cause::Panicked))
+    }
+
+    pub(super) fn no_runtime() -> Self {
+        Self(Arc::new(Cause::NoRuntime))
+    }
+
+    /// Returns `true` if the look-up took longer than its timeout.
+    pub fn is_timeout(&self) -> bool {
+        matches!(*self.0, Cause::TimedOut(_))
+    }
+}
+
+impl fmt::Display for LookupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cannot look up the policy")?;
+        match &*self.0 {
+            Cause::Failed(_) => Ok(()),
+            Cause::TimedOut(timeout) => write!(f, ": no result within {timeout:?}"),
+            Cause::Panicked => f.write_str(": the look-up panicked, or its runtime has ended"),
+            Cause::NoRuntime => f.write_str(": there is no tokio runtime"),
+        }
+    }
+}
+
+impl fmt::Debug for LookupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LookupError({self}")?;
+        if let Cause::Failed(error) = &*self.0 {
+            write!(f, ": {error:?}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+impl Error for LookupError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &*self.0 {
+            Cause::Failed(error) => Some(&**error),
+            Cause::TimedOut(_) | Cause::Panicked | Cause::NoRuntime => None,
+        }
+    }
+}

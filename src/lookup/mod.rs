@@ -1,0 +1,206 @@
+//! Policies that are looked up, for example in a database.
+
+mod cache;
+mod error;
+mod flight;
+mod tenant;
+
+use std::fmt;
+use std::hash::Hash;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::cache::LookupCache;
+pub use self::error::LookupError;
+pub(crate) use self::tenant::Outcome;
+pub use self::tenant::Tenant;
+use crate::error::BoxError;
+use crate::extract::{Head, KeyError};
+
+/// Chooses the policy of each request by an asynchronous look-up: for tenants whose plans are in a
+/// database. The counterpart of [`policy_by`](crate::policy_by).
+///
+/// The first closure returns the tenant's id: any type that can be hashed, or `None` if the request
+/// is not limited. The second closure looks the tenant up. Results are cached by id.
+///
+/// ```
+/// use http::HeaderValue;
+/// use tower_ratelimit::extract::{Head, KeyError};
+/// use tower_ratelimit::{Header, Key, Policy, PolicyLookup, Quota, RateLimitLayer, Tenant};
+/// # async fn query(_: &HeaderValue) -> Result<Option<(u64, bool)>, std::io::Error> { Ok(Some((7, true))) }
+///
+/// let free = Policy::from(Quota::per_minute(10)).with_name("free");
+/// let paid = Policy::from(Quota::per_minute(1_000)).with_name("paid");
+///
+/// let tenants = PolicyLookup::new(
+///     |head: &Head<'_>| match head.headers.get("x-api-key") {
+///         Some(api_key) => Ok(Some(api_key.clone())),
+///         None => Err(KeyError::unauthorized("send an API key in x-api-key")),
+///     },
+///     move |api_key: HeaderValue| {
+///         let (free, paid) = (free.clone(), paid.clone());
+///         async move {
+///             Ok::<_, std::io::Error>(match query(&api_key).await? {
+///                 // All API keys of an account share its quota.
+///                 Some((account, true)) => Tenant::from(paid).key(Key::from(account)),
+///                 Some((account, false)) => Tenant::from(free).key(Key::from(account)),
+///                 None => Tenant::from(KeyError::unauthorized("unknown API key")),
+///             })
+///         }
+///     },
+/// );
+/// let layer = RateLimitLayer::new(tenants, Header::new("x-api-key"));
+/// ```
+///
+/// # The cache
+///
+/// - Each id has at most one look-up in flight. Requests with the same id wait for it.
+/// - A result is used for one minute ([`ttl`](Self::ttl)). The next request after that waits for a
+///   new look-up.
+/// - If that look-up fails, the last result is used. It is used without waiting until a look-up
+///   succeeds. Meanwhile one look-up per second and id runs in the background.
+/// - If there is no result and the look-up fails, [`OnError`](crate::OnError) decides. The observer
+///   and the log get a [`LookupError`].
+/// - The cache holds up to 10,000 ids ([`max_tenants`](Self::max_tenants)). Ids that are used often
+///   stay.
+/// - At most 64 look-ups run at the same time ([`max_lookups`](Self::max_lookups)). A look-up fails
+///   after one second, including the time that it waits for others ([`timeout`](Self::timeout)).
+///
+/// A client that sends many invalid ids causes a look-up for each. Authenticate clients first where
+/// you can, and put a layer that limits by address around this one.
+///
+/// # Panics
+///
+/// A request that needs a look-up fails if it is not inside of a tokio runtime with time enabled.
+#[must_use = "a look-up does nothing until a layer uses it"]
+pub struct PolicyLookup<I> {
+    id: Arc<IdFn<I>>,
+    look_up: Arc<LookUpFn<I>>,
+    settings: Settings,
+}
+
+type IdFn<I> = dyn Fn(&Head<'_>) -> Result<Option<I>, KeyError> + Send + Sync;
+type LookUpFn<I> = dyn Fn(I) -> Pin<Box<dyn Future<Output = Result<Tenant, BoxError>> + Send>> + Send + Sync;
+
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    ttl: Duration,
+    max_tenants: usize,
+    max_lookups: usize,
+    timeout: Duration,
+}
+
+impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
+    /// Creates a look-up from two closures: the id of a request, and the tenant with that id.
+    ///
+    /// `id` returns an `Option` of an id, or a `Result` of that with [`KeyError`]. `look_up` returns
+    /// a [`Tenant`], or a policy or an `Option` of one, which convert into a tenant.
+    pub fn new<S, O, F, Fut, T, E>(id: S, look_up: F) -> Self
+    where
+        S: Fn(&Head<'_>) -> O + Send + Sync + 'static,
+        O: IntoId<I>,
+        F: Fn(I) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+        T: Into<Tenant>,
+        E: Into<BoxError>,
+    {
+        Self {
+            id: Arc::new(move |head: &Head<'_>| id(head).into_id()),
+            look_up: Arc::new(move |id| {
+                let found = look_up(id);
+                Box::pin(async move { found.await.map(Into::into).map_err(Into::into) })
+            }),
+            settings: Settings {
+                ttl: Duration::from_secs(60),
+                max_tenants: 10_000,
+                max_lookups: 64,
+                timeout: Duration::from_secs(1),
+            },
+        }
+    }
+
+    /// Sets the time to live of a result. Defaults to 1 minute.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.settings.ttl = ttl;
+        self
+    }
+
+    /// Sets the maximum number of ids in the cache. Defaults to 10,000.
+    pub fn max_tenants(mut self, max_tenants: usize) -> Self {
+        self.settings.max_tenants = max_tenants;
+        self
+    }
+
+    /// Sets the maximum number of look-ups in flight, at least 1. Others wait. Defaults to 64.
+    pub fn max_lookups(mut self, max_lookups: usize) -> Self {
+        self.settings.max_lookups = max_lookups;
+        self
+    }
+
+    /// Sets the timeout of a look-up. Defaults to 1 second.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.settings.timeout = timeout;
+        self
+    }
+
+    /// Returns the look-up with an empty cache.
+    pub(crate) fn into_lookup(self) -> Arc<dyn Lookup> {
+        Arc::new(LookupCache::new(self))
+    }
+}
+
+/// The return value of the first closure of [`PolicyLookup::new`]: an `Option` of an id, or a
+/// `Result` of that with [`KeyError`].
+pub trait IntoId<I> {
+    /// Returns the id, or `None` if the request is not limited.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the closure.
+    fn into_id(self) -> Result<Option<I>, KeyError>;
+}
+
+impl<I> IntoId<I> for Option<I> {
+    fn into_id(self) -> Result<Option<I>, KeyError> {
+        Ok(self)
+    }
+}
+
+impl<I> IntoId<I> for Result<Option<I>, KeyError> {
+    fn into_id(self) -> Result<Option<I>, KeyError> {
+        self
+    }
+}
+
+/// A [`PolicyLookup`] whose id type is erased.
+pub(crate) trait Lookup: Send + Sync {
+    /// Returns the tenant of a request, or starts to look it up.
+    fn find(&self, head: &Head<'_>) -> Found;
+}
+
+/// The result of [`Lookup::find`].
+pub(crate) enum Found {
+    Tenant(Arc<Tenant>),
+    /// The request has no id, and is not limited.
+    Unlimited,
+    /// The request has no id, but needs one.
+    Missing(KeyError),
+    /// The look-up is in flight.
+    Pending(Finding),
+}
+
+/// The future of a look-up in flight.
+pub(crate) type Finding = Pin<Box<dyn Future<Output = Result<Arc<Tenant>, LookupError>> + Send>>;
+
+impl<I> Clone for PolicyLookup<I> {
+    fn clone(&self) -> Self {
+        Self { id: Arc::clone(&self.id), look_up: Arc::clone(&self.look_up), settings: self.settings }
+    }
+}
+
+impl<I> fmt::Debug for PolicyLookup<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PolicyLookup").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}

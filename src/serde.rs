@@ -1,0 +1,72 @@
+//! Configuration types as strings, for serde.
+
+use std::borrow::Cow;
+
+use serde_core::de::{Deserialize, Deserializer, Error as _};
+use serde_core::ser::{Error as _, Serialize, Serializer};
+
+use crate::storage::StorageUrl;
+use crate::{Headers, OnError, Policy, Quota};
+
+/// Implements `Deserialize` by `FromStr`. An unknown text is reported with the error of the parser.
+macro_rules! deserialize_by_parsing {
+    ($($type:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Cow::<'de, str>::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+            }
+        }
+    )*};
+}
+
+deserialize_by_parsing!(Quota, Policy, Headers, OnError, StorageUrl);
+
+/// Writes the text of the quota. Fails if the text form does not support it, such as a period that
+/// is not in whole milliseconds.
+impl Serialize for Quota {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        round_trip(self, serializer)
+    }
+}
+
+/// Writes the text of the policy. Fails if the text form does not support it, such as a custom
+/// strategy.
+impl Serialize for Policy {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        round_trip(self, serializer)
+    }
+}
+
+/// Writes the text of the fields. Fails if there is a partition key, because its secret belongs
+/// into no text.
+impl Serialize for Headers {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        round_trip(self, serializer)
+    }
+}
+
+impl Serialize for OnError {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        round_trip(self, serializer)
+    }
+}
+
+/// Writes the whole URL, including a password.
+impl Serialize for StorageUrl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+/// Writes the text of a value if it parses to an equal value.
+fn round_trip<T, S>(value: &T, serializer: S) -> Result<S::Ok, S::Error>
+where
+    T: ToString + std::str::FromStr + PartialEq,
+    S: Serializer,
+{
+    let text = value.to_string();
+    if text.parse().is_ok_and(|read: T| read == *value) {
+        return serializer.serialize_str(&text);
+    }
+    Err(S::Error::custom(format!("cannot write {text:?} as text: it would not be read as the same value")))
+}

@@ -1,0 +1,156 @@
+//! Layers whose policy changes while they serve requests.
+
+use std::sync::{Arc, Mutex};
+
+use common::{Behavior, FakeStorage, Inner, ask, get, memory_with_manual_clock, numbers, policy, slow, status, with};
+use http::Response;
+use tower::Layer;
+use tower_ratelimit::extract::Head;
+use tower_ratelimit::{
+    Event, Global, Header, Headers, Lint, LivePolicy, MemoryStorage, Observer, OnError, Policy, RateLimitLayer,
+    ResponseHead, policy_by,
+};
+
+fn api(text: &str) -> Policy {
+    policy(text).with_name("api")
+}
+
+fn limit<B>(response: &Response<B>) -> &str {
+    response.headers()["x-ratelimit-limit"].to_str().unwrap()
+}
+
+#[tokio::test]
+async fn next_request_uses_the_new_policy() {
+    let live = LivePolicy::new(api("fixed-window 2/hour"));
+    let layer = RateLimitLayer::new(live.clone(), Global).storage(memory_with_manual_clock().0, OnError::Refuse);
+    let service = layer.layer(Inner::default());
+    let other = layer.clone().headers(Headers::ietf()).layer(Inner::default());
+    assert_eq!(status(&service, get("/")).await, 200);
+    assert_eq!(status(&service, get("/")).await, 200);
+    assert_eq!(status(&service, get("/")).await, 429);
+    live.set(api("fixed-window 4/hour")).unwrap();
+    let response = ask(&service, get("/")).await;
+    assert_eq!((limit(&response), numbers(&response).unwrap()[1]), ("4", 1));
+    let response = ask(&other, get("/")).await;
+    assert_eq!(response.headers()["ratelimit-policy"], "\"api\";q=4;w=3600");
+    live.set(api("fixed-window 1/hour")).unwrap();
+    assert_eq!(status(&service, get("/")).await, 429);
+}
+
+/// A request whose policy changes between its hit and its response uses the old policy throughout.
+#[tokio::test(start_paused = true)]
+async fn request_uses_one_policy_to_its_end() {
+    let live = LivePolicy::new(api("fixed-window 9/hour"));
+    let (memory, _clock) = memory_with_manual_clock();
+    let storage = slow(memory);
+    storage.set(Behavior::WorksAfter(std::time::Duration::from_secs(1)));
+    let observed = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&observed);
+    let layer = RateLimitLayer::new(live.clone(), Global)
+        .storage(storage, OnError::Refuse)
+        .headers(Headers::x_rate_limit().and(Headers::ietf()))
+        .charge_when(|_: &ResponseHead<'_>| false)
+        .observer(move |event: &Event<'_>| {
+            events.lock().unwrap().push((event.outcome(), event.policy.limits()[0].capacity()));
+        });
+    let service = layer.layer(Inner::default());
+    let request = tokio::spawn(async move { ask(&service, get("/")).await });
+    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    live.set(api("fixed-window 5/minute; 100/day")).unwrap();
+    let response = request.await.unwrap();
+    assert_eq!(limit(&response), "9");
+    assert_eq!(response.headers()["ratelimit-policy"], "\"api\";q=9;w=3600");
+    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    assert_eq!(*observed.lock().unwrap(), [("admitted", 9), ("refunded", 9)]);
+}
+
+#[tokio::test]
+async fn chosen_policies_can_be_live() {
+    let (free, paid) =
+        (LivePolicy::new(policy("2/hour").with_name("free")), LivePolicy::new(policy("5/hour").with_name("paid")));
+    let choose = {
+        let (free, paid) = (free.clone(), paid.clone());
+        move |head: &Head<'_>| match head.headers.get("x-plan")?.as_bytes() {
+            b"paid" => Some(paid.clone()),
+            _ => Some(free.clone()),
+        }
+    };
+    let service = RateLimitLayer::new(policy_by(choose), Global).layer(Inner::default());
+    assert_eq!(limit(&ask(&service, with("x-plan", "paid")).await), "5");
+    paid.set(policy("50/hour").with_name("paid")).unwrap();
+    assert_eq!(limit(&ask(&service, with("x-plan", "paid")).await), "50");
+    assert_eq!(limit(&ask(&service, with("x-plan", "free")).await), "2");
+    assert!(!ask(&service, get("/")).await.headers().contains_key("x-ratelimit-limit"));
+}
+
+#[tokio::test]
+async fn layers_reject_a_policy_that_their_storage_cannot_keep() {
+    let live = LivePolicy::new(api("5/hour"));
+    let layer = RateLimitLayer::new(live.clone(), Global);
+    live.set(api("500/hour")).unwrap();
+    live.set(api("5/hour")).unwrap();
+    let small = FakeStorage::around(MemoryStorage::new()).holding_at_most(50);
+    // Options that are set after the storage keep the registration.
+    let layer = layer.storage(small, OnError::Refuse).headers(Headers::none()).shadow();
+    let service = layer.layer(Inner::default());
+    drop(layer);
+    assert!(live.set(api("51/hour")).is_err());
+    assert!(live.set(api("5/hour; shadow 51/hour")).is_err());
+    assert_eq!(live.get(), api("5/hour"));
+    drop(service);
+    live.set(api("51/hour")).unwrap();
+}
+
+#[tokio::test]
+async fn limiter_of_a_layer_follows_the_policy() {
+    let live = LivePolicy::new(api("5/hour"));
+    let limiter = RateLimitLayer::new(live.clone(), Header::new("x-client")).limiter().unwrap();
+    live.set(api("7/hour")).unwrap();
+    assert_eq!(limiter.peek(&"a".into()).await.unwrap().remaining(), 7);
+}
+
+#[derive(Clone, Default)]
+struct LintObserver(Arc<Mutex<Vec<Lint>>>);
+
+impl Observer for LintObserver {
+    fn observe(&self, _: &Event<'_>) {}
+
+    fn warn(&self, lint: Lint) {
+        self.0.lock().unwrap().push(lint);
+    }
+}
+
+#[tokio::test]
+async fn new_policy_is_linted_once() {
+    let live = LivePolicy::new(api("5/day"));
+    let linted = LintObserver::default();
+    let layer = RateLimitLayer::new(live.clone(), Header::new("x-client"))
+        .charge_when(|_: &ResponseHead<'_>| true)
+        .observer(linted.clone());
+    let service = layer.layer(Inner::default());
+    // More requests than are inspected after the start.
+    for _ in 0..1_100 {
+        let _ = status(&service, with("x-client", "a")).await;
+    }
+    assert_eq!(*linted.0.lock().unwrap(), []);
+    for text in ["elastic-window 6/day", "5/day", "elastic-window 7/day"] {
+        live.set(api(text)).unwrap();
+        let _ = status(&service, with("x-client", "a")).await;
+    }
+    assert_eq!(*linted.0.lock().unwrap(), [Lint::ElasticWindowRefunded]);
+}
+
+#[tokio::test]
+async fn new_shadow_limits_are_checked() {
+    let live = LivePolicy::new(api("5/day"));
+    let observed = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&observed);
+    let layer = RateLimitLayer::new(live.clone(), Global).observer(move |event: &Event<'_>| {
+        events.lock().unwrap().push(event.policy.identity().to_owned());
+    });
+    let service = layer.layer(Inner::default());
+    assert_eq!(status(&service, get("/")).await, 200);
+    live.set(api("5/day; shadow 1/day")).unwrap();
+    assert_eq!(status(&service, get("/")).await, 200);
+    assert_eq!(*observed.lock().unwrap(), ["api", "api", "api\u{b7}shadow-1"]);
+}

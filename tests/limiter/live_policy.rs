@@ -1,0 +1,172 @@
+//! Policies that change while limiters use them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use common::{FakeStorage, failing, foreign, memory_with_manual_clock, policy};
+use tower_ratelimit::storage::{Breaker, ManualClock};
+use tower_ratelimit::{Key, LivePolicy, MemoryStorage, Policy, RateLimiter, Storage};
+
+fn api(text: &str) -> Policy {
+    policy(text).with_name("api")
+}
+
+fn limiter(live: &LivePolicy) -> (RateLimiter, ManualClock) {
+    let (storage, clock) = memory_with_manual_clock();
+    (RateLimiter::with_storage(live.clone(), storage), clock)
+}
+
+fn alice() -> Key {
+    Key::from("alice")
+}
+
+/// A storage that keeps no larger capacity.
+fn small_storage(capacity: u32) -> FakeStorage {
+    FakeStorage::around(MemoryStorage::new()).holding_at_most(capacity)
+}
+
+async fn left<St: Storage>(limiter: &RateLimiter<St>) -> u32 {
+    limiter.peek(&alice()).await.map_err(Into::into).unwrap().remaining()
+}
+
+#[tokio::test]
+async fn change_keeps_the_units_spent_under_the_same_name() {
+    let live = LivePolicy::new(api("fixed-window 10/minute"));
+    let (limiter, _clock) = limiter(&live);
+    assert!(limiter.hit_with_cost(&alice(), 4).await.unwrap().is_admitted());
+    for (text, expected) in [
+        ("fixed-window 20/minute", 16),
+        ("fixed-window 3/minute", 0),
+        ("fixed-window 10/minute", 6),
+        ("fixed-window 10/hour", 10),
+        ("fixed-window 10/minute", 6),
+    ] {
+        live.set(api(text)).unwrap();
+        assert_eq!(left(&limiter).await, expected, "{text}");
+        assert_eq!((live.get(), limiter.policy()), (api(text), api(text)));
+    }
+    live.set(policy("fixed-window 10/minute").with_name("other")).unwrap();
+    assert_eq!(left(&limiter).await, 10);
+}
+
+#[tokio::test]
+async fn clones_of_the_handle_change_every_limiter() {
+    let live = LivePolicy::new(api("5/minute"));
+    let limiters = [limiter(&live).0, limiter(&live).0];
+    live.clone().set(api("7/minute")).unwrap();
+    for limiter in &limiters {
+        assert_eq!(left(limiter).await, 7);
+        assert!(limiter.admit_with_cost(&alice(), 7) && !limiter.admit(&alice()));
+    }
+}
+
+#[tokio::test]
+async fn limiter_of_the_current_policy_does_not_change() {
+    let live = LivePolicy::new(api("fixed-window 5/minute"));
+    let (limiter, _clock) = limiter(&live);
+    let current = limiter.current();
+    let hit = current.hit(&alice()).await.unwrap();
+    live.set(api("fixed-window 5/hour; 100/day")).unwrap();
+    current.refund(&alice(), &hit).unwrap().await.unwrap();
+    assert_eq!(left(&current).await, 5);
+    assert_eq!(limiter.peek(&alice()).await.unwrap().limits().len(), 2);
+}
+
+#[tokio::test]
+async fn set_rejects_a_policy_that_one_of_the_storages_cannot_keep() {
+    let live = LivePolicy::new(api("5/minute"));
+    let (limiter, _clock) = limiter(&live);
+    let small = RateLimiter::with_storage(live.clone(), small_storage(50));
+    let error = live.set(api("51/minute")).unwrap_err();
+    assert_eq!(error.to_string(), "at most 50");
+    assert_eq!((left(&limiter).await, left(&small).await), (5, 5));
+
+    live.set(api("50/minute")).unwrap();
+    assert_eq!((left(&limiter).await, left(&small).await), (50, 50));
+
+    drop(small);
+    live.set(api("51/minute")).unwrap();
+    let small = small_storage(50);
+    assert!(RateLimiter::try_with_storage(live, small).is_err(), "a limiter validates the current policy");
+}
+
+#[tokio::test]
+async fn set_validates_shadow_limits_and_clones_of_limiters() {
+    let live = LivePolicy::new(api("5/minute"));
+    let small = RateLimiter::with_storage(live.clone(), small_storage(50));
+    let clone = small.clone();
+    drop(small);
+    assert!(live.set(api("5/minute; shadow 51/minute")).is_err());
+    live.set(api("5/minute; shadow 50/minute")).unwrap();
+    assert_eq!(left(&clone).await, 5);
+}
+
+#[tokio::test]
+async fn fallback_of_a_breaker_divides_the_new_policy() {
+    let live = LivePolicy::new(api("fixed-window 30/minute"));
+    let storage = Breaker::new(failing()).fallback(MemoryStorage::new(), 3);
+    let limiter = RateLimiter::with_storage(live.clone(), storage);
+    let capacity = async || limiter.peek(&alice()).await.unwrap().capacity();
+    assert_eq!(capacity().await, 10);
+    live.set(api("fixed-window 60/minute")).unwrap();
+    assert_eq!(capacity().await, 20);
+
+    let fallback = small_storage(25);
+    let _limiter = RateLimiter::with_storage(live.clone(), Breaker::new(MemoryStorage::new()).fallback(fallback, 3));
+    assert!(live.set(api("fixed-window 78/minute")).is_err(), "a third of it is 26");
+    live.set(api("fixed-window 75/minute")).unwrap();
+}
+
+#[tokio::test]
+async fn any_number_of_distinct_policies_is_read_correctly() {
+    let live = LivePolicy::new(api("fixed-window 1/minute"));
+    let (limiter, _clock) = limiter(&live);
+    for (round, amount) in (1..=200).chain([1, 200, 63, 64, 65, 200]).enumerate() {
+        live.set(api(&format!("fixed-window {amount}/minute"))).unwrap();
+        assert_eq!(left(&limiter).await, amount);
+        assert!(limiter.admit_with_cost(&Key::from(round.to_string()), amount));
+    }
+}
+
+#[tokio::test]
+async fn custom_strategies_with_equal_texts_are_distinct_policies() {
+    let live = LivePolicy::new(foreign(5));
+    let first = live.get();
+    let second = foreign(5);
+    assert_eq!(first.to_string(), second.to_string());
+    live.set(second.clone()).unwrap();
+    let shared = |policy: &Policy| std::ptr::from_ref(&policy.limits()[0]);
+    assert_eq!(shared(&live.get()), shared(&second));
+    live.set(first.clone()).unwrap();
+    assert_eq!(shared(&live.get()), shared(&first));
+}
+
+#[test]
+fn concurrent_changes_lose_no_unit() {
+    let live = LivePolicy::new(api("fixed-window 4000000000/minute"));
+    let (limiter, _clock) = limiter(&live);
+    let is_over = AtomicBool::new(false);
+    let hits: u32 = thread::scope(|scope| {
+        let spenders: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut hits = 0;
+                    while !is_over.load(Ordering::Relaxed) || hits == 0 {
+                        assert!(limiter.admit(&alice()));
+                        hits += 1;
+                    }
+                    hits
+                })
+            })
+            .collect();
+        for round in 0..500_u32 {
+            // More distinct policies than slots.
+            live.set(api(&format!("fixed-window {}/minute", 4_000_000_000 + round % 100))).unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        spenders.into_iter().map(|spender| spender.join().unwrap()).sum()
+    });
+    live.set(api("fixed-window 4000000000/minute")).unwrap();
+    let Ok(decision) = limiter.peek(&alice()).into_inner();
+    assert_eq!(decision.remaining(), 4_000_000_000 - hits);
+}
