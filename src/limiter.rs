@@ -22,7 +22,7 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError, Sha
 /// assert!(limiter.hit(&alice).await?.is_refused());
 ///
 /// // Suppose that the second hit should not count.
-/// limiter.refund(&alice, &second).await?;
+/// limiter.refund(&alice, &second)?.await?;
 /// assert_eq!(limiter.peek(&alice).await?.remaining(), 1);
 ///
 /// limiter.clear(&alice).await?;
@@ -299,7 +299,7 @@ impl<St: Storage> RateLimiter<St> {
     /// let limiter = limiter.current();
     /// let hit = limiter.hit(&alice).await?;
     /// live.set(Quota::per_minute(20))?;
-    /// limiter.refund(&alice, &hit).await?;
+    /// limiter.refund(&alice, &hit)?.await?;
     /// assert_eq!(limiter.peek(&alice).await?.remaining(), 10);
     /// # Ok(())
     /// # }

@@ -186,6 +186,6 @@ fn code_builds_the_policy_of_its_text() {
         (sample_12::rate_limit(), "\"first\" 10/second; 20/minute"),
     ] {
         let limiter = layer.limiter().expect("the policy is fixed");
-        assert_eq!(*limiter.policy(), text.parse::<tower_ratelimit::Policy>().unwrap());
+        assert_eq!(limiter.policy(), text.parse::<tower_ratelimit::Policy>().unwrap());
     }
 }
