@@ -3,10 +3,13 @@
 
 pub(crate) mod admission;
 pub(crate) mod config;
+pub(crate) mod context;
+mod hits;
 mod lints;
 pub(crate) mod options;
 pub(crate) mod post_response;
 mod reject;
+pub(crate) mod shadow_check;
 
 pub use self::config::OnError;
 pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip, policy_by};
