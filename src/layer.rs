@@ -64,8 +64,8 @@ impl RateLimitLayer {
 }
 
 impl<St: InfallibleStorage> RateLimitLayer<St> {
-    /// Creates a layer with an infallible storage, such as a memory storage with bounds other than the
-    /// defaults, or one that several layers share.
+    /// Creates a layer with an infallible storage, such as a memory storage with bounds other than
+    /// the defaults, or one that several layers share.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryStorage, PeerIp, Quota, RateLimitLayer};
@@ -212,8 +212,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// ```
     ///
     /// This is [`settle`](Self::settle) with the estimated cost or 0. A hit is spent before the
-    /// inner service is called. If `charge` returns `false` for the head of the response, the hit is
-    /// refunded.
+    /// inner service is called. If `charge` returns `false` for the head of the response, the hit
+    /// is refunded.
     ///
     /// Do not use an [`ElasticWindow`](crate::ElasticWindow) with this option, because it locks out
     /// well-behaved clients. [`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded)
@@ -236,13 +236,14 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///     .settle(|response: &ResponseHead<'_>| response.headers.get("x-query-cost")?.to_str().ok()?.parse().ok());
     /// ```
     ///
-    /// The estimated cost is spent before the inner service is called. When the head of the response
-    /// is ready, the difference is refunded or charged, as [`RateLimiter::settle`] does. A charge can
-    /// leave the client in debt. A request keeps its estimated cost if the inner service fails or the
-    /// client disconnects. A request that costs nothing is not settled. Shadow limits are settled too.
+    /// The estimated cost is spent before the inner service is called. When the head of the
+    /// response is ready, the difference is refunded or charged, as [`RateLimiter::settle`] does. A
+    /// charge can leave the client in debt. A request keeps its estimated cost if the inner service
+    /// fails or the client disconnects. A request that costs nothing is not settled. Shadow limits
+    /// are settled too.
     ///
-    /// The response does not wait for a storage that is not immediately ready. The header fields then
-    /// report the estimated cost.
+    /// The response does not wait for a storage that is not immediately ready. The header fields
+    /// then report the estimated cost.
     ///
     /// A layer has one source of the actual cost: the last call of `settle`,
     /// [`charge_when`](Self::charge_when) or [`settle_later`](Self::settle_later).
@@ -253,12 +254,14 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.with_config(|config| config.settling = Some(Settling::ByResponse(Arc::new(actual))))
     }
 
-    /// Inserts a [`Charge`](crate::Charge) into the extensions of each admitted request. It corrects
-    /// the cost of the request when the cost is known, for example at the end of a streamed body.
+    /// Inserts a [`Charge`](crate::Charge) into the extensions of each admitted request. It
+    /// corrects the cost of the request when the cost is known, for example at the end of a
+    /// streamed body.
     ///
     /// A request has no charge if it is not limited, or if the storage failed. So handlers should
-    /// take an `Option<Charge>` if that is possible. With stacked layers, the handler gets the charge
-    /// of the innermost one, and [`Charge::of_policy`](crate::Charge::of_policy) returns the others.
+    /// take an `Option<Charge>` if that is possible. With stacked layers, the handler gets the
+    /// charge of the innermost one, and [`Charge::of_policy`](crate::Charge::of_policy) returns the
+    /// others.
     ///
     /// Replaces [`settle`](Self::settle) and [`charge_when`](Self::charge_when). See the guide on
     /// [costs](crate::guide::costs#settle-after-a-streamed-response).

@@ -11,8 +11,8 @@ use http::request::Parts;
 use crate::Charge;
 
 /// Extracts the charge of the innermost layer with
-/// [`settle_later`](crate::RateLimitLayer::settle_later). Use `Option<Charge>` if a request may have
-/// none: it is not limited, or the storage failed.
+/// [`settle_later`](crate::RateLimitLayer::settle_later). Use `Option<Charge>` if a request may
+/// have none: it is not limited, or the storage failed.
 impl<S: Sync> FromRequestParts<S> for Charge {
     type Rejection = NoCharge;
 

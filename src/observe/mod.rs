@@ -59,8 +59,8 @@ pub enum EventKind<'a> {
 pub struct Event<'a> {
     /// The kind of the event.
     pub kind: EventKind<'a>,
-    /// The policy that decided. Each [shadow limit](Policy#shadow-limits) is reported as a policy of
-    /// its own.
+    /// The policy that decided. Each [shadow limit](Policy#shadow-limits) is reported as a policy
+    /// of its own.
     pub policy: &'a Policy,
     /// The key, or `None` if it is missing. It may be a secret or personal data, so be careful
     /// where you write it.
@@ -72,7 +72,8 @@ pub struct Event<'a> {
 impl Event<'_> {
     /// Returns the outcome as one word: `admitted`, `delayed`, `refused`,
     /// [`storage_full`](Decision::is_storage_full), [`contended`](Decision::is_contended),
-    /// `failed_open`, `failed_closed`, `missing`, `refunded`, `charged`, `not_settled` or `unsettled`.
+    /// `failed_open`, `failed_closed`, `missing`, `refunded`, `charged`, `not_settled` or
+    /// `unsettled`.
     pub fn outcome(&self) -> &'static str {
         match self.kind {
             EventKind::Decided(decision) if decision.is_storage_full() => "storage_full",
@@ -91,7 +92,7 @@ impl Event<'_> {
     }
 
     /// Returns the number of units by which the estimated and the actual cost of a hit differ, if
-    /// this event is about a settlement. The [outcome](Self::outcome) tells their direction.
+    /// this event is about a settlement. The [outcome](Self::outcome) is their direction.
     pub fn settled_units(&self) -> Option<u32> {
         match self.kind {
             EventKind::Settled { decision, actual } | EventKind::NotSettled { decision, actual, .. } => {
