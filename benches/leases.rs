@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use picture::{Curve, Panel};
+use picture::{Curve, Panel, Scale};
 use tower_ratelimit::storage::{Clock, Leases, ManualClock, StorageRequest};
 use tower_ratelimit::{FixedWindow, Key, MemoryStorage, Op, Policy, Quota, Storage};
 
@@ -67,12 +67,17 @@ fn by_slice() -> Vec<(String, [Outcome; SLICES.len()])> {
     even.into_iter().chain([uneven]).collect()
 }
 
-fn of_slices(title: &'static str, curves: &[(String, [Outcome; SLICES.len()])], figure: fn(&Outcome) -> f64) -> Panel {
+fn of_slices(title: &str, curves: &[(String, [Outcome; SLICES.len()])], figure: fn(&Outcome) -> f64) -> Panel {
     let curve = |(name, outcomes): &(String, [Outcome; SLICES.len()])| Curve {
         name: name.clone(),
         points: SLICES.iter().zip(outcomes).map(|(slice, outcome)| (percent(*slice, LIMIT), figure(outcome))).collect(),
     };
-    Panel { title, x: "slice, % of the limit", curves: curves.iter().map(curve).collect() }
+    Panel {
+        title: title.to_owned(),
+        x: "slice, % of the limit",
+        scale: Scale::Logarithmic,
+        curves: curves.iter().map(curve).collect(),
+    }
 }
 
 fn by_demand() -> Panel {
@@ -83,8 +88,9 @@ fn by_demand() -> Panel {
             .into(),
     });
     Panel {
-        title: "unused at the end, % of possible hits (8 nodes, uneven)",
+        title: "unused at the end, % of possible hits (8 nodes, uneven)".to_owned(),
         x: "hits in the window, % of the limit",
+        scale: Scale::Logarithmic,
         curves: curves.into(),
     }
 }
@@ -112,7 +118,7 @@ fn simulate(nodes: u32, slice: u32, load: Load, demand: u32) -> Outcome {
         }
         all += admitted;
     }
-    let trips: u64 = nodes.iter().map(Leases::asked).sum();
+    let trips: u64 = nodes.iter().map(Leases::misses).sum();
     // Each refused hit takes one round trip too.
     let refused = u64::from(hits * WINDOWS - all);
     #[allow(clippy::cast_precision_loss)] // percents

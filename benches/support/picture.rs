@@ -1,12 +1,20 @@
-//! Draws panels of curves as SVG. The horizontal axis is logarithmic, and the vertical axis starts
-//! at zero.
+//! Draws panels of curves as SVG. The vertical axis starts at zero.
 
 use std::fmt::{self, Write};
 
 pub(crate) struct Panel {
-    pub(crate) title: &'static str,
+    pub(crate) title: String,
     pub(crate) x: &'static str,
+    pub(crate) scale: Scale,
     pub(crate) curves: Vec<Curve>,
+}
+
+/// The scale of the horizontal axis.
+#[derive(Clone, Copy)]
+#[allow(dead_code, reason = "each program uses a part of it")]
+pub(crate) enum Scale {
+    Linear,
+    Logarithmic,
 }
 
 pub(crate) struct Curve {
@@ -50,13 +58,28 @@ fn draw_panel(svg: &mut String, panel: &Panel) {
     let points = || panel.curves.iter().flat_map(|curve| &curve.points);
     let (first, last) = points().fold((f64::MAX, 0.0), |(low, high), (x, _)| (x.min(low), x.max(high)));
     let highest = points().map(|(_, y)| *y).fold(0.0, f64::max).max(1e-9);
-    let step = [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0].into_iter().find(|step| highest / step <= 8.0);
-    let step = step.unwrap_or(100.0);
-    let top = (highest / step).ceil() * step;
-    let across = |x: f64| LEFT + (RIGHT - LEFT) * (x / first).ln() / (last / first).ln();
+    let step = [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0].into_iter().find(|step| highest / step <= 8.0);
+    let step = step.unwrap_or(200.0);
+    let across = |x: f64| {
+        let part = match panel.scale {
+            Scale::Linear => (x - first) / (last - first),
+            Scale::Logarithmic => (x / first).ln() / (last / first).ln(),
+        };
+        LEFT + (RIGHT - LEFT) * part
+    };
+    // The legend is at the top of the half whose curves are lower, and above these curves.
+    let middle = f64::midpoint(LEFT, RIGHT);
+    let highest_in = |left: bool| {
+        let inside = points().filter(|(x, _)| if left { across(*x) <= middle } else { across(*x) >= middle });
+        inside.map(|(_, y)| *y).fold(0.0, f64::max)
+    };
+    let (left, right) = (highest_in(true), highest_in(false));
+    #[allow(clippy::cast_precision_loss)] // a few
+    let room = 1.0 - (12.0 + 17.0 * panel.curves.len() as f64) / (BOTTOM - TOP);
+    let top = (highest.max(left.min(right) / room) / step).ceil() * step;
     let down = |y: f64| BOTTOM - (BOTTOM - TOP) * y / top;
 
-    text(svg, (WIDTH / 2.0, 22.0), "middle", 14, panel.title);
+    text(svg, (WIDTH / 2.0, 22.0), "middle", 14, &panel.title);
     text(svg, (f64::midpoint(LEFT, RIGHT), BOTTOM + 38.0), "middle", 13, panel.x);
     let mut y = 0.0;
     while y <= top + step / 2.0 {
@@ -72,10 +95,7 @@ fn draw_panel(svg: &mut String, panel: &Panel) {
             before = across(*x);
         }
     }
-    // The legend is at the left of rising curves, and at the right of falling ones.
-    let rises =
-        panel.curves.iter().all(|curve| curve.points.first().map(|it| it.1) <= curve.points.last().map(|it| it.1));
-    let legend = if rises { LEFT + 14.0 } else { RIGHT - 130.0 };
+    let legend = if left <= right { LEFT + 14.0 } else { RIGHT - 130.0 };
     let mut below = TOP + 16.0;
     for (curve, ink) in panel.curves.iter().zip(INKS.into_iter().cycle()) {
         let places: Vec<_> = curve.points.iter().map(|(x, y)| (across(*x), down(*y))).collect();
@@ -105,13 +125,19 @@ fn write(svg: &mut String, line: fmt::Arguments<'_>) {
 
 /// Formats a number with few digits.
 fn label(figure: f64) -> String {
+    if figure >= 1e6 {
+        return format!("{}M", figure / 1e6);
+    }
+    if figure >= 1e4 {
+        return format!("{}k", figure / 1e3);
+    }
     let text = format!("{figure:.2}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 impl fmt::Display for Panel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} by {}", self.title, self.x)?;
+        writeln!(f, "{} ({})", self.title, self.x)?;
         for curve in &self.curves {
             write!(f, "{:<16}", curve.name)?;
             for (x, y) in &curve.points {

@@ -20,6 +20,8 @@ use crate::{Quota, Timestamp};
 ///
 /// In strings: `elastic-window 10/minute`.
 ///
+#[doc = include_str!("../pictures/elastic_window.svg")]
+///
 /// ```
 /// use std::time::Duration;
 /// use tower_ratelimit::storage::ManualClock;

@@ -14,6 +14,8 @@ use crate::{Quota, Timestamp};
 /// `interval-token-bucket` is a bucket that is refilled completely after each interval, which gives
 /// the same decisions.
 ///
+#[doc = include_str!("../pictures/fixed_window.svg")]
+///
 /// ```
 /// use std::time::Duration;
 /// use tower_ratelimit::storage::ManualClock;

@@ -19,6 +19,8 @@ use crate::{ConfigError, Quota, Timestamp};
 /// A [refund](crate::RateLimiter::refund) frees only the last slot of the queue. Other delayed
 /// requests keep their slots.
 ///
+#[doc = include_str!("../pictures/leaky_bucket.svg")]
+///
 /// ```
 /// use std::time::Duration;
 /// use tower_ratelimit::{Key, LeakyBucket, Policy, Quota, RateLimiter};

@@ -10,6 +10,8 @@ use crate::{Quota, Timestamp};
 ///
 /// In strings: `moving-window 10/minute`.
 ///
+#[doc = include_str!("../pictures/moving_window.svg")]
+///
 /// ```
 /// use std::time::Duration;
 /// use tower_ratelimit::storage::ManualClock;

@@ -17,6 +17,8 @@ use crate::{Quota, Timestamp};
 ///
 /// In strings: `sliding-window-counter 10/minute`, `sliding-window-counter-aligned 10/minute`.
 ///
+#[doc = include_str!("../pictures/sliding_window_counter.svg")]
+///
 /// ```
 /// use std::time::Duration;
 /// use tower_ratelimit::storage::ManualClock;

@@ -15,6 +15,8 @@ use crate::{ConfigError, Quota, Timestamp};
 ///
 /// In strings: `token-bucket 10/second burst 20` (alias `gcra`).
 ///
+#[doc = include_str!("../pictures/token_bucket.svg")]
+///
 /// ```
 /// use std::time::Duration;
 /// use tower_ratelimit::storage::ManualClock;

@@ -9,7 +9,7 @@ use tower_ratelimit::{Key, Policy, Quota, RateLimiter, TokenBucket};
 
 use crate::keys::{Orders, address};
 use crate::measure::{interleave_rounds, time, time_on};
-use crate::panel::{Curve, Ink, Panel, Scale};
+use crate::picture::{Curve, Panel, Scale};
 use crate::subject::{self, admits, decides};
 
 /// The number of rounds. It is smaller than for a row, because outliers are visible in a curve.
@@ -30,14 +30,14 @@ pub fn measure() -> [Panel; 3] {
 
 /// Returns the curves of `figures`, with one point per count.
 fn curves<const N: usize>(
-    curves: [(&'static str, Ink); N],
+    names: [&str; N],
     counts: &[u32],
     figures: impl Fn(u32) -> [f64; N],
 ) -> Vec<Curve> {
-    let mut curves = curves.map(|(name, ink)| Curve { name, ink, points: Vec::new() });
+    let mut curves = names.map(|name| Curve { name: name.to_owned(), points: Vec::new() });
     for &count in counts {
         for (curve, figure) in curves.iter_mut().zip(figures(count)) {
-            curve.points.push((count, figure));
+            curve.points.push((f64::from(count), figure));
         }
     }
     curves.into()
@@ -48,16 +48,10 @@ fn medians<const N: usize>(subjects: [&mut dyn FnMut() -> f64; N]) -> [f64; N] {
 }
 
 fn by_keys() -> Panel {
-    let shown = [
-        ("ours, admit", Ink::Blue),
-        ("ours, hit (all numbers)", Ink::Green),
-        ("governor", Ink::Orange),
-        ("axum_gcra", Ink::Purple),
-    ];
+    let shown = ["ours, admit", "ours, hit (all numbers)", "governor", "axum_gcra"];
     Panel {
         title: "ns per hit by number of keys".to_owned(),
         x: "addresses",
-        y: "ns per hit",
         scale: Scale::Logarithmic,
         curves: curves(shown, &KEYS, at_keys),
     }
@@ -86,12 +80,10 @@ fn at_keys(count: u32) -> [f64; 4] {
 }
 
 fn by_limits() -> Panel {
-    let shown =
-        [("ours, admit", Ink::Blue), ("ours, hit (all numbers)", Ink::Green), ("as many governors", Ink::Orange)];
+    let shown = ["ours, admit", "ours, hit (all numbers)", "as many governors"];
     Panel {
         title: "ns per hit by limits in the policy".to_owned(),
         x: "token buckets under one key",
-        y: "ns per hit",
         scale: Scale::Linear,
         curves: curves(shown, &LIMITS, at_limits),
     }
@@ -127,13 +119,13 @@ fn by_threads() -> Panel {
     let governor = subject::governor();
     subject::prepare_governor(&governor, &[address]);
 
-    let shown = [("ours, refusing", Ink::Purple), ("ours, admitting", Ink::Blue), ("governor, admitting", Ink::Orange)];
+    let shown = ["ours, admitting", "ours, refusing", "governor, admitting"];
     let at_threads = |count: u32| {
         let threads = count as usize;
         // The throughput of all threads. 1,000 ns per hit are a million hits per second per thread.
         medians([
-            &mut || time_on(threads, |_| || assert!(!admits(&stingy, &key))),
             &mut || time_on(threads, |_| || assert!(admits(&generous, &key))),
+            &mut || time_on(threads, |_| || assert!(!admits(&stingy, &key))),
             &mut || time_on(threads, |_| || assert!(governor.check_key(&address).is_ok())),
         ])
         .map(|time| f64::from(count) * 1_000.0 / time)
@@ -142,7 +134,6 @@ fn by_threads() -> Panel {
     Panel {
         title: format!("million hits per second by threads ({cores} cores)"),
         x: "threads on one hot key",
-        y: "million hits per second",
         scale: Scale::Linear,
         curves: curves(shown, &THREADS, at_threads),
     }

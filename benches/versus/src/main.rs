@@ -9,8 +9,8 @@ mod alloc;
 mod curves;
 mod keys;
 mod measure;
-mod panel;
-mod plot;
+#[path = "../../support/picture.rs"]
+mod picture;
 mod rows;
 mod subject;
 mod table;
@@ -22,7 +22,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let [mode, file] = arguments.as_slice()
         && mode == "curves"
     {
-        return plot::draw(file, &curves::measure());
+        std::fs::write(file, picture::draw(&curves::measure()))?;
+        return Ok(());
     }
     rows(arguments);
     Ok(())

@@ -1,0 +1,160 @@
+//! The Rust code for a policy.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tower_ratelimit::{Limit, Policy, Quota};
+
+/// Returns a function that builds a layer with this policy, with its imports.
+pub(crate) fn of(policy: &Policy) -> String {
+    let mut uses = BTreeSet::from(["PeerIp", "Policy", "Quota", "RateLimitLayer"]);
+    let mut limits = policy.limits().iter();
+    let mut built = match limits.next() {
+        Some(first) if first.name().is_some() => format!("Policy::from({})", limit(first, &mut uses)),
+        Some(first) => format!("Policy::new({})", arguments(first, &mut uses)),
+        None => String::new(),
+    };
+    for further in limits {
+        built += &match further.name() {
+            Some(_) => format!("\n        .with({})", limit(further, &mut uses)),
+            None => format!("\n        .limit({})", arguments(further, &mut uses)),
+        };
+    }
+    for shadow in policy.shadows().iter().flat_map(Policy::limits) {
+        built += &format!("\n        .shadow({})", limit(shadow, &mut uses));
+    }
+    if let Some(name) = policy.name() {
+        built += &format!("\n        .with_name({name:?})");
+    }
+    let duration = if built.contains("Duration::") { "use std::time::Duration;\n\n" } else { "" };
+    let uses: Vec<&str> = uses.into_iter().collect();
+    format!(
+        "{duration}use tower_ratelimit::{{{uses}}};
+
+/// For each client address: {policy}
+pub fn rate_limit() -> RateLimitLayer {{
+    let policy = {built};
+    RateLimitLayer::new(policy, PeerIp::new())
+}}
+
+// In a router: .layer(rate_limit())
+",
+        uses = uses.join(", "),
+    )
+}
+
+fn limit(limit: &Limit, uses: &mut BTreeSet<&'static str>) -> String {
+    uses.insert("Limit");
+    let name = limit.name().map(|name| format!(".named({name:?})")).unwrap_or_default();
+    format!("Limit::new({}){name}", arguments(limit, uses))
+}
+
+/// Returns the strategy and the quota as arguments.
+fn arguments(limit: &Limit, uses: &mut BTreeSet<&'static str>) -> String {
+    let (strategy, constructor) = match limit.strategy().name() {
+        "fixed-window" => ("FixedWindow", "new()"),
+        "fixed-window-aligned" => ("FixedWindow", "aligned()"),
+        "sliding-window-counter" => ("SlidingWindowCounter", "new()"),
+        "sliding-window-counter-aligned" => ("SlidingWindowCounter", "aligned()"),
+        "moving-window" => ("MovingWindow", "new()"),
+        "elastic-window" => ("ElasticWindow", "new()"),
+        "leaky-bucket" => ("LeakyBucket", "new()"),
+        _ => ("TokenBucket", "new()"),
+    };
+    uses.insert(strategy);
+    let text = limit.to_string();
+    let queue = text.rsplit_once(" queue ").and_then(|(_, places)| places.parse().ok());
+    let queue = queue.map(|places: u64| format!(".queue({})", digits(places))).unwrap_or_default();
+    format!("{strategy}::{constructor}{queue}, {}", quota(limit.quota()))
+}
+
+fn quota(quota: &Quota) -> String {
+    let amount = digits(quota.amount().into());
+    let plain = match quota.period_micros() {
+        1_000_000 => format!("Quota::per_second({amount})"),
+        60_000_000 => format!("Quota::per_minute({amount})"),
+        3_600_000_000 => format!("Quota::per_hour({amount})"),
+        86_400_000_000 => format!("Quota::per_day({amount})"),
+        _ => format!("Quota::per({amount}, {})", duration(quota.period())),
+    };
+    quota.burst_size().map_or(plain.clone(), |burst| format!("{plain}.burst({})", digits(burst.into())))
+}
+
+fn duration(period: Duration) -> String {
+    match (period.subsec_micros(), period.subsec_micros() % 1_000) {
+        (0, _) => format!("Duration::from_secs({})", digits(period.as_secs())),
+        (_, 0) => format!("Duration::from_millis({})", digits(u64::try_from(period.as_millis()).unwrap_or(u64::MAX))),
+        _ => format!("Duration::from_micros({})", digits(u64::try_from(period.as_micros()).unwrap_or(u64::MAX))),
+    }
+}
+
+/// Writes a number with underscores between groups of three digits.
+fn digits(number: u64) -> String {
+    let plain = number.to_string();
+    let mut grouped = String::new();
+    for (at, digit) in plain.chars().enumerate() {
+        if at > 0 && (plain.len() - at).is_multiple_of(3) {
+            grouped.push('_');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// Policies with every strategy and every option of the text form.
+const SAMPLES: [&str; 13] = [
+    "fixed-window 10/minute",
+    "fixed-window-aligned 1000/day",
+    "sliding-window-counter 10/minute",
+    "sliding-window-counter-aligned 10/hour",
+    "moving-window 5/15 minutes",
+    "elastic-window 20/minute",
+    "token-bucket 10/second",
+    "token-bucket 10/second burst 1000000",
+    "leaky-bucket 10/second",
+    "leaky-bucket 10/second queue 0",
+    "fixed-window 3/250ms; moving-window 7/1500ms; shadow elastic-window 9/week",
+    "\"free\": 10/second; \"daily\" moving-window 10000/day",
+    "\"first\" 10/second; 20/minute",
+];
+
+/// Returns the code of all samples as the module `snippets`, whose test compares them with their
+/// texts.
+pub(crate) fn all() -> String {
+    let mut modules = String::new();
+    let mut cases = String::new();
+    for (number, text) in SAMPLES.iter().enumerate() {
+        let policy: Policy = text.parse().expect("the samples are valid");
+        modules += &format!("\nmod sample_{number} {{\n");
+        for line in of(&policy).lines() {
+            modules += &if line.is_empty() { "\n".to_owned() } else { format!("    {line}\n") };
+        }
+        modules += "}\n";
+        cases += &format!("        (sample_{number}::rate_limit(), {text:?}),\n");
+    }
+    format!(
+        "//! The code that the page offers to copy for some policies. Written by
+//! `cargo run --example playground -- snippets`.
+
+#![allow(unreachable_pub, reason = \"the code is copied into other crates\")]
+{modules}
+#[test]
+fn code_builds_the_policy_of_its_text() {{
+    for (layer, text) in [
+{cases}    ] {{
+        let limiter = layer.limiter().expect(\"the policy is fixed\");
+        assert_eq!(*limiter.policy(), text.parse::<tower_ratelimit::Policy>().unwrap());
+    }}
+}}
+"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn snippets_are_current() {
+        let stored = include_str!("snippets.rs");
+        assert!(stored == super::all(), "run scripts/pictures, which writes examples/playground/snippets.rs");
+    }
+}
