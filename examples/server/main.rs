@@ -90,8 +90,8 @@ fn answer(uri: &Uri, header: Option<HeaderName>) -> (StatusCode, HeaderMap, &'st
     let status = uri.path().strip_prefix("/status/").and_then(|code| code.parse().ok());
     // 1xx statuses do not end a response.
     let status = status.filter(|status: &StatusCode| status.as_u16() >= 200);
-    let costs = uri.query().into_iter().flat_map(|query| query.split('&'));
-    let cost = costs.filter_map(|part| part.strip_prefix("cost=")?.parse::<u32>().ok()).next();
+    let mut costs = uri.query().into_iter().flat_map(|query| query.split('&'));
+    let cost = costs.find_map(|part| part.strip_prefix("cost=")?.parse::<u32>().ok());
     let fields = header.zip(cost).map(|(name, cost)| (name, cost.into()));
     (status.unwrap_or(StatusCode::OK), fields.into_iter().collect(), "hello\n")
 }

@@ -20,6 +20,7 @@ pub(crate) struct PostResponse<St: Storage> {
 }
 
 /// The settlement of a request.
+#[expect(clippy::large_enum_variant, reason = "a `PostResponse` is on the heap already")]
 pub(crate) enum Settlement<St: Storage> {
     /// The head of the response settles it. Without a closure, the request stays charged.
     ByResponse(Hits<St>, Option<Arc<SettleFn>>),

@@ -81,10 +81,6 @@ async fn yields() {
     }
 }
 
-fn status_as_cost(response: &ResponseHead<'_>) -> Option<u32> {
-    Some(u32::from(response.status.as_u16()))
-}
-
 #[tokio::test]
 async fn head_of_the_response_settles_the_cost() {
     let (storage, clock) = memory_with_manual_clock();
@@ -121,7 +117,7 @@ async fn every_family_of_fields_reports_the_debt() {
     let service = RateLimitLayer::new(policy("fixed-window 100/minute").with_name("tokens"), Global)
         .storage(storage, OnError::Refuse)
         .headers(headers)
-        .settle(status_as_cost)
+        .settle(|response: &ResponseHead<'_>| Some(u32::from(response.status.as_u16())))
         .layer(AnswersWithStatus);
     let response = ask(&service, get("/401")).await;
     let field = |name: &str| response.headers()[name].to_str().unwrap().to_owned();

@@ -2,17 +2,10 @@
 
 use std::sync::Arc;
 
+use super::lease::Charged;
 use super::shared::LeaseTable;
 use crate::storage::StorageRequest;
-use crate::{Decision, Key, Policy, Storage, Timestamp};
-
-/// The result of a charge to a slice.
-pub(super) enum Charged {
-    /// The slice had enough units.
-    Fully(Decision),
-    /// The slice is empty now. The rest must be charged to the storage.
-    Partly(u32),
-}
+use crate::{Key, Policy, Storage, Timestamp};
 
 /// Units that a charge took from a slice. They go back when this is dropped.
 pub(super) struct Taken<St: Storage> {

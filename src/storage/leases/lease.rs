@@ -1,6 +1,5 @@
 //! A slice of a window that is spent locally.
 
-use super::charge::Charged;
 use crate::strategy::Status;
 use crate::{Decision, Policy, Timestamp};
 
@@ -25,6 +24,14 @@ pub(super) struct Lease {
     /// The time until which the window is certainly open, by the local clock. It counts from before
     /// the request was sent.
     pub(super) end: Timestamp,
+}
+
+/// The result of a charge to a slice.
+pub(super) enum Charged {
+    /// The slice had enough units.
+    Fully(Decision),
+    /// The slice is empty now. The rest must be charged to the storage.
+    Partly(u32),
 }
 
 impl Lease {

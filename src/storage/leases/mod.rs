@@ -15,10 +15,11 @@ mod worker;
 use std::fmt;
 use std::sync::Arc;
 
-use self::charge::{Charged, Taken};
+use self::charge::Taken;
 use self::entry::LeaseEntry;
 use self::future::{Change, ChangeState, Deciding, OwnedRequest, Progress};
 use self::job::Command;
+use self::lease::Charged;
 use self::route::Route;
 use self::shared::{InvalidateOnDrop, LeaseTable};
 use crate::storage::key_table::assert_max_keys;
