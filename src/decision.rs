@@ -1,5 +1,6 @@
 //! Decisions: the results of hits and peeks.
 
+mod charge;
 mod settle;
 mod verdict;
 
@@ -8,6 +9,8 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::time::Duration;
 
+pub use self::charge::Charge;
+pub(crate) use self::charge::OpenCharge;
 use self::settle::PolicyTag;
 pub use self::settle::SettleError;
 pub use self::verdict::DecisionSource;

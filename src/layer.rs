@@ -11,7 +11,7 @@ use crate::error::or_panic;
 use crate::extract::{Head, KeyExtractor};
 use crate::middleware::admission::LayerState;
 use crate::middleware::config::{LayerConfig, OnError};
-use crate::middleware::options::{CostFn, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip};
+use crate::middleware::options::{CostFn, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Settling, Skip};
 use crate::observe::Observer;
 use crate::storage::InfallibleStorage;
 #[cfg(feature = "axum")]
@@ -67,8 +67,8 @@ impl RateLimitLayer {
 }
 
 impl<St: InfallibleStorage> RateLimitLayer<St> {
-    /// Creates a layer with an infallible storage, such as a memory storage with bounds other than the
-    /// defaults, or one that several layers share.
+    /// Creates a layer with an infallible storage, such as a memory storage with bounds other than
+    /// the defaults, or one that several layers share.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryStorage, PeerIp, Quota, RateLimitLayer};
@@ -212,10 +212,9 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
     /// ```
     ///
-    /// The hit is spent before the inner service is called. If `charge` returns `false` for the
-    /// head of the response, the hit is [refunded](RateLimiter::refund). A request stays charged if
-    /// the inner service fails or the client disconnects. A request that cost nothing is not
-    /// refunded.
+    /// This is [`settle`](Self::settle) with the estimated cost or 0. A hit is spent before the
+    /// inner service is called. If `charge` returns `false` for the head of the response, the hit
+    /// is refunded.
     ///
     /// Do not use an [`ElasticWindow`](crate::ElasticWindow) with this option, because it locks out
     /// well-behaved clients. [`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded)
@@ -225,7 +224,50 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     where
         F: Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
     {
-        self.with_config(|config| config.charge = Some(Arc::new(charge)))
+        self.settle(move |response: &ResponseHead<'_>| if charge(response) { None } else { Some(0) })
+    }
+
+    /// Corrects the cost of each request to the cost that the head of its response contains. `None`
+    /// keeps the [estimated cost](Self::cost).
+    ///
+    /// ```
+    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, ResponseHead};
+    ///
+    /// let layer = RateLimitLayer::new(Quota::per_minute(1_000), PeerIp::new())
+    ///     .settle(|response: &ResponseHead<'_>| response.headers.get("x-query-cost")?.to_str().ok()?.parse().ok());
+    /// ```
+    ///
+    /// The estimated cost is spent before the inner service is called. When the head of the
+    /// response is ready, the difference is refunded or charged, as [`RateLimiter::settle`] does. A
+    /// charge can leave the client in debt. A request keeps its estimated cost if the inner service
+    /// fails or the client disconnects. A request that costs nothing is not settled. Shadow limits
+    /// are settled too.
+    ///
+    /// The response does not wait for a storage that is not immediately ready. The header fields
+    /// then report the estimated cost.
+    ///
+    /// A layer has one source of the actual cost: the last call of `settle`,
+    /// [`charge_when`](Self::charge_when) or [`settle_later`](Self::settle_later).
+    pub fn settle<F>(self, actual: F) -> Self
+    where
+        F: Fn(&ResponseHead<'_>) -> Option<u32> + Send + Sync + 'static,
+    {
+        self.with_config(|config| config.settling = Some(Settling::ByResponse(Arc::new(actual))))
+    }
+
+    /// Inserts a [`Charge`](crate::Charge) into the extensions of each admitted request. It
+    /// corrects the cost of the request when the cost is known, for example at the end of a
+    /// streamed body.
+    ///
+    /// A request has no charge if it is not limited, or if the storage failed. So handlers should
+    /// take an `Option<Charge>` if that is possible. With stacked layers, the handler gets the
+    /// charge of the innermost one, and [`Charge::of_policy`](crate::Charge::of_policy) returns the
+    /// others.
+    ///
+    /// Replaces [`settle`](Self::settle) and [`charge_when`](Self::charge_when). See the guide on
+    /// [costs](crate::guide::costs#settle-after-a-streamed-response).
+    pub fn settle_later(self) -> Self {
+        self.with_config(|config| config.settling = Some(Settling::Later))
     }
 }
 

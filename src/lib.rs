@@ -48,13 +48,15 @@
 //! | hit | spends units if all limits admit |
 //! | peek | reports the result of a hit without spending |
 //! | refund | returns the units of a hit |
+//! | charge | spends units whatever remains, and can leave a key in debt |
+//! | settle | corrects the cost of a hit: refunds or charges the difference |
 //! | clear | deletes the states of a key |
 //!
 //! # Features
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`] is an extractor |
+//! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`] and [`Charge`] are extractors |
 //! | `quanta` (default) | [`SystemClock`](storage::SystemClock) reads the processor's tick counter, which is faster than the system's clock |
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
 //! | `coarse-clock` | `storage::CoarseClock`, which reads no tick counter and lags by up to a tick |
@@ -103,7 +105,7 @@ mod time;
 mod usage_handler;
 
 pub use self::client_usage::{Usage, UsageError};
-pub use self::decision::{Decision, DecisionSource, SettleError};
+pub use self::decision::{Charge, Decision, DecisionSource, SettleError};
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]
 pub use self::extract::{ClientIp, Global, Head, Header, KeyError, KeyExtractor, PeerIp};

@@ -45,7 +45,9 @@ pub enum Lint {
         found: Option<&'static str>,
     },
     /// `RL006`: an elastic window is combined with
-    /// [`charge_when`](crate::RateLimitLayer::charge_when).
+    /// [`charge_when`](crate::RateLimitLayer::charge_when),
+    /// [`settle`](crate::RateLimitLayer::settle) or
+    /// [`settle_later`](crate::RateLimitLayer::settle_later).
     ///
     /// Each hit moves the window's end, and a refund does not move it back. So requests that are
     /// not charged prevent old charges from expiring. Example: with `5/minute`, one failed login

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{HeaderName, StatusCode, Uri};
+use axum::http::{HeaderMap, HeaderName, StatusCode, Uri};
 use axum::middleware::map_request;
 use axum::routing::any;
 use options::{Options, USAGE};
@@ -28,9 +28,11 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 /// Returns the app with the limits of the flags.
 fn app(options: &Options, storage: &AnyStorage) -> Result<Router, String> {
-    let mut app = Router::new().fallback(answer);
+    let settle_header = options.settle_header.clone();
+    let answer = move |uri: Uri| ready(answer(&uri, settle_header));
+    let mut app = Router::new().fallback(answer.clone());
     for (path, policy) in &options.routes {
-        app = app.route(path, any(answer).layer(layer(options, storage, policy.clone())?));
+        app = app.route(path, any(answer.clone()).layer(layer(options, storage, policy.clone())?));
     }
     Ok(app.layer(layer(options, storage, options.policy.clone())?))
 }
@@ -49,6 +51,8 @@ fn app_of_file(options: &Options, storage: &AnyStorage, current: Current) -> Res
         request.extensions_mut().insert(current.get());
         ready(request)
     });
+    let settle_header = options.settle_header.clone();
+    let answer = move |uri: Uri| ready(answer(&uri, settle_header));
     let app = Router::new().fallback(answer).layer(layer(options, storage, by_route)?);
     Ok(app.layer(layer(options, storage, by_tier)?).layer(take_policies))
 }
@@ -102,6 +106,10 @@ fn layer(
             charged.iter().any(|statuses| statuses.contain(response.status))
         });
     }
+    if let Some(header) = options.settle_header.clone() {
+        layer =
+            layer.settle(move |response: &ResponseHead<'_>| response.headers.get(&header)?.to_str().ok()?.parse().ok());
+    }
     Ok(if options.shadow { layer.shadow() } else { layer })
 }
 
@@ -115,11 +123,15 @@ fn cost(header: &HeaderName, head: &Head<'_>) -> Result<u32, KeyError> {
         .ok_or_else(|| KeyError::client(format!("{header} is not a whole number from 0 to 4294967295")))
 }
 
-async fn answer(uri: Uri) -> (StatusCode, &'static str) {
+/// Responds with the status of the path, and writes the cost of the query into `header`.
+fn answer(uri: &Uri, header: Option<HeaderName>) -> (StatusCode, HeaderMap, &'static str) {
     let status = uri.path().strip_prefix("/status/").and_then(|code| code.parse().ok());
     // 1xx statuses do not end a response.
     let status = status.filter(|status: &StatusCode| status.as_u16() >= 200);
-    (status.unwrap_or(StatusCode::OK), "hello\n")
+    let mut costs = uri.query().into_iter().flat_map(|query| query.split('&'));
+    let cost = costs.find_map(|part| part.strip_prefix("cost=")?.parse::<u32>().ok());
+    let fields = header.zip(cost).map(|(name, cost)| (name, cost.into()));
+    (status.unwrap_or(StatusCode::OK), fields.into_iter().collect(), "hello\n")
 }
 
 #[tokio::main]

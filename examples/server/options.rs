@@ -41,6 +41,8 @@ An axum server with rate limits. /status/CODE answers with that status, every ot
 --cost-header NAME       reads the cost of a request from this header field: 1 if it is missing, 400 if it is not a number.
                          For experiments only: a client must not choose the cost of its own request
 --charge-status STATUS   charges only responses with this status: 401, 4xx, or several joined by commas; may be repeated
+--settle-header NAME     corrects the cost of a request to the number in this header field of its response;
+                         /status/CODE?cost=N sets it to N; without it, the request stays charged
 --headers FIELDS         header fields of responses: x (the default), ietf, draft6 or none; repeat it for several
 --rejection KIND         body of a refusal: text (the default), json, empty or grpc
 --shadow                 refuses nothing and logs what would be refused
@@ -65,13 +67,14 @@ pub(crate) struct Options {
     pub(crate) allow: Vec<String>,
     pub(crate) cost_header: Option<HeaderName>,
     pub(crate) charge: Vec<Statuses>,
+    pub(crate) settle_header: Option<HeaderName>,
     pub(crate) headers: Headers,
     pub(crate) rejection: Kind,
     pub(crate) shadow: bool,
 }
 
 const FLAGS: &str = "--listen, --policy, --route, --policies, --tier-header, --storage, --on-error, --deadline, --fallback, --replicas, --deny-cache, --lease, --key, --trust, --client-ip-header, --allow, --cost-header, \
-                     --charge-status, --headers, --rejection, --shadow";
+                     --charge-status, --settle-header, --headers, --rejection, --shadow";
 
 impl Options {
     pub(crate) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Self, String> {
@@ -97,6 +100,7 @@ impl Options {
             allow: Vec::new(),
             cost_header: None,
             charge: Vec::new(),
+            settle_header: None,
             headers: Headers::default(),
             rejection: Kind::Text,
             shadow: false,
@@ -195,6 +199,7 @@ impl Options {
                     self.charge.push(Statuses::parse(part)?);
                 }
             }
+            "--settle-header" => self.settle_header = Some(header_name(&value)?),
             "--headers" => {
                 let family = family(&value)?;
                 *headers = Some(headers.map_or(family, |others| others.and(family)));
@@ -210,6 +215,9 @@ impl Options {
             return Err(
                 "--client-ip-header needs the proxies that write the header, for example --trust 10.0.0.0/8".to_owned()
             );
+        }
+        if self.settle_header.is_some() && !self.charge.is_empty() {
+            return Err("--settle-header and --charge-status exclude each other: remove one of them".to_owned());
         }
         self.client_ip().map_err(|error| format!("--trust: {error}"))?;
         self.key().map_err(|error| format!("--key: {error}"))?;

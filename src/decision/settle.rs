@@ -14,6 +14,8 @@ pub enum SettleError {
     NothingSpent,
     /// The decision belongs to another policy.
     OtherPolicy,
+    /// The [`Charge`](crate::Charge) is already settled.
+    AlreadySettled,
     /// More units were to be refunded than the hit has spent.
     #[non_exhaustive]
     TooManyUnits {
@@ -34,6 +36,7 @@ impl fmt::Display for SettleError {
             Self::OtherPolicy => {
                 f.write_str("cannot settle a decision of another policy: use the limiter that decided the hit")
             }
+            Self::AlreadySettled => f.write_str("cannot settle a charge twice: it is already settled"),
             Self::TooManyUnits { units, spent } => {
                 write!(f, "cannot refund {units} units of a hit that has spent {spent}")
             }

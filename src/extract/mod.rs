@@ -5,6 +5,8 @@
 //! [`and`](KeyExtractor::and) combine extractors.
 
 mod allow_list;
+#[cfg(feature = "axum")]
+mod charge;
 mod client_ip;
 mod closure;
 mod combine;
@@ -28,6 +30,8 @@ use crate::Key;
 use crate::lint::Lint;
 
 pub use self::allow_list::{AddressSource, AllowList};
+#[cfg(feature = "axum")]
+pub use self::charge::NoCharge;
 pub use self::client_ip::ClientIp;
 pub use self::closure::{IntoKey, key_by};
 pub use self::combine::{And, Or};

@@ -39,8 +39,11 @@
 //!    service never sees the request.
 //! 6. [Shadow limits](crate::Policy#shadow-limits) count the request if it was admitted.
 //! 7. The inner service is called, after the delay if the limit is a leaky bucket.
-//! 8. [`charge_when`](crate::RateLimitLayer::charge_when) looks at the response and decides whether
-//!    the hit is refunded. Then the header fields are written.
+//! 8. [`settle`](crate::RateLimitLayer::settle) or
+//!    [`charge_when`](crate::RateLimitLayer::charge_when) corrects the cost by the head of the
+//!    response. Then the header fields are written.
+//! 9. With [`settle_later`](crate::RateLimitLayer::settle_later), a [`Charge`](crate::Charge)
+//!    corrects the cost at any time after step 7 began.
 //!
 //! The request is charged in step 5. It stays charged if the inner service fails or the client
 //! hangs up.

@@ -10,11 +10,15 @@ use crate::headers::Numbers;
 #[cfg(feature = "lookup")]
 use crate::lookup::Finding;
 use crate::middleware::config::LayerConfig;
+use crate::middleware::context::{ChargeContext, poll_once};
+use crate::middleware::hits::{ChargeOfResponse, Hits, PendingCharge};
 use crate::middleware::lints::Lints;
-use crate::middleware::post_response::{ChargeContext, PostResponse, QueueSlot, ShadowCheck, poll_once};
+use crate::middleware::options::Settling;
+use crate::middleware::post_response::{PostResponse, QueueSlot, Settlement};
+use crate::middleware::shadow_check::ShadowCheck;
 use crate::observe::{Event, EventKind};
 use crate::storage::{StorageRequest, Summary};
-use crate::{Decision, Key, Op, Policy, Rejection, SharedPolicy, Storage};
+use crate::{Charge, Decision, Key, Op, Policy, Rejection, SharedPolicy, Storage};
 
 /// The state that all services of a layer share.
 pub(crate) struct LayerState<St, R> {
@@ -244,23 +248,23 @@ impl<St: Storage, R> LayerState<St, R> {
         if config.shares_decision {
             request.extensions_mut().insert(decision.clone());
         }
-        let numbers = config.headers.numbers_of(now);
-        let (shadows, is_free) = (storage_request.policy.shadows(), storage_request.cost == 0);
-        if is_free && !config.headers.writes_other_fields()
-            || config.charge.is_none() && !config.headers.writes_other_fields() && shadows.is_empty()
-        {
+        let (headers, StorageRequest { policy, key, cost, .. }) = (config.headers, storage_request);
+        let numbers = headers.numbers_of(now);
+        let shadows = if cost == 0 { &[] } else { policy.shadows() };
+        // A request that costs nothing has nothing to settle, but its handler may expect a `Charge`.
+        let settling = config.settling.as_ref().filter(|settling| cost > 0 || matches!(settling, Settling::Later));
+        if settling.is_none() && shadows.is_empty() && !headers.writes_other_fields() {
             return ResponsePlan::only(numbers);
         }
-        let begin =
-            |policy| ShadowCheck::begin(self.charge_context(policy, storage_request.key, true), storage_request.cost);
-        let charge = config.charge.as_ref().filter(|_| !is_free);
+        let begin = |shadow| ShadowCheck::begin(self.charge_context(shadow, key, true), cost);
+        let hits = Hits {
+            spent: settling.filter(|_| cost > 0).map(|_| (self.charge_context(policy, key, false), decision.clone())),
+            shadow_checks: shadows.iter().map(begin).collect(),
+        };
         let after = PostResponse {
-            headers: config.headers,
-            other_fields: config.headers.other_fields_of(now, storage_request.policy, storage_request.key),
-            charge: charge.cloned(),
-            spent: charge
-                .map(|_| (self.charge_context(storage_request.policy, storage_request.key, false), decision.clone())),
-            shadow_checks: if is_free { Vec::new() } else { shadows.iter().map(begin).collect() },
+            headers,
+            other_fields: headers.other_fields_of(now, policy, key),
+            settlement: settlement(settling, hits, storage_request, request),
         };
         ResponsePlan { numbers, after: Some(Box::new(after)) }
     }
@@ -268,19 +272,16 @@ impl<St: Storage, R> LayerState<St, R> {
     /// Decides the request in shadow mode. The request is forwarded in any case.
     #[cold]
     fn check_in_shadow<B>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> ResponsePlan<St> {
-        if storage_request.cost == 0 {
-            return ResponsePlan::NOTHING;
-        }
-        let shadow_check = ShadowCheck::begin(
-            self.charge_context(storage_request.policy, storage_request.key, true),
-            storage_request.cost,
-        );
-        if let Some(decision) = shadow_check.decision().filter(|_| self.config.shares_decision) {
+        let (config, StorageRequest { policy, key, cost, .. }) = (&self.config, storage_request);
+        let shadow_check = (cost > 0).then(|| ShadowCheck::begin(self.charge_context(policy, key, true), cost));
+        if let Some(decision) = shadow_check.as_ref().and_then(ShadowCheck::decision)
+            && config.shares_decision
+        {
             request.extensions_mut().insert(decision.clone());
         }
-        let (headers, charge) = (self.config.headers, self.config.charge.clone());
-        let after =
-            PostResponse { headers, other_fields: None, charge, spent: None, shadow_checks: vec![shadow_check] };
+        let hits = Hits { spent: None, shadow_checks: shadow_check.into_iter().collect() };
+        let settlement = settlement(config.settling.as_ref(), hits, storage_request, request);
+        let after = PostResponse { headers: config.headers, other_fields: None, settlement };
         ResponsePlan { numbers: None, after: Some(Box::new(after)) }
     }
 
@@ -292,5 +293,26 @@ impl<St: Storage, R> LayerState<St, R> {
     #[inline]
     pub(super) fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
         self.config.reporter.report(&Event { kind, policy, key, shadow: self.config.shadow });
+    }
+}
+
+/// Returns the settlement of a request. Inserts a [`Charge`] into the request if a handler settles
+/// it.
+fn settlement<St: Storage, B>(
+    settling: Option<&Settling>,
+    hits: Hits<St>,
+    storage_request: StorageRequest<'_>,
+    request: &mut Request<B>,
+) -> Settlement<St> {
+    match settling {
+        None => Settlement::ByResponse(hits, None),
+        Some(Settling::ByResponse(actual)) => Settlement::ByResponse(hits, Some(Arc::clone(actual))),
+        Some(Settling::Later) => {
+            let pending = PendingCharge::new(storage_request.policy.clone(), storage_request.cost, hits);
+            let extensions = request.extensions_mut();
+            let outer = extensions.remove();
+            extensions.insert(Charge::new(pending.clone(), outer));
+            Settlement::Later(ChargeOfResponse(pending))
+        }
     }
 }

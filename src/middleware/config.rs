@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::extract::{Head, KeyExtractor};
 use crate::lint::Lint;
-use crate::middleware::options::{ChargeFn, CostFn, PolicySource, Skip};
+use crate::middleware::options::{CostFn, PolicySource, Settling, Skip};
 use crate::observe::Reporter;
 use crate::{Headers, SharedPolicy};
 
@@ -26,7 +26,7 @@ pub(crate) struct LayerConfig {
     pub(crate) policies: PolicySource,
     pub(crate) key: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<Arc<CostFn>>,
-    pub(crate) charge: Option<Arc<ChargeFn>>,
+    pub(crate) settling: Option<Settling>,
     pub(crate) on_error: OnError,
     pub(crate) headers: Headers,
     pub(crate) shadow: bool,
@@ -46,7 +46,7 @@ impl LayerConfig {
             policies,
             key,
             cost: None,
-            charge: None,
+            settling: None,
             on_error: OnError::Refuse,
             headers: Headers::default(),
             shadow: false,
@@ -62,7 +62,7 @@ impl LayerConfig {
     pub(crate) fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self.reporter = self.reporter.for_another_layer();
-        self.wants_decisions = self.charge.is_some()
+        self.wants_decisions = self.settling.is_some()
             || self.headers.writes_other_fields()
             || self.shares_decision
             || self.reporter.observer.is_some();

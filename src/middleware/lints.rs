@@ -92,7 +92,7 @@ impl<St: Storage, R> LayerState<St, R> {
 
     fn policy_lints(&self, policy: &Policy) -> impl Iterator<Item = Lint> {
         let is_elastic = |limit: &Limit| limit.strategy().name() == ElasticWindow::new().name();
-        let is_refunded = self.config.charge.is_some() && policy.limits().iter().any(is_elastic);
+        let is_refunded = self.config.settling.is_some() && policy.limits().iter().any(is_elastic);
         let clients = self.storage.clients_to_fill(policy).filter(|clients| *clients < FEW_CLIENTS);
         let is_aligned = policy.limits().iter().any(is_aligned_to_weeks_or_more);
         let elastic = is_refunded.then_some(Lint::ElasticWindowRefunded);

@@ -3,6 +3,8 @@
 
 pub(crate) mod admission;
 pub(crate) mod config;
+pub(crate) mod context;
+mod hits;
 mod lints;
 #[cfg(feature = "lookup")]
 mod lookup;
@@ -10,6 +12,7 @@ mod on_error;
 pub(crate) mod options;
 pub(crate) mod post_response;
 mod reject;
+pub(crate) mod shadow_check;
 mod usage;
 
 pub use self::config::OnError;

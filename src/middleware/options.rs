@@ -1,4 +1,4 @@
-//! Options that depend on the request: its policy, its cost, skipping it, and charging by its
+//! Options that depend on the request: its policy, its cost, skipping it, and settling it by its
 //! response.
 
 use std::borrow::Cow;
@@ -16,7 +16,16 @@ use crate::{ConfigError, IntoPolicy, Policy, SharedPolicy, Storage};
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, KeyError> + Send + Sync;
-pub(crate) type ChargeFn = dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync;
+pub(crate) type SettleFn = dyn Fn(&ResponseHead<'_>) -> Option<u32> + Send + Sync;
+
+/// The source of a request's actual cost.
+#[derive(Clone)]
+pub(crate) enum Settling {
+    /// The head of the response. `None` keeps the estimated cost.
+    ByResponse(Arc<SettleFn>),
+    /// A [`Charge`](crate::Charge) in the request's extensions.
+    Later,
+}
 
 /// The source of a request's policy: one fixed policy, or the closure of [`policy_by`].
 #[derive(Clone)]
@@ -254,8 +263,9 @@ impl Skip for AllowList {
     }
 }
 
-/// The head of a response, borrowed. The closure of
-/// [`RateLimitLayer::charge_when`](crate::RateLimitLayer::charge_when) receives it.
+/// The head of a response, borrowed. The closures of
+/// [`RateLimitLayer::charge_when`](crate::RateLimitLayer::charge_when) and
+/// [`RateLimitLayer::settle`](crate::RateLimitLayer::settle) receive it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ResponseHead<'a> {

@@ -1,4 +1,4 @@
-use super::{Event, EventKind, Observer};
+use super::{Event, Observer};
 use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 
 /// Counts events with the crate `metrics` (feature `metrics`), for the recorder that the program
@@ -7,7 +7,8 @@ use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 /// | counter | labels | counts |
 /// |---|---|---|
 /// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | requests by their [outcome](Event::outcome) |
-/// | `ratelimit_refunds_total` | `policy`, `outcome`, `mode` | refunds, successful and failed |
+/// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | hits whose cost was corrected (`refunded`, `charged`), could not be (`not_settled`), or was not (`unsettled`) |
+/// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | units that were `refunded` or `charged`, or that are in doubt (`not_settled`) |
 /// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and hits that it passed to the inner storage (`storage`) |
 /// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) decided locally (`here`), and requests to the inner storage (`storage`) |
 /// | `ratelimit_path_total` | `path` | decisions through a [`Breaker`](crate::storage::Breaker), by their source: `primary`, `fallback` or `none` |
@@ -43,13 +44,15 @@ use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 pub struct MetricsObserver;
 
 const DECISIONS: &str = "ratelimit_decisions_total";
-const REFUNDS: &str = "ratelimit_refunds_total";
+const SETTLEMENTS: &str = "ratelimit_settlements_total";
+const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 
 impl MetricsObserver {
     /// Creates the observer, and describes metrics to the recorder if one is installed.
     pub fn new() -> Self {
         metrics::describe_counter!(DECISIONS, "Requests by policy and outcome.");
-        metrics::describe_counter!(REFUNDS, "Refunds by policy and outcome.");
+        metrics::describe_counter!(SETTLEMENTS, "Settlements by policy and outcome.");
+        metrics::describe_counter!(SETTLED_UNITS, "Settled units by policy and outcome.");
         metrics::describe_counter!(PATHS, "Decisions through a circuit breaker, by the storage that made them.");
         metrics::describe_gauge!(IN_FLIGHT, "Calls to a shared storage that wait for a reply.");
         metrics::describe_histogram!(LATENCY, metrics::Unit::Seconds, "Latency of calls to a shared storage.");
@@ -60,9 +63,13 @@ impl MetricsObserver {
 impl Observer for MetricsObserver {
     fn observe(&self, event: &Event<'_>) {
         let policy = event.policy.identity().to_owned();
-        let mode = if event.shadow { "shadow" } else { "enforced" };
-        let name =
-            if matches!(event.kind, EventKind::Refunded(_) | EventKind::NotRefunded(_)) { REFUNDS } else { DECISIONS };
-        metrics::counter!(name, "policy" => policy, "outcome" => event.outcome(), "mode" => mode).increment(1);
+        let (outcome, mode) = (event.outcome(), if event.shadow { "shadow" } else { "enforced" });
+        let units = event.settled_units();
+        if let Some(units) = units.filter(|units| *units > 0) {
+            metrics::counter!(SETTLED_UNITS, "policy" => policy.clone(), "outcome" => outcome, "mode" => mode)
+                .increment(units.into());
+        }
+        let name = if units.is_some() { SETTLEMENTS } else { DECISIONS };
+        metrics::counter!(name, "policy" => policy, "outcome" => outcome, "mode" => mode).increment(1);
     }
 }

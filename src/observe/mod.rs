@@ -31,11 +31,26 @@ pub enum EventKind<'a> {
     },
     /// The request has no key or no cost.
     KeyError(&'a KeyError),
-    /// A hit was refunded. Its response is not charged, or its request was dropped while it was
-    /// delayed.
-    Refunded(&'a Decision),
-    /// A refund failed.
-    NotRefunded(&'a BoxError),
+    /// The cost of a hit was corrected: by its response, by a [`Charge`](crate::Charge), or because
+    /// its request was dropped while it was delayed.
+    Settled {
+        /// The decision on the hit, with its estimated cost.
+        decision: &'a Decision,
+        /// The actual cost in units, which differs from the estimated one.
+        actual: u32,
+    },
+    /// The storage failed to settle a hit. The hit keeps its estimated cost, unless the storage
+    /// failed after it had settled. The difference of both costs is in doubt.
+    NotSettled {
+        /// The decision on the hit, with its estimated cost.
+        decision: &'a Decision,
+        /// The actual cost in units.
+        actual: u32,
+        /// The error of the storage.
+        error: &'a BoxError,
+    },
+    /// A [`Charge`](crate::Charge) was dropped and not settled. The hit keeps its estimated cost.
+    Unsettled(&'a Decision),
 }
 
 /// An event in a layer, with its policy and key.
@@ -44,8 +59,8 @@ pub enum EventKind<'a> {
 pub struct Event<'a> {
     /// The kind of the event.
     pub kind: EventKind<'a>,
-    /// The policy that decided. Each [shadow limit](Policy#shadow-limits) is reported as a policy of
-    /// its own.
+    /// The policy that decided. Each [shadow limit](Policy#shadow-limits) is reported as a policy
+    /// of its own.
     pub policy: &'a Policy,
     /// The key, or `None` if it is missing. It may be a secret or personal data, so be careful
     /// where you write it.
@@ -57,7 +72,8 @@ pub struct Event<'a> {
 impl Event<'_> {
     /// Returns the outcome as one word: `admitted`, `delayed`, `refused`,
     /// [`storage_full`](Decision::is_storage_full), [`contended`](Decision::is_contended),
-    /// `failed_open`, `failed_closed`, `missing`, `refunded` or `not_refunded`.
+    /// `failed_open`, `failed_closed`, `missing`, `refunded`, `charged`, `not_settled` or
+    /// `unsettled`.
     pub fn outcome(&self) -> &'static str {
         match self.kind {
             EventKind::Decided(decision) if decision.is_storage_full() => "storage_full",
@@ -68,8 +84,22 @@ impl Event<'_> {
             EventKind::Failed { admitted: true, .. } => "failed_open",
             EventKind::Failed { admitted: false, .. } => "failed_closed",
             EventKind::KeyError(_) => "missing",
-            EventKind::Refunded(_) => "refunded",
-            EventKind::NotRefunded(_) => "not_refunded",
+            EventKind::Settled { decision, actual } if actual < decision.cost() => "refunded",
+            EventKind::Settled { .. } => "charged",
+            EventKind::NotSettled { .. } => "not_settled",
+            EventKind::Unsettled(_) => "unsettled",
+        }
+    }
+
+    /// Returns the number of units by which the estimated and the actual cost of a hit differ, if
+    /// this event is about a settlement. The [outcome](Self::outcome) is their direction.
+    pub fn settled_units(&self) -> Option<u32> {
+        match self.kind {
+            EventKind::Settled { decision, actual } | EventKind::NotSettled { decision, actual, .. } => {
+                Some(actual.abs_diff(decision.cost()))
+            }
+            EventKind::Unsettled(_) => Some(0),
+            _ => None,
         }
     }
 }

@@ -19,7 +19,7 @@ const MAX_KEY: usize = 256;
 #[derive(Debug)]
 pub(super) struct Log {
     storage_failures: Throttle,
-    refund_failures: Throttle,
+    settle_failures: Throttle,
     setup_mistakes: Throttle,
 }
 
@@ -28,7 +28,7 @@ impl Default for Log {
         let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
         Self {
             storage_failures: Throttle::new(second),
-            refund_failures: Throttle::new(second),
+            settle_failures: Throttle::new(second),
             setup_mistakes: Throttle::new(minute),
         }
     }
@@ -91,13 +91,21 @@ impl Log {
                     );
                 }
             }
-            EventKind::NotRefunded(error) => {
-                if let Some(failed) = self.refund_failures.due() {
+            EventKind::NotSettled { decision, actual, error } => {
+                if let Some(failed) = self.settle_failures.due() {
                     let error = chain(&**error);
-                    tracing::warn!(policy, outcome, shadow, failed, error, key, "refund failed");
+                    let cost = decision.cost();
+                    tracing::warn!(policy, outcome, shadow, failed, cost, actual, error, key, "settlement failed");
                 }
             }
-            EventKind::Refunded(_) => tracing::trace!(policy, outcome, shadow, key, "hit refunded"),
+            EventKind::Settled { decision, actual } => {
+                let cost = decision.cost();
+                tracing::trace!(policy, outcome, shadow, cost, actual, key, "hit settled");
+            }
+            EventKind::Unsettled(decision) => {
+                let cost = decision.cost();
+                tracing::debug!(policy, outcome, shadow, cost, key, "charge dropped without a settlement");
+            }
         }
     }
 }

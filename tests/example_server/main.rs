@@ -235,6 +235,34 @@ fn charge_status_flag_selects_the_statuses_that_are_charged() {
 }
 
 #[test]
+fn settle_header_flag_corrects_the_cost_by_the_response() {
+    let server = Server::start(&[
+        "--policy",
+        "token-bucket 60/hour burst 100",
+        "--cost-header",
+        "x-estimate",
+        "--settle-header",
+        "X-Cost",
+    ]);
+    let get = |path: &str| server.get(path, "x-estimate: 10\r\n");
+    for (path, cost, remaining) in [
+        ("/status/200?cost=4", Some("4"), "96"),
+        ("/status/404?a=b&cost=50", Some("50"), "46"),
+        ("/status/200", None, "36"),
+        ("/status/200?cost=many", None, "26"),
+        ("/?cost=0", Some("0"), "26"),
+        ("/status/200?cost=86", Some("86"), "0"),
+    ] {
+        let (_, head) = get(path);
+        assert_eq!((field(&head, "x-cost"), field(&head, "x-ratelimit-remaining")), (cost, Some(remaining)), "{path}");
+    }
+    let (status, head) = get("/status/200?cost=0");
+    // 60 units are owed and 10 are missing: 70 minutes.
+    let retry_after: u32 = field(&head, "retry-after").unwrap().parse().unwrap();
+    assert!(status == 429 && (4_100..=4_200).contains(&retry_after), "{head}");
+}
+
+#[test]
 fn lints_are_printed_to_stderr() {
     let mut server = Server::start_with(&["--trust", "0.0.0.0/0"], Stdio::piped());
     server.get("/", "");
@@ -341,6 +369,7 @@ fn help_names_every_flag() {
         "--rejection",
         "--shadow",
         "--charge-status",
+        "--settle-header",
     ] {
         assert!(help.contains(flag), "{flag}: {help}");
     }
@@ -385,6 +414,8 @@ fn invalid_flags_are_rejected_with_one_clear_line() {
         (&["--rejection", "xml"], "text, json, empty or grpc"),
         (&["--charge-status", "6xx"], "\"6xx\""),
         (&["--charge-status", "401,"], "a status like 401"),
+        (&["--settle-header", "a b"], "\"a b\""),
+        (&["--settle-header", "x-cost", "--charge-status", "401"], "exclude each other"),
         (&["--policy", "shadow 1/day"], "first limit"),
         (&["--listen", "here"], "127.0.0.1:3000"),
         (&["extra"], "extra"),

@@ -21,6 +21,7 @@ mod nat64;
 #[cfg(feature = "metrics")]
 mod observe;
 mod rejections;
+mod settle;
 mod shadow;
 mod stacked_refusals;
 mod stacking;

@@ -177,10 +177,45 @@ fn metrics_have_labels_for_policy_and_outcome_but_not_for_the_key() {
             "ratelimit_decisions_total{policy=api,outcome=refused,mode=enforced} 1".to_owned(),
             format!("ratelimit_decisions_total{{policy={shadow},outcome=admitted,mode=shadow}} 3"),
             format!("ratelimit_decisions_total{{policy={shadow},outcome=refused,mode=shadow}} 1"),
-            "ratelimit_refunds_total{policy=api,outcome=refunded,mode=enforced} 1".to_owned(),
-            format!("ratelimit_refunds_total{{policy={shadow},outcome=refunded,mode=shadow}} 1"),
+            "ratelimit_settled_units_total{policy=api,outcome=refunded,mode=enforced} 1".to_owned(),
+            format!("ratelimit_settled_units_total{{policy={shadow},outcome=refunded,mode=shadow}} 1"),
+            "ratelimit_settlements_total{policy=api,outcome=refunded,mode=enforced} 1".to_owned(),
+            format!("ratelimit_settlements_total{{policy={shadow},outcome=refunded,mode=shadow}} 1"),
         ]
     );
+}
+
+#[test]
+fn metrics_count_settled_units_up_and_down() {
+    let counters = counters_of(async {
+        let (storage, _) = FakeStorage::in_memory(Behavior::Works);
+        let cost = |response: &ResponseHead<'_>| Some(u32::from(response.status.as_u16()));
+        let service = layer("token-bucket 1000/day")
+            .storage(storage.clone(), OnError::Refuse)
+            .observer(MetricsObserver::new())
+            .cost(|head: &Head<'_>| head.uri().path()[1..].parse::<u32>().unwrap())
+            .settle(cost)
+            .layer(Inner::default());
+        let of_cost = |cost: &str| http::Request::get(cost).header("x-client", "a").body(()).unwrap();
+        for request in ["/150", "/230", "/230"] {
+            ask(&service, of_cost(request)).await;
+        }
+        storage.set_changes(Behavior::Fails);
+        ask(&service, of_cost("/195")).await;
+    });
+    let (policy, mode) = ("policy=api", "mode=enforced");
+    let expected = [
+        ("decisions", "admitted", 4),
+        ("settled_units", "charged", 50),
+        ("settled_units", "not_settled", 5),
+        ("settled_units", "refunded", 60),
+        ("settlements", "charged", 1),
+        ("settlements", "not_settled", 1),
+        ("settlements", "refunded", 2),
+    ];
+    let expected = expected
+        .map(|(name, outcome, count)| format!("ratelimit_{name}_total{{{policy},outcome={outcome},{mode}}} {count}"));
+    assert_eq!(counters.counts(), expected);
 }
 
 #[test]
@@ -244,7 +279,7 @@ fn metrics_count_decisions_by_source() {
 }
 
 #[test]
-fn failed_refund_is_reported_as_not_refunded() {
+fn failed_refund_is_reported_as_not_settled() {
     for later in [false, true] {
         let outcomes = Arc::new(Mutex::new(Vec::new()));
         let events = Arc::clone(&outcomes);
@@ -258,7 +293,7 @@ fn failed_refund_is_reported_as_not_refunded() {
         // Outside of a runtime no task can be spawned, so a pending refund fails.
         let mut response = Box::pin(ask(&service, with("x-client", "a")));
         assert!(poll(&mut response).is_ready());
-        assert_eq!(*outcomes.lock().unwrap(), ["admitted", "not_refunded"], "later: {later}");
+        assert_eq!(*outcomes.lock().unwrap(), ["admitted", "not_settled"], "later: {later}");
     }
 }
 

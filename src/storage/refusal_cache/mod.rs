@@ -44,7 +44,7 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// counts down. Peeks always go to the storage, and so do hits of policies with an elastic window or
 /// a leaky bucket.
 ///
-/// A [`clear`](Storage::clear) or [`refund`](Storage::refund) through this cache removes the key's
+/// A [`clear`](Storage::clear) or [`settle`](Storage::settle) through this cache removes the key's
 /// refusals. Changes by other processes take effect after at most one `ttl`.
 ///
 /// The cache holds refusals of up to 100,000 keys ([`max_keys`](Self::max_keys)) and of up to four

@@ -1,0 +1,113 @@
+use std::fmt;
+use std::sync::Arc;
+
+use super::SettleError;
+
+/// A request whose cost is settled later, also after the head of its response was sent.
+///
+/// A layer with [`settle_later`](crate::RateLimitLayer::settle_later) inserts it into the
+/// extensions of each admitted request. With the feature `axum`, it is an extractor. Clones are
+/// handles on the same charge.
+///
+/// Settle it once, from any thread. [`settle`](Self::settle) does not block, and it runs in a task
+/// of the tokio runtime if the storage is not immediately ready. The layer reports the result as an
+/// [`Event`](crate::Event).
+///
+/// If all handles are dropped before the charge is settled, the request keeps its estimated cost.
+/// The layer reports this as an event and logs it at DEBUG.
+///
+/// ```
+/// use axum::Router;
+/// use axum::routing::post;
+/// use tower_ratelimit::extract::Head;
+/// use tower_ratelimit::{Charge, Global, Policy, RateLimitLayer};
+///
+/// let tokens: Policy = "token-bucket 10000/minute burst 20000".parse()?;
+/// let limit = RateLimitLayer::new(tokens, Global).cost(|_: &Head<'_>| 500).settle_later();
+/// let complete = |charge: Charge, prompt: String| async move {
+///     let used = prompt.len().try_into().unwrap_or(u32::MAX);
+///     // Fails only if another handle has settled the charge, or if the request cost nothing.
+///     let _ = charge.settle(used);
+/// };
+/// let app: Router = Router::new().route("/", post(complete)).layer(limit);
+/// # Ok::<(), tower_ratelimit::ConfigError>(())
+/// ```
+#[derive(Clone)]
+#[must_use = "a charge that is not settled keeps its estimated cost"]
+pub struct Charge {
+    open: Arc<dyn OpenCharge>,
+    /// The charge of the next outer layer.
+    outer: Option<Arc<Self>>,
+}
+
+/// A charge on the storage of a layer.
+pub(crate) trait OpenCharge: Send + Sync {
+    fn settle(&self, actual: u32) -> Result<(), SettleError>;
+
+    fn cost(&self) -> u32;
+
+    fn policy(&self) -> &str;
+}
+
+impl Charge {
+    pub(crate) fn new(open: Arc<dyn OpenCharge>, outer: Option<Self>) -> Self {
+        Self { open, outer: outer.map(Arc::new) }
+    }
+
+    /// Corrects the cost of the request to `actual` units, like
+    /// [`RateLimiter::settle`](crate::RateLimiter::settle): refunds what was too much, or charges
+    /// what was too little.
+    ///
+    /// The header fields of the response report the settled state if the charge is settled before
+    /// the head of the response is ready, and the storage is immediately ready.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error, and changes nothing, if the charge is already settled
+    /// ([`SettleError::AlreadySettled`]), or if the request cost nothing
+    /// ([`SettleError::NothingSpent`]). If the storage fails, the observer and the log receive the
+    /// error.
+    pub fn settle(&self, actual: u32) -> Result<(), SettleError> {
+        self.open.settle(actual)
+    }
+
+    /// Returns the estimated cost of the request in units.
+    pub fn cost(&self) -> u32 {
+        self.open.cost()
+    }
+
+    /// Returns the [identity](crate::Policy::identity) of the layer's policy, which is its name if
+    /// it has one.
+    pub fn policy(&self) -> &str {
+        self.open.policy()
+    }
+
+    /// Returns the charge of the layer whose policy has this name: this charge, or that of an outer
+    /// layer. With stacked layers, the request's extensions contain the charge of the innermost
+    /// one.
+    ///
+    /// ```
+    /// use tower_ratelimit::Charge;
+    ///
+    /// fn settle(charge: &Charge, tokens: u32, images: u32) {
+    ///     for (policy, units) in [("tokens", tokens), ("images", images)] {
+    ///         if let Some(charge) = charge.of_policy(policy) {
+    ///             let _ = charge.settle(units);
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    pub fn of_policy(&self, name: &str) -> Option<&Self> {
+        let mut charge = Some(self);
+        while let Some(this) = charge.filter(|charge| charge.policy() != name) {
+            charge = this.outer.as_deref();
+        }
+        charge
+    }
+}
+
+impl fmt::Debug for Charge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Charge").field("policy", &self.policy()).field("cost", &self.cost()).finish_non_exhaustive()
+    }
+}

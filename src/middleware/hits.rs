@@ -1,0 +1,178 @@
+//! The hits of one request, which are settled together.
+
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Context;
+
+use tokio::runtime::Handle;
+
+use super::context::ChargeContext;
+use super::shadow_check::ShadowCheck;
+use crate::decision::OpenCharge;
+use crate::observe::EventKind;
+use crate::{Decision, Policy, SettleError, Storage};
+
+/// The hit of a request on the policy, and its hits on shadow limits.
+pub(crate) struct Hits<St: Storage> {
+    /// The hit on the policy. `None` if it is never settled, or if the layer is a shadow.
+    pub(crate) spent: Option<(ChargeContext<St>, Decision)>,
+    pub(crate) shadow_checks: Vec<ShadowCheck<St>>,
+}
+
+/// A hit on the policy whose cost was corrected.
+pub(crate) struct SettledHit<St> {
+    pub(crate) context: ChargeContext<St>,
+    /// `true` if the hit was refunded in part or entirely.
+    pub(crate) is_refunded: bool,
+    /// `false` if the storage is still settling.
+    pub(crate) is_complete: bool,
+}
+
+impl<St: Storage> Hits<St> {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
+        for shadow_check in &mut self.shadow_checks {
+            shadow_check.poll(cx);
+        }
+    }
+
+    /// Corrects the cost of all hits to `actual` units. `None` keeps their cost.
+    pub(crate) fn settle(self, actual: Option<u32>) -> Option<SettledHit<St>> {
+        for shadow_check in self.shadow_checks {
+            shadow_check.settle(actual);
+        }
+        let ((context, decision), actual) = self.spent.zip(actual)?;
+        let is_complete = context.settle(&decision, actual);
+        Some(SettledHit { context, is_refunded: actual < decision.cost(), is_complete })
+    }
+
+    /// Keeps the cost of all hits, and reports that nothing has settled them.
+    fn keep(self) {
+        if let Some((context, decision)) = self.spent {
+            context.report(EventKind::Unsettled(&decision));
+        }
+        self.shadow_checks.into_iter().for_each(ShadowCheck::keep);
+    }
+}
+
+/// The hits of a request that a [`Charge`](crate::Charge) settles.
+pub(crate) struct PendingCharge<St: Storage> {
+    policy: Policy,
+    cost: u32,
+    /// The runtime of the request. The charge may be settled in a thread outside of it.
+    runtime: Option<Handle>,
+    state: Mutex<State<St>>,
+}
+
+#[expect(clippy::large_enum_variant, reason = "it is on the heap already, and is replaced once")]
+enum State<St: Storage> {
+    Open(Hits<St>),
+    Settled {
+        actual: u32,
+        /// The settled hit, until the response has reported it.
+        hit: Option<SettledHit<St>>,
+    },
+}
+
+impl<St: Storage> PendingCharge<St> {
+    pub(crate) fn new(policy: Policy, cost: u32, hits: Hits<St>) -> Arc<Self> {
+        let runtime = Handle::try_current().ok();
+        Arc::new(Self { policy, cost, runtime, state: Mutex::new(State::Open(hits)) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<St>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Settles a shadow check that was undecided when the response was ready, now or with the
+    /// others.
+    fn decided(&self, shadow_check: ShadowCheck<St>) {
+        let mut state = self.state();
+        match &mut *state {
+            State::Open(hits) => hits.shadow_checks.push(shadow_check),
+            &mut State::Settled { actual, .. } => {
+                drop(state);
+                shadow_check.settle(Some(actual));
+            }
+        }
+    }
+
+    fn in_runtime<T>(&self, f: impl FnOnce() -> T) -> T {
+        let outside = self.runtime.as_ref().filter(|_| Handle::try_current().is_err());
+        let _entered = outside.map(Handle::enter);
+        f()
+    }
+}
+
+impl<St: Storage> OpenCharge for PendingCharge<St> {
+    fn settle(&self, actual: u32) -> Result<(), SettleError> {
+        if self.cost == 0 {
+            return Err(SettleError::NothingSpent);
+        }
+        let hits = {
+            let mut state = self.state();
+            if matches!(*state, State::Settled { .. }) {
+                return Err(SettleError::AlreadySettled);
+            }
+            let State::Open(hits) = mem::replace(&mut *state, State::Settled { actual, hit: None }) else {
+                unreachable!("checked above")
+            };
+            hits
+        };
+        // The lock is free, because the storage and the observer may take their time.
+        let settled = self.in_runtime(|| hits.settle(Some(actual)));
+        *self.state() = State::Settled { actual, hit: settled };
+        Ok(())
+    }
+
+    fn cost(&self) -> u32 {
+        self.cost
+    }
+
+    fn policy(&self) -> &str {
+        self.policy.identity()
+    }
+}
+
+/// A charge that nothing has settled keeps its estimated cost.
+impl<St: Storage> Drop for PendingCharge<St> {
+    fn drop(&mut self) {
+        let closed = State::Settled { actual: self.cost, hit: None };
+        let state = mem::replace(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), closed);
+        if let State::Open(hits) = state {
+            self.in_runtime(|| hits.keep());
+        }
+    }
+}
+
+/// The response's handle on a charge.
+pub(crate) struct ChargeOfResponse<St: Storage>(pub(crate) Arc<PendingCharge<St>>);
+
+impl<St: Storage> ChargeOfResponse<St> {
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) {
+        if let State::Open(hits) = &mut *self.0.state() {
+            hits.poll(cx);
+        }
+    }
+
+    /// Returns the settled hit, if the charge is settled.
+    pub(crate) fn settled(&self) -> Option<SettledHit<St>> {
+        match &mut *self.0.state() {
+            State::Open(_) => None,
+            State::Settled { hit, .. } => hit.take(),
+        }
+    }
+}
+
+/// When the response is ready, nothing polls its shadow checks any more. So tasks decide the rest.
+impl<St: Storage> Drop for ChargeOfResponse<St> {
+    fn drop(&mut self) {
+        let undecided: Vec<_> = match &mut *self.0.state() {
+            State::Open(hits) => hits.shadow_checks.extract_if(.., |check| check.is_undecided()).collect(),
+            State::Settled { .. } => return,
+        };
+        for shadow_check in undecided {
+            let charge = Arc::clone(&self.0);
+            shadow_check.decide_in_task(move |decided| charge.decided(decided));
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Hits on shadow limits.
+
+use std::mem;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use super::context::{ChargeContext, run_or_spawn};
+use crate::observe::EventKind;
+use crate::{Decision, Op, Storage};
+
+/// A hit on shadow limits. It never delays or refuses the request.
+pub(crate) struct ShadowCheck<St: Storage> {
+    context: ChargeContext<St>,
+    progress: Progress<St::DecideFuture>,
+}
+
+enum Progress<D> {
+    Deciding(D),
+    Admitted(Decision),
+    Over,
+}
+
+impl<St: Storage> ShadowCheck<St> {
+    pub(crate) fn begin(context: ChargeContext<St>, cost: u32) -> Self {
+        let deciding = context.storage.decide(context.storage_request(Op::Hit, cost));
+        let mut shadow_check = Self { context, progress: Progress::Deciding(deciding) };
+        shadow_check.poll(&mut Context::from_waker(Waker::noop()));
+        shadow_check
+    }
+
+    /// Returns the decision if the hit was admitted.
+    pub(crate) fn decision(&self) -> Option<&Decision> {
+        match &self.progress {
+            Progress::Admitted(decision) => Some(decision),
+            Progress::Deciding(_) | Progress::Over => None,
+        }
+    }
+
+    pub(super) fn is_undecided(&self) -> bool {
+        matches!(self.progress, Progress::Deciding(_))
+    }
+
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) {
+        if let Progress::Deciding(deciding) = &mut self.progress
+            && let Poll::Ready(decided) = Pin::new(deciding).poll(cx)
+        {
+            self.progress = match report(&self.context, decided) {
+                Some(decision) => Progress::Admitted(decision),
+                None => Progress::Over,
+            };
+        }
+    }
+
+    /// Ends the check, and corrects the cost of its hit to `actual` units if it is `Some`. An
+    /// undecided check continues in a task.
+    pub(super) fn settle(mut self, actual: Option<u32>) {
+        self.end(actual);
+    }
+
+    /// Ends the check, and reports that its hit keeps its estimated cost.
+    pub(super) fn keep(mut self) {
+        if let Progress::Admitted(decision) = &self.progress {
+            self.context.report(EventKind::Unsettled(decision));
+        }
+        self.end(None);
+    }
+
+    /// Continues in a task. `then` receives the check once it is decided, if its hit was admitted.
+    pub(super) fn decide_in_task(mut self, then: impl FnOnce(Self) + Send + 'static) {
+        let Progress::Deciding(deciding) = mem::replace(&mut self.progress, Progress::Over) else { return };
+        run_or_spawn(deciding, move |decided| {
+            if let Some(decision) = report(&self.context, decided) {
+                self.progress = Progress::Admitted(decision);
+                then(self);
+            }
+        });
+    }
+
+    fn end(&mut self, actual: Option<u32>) {
+        match mem::replace(&mut self.progress, Progress::Over) {
+            Progress::Admitted(decision) => {
+                if let Some(actual) = actual {
+                    self.context.settle(&decision, actual);
+                }
+            }
+            Progress::Deciding(deciding) => {
+                let context = self.context.clone();
+                run_or_spawn(deciding, move |decided| {
+                    if let (Some(decision), Some(actual)) = (report(&context, decided), actual) {
+                        context.settle(&decision, actual);
+                    }
+                });
+            }
+            Progress::Over => {}
+        }
+    }
+}
+
+/// A request without a response stays charged.
+impl<St: Storage> Drop for ShadowCheck<St> {
+    fn drop(&mut self) {
+        self.end(None);
+    }
+}
+
+/// Reports the result of a shadow check. Returns the decision if the hit was admitted.
+fn report<St: Storage>(context: &ChargeContext<St>, decided: Result<Decision, St::Error>) -> Option<Decision> {
+    match decided {
+        Ok(decision) => {
+            context.report(EventKind::Decided(&decision));
+            Some(decision).filter(Decision::is_admitted)
+        }
+        Err(error) => {
+            context.report(EventKind::Failed { error: &error.into(), admitted: true });
+            None
+        }
+    }
+}
