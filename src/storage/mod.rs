@@ -31,6 +31,7 @@ mod cas;
 mod clock;
 mod counters;
 mod deadline;
+mod error;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod infallible;
@@ -45,11 +46,13 @@ mod net;
 #[cfg(feature = "redis")]
 mod redis;
 mod refusal_cache;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod text;
 mod timeout;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod tls;
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "sqlite"))]
 mod url;
 
 use std::fmt;
@@ -66,6 +69,7 @@ pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 #[cfg(feature = "etcd")]
 pub use self::etcd::{EtcdStorage, EtcdStorageError};
+pub use self::error::{StorageError, StorageErrorKind};
 pub use self::infallible::InfallibleStorage;
 pub use self::leases::{LeaseError, Leases};
 #[cfg(feature = "memcached")]
@@ -74,6 +78,8 @@ pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull}
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisStorage, RedisStorageError};
 pub use self::refusal_cache::RefusalCache;
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::{Durability, SqliteStorage};
 pub use self::timeout::{Timeout, TimeoutError};
 
 /// A request to a storage for one decision.

@@ -7,4 +7,5 @@ mod long_logs;
 mod memcached;
 mod redis;
 mod round_trips;
+mod sqlite;
 mod wrappers;

@@ -22,7 +22,7 @@ const ATTEMPTS: u32 = 24;
 pub(super) type Answer = Result<Option<Decision>, CasError>;
 
 #[derive(Clone, Debug)]
-pub(super) enum Command {
+pub(in crate::storage) enum Command {
     /// A hit of this cost.
     Hit(u32),
     Refund(Box<Decision>),

@@ -14,7 +14,11 @@ mod worker;
 use std::fmt;
 use std::time::Duration;
 
+#[cfg(feature = "sqlite")]
+pub(super) use self::batch::Batch;
 pub use self::error::CasError;
+#[cfg(feature = "sqlite")]
+pub(super) use self::job::Command;
 pub use self::storage::Cas;
 use crate::{BoxError, Timestamp};
 

@@ -7,7 +7,7 @@ use crate::ConfigError;
 use crate::storage::deadline::{self, DEADLINE};
 
 /// The default prefix.
-const PREFIX: &str = "rl";
+pub(in crate::storage) const PREFIX: &str = "rl";
 
 /// The options of a URL. Each one is taken once. An option that is left at the end is unknown.
 pub(in crate::storage) struct Options<'a> {
