@@ -7,7 +7,10 @@
 //! curl -i -H 'x-api-key: k-42' http://127.0.0.1:3000/   a limited request
 //! curl http://127.0.0.1:3001/limits/alice               peeks at a user's limits and spends nothing
 //! curl -X DELETE http://127.0.0.1:3001/limits/alice     clears the user's limits
+//! curl -X DELETE http://127.0.0.1:3001/limits           clears the limits of all users
 //! curl http://127.0.0.1:3001/storage                    the circuit breaker and the refusal cache
+//! curl -i http://127.0.0.1:3001/health                  200 while the process runs
+//! curl -i http://127.0.0.1:3001/ready                   200 while Redis can decide, else 503 and the cause
 //! ```
 //!
 //! While Redis is down, the fallback decides. Keep the second address private, because it lifts
@@ -18,9 +21,9 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{delete, get};
 use tower_ratelimit::extract::Extension;
-use tower_ratelimit::storage::{AnyStorage, Breaker, RefusalCache};
+use tower_ratelimit::storage::{AnyStorage, Breaker, RefusalCache, Storage};
 use tower_ratelimit::{BoxError, ConfigError, Key, MemoryStorage, OnError, Policy, Quota, RateLimitLayer, RateLimiter};
 
 /// The fallback admits a third of the quota, because three servers share the storage.
@@ -60,7 +63,13 @@ fn api(limiter: &Limiter) -> Router {
 
 /// Returns the routes for operators. They share the limiter of the API.
 fn operators(limiter: Limiter) -> Router {
-    Router::new().route("/limits/{user}", get(peek).delete(clear)).route("/storage", get(storage)).with_state(limiter)
+    Router::new()
+        .route("/limits", delete(clear_all))
+        .route("/limits/{user}", get(peek).delete(clear))
+        .route("/storage", get(storage))
+        .route("/health", get(|| async { "ok\n" }))
+        .route("/ready", get(ready))
+        .with_state(limiter)
 }
 
 async fn peek(State(limiter): State<Limiter>, Path(key): Path<String>) -> Result<String, (StatusCode, String)> {
@@ -81,6 +90,16 @@ async fn peek(State(limiter): State<Limiter>, Path(key): Path<String>) -> Result
 async fn clear(State(limiter): State<Limiter>, Path(key): Path<String>) -> impl IntoResponse {
     // While the storage fails, `clear` clears only the fallback and returns an error.
     limiter.clear(&Key::from(&*key)).await.map(|()| StatusCode::NO_CONTENT).map_err(unavailable)
+}
+
+async fn clear_all(State(limiter): State<Limiter>) -> Result<String, (StatusCode, String)> {
+    let keys = limiter.storage().clear_all().await.map_err(unavailable)?;
+    Ok(format!("cleared_keys {keys}\n"))
+}
+
+async fn ready(State(limiter): State<Limiter>) -> Result<&'static str, (StatusCode, String)> {
+    // Checks Redis itself, even while the fallback decides.
+    limiter.storage().check().await.map(|()| "ok\n").map_err(unavailable)
 }
 
 async fn storage(State(limiter): State<Limiter>) -> String {
@@ -104,8 +123,9 @@ fn page(lines: &[String]) -> String {
     lines.join("\n") + "\n"
 }
 
+/// Writes the error and its causes in one line.
 fn unavailable(error: impl Into<BoxError>) -> (StatusCode, String) {
-    (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", error.into()))
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{:#}\n", error.into()))
 }
 
 #[tokio::main]
@@ -179,6 +199,12 @@ mod tests {
         assert_eq!(value(&seen, "would_be_admitted"), "true");
         assert!(value(&seen, "limit").contains(": 30 of 30 remain"), "{seen}");
         assert_eq!(ask(&api, "GET", "/").await.0, 200);
+
+        assert_eq!(ask(&operators, "DELETE", "/limits").await, (200, "cleared_keys 1\n".to_owned()));
+        let (_, seen) = ask(&operators, "GET", "/limits/alice").await;
+        assert!(value(&seen, "limit").contains(": 30 of 30 remain"), "{seen}");
+        assert_eq!(ask(&operators, "GET", "/health").await.0, 200);
+        assert_eq!(ask(&operators, "GET", "/ready").await, (200, "ok\n".to_owned()));
     }
 
     #[cfg(feature = "redis")]
@@ -197,6 +223,9 @@ mod tests {
         let (_, storage) = ask(&operators, "GET", "/storage").await;
         assert_ne!(value(&storage, "circuit"), "closed");
         assert_eq!(value(&storage, "decisions_by_fallback"), "16");
+        assert_eq!(ask(&operators, "GET", "/health").await.0, 200);
+        let (status, cause) = ask(&operators, "GET", "/ready").await;
+        assert!(status == 503 && cause.starts_with("cannot reach 127.0.0.1:1: "), "{cause}");
         assert_eq!(ask(&operators, "DELETE", "/limits/alice").await.0, 503);
         assert_eq!(ask(&api, "GET", "/").await.0, 200, "the fallback was cleared");
     }

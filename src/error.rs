@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::iter::successors;
 
 /// A boxed error. The error type of a [`Storage`](crate::Storage) converts into it.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -54,4 +55,17 @@ pub(crate) fn or_panic<T>(made: Result<T, ConfigError>) -> T {
         Ok(it) => it,
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Joins the messages of an error and its sources: `a: b: c`. Skips messages that are repeated,
+/// because the errors of other crates may include their source.
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    for source in successors(error.source(), |&source| source.source()) {
+        let source = source.to_string();
+        if !text.contains(&source) {
+            text = [&text, ": ", &source].concat();
+        }
+    }
+    text
 }

@@ -14,13 +14,13 @@ use axum::http::{HeaderName, StatusCode, Uri};
 use axum::routing::any;
 use options::{Options, USAGE};
 use tower_ratelimit::extract::{Head, KeyError};
-use tower_ratelimit::storage::{BoxStorage, Breaker, Leases, RefusalCache};
+use tower_ratelimit::storage::{AnyStorage, Breaker, Leases, RefusalCache};
 use tower_ratelimit::{MemoryStorage, Policy, RateLimitLayer, Rejection, ResponseHead};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-fn app(options: &Options, storage: &BoxStorage) -> Result<Router, String> {
+fn app(options: &Options, storage: &AnyStorage) -> Result<Router, String> {
     let mut app = Router::new().fallback(answer);
     for (path, policy) in &options.routes {
         app = app.route(path, any(answer).layer(layer(options, storage, policy)?));
@@ -30,25 +30,24 @@ fn app(options: &Options, storage: &BoxStorage) -> Result<Router, String> {
 
 /// Returns the storage with its wrappers, and the leases. The breaker is innermost, because it has
 /// to see each call to the server.
-fn storage(options: &Options) -> Result<(BoxStorage, Option<Leases<BoxStorage>>), String> {
-    let mut storage = BoxStorage::new(options.storage.clone());
+fn storage(options: &Options) -> (AnyStorage, Option<Leases<AnyStorage>>) {
+    let mut storage = options.storage.clone();
     if let Some(replicas) = options.replicas {
-        let breaker = Breaker::new(storage).try_fallback(MemoryStorage::new(), replicas);
-        storage = BoxStorage::new(breaker.map_err(|error| format!("--replicas: {error}"))?);
+        storage = AnyStorage::new(Breaker::new(storage).fallback(MemoryStorage::new(), replicas));
     }
     if options.deny_cache {
-        storage = BoxStorage::new(RefusalCache::new(storage));
+        storage = AnyStorage::new(RefusalCache::new(storage));
     }
-    let Some(slice) = options.lease else { return Ok((storage, None)) };
-    let leases = Leases::try_new(storage, slice).map_err(|error| format!("--lease: {error}"))?;
-    Ok((BoxStorage::new(leases.clone()), Some(leases)))
+    let Some(slice) = options.lease else { return (storage, None) };
+    let leases = Leases::new(storage, slice);
+    (AnyStorage::new(leases.clone()), Some(leases))
 }
 
 fn layer(
     options: &Options,
-    storage: &BoxStorage,
+    storage: &AnyStorage,
     policy: &Policy,
-) -> Result<RateLimitLayer<BoxStorage, Box<dyn Rejection<Body>>>, String> {
+) -> Result<RateLimitLayer<AnyStorage, Box<dyn Rejection<Body>>>, String> {
     let mut layer = RateLimitLayer::new(policy.clone(), options.key()?)
         .try_storage(storage.clone(), options.on_error)
         .map_err(|error| format!("--storage or --lease cannot keep a --policy or --route: {error}"))?
@@ -112,7 +111,7 @@ async fn start(options: Options) -> Result<(), String> {
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
     tracing_subscriber::registry().with(log).with(Targets::new().with_target("tower_ratelimit", level)).init();
 
-    let (storage, leases) = storage(&options)?;
+    let (storage, leases) = storage(&options);
     let app = app(&options, &storage)?;
     let listen = options.listen;
     let listener =
@@ -124,7 +123,7 @@ async fn start(options: Options) -> Result<(), String> {
     let served = axum::serve(listener, service).with_graceful_shutdown(stop_signal()).await;
     if let Some(leases) = leases {
         // Refunds the leased units that were not spent.
-        leases.close().await.map_err(|error| format!("cannot refund the leased units: {error}"))?;
+        leases.close().await.map_err(|error| format!("cannot refund the leased units: {error:#}"))?;
     }
     served.map_err(|error| error.to_string())
 }

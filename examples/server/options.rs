@@ -18,8 +18,9 @@ An axum server with rate limits. /status/CODE answers with that status, every ot
 --policy POLICY          limits for every request, for example \"10/minute\" (the default) or
                          \"token-bucket 10/second burst 20; 1000/day\"; repeat it to add limits to the policy
 --route PATH=POLICY      adds a layer with this policy to one route; repeat it for more routes
---storage URL            where states are kept: memory:// (the default), redis://HOST, memcached://HOST or etcd://HOST;
-                         all but memory need a feature of cargo run: --features redis, memcached or etcd
+--storage URL            where states are kept: memory:// (the default), redis://HOST, memcached://HOST, etcd://HOST,
+                         postgres://USER@HOST/DATABASE or sqlite:PATH; all but memory need a feature of
+                         cargo run: --features redis, memcached, etcd, postgres or sqlite
 --on-error ACTION        admits (admit, the default) or refuses (refuse) requests while the storage fails
 --deadline TIME          timeout of the storage (default 100ms)
 --fallback memory        decides in memory with a part of each quota while the storage fails; needs --replicas
@@ -167,8 +168,9 @@ impl Options {
                 self.replicas = Some(replicas.ok_or_else(invalid)?);
             }
             "--lease" => {
-                let invalid = |_| format!("cannot read {value:?}: write a number of units, for example 100");
-                self.lease = Some(value.parse().map_err(invalid)?);
+                let units = value.parse().ok().filter(|units| *units > 0);
+                let invalid = || format!("cannot read {value:?}: write a number of units, for example 100");
+                self.lease = Some(units.ok_or_else(invalid)?);
             }
             "--key" => self.key = value,
             "--trust" => self.trust.push(value),
@@ -350,12 +352,14 @@ fn family(text: &str) -> Result<Headers, String> {
 }
 
 /// The storages behind features: URL schemes, name, feature, and `true` if the feature is enabled.
-const STORAGES: [(&[&str], &str, &str, bool); 5] = [
+const STORAGES: [(&[&str], &str, &str, bool); 7] = [
     (&["redis", "valkey"], "Redis", "redis", cfg!(feature = "redis")),
     (&["rediss", "valkeys"], "Redis over TLS", "redis-rustls", cfg!(feature = "redis-rustls")),
     (&["memcached"], "memcached", "memcached", cfg!(feature = "memcached")),
     (&["etcd"], "etcd", "etcd", cfg!(feature = "etcd")),
     (&["etcds"], "etcd over TLS", "etcd-rustls", cfg!(feature = "etcd-rustls")),
+    (&["postgres", "postgresql"], "PostgreSQL", "postgres", cfg!(feature = "postgres")),
+    (&["sqlite"], "SQLite", "sqlite", cfg!(feature = "sqlite")),
 ];
 
 /// Returns an error for a storage whose feature is not enabled.

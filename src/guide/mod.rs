@@ -107,7 +107,15 @@
 //! [`RateLimitLayer`]: crate::RateLimitLayer
 //! [`RateLimiter`]: crate::RateLimiter
 #![cfg_attr(
-    not(all(feature = "axum", feature = "etcd", feature = "memcached", feature = "metrics", feature = "redis")),
+    not(all(
+        feature = "axum",
+        feature = "etcd",
+        feature = "memcached",
+        feature = "metrics",
+        feature = "postgres",
+        feature = "redis",
+        feature = "sqlite"
+    )),
     allow(rustdoc::broken_intra_doc_links)
 )]
 

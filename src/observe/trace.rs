@@ -7,8 +7,9 @@ use std::time::Duration;
 use super::throttle::Throttle;
 use super::{Event, EventKind};
 use crate::Key;
+use crate::error::chain;
 use crate::lint::Lint;
-use crate::storage::BreakerError;
+use crate::storage::StorageError;
 
 /// The maximum number of bytes of a key in the log.
 const MAX_KEY: usize = 256;
@@ -110,23 +111,10 @@ fn shortened(key: &Key) -> String {
     }
 }
 
-/// Joins the texts of an error and its sources. Skips texts that are repeated, as many errors
-/// include their source.
-fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    for source in successors(error.source(), |&source| source.source()) {
-        let source = source.to_string();
-        if !text.contains(&source) {
-            text = [&text, ": ", &source].concat();
-        }
-    }
-    text
-}
-
 /// Returns `true` for the error of an open circuit breaker. Its cause has already been logged.
 fn is_circuit_open_error(error: &(dyn Error + 'static)) -> bool {
     let mut sources = successors(Some(error), |error: &&(dyn Error + 'static)| Error::source(*error));
-    sources.any(|error| error.downcast_ref().is_some_and(BreakerError::is_circuit_open))
+    sources.any(|error| error.downcast_ref().is_some_and(StorageError::is_circuit_open))
 }
 
 pub(super) fn lint(lint: Lint) {

@@ -1,15 +1,15 @@
-//! A storage that is chosen by a URL.
+//! A storage that is chosen at run time.
 
 use std::fmt;
-use std::future::Ready;
 use std::pin::Pin;
 use std::str::FromStr;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
-use super::{MemoryStorage, Storage, StorageRequest, Summary};
+use super::{MemoryStorage, Storage, StorageError, StorageRequest, Summary};
 use crate::{BoxError, ConfigError, Decision, Key, Policy};
 
-/// A storage that is chosen by a URL, for example from the configuration.
+/// A storage that is chosen at run time: any [`Storage`], with its type erased.
 ///
 /// | URL | storage | feature |
 /// |---|---|---|
@@ -19,62 +19,54 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// | `redis+sentinel://host,host/service` | `RedisStorage` | `redis-sentinel` |
 /// | `memcached://host,host`, `memcached+unix://` | `MemcachedStorage` | `memcached` |
 /// | `etcd://host,host`, `etcds://` | `EtcdStorage` | `etcd`, TLS `etcd-rustls` |
+/// | `postgres://user@host/database`, `postgresql://` | `PostgresStorage` | `postgres` |
+/// | `sqlite:path` | `SqliteStorage` | `sqlite` |
 ///
-/// With `memory://`, a decision neither allocates nor waits.
+/// A future that is ready at the first poll costs no allocation. Any other future costs one. With
+/// `memory://`, a decision neither allocates nor waits.
+///
+/// Each method polls the future of the inner storage once. Call the methods of a shared storage
+/// inside the tokio runtime that awaits their futures.
 ///
 /// # Errors
 ///
 /// Parsing fails if the URL is invalid, if its scheme is unknown, or if the scheme needs a feature
-/// that is not enabled.
+/// that is not enabled. Calls return the error of the inner storage as
+/// [`StorageError::from_boxed`] converts it.
 ///
 /// # Examples
 ///
 /// ```
-/// use tower_ratelimit::storage::AnyStorage;
+/// use tower_ratelimit::storage::{AnyStorage, RefusalCache};
 /// use tower_ratelimit::{OnError, PeerIp, Quota, RateLimitLayer};
 ///
-/// let storage: AnyStorage = "memory://".parse()?;
-/// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
+/// /// The type is the same with and without a cache.
+/// struct App {
+///     limit: RateLimitLayer<AnyStorage>,
+/// }
+///
+/// let caches_refusals = true;
+/// let mut storage: AnyStorage = "memory://".parse()?;
+/// if caches_refusals {
+///     storage = AnyStorage::new(RefusalCache::new(storage));
+/// }
+/// let limit = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
+/// let app = App { limit };
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 #[derive(Clone)]
-pub struct AnyStorage(Any);
+pub struct AnyStorage(Arc<dyn DynStorage>);
 
-#[derive(Clone)]
-enum Any {
-    Memory(MemoryStorage),
-    #[cfg(feature = "redis")]
-    Redis(super::RedisStorage),
-    #[cfg(feature = "memcached")]
-    Memcached(super::MemcachedStorage),
-    #[cfg(feature = "etcd")]
-    Etcd(super::EtcdStorage),
+impl AnyStorage {
+    /// Erases the type of `storage`. Clones share it.
+    pub fn new(storage: impl Storage) -> Self {
+        Self(Arc::new(storage))
+    }
 }
 
 impl From<MemoryStorage> for AnyStorage {
     fn from(storage: MemoryStorage) -> Self {
-        Self(Any::Memory(storage))
-    }
-}
-
-#[cfg(feature = "redis")]
-impl From<super::RedisStorage> for AnyStorage {
-    fn from(storage: super::RedisStorage) -> Self {
-        Self(Any::Redis(storage))
-    }
-}
-
-#[cfg(feature = "memcached")]
-impl From<super::MemcachedStorage> for AnyStorage {
-    fn from(storage: super::MemcachedStorage) -> Self {
-        Self(Any::Memcached(storage))
-    }
-}
-
-#[cfg(feature = "etcd")]
-impl From<super::EtcdStorage> for AnyStorage {
-    fn from(storage: super::EtcdStorage) -> Self {
-        Self(Any::Etcd(storage))
+        Self::new(storage)
     }
 }
 
@@ -87,27 +79,41 @@ impl FromStr for AnyStorage {
         match family.to_ascii_lowercase().as_str() {
             "memory" if rest == "//" => Ok(MemoryStorage::new().into()),
             #[cfg(feature = "redis")]
-            "redis" | "rediss" | "valkey" | "valkeys" => super::RedisStorage::new(url).map(Self::from),
+            "redis" | "rediss" | "valkey" | "valkeys" => super::RedisStorage::new(url).map(Self::new),
             #[cfg(not(feature = "redis"))]
             "redis" | "rediss" | "valkey" | "valkeys" => Err(missing(scheme, "redis")),
             #[cfg(feature = "memcached")]
-            "memcached" => super::MemcachedStorage::new(url).map(Self::from),
+            "memcached" => super::MemcachedStorage::new(url).map(Self::new),
             #[cfg(not(feature = "memcached"))]
             "memcached" => Err(missing(scheme, "memcached")),
             #[cfg(feature = "etcd")]
-            "etcd" | "etcds" => super::EtcdStorage::new(url).map(Self::from),
+            "etcd" | "etcds" => super::EtcdStorage::new(url).map(Self::new),
             #[cfg(not(feature = "etcd"))]
             "etcd" | "etcds" => Err(missing(scheme, "etcd")),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => super::PostgresStorage::new(url).map(Self::new),
+            #[cfg(not(feature = "postgres"))]
+            "postgres" | "postgresql" => Err(missing(scheme, "postgres")),
+            #[cfg(feature = "sqlite")]
+            "sqlite" => super::SqliteStorage::new(url).map(Self::new),
+            #[cfg(not(feature = "sqlite"))]
+            "sqlite" => Err(missing(scheme, "sqlite")),
             // The error shows only the scheme, because the URL may contain a password.
             _ => Err(ConfigError::new(format!(
                 "cannot read the storage URL: unknown scheme {scheme:?}; write memory://, redis://localhost, \
-                 memcached://localhost or etcd://localhost"
+                 memcached://localhost, etcd://localhost, postgres://user@localhost/database or sqlite:limits.db"
             ))),
         }
     }
 }
 
-#[cfg(not(all(feature = "redis", feature = "memcached", feature = "etcd")))]
+#[cfg(not(all(
+    feature = "redis",
+    feature = "memcached",
+    feature = "etcd",
+    feature = "postgres",
+    feature = "sqlite"
+)))]
 fn missing(scheme: &str, feature: &str) -> ConfigError {
     ConfigError::new(format!(
         "the URL scheme {scheme:?} needs the feature {feature:?} of tower-ratelimit, which is not enabled; \
@@ -115,148 +121,126 @@ fn missing(scheme: &str, feature: &str) -> ConfigError {
     ))
 }
 
-impl AnyStorage {
-    /// Deletes all keys with the prefix of this storage, and returns their number. A memory storage
-    /// has no prefix, so all of its keys are deleted.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the storage fails. Always fails on memcached, which cannot list its
-    /// keys.
-    #[allow(clippy::unused_async, reason = "without servers there is nothing to wait for")]
-    pub async fn reset(&self) -> Result<u64, BoxError> {
-        match &self.0 {
-            Any::Memory(storage) => Ok(storage.reset()),
-            #[cfg(feature = "redis")]
-            Any::Redis(storage) => Ok(storage.reset().await?),
-            #[cfg(feature = "memcached")]
-            Any::Memcached(_) => Err("memcached cannot list its keys; use another prefix, or empty the servers with \
-                                      flush_all"
-                .into()),
-            #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => Ok(storage.reset().await?),
-        }
+impl fmt::Debug for AnyStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
 impl Storage for AnyStorage {
-    type Error = BoxError;
+    type Error = StorageError;
     type DecideFuture = AnyFuture<Decision>;
     type UpdateFuture = AnyFuture<()>;
 
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
-        match &self.0 {
-            Any::Memory(storage) => AnyFuture(Inner::Memory(storage.decide(request))),
-            #[cfg(feature = "redis")]
-            Any::Redis(storage) => AnyFuture(Inner::Redis(storage.decide(request))),
-            #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => AnyFuture(Inner::Memcached(storage.decide(request))),
-            #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => AnyFuture(Inner::Etcd(storage.decide(request))),
-        }
+        self.0.decide(request)
     }
 
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
-        match &self.0 {
-            Any::Memory(storage) => storage.try_admit(request, summary),
-            #[cfg(feature = "redis")]
-            Any::Redis(storage) => storage.try_admit(request, summary),
-            #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => storage.try_admit(request, summary),
-            #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => storage.try_admit(request, summary),
-        }
+        self.0.try_admit(request, summary)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        match &self.0 {
-            Any::Memory(storage) => AnyFuture(Inner::Memory(storage.clear(policy, key))),
-            #[cfg(feature = "redis")]
-            Any::Redis(storage) => AnyFuture(Inner::Redis(storage.clear(policy, key))),
-            #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => AnyFuture(Inner::Memcached(storage.clear(policy, key))),
-            #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => AnyFuture(Inner::Etcd(storage.clear(policy, key))),
-        }
+        self.0.clear(policy, key)
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        match &self.0 {
-            Any::Memory(storage) => AnyFuture(Inner::Memory(storage.refund(policy, key, decision))),
-            #[cfg(feature = "redis")]
-            Any::Redis(storage) => AnyFuture(Inner::Redis(storage.refund(policy, key, decision))),
-            #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => AnyFuture(Inner::Memcached(storage.refund(policy, key, decision))),
-            #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => AnyFuture(Inner::Etcd(storage.refund(policy, key, decision))),
-        }
+        self.0.refund(policy, key, decision)
     }
 
-    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
-        match &self.0 {
-            Any::Memory(storage) => storage.clients_to_fill(policy),
-            #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
-            _ => None,
-        }
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        self.0.check()
+    }
+
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        self.0.clear_all()
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        match &self.0 {
-            Any::Memory(storage) => storage.validate(policy),
-            #[cfg(feature = "redis")]
-            Any::Redis(storage) => storage.validate(policy),
-            #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => storage.validate(policy),
-            #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => storage.validate(policy),
-        }
+        self.0.validate(policy)
+    }
+
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
+        self.0.clients_to_fill(policy)
     }
 }
 
-/// The future of an [`AnyStorage`].
-#[must_use = "futures do nothing unless they are polled"]
-pub struct AnyFuture<T>(Inner<T>);
+type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
 
-enum Inner<T> {
-    Memory(Ready<Result<T, std::convert::Infallible>>),
-    #[cfg(feature = "redis")]
-    Redis(Pin<Box<dyn Future<Output = Result<T, super::RedisStorageError>> + Send>>),
-    #[cfg(feature = "memcached")]
-    Memcached(Pin<Box<dyn Future<Output = Result<T, super::MemcachedStorageError>> + Send>>),
-    #[cfg(feature = "etcd")]
-    Etcd(Pin<Box<dyn Future<Output = Result<T, super::EtcdStorageError>> + Send>>),
+/// A [`Storage`] without associated types, so that it can be a trait object.
+trait DynStorage: fmt::Debug + Send + Sync {
+    fn decide(&self, request: StorageRequest<'_>) -> AnyFuture<Decision>;
+    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool;
+    fn clear(&self, policy: &Policy, key: &Key) -> AnyFuture<()>;
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> AnyFuture<()>;
+    fn check(&self) -> BoxFuture<()>;
+    fn clear_all(&self) -> BoxFuture<u64>;
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError>;
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64>;
 }
 
-impl<T> Future for AnyFuture<T>
-where
-    Ready<Result<T, std::convert::Infallible>>: Unpin,
-{
-    type Output = Result<T, BoxError>;
+impl<St: Storage> DynStorage for St {
+    fn decide(&self, request: StorageRequest<'_>) -> AnyFuture<Decision> {
+        AnyFuture::new(Storage::decide(self, request))
+    }
+
+    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
+        Storage::try_admit(self, request, summary)
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> AnyFuture<()> {
+        AnyFuture::new(Storage::clear(self, policy, key))
+    }
+
+    fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> AnyFuture<()> {
+        AnyFuture::new(Storage::refund(self, policy, key, decision))
+    }
+
+    fn check(&self) -> BoxFuture<()> {
+        Box::pin(Storage::check(self))
+    }
+
+    fn clear_all(&self) -> BoxFuture<u64> {
+        Box::pin(Storage::clear_all(self))
+    }
+
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        Storage::validate(self, policy)
+    }
+
+    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
+        Storage::clients_to_fill(self, policy)
+    }
+}
+
+/// The future of a [`AnyStorage`].
+#[must_use = "futures do nothing unless they are polled"]
+pub struct AnyFuture<T>(State<T>);
+
+enum State<T> {
+    /// `None` after the result was returned.
+    Ready(Option<Result<T, StorageError>>),
+    Pending(BoxFuture<T>),
+}
+
+impl<T: Unpin + 'static> AnyFuture<T> {
+    fn new<E: Into<BoxError>>(mut future: impl Future<Output = Result<T, E>> + Send + Unpin + 'static) -> Self {
+        let mut context = Context::from_waker(Waker::noop());
+        Self(match Pin::new(&mut future).poll(&mut context) {
+            Poll::Ready(result) => State::Ready(Some(result.map_err(StorageError::from_boxed))),
+            Poll::Pending => State::Pending(Box::pin(async { future.await.map_err(StorageError::from_boxed) })),
+        })
+    }
+}
+
+impl<T: Unpin> Future for AnyFuture<T> {
+    type Output = Result<T, StorageError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            Inner::Memory(future) => Pin::new(future).poll(cx).map(|result| result.map_err(|never| match never {})),
-            #[cfg(feature = "redis")]
-            Inner::Redis(future) => future.as_mut().poll(cx).map_err(BoxError::from),
-            #[cfg(feature = "memcached")]
-            Inner::Memcached(future) => future.as_mut().poll(cx).map_err(BoxError::from),
-            #[cfg(feature = "etcd")]
-            Inner::Etcd(future) => future.as_mut().poll(cx).map_err(BoxError::from),
-        }
-    }
-}
-
-impl fmt::Debug for AnyStorage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Any::Memory(storage) => storage.fmt(f),
-            #[cfg(feature = "redis")]
-            Any::Redis(storage) => storage.fmt(f),
-            #[cfg(feature = "memcached")]
-            Any::Memcached(storage) => storage.fmt(f),
-            #[cfg(feature = "etcd")]
-            Any::Etcd(storage) => storage.fmt(f),
+            State::Ready(result) => Poll::Ready(result.take().expect("`AnyFuture` polled after completion")),
+            State::Pending(future) => future.as_mut().poll(cx),
         }
     }
 }

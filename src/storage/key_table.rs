@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use foldhash::quality::RandomState;
 
-use crate::{ConfigError, Key, Policy};
+use crate::{Key, Policy};
 
 /// The number of rows per bucket. Each bucket has one lock.
 const WAYS: usize = 16;
@@ -13,14 +13,14 @@ const WAYS: usize = 16;
 /// The largest size of a table. An empty table takes two bytes of memory per key.
 const MOST: usize = 100_000_000;
 
-/// Checks a maximum number of keys. The error has an `example`, and the `alternative` to zero keys.
-pub(super) fn check_max_keys(max_keys: usize, example: &str, alternative: &str) -> Result<(), ConfigError> {
-    if (1..=MOST).contains(&max_keys) {
-        return Ok(());
-    }
-    Err(ConfigError::new(format!(
+/// Panics if a maximum number of keys is out of range. The message has an `example`, and the
+/// `alternative` to zero keys.
+#[track_caller]
+pub(super) fn assert_max_keys(max_keys: usize, example: &str, alternative: &str) {
+    assert!(
+        (1..=MOST).contains(&max_keys),
         "max_keys must be at least 1 and at most 100 million, for example {example}; {alternative}"
-    )))
+    );
 }
 
 /// A hash table whose rows belong to a policy and a key.
@@ -85,11 +85,17 @@ impl<T> Table<T> {
 
     /// Counts the rows that match. Locks one bucket at a time.
     pub(super) fn count(&self, counts: impl Fn(&T) -> bool) -> usize {
-        let (mut bucket, mut count) = (0, 0);
-        while self.visit(bucket, |row| count += usize::from(counts(row))) {
+        let mut count = 0;
+        self.visit_all(|row| count += usize::from(counts(row)));
+        count
+    }
+
+    /// Calls `visit` for each row. Locks one bucket at a time.
+    pub(super) fn visit_all(&self, mut visit: impl FnMut(&mut T)) {
+        let mut bucket = 0;
+        while self.visit(bucket, &mut visit) {
             bucket += 1;
         }
-        count
     }
 
     /// Calls `visit` for each row of one bucket. Buckets are numbered from 0. Returns `false` if

@@ -6,8 +6,10 @@
 //! | `RedisStorage` | several processes, on Redis or Valkey | `redis` |
 //! | `MemcachedStorage` | several processes, on memcached | `memcached` |
 //! | `EtcdStorage` | several processes, on etcd | `etcd` |
+//! | `PostgresStorage` | several processes, on PostgreSQL | `postgres` |
+//! | `SqliteStorage` | the processes of one machine; survives restarts | `sqlite` |
 //! | [`Cas`] | your own store, by two methods of [`CasStorage`] | |
-//! | [`AnyStorage`] | a URL from the configuration | |
+//! | [`AnyStorage`] | a storage that is chosen at run time, for example by a URL | |
 //!
 //! Every strategy runs on every storage.
 //!
@@ -25,7 +27,6 @@
 //! that fail during an outage.
 
 mod any;
-mod boxed;
 mod breaker;
 mod cas;
 mod clock;
@@ -41,8 +42,10 @@ mod leases;
 mod memcached;
 mod memory;
 mod names;
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres"))]
 mod net;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod refusal_cache;
@@ -52,35 +55,37 @@ mod text;
 mod timeout;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod tls;
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "sqlite"))]
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 mod url;
 
 use std::fmt;
+use std::future::ready;
 
 use crate::strategy::Status;
 use crate::{BoxError, ConfigError, Decision, Key, Op, Policy, Timestamp};
 
 pub use self::any::{AnyFuture, AnyStorage};
-pub use self::boxed::{BoxAnswer, BoxStorage};
 #[cfg(feature = "metrics")]
 pub(crate) use self::breaker::PATHS;
-pub use self::breaker::{Breaker, BreakerError, Circuit, CircuitState, NoFallback, Phase};
-pub use self::cas::{Cas, CasError, CasStorage, Loaded, Swapped};
+pub use self::breaker::{Breaker, Circuit, CircuitState, NoFallback, Phase};
+pub use self::cas::{Cas, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
-#[cfg(feature = "etcd")]
-pub use self::etcd::{EtcdStorage, EtcdStorageError};
 pub use self::error::{StorageError, StorageErrorKind};
+#[cfg(feature = "etcd")]
+pub use self::etcd::EtcdStorage;
 pub use self::infallible::InfallibleStorage;
-pub use self::leases::{LeaseError, Leases};
+pub use self::leases::Leases;
 #[cfg(feature = "memcached")]
-pub use self::memcached::{MemcachedStorage, MemcachedStorageError};
+pub use self::memcached::MemcachedStorage;
 pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull};
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresStorage;
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisStorage, RedisStorageError};
+pub use self::redis::RedisStorage;
 pub use self::refusal_cache::RefusalCache;
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::{Durability, SqliteStorage};
-pub use self::timeout::{Timeout, TimeoutError};
+pub use self::timeout::Timeout;
 
 /// A request to a storage for one decision.
 #[derive(Clone, Copy, Debug)]
@@ -222,6 +227,28 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Refunds the units that a hit spent, according to [`Policy::refund`]. `decision` is the
     /// decision on that hit.
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture;
+
+    /// Checks that the storage is reachable and can decide. It makes one attempt, and it spends
+    /// nothing. Use it for a health endpoint.
+    ///
+    /// The default implementation never fails. A wrapper checks the storage inside, and a
+    /// [`Breaker`] checks its primary.
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        ready(Ok(()))
+    }
+
+    /// Removes all keys of this storage, and returns their number. A shared storage removes all keys
+    /// with its prefix, including the keys of other processes.
+    ///
+    /// Use it in tests and for operations, because it may visit every key. Concurrent hits can
+    /// survive.
+    ///
+    /// The default implementation returns an error of the kind
+    /// [`Unsupported`](StorageErrorKind::Unsupported). memcached does not support it either.
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        let message = "this storage cannot list its keys";
+        ready(Err(StorageError::new(StorageErrorKind::Unsupported, message)))
+    }
 
     /// Checks that this storage supports the policy. Called when a limiter or a layer is built. If
     /// the policy is chosen per request, called for each decision.

@@ -1,7 +1,5 @@
-use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -10,12 +8,12 @@ use tokio::time::{Sleep, sleep};
 
 use crate::error::or_panic;
 use crate::storage::deadline::checked;
-use crate::storage::{Storage, StorageRequest, Summary};
+use crate::storage::{Storage, StorageError, StorageErrorKind, StorageRequest, Summary};
 use crate::{BoxError, ConfigError, Decision, Key, Op, Policy};
 
 /// A wrapper that adds a timeout to a storage. The shared storages of this crate already have one.
 ///
-/// A call that takes longer fails with [`TimeoutError`], and its future is dropped. The time starts
+/// A call that takes longer fails with [`StorageError`], and its future is dropped. The time starts
 /// at the first poll of the future. The storage may execute the call after the timeout, so the hit
 /// may have been counted.
 ///
@@ -48,20 +46,10 @@ impl<St: Storage> Timeout<St> {
     /// # Panics
     ///
     /// Panics if `within` is less than a millisecond or more than an hour.
-    /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(storage: St, within: Duration) -> Self {
-        or_panic(Self::try_new(storage, within))
-    }
-
-    /// Like [`new`](Self::new), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `within` is less than a millisecond or more than an hour.
-    pub fn try_new(storage: St, within: Duration) -> Result<Self, ConfigError> {
-        checked(within)?;
-        Ok(Self { storage, within })
+        or_panic(checked(within));
+        Self { storage, within }
     }
 
     /// Returns the inner storage.
@@ -75,7 +63,7 @@ impl<St: Storage> Timeout<St> {
 }
 
 impl<St: Storage> Storage for Timeout<St> {
-    type Error = TimeoutError;
+    type Error = StorageError;
     type DecideFuture = InTime<St::DecideFuture>;
     type UpdateFuture = InTime<St::UpdateFuture>;
 
@@ -94,6 +82,15 @@ impl<St: Storage> Storage for Timeout<St> {
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         self.with_timeout(self.storage.refund(policy, key, decision), true)
+    }
+
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        self.with_timeout(Box::pin(self.storage.check()), false)
+    }
+
+    /// Has no timeout, because the storage may visit every key.
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        self.storage.clear_all()
     }
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
@@ -121,72 +118,28 @@ where
     A: Future<Output = Result<T, E>> + Unpin,
     E: Into<BoxError>,
 {
-    type Output = Result<T, TimeoutError>;
+    type Output = Result<T, StorageError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         if let Poll::Ready(result) = Pin::new(&mut this.future).poll(cx) {
-            return Poll::Ready(result.map_err(|error| TimeoutError(Kind::Storage(error.into().into()))));
+            return Poll::Ready(result.map_err(StorageError::from_boxed));
         }
         if this.timer.is_none() && Handle::try_current().is_err() {
-            return Poll::Ready(Err(TimeoutError(Kind::NoRuntime { changes: this.changes })));
+            let error = StorageError::new(StorageErrorKind::Cancelled, "a storage timeout needs a tokio runtime");
+            return Poll::Ready(Err(error.with_may_have_counted(this.changes)));
         }
         let within = this.within;
         let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(within)));
-        timer.as_mut().poll(cx).map(|()| Err(TimeoutError(Kind::Late { within, changes: this.changes })))
+        timer.as_mut().poll(cx).map(|()| {
+            let message = format!("the storage did not answer within {within:?}");
+            Err(StorageError::new(StorageErrorKind::Timeout, message).with_may_have_counted(this.changes))
+        })
     }
 }
 
 impl<A> fmt::Debug for InTime<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InTime").field("within", &self.within).finish_non_exhaustive()
-    }
-}
-
-/// The error of a [`Timeout`]: a timeout, or an error of the inner storage.
-///
-/// [`source`](Error::source) returns the error of the inner storage.
-#[derive(Clone, Debug)]
-pub struct TimeoutError(Kind);
-
-#[derive(Clone, Debug)]
-enum Kind {
-    Late { within: Duration, changes: bool },
-    Storage(Arc<dyn Error + Send + Sync>),
-    NoRuntime { changes: bool },
-}
-
-impl TimeoutError {
-    /// Returns `true` if the storage did not answer in time.
-    pub fn is_timeout(&self) -> bool {
-        matches!(self.0, Kind::Late { .. })
-    }
-
-    /// Returns `true` if the call was a hit, a refund or a clear, and the storage may have executed
-    /// it.
-    ///
-    /// Returns `false` if the inner storage returned an error. Then request the
-    /// [`source`](Error::source).
-    pub fn may_have_counted(&self) -> bool {
-        matches!(self.0, Kind::Late { changes: true, .. } | Kind::NoRuntime { changes: true })
-    }
-}
-
-impl fmt::Display for TimeoutError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Kind::Late { within, .. } => write!(f, "the storage did not answer within {within:?}"),
-            Kind::Storage(error) => error.fmt(f),
-            Kind::NoRuntime { .. } => f.write_str("a storage timeout needs a tokio runtime"),
-        }
-    }
-}
-
-impl Error for TimeoutError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match &self.0 {
-            Kind::Storage(error) => Some(&**error),
-            Kind::Late { .. } | Kind::NoRuntime { .. } => None,
-        }
     }
 }

@@ -12,6 +12,7 @@
 )]
 
 pub mod certificates;
+mod errors;
 pub mod example_process;
 pub mod fake_cas_store;
 mod fake_storage;
@@ -28,6 +29,7 @@ mod storages;
 mod strategies;
 pub mod vectors;
 
+pub use self::errors::{message, panic_message};
 pub use self::fake_storage::{Behavior, FAILURE, FakeStorage, failing, slow};
 pub use self::laws::{assert_breaks, assert_each_breaks};
 pub use self::poll::{now, poll};

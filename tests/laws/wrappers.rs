@@ -6,7 +6,7 @@ use std::time::Duration;
 use common::random::Numbers;
 use common::{EVERY_STRATEGY, FakeStorage, failing, memory, memory_with_manual_clock, policy};
 use tower_ratelimit::storage::{
-    BoxStorage, Breaker, BreakerError, Clock, Leases, ManualClock, RefusalCache, StorageRequest, Summary, Timeout,
+    AnyStorage, Breaker, Clock, Leases, ManualClock, RefusalCache, StorageError, StorageRequest, Summary, Timeout,
 };
 use tower_ratelimit::testing::{Model, StorageLaws, decides_like_the_model};
 use tower_ratelimit::{Decision, DecisionSource, Key, MemoryStorage, Op, Policy, Storage, Timestamp};
@@ -37,10 +37,10 @@ fn timeout_obeys_the_laws() {
 
 #[test]
 fn boxed_storages_obey_the_laws() {
-    StorageLaws::new(|clock| BoxStorage::new(memory(clock))).scripts(128).check();
+    StorageLaws::new(|clock| AnyStorage::new(memory(clock))).scripts(128).check();
     StorageLaws::new(|clock: ManualClock| {
-        let breaker = BoxStorage::new(Breaker::new(BoxStorage::new(memory(clock.clone()))));
-        BoxStorage::new(RefusalCache::new(breaker).clock(FastClock(clock)))
+        let breaker = AnyStorage::new(Breaker::new(AnyStorage::new(memory(clock.clone()))));
+        AnyStorage::new(RefusalCache::new(breaker).clock(FastClock(clock)))
     })
     .scripts(128)
     .check();
@@ -60,9 +60,9 @@ fn breaker_obeys_the_laws() {
 struct FallbackOnly(Breaker<FakeStorage, MemoryStorage>);
 
 impl Storage for FallbackOnly {
-    type Error = BreakerError;
-    type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, BreakerError>> + Send>>;
-    type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), BreakerError>> + Send>>;
+    type Error = StorageError;
+    type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, StorageError>> + Send>>;
+    type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), StorageError>> + Send>>;
 
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
         let deciding = self.0.decide(request);

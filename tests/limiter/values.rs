@@ -2,9 +2,9 @@
 
 use std::fmt::Debug;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::panic::catch_unwind;
 use std::time::Duration;
 
+use common::panic_message;
 use tower_ratelimit::{
     Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MovingWindow, Policy, Quota, SlidingWindowCounter,
     Timestamp, TokenBucket,
@@ -149,11 +149,6 @@ fn invalid_values_panic_in_constructors_and_are_errors_in_try_constructors() {
     assert!(Limit::try_new(LeakyBucket::new().queue(u32::MAX), Quota::per_second(1)).is_err());
 }
 
-fn panic_message<T: Debug>(make: impl FnOnce() -> T + std::panic::UnwindSafe) -> String {
-    let panic = catch_unwind(make).expect_err("the constructor panics");
-    panic.downcast_ref::<&str>().map_or_else(|| panic.downcast_ref::<String>().unwrap().clone(), ToString::to_string)
-}
-
 #[test]
 fn limits_are_named_by_policy_and_number() {
     let one: Policy = "5/second".parse().unwrap();
@@ -233,7 +228,7 @@ fn public_types_are_send_sync_and_debug() {
     check::<(extract::Head<'_>, extract::KeyError, Header, Global, PeerIp, extract::Path, extract::Method)>();
     check::<(ClientIp, extract::AllowList)>();
     check::<(extract::MatchedPath, extract::Or<Header, PeerIp>, extract::And<Header, PeerIp>)>();
-    check::<(storage::Cas<Store>, storage::CasError, storage::Loaded<u64>, storage::Swapped<u64>)>();
+    check::<(storage::Cas<Store>, storage::StorageError, storage::Loaded<u64>, storage::Swapped<u64>)>();
     check_future::<ResponseFuture<Inner, (), MemoryStorage, TextRejection>>();
 }
 

@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use common::foreign;
-use common::servers::{Cluster, Etcd, Memcached, Server};
+use common::servers::{Cluster, Etcd, Memcached, Postgres, Server};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::AnyStorage;
 use tower_ratelimit::{Key, RateLimiter};
@@ -31,6 +31,8 @@ fn main() {
     let (server, cluster) = (Server::start(&[]), Cluster::start());
     let (memcached, another) = (Memcached::start(&[]), Memcached::start(&[]));
     let (etcd, etcds) = (Etcd::start(1), Etcd::calm());
+    let postgres = Postgres::start(&[]);
+    let file = std::env::temp_dir().join(format!("tower-ratelimit-processes-{}.db", std::process::id()));
     let two = format!("{},127.0.0.1:{}", memcached.url(), another.port());
     for (place, url) in [
         ("one server", server.url()),
@@ -39,6 +41,8 @@ fn main() {
         ("two memcacheds", format!("{two}?prefix=two")),
         ("etcd", etcd.url()),
         ("three members of etcd", etcds.url()),
+        ("PostgreSQL", postgres.url()),
+        ("SQLite", format!("sqlite:{}", file.display())),
     ] {
         let swaps = !url.starts_with("redis");
         for strategy in ["fixed-window", "token-bucket", "moving-window", FOREIGN] {
@@ -50,6 +54,9 @@ fn main() {
             let several = admitted.iter().filter(|admitted| **admitted > 0).count() > 1;
             assert!(several || swaps || strategy == FOREIGN, "several processes were admitted");
         }
+    }
+    for end in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{}{end}", file.display()));
     }
 }
 

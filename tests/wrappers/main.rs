@@ -1,6 +1,6 @@
 //! Wrappers: boxed storages, timeout, breaker, refusal cache, leases.
 
-mod boxed;
+mod any;
 mod breaker;
 mod leases;
 mod leases_lost_replies;

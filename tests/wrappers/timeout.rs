@@ -3,7 +3,9 @@
 use std::error::Error;
 use std::time::Duration;
 
-use common::{Behavior, FAILURE, FakeStorage, ask, counted, get, memory_with_manual_clock, policy};
+use common::{
+    Behavior, FAILURE, FakeStorage, ask, counted, get, memory_with_manual_clock, message, panic_message, policy,
+};
 use tokio::time::Instant;
 use tower::Layer;
 use tower_ratelimit::storage::{StorageRequest, Summary, Timeout};
@@ -56,8 +58,8 @@ async fn deadline_starts_at_the_first_poll() {
 async fn error_of_the_storage_is_returned() {
     let (limiter, _) = limiter(Behavior::Fails);
     let error = limiter.hit(&Key::everybody()).await.unwrap_err();
-    assert!(!error.is_timeout() && !error.may_have_counted());
-    assert_eq!((error.to_string(), error.source().unwrap().to_string()), (FAILURE.to_owned(), FAILURE.to_owned()));
+    assert!(!error.is_timeout() && error.may_have_counted(), "the outcome of an unknown error is unknown");
+    assert_eq!(message(error), format!("storage failed: {FAILURE}"));
 }
 
 #[test]
@@ -93,8 +95,7 @@ async fn layer_obeys_on_error_at_the_deadline() {
 #[test]
 fn invalid_deadlines_suggest_a_valid_one() {
     for wrong in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
-        let error = Timeout::try_new(MemoryStorage::new(), wrong).unwrap_err().to_string();
+        let error = panic_message(|| Timeout::new(MemoryStorage::new(), wrong));
         assert!(error.contains("for example Duration::from_millis(100)"), "{error}");
     }
-    assert!(std::panic::catch_unwind(|| Timeout::new(MemoryStorage::new(), Duration::ZERO)).is_err());
 }

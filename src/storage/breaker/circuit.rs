@@ -1,6 +1,5 @@
 //! The state machine of the circuit breaker: closed, open, or probing the primary.
 
-use std::error::Error;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, PoisonError};
@@ -10,14 +9,13 @@ use tokio::time::Instant;
 
 use super::state::{CircuitState, Counts, Phase};
 use super::telemetry;
+use crate::storage::{StorageError, StorageErrorKind};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::time::micros;
 
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
-
-pub(super) type SharedError = Arc<dyn Error + Send + Sync>;
 
 /// A handle on the state of a [`Breaker`](super::Breaker) that does not depend on the types of the
 /// storages.
@@ -58,7 +56,7 @@ struct ProbeState {
     probe: Option<u64>,
     probes: u64,
     /// The latest error of the primary.
-    error: Option<SharedError>,
+    error: Option<StorageError>,
 }
 
 /// The permission to call the primary. The caller reports the result with
@@ -140,8 +138,15 @@ impl Circuit {
         self.0.not_before.load(Ordering::Relaxed).saturating_sub(self.now()).max(1)
     }
 
-    pub(super) fn last_error(&self) -> Option<SharedError> {
-        self.lock().error.clone()
+    /// Returns the error of a call while the circuit is open. Its source is the last error of the
+    /// primary.
+    pub(super) fn open_error(&self) -> StorageError {
+        let message = "rate limit storage is not called while the circuit breaker is open";
+        let error = StorageError::new(StorageErrorKind::CircuitOpen, message);
+        match self.lock().error.clone() {
+            Some(last) => error.with_source(last),
+            None => error,
+        }
     }
 
     /// Returns a permit to call the primary, unless the circuit is open. Only a call that changes a
@@ -191,7 +196,7 @@ impl Circuit {
         }
     }
 
-    fn failed(&self, permit: &Permit, error: &SharedError) {
+    fn failed(&self, permit: &Permit, error: &StorageError) {
         let mut probe_state = self.lock();
         let is_old = self.0.epoch.load(Ordering::Acquire) != permit.epoch;
         if is_old || permit.probe.is_some() && permit.probe != probe_state.probe {
@@ -200,7 +205,7 @@ impl Circuit {
         let settings = self.0.settings;
         let failures = self.0.failures.load(Ordering::Relaxed).saturating_add(1);
         self.0.failures.store(failures, Ordering::Relaxed);
-        probe_state.error = Some(Arc::clone(error));
+        probe_state.error = Some(error.clone());
         if permit.probe.is_some() {
             probe_state.probe = None;
             probe_state.wait = (probe_state.wait * 2).min(settings.longest);
@@ -210,7 +215,7 @@ impl Circuit {
             self.delay_probe(with_jitter(probe_state.wait));
             self.0.epoch.store(permit.epoch + 1, Ordering::Release);
             drop(probe_state);
-            telemetry::opened(failures, &**error);
+            telemetry::opened(failures, error);
         }
     }
 
@@ -261,11 +266,10 @@ impl Permit {
         }
     }
 
-    /// Records a failure. Returns the error, so that the caller can return it as well.
-    pub(super) fn failed(mut self, error: SharedError) -> SharedError {
-        self.circuit.failed(&self, &error);
+    /// Records a failure.
+    pub(super) fn failed(mut self, error: &StorageError) {
+        self.circuit.failed(&self, error);
         self.probe = None;
-        error
     }
 }
 
@@ -295,7 +299,7 @@ mod tests {
     fn only_one_of_many_threads_probes() {
         let shortest = Duration::from_millis(1);
         let circuit = Circuit::new(Settings { failures: 1, shortest, longest: Duration::from_secs(3_600) });
-        circuit.try_acquire(true).unwrap().failed(Arc::new(std::io::Error::other("it fails")));
+        circuit.try_acquire(true).unwrap().failed(&StorageError::other("it fails"));
         let barrier = Barrier::new(4);
         for _ in 0..300 {
             let permits = AtomicU32::new(0);

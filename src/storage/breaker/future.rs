@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use super::circuit::{Circuit, Permit};
-use super::error::BreakerError;
 use super::{Parts, fallback};
-use crate::storage::{Storage, StorageRequest};
-use crate::{Decision, DecisionSource, Key, Op, Policy};
+use crate::storage::{Storage, StorageError, StorageErrorKind, StorageRequest};
+use crate::{BoxError, ConfigError, Decision, DecisionSource, Key, Op, Policy};
 
 /// The future of a decision by a [`Breaker`](super::Breaker).
 #[must_use = "futures do nothing unless they are polled"]
@@ -19,7 +18,7 @@ pub struct Deciding<P: Storage, F: Storage>(Stage<P, F>);
 enum Stage<P: Storage, F: Storage> {
     Primary { answer: P::DecideFuture, permit: Permit, request: OwnedRequest, parts: Arc<Parts<P, F>> },
     Fallback { answer: F::DecideFuture, original: Policy, circuit: Circuit },
-    Failed(BreakerError),
+    Failed(StorageError),
     Done,
 }
 
@@ -50,27 +49,27 @@ impl<P: Storage, F: Storage> Deciding<P, F> {
 impl<P: Storage, F: Storage> Stage<P, F> {
     /// Sends the request to the fallback. Fails if there is none, with `error` or, if the primary
     /// was not called, with an error for the open circuit.
-    fn fall_back(parts: &Parts<P, F>, request: StorageRequest<'_>, error: Option<BreakerError>) -> Self {
+    fn fall_back(parts: &Parts<P, F>, request: StorageRequest<'_>, error: Option<StorageError>) -> Self {
         let circuit = &parts.circuit;
         let failed = |error| {
             circuit.counts().none();
             Self::Failed(error)
         };
         let Some(fallback) = &parts.fallback else {
-            return failed(error.unwrap_or_else(|| BreakerError::circuit_open(circuit.last_error())));
+            return failed(error.unwrap_or_else(|| circuit.open_error()));
         };
         match fallback.divide(request.policy) {
             Ok(divided) => {
                 let answer = fallback.storage.decide(StorageRequest { policy: &divided, ..request });
                 Self::Fallback { answer, original: request.policy.clone(), circuit: circuit.clone() }
             }
-            Err(error) => failed(BreakerError::divide(error)),
+            Err(error) => failed(cannot_divide(error)),
         }
     }
 }
 
 impl<P: Storage, F: Storage> Future for Deciding<P, F> {
-    type Output = Result<Decision, BreakerError>;
+    type Output = Result<Decision, StorageError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Stage::Primary { answer, .. } = &mut self.0 {
@@ -87,13 +86,12 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
                 Err(error) => {
                     let OwnedRequest { policy, key, op, cost } = &request;
                     // An unsupported policy is not a failure of the storage.
-                    let mut error = error.into().into();
+                    let error = StorageError::from_boxed(error);
                     if parts.primary.validate(policy).is_ok() {
-                        error = permit.failed(error);
+                        permit.failed(&error);
                     } else {
                         drop(permit);
                     }
-                    let error = BreakerError::primary(error);
                     self.0 = Stage::fall_back(&parts, StorageRequest::new(policy, key, *op, *cost), Some(error));
                 }
             }
@@ -111,7 +109,7 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
                 }
                 Err(error) => {
                     circuit.counts().none();
-                    Err(BreakerError::fallback(error))
+                    Err(fallback_failed(error))
                 }
             });
         }
@@ -127,7 +125,7 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
 pub struct Changing<P: Storage, F: Storage> {
     primary: Option<(P::UpdateFuture, Permit)>,
     fallback: Option<F::UpdateFuture>,
-    failed: Option<BreakerError>,
+    failed: Option<StorageError>,
 }
 
 impl<P: Storage, F: Storage> Changing<P, F> {
@@ -140,7 +138,7 @@ impl<P: Storage, F: Storage> Changing<P, F> {
     pub(super) fn primary(self, parts: &Parts<P, F>, change: impl FnOnce(&P) -> P::UpdateFuture) -> Self {
         match parts.circuit.try_acquire(true) {
             Some(permit) => Self { primary: Some((change(&parts.primary), permit)), ..self },
-            None => self.or_failed(BreakerError::circuit_open(parts.circuit.last_error())),
+            None => self.or_failed(parts.circuit.open_error()),
         }
     }
 
@@ -154,17 +152,17 @@ impl<P: Storage, F: Storage> Changing<P, F> {
         let Some(fallback) = &parts.fallback else { return self };
         match fallback.divide(policy) {
             Ok(divided) => Self { fallback: Some(change(&fallback.storage, &divided)), ..self },
-            Err(error) => self.or_failed(BreakerError::divide(error)),
+            Err(error) => self.or_failed(cannot_divide(error)),
         }
     }
 
-    fn or_failed(self, error: BreakerError) -> Self {
+    fn or_failed(self, error: StorageError) -> Self {
         Self { failed: self.failed.or(Some(error)), ..self }
     }
 }
 
 impl<P: Storage, F: Storage> Future for Changing<P, F> {
-    type Output = Result<(), BreakerError>;
+    type Output = Result<(), StorageError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
@@ -175,7 +173,8 @@ impl<P: Storage, F: Storage> Future for Changing<P, F> {
             match update {
                 Ok(()) => permit.succeeded(),
                 Err(error) => {
-                    let error = BreakerError::primary(permit.failed(error.into().into()));
+                    let error = StorageError::from_boxed(error);
+                    permit.failed(&error);
                     this.failed.get_or_insert(error);
                 }
             }
@@ -185,7 +184,7 @@ impl<P: Storage, F: Storage> Future for Changing<P, F> {
         {
             this.fallback = None;
             if let Err(error) = update {
-                this.failed.get_or_insert(BreakerError::fallback(error));
+                this.failed.get_or_insert_with(|| fallback_failed(error));
             }
         }
         if this.primary.is_some() || this.fallback.is_some() {
@@ -193,6 +192,15 @@ impl<P: Storage, F: Storage> Future for Changing<P, F> {
         }
         Poll::Ready(this.failed.take().map_or(Ok(()), Err))
     }
+}
+
+fn fallback_failed(error: impl Into<BoxError>) -> StorageError {
+    StorageError::from_boxed(error).context("rate limit storage and its fallback failed")
+}
+
+fn cannot_divide(error: ConfigError) -> StorageError {
+    let message = "cannot divide the policy among the replicas for the fallback";
+    StorageError::new(StorageErrorKind::Unsupported, message).with_source(error)
 }
 
 impl<P: Storage, F: Storage> fmt::Debug for Deciding<P, F> {

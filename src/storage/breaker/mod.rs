@@ -1,7 +1,6 @@
 //! A circuit breaker around a storage, with an optional fallback.
 
 mod circuit;
-mod error;
 mod fallback;
 mod future;
 mod state;
@@ -13,15 +12,13 @@ use std::time::Duration;
 
 pub use self::circuit::Circuit;
 use self::circuit::Settings;
-pub use self::error::BreakerError;
 use self::fallback::Fallback;
 pub use self::fallback::NoFallback;
 use self::future::{Changing, Deciding};
 pub use self::state::{CircuitState, Phase};
 #[cfg(feature = "metrics")]
 pub(crate) use self::telemetry::PATHS;
-use crate::error::or_panic;
-use crate::storage::{Storage, StorageRequest, Summary};
+use crate::storage::{Storage, StorageError, StorageRequest, Summary};
 use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 
 /// A circuit breaker around a storage, the primary. It stops calling a primary that keeps failing,
@@ -54,7 +51,7 @@ use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 ///
 /// # Errors
 ///
-/// - A decision fails with [`BreakerError`] if neither storage decides.
+/// - A decision fails with [`StorageError`] if neither storage decides.
 /// - A refund fails if the storage that made the decision fails, or if this was the primary and the
 ///   breaker is open.
 /// - A clear fails if the primary or the fallback is not cleared.
@@ -92,26 +89,14 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
     ///
     /// # Panics
     ///
-    /// Panics if `replicas` is 0. [`try_fallback`](Self::try_fallback) returns an error instead.
+    /// Panics if `replicas` is 0.
     #[must_use]
     #[track_caller]
     pub fn fallback<G: Storage>(self, fallback: G, replicas: u32) -> Breaker<P, G> {
-        or_panic(self.try_fallback(fallback, replicas))
-    }
-
-    /// Like [`fallback`](Self::fallback), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `replicas` is 0.
-    pub fn try_fallback<G: Storage>(self, fallback: G, replicas: u32) -> Result<Breaker<P, G>, ConfigError> {
-        let replicas = NonZeroU32::new(replicas).ok_or_else(|| {
-            ConfigError::new(
-                "invalid replicas 0: it must be at least 1, the number of processes that share the storage",
-            )
-        })?;
+        let replicas = NonZeroU32::new(replicas)
+            .expect("invalid replicas 0: it must be at least 1, the number of processes that share the storage");
         let Parts { primary, circuit, .. } = &*self.0;
-        Ok(Breaker::with(primary.clone(), Some(Fallback::new(fallback, replicas)), circuit.settings()))
+        Breaker::with(primary.clone(), Some(Fallback::new(fallback, replicas)), circuit.settings())
     }
 
     /// Sets the number of consecutive failures that open the breaker. Defaults to 5.
@@ -120,23 +105,12 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
     ///
     /// # Panics
     ///
-    /// Panics if `failures` is 0. [`try_failures`](Self::try_failures) returns an error instead.
+    /// Panics if `failures` is 0.
     #[must_use]
     #[track_caller]
     pub fn failures(self, failures: u32) -> Self {
-        or_panic(self.try_failures(failures))
-    }
-
-    /// Like [`failures`](Self::failures), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `failures` is 0.
-    pub fn try_failures(self, failures: u32) -> Result<Self, ConfigError> {
-        if failures == 0 {
-            return Err(ConfigError::new("invalid failures 0: it must be at least 1, for example 5"));
-        }
-        Ok(self.with_settings(Settings { failures, ..self.0.circuit.settings() }))
+        assert!(failures > 0, "invalid failures 0: it must be at least 1, for example 5");
+        self.with_settings(Settings { failures, ..self.0.circuit.settings() })
     }
 
     /// Sets the time between probes. The first probe is `shortest` after the breaker opens. The time
@@ -148,28 +122,16 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
     /// # Panics
     ///
     /// Panics if `shortest` is less than a millisecond, or if `longest` is less than `shortest` or
-    /// more than an hour. [`try_probe_after`](Self::try_probe_after) returns an error instead.
+    /// more than an hour.
     #[must_use]
     #[track_caller]
     pub fn probe_after(self, shortest: Duration, longest: Duration) -> Self {
-        or_panic(self.try_probe_after(shortest, longest))
-    }
-
-    /// Like [`probe_after`](Self::probe_after), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `shortest` is less than a millisecond, or if `longest` is less than
-    /// `shortest` or more than an hour.
-    pub fn try_probe_after(self, shortest: Duration, longest: Duration) -> Result<Self, ConfigError> {
-        if shortest < Duration::from_millis(1) || longest < shortest || longest > Duration::from_secs(3_600) {
-            return Err(ConfigError::new(format!(
-                "invalid probe times {shortest:?} and {longest:?}: the first must be at least 1 ms, the second at \
-                 least the first and at most 1 hour, for example Duration::from_millis(100) and \
-                 Duration::from_secs(1)"
-            )));
-        }
-        Ok(self.with_settings(Settings { shortest, longest, ..self.0.circuit.settings() }))
+        assert!(
+            Duration::from_millis(1) <= shortest && shortest <= longest && longest <= Duration::from_secs(3_600),
+            "invalid probe times {shortest:?} and {longest:?}: the first must be at least 1 ms, the second at least \
+             the first and at most 1 hour, for example Duration::from_millis(100) and Duration::from_secs(1)"
+        );
+        self.with_settings(Settings { shortest, longest, ..self.0.circuit.settings() })
     }
 
     fn with_settings(&self, settings: Settings) -> Self {
@@ -190,7 +152,7 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
 }
 
 impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
-    type Error = BreakerError;
+    type Error = StorageError;
     type DecideFuture = Deciding<P, F>;
     type UpdateFuture = Changing<P, F>;
 
@@ -234,6 +196,26 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
             }
             (DecisionSource::Fallback, decision) => Changing::empty()
                 .fallback(&self.0, policy, |fallback, divided| fallback.refund(divided, key, &decision)),
+        }
+    }
+
+    /// Checks the primary. It calls the primary even if the breaker is open, and does not change the
+    /// breaker's state.
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        self.0.primary.check()
+    }
+
+    /// Clears the primary and the fallback. Returns the number of keys that were removed from the
+    /// primary, or the primary's error.
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        let primary = self.0.primary.clear_all();
+        let fallback = self.0.fallback.as_ref().map(|fallback| fallback.storage.clear_all());
+        async move {
+            let cleared = primary.await;
+            match fallback {
+                Some(fallback) => fallback.await.and(cleared),
+                None => cleared,
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Log events (feature `tracing`) and metrics (feature `metrics`) of the breakers.
 
-use std::error::Error;
+use crate::storage::StorageError;
 
 /// The name of the counter of decisions, by storage.
 #[cfg(feature = "metrics")]
@@ -10,9 +10,9 @@ pub(crate) const PATHS: &str = "ratelimit_path_total";
 #[cfg(feature = "metrics")]
 const OPEN: &str = "ratelimit_breakers_open";
 
-pub(super) fn opened(failures: u32, error: &(dyn Error + 'static)) {
+pub(super) fn opened(failures: u32, error: &StorageError) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(failures, error, "circuit breaker opened");
+    tracing::warn!(failures, error = crate::error::chain(error), "circuit breaker opened");
     #[cfg(feature = "metrics")]
     metrics::gauge!(OPEN).increment(1.0);
     let _ = (failures, error);

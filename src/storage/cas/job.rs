@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use super::error::CasError;
+use super::error;
+use crate::storage::StorageError;
 use crate::{Decision, Policy, Timestamp};
 
 /// The retry time of a contended hit, in microseconds.
@@ -19,7 +20,7 @@ const RETRY_AFTER: u64 = 20_000;
 const ATTEMPTS: u32 = 24;
 
 /// The result of a job. Only a hit has a decision.
-pub(super) type Answer = Result<Option<Decision>, CasError>;
+pub(super) type Answer = Result<Option<Decision>, StorageError>;
 
 #[derive(Clone, Debug)]
 pub(in crate::storage) enum Command {
@@ -100,6 +101,11 @@ impl Job {
         (stage.contended, stage.sent) = (Some(at), false);
     }
 
+    /// Records that no swap with this job was stored.
+    pub(super) fn take_back(&self) {
+        self.progress.lock().sent = false;
+    }
+
     /// Returns the job if it can still be executed in time, assuming that a round trip takes
     /// `trip`.
     ///
@@ -142,7 +148,7 @@ impl Waiting {
     /// Waits for the answer until the deadline.
     pub(super) async fn answer(mut self) -> Answer {
         match timeout_at(self.deadline, &mut self.reply).await {
-            Ok(answer) => answer.unwrap_or_else(|_| Err(CasError::ended())),
+            Ok(answer) => answer.unwrap_or_else(|_| Err(error::cancelled())),
             Err(_) => self.leave(),
         }
     }
@@ -162,9 +168,9 @@ impl Waiting {
 /// error and not a refusal, because a refusal spends nothing.
 fn unfinished_answer(policy: &Policy, command: &Command, stage: &Stage) -> Answer {
     match (stage.contended, command) {
-        _ if stage.sent => Err(CasError::late(true)),
+        _ if stage.sent => Err(error::late(true)),
         (Some(at), Command::Hit(cost)) => Ok(Some(policy.refuse(at, *cost, RETRY_AFTER).contended())),
-        (Some(_), _) => Err(CasError::contended()),
-        (None, _) => Err(CasError::late(false)),
+        (Some(_), _) => Err(error::contended()),
+        (None, _) => Err(error::late(false)),
     }
 }

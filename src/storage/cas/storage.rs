@@ -8,20 +8,19 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::error::CasError;
 use super::job::{Answer, Command, Job};
 use super::shared::{CasShared, Time};
 use super::skew::{self, MAX_SKEW, Skew};
 use super::worker::Worker;
-use super::{CasStorage, max_len};
+use super::{CasStorage, error, max_len};
 use crate::error::or_panic;
 use crate::storage::deadline::{self, DEADLINE};
-use crate::storage::{Clock, Storage, StorageRequest, names, text};
+use crate::storage::{Clock, Storage, StorageError, StorageRequest, names, text};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
 /// The largest number of log entries of a key on memcached and etcd, unless long logs are allowed.
 /// That is 19 kB.
-#[cfg(any(feature = "memcached", feature = "etcd"))]
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 const LONGEST_LOG: u32 = 1_000;
 
 /// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.
@@ -49,7 +48,7 @@ const LONGEST_LOG: u32 = 1_000;
 ///
 /// # Errors
 ///
-/// Decisions, refunds and clears fail with [`CasError`] if the store fails or does not reply in
+/// Decisions, refunds and clears fail with [`StorageError`] if the store fails or does not reply in
 /// time. A swap without a reply is not retried, because a retry could count twice. A refund or a
 /// clear also fails if it loses every race.
 #[derive(Clone)]
@@ -69,7 +68,7 @@ impl<S: CasStorage> Cas<S> {
 
     /// Rejects policies that can keep more than 1,000 log entries of a key. Each hit loads and
     /// stores the whole log, so a long log dominates the cost of a remote store.
-    #[cfg(any(feature = "memcached", feature = "etcd"))]
+    #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(in crate::storage) fn without_long_logs(self) -> Self {
         Self { longest_log: Some(LONGEST_LOG), ..self }
     }
@@ -79,21 +78,11 @@ impl<S: CasStorage> Cas<S> {
     /// # Panics
     ///
     /// Panics if `deadline` is less than a millisecond or more than an hour.
-    /// [`try_deadline`](Self::try_deadline) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn deadline(self, deadline: Duration) -> Self {
-        or_panic(self.try_deadline(deadline))
-    }
-
-    /// Like [`deadline`](Self::deadline), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `deadline` is less than a millisecond or more than an hour.
-    pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
-        deadline::checked(deadline)?;
-        Ok(Self { deadline, ..self })
+        or_panic(deadline::checked(deadline));
+        Self { deadline, ..self }
     }
 
     /// Sets the clock. Defaults to the store's clock, or this machine's clock if the store reports
@@ -112,22 +101,12 @@ impl<S: CasStorage> Cas<S> {
     ///
     /// # Panics
     ///
-    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an
-    /// error instead.
+    /// Panics if `max_skew` is more than a day.
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
-        or_panic(self.try_max_skew(max_skew))
-    }
-
-    /// Like [`max_skew`](Self::max_skew), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `max_skew` is more than a day.
-    pub fn try_max_skew(self, max_skew: Duration) -> Result<Self, ConfigError> {
-        let shared = self.shared.with(None, skew::checked(max_skew)?);
-        Ok(Self { shared: Arc::new(shared), ..self })
+        let shared = self.shared.with(None, or_panic(skew::checked(max_skew)));
+        Self { shared: Arc::new(shared), ..self }
     }
 
     /// Returns the store.
@@ -136,7 +115,7 @@ impl<S: CasStorage> Cas<S> {
     }
 
     /// Returns the number of keys with a worker.
-    #[cfg(any(feature = "memcached", feature = "etcd"))]
+    #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(in crate::storage) fn busy_keys(&self) -> usize {
         self.shared.queues.len()
     }
@@ -146,7 +125,7 @@ impl<S: CasStorage> Cas<S> {
         let (shared, policy, name, timeout) =
             (Arc::clone(&self.shared), policy.clone(), names::of(policy, key), self.deadline);
         async move {
-            let runtime = Handle::try_current().map_err(|_| CasError::no_runtime())?;
+            let runtime = Handle::try_current().map_err(|_| error::no_runtime())?;
             let place = (runtime.id(), name.into());
             let (job, waiting) = Job::new(&policy, command, timeout);
             if shared.queues.add(&place, job) {
@@ -157,14 +136,17 @@ impl<S: CasStorage> Cas<S> {
     }
 
     /// Decides without storing. Loads the state without waiting for queued jobs.
-    fn peek(&self, request: StorageRequest<'_>) -> impl Future<Output = Result<Decision, CasError>> + Send + use<S> {
+    fn peek(
+        &self,
+        request: StorageRequest<'_>,
+    ) -> impl Future<Output = Result<Decision, StorageError>> + Send + use<S> {
         let (shared, deadline) = (Arc::clone(&self.shared), self.deadline);
         let StorageRequest { policy, key, op, cost } = request;
         let (policy, name) = (policy.clone(), names::of(policy, key));
         async move {
-            Handle::try_current().map_err(|_| CasError::no_runtime())?;
-            let loaded = timeout(deadline, shared.store.load(&name)).await.map_err(|_| CasError::late(false))?;
-            let loaded = loaded.map_err(CasError::loading)?;
+            Handle::try_current().map_err(|_| error::no_runtime())?;
+            let loaded = timeout(deadline, shared.store.load(&name)).await.map_err(|_| error::late(false))?;
+            let loaded = loaded.map_err(|error| StorageError::from_boxed(error).uncounted())?;
             let view = shared.view(&loaded);
             Ok(policy.decide(&mut text::read(&policy, &view.states), view.at, op, cost))
         }
@@ -172,19 +154,19 @@ impl<S: CasStorage> Cas<S> {
 }
 
 impl<S: CasStorage> Storage for Cas<S> {
-    type Error = CasError;
-    type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, CasError>> + Send>>;
-    type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), CasError>> + Send>>;
+    type Error = StorageError;
+    type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, StorageError>> + Send>>;
+    type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), StorageError>> + Send>>;
 
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
         if let Err(error) = self.validate(request.policy) {
-            return Box::pin(async { Err(CasError::too_long(error)) });
+            return Box::pin(async { Err(StorageError::unsupported_policy(error)) });
         }
         if request.op == Op::Peek || request.cost == 0 {
             return Box::pin(self.peek(request));
         }
         let answer = self.execute(request.policy, request.key, Command::Hit(request.cost));
-        Box::pin(async { answer.await?.ok_or_else(CasError::ended) })
+        Box::pin(async { answer.await?.ok_or_else(error::cancelled) })
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
@@ -198,6 +180,15 @@ impl<S: CasStorage> Storage for Cas<S> {
         }
         let answer = self.execute(policy, key, Command::Refund(Box::new(decision.clone())));
         Box::pin(async { answer.await.map(drop) })
+    }
+
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        let (store, deadline) = (self.store().clone(), self.deadline);
+        async move {
+            Handle::try_current().map_err(|_| error::no_runtime())?;
+            let checked = timeout(deadline, store.check()).await.map_err(|_| error::check_timed_out())?;
+            checked.map_err(|error| StorageError::from_boxed(error).uncounted())
+        }
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

@@ -2,15 +2,15 @@
 
 use std::pin::Pin;
 
-use super::{EtcdStorage, EtcdStorageError};
+use super::EtcdStorage;
 use crate::storage::net::overloaded;
-use crate::storage::{CasError, Storage, StorageRequest};
+use crate::storage::{Storage, StorageError, StorageRequest};
 use crate::{ConfigError, Decision, Key, Policy};
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, EtcdStorageError>> + Send>>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
 
 impl Storage for EtcdStorage {
-    type Error = EtcdStorageError;
+    type Error = StorageError;
     type DecideFuture = BoxFuture<Decision>;
     type UpdateFuture = BoxFuture<()>;
 
@@ -18,29 +18,29 @@ impl Storage for EtcdStorage {
         if let Some(error) = self.store.members.overload(self.cas.busy_keys()) {
             return Box::pin(overloaded(error, self.store.deadline));
         }
-        self.with_storage_error(self.cas.decide(request))
+        self.cas.decide(request)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        self.with_storage_error(self.cas.clear(policy, key))
+        self.cas.clear(policy, key)
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        self.with_storage_error(self.cas.refund(policy, key, decision))
+        self.cas.refund(policy, key, decision)
+    }
+
+    /// Checks that etcd replies, and that the user may read.
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        self.cas.check()
+    }
+
+    /// Deletes all keys with the prefix in one call. After a timeout, etcd may have deleted them.
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        let store = self.store.clone();
+        async move { store.delete_all().await }
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.cas.validate(policy)
-    }
-}
-
-impl EtcdStorage {
-    /// Converts the errors of [`Cas`](crate::storage::Cas).
-    fn with_storage_error<T>(
-        &self,
-        result: impl Future<Output = Result<T, CasError>> + Send + 'static,
-    ) -> BoxFuture<T> {
-        let members = self.store.members.clone();
-        Box::pin(async move { result.await.map_err(|error| EtcdStorageError::from_cas(&members.names(), error)) })
     }
 }

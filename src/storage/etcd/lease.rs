@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::error::EtcdStorageError;
 use super::link::Members;
 use super::wire::LeaseGrant;
+use crate::storage::StorageError;
 use crate::storage::net::{Reconnecting, Usable};
 
 /// The shortest step, in seconds, to which the end of a lease is rounded up.
@@ -31,7 +31,7 @@ const MAX_KEYS: u32 = 5_000;
 pub(super) struct Leases {
     /// The origin of all ends. It differs between processes, so their leases end at different times.
     origin: Instant,
-    granted: Mutex<HashMap<LeaseEnd, Arc<Reconnecting<Lease, EtcdStorageError>>>>,
+    granted: Mutex<HashMap<LeaseEnd, Arc<Reconnecting<Lease>>>>,
 }
 
 /// A lease that has been granted.
@@ -74,7 +74,7 @@ impl LeaseEnd {
 
 /// A lease for one key.
 pub(super) struct KeyLease {
-    source: Arc<Reconnecting<Lease, EtcdStorageError>>,
+    source: Arc<Reconnecting<Lease>>,
     lease: Arc<Lease>,
 }
 
@@ -100,7 +100,7 @@ impl Leases {
         keep: Duration,
         members: &Members,
         deadline: Instant,
-    ) -> Result<KeyLease, EtcdStorageError> {
+    ) -> Result<KeyLease, StorageError> {
         let now = self.origin.elapsed();
         let end = LeaseEnd::for_key(now, keep);
         let source = self.source(end, now, members);
@@ -117,7 +117,7 @@ impl Leases {
         Ok(KeyLease { source, lease })
     }
 
-    fn source(&self, end: LeaseEnd, now: Duration, members: &Members) -> Arc<Reconnecting<Lease, EtcdStorageError>> {
+    fn source(&self, end: LeaseEnd, now: Duration, members: &Members) -> Arc<Reconnecting<Lease>> {
         let mut granted = self.granted.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(source) = granted.get(&end) {
             return Arc::clone(source);

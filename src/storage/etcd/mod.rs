@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-pub use self::error::EtcdStorageError;
 use self::lease::Leases;
 use self::link::Members;
 use self::store::Store;
@@ -22,7 +21,7 @@ use crate::error::or_panic;
 use crate::storage::cas::skew;
 use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
-use crate::storage::{Cas, Clock, deadline};
+use crate::storage::{Cas, Clock, StorageError, deadline};
 
 /// Shares rate limit states between processes in etcd (3.4 or later).
 ///
@@ -73,9 +72,9 @@ use crate::storage::{Cas, Clock, deadline};
 ///
 /// # Errors
 ///
-/// Calls fail with [`EtcdStorageError`] if etcd is unreachable, rejects the call, or does not reply
+/// Calls fail with [`StorageError`] if etcd is unreachable, rejects the call, or does not reply
 /// within the timeout. A swap that was sent is not retried, because etcd may have executed it: see
-/// [`may_have_counted`](EtcdStorageError::may_have_counted).
+/// [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct EtcdStorage {
     store: Store,
@@ -120,23 +119,12 @@ impl EtcdStorage {
     /// # Panics
     ///
     /// Panics if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
-    /// [`try_prefix`](Self::try_prefix) returns an error instead.
     #[must_use]
     #[track_caller]
-    pub fn prefix(self, prefix: &str) -> Self {
-        or_panic(self.try_prefix(prefix))
-    }
-
-    /// Like [`prefix`](Self::prefix), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{`
-    /// or `}`.
-    pub fn try_prefix(mut self, prefix: &str) -> Result<Self, ConfigError> {
-        checked_prefix(prefix)?;
+    pub fn prefix(mut self, prefix: &str) -> Self {
+        or_panic(checked_prefix(prefix));
         self.store.prefix = prefix.into();
-        Ok(self.rebuild_cas())
+        self.rebuild_cas()
     }
 
     /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
@@ -144,22 +132,12 @@ impl EtcdStorage {
     /// # Panics
     ///
     /// Panics if `deadline` is less than a millisecond or more than an hour.
-    /// [`try_deadline`](Self::try_deadline) returns an error instead.
     #[must_use]
     #[track_caller]
-    pub fn deadline(self, deadline: Duration) -> Self {
-        or_panic(self.try_deadline(deadline))
-    }
-
-    /// Like [`deadline`](Self::deadline), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `deadline` is less than a millisecond or more than an hour.
-    pub fn try_deadline(mut self, deadline: Duration) -> Result<Self, ConfigError> {
-        deadline::checked(deadline)?;
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        or_panic(deadline::checked(deadline));
         self.store.deadline = deadline;
-        Ok(self.rebuild_cas())
+        self.rebuild_cas()
     }
 
     /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By
@@ -181,21 +159,11 @@ impl EtcdStorage {
     ///
     /// # Panics
     ///
-    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an
-    /// error instead.
+    /// Panics if `max_skew` is more than a day.
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
-        or_panic(self.try_max_skew(max_skew))
-    }
-
-    /// Like [`max_skew`](Self::max_skew), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `max_skew` is more than a day.
-    pub fn try_max_skew(self, max_skew: Duration) -> Result<Self, ConfigError> {
-        Ok(Self { max_skew: skew::checked(max_skew)?, ..self }.rebuild_cas())
+        Self { max_skew: or_panic(skew::checked(max_skew)), ..self }.rebuild_cas()
     }
 
     /// Replaces the system clock. For tests (feature `testing`).
@@ -212,20 +180,8 @@ impl EtcdStorage {
     /// # Errors
     ///
     /// Returns the last error when `timeout` has passed.
-    pub async fn ready(&self, timeout: Duration) -> Result<(), EtcdStorageError> {
-        until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.store.check(deadline)).await
-    }
-
-    /// Deletes all keys with the prefix in one call, and returns the number of deleted keys.
-    ///
-    /// That includes the keys of other processes with the same prefix.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if etcd fails or does not reply within the [timeout](Self::deadline). After
-    /// a timeout, etcd may have deleted the keys.
-    pub async fn reset(&self) -> Result<u64, EtcdStorageError> {
-        self.store.reset().await
+    pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
+        until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.store.ping(deadline)).await
     }
 }
 

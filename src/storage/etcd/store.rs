@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::error::EtcdStorageError;
+use super::error::is_lease_not_found;
 use super::lease::Leases;
 use super::link::Members;
 use super::wire::{Compare, Delete, DeleteRange, OpKind, Put, Range, RangeResponse, Txn};
-use crate::storage::{CasStorage, Loaded, Swapped};
+use crate::storage::{CasStorage, Loaded, StorageError, Swapped};
 
 /// The longest value, in bytes. A call to etcd has at most 1,572,864 bytes, including the key. The
 /// flag `--max-request-bytes` of etcd changes that limit.
@@ -24,22 +24,16 @@ pub(super) struct Store {
 }
 
 impl CasStorage for Store {
-    type Error = EtcdStorageError;
+    type Error = StorageError;
     /// The revision of the last change, or 0 for a missing key. Revisions are never reused.
     type Version = i64;
 
-    async fn load(&self, key: &str) -> Result<Loaded<i64>, EtcdStorageError> {
+    async fn load(&self, key: &str) -> Result<Loaded<i64>, StorageError> {
         let response = self.members.call(&Range { key: self.key(key) }, self.deadline()).await;
-        response.map(loaded).map_err(EtcdStorageError::uncounted)
+        response.map(loaded).map_err(StorageError::uncounted)
     }
 
-    async fn swap(
-        &self,
-        key: &str,
-        version: &i64,
-        text: &str,
-        keep: Duration,
-    ) -> Result<Swapped<i64>, EtcdStorageError> {
+    async fn swap(&self, key: &str, version: &i64, text: &str, keep: Duration) -> Result<Swapped<i64>, StorageError> {
         let (key, deadline) = (self.key(key), self.deadline());
         let mut is_first = true;
         loop {
@@ -47,7 +41,7 @@ impl CasStorage for Store {
                 None
             } else {
                 let lease = self.leases.get(keep, &self.members, deadline).await;
-                Some(lease.map_err(EtcdStorageError::uncounted)?)
+                Some(lease.map_err(StorageError::uncounted)?)
             };
             let change = match &lease {
                 None => OpKind::Delete(Delete { key: key.clone() }),
@@ -66,11 +60,15 @@ impl CasStorage for Store {
                     return Ok(Swapped::Lost(found.map(loaded)));
                 }
                 // The lease has ended. Nothing was written, so a retry is safe.
-                (Err(error), Some(lease)) if error.is_lease_not_found() && is_first => lease.discard(),
+                (Err(error), Some(lease)) if is_lease_not_found(&error) && is_first => lease.discard(),
                 (Err(error), _) => return Err(error),
             }
             is_first = false;
         }
+    }
+
+    async fn check(&self) -> Result<(), StorageError> {
+        self.ping(self.deadline()).await
     }
 
     fn longest(&self) -> Option<usize> {
@@ -80,13 +78,13 @@ impl CasStorage for Store {
 
 impl Store {
     /// Checks that etcd replies, and that the user may read.
-    pub(super) async fn check(&self, deadline: Instant) -> Result<(), EtcdStorageError> {
+    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), StorageError> {
         let response = self.members.call(&Range { key: self.key("") }, deadline).await;
-        response.map(drop).map_err(EtcdStorageError::uncounted)
+        response.map(drop).map_err(StorageError::uncounted)
     }
 
     /// Deletes all keys of the prefix, and returns their number.
-    pub(super) async fn reset(&self) -> Result<u64, EtcdStorageError> {
+    pub(super) async fn delete_all(&self) -> Result<u64, StorageError> {
         let all = DeleteRange { key: self.key(""), end: format!("{};", self.prefix).into() };
         let response = self.members.call(&all, self.deadline()).await?;
         Ok(u64::try_from(response.deleted).unwrap_or(0))
@@ -96,8 +94,10 @@ impl Store {
         format!("{}:{key}", self.prefix).into()
     }
 
+    /// Returns the deadline of one call. It is shortly before that of `Cas`, because the error of
+    /// the call names the member.
     fn deadline(&self) -> Instant {
-        Instant::now() + self.deadline
+        Instant::now() + self.deadline * 15 / 16
     }
 }
 

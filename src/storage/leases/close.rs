@@ -10,8 +10,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::entry::{LeaseEntry, WorkerState};
-use super::error::LeaseError;
 use super::lease_table::LeaseTable;
+use crate::storage::StorageError;
 use crate::{Decision, Key, Policy, Storage};
 
 /// The most refunds in flight at once.
@@ -31,7 +31,7 @@ impl<St: Storage> LeaseTable<St> {
 
     /// Refunds all leases, and waits for the workers with a request in flight. They refund the
     /// units that they receive.
-    pub(super) async fn close(&self) -> Result<(), LeaseError> {
+    pub(super) async fn close(&self) -> Result<(), StorageError> {
         // The flag is set before the loop below takes the buckets' locks. A worker starts under its
         // bucket's lock, so later workers see the flag.
         self.closed.store(true, Ordering::SeqCst);
@@ -75,10 +75,8 @@ impl<St: Storage> LeaseTable<St> {
 impl<St: Storage> Drop for LeaseTable<St> {
     fn drop(&mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let (mut bucket, mut slices) = (0, Vec::new());
-        while self.table.visit(bucket, |entry| slices.extend(self.take_unspent(entry))) {
-            bucket += 1;
-        }
+        let mut slices = Vec::new();
+        self.table.visit_all(|entry| slices.extend(self.take_unspent(entry)));
         if !slices.is_empty() {
             let inner = self.inner.clone();
             runtime.spawn(async move { drop(refund_all(&inner, slices.into_iter()).await) });
@@ -87,7 +85,7 @@ impl<St: Storage> Drop for LeaseTable<St> {
 }
 
 /// Refunds the slices, a few at a time. Continues after a failure, and returns the first one.
-async fn refund_all<St: Storage>(inner: &St, mut slices: impl Iterator<Item = Unspent>) -> Result<(), LeaseError> {
+async fn refund_all<St: Storage>(inner: &St, mut slices: impl Iterator<Item = Unspent>) -> Result<(), StorageError> {
     let mut in_flight = Vec::<St::UpdateFuture>::new();
     let mut refunded = Ok(());
     poll_fn(|cx| {
@@ -96,7 +94,7 @@ async fn refund_all<St: Storage>(inner: &St, mut slices: impl Iterator<Item = Un
             Poll::Ready(Ok(())) => false,
             Poll::Ready(Err(error)) => {
                 if refunded.is_ok() {
-                    refunded = Err(LeaseError::storage(error));
+                    refunded = Err(StorageError::from_boxed(error));
                 }
                 false
             }

@@ -5,11 +5,10 @@ use std::mem::take;
 use tokio::runtime::Id;
 use tokio::sync::oneshot;
 
-use super::error::LeaseError;
 use super::job::Job;
 use super::lease::Lease;
-use crate::storage::StorageRequest;
 use crate::storage::key_table::Bucket;
+use crate::storage::{StorageError, StorageRequest};
 use crate::{Decision, Key, Op, Storage, Timestamp};
 
 /// The lease of one key under one policy's name, and the callers that wait for it.
@@ -27,7 +26,7 @@ pub(super) struct LeaseEntry<St: Storage> {
     pub(super) is_uncertain: bool,
     /// Dropped when the worker ends. A worker that fails to refund after
     /// [`close`](super::Leases::close) sends the error here.
-    pub(super) when_idle: Vec<oneshot::Sender<LeaseError>>,
+    pub(super) when_idle: Vec<oneshot::Sender<StorageError>>,
 }
 
 /// The state of a key's worker.

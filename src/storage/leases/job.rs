@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::error::LeaseError;
 use super::lease_table::LeaseTable;
+use crate::storage::StorageError;
 use crate::{Decision, Key, Op, Policy, Storage};
 
 /// The action that a caller requests for a key.
@@ -21,7 +21,7 @@ pub(super) enum Command {
 
 /// The reply to a job. `None` means that a change is done, or that the caller must send its hit to
 /// the storage itself.
-pub(super) type Answer<St> = Result<Option<Reply<St>>, LeaseError>;
+pub(super) type Answer<St> = Result<Option<Reply<St>>, StorageError>;
 
 /// The job of one caller.
 pub(super) struct Job<St: Storage> {

@@ -2,7 +2,6 @@
 
 mod close;
 mod entry;
-mod error;
 mod job;
 mod lease;
 mod lease_table;
@@ -17,12 +16,11 @@ use std::task::{Context, Poll, ready};
 
 use tokio::sync::oneshot;
 
-pub use self::error::LeaseError;
+use self::entry::LeaseEntry;
 use self::job::{Answer, Command};
 use self::lease_table::{InvalidateOnDrop, LeaseTable, Route};
-use crate::error::or_panic;
-use crate::storage::key_table::check_max_keys;
-use crate::storage::{Clock, Storage, StorageRequest, Summary, SystemClock};
+use crate::storage::key_table::assert_max_keys;
+use crate::storage::{Clock, Storage, StorageError, StorageErrorKind, StorageRequest, Summary, SystemClock};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
 /// Leases units of a fixed window from the storage, a slice at a time, and spends them locally. Use
@@ -69,7 +67,7 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// # Errors
 ///
-/// If the storage fails, all hits that wait for the request fail with the same [`LeaseError`]. A
+/// If the storage fails, all hits that wait for the request fail with the same [`StorageError`]. A
 /// hit can wait for two timeouts of the storage: for the request in flight, and for its own. With a
 /// fallback inside, it can wait for a third one.
 #[derive(Clone)]
@@ -83,22 +81,11 @@ impl<St: Storage> Leases<St> {
     ///
     /// # Panics
     ///
-    /// Panics if `slice` is 0. [`try_new`](Self::try_new) returns an error instead.
+    /// Panics if `slice` is 0.
     #[track_caller]
     pub fn new(storage: St, slice: u32) -> Self {
-        or_panic(Self::try_new(storage, slice))
-    }
-
-    /// Like [`new`](Self::new), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `slice` is 0.
-    pub fn try_new(storage: St, slice: u32) -> Result<Self, ConfigError> {
-        if slice == 0 {
-            return Err(ConfigError::new("invalid slice 0: a slice must be at least 1, for example 100"));
-        }
-        Ok(Self(Arc::new(LeaseTable::new(storage, slice, MAX_KEYS, Arc::new(SystemClock::new())))))
+        assert!(slice > 0, "invalid slice 0: a slice must be at least 1, for example 100");
+        Self(Arc::new(LeaseTable::new(storage, slice, MAX_KEYS, Arc::new(SystemClock::new()))))
     }
 
     /// Returns a copy with these settings and without leases.
@@ -112,23 +99,13 @@ impl<St: Storage> Leases<St> {
     ///
     /// # Panics
     ///
-    /// Panics if `max_keys` is 0 or more than 100 million. [`try_max_keys`](Self::try_max_keys)
-    /// returns an error instead.
+    /// Panics if `max_keys` is 0 or more than 100 million.
     #[must_use]
     #[track_caller]
     pub fn max_keys(self, max_keys: usize) -> Self {
-        or_panic(self.try_max_keys(max_keys))
-    }
-
-    /// Like [`max_keys`](Self::max_keys), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `max_keys` is 0 or more than 100 million.
-    pub fn try_max_keys(self, max_keys: usize) -> Result<Self, ConfigError> {
-        check_max_keys(max_keys, "10_000", "to lease nothing, remove the leases")?;
+        assert_max_keys(max_keys, "10_000", "to lease nothing, remove the leases");
         let clock = Arc::clone(&self.0.clock);
-        Ok(self.with(max_keys, clock))
+        self.with(max_keys, clock)
     }
 
     /// Sets the clock that measures the validity of slices; for tests. It need not agree with the
@@ -179,7 +156,7 @@ impl<St: Storage> Leases<St> {
     ///
     /// Returns the first error of a refund, after all refunds have been tried. Units whose refund
     /// failed are lost until their window ends.
-    pub fn close(&self) -> impl Future<Output = Result<(), LeaseError>> + Send + use<St> {
+    pub fn close(&self) -> impl Future<Output = Result<(), StorageError>> + Send + use<St> {
         let shared = Arc::clone(&self.0);
         async move { shared.close().await }
     }
@@ -212,7 +189,7 @@ fn is_leased(policy: &Policy) -> bool {
 }
 
 impl<St: Storage> Storage for Leases<St> {
-    type Error = LeaseError;
+    type Error = StorageError;
     type DecideFuture = Deciding<St>;
     type UpdateFuture = Change<St>;
 
@@ -253,6 +230,21 @@ impl<St: Storage> Storage for Leases<St> {
         }
         let route = self.0.put_back(policy, key, decision).unwrap_or(Route::Inner);
         self.change(route, |inner| inner.refund(policy, key, decision))
+    }
+
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        self.0.inner.check()
+    }
+
+    /// Drops all leases too.
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        let forget = ForgetOnDrop(Arc::clone(&self.0));
+        let cleared = self.0.inner.clear_all();
+        async move {
+            let cleared = cleared.await;
+            drop(forget);
+            cleared
+        }
     }
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
@@ -312,7 +304,7 @@ impl<St: Storage> OwnedRequest<St> {
 }
 
 impl<St: Storage> Future for Deciding<St> {
-    type Output = Result<Decision, LeaseError>;
+    type Output = Result<Decision, StorageError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
@@ -320,17 +312,22 @@ impl<St: Storage> Future for Deciding<St> {
                 Progress::Local(decision) => {
                     return Poll::Ready(Ok(decision.take().expect("`Deciding` polled after completion")));
                 }
-                Progress::Inner(decided) => return Pin::new(decided).poll(cx).map_err(LeaseError::storage),
+                Progress::Inner(decided) => return Pin::new(decided).poll(cx).map_err(StorageError::from_boxed),
                 Progress::Wait(answer, request) => match ready!(Pin::new(answer).poll(cx)) {
-                    Ok(Ok(Some(given))) => return Poll::Ready(given.claim().ok_or_else(LeaseError::cancelled)),
+                    Ok(Ok(Some(given))) => return Poll::Ready(given.claim().ok_or_else(cancelled)),
                     Ok(Ok(None)) => request.decide(),
                     Ok(Err(error)) => return Poll::Ready(Err(error)),
-                    Err(_) => return Poll::Ready(Err(LeaseError::cancelled())),
+                    Err(_) => return Poll::Ready(Err(cancelled())),
                 },
             };
             self.0 = Progress::Inner(decided);
         }
     }
+}
+
+fn cancelled() -> StorageError {
+    let message = "lease task was cancelled: leases on a storage with round trips need a running tokio runtime";
+    StorageError::new(StorageErrorKind::Cancelled, message)
 }
 
 /// The future of a clear or refund through [`Leases`].
@@ -346,7 +343,7 @@ enum ChangeState<St: Storage> {
 }
 
 impl<St: Storage> Future for Change<St> {
-    type Output = Result<(), LeaseError>;
+    type Output = Result<(), StorageError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Poll::Ready(match &mut self.0 {
@@ -354,13 +351,23 @@ impl<St: Storage> Future for Change<St> {
             ChangeState::Inner(done, guard) => {
                 let done = ready!(Pin::new(done).poll(cx));
                 drop(guard.take());
-                done.map_err(LeaseError::storage)
+                done.map_err(StorageError::from_boxed)
             }
             ChangeState::Wait(answer) => match ready!(Pin::new(answer).poll(cx)) {
                 Ok(answer) => answer.map(drop),
-                Err(_) => Err(LeaseError::cancelled()),
+                Err(_) => Err(cancelled()),
             },
         })
+    }
+}
+
+/// Drops all leases when a [`clear_all`](Storage::clear_all) completes or is dropped, because they
+/// may be older than it.
+struct ForgetOnDrop<St: Storage>(Arc<LeaseTable<St>>);
+
+impl<St: Storage> Drop for ForgetOnDrop<St> {
+    fn drop(&mut self) {
+        self.0.table.visit_all(LeaseEntry::forget);
     }
 }
 

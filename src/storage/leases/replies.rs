@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use super::error::LeaseError;
 use super::job::{Command, Job, Reply};
 use super::lease::{Lease, decide_locally, derive_refusal};
 use super::worker::LeaseWorker;
+use crate::storage::StorageError;
 use crate::time::micros;
 use crate::{Decision, Policy, Storage};
 
@@ -78,7 +78,7 @@ impl<St: Storage> LeaseWorker<St> {
     }
 
     /// Fails all waiting hits with the error of the storage.
-    pub(super) fn fail(&mut self, error: &LeaseError) {
+    pub(super) fn fail(&mut self, error: &StorageError) {
         for job in self.all_hits() {
             job.send(Err(error.clone()));
         }

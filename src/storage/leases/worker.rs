@@ -7,12 +7,11 @@ use tokio::runtime::Handle;
 use tokio::task::yield_now;
 
 use super::entry::LeaseEntry;
-use super::error::LeaseError;
 use super::job::{Command, Job, Reply};
 use super::lease::{Lease, decide_locally};
 use super::lease_table::LeaseTable;
-use crate::storage::StorageRequest;
 use crate::storage::key_table::TableKey;
+use crate::storage::{StorageError, StorageRequest};
 use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
 
 /// A slice is at most this part of the remaining units, or of the limit if the remaining units are
@@ -117,7 +116,7 @@ impl<St: Storage> LeaseWorker<St> {
             && let Some(hit) = lease.as_hit()
             && let Err(error) = self.shared.inner.refund(&lease.policy, &self.key, &hit).await
         {
-            let error = LeaseError::storage(error);
+            let error = StorageError::from_boxed(error);
             let closing = self.with_entry(|entry| std::mem::take(&mut entry.when_idle)).unwrap_or_default();
             for when_idle in closing {
                 drop(when_idle.send(error.clone()));
@@ -141,7 +140,7 @@ impl<St: Storage> LeaseWorker<St> {
                 inner.clear(policy, &self.key).await.map(|()| None)
             }
         };
-        job.send(answer.map_err(LeaseError::storage));
+        job.send(answer.map_err(StorageError::from_boxed));
     }
 
     /// Adds the unspent units of the lease to a decision, because the storage counts them as spent.
@@ -173,7 +172,7 @@ impl<St: Storage> LeaseWorker<St> {
             let decided = self.request_units(policy, slice).await;
             let before = self.jobs.len();
             match decided {
-                Err(error) => return self.fail(&LeaseError::storage(error)),
+                Err(error) => return self.fail(&StorageError::from_boxed(error)),
                 Ok(decision) if decision.is_from_fallback() => {
                     return self.decided_by_fallback(policy, &decision).await;
                 }

@@ -9,10 +9,10 @@ use tokio::time::Instant;
 use super::meta::{self, Cas, Reply};
 use super::node::{Node, Request};
 use super::ring::Ring;
-use super::{MemcachedStorageError, expiry, keys};
-use crate::storage::net::{self, LinkError};
+use super::{expiry, keys};
+use crate::storage::net;
 use crate::storage::url::Address;
-use crate::storage::{CasStorage, Clock, Loaded, Swapped};
+use crate::storage::{CasStorage, Clock, Loaded, StorageError, Swapped};
 
 /// The largest text in bytes. The largest item of a server is 1 MiB by default, including the key
 /// and a header. A server that gets a larger one deletes the old item, so none is sent.
@@ -61,17 +61,25 @@ impl Client {
     }
 
     /// Waits until all servers reply.
-    pub(super) async fn ready(&self, deadline: Instant) -> Result<(), MemcachedStorageError> {
+    pub(super) async fn ready(&self, deadline: Instant) -> Result<(), StorageError> {
         for node in &self.servers.nodes {
             net::until_ready(deadline, |deadline| node.ping(deadline)).await?;
         }
         Ok(())
     }
 
+    /// Checks that all servers reply.
+    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), StorageError> {
+        for node in &self.servers.nodes {
+            node.ping(deadline).await?;
+        }
+        Ok(())
+    }
+
     /// Returns an error if too many keys are busy, or if all servers are overloaded.
-    pub(super) fn overload(&self, busy: usize) -> Option<MemcachedStorageError> {
+    pub(super) fn overload(&self, busy: usize) -> Option<StorageError> {
         let max_busy = net::MOST * self.servers.nodes.len();
-        let mut error = (busy >= max_busy).then(|| MemcachedStorageError::overloaded("memcached", busy));
+        let mut error = (busy >= max_busy).then(|| StorageError::overloaded("memcached", busy));
         if error.is_some() {
             return error;
         }
@@ -89,10 +97,10 @@ impl Client {
 }
 
 impl CasStorage for Client {
-    type Error = MemcachedStorageError;
+    type Error = StorageError;
     type Version = Version;
 
-    async fn load(&self, name: &str) -> Result<Loaded<Version>, MemcachedStorageError> {
+    async fn load(&self, name: &str) -> Result<Loaded<Version>, StorageError> {
         let (key, deadline) = (keys::key(&self.prefix, name), Instant::now() + self.deadline);
         let node = self.node(&key);
         let open = node.open(deadline).await?;
@@ -116,7 +124,7 @@ impl CasStorage for Client {
         version: &Version,
         text: &str,
         keep: Duration,
-    ) -> Result<Swapped<Version>, MemcachedStorageError> {
+    ) -> Result<Swapped<Version>, StorageError> {
         let (key, deadline) = (keys::key(&self.prefix, name), Instant::now() + self.deadline);
         let node = self.node(&key);
         let open = node.open(deadline).await?;

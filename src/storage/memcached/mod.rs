@@ -1,6 +1,5 @@
 mod client;
 mod connection;
-mod error;
 mod expiry;
 mod keys;
 mod meta;
@@ -12,5 +11,4 @@ mod storage;
 mod tests;
 mod url;
 
-pub use self::error::MemcachedStorageError;
 pub use self::storage::MemcachedStorage;

@@ -9,14 +9,13 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::MemcachedStorageError;
 use super::connection::{Connection, Unanswered};
 use super::meta::{NOOP, Reply, STATS};
 use super::server_time::ServerTime;
 use crate::BoxError;
-use crate::storage::Clock;
-use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Kind, LinkError, Reconnecting, Usable, socket};
+use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Reconnecting, Usable, socket};
 use crate::storage::url::Address;
+use crate::storage::{Clock, StorageError};
 
 /// A handle on one server.
 #[derive(Clone)]
@@ -24,7 +23,7 @@ pub(super) struct Node(Arc<Inner>);
 
 struct Inner {
     address: Address,
-    connection: Arc<Reconnecting<Open, MemcachedStorageError>>,
+    connection: Arc<Reconnecting<Open>>,
     time: Arc<ServerTime>,
 }
 
@@ -79,15 +78,15 @@ impl Node {
     }
 
     /// Returns an error if too many calls are in flight at the moment.
-    pub(super) fn overload(&self) -> Option<MemcachedStorageError> {
+    pub(super) fn overload(&self) -> Option<StorageError> {
         self.0.connection.overload()
     }
 
     /// Returns an open connection. Waits for one until `deadline`.
-    pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open>, MemcachedStorageError> {
+    pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open>, StorageError> {
         let Inner { address, connection, time } = &*self.0;
         if Instant::now() >= deadline {
-            return Err(MemcachedStorageError::late(connection.name()));
+            return Err(StorageError::not_connected(connection.name()));
         }
         connection.get(deadline, || connect(address.clone(), Arc::clone(time))).await
     }
@@ -99,38 +98,42 @@ impl Node {
         open: &Arc<Open>,
         request: Request,
         deadline: Instant,
-    ) -> Result<Reply, MemcachedStorageError> {
-        let error = |kind, source| MemcachedStorageError::new(kind, request.changes, self.name(), source);
+    ) -> Result<Reply, StorageError> {
         let call = self.0.connection.begin(open, deadline).await?;
         let Ok(reply) = timeout_at(deadline, open.connection.send(request.bytes)).await else {
-            return Err(error(Kind::Late { sent: true }, None));
+            return Err(StorageError::timed_out(self.name()).with_may_have_counted(request.changes));
         };
         call.answered();
-        match reply {
+        let error = match reply {
             Ok(Reply::Refused(mut why)) => {
                 if why.contains("too large") {
                     why.push_str(" (start it with a larger -I, or use a strategy without a log)");
                 }
                 // Other messages may come from a proxy, which may have forwarded the request.
                 let is_from_memcached = ["out of memory", "too large"].iter().any(|text| why.contains(text));
-                Err(error(if is_from_memcached { Kind::Refused } else { Kind::Unexpected }, Some(why.into())))
+                if is_from_memcached {
+                    StorageError::refused(self.name(), why)
+                } else {
+                    StorageError::unexpected_reply(self.name(), why)
+                }
             }
-            Ok(Reply::Misunderstood(why)) => Err(error(Kind::Unexpected, Some(why.into()))),
-            Ok(reply) => Ok(reply),
-            Err(Unanswered::NotSent) => Err(error(Kind::Unreached, Some("connection closed".into()))),
-            Err(Unanswered::Lost(why)) => Err(error(Kind::Lost, Some(why.into()))),
-        }
+            Ok(Reply::Misunderstood(why)) => StorageError::unexpected_reply(self.name(), why),
+            Ok(reply) => return Ok(reply),
+            Err(Unanswered::NotSent) => StorageError::unreachable(self.name(), "connection closed"),
+            Err(Unanswered::Lost(why)) => StorageError::connection_lost(self.name(), why),
+        };
+        Err(if request.changes { error } else { error.uncounted() })
     }
 
     /// Returns the error of a reply that does not match its request, and closes the connection,
     /// because later replies may be mismatched too.
-    pub(super) fn unexpected(&self, open: &Arc<Open>, changes: bool, reply: &Reply) -> MemcachedStorageError {
+    pub(super) fn unexpected(&self, open: &Arc<Open>, changes: bool, reply: &Reply) -> StorageError {
         self.0.connection.give_up(open, None);
-        MemcachedStorageError::new(Kind::Unexpected, changes, self.name(), Some(reply.word().into()))
+        StorageError::unexpected_reply(self.name(), reply.word()).with_may_have_counted(changes)
     }
 
     /// Checks that the server replies.
-    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), MemcachedStorageError> {
+    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), StorageError> {
         let open = self.open(deadline).await?;
         let noop = Request { bytes: NOOP.to_vec(), changes: false };
         match self.send(&open, noop, deadline).await? {
@@ -146,7 +149,7 @@ impl Node {
 
 /// Opens a connection, and waits for the first reply. A server that hangs, or that has too many
 /// connections, still accepts TCP connections.
-async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, MemcachedStorageError> {
+async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, StorageError> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let connected = async {
         let connection = match &address {
@@ -168,7 +171,7 @@ async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, Memcac
     };
     let connected: Result<Result<Open, BoxError>, _> = timeout(CONNECT_WITHIN, connected).await;
     let late = |_| Err(format!("no connection within {CONNECT_WITHIN:?}").into());
-    connected.unwrap_or_else(late).map_err(|why| MemcachedStorageError::unreached(&address.to_string(), why))
+    connected.unwrap_or_else(late).map_err(|why| StorageError::unreachable(&address.to_string(), why))
 }
 
 /// Requests the server's time. Proxies that do not report one are accepted.

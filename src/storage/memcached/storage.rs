@@ -1,11 +1,11 @@
 use std::fmt;
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::MemcachedStorageError;
 use super::client::Client;
 use super::server_time::MachineClock;
 use super::url::Target;
@@ -13,7 +13,7 @@ use crate::error::or_panic;
 use crate::storage::cas::skew;
 use crate::storage::net::overloaded;
 use crate::storage::url::checked_prefix;
-use crate::storage::{Cas, Clock, Storage, StorageRequest, deadline};
+use crate::storage::{Cas, Clock, Storage, StorageError, StorageErrorKind, StorageRequest, deadline};
 use crate::{ConfigError, Decision, Key, Policy};
 
 /// A storage that shares states between processes on memcached servers (1.6.10 or later).
@@ -65,9 +65,9 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///
 /// # Errors
 ///
-/// Calls fail with [`MemcachedStorageError`] if a server fails or does not reply within the
+/// Calls fail with [`StorageError`] if a server fails or does not reply within the
 /// timeout. A state that was sent is not sent again, because the server may have stored it: see
-/// [`may_have_counted`](MemcachedStorageError::may_have_counted).
+/// [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct MemcachedStorage {
     client: Client,
@@ -115,22 +115,11 @@ impl MemcachedStorage {
     /// # Panics
     ///
     /// Panics if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
-    /// [`try_prefix`](Self::try_prefix) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn prefix(self, prefix: &str) -> Self {
-        or_panic(self.try_prefix(prefix))
-    }
-
-    /// Like [`prefix`](Self::prefix), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{`
-    /// or `}`.
-    pub fn try_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
-        checked_prefix(prefix)?;
-        Ok(Self { prefix: prefix.into(), ..self }.rebuild())
+        or_panic(checked_prefix(prefix));
+        Self { prefix: prefix.into(), ..self }.rebuild()
     }
 
     /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
@@ -138,21 +127,11 @@ impl MemcachedStorage {
     /// # Panics
     ///
     /// Panics if `deadline` is less than a millisecond or more than an hour.
-    /// [`try_deadline`](Self::try_deadline) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn deadline(self, deadline: Duration) -> Self {
-        or_panic(self.try_deadline(deadline))
-    }
-
-    /// Like [`deadline`](Self::deadline), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `deadline` is less than a millisecond or more than an hour.
-    pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
-        deadline::checked(deadline)?;
-        Ok(Self { deadline, ..self }.rebuild())
+        or_panic(deadline::checked(deadline));
+        Self { deadline, ..self }.rebuild()
     }
 
     /// Allows policies that can keep more than 1,000 log entries per key. By default they are
@@ -172,21 +151,11 @@ impl MemcachedStorage {
     ///
     /// # Panics
     ///
-    /// Panics if `max_skew` is more than a day. [`try_max_skew`](Self::try_max_skew) returns an
-    /// error instead.
+    /// Panics if `max_skew` is more than a day.
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
-        or_panic(self.try_max_skew(max_skew))
-    }
-
-    /// Like [`max_skew`](Self::max_skew), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `max_skew` is more than a day.
-    pub fn try_max_skew(self, max_skew: Duration) -> Result<Self, ConfigError> {
-        Ok(Self { max_skew: skew::checked(max_skew)?, ..self }.rebuild())
+        Self { max_skew: or_panic(skew::checked(max_skew)), ..self }.rebuild()
     }
 
     /// Sets the clock, instead of this machine's and the servers'. For tests (feature `testing`).
@@ -214,7 +183,7 @@ impl MemcachedStorage {
     /// # Errors
     ///
     /// Returns the last error after `timeout`.
-    pub async fn ready(&self, timeout: Duration) -> Result<(), MemcachedStorageError> {
+    pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         self.client.ready(Instant::now() + timeout.min(MAX_TIMEOUT)).await
     }
 }
@@ -222,10 +191,10 @@ impl MemcachedStorage {
 /// The longest timeout of `ready`. A later instant can overflow on some systems.
 const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 86_400);
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, MemcachedStorageError>> + Send>>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
 
 impl Storage for MemcachedStorage {
-    type Error = MemcachedStorageError;
+    type Error = StorageError;
     type DecideFuture = BoxFuture<Decision>;
     type UpdateFuture = BoxFuture<()>;
 
@@ -233,18 +202,27 @@ impl Storage for MemcachedStorage {
         if let Some(error) = self.client.overload(self.cas.busy_keys()) {
             return Box::pin(overloaded(error, self.deadline));
         }
-        let decision = self.cas.decide(request);
-        Box::pin(async { Ok(decision.await?) })
+        self.cas.decide(request)
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        let update = self.cas.clear(policy, key);
-        Box::pin(async { Ok(update.await?) })
+        self.cas.clear(policy, key)
     }
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
-        let update = self.cas.refund(policy, key, decision);
-        Box::pin(async { Ok(update.await?) })
+        self.cas.refund(policy, key, decision)
+    }
+
+    /// Checks that all servers reply.
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        let (client, timeout) = (self.client.clone(), self.deadline);
+        async move { client.ping(Instant::now() + timeout).await }
+    }
+
+    /// Fails, because memcached cannot list its keys.
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        let message = "memcached cannot list its keys; use another prefix, or empty the servers with flush_all";
+        ready(Err(StorageError::new(StorageErrorKind::Unsupported, message)))
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

@@ -9,12 +9,11 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
-use super::MemcachedStorageError;
 use super::client::{Client, Version};
 use super::server_time::MachineClock;
 use super::url::Target;
 use crate::Timestamp;
-use crate::storage::{CasStorage, Clock, Swapped};
+use crate::storage::{CasStorage, Clock, StorageError, Swapped};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -133,7 +132,7 @@ async fn text(client: &Client) -> String {
 }
 
 /// Returns `true` if the text was stored.
-async fn swap(client: &Client, key: &str, version: &Version, text: &str) -> Result<bool, MemcachedStorageError> {
+async fn swap(client: &Client, key: &str, version: &Version, text: &str) -> Result<bool, StorageError> {
     Ok(matches!(client.swap(key, version, text, DAY).await?, Swapped::Stored))
 }
 

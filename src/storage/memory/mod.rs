@@ -37,7 +37,7 @@ use self::stats::Counts;
 pub use self::stats::MemoryStats;
 use self::time::Time;
 use self::usage::{Bounds, Size, Usage};
-use super::{Storage, StorageRequest, Summary};
+use super::{Storage, StorageError, StorageRequest, Summary};
 use crate::sync::MutexGuard;
 use crate::{Decision, Key, Op, Policy};
 
@@ -157,21 +157,6 @@ impl MemoryStorage {
         self.0.try_admit(request, Mode::Admit, None)
     }
 
-    /// Removes all keys of all policies and returns their number. Concurrent hits may remain.
-    ///
-    /// ```
-    /// use tower_ratelimit::{Key, MemoryStorage, Quota, RateLimiter};
-    ///
-    /// let storage = MemoryStorage::new();
-    /// let limiter = RateLimiter::with_storage(Quota::per_day(1), storage.clone());
-    /// assert!(limiter.admit(&Key::from("alice")) && !limiter.admit(&Key::from("alice")));
-    /// assert_eq!(storage.reset(), 1);
-    /// assert!(limiter.admit(&Key::from("alice")));
-    /// ```
-    pub fn reset(&self) -> u64 {
-        self.0.forget_all()
-    }
-
     /// Returns the usage, and the number of hits that found no room.
     pub fn stats(&self) -> MemoryStats {
         self.0.counts.stats(self.0.usage.size())
@@ -237,6 +222,26 @@ impl Storage for MemoryStorage {
         // The refund may have made a key evictable.
         self.0.full_until.iter().for_each(|until| until.store(0, Ordering::Relaxed));
         ready(Ok(()))
+    }
+
+    /// Removes all keys of all policies. It is ready at once, and never fails.
+    ///
+    /// ```
+    /// use tower_ratelimit::storage::Storage;
+    /// use tower_ratelimit::{Key, MemoryStorage, Quota, RateLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::storage::StorageError> {
+    /// let storage = MemoryStorage::new();
+    /// let limiter = RateLimiter::with_storage(Quota::per_day(1), storage.clone());
+    /// assert!(limiter.admit(&Key::from("alice")) && !limiter.admit(&Key::from("alice")));
+    /// assert_eq!(storage.clear_all().await?, 1);
+    /// assert!(limiter.admit(&Key::from("alice")));
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        ready(Ok(self.0.forget_all()))
     }
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{LinkError, Reconnecting, Usable};
+use super::{Reconnecting, Usable};
+use crate::storage::StorageError;
 
 /// The largest number of calls in flight on one connection. The docs of the storages state it.
 pub(in crate::storage) const MOST: usize = 1_024;
@@ -27,7 +28,7 @@ const HALF_DEADLINES: u32 = 5;
 
 /// Returns this error after three quarters of the call's timeout. Without the delay, callers that
 /// retry at once would take all processor time from the connection.
-pub(in crate::storage) async fn overloaded<T, E>(error: E, timeout: Duration) -> Result<T, E> {
+pub(in crate::storage) async fn overloaded<T>(error: StorageError, timeout: Duration) -> Result<T, StorageError> {
     sleep(timeout * 3 / 4).await;
     Err(error)
 }
@@ -86,18 +87,18 @@ pub(in crate::storage) trait Connected: Usable {
 
 /// A call in flight. If it is dropped without a reply, it counts as silence, even if its caller
 /// left early.
-pub(in crate::storage) struct Call<'a, T: Connected + Send + Sync + 'static, E: LinkError> {
-    of: &'a Reconnecting<T, E>,
+pub(in crate::storage) struct Call<'a, T: Connected + Send + Sync + 'static> {
+    of: &'a Reconnecting<T>,
     connection: &'a Arc<T>,
     begun: Instant,
     timeout: Duration,
     is_answered: bool,
 }
 
-impl<T: Connected + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
+impl<T: Connected + Send + Sync + 'static> Reconnecting<T> {
     /// Returns an error if too many calls are in flight at the moment. Callers check this before
     /// they prepare a call, which costs more.
-    pub(in crate::storage) fn overload(&self) -> Option<E> {
+    pub(in crate::storage) fn overload(&self) -> Option<StorageError> {
         let (count, limit) = self.value().map_or_else(
             || (self.waiting.count(), MOST),
             |connection| {
@@ -105,7 +106,7 @@ impl<T: Connected + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
                 (in_flight.load(Ordering::Relaxed), limit.load(Ordering::Relaxed) / REPLIES_PER_STEP)
             },
         );
-        (count >= limit).then(|| E::overloaded(self.name(), limit))
+        (count >= limit).then(|| StorageError::overloaded(self.name(), limit))
     }
 
     /// Begins a call that times out at `deadline`.
@@ -118,13 +119,13 @@ impl<T: Connected + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
         &'a self,
         connection: &'a Arc<T>,
         deadline: Instant,
-    ) -> Result<Call<'a, T, E>, E> {
+    ) -> Result<Call<'a, T>, StorageError> {
         let Calls { in_flight, limit, .. } = connection.calls();
         let limit = limit.load(Ordering::Relaxed) / REPLIES_PER_STEP;
         if in_flight.fetch_add(1, Ordering::Relaxed) >= limit {
             in_flight.fetch_sub(1, Ordering::Relaxed);
             let timeout = deadline.saturating_duration_since(Instant::now());
-            return overloaded(E::overloaded(self.name(), limit), timeout).await;
+            return overloaded(StorageError::overloaded(self.name(), limit), timeout).await;
         }
         let begun = Instant::now();
         let timeout = deadline.saturating_duration_since(begun);
@@ -132,14 +133,14 @@ impl<T: Connected + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
     }
 }
 
-impl<T: Connected + Send + Sync + 'static, E: LinkError> Call<'_, T, E> {
+impl<T: Connected + Send + Sync + 'static> Call<'_, T> {
     /// Ends the call with a reply.
     pub(in crate::storage) fn answered(mut self) {
         self.is_answered = true;
     }
 }
 
-impl<T: Connected + Send + Sync + 'static, E: LinkError> Drop for Call<'_, T, E> {
+impl<T: Connected + Send + Sync + 'static> Drop for Call<'_, T> {
     fn drop(&mut self) {
         let calls = self.connection.calls();
         calls.in_flight.fetch_sub(1, Ordering::Relaxed);

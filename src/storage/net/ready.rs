@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::LinkError;
+use crate::storage::StorageError;
 
 /// The delay between two checks.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
@@ -18,10 +18,12 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// Returns the last error at `deadline`. A timeout does not replace an earlier error, which
 /// explains more.
-pub(in crate::storage) async fn until_ready<E, F>(deadline: Instant, check: impl Fn(Instant) -> F) -> Result<(), E>
+pub(in crate::storage) async fn until_ready<F>(
+    deadline: Instant,
+    check: impl Fn(Instant) -> F,
+) -> Result<(), StorageError>
 where
-    E: LinkError,
-    F: Future<Output = Result<(), E>>,
+    F: Future<Output = Result<(), StorageError>>,
 {
     let mut last = None;
     loop {

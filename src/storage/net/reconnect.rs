@@ -8,9 +8,10 @@ use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
+use super::CONNECT_WITHIN;
 use super::calls::{MOST, Waiters, overloaded};
 use super::race::{TRIES, race};
-use super::{CONNECT_WITHIN, LinkError};
+use crate::storage::StorageError;
 
 /// The backoff after a failed attempt. Each failure doubles it, up to [`MAX_BACKOFF`].
 const MIN_BACKOFF: Duration = Duration::from_millis(20);
@@ -29,11 +30,11 @@ const STALLED_AFTER: Duration = CONNECT_WITHIN.saturating_mul(2);
 /// There is one attempt at a time, and it continues if its callers are dropped. If its runtime ends
 /// or [stalls](STALLED_AFTER), the next caller starts another attempt. The attempt that succeeds
 /// first sets the value. No lock is held across an `await`.
-pub(in crate::storage) struct Reconnecting<T, E> {
+pub(in crate::storage) struct Reconnecting<T> {
     /// The server's address, for error messages.
     name: Box<str>,
     pub(super) waiting: Waiters,
-    state: Mutex<State<T, E>>,
+    state: Mutex<State<T>>,
 }
 
 /// A value that can become unusable, such as a closed connection.
@@ -43,13 +44,13 @@ pub(in crate::storage) trait Usable {
     }
 }
 
-struct State<T, E> {
+struct State<T> {
     value: Option<Arc<T>>,
     /// The last attempt, if it is still running.
     attempt: Option<Running>,
     attempts: u64,
     /// The error of the last attempt. Callers get it until `not_before`.
-    failure: Option<E>,
+    failure: Option<StorageError>,
     /// The earliest time of the next attempt.
     not_before: Instant,
     backoff: Duration,
@@ -65,13 +66,13 @@ struct Running {
     until: Instant,
 }
 
-enum Found<T, E> {
+enum Found<T> {
     Value(Arc<T>),
     Attempt(Running),
-    Failure(E),
+    Failure(StorageError),
 }
 
-impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
+impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
     pub(in crate::storage) fn new(name: &str) -> Arc<Self> {
         let (not_before, backoff) = (Instant::now(), MIN_BACKOFF);
         let state = State { value: None, attempt: None, attempts: 0, failure: None, not_before, backoff };
@@ -93,9 +94,9 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
         self: &Arc<Self>,
         deadline: Instant,
         make: impl Fn() -> F,
-    ) -> Result<Arc<T>, E>
+    ) -> Result<Arc<T>, StorageError>
     where
-        F: Future<Output = Result<T, E>> + Send + 'static,
+        F: Future<Output = Result<T, StorageError>> + Send + 'static,
     {
         loop {
             let mut attempt = match self.find(&make) {
@@ -105,13 +106,13 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
             };
             let Some(waiter) = self.waiting.enter() else {
                 let timeout = deadline.saturating_duration_since(Instant::now());
-                return overloaded(E::overloaded(&self.name, MOST), timeout).await;
+                return overloaded(StorageError::overloaded(&self.name, MOST), timeout).await;
             };
             // The next iteration checks whether the attempt has ended or stalled.
             let _ = timeout_at(deadline.min(attempt.until), attempt.ended.changed()).await;
             drop(waiter);
             if Instant::now() >= deadline {
-                return Err(E::late(&self.name));
+                return Err(StorageError::not_connected(&self.name));
             }
             // On a runtime that shuts down, each attempt ends before it begins. Yielding lets this
             // task end too.
@@ -124,9 +125,9 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
         self.lock().value.as_ref().filter(|value| value.is_usable()).cloned()
     }
 
-    fn find<F>(self: &Arc<Self>, make: impl Fn() -> F) -> Found<T, E>
+    fn find<F>(self: &Arc<Self>, make: impl Fn() -> F) -> Found<T>
     where
-        F: Future<Output = Result<T, E>> + Send + 'static,
+        F: Future<Output = Result<T, StorageError>> + Send + 'static,
     {
         let state = self.lock();
         if let Some(value) = state.value.as_ref().filter(|value| value.is_usable()) {
@@ -146,7 +147,7 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
     #[cfg(feature = "redis-cluster")]
     pub(in crate::storage) fn renew<F>(self: &Arc<Self>, make: impl Fn() -> F)
     where
-        F: Future<Output = Result<T, E>> + Send + 'static,
+        F: Future<Output = Result<T, StorageError>> + Send + 'static,
     {
         let state = self.lock();
         if state.attempt.is_none() && Instant::now() >= state.not_before {
@@ -156,7 +157,7 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
 
     /// Discards the value. With an `error`, callers get that error until the backoff is over.
     /// Without one, the next caller makes another value at once.
-    pub(in crate::storage) fn give_up(&self, value: &Arc<T>, error: Option<&E>) {
+    pub(in crate::storage) fn give_up(&self, value: &Arc<T>, error: Option<&StorageError>) {
         let mut state = self.lock();
         if state.value.as_ref().is_some_and(|current| Arc::ptr_eq(current, value)) {
             let discarded = state.value.take();
@@ -166,9 +167,9 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
         }
     }
 
-    fn attempt<F>(self: &Arc<Self>, mut state: MutexGuard<'_, State<T, E>>, tries: [F; TRIES]) -> Running
+    fn attempt<F>(self: &Arc<Self>, mut state: MutexGuard<'_, State<T>>, tries: [F; TRIES]) -> Running
     where
-        F: Future<Output = Result<T, E>> + Send + 'static,
+        F: Future<Output = Result<T, StorageError>> + Send + 'static,
     {
         let (running, ended) = watch::channel(());
         state.attempts += 1;
@@ -185,7 +186,7 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
         begun
     }
 
-    fn end(&self, number: u64, made: Option<Result<T, E>>) {
+    fn end(&self, number: u64, made: Option<Result<T, StorageError>>) {
         let mut state = self.lock();
         let is_last = state.attempt.take_if(|attempt| attempt.number == number).is_some();
         let has_value = state.value.as_ref().is_some_and(|value| value.is_usable());
@@ -209,28 +210,28 @@ impl<T: Usable + Send + Sync + 'static, E: LinkError> Reconnecting<T, E> {
     }
 }
 
-impl<T, E> Reconnecting<T, E> {
-    fn lock(&self) -> MutexGuard<'_, State<T, E>> {
+impl<T> Reconnecting<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Ends the attempt when its task ends, even if the runtime drops the task. Updates the state
 /// first, and then wakes the waiting callers.
-struct Attempt<T: Usable + Send + Sync + 'static, E: LinkError> {
-    of: Arc<Reconnecting<T, E>>,
+struct Attempt<T: Usable + Send + Sync + 'static> {
+    of: Arc<Reconnecting<T>>,
     number: u64,
-    made: Option<Result<T, E>>,
+    made: Option<Result<T, StorageError>>,
     _running: watch::Sender<()>,
 }
 
-impl<T: Usable + Send + Sync + 'static, E: LinkError> Drop for Attempt<T, E> {
+impl<T: Usable + Send + Sync + 'static> Drop for Attempt<T> {
     fn drop(&mut self) {
         self.of.end(self.number, self.made.take());
     }
 }
 
-impl<T, E: fmt::Debug> fmt::Debug for Reconnecting<T, E> {
+impl<T> fmt::Debug for Reconnecting<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.lock();
         let (has_value, failure) = (state.value.is_some(), &state.failure);
@@ -250,27 +251,30 @@ mod tests {
     use tokio::runtime::{Builder, Runtime};
 
     use super::*;
+    use crate::storage::StorageErrorKind;
+
+    type Attempted = Result<Made, StorageError>;
+
+    const LATE: Result<Arc<Made>, StorageErrorKind> = Err(StorageErrorKind::Timeout);
 
     #[derive(Debug, PartialEq)]
     struct Made(u32);
 
     impl Usable for Made {}
 
-    #[derive(Clone, Debug, PartialEq)]
-    struct Late;
+    async fn get<F>(
+        connection: &Arc<Reconnecting<Made>>,
+        deadline: Instant,
+        make: impl Fn() -> F,
+    ) -> Result<Arc<Made>, StorageErrorKind>
+    where
+        F: Future<Output = Attempted> + Send + 'static,
+    {
+        connection.get(deadline, make).await.map_err(|error| error.kind())
+    }
 
-    impl LinkError for Late {
-        fn late(_: &str) -> Self {
-            Self
-        }
-
-        fn overloaded(_: &str, _: usize) -> Self {
-            Self
-        }
-
-        fn is_timeout(&self) -> bool {
-            true
-        }
+    fn refused() -> StorageError {
+        StorageError::refused("it", "no")
     }
 
     fn runtime() -> Runtime {
@@ -280,21 +284,21 @@ mod tests {
     #[test]
     fn attempt_on_a_runtime_that_is_not_running_is_abandoned() {
         let (stopped, running) = (runtime(), runtime());
-        let connection = Reconnecting::<Made, Late>::new("it");
+        let connection = Reconnecting::<Made>::new("it");
         let soon = || Instant::now() + Duration::from_millis(100);
-        let late = stopped.block_on(async { connection.get(soon(), pending::<Result<Made, Late>>).await });
-        assert_eq!(late, Err(Late));
+        let late = stopped.block_on(async { get(&connection, soon(), pending::<Attempted>).await });
+        assert_eq!(late, LATE);
         running.block_on(async {
             let made = AtomicU32::new(0);
             let make = || ready(Ok(Made(made.fetch_add(1, Ordering::SeqCst))));
-            assert_eq!(connection.get(soon(), make).await, Err(Late), "the first attempt may still succeed");
-            let value = connection.get(Instant::now() + STALLED_AFTER, make).await;
+            assert_eq!(get(&connection, soon(), make).await, LATE, "the first attempt may still succeed");
+            let value = get(&connection, Instant::now() + STALLED_AFTER, make).await;
             assert_eq!(value, Ok(Arc::new(Made(0))));
         });
         // The end of the abandoned attempt changes nothing.
         drop(stopped);
         running.block_on(async {
-            let value = connection.get(soon(), pending::<Result<Made, Late>>).await;
+            let value = get(&connection, soon(), pending::<Attempted>).await;
             assert_eq!(value, Ok(Arc::new(Made(0))));
         });
     }
@@ -302,19 +306,19 @@ mod tests {
     #[test]
     fn attempt_that_succeeds_first_sets_the_value() {
         runtime().block_on(async {
-            let connection = Reconnecting::<Made, Late>::new("it");
+            let connection = Reconnecting::<Made>::new("it");
             let (release, mut released) = watch::channel(false);
             let slow = || {
                 let mut released = released.clone();
-                async move { released.wait_for(|released| *released).await.map(|_| Made(1)).map_err(|_| Late) }
+                async move { released.wait_for(|released| *released).await.map(|_| Made(1)).map_err(|_| refused()) }
             };
-            assert_eq!(connection.get(Instant::now() + STALLED_AFTER / 2, slow).await, Err(Late));
-            let fails = async || connection.get(Instant::now() + STALLED_AFTER, || ready(Err(Late))).await;
-            assert_eq!(fails().await, Err(Late));
+            assert_eq!(get(&connection, Instant::now() + STALLED_AFTER / 2, slow).await, LATE);
+            let fails = async || get(&connection, Instant::now() + STALLED_AFTER, || ready(Err(refused()))).await;
+            assert_eq!(fails().await, LATE);
             released.mark_unchanged();
             release.send_replace(true);
             let deadline = Instant::now() + STALLED_AFTER;
-            while connection.get(deadline, || ready(Err(Late))).await != Ok(Arc::new(Made(1))) {
+            while get(&connection, deadline, || ready(Err(refused()))).await != Ok(Arc::new(Made(1))) {
                 assert!(Instant::now() < deadline);
                 tokio::time::sleep(MIN_BACKOFF / 2).await;
             }

@@ -17,7 +17,7 @@ pub(super) fn of_statement(server: &str, error: Error) -> StorageError {
     };
     if code == SqlState::QUERY_CANCELED {
         let message = format!("{server} cancelled the statement at the deadline");
-        return StorageError::new(StorageErrorKind::Timeout, message).with_may_have_counted(false).with_source(Cause(error));
+        return StorageError::new(StorageErrorKind::Timeout, message).uncounted().with_source(Cause(error));
     }
     if is_missing_table(&error) {
         let message = format!("{server} has no table for the states; call migrate(), or create it");

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use deadpool_postgres::{Object, Pool, PoolError};
 use tokio::time::{Instant, timeout_at};
@@ -23,7 +24,7 @@ const POOL: &str = "PostgreSQL";
 /// A handle on the connections. Clones share them.
 #[derive(Clone)]
 pub(super) enum Link {
-    Own { settings: Settings, connections: Arc<[Arc<Reconnecting<Connection, StorageError>>]>, next: Arc<AtomicUsize> },
+    Own { settings: Settings, connections: Arc<[Arc<Reconnecting<Connection>>]>, next: Arc<AtomicUsize> },
     Pool { pool: Pool, table: Table },
 }
 
@@ -48,6 +49,16 @@ impl Link {
                 Self::own(Settings { table, ..settings.clone() }, connections.len())
             }
             Self::Pool { pool, .. } => Self::Pool { pool: pool.clone(), table },
+        }
+    }
+
+    /// Returns a link with another statement timeout. Connections of our own are opened again.
+    pub(super) fn with_deadline(&self, deadline: Duration) -> Self {
+        match self {
+            Self::Own { settings, connections, .. } => {
+                Self::own(Settings { deadline, ..settings.clone() }, connections.len())
+            }
+            Self::Pool { .. } => self.clone(),
         }
     }
 
@@ -116,7 +127,7 @@ impl Link {
 
     async fn query_own(
         settings: &Settings,
-        connection: &Arc<Reconnecting<Connection, StorageError>>,
+        connection: &Arc<Reconnecting<Connection>>,
         statement: Statement,
         params: Params<'_>,
         deadline: Instant,
@@ -159,7 +170,7 @@ impl Link {
 async fn from_pool(pool: &Pool, deadline: Instant) -> Result<Object, StorageError> {
     let Ok(object) = timeout_at(deadline, pool.get()).await else {
         let message = "no connection from the pool within the deadline: all are in use, or the server cannot be reached";
-        return Err(StorageError::new(StorageErrorKind::Timeout, message).with_may_have_counted(false));
+        return Err(StorageError::new(StorageErrorKind::Timeout, message).uncounted());
     };
     object.map_err(of_pool)
 }
@@ -169,7 +180,7 @@ fn of_pool(error: PoolError) -> StorageError {
         PoolError::Backend(error) => StorageError::unreachable(POOL, Cause(error)),
         PoolError::Timeout(_) => {
             let message = "no connection from the pool within the pool's timeout";
-            StorageError::new(StorageErrorKind::Timeout, message).with_may_have_counted(false)
+            StorageError::new(StorageErrorKind::Timeout, message).uncounted()
         }
         other => StorageError::unreachable(POOL, other),
     }

@@ -5,45 +5,42 @@ use std::pin::Pin;
 use redis::Value;
 use tokio::time::Instant;
 
+use super::error::{is_script_missing, unexpected_script_reply};
 use super::script::{Call, Scripts};
-use super::{RedisStorage, RedisStorageError, reply, size, swap};
+use super::{RedisStorage, reply, size};
 use crate::storage::net::overloaded;
-use crate::storage::{Storage, StorageRequest};
+use crate::storage::{Storage, StorageError, StorageRequest};
 use crate::{ConfigError, Decision, Key, Policy, Timestamp};
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisStorageError>> + Send>>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
 
 impl Storage for RedisStorage {
-    type Error = RedisStorageError;
+    type Error = StorageError;
     type DecideFuture = BoxFuture<Decision>;
     type UpdateFuture = BoxFuture<()>;
 
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
         if let Err(error) = size::check(request.policy) {
-            return Box::pin(async { Err(RedisStorageError::undecided(error, false)) });
+            return Box::pin(async { Err(StorageError::unsupported_policy(error)) });
         }
         if let Some(error) = self.link.overload() {
             return Box::pin(overloaded(error, self.deadline));
         }
         let Some(call) = self.scripts.decide(&self.prefix, request, self.now()) else {
-            let decision = self.cas.decide(request);
-            return Box::pin(async { decision.await.map_err(|error| swap::from_cas(&error)) });
+            return self.cas.decide(request);
         };
         let (storage, policy, key, op, cost) =
             (self.clone(), request.policy.clone(), request.key.clone(), request.op, request.cost);
         Box::pin(async move {
             let request = StorageRequest::new(&policy, &key, op, cost);
             let reply = storage.call(&call, Instant::now() + storage.deadline).await?;
-            reply::decision(request, call.reply_parts(), &reply).ok_or_else(|| {
-                RedisStorageError::unexpected_reply("the server", format!("the script returned {reply:?}"))
-            })
+            reply::decision(request, call.reply_parts(), &reply).ok_or_else(|| unexpected_script_reply(&reply))
         })
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         let Some(call) = self.scripts.clear(&self.prefix, policy, key, self.now()) else {
-            let update = self.cas.clear(policy, key);
-            return Box::pin(async { update.await.map_err(|error| swap::from_cas(&error)) });
+            return self.cas.clear(policy, key);
         };
         let storage = self.clone();
         Box::pin(async move { storage.call(&call, Instant::now() + storage.deadline).await.map(drop) })
@@ -51,8 +48,7 @@ impl Storage for RedisStorage {
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         let Some(call) = self.scripts.refund(&self.prefix, policy, key, self.now(), decision) else {
-            let update = self.cas.refund(policy, key, decision);
-            return Box::pin(async { update.await.map_err(|error| swap::from_cas(&error)) });
+            return self.cas.refund(policy, key, decision);
         };
         let (storage, is_noop) = (self.clone(), decision.is_refused() || decision.cost() == 0);
         Box::pin(async move {
@@ -61,6 +57,19 @@ impl Storage for RedisStorage {
             }
             storage.call(&call, Instant::now() + storage.deadline).await.map(drop)
         })
+    }
+
+    /// Runs every command of the scripts on a temporary key, as [`ready`](RedisStorage::ready) does.
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        let storage = self.clone();
+        async move { storage.probe(Instant::now() + storage.deadline).await }
+    }
+
+    /// Visits every key on every server with `SCAN`, in steps. Each step has its own
+    /// [timeout](RedisStorage::deadline). Keys that were deleted before an error stay deleted.
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        let storage = self.clone();
+        async move { storage.delete_all().await }
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
@@ -76,9 +85,9 @@ impl RedisStorage {
     }
 
     /// Runs the script by its hash, or sends its text if the server has not cached it.
-    async fn call(&self, call: &Call, deadline: Instant) -> Result<Value, RedisStorageError> {
+    async fn call(&self, call: &Call, deadline: Instant) -> Result<Value, StorageError> {
         match self.link.run(&call.by_hash(), deadline).await {
-            Err(error) if error.is_script_missing() => self.link.run(&call.by_text(), deadline).await,
+            Err(error) if is_script_missing(&error) => self.link.run(&call.by_text(), deadline).await,
             other => other,
         }
     }

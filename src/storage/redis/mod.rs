@@ -1,11 +1,11 @@
 mod decide;
+mod delete_all;
 mod error;
 mod keys;
 mod link;
 mod probe;
 mod quote;
 mod reply;
-mod reset;
 mod script;
 mod size;
 mod swap;
@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-pub use self::error::RedisStorageError;
 use self::link::Link;
 use self::script::Scripts;
 use self::swap::SwapStore;
@@ -26,7 +25,7 @@ use crate::ConfigError;
 use crate::error::or_panic;
 use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
-use crate::storage::{Cas, Clock, deadline};
+use crate::storage::{Cas, Clock, StorageError, deadline};
 
 /// Shares rate limit states between processes on Redis (6.2 or later) or Valkey (7.2 or later).
 ///
@@ -70,9 +69,9 @@ use crate::storage::{Cas, Clock, deadline};
 ///
 /// # Errors
 ///
-/// Calls fail with [`RedisStorageError`] if the server is unreachable, refuses the command, or does
+/// Calls fail with [`StorageError`] if the server is unreachable, refuses the command, or does
 /// not reply within the timeout. A command that was sent is not retried, because the server may
-/// have executed it: see [`may_have_counted`](RedisStorageError::may_have_counted).
+/// have executed it: see [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct RedisStorage {
     link: Link,
@@ -112,22 +111,11 @@ impl RedisStorage {
     /// # Panics
     ///
     /// Panics if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
-    /// [`try_prefix`](Self::try_prefix) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn prefix(self, prefix: &str) -> Self {
-        or_panic(self.try_prefix(prefix))
-    }
-
-    /// Like [`prefix`](Self::prefix), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{`
-    /// or `}`.
-    pub fn try_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
-        checked_prefix(prefix)?;
-        Ok(Self { prefix: prefix.into(), ..self }.with_new_cas())
+        or_panic(checked_prefix(prefix));
+        Self { prefix: prefix.into(), ..self }.with_new_cas()
     }
 
     /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
@@ -135,21 +123,11 @@ impl RedisStorage {
     /// # Panics
     ///
     /// Panics if `deadline` is less than a millisecond or more than an hour.
-    /// [`try_deadline`](Self::try_deadline) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn deadline(self, deadline: Duration) -> Self {
-        or_panic(self.try_deadline(deadline))
-    }
-
-    /// Like [`deadline`](Self::deadline), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `deadline` is less than a millisecond or more than an hour.
-    pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
-        deadline::checked(deadline)?;
-        Ok(Self { deadline, ..self }.with_new_cas())
+        or_panic(deadline::checked(deadline));
+        Self { deadline, ..self }.with_new_cas()
     }
 
     /// Replaces the server's clock. For tests (feature `testing`).
@@ -166,13 +144,13 @@ impl RedisStorage {
     /// It runs every command of the scripts on a temporary key under the [prefix](Self::prefix).
     /// This detects a missing [right](crate::guide::operating#redis-rights), a renamed command, a
     /// read-only replica and a server without memory. It does not check `SCAN`, which only
-    /// [`reset`](Self::reset) needs.
+    /// [`clear_all`](crate::Storage::clear_all) needs.
     ///
     /// # Errors
     ///
     /// Returns the last error when `timeout` has passed. If the user has no right to run a command,
     /// the error names the command.
-    pub async fn ready(&self, timeout: Duration) -> Result<(), RedisStorageError> {
+    pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.probe(deadline)).await
     }
 }

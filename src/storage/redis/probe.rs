@@ -3,13 +3,14 @@
 use redis::cmd;
 use tokio::time::Instant;
 
-use super::{RedisStorage, RedisStorageError};
+use super::RedisStorage;
+use crate::storage::StorageError;
 
 const SCRIPT: &str = include_str!("script/probe.lua");
 
 impl RedisStorage {
     /// Runs each command of the scripts once on every server, on a temporary key under the prefix.
-    pub(super) async fn probe(&self, deadline: Instant) -> Result<(), RedisStorageError> {
+    pub(super) async fn probe(&self, deadline: Instant) -> Result<(), StorageError> {
         self.link.ping(deadline).await?;
         let name = |number| format!("{}:{{ready {number}}}", self.prefix);
         let hash = redis::Script::new(SCRIPT).get_hash().to_owned();

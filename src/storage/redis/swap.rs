@@ -6,10 +6,11 @@ use std::time::Duration;
 use redis::{Cmd, Value, cmd};
 use tokio::time::Instant;
 
+use super::error::unexpected_script_reply;
 use super::link::Link;
-use super::{RedisStorageError, keys, size};
+use super::{keys, size};
 use crate::Timestamp;
-use crate::storage::{Cas, CasError, CasStorage, Clock, Loaded, Swapped};
+use crate::storage::{Cas, CasStorage, Clock, Loaded, StorageError, Swapped};
 
 /// Replaces the value if it equals the first argument, and loads it otherwise.
 ///
@@ -49,14 +50,14 @@ pub(super) fn cas(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Opt
 }
 
 impl CasStorage for SwapStore {
-    type Error = RedisStorageError;
+    type Error = StorageError;
     /// The value's bytes. They may have been written by another program, and need not be UTF-8.
     type Version = Vec<u8>;
 
-    async fn load(&self, key: &str) -> Result<Loaded<Vec<u8>>, RedisStorageError> {
-        match self.run(&self.command(key)).await.map_err(RedisStorageError::uncounted)? {
+    async fn load(&self, key: &str) -> Result<Loaded<Vec<u8>>, StorageError> {
+        match self.run(&self.command(key)).await.map_err(StorageError::uncounted)? {
             Swapped::Lost(Some(loaded)) => Ok(loaded),
-            Swapped::Lost(None) | Swapped::Stored => Err(unexpected_reply(&Value::Int(1))),
+            Swapped::Lost(None) | Swapped::Stored => Err(unexpected_script_reply(&Value::Int(1))),
         }
     }
 
@@ -70,7 +71,7 @@ impl CasStorage for SwapStore {
         version: &Vec<u8>,
         text: &str,
         keep: Duration,
-    ) -> Result<Swapped<Vec<u8>>, RedisStorageError> {
+    ) -> Result<Swapped<Vec<u8>>, StorageError> {
         let mut command = self.command(key);
         command.arg(version).arg(text).arg(u64::try_from(keep.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX));
         self.run(&command).await
@@ -84,9 +85,9 @@ impl SwapStore {
         command
     }
 
-    async fn run(&self, command: &Cmd) -> Result<Swapped<Vec<u8>>, RedisStorageError> {
+    async fn run(&self, command: &Cmd) -> Result<Swapped<Vec<u8>>, StorageError> {
         let value = self.link.run(command, Instant::now() + self.deadline).await?;
-        let Value::Array(values) = &value else { return Err(unexpected_reply(&value)) };
+        let Value::Array(values) = &value else { return Err(unexpected_script_reply(&value)) };
         match values.as_slice() {
             [Value::Int(1), ..] => Ok(Swapped::Stored),
             [Value::Int(0), Value::Int(now), Value::BulkString(stored)] => {
@@ -94,23 +95,7 @@ impl SwapStore {
                 let text = String::from_utf8_lossy(stored).into_owned();
                 Ok(Swapped::Lost(Some(Loaded { text, version: stored.clone(), now })))
             }
-            _ => Err(unexpected_reply(&value)),
+            _ => Err(unexpected_script_reply(&value)),
         }
     }
-}
-
-fn unexpected_reply(reply: &Value) -> RedisStorageError {
-    RedisStorageError::unexpected_reply("the server", format!("the script returned {reply:?}"))
-}
-
-/// Converts an error of [`Cas`]. An error that came from a server is returned as it was.
-pub(super) fn from_cas(error: &CasError) -> RedisStorageError {
-    use std::error::Error;
-    if let Some(server_error) = error.source().and_then(<dyn Error>::downcast_ref::<RedisStorageError>) {
-        return server_error.clone();
-    }
-    if error.is_timeout() {
-        return RedisStorageError::timed_out("the server", error.may_have_counted());
-    }
-    RedisStorageError::undecided(error.clone(), error.may_have_counted())
 }

@@ -99,6 +99,14 @@ impl Cache {
         }
     }
 
+    /// Removes the refusals of all keys.
+    pub(super) fn invalidate_all(&self) {
+        self.table.visit_all(|entry| {
+            entry.changes += 1;
+            self.keep_only(entry, |_| false);
+        });
+    }
+
     /// Removes the refusals of a key for which `keep` returns `false`.
     fn keep_only(&self, entry: &mut KeyEntry, keep: impl FnMut(&CachedRefusal) -> bool) {
         let before = entry.refusals.len();

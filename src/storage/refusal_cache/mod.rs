@@ -10,9 +10,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use self::cache::{Cache, InFlight, Lookup};
-use crate::error::or_panic;
-use crate::storage::key_table::check_max_keys;
-use crate::storage::{Clock, Storage, StorageRequest, Summary, SystemClock};
+use crate::storage::key_table::assert_max_keys;
+use crate::storage::{Clock, Storage, StorageError, StorageRequest, Summary, SystemClock};
 use crate::time::micros;
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
@@ -86,28 +85,16 @@ impl<St: Storage> RefusalCache<St> {
     ///
     /// # Panics
     ///
-    /// Panics if `ttl` is less than a millisecond or more than a day. [`try_ttl`](Self::try_ttl)
-    /// returns an error instead.
+    /// Panics if `ttl` is less than a millisecond or more than a day.
     #[must_use]
     #[track_caller]
     pub fn ttl(self, ttl: Duration) -> Self {
-        or_panic(self.try_ttl(ttl))
-    }
-
-    /// Like [`ttl`](Self::ttl), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `ttl` is less than a millisecond or more than a day.
-    pub fn try_ttl(self, ttl: Duration) -> Result<Self, ConfigError> {
-        if !(Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&ttl) {
-            return Err(ConfigError::new(format!(
-                "invalid ttl {ttl:?}: it must be at least 1 ms and at most 1 day, for example \
-                 Duration::from_secs(1)"
-            )));
-        }
+        assert!(
+            (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&ttl),
+            "invalid ttl {ttl:?}: it must be at least 1 ms and at most 1 day, for example Duration::from_secs(1)"
+        );
         let (max_keys, clock) = (self.cache.max_keys, Arc::clone(&self.cache.clock));
-        Ok(self.with(max_keys, micros(ttl), clock))
+        self.with(max_keys, micros(ttl), clock)
     }
 
     /// Sets the maximum number of keys whose refusals are cached. Defaults to 100,000.
@@ -116,23 +103,13 @@ impl<St: Storage> RefusalCache<St> {
     ///
     /// # Panics
     ///
-    /// Panics if `max_keys` is 0 or more than 100 million. [`try_max_keys`](Self::try_max_keys)
-    /// returns an error instead.
+    /// Panics if `max_keys` is 0 or more than 100 million.
     #[must_use]
     #[track_caller]
     pub fn max_keys(self, max_keys: usize) -> Self {
-        or_panic(self.try_max_keys(max_keys))
-    }
-
-    /// Like [`max_keys`](Self::max_keys), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `max_keys` is 0 or more than 100 million.
-    pub fn try_max_keys(self, max_keys: usize) -> Result<Self, ConfigError> {
-        check_max_keys(max_keys, "100_000", "to cache no refusals, remove the cache")?;
+        assert_max_keys(max_keys, "100_000", "to cache no refusals, remove the cache");
         let (ttl, clock) = (self.cache.ttl, Arc::clone(&self.cache.clock));
-        Ok(self.with(max_keys, ttl, clock))
+        self.with(max_keys, ttl, clock)
     }
 
     /// Sets the clock that measures the age of refusals; for tests. It need not agree with the
@@ -217,6 +194,22 @@ impl<St: Storage> Storage for RefusalCache<St> {
 
     fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) -> Self::UpdateFuture {
         self.change(policy, key, |storage| storage.refund(policy, key, decision))
+    }
+
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        self.inner.check()
+    }
+
+    /// Removes all cached refusals too.
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        let invalidate = InvalidateAllOnDrop(Arc::clone(&self.cache));
+        let cleared = self.inner.clear_all();
+        self.cache.invalidate_all();
+        async move {
+            let cleared = cleared.await;
+            drop(invalidate);
+            cleared
+        }
     }
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
@@ -308,5 +301,14 @@ struct InvalidateOnDrop {
 impl Drop for InvalidateOnDrop {
     fn drop(&mut self) {
         self.cache.invalidate(&self.policy, &self.key);
+    }
+}
+
+/// Removes all refusals when a [`clear_all`](Storage::clear_all) completes or is dropped.
+struct InvalidateAllOnDrop(Arc<Cache>);
+
+impl Drop for InvalidateAllOnDrop {
+    fn drop(&mut self) {
+        self.0.invalidate_all();
     }
 }

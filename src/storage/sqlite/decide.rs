@@ -52,21 +52,27 @@ impl Storage for SqliteStorage {
         let command = Command::Refund(Box::new(decision.clone()));
         self.update(Work::Change { policy: policy.clone(), key: self.name(policy, key), command })
     }
+
+    /// Checks that the file can be written to.
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        let checked = self.call(Work::Check);
+        async move { checked.await.map(drop) }
+    }
+
+    /// Deletes all keys with the prefix in one transaction.
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        let deleted = self.call(Work::DeleteAll { prefix: Arc::clone(&self.prefix) });
+        let path = self.shared.path.clone();
+        async move {
+            match deleted.await? {
+                Answer::Done(deleted) => Ok(deleted),
+                Answer::Decided(_) => Err(error::ended(&path)),
+            }
+        }
+    }
 }
 
 impl SqliteStorage {
-    /// Deletes all keys with the prefix, and returns their number.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the file cannot be written to, or at the [timeout](Self::deadline).
-    pub async fn reset(&self) -> Result<u64, StorageError> {
-        match self.call(Work::DeleteAll { prefix: Arc::clone(&self.prefix) }).await? {
-            Answer::Done(deleted) => Ok(deleted),
-            Answer::Decided(_) => Err(error::ended(&self.shared.path)),
-        }
-    }
-
     /// Waits until the file can be written to, for at most `timeout`. Call it before the program
     /// takes traffic.
     ///

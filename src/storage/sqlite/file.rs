@@ -57,6 +57,12 @@ impl File {
         Ok(Self { connection, identity: Identity::of(path), swept: String::new() })
     }
 
+    /// Makes the disk full when the file has this number of pages.
+    #[cfg(test)]
+    pub(super) fn limit_pages(&self, pages: u32) {
+        self.connection.pragma_update(None, "max_page_count", pages).unwrap();
+    }
+
     /// Returns `true` if the path still names the opened file. SQLite would continue to write to a
     /// deleted file.
     pub(super) fn is_at(&self, path: &Path) -> bool {

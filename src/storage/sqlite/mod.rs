@@ -2,6 +2,8 @@ mod decide;
 mod error;
 mod file;
 mod job;
+#[cfg(test)]
+mod tests;
 mod transaction;
 mod url;
 mod worker;
@@ -162,22 +164,11 @@ impl SqliteStorage {
     /// # Panics
     ///
     /// Panics if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
-    /// [`try_prefix`](Self::try_prefix) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn prefix(self, prefix: &str) -> Self {
-        or_panic(self.try_prefix(prefix))
-    }
-
-    /// Like [`prefix`](Self::prefix), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{`
-    /// or `}`.
-    pub fn try_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
-        checked_prefix(prefix)?;
-        Ok(Self { prefix: prefix.into(), ..self })
+        or_panic(checked_prefix(prefix));
+        Self { prefix: prefix.into(), ..self }
     }
 
     /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
@@ -185,21 +176,11 @@ impl SqliteStorage {
     /// # Panics
     ///
     /// Panics if `deadline` is less than a millisecond or more than an hour.
-    /// [`try_deadline`](Self::try_deadline) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn deadline(self, deadline: Duration) -> Self {
-        or_panic(self.try_deadline(deadline))
-    }
-
-    /// Like [`deadline`](Self::deadline), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `deadline` is less than a millisecond or more than an hour.
-    pub fn try_deadline(self, deadline: Duration) -> Result<Self, ConfigError> {
-        deadline::checked(deadline)?;
-        Ok(Self { deadline, ..self })
+        or_panic(deadline::checked(deadline));
+        Self { deadline, ..self }
     }
 
     /// Sets the protection against a power failure. Overrides the URL. Defaults to

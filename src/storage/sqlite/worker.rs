@@ -55,6 +55,11 @@ impl Worker {
         Self { path, durability, skew: Skew::new(MAX_SKEW), file: None, unsynced: None }
     }
 
+    #[cfg(test)]
+    pub(super) fn with_file(path: PathBuf, file: File) -> Self {
+        Self { file: Some(file), ..Self::new(path, Durability::EverySecond) }
+    }
+
     pub(super) fn run(mut self, calls: &Receiver<Job>) {
         while let Some(job) = self.next(calls) {
             let mut jobs = vec![job];

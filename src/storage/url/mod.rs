@@ -1,7 +1,7 @@
 //! Parses the URLs of servers: `scheme://user:password@host:port,host/path?option=value`.
 #![cfg_attr(
-    not(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres")),
-    allow(dead_code, reason = "the URL of a file has no hosts")
+    not(any(feature = "redis", feature = "memcached", feature = "etcd")),
+    allow(dead_code, unused_imports, reason = "the URL of a file has no hosts, and PostgreSQL parses its own")
 )]
 
 mod authority;
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 pub(super) use self::authority::Authority;
 use self::authority::may_be_login;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(super) use self::options::PREFIX;
 pub(super) use self::options::{Options, checked_prefix};
 use crate::ConfigError;

@@ -1,4 +1,4 @@
-//! Real servers for tests, each on its own port: Redis, memcached and etcd.
+//! Real servers for tests, each on its own port: Redis, memcached, etcd and PostgreSQL.
 //!
 //! `TOWER_RATELIMIT_REDIS_SERVER` names another program than `redis-server`. Dropping the guard
 //! ends a server. A watchdog ends it when the test process dies.
@@ -6,6 +6,7 @@
 mod etcd;
 mod fleet;
 mod memcached;
+mod postgres;
 mod process;
 mod proxy;
 mod resp;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 pub use self::etcd::{Etcd, Member};
 pub use self::fleet::{Cluster, Sentinels};
 pub use self::memcached::Memcached;
+pub use self::postgres::Postgres;
 use self::process::Process;
 pub use self::proxy::{Mode, Proxy};
 pub use self::resp::Reply;
@@ -87,6 +89,7 @@ macro_rules! faulty_server {
 
 faulty_server!(Server);
 faulty_server!(Memcached);
+faulty_server!(Postgres);
 
 /// A cluster of one member.
 impl FaultyServer for Etcd {

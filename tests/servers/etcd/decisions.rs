@@ -114,8 +114,8 @@ fn reset_removes_the_keys_of_one_prefix() {
                 let _ = limiter.hit(&Key::from(client)).await.unwrap();
             }
         }
-        assert_eq!(AnyStorage::from(ours.clone()).reset().await.unwrap(), 10);
-        assert_eq!(ours.reset().await.unwrap(), 0);
+        assert_eq!(AnyStorage::new(ours.clone()).clear_all().await.unwrap(), 10);
+        assert_eq!(ours.clear_all().await.unwrap(), 0);
     });
     assert_eq!(etcd.all().len(), 20);
 }

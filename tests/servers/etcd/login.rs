@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use common::harness::Answer;
+use common::message;
 use common::servers::Etcd;
 use serde_json::{Value, json};
 use tower_ratelimit::Key;
@@ -37,7 +38,7 @@ async fn wrong_password_can_be_corrected() {
     user.recover().await;
     let root = with_logins(&etcd, "first");
     no_login.fail().await;
-    let error = no_login.limiter.hit(&Key::everybody()).await.unwrap_err().to_string();
+    let error = message(no_login.limiter.hit(&Key::everybody()).await.unwrap_err());
     assert!(error.contains("write etcd://user:password@"), "{error}");
     user.recover().await;
     let change = |password: &str| {
@@ -47,11 +48,11 @@ async fn wrong_password_can_be_corrected() {
     change("second");
     user.fail().await;
     let error = user.limiter.hit(&Key::everybody()).await.unwrap_err();
-    assert!(!error.may_have_counted() && !error.to_string().contains("first"), "{error}");
+    assert!(!error.may_have_counted() && !format!("{error:#}").contains("first"), "{error}");
     change("first");
     user.recover().await;
     let second_handle = storage(&format!("etcd://app:first@{}?prefix=other", etcd.hosts()));
-    let error = second_handle.ready(Duration::from_millis(300)).await.unwrap_err().to_string();
+    let error = message(second_handle.ready(Duration::from_millis(300)).await.unwrap_err());
     assert!(error.contains("permission denied"), "{error}");
 }
 

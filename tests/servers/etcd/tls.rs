@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use common::certificates::Certificates;
+use common::message;
 use common::servers::Etcd;
 use tower_ratelimit::storage::EtcdStorage;
 use tower_ratelimit::{Key, Quota, RateLimiter};
@@ -24,7 +25,7 @@ async fn only_certificates_that_the_url_names_are_trusted() {
         let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
         assert!(limiter.hit(&Key::from(scheme)).await.unwrap().is_admitted());
     }
-    let error = storage("etcds", "127.0.0.1", &other).unwrap().ready(SHORT).await.unwrap_err().to_string();
+    let error = message(storage("etcds", "127.0.0.1", &other).unwrap().ready(SHORT).await.unwrap_err());
     assert!(error.contains("certificate"), "{error}");
     let plain = EtcdStorage::new(&format!("etcd://127.0.0.1:{port}")).unwrap();
     let error = plain.ready(SHORT).await.unwrap_err();

@@ -1,20 +1,16 @@
 //! The backends of the suite: a storage, a policy, and the server that they need.
 
-use std::error::Error;
 use std::time::Duration;
 
-use common::servers::{Etcd, FaultyServer, Memcached, Server};
+use common::servers::{Etcd, FaultyServer, Memcached, Postgres, Server};
 use common::{foreign, policy};
-use tower_ratelimit::storage::{
-    EtcdStorage, EtcdStorageError, MemcachedStorage, MemcachedStorageError, RedisStorage, RedisStorageError,
-};
+use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage, StorageError};
 use tower_ratelimit::{Policy, Storage};
 
 /// A storage on one server.
 pub(crate) trait Backend: 'static {
     type Server: FaultyServer;
-    type Storage: Storage<Error = Self::Error>;
-    type Error: Failure;
+    type Storage: Storage<Error = StorageError>;
 
     /// A timeout within which a hit succeeds when nothing is wrong.
     const TIMEOUT: Duration;
@@ -36,7 +32,7 @@ pub(crate) trait Backend: 'static {
         policy(&format!("fixed-window {limit}/day; moving-window {limit}/day"))
     }
 
-    fn ready(storage: &Self::Storage, timeout: Duration) -> impl Future<Output = Result<(), Self::Error>> + Send;
+    fn ready(storage: &Self::Storage, timeout: Duration) -> impl Future<Output = Result<(), StorageError>> + Send;
 
     /// Drops the caches of the server, for example its scripts.
     fn flush_caches(_: &Self::Server) {}
@@ -51,37 +47,12 @@ pub(crate) trait CountsReplies: Backend {
     fn writes(server: &Self::Server) -> u64;
 }
 
-/// The error of a storage on a server.
-pub(crate) trait Failure: Error + Send + Sync + 'static {
-    fn is_timeout(&self) -> bool;
-    fn may_have_counted(&self) -> bool;
-}
-
-macro_rules! failure {
-    ($error:ty) => {
-        impl Failure for $error {
-            fn is_timeout(&self) -> bool {
-                self.is_timeout()
-            }
-
-            fn may_have_counted(&self) -> bool {
-                self.may_have_counted()
-            }
-        }
-    };
-}
-
-failure!(RedisStorageError);
-failure!(MemcachedStorageError);
-failure!(EtcdStorageError);
-
 /// Redis, where a script decides.
 pub(crate) struct Redis;
 
 impl Backend for Redis {
     type Server = Server;
     type Storage = RedisStorage;
-    type Error = RedisStorageError;
 
     const TIMEOUT: Duration = Duration::from_millis(100);
     const READS_FIRST: bool = false;
@@ -91,7 +62,7 @@ impl Backend for Redis {
         RedisStorage::new(&format!("redis://127.0.0.1:{port}")).unwrap().deadline(timeout)
     }
 
-    async fn ready(storage: &RedisStorage, timeout: Duration) -> Result<(), RedisStorageError> {
+    async fn ready(storage: &RedisStorage, timeout: Duration) -> Result<(), StorageError> {
         storage.ready(timeout).await
     }
 
@@ -114,7 +85,6 @@ pub(crate) struct RedisSwap;
 impl Backend for RedisSwap {
     type Server = Server;
     type Storage = RedisStorage;
-    type Error = RedisStorageError;
 
     const TIMEOUT: Duration = Duration::from_millis(200);
     const READS_FIRST: bool = true;
@@ -128,7 +98,7 @@ impl Backend for RedisSwap {
         foreign(limit)
     }
 
-    async fn ready(storage: &RedisStorage, timeout: Duration) -> Result<(), RedisStorageError> {
+    async fn ready(storage: &RedisStorage, timeout: Duration) -> Result<(), StorageError> {
         storage.ready(timeout).await
     }
 
@@ -150,7 +120,6 @@ pub(crate) struct MemcachedServer;
 impl Backend for MemcachedServer {
     type Server = Memcached;
     type Storage = MemcachedStorage;
-    type Error = MemcachedStorageError;
 
     const TIMEOUT: Duration = Duration::from_millis(200);
     const READS_FIRST: bool = true;
@@ -160,7 +129,7 @@ impl Backend for MemcachedServer {
         MemcachedStorage::new(&format!("memcached://127.0.0.1:{port}?long-logs=allow")).unwrap().deadline(timeout)
     }
 
-    async fn ready(storage: &MemcachedStorage, timeout: Duration) -> Result<(), MemcachedStorageError> {
+    async fn ready(storage: &MemcachedStorage, timeout: Duration) -> Result<(), StorageError> {
         storage.ready(timeout).await
     }
 }
@@ -179,7 +148,6 @@ pub(crate) struct EtcdMember;
 impl Backend for EtcdMember {
     type Server = Etcd;
     type Storage = EtcdStorage;
-    type Error = EtcdStorageError;
 
     const TIMEOUT: Duration = Duration::from_secs(1);
     const MARGIN: Duration = common::harness::MARGIN;
@@ -190,7 +158,29 @@ impl Backend for EtcdMember {
         EtcdStorage::new(&format!("etcd://127.0.0.1:{port}?long-logs=allow")).unwrap().deadline(timeout)
     }
 
-    async fn ready(storage: &EtcdStorage, timeout: Duration) -> Result<(), EtcdStorageError> {
+    async fn ready(storage: &EtcdStorage, timeout: Duration) -> Result<(), StorageError> {
+        storage.ready(timeout).await
+    }
+}
+
+/// A PostgreSQL, with one connection so that tests can count them.
+pub(crate) struct PostgresServer;
+
+impl Backend for PostgresServer {
+    type Server = Postgres;
+    type Storage = PostgresStorage;
+
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    const MARGIN: Duration = common::harness::MARGIN;
+    const READS_FIRST: bool = false;
+    const KEEPS_COUNTS: bool = true;
+
+    fn storage(port: u16, timeout: Duration) -> PostgresStorage {
+        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?connections=1&long-logs=allow");
+        PostgresStorage::new(&url).unwrap().deadline(timeout)
+    }
+
+    async fn ready(storage: &PostgresStorage, timeout: Duration) -> Result<(), StorageError> {
         storage.ready(timeout).await
     }
 }

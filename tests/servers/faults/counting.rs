@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::Key;
 
-use super::backend::{Backend, Failure};
+use super::backend::Backend;
 use super::{LONG, PLENTY, entry_points, limiter, recovers};
 
 on_every_backend! { [tokio::test] [await] [

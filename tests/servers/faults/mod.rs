@@ -38,7 +38,8 @@ macro_rules! on_every_backend {
     ($attribute:tt $wait:tt $tests:tt) => {
         on_backends! {
             $attribute $wait $tests
-            redis: Redis, redis_swap: RedisSwap, memcached: MemcachedServer, etcd: EtcdMember
+            redis: Redis, redis_swap: RedisSwap, memcached: MemcachedServer, etcd: EtcdMember,
+            postgres: PostgresServer
         }
     };
 }
@@ -56,6 +57,7 @@ use std::time::{Duration, Instant};
 
 use common::harness::{AGAIN, EntryPoints, within};
 use tokio::time::sleep;
+use tower_ratelimit::storage::StorageError;
 use tower_ratelimit::{Decision, Global, Key, RateLimiter};
 
 use self::backend::Backend;
@@ -80,7 +82,7 @@ fn limiter<B: Backend>(port: u16, timeout: Duration) -> RateLimiter<B::Storage> 
 }
 
 /// Makes a hit with a limiter whose timeout is [`QUICK`], and asserts that it completes in time.
-async fn quick_hit<B: Backend>(limiter: &RateLimiter<B::Storage>, key: &Key) -> Result<Decision, B::Error> {
+async fn quick_hit<B: Backend>(limiter: &RateLimiter<B::Storage>, key: &Key) -> Result<Decision, StorageError> {
     within(QUICK + B::MARGIN, limiter.hit(key)).await
 }
 
@@ -95,7 +97,7 @@ async fn recovers<B: Backend>(limiter: &RateLimiter<B::Storage>) -> Duration {
 }
 
 /// Asserts that `ready` fails within [`QUICK`]. Returns the error.
-async fn not_ready<B: Backend>(storage: &B::Storage) -> B::Error {
+async fn not_ready<B: Backend>(storage: &B::Storage) -> StorageError {
     within(QUICK + B::MARGIN, B::ready(storage, QUICK)).await.unwrap_err()
 }
 

@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use common::harness::{AGAIN, Answer, SECOND, timely};
+use common::message;
 use common::servers::{FaultyServer, Mode, Proxy};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::Key;
 
-use super::backend::{Backend, Failure};
+use super::backend::Backend;
 use super::{QUICK, entry_points, limiter, not_ready, quick_hit, ready, recovers};
 
 on_every_backend! { [tokio::test] [await] [
@@ -29,7 +30,8 @@ async fn server_may_start_after_the_storage<B: Backend>() {
     let entry_points = entry_points::<B>(server.port());
     entry_points.fail().await;
     let error = not_ready::<B>(entry_points.limiter.storage()).await;
-    assert!(error.to_string().contains(&format!("cannot reach 127.0.0.1:{}: ", server.port())), "{error}");
+    let error = message(error);
+    assert!(error.contains(&format!("cannot reach 127.0.0.1:{}: ", server.port())), "{error}");
     server.restart();
     let took = ready::<B>(entry_points.limiter.storage()).await;
     assert!(took < SECOND, "{took:?}");

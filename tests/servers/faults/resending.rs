@@ -4,7 +4,7 @@ use common::harness::used;
 use common::servers::{FaultyServer, Mode, Proxy};
 use tower_ratelimit::Key;
 
-use super::backend::{CountsReplies, Failure};
+use super::backend::CountsReplies;
 use super::{LONG, QUICK, limiter, quick_hit, recovers};
 
 on_backends! { [tokio::test] [await] [hit_is_never_sent_twice]

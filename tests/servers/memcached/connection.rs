@@ -1,7 +1,7 @@
 //! The connection to a memcached server.
 
-use common::policy;
 use common::servers::{Memcached, Server};
+use common::{message, policy};
 use tower_ratelimit::{Key, RateLimiter};
 
 use super::{LONG, not_ready, storage};
@@ -16,7 +16,7 @@ async fn server_is_reached_on_a_unix_socket() {
     storage.ready(LONG).await.unwrap();
     drop(server);
     let error = not_ready(&storage).await;
-    assert!(error.to_string().contains(&*socket.display().to_string()), "{error}");
+    assert!(format!("{error:#}").contains(&*socket.display().to_string()), "{error}");
     std::fs::remove_file(socket).unwrap();
 }
 
@@ -25,6 +25,6 @@ async fn other_server_than_memcached_is_an_error() {
     let server = Server::start(&[]);
     let storage = storage(&format!("memcached://127.0.0.1:{}", server.port()));
     let limiter = RateLimiter::with_storage(policy("fixed-window 9/day"), storage);
-    let error = limiter.hit(&Key::from("k")).await.unwrap_err().to_string();
+    let error = message(limiter.hit(&Key::from("k")).await.unwrap_err());
     assert!(error.starts_with("cannot reach 127.0.0.1:") && error.contains("not from a memcached server"), "{error}");
 }

@@ -225,6 +225,6 @@ fn server_without_cas_is_an_error_with_a_correction() {
     RUNTIME.block_on(async {
         assert!(limiter.hit(&Key::from("k")).await.unwrap().is_admitted());
         let error = limiter.hit(&Key::from("k")).await.unwrap_err();
-        assert!(error.to_string().contains("without -C"), "{error}");
+        assert!(format!("{error:#}").contains("without -C"), "{error}");
     });
 }

@@ -110,7 +110,7 @@ async fn state_that_the_server_rejects_as_too_large_is_an_error() {
     }
     assert!(set(least));
     let error = limiter.hit(&Key::from("k")).await.unwrap_err();
-    assert!(error.to_string().contains("object too large for cache (start it with a larger -I"), "{error}");
+    assert!(format!("{error:#}").contains("object too large for cache (start it with a larger -I"), "{error}");
     assert!(!error.may_have_counted());
     assert_eq!(limiter.hit(&Key::from("k")).await.unwrap().remaining(), 8, "the connection is kept");
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::harness::{DEADLINE, SECOND, within};
 use common::servers::Memcached;
-use tower_ratelimit::storage::{MemcachedStorage, MemcachedStorageError};
+use tower_ratelimit::storage::{MemcachedStorage, StorageError};
 
 /// A timeout that only a hanging test reaches.
 const LONG: Duration = Duration::from_secs(10);
@@ -29,6 +29,6 @@ fn url_of(servers: &[Memcached]) -> String {
 }
 
 /// Asserts that `ready` fails within a tenth of a second. Returns the error.
-async fn not_ready(storage: &MemcachedStorage) -> MemcachedStorageError {
+async fn not_ready(storage: &MemcachedStorage) -> StorageError {
     within(SECOND / 10 + LITTLE, storage.ready(SECOND / 10)).await.unwrap_err()
 }

@@ -16,7 +16,7 @@ async fn storage_is_ready_when_all_servers_are() {
     other.kill();
     let storage = storage(&format!("memcached://127.0.0.1:{},127.0.0.1:{}", one.port(), other.port()));
     let error = not_ready(&storage).await;
-    assert!(error.to_string().contains(&format!("cannot reach 127.0.0.1:{}: ", other.port())), "{error}");
+    assert!(format!("{error:#}").contains(&format!("cannot reach 127.0.0.1:{}: ", other.port())), "{error}");
     other.restart();
     storage.ready(LONG).await.unwrap();
     one.stop();
@@ -87,7 +87,7 @@ async fn restarted_server_loses_only_its_own_keys() {
         match limiter.peek(key).await {
             Ok(decision) => assert_eq!(decision.remaining(), 8),
             Err(error) => {
-                assert!(error.to_string().contains(&dead), "{error}");
+                assert!(format!("{error:#}").contains(&dead), "{error}");
                 failed += 1;
             }
         }

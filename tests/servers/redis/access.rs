@@ -1,8 +1,8 @@
 //! Users, passwords and databases.
 
 use common::harness::SECOND;
-use common::policy;
 use common::servers::Server;
+use common::{message, policy};
 
 use super::{PLENTY, entry_points, not_ready, ready, storage};
 
@@ -50,8 +50,8 @@ async fn url_selects_the_user_and_the_database() {
     let at = format!("127.0.0.1:{}", server.port());
     ready(&storage(&format!("redis://a%3Ab:s%20e@{at}/3"))).await;
     let error = not_ready(&storage(&format!("redis://a%3Ab:se@{at}/3"))).await;
-    assert!(error.to_string().contains("authentication failed"), "{error}");
-    let error = not_ready(&storage(&format!("valkey://{at}/99"))).await.to_string();
+    assert!(format!("{error:#}").contains("authentication failed"), "{error}");
+    let error = message(not_ready(&storage(&format!("valkey://{at}/99"))).await);
     assert!(error.contains("99") || error.contains("range"), "{error}");
     let clients = storage(&format!("redis://{at}/5"));
     ready(&clients).await;

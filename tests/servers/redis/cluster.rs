@@ -186,7 +186,7 @@ async fn moved_slots_are_followed() {
     assert_eq!(cluster.nodes[to].ask(&["DBSIZE"]).to_string(), "1", "the new node counts");
     // The second key is still on the old node.
     let error = with_log.hit(&Key::from("k")).await.unwrap_err();
-    assert!(error.to_string().contains("TRYAGAIN") && !error.may_have_counted(), "{error}");
+    assert!(format!("{error:#}").contains("TRYAGAIN") && !error.may_have_counted(), "{error}");
     let port = cluster.nodes[to].port().to_string();
     assert_eq!(cluster.nodes[from].ask(&["MIGRATE", "127.0.0.1", &port, key, "0", "1000"]).to_string(), "OK");
     assert_eq!(hit(&limiter).await, 7);

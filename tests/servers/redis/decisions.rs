@@ -324,9 +324,9 @@ fn reset_removes_the_keys_of_one_prefix() {
                 assert!(limiter.hit(&Key::from(client)).await.unwrap().is_admitted());
             }
         }
-        assert_eq!(ours.reset().await.unwrap(), 6_000);
+        assert_eq!(ours.clear_all().await.unwrap(), 6_000);
         assert_eq!(server.ask(&["DBSIZE"]), Reply::Text("6000".to_owned()));
-        assert_eq!(ours.reset().await.unwrap(), 0);
+        assert_eq!(ours.clear_all().await.unwrap(), 0);
     });
 }
 

@@ -16,7 +16,7 @@ mod url;
 use std::time::{Duration, Instant};
 
 use common::harness::{DEADLINE, EntryPoints, SECOND, within};
-use tower_ratelimit::storage::{RedisStorage, RedisStorageError};
+use tower_ratelimit::storage::{RedisStorage, StorageError};
 use tower_ratelimit::{Global, Policy};
 
 /// A timeout that only a hanging test reaches.
@@ -37,7 +37,7 @@ fn entry_points(url: &str, policy: &Policy) -> EntryPoints<RedisStorage> {
 }
 
 /// Asserts that `ready` fails within a tenth of a second. Returns the error.
-async fn not_ready(storage: &RedisStorage) -> RedisStorageError {
+async fn not_ready(storage: &RedisStorage) -> StorageError {
     within(SECOND / 10 + LITTLE, storage.ready(SECOND / 10)).await.unwrap_err()
 }
 

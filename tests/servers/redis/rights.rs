@@ -6,8 +6,8 @@ use std::time::Duration;
 use common::harness::DEADLINE;
 use common::servers::storage::RUNTIME;
 use common::servers::{Cluster, Server};
-use common::{EVERY_STRATEGY, foreign, policy};
-use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, RedisStorageError, StorageRequest};
+use common::{EVERY_STRATEGY, foreign, message, policy};
+use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageError, StorageRequest};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::{Decision, Key, Op, Policy, RateLimiter, Storage};
 
@@ -40,11 +40,11 @@ fn storage_of_the_user(server: &Server) -> RedisStorage {
 #[derive(Default)]
 struct Outcome {
     admitted: usize,
-    errors: Vec<RedisStorageError>,
+    errors: Vec<StorageError>,
 }
 
 impl Outcome {
-    fn note<T>(&mut self, result: Result<T, RedisStorageError>) -> Option<T> {
+    fn note<T>(&mut self, result: Result<T, StorageError>) -> Option<T> {
         result.map_err(|error| self.errors.push(error)).ok()
     }
 }
@@ -96,7 +96,7 @@ async fn documented_user_may_do_everything() {
         limiter.clear(&Key::from("k")).await.unwrap();
         assert!(limiter.hit(&Key::from("k")).await.unwrap().is_admitted(), "{policy}");
     }
-    assert!(storage.reset().await.unwrap() > 0);
+    assert!(storage.clear_all().await.unwrap() > 0);
     assert_eq!(server.ask(&["DBSIZE"]).to_string(), "0");
 }
 
@@ -130,7 +130,7 @@ async fn missing_right_is_an_error_and_never_admits_more() {
                 errors.extend(outcome.errors);
                 errors.extend(limiter.clear(&Key::from("k")).await.err());
             }
-            errors.extend(storage.reset().await.err());
+            errors.extend(storage.clear_all().await.err());
             // The expiry of a log is renewed only once in an eighth of its period.
             assert!(command == "pexpire" || !errors.is_empty(), "{command}");
             assert!(errors.iter().all(|error| !error.may_have_counted()), "{command}: {errors:?}");
@@ -141,7 +141,7 @@ async fn missing_right_is_an_error_and_never_admits_more() {
             if command == "scan" {
                 checked.unwrap();
             } else {
-                let error = checked.unwrap_err().to_string();
+                let error = message(checked.unwrap_err());
                 assert!(error.to_lowercase().contains(command), "{command}: {error}");
             }
         }
@@ -155,7 +155,7 @@ async fn renamed_command_is_an_error() {
         let storage = storage(&server.url());
         let outcome = hits(&storage, &policy("moving-window 6/day"), &Key::from("k")).await;
         assert!(outcome.admitted <= MOST && !outcome.errors.is_empty(), "{command}");
-        let error = storage.ready(CHECK).await.unwrap_err().to_string();
+        let error = message(storage.ready(CHECK).await.unwrap_err());
         assert!(error.contains(command), "{error}");
     }
 }
@@ -254,7 +254,7 @@ async fn missing_right_on_one_node_is_found() {
     for node in &cluster.nodes {
         assert_eq!(node.ask(&["DBSIZE"]).to_string(), "0");
         node.ask(&["ACL", "SETUSER", "ratelimit", "-setrange"]);
-        let error = storage.ready(CHECK).await.unwrap_err().to_string();
+        let error = message(storage.ready(CHECK).await.unwrap_err());
         assert!(error.contains("SETRANGE") && error.contains(&node.port().to_string()), "{error}");
         node.ask(&["ACL", "SETUSER", "ratelimit", "+setrange"]);
     }

@@ -147,6 +147,9 @@ fn error_of_a_script_is_reported_and_counts_nothing() {
     let (storage, key) = (on(&server, ManualClock::default()), Key::from("k"));
     let decided = RUNTIME.block_on(storage.decide(StorageRequest::new(&broken.into(), &key, Op::Hit, 1)));
     let error = decided.unwrap_err();
-    assert!(error.to_string().contains(" refused the command: ") && error.to_string().contains("OH no"), "{error}");
+    assert!(
+        format!("{error:#}").contains(" refused the command: ") && format!("{error:#}").contains("OH no"),
+        "{error}"
+    );
     assert!(!error.may_have_counted() && std::error::Error::source(&error).is_some());
 }

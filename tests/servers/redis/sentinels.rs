@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use common::harness::{AGAIN, SECOND, timely, within};
-use common::policy;
 use common::servers::{Sentinels, Server, wait_until};
+use common::{message, policy};
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep};
 use tower_ratelimit::{Key, RateLimiter};
@@ -36,7 +36,7 @@ async fn storage_uses_the_primary_that_sentinels_name() {
     assert!(ours(&all.servers[1]));
 
     let unknown = self::storage(&url.replace("mymaster", "other"));
-    let error = not_ready(&unknown).await.to_string();
+    let error = message(not_ready(&unknown).await);
     assert!(error.contains("does not know the service \"other\""), "{error}");
 }
 

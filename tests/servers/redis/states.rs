@@ -6,7 +6,7 @@ use std::time::Duration;
 use common::random::{Numbers, random_amount};
 use common::servers::storage::{RUNTIME, on};
 use common::servers::{Reply, Server};
-use common::{EVERY_STRATEGY, policy};
+use common::{EVERY_STRATEGY, message, policy};
 use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::testing::Model;
@@ -235,10 +235,10 @@ fn period_that_a_script_cannot_count_is_rejected_by_the_limiter() {
     let longest = Quota::per(2, Duration::from_micros(1 << 52));
     let counter = Policy::from(longest);
     let error = RateLimiter::try_with_storage(counter.clone(), storage.clone()).unwrap_err();
-    assert!(error.to_string().contains("use a period of at most 71 years"), "{error}");
+    assert!(format!("{error:#}").contains("use a period of at most 71 years"), "{error}");
     let key = Key::from("k");
     let decided = RUNTIME.block_on(storage.decide(StorageRequest::new(&counter, &key, Op::Hit, 1)));
-    assert!(decided.unwrap_err().to_string().contains("71 years"), "a policy that is chosen for a request");
+    assert!(message(decided.unwrap_err()).contains("71 years"), "a policy that is chosen for a request");
     let half = Policy::new(SlidingWindowCounter::aligned(), Quota::per(2, Duration::from_micros(1 << 51)));
     for policy in [half, Policy::new(FixedWindow::new(), longest), Policy::new(MovingWindow::new(), longest)] {
         RateLimiter::try_with_storage(policy.clone(), storage.clone()).unwrap();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tower_ratelimit::storage::RedisStorage;
 
 use common::certificates::Certificates;
+use common::message;
 use common::servers::Server;
 
 const LONG: Duration = Duration::from_secs(10);
@@ -24,7 +25,7 @@ async fn only_certificates_that_the_url_names_are_trusted() {
     for host in ["localhost", "127.0.0.1"] {
         storage(host, &ca).unwrap().ready(LONG).await.unwrap();
     }
-    let error = storage("127.0.0.1", &other).unwrap().ready(SHORT).await.unwrap_err().to_string();
+    let error = message(storage("127.0.0.1", &other).unwrap().ready(SHORT).await.unwrap_err());
     assert!(error.contains("certificate"), "{error}");
     let error =
         RedisStorage::new(&format!("redis://:secret@127.0.0.1:{port}")).unwrap().ready(SHORT).await.unwrap_err();

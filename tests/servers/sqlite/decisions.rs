@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{Durability, ManualClock, SqliteStorage};
 use tower_ratelimit::testing::StorageLaws;
-use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Policy, Quota, RateLimiter, Timestamp};
+use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Policy, Quota, RateLimiter, Storage, Timestamp};
 
 use super::{Folder, open};
 
@@ -146,9 +146,9 @@ fn reset_removes_the_keys_of_one_prefix() {
                 hit(storage, &policy, &client.to_string(), 1).await;
             }
         }
-        assert_eq!(ours.reset().await.unwrap(), 10);
-        assert_eq!(ours.reset().await.unwrap(), 0);
-        assert_eq!(longer.reset().await.unwrap(), 10);
+        assert_eq!(ours.clear_all().await.unwrap(), 10);
+        assert_eq!(ours.clear_all().await.unwrap(), 0);
+        assert_eq!(longer.clear_all().await.unwrap(), 10);
         storage.ready(Duration::from_secs(1)).await.unwrap();
     });
 }
@@ -172,4 +172,10 @@ fn error_of_an_invalid_url_has_a_correction() {
     let debug = format!("{:?}", SqliteStorage::new(&url).unwrap());
     assert!(debug.contains("a?b") && debug.contains("EveryCommit") && debug.contains("shop"), "{debug}");
     assert!(folder.0.join("a?b").exists());
+}
+
+#[test]
+fn every_vector_agrees() {
+    let folder = Folder::new();
+    common::vectors::assert_all_agree(&format!("sqlite:{}", folder.file().display()));
 }

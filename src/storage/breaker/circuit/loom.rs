@@ -3,8 +3,6 @@
 //! The clock is tokio's paused clock. A shortest wait of zero has always passed, and one of an hour
 //! never passes.
 
-use std::io;
-
 use tokio::runtime::Builder;
 
 use super::*;
@@ -31,7 +29,7 @@ fn open(longest: Duration) -> Arc<Circuit> {
 }
 
 fn fail(permit: Option<Permit>) {
-    permit.unwrap().failed(Arc::new(io::Error::other("it fails")));
+    permit.unwrap().failed(&StorageError::other("it fails"));
 }
 
 fn succeed(permit: Option<Permit>) {

@@ -20,12 +20,13 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
-use super::super::error::EtcdStorageError;
+use super::super::error::{from_status, has_no_leader, is_auth_disabled};
 use super::super::url::Access;
 use super::super::wire::{Authenticate, Call, Status};
 use crate::BoxError;
 use crate::storage::net::{CONNECT_WITHIN, socket};
 use crate::storage::url::Host;
+use crate::storage::{StorageError, StorageErrorKind};
 
 /// The interval of HTTP/2 pings while calls are in flight. etcd closes a connection that sends more
 /// than one ping in five seconds.
@@ -49,32 +50,32 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects to `host` and logs in. Without a login, it waits for the response to a status call,
     /// because an accepted connection does not prove that the member works.
-    pub(super) async fn open(host: &Host, access: &Access) -> Result<Self, EtcdStorageError> {
+    pub(super) async fn open(host: &Host, access: &Access) -> Result<Self, StorageError> {
         let member = host.to_string();
         let connected = async {
-            let stream = socket::open(host).await.map_err(|error| EtcdStorageError::unreachable(&member, error))?;
+            let stream = socket::open(host).await.map_err(|error| StorageError::unreachable(&member, error))?;
             let mut connection = match &access.tls {
                 Some(tls) => {
                     let stream = tls.over(stream, &host.name).await;
-                    Self::over(stream.map_err(|error| EtcdStorageError::unreachable(&member, error))?, "https", &member)
+                    Self::over(stream.map_err(|error| StorageError::unreachable(&member, error))?, "https", &member)
                         .await?
                 }
                 None => Self::over(stream, "http", &member).await?,
             };
-            connection.log_in(access).await.map_err(EtcdStorageError::while_connecting)?;
+            connection.log_in(access).await.map_err(|error| error.while_connecting(&member))?;
             Ok(connection)
         };
-        let late = || EtcdStorageError::unreachable(&member, format!("connecting took longer than {CONNECT_WITHIN:?}"));
+        let late = || StorageError::unreachable(&member, format!("connecting took longer than {CONNECT_WITHIN:?}"));
         timeout(CONNECT_WITHIN, connected).await.unwrap_or_else(|_| Err(late()))
     }
 
-    async fn over<S>(stream: S, scheme: &str, member: &str) -> Result<Self, EtcdStorageError>
+    async fn over<S>(stream: S, scheme: &str, member: &str) -> Result<Self, StorageError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         // The URL's parser has checked the host. This parser could be stricter.
         let origin = Uri::builder().scheme(scheme).authority(member).path_and_query("/").build();
-        let origin = origin.map_err(|error| EtcdStorageError::unreachable(member, error))?;
+        let origin = origin.map_err(|error| StorageError::unreachable(member, error))?;
         let mut builder = Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
@@ -83,16 +84,16 @@ impl Connection {
         let (requests, driver) = builder
             .handshake(TokioIo::new(stream))
             .await
-            .map_err(|error| EtcdStorageError::unreachable(member, with_source(&error)))?;
+            .map_err(|error| StorageError::unreachable(member, with_source(&error)))?;
         let driver = tokio::spawn(async move { drop(driver.await) }).abort_handle();
         Ok(Self { member: member.into(), origin, requests: Requests(requests), driver, token: None })
     }
 
-    async fn log_in(&mut self, access: &Access) -> Result<(), EtcdStorageError> {
+    async fn log_in(&mut self, access: &Access) -> Result<(), StorageError> {
         let (Some(name), Some(password)) = (&access.login.user, &access.login.password) else {
             return match self.call(&Status {}).await {
                 // A member that denies the user the status call works.
-                Err(error) if !error.is_refused() || error.has_no_leader() => Err(error),
+                Err(error) if error.kind() != StorageErrorKind::Refused || has_no_leader(&error) => Err(error),
                 _ => Ok(()),
             };
         };
@@ -101,12 +102,12 @@ impl Connection {
             Ok(response) => {
                 let token = response.token.parse();
                 let token = token.map_err(|_| {
-                    EtcdStorageError::unexpected_response(&self.member, "the token contains invalid characters")
+                    StorageError::unexpected_reply(&self.member, "the token contains invalid characters")
                 })?;
                 self.token = Some(token);
                 Ok(())
             }
-            Err(error) if error.is_auth_disabled() => Ok(()),
+            Err(error) if is_auth_disabled(&error) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -114,7 +115,7 @@ impl Connection {
     /// Sends a call once, and returns the response.
     ///
     /// The future can be dropped at any time. The member may execute the call all the same.
-    pub(super) async fn call<C: Call>(&self, call: &C) -> Result<C::Response, EtcdStorageError> {
+    pub(super) async fn call<C: Call>(&self, call: &C) -> Result<C::Response, StorageError> {
         let mut request = tonic::Request::new(call.clone());
         // With this metadata, a member without a leader fails the call at once instead of waiting.
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
@@ -122,18 +123,18 @@ impl Connection {
             request.metadata_mut().insert("token", token.clone());
         }
         let mut client = Grpc::with_origin(self.requests.clone(), self.origin.clone());
-        client.ready().await.map_err(|error| EtcdStorageError::unreachable(&self.member, error))?;
+        client.ready().await.map_err(|error| StorageError::unreachable(&self.member, error))?;
         let codec = ProstCodec::<C, C::Response>::default();
         let response = client.unary(request, PathAndQuery::from_static(C::PATH), codec).await;
         response.map(tonic::Response::into_inner).map_err(|status| self.convert(status))
     }
 
     /// Converts a status. A [`TransportError`] in its source records if the call was sent.
-    fn convert(&self, status: tonic::Status) -> EtcdStorageError {
+    fn convert(&self, status: tonic::Status) -> StorageError {
         match status.source().and_then(|source| source.downcast_ref::<TransportError>()) {
-            Some(error) if !error.sent => EtcdStorageError::unreachable(&self.member, error.message.clone()),
-            Some(error) => EtcdStorageError::connection_lost(&self.member, error.message.clone()),
-            None => EtcdStorageError::from_status(&self.member, status),
+            Some(error) if !error.sent => StorageError::unreachable(&self.member, error.message.clone()),
+            Some(error) => StorageError::connection_lost(&self.member, error.message.clone()),
+            None => from_status(&self.member, status),
         }
     }
 

@@ -5,18 +5,19 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::super::error::EtcdStorageError;
+use super::super::error::{is_unauthenticated, is_unsent};
 use super::super::url::Access;
 use super::super::wire::Call;
 use super::connection::Connection;
 use crate::storage::net::{Calls, Connected, Reconnecting, Usable};
 use crate::storage::url::Host;
+use crate::storage::{StorageError, StorageErrorKind};
 
 /// A member of the cluster.
 pub(super) struct Member {
     host: Host,
     access: Arc<Access>,
-    connection: Arc<Reconnecting<OpenConnection, EtcdStorageError>>,
+    connection: Arc<Reconnecting<OpenConnection>>,
 }
 
 /// An open connection.
@@ -48,7 +49,7 @@ impl Member {
     }
 
     /// Returns an error if too many calls are in flight.
-    pub(super) fn overload(&self) -> Option<EtcdStorageError> {
+    pub(super) fn overload(&self) -> Option<StorageError> {
         self.connection.overload()
     }
 
@@ -64,14 +65,14 @@ impl Member {
         call: &C,
         failover_at: Instant,
         deadline: Instant,
-    ) -> Result<C::Response, EtcdStorageError> {
+    ) -> Result<C::Response, StorageError> {
         let mut is_first = true;
         loop {
             let open = self.open(failover_at).await?;
             let call_deadline = if C::IDEMPOTENT { failover_at } else { deadline };
             let call_in_flight = self.connection.begin(&open, call_deadline).await?;
             let Ok(response) = timeout_at(call_deadline, open.connection.call(call)).await else {
-                return Err(EtcdStorageError::timed_out(self.name()));
+                return Err(StorageError::timed_out(self.name()));
             };
             call_in_flight.answered();
             let error = match response {
@@ -79,10 +80,10 @@ impl Member {
                 Err(error) => error,
             };
             // The call was not executed. The connection was closed, or its token is invalid.
-            let retries = is_first && (error.is_unsent() || error.is_unauthenticated());
-            if retries || error.is_unsent() || error.is_connection_lost() {
+            let retries = is_first && (is_unsent(&error) || is_unauthenticated(&error));
+            if retries || is_unsent(&error) || error.kind() == StorageErrorKind::ConnectionLost {
                 self.connection.give_up(&open, None);
-            } else if error.is_unauthenticated() {
+            } else if is_unauthenticated(&error) {
                 self.connection.give_up(&open, Some(&error));
             }
             if !retries {
@@ -92,7 +93,7 @@ impl Member {
         }
     }
 
-    async fn open(&self, deadline: Instant) -> Result<Arc<OpenConnection>, EtcdStorageError> {
+    async fn open(&self, deadline: Instant) -> Result<Arc<OpenConnection>, StorageError> {
         let connect = || {
             let (host, access) = (self.host.clone(), Arc::clone(&self.access));
             async move {

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::time::Instant;
 
-use super::super::error::EtcdStorageError;
+use super::super::error::{has_no_leader, is_unavailable, is_unsent};
 use super::super::url::Access;
 use super::super::wire::Call;
 use super::member::Member;
-use crate::storage::net::{LinkError, MOST};
+use crate::storage::net::MOST;
 use crate::storage::url::Host;
+use crate::storage::{StorageError, StorageErrorKind};
 
 /// A handle to the connections. Clones share them.
 #[derive(Clone, Debug)]
@@ -49,7 +50,7 @@ impl Members {
         &self,
         call: &C,
         deadline: Instant,
-    ) -> Result<C::Response, EtcdStorageError> {
+    ) -> Result<C::Response, StorageError> {
         let members = &self.0.members;
         let first = self.0.current.load(Ordering::Relaxed);
         let mut step = 0;
@@ -63,12 +64,17 @@ impl Members {
                 Ok(response) => return Ok(response),
                 Err(error) => error,
             };
-            if !(error.is_refused() || error.is_overloaded()) || error.has_no_leader() {
+            if !matches!(error.kind(), StorageErrorKind::Refused | StorageErrorKind::Overloaded)
+                || has_no_leader(&error)
+            {
                 self.prefer_after(at);
             }
-            let fails_over = error.is_unsent()
-                || error.has_no_leader()
-                || C::IDEMPOTENT && (error.is_connection_lost() || error.is_timeout() || error.is_unavailable());
+            let fails_over = is_unsent(&error)
+                || has_no_leader(&error)
+                || C::IDEMPOTENT
+                    && (error.kind() == StorageErrorKind::ConnectionLost
+                        || error.is_timeout()
+                        || is_unavailable(&error));
             if !fails_over || step == members.len() || Instant::now() >= deadline {
                 return Err(error);
             }
@@ -77,9 +83,9 @@ impl Members {
 
     /// Returns an error if too many keys are busy, or too many calls are in flight on the member
     /// that is tried first.
-    pub(in super::super) fn overload(&self, busy_keys: usize) -> Option<EtcdStorageError> {
+    pub(in super::super) fn overload(&self, busy_keys: usize) -> Option<StorageError> {
         if busy_keys >= MOST {
-            return Some(EtcdStorageError::overloaded("etcd", busy_keys));
+            return Some(StorageError::overloaded("etcd", busy_keys));
         }
         self.0.members[self.0.current.load(Ordering::Relaxed) % self.0.members.len()].overload()
     }

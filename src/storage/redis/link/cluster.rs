@@ -13,10 +13,11 @@ use std::time::Duration;
 use redis::{Cmd, Value, cmd};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::super::error::{Redirect, RedisStorageError};
+use super::super::error::{Redirect, needs_new_slot_map, redirect};
 use super::super::url::Access;
 use super::node::Node;
 use super::slots::{Slots, slot_of};
+use crate::storage::StorageError;
 use crate::storage::net::Reconnecting;
 use crate::storage::url::{Address, Host};
 
@@ -41,7 +42,7 @@ struct ClusterInner {
     /// The nodes in the URL.
     seeds: Vec<Host>,
     access: Access,
-    slots: Arc<Reconnecting<Slots, RedisStorageError>>,
+    slots: Arc<Reconnecting<Slots>>,
     nodes: Mutex<HashMap<Host, Node>>,
     /// The index of the node that is asked first for the slot map. Each load increments it.
     next_start: AtomicUsize,
@@ -55,12 +56,12 @@ impl Cluster {
     }
 
     /// Implements [`Link::run`](super::Link::run).
-    pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, RedisStorageError> {
+    pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, StorageError> {
         let slots = self.slots(deadline).await?;
         let slot = slot_of(command);
         let Some(holder) = slots.holder(slot) else {
             self.refresh_slots();
-            return Err(RedisStorageError::unreachable(self.name(), format!("no node holds slot {slot}")));
+            return Err(StorageError::unreachable(self.name(), format!("no node holds slot {slot}")));
         };
         let (mut host, mut asking) = (holder.clone(), false);
         for is_last in (1..=MAX_ATTEMPTS).map(|attempt| attempt == MAX_ATTEMPTS) {
@@ -68,8 +69,8 @@ impl Cluster {
             let reply =
                 if asking { node.run_asking(command, deadline).await } else { node.run(command, deadline).await };
             let Err(error) = &reply else { return reply };
-            let redirect = error.redirect();
-            if redirect.is_none() && error.needs_new_slot_map() || matches!(redirect, Some(Redirect::Moved(_))) {
+            let redirect = redirect(error);
+            if redirect.is_none() && needs_new_slot_map(error) || matches!(redirect, Some(Redirect::Moved(_))) {
                 self.refresh_slots();
             }
             match redirect.filter(|_| !is_last) {
@@ -83,11 +84,11 @@ impl Cluster {
     }
 
     /// Checks that every slot has a node, and that every node replies.
-    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), RedisStorageError> {
+    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), StorageError> {
         let slots = self.slots(deadline).await?;
         if !slots.is_complete() {
             self.refresh_slots();
-            return Err(RedisStorageError::unreachable(self.name(), "some slots are not assigned to a node"));
+            return Err(StorageError::unreachable(self.name(), "some slots are not assigned to a node"));
         }
         for host in slots.holders() {
             if let Err(error) = self.0.node(host).ping(deadline).await {
@@ -99,7 +100,7 @@ impl Cluster {
     }
 
     /// Returns every node that holds slots.
-    pub(super) async fn nodes(&self, deadline: Instant) -> Result<Vec<Node>, RedisStorageError> {
+    pub(super) async fn nodes(&self, deadline: Instant) -> Result<Vec<Node>, StorageError> {
         let slots = self.slots(deadline).await?;
         Ok(slots.holders().into_iter().map(|host| self.0.node(host)).collect())
     }
@@ -109,12 +110,12 @@ impl Cluster {
         &self,
         deadline: Instant,
         name: impl Fn(u32) -> String,
-    ) -> Result<Vec<String>, RedisStorageError> {
+    ) -> Result<Vec<String>, StorageError> {
         let slots = self.slots(deadline).await?;
         Ok(slots.key_on_each(name))
     }
 
-    async fn slots(&self, deadline: Instant) -> Result<Arc<Slots>, RedisStorageError> {
+    async fn slots(&self, deadline: Instant) -> Result<Arc<Slots>, StorageError> {
         self.0.slots.get(deadline, || Arc::clone(&self.0).load_slots()).await
     }
 
@@ -145,7 +146,7 @@ impl ClusterInner {
 
     /// Loads the slot map from the first node that returns it. Tries the connected nodes, then
     /// those in the URL.
-    async fn load_slots(self: Arc<Self>) -> Result<Slots, RedisStorageError> {
+    async fn load_slots(self: Arc<Self>) -> Result<Slots, StorageError> {
         let mut hosts: Vec<Host> = self.nodes().keys().cloned().collect();
         hosts.extend(self.seeds.iter().filter(|seed| !hosts.contains(seed)).cloned().collect::<Vec<_>>());
         let start = self.next_start.fetch_add(1, Ordering::Relaxed) % hosts.len();
@@ -160,15 +161,15 @@ impl ClusterInner {
                         if let Some(slots) = Slots::parse(&reply, host) {
                             return Ok(slots);
                         }
-                        last = last.or(Some(RedisStorageError::unreachable(name, format!("{host} returned no slots"))));
+                        last = last.or(Some(StorageError::unreachable(name, format!("{host} returned no slots"))));
                     }
-                    Err(error) => last = last.or(Some(error.while_connecting())),
+                    Err(error) => last = last.or(Some(error.while_connecting(&host.to_string()))),
                 }
             }
-            Err(last.unwrap_or_else(|| RedisStorageError::unreachable(name, "the cluster has no nodes")))
+            Err(last.unwrap_or_else(|| StorageError::unreachable(name, "the cluster has no nodes")))
         });
         let late =
-            || Err(RedisStorageError::unreachable(name, format!("no node returned the slots within {MAP_TIMEOUT:?}")));
+            || Err(StorageError::unreachable(name, format!("no node returned the slots within {MAP_TIMEOUT:?}")));
         let slots = loading.await.unwrap_or_else(|_| late())?;
         let holders = slots.holders();
         self.nodes().retain(|host, _| holders.contains(&host));

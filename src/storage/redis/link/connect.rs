@@ -11,8 +11,9 @@ use tokio::net::UnixStream;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::super::error::RedisStorageError;
+use super::super::error::from_redis;
 use super::super::url::Access;
+use crate::storage::StorageError;
 use crate::storage::net::{CONNECT_WITHIN, socket};
 use crate::storage::url::Address;
 
@@ -30,14 +31,10 @@ impl Connection {
     ///
     /// An accepted connection proves little. The server may need a password, may still load its
     /// data, or may not speak the protocol.
-    pub(super) async fn open(
-        address: &Address,
-        access: &Access,
-        hello: &Cmd,
-    ) -> Result<(Self, Value), RedisStorageError> {
+    pub(super) async fn open(address: &Address, access: &Access, hello: &Cmd) -> Result<(Self, Value), StorageError> {
         let server = address.to_string();
         let failed =
-            |error: RedisError| hide_password(RedisStorageError::from_redis(&server, error).while_connecting(), access);
+            |error: RedisError| hide_password(from_redis(&server, error).while_connecting(&server), &server, access);
         let connected = async {
             let mut connection = Self::connect(address, access).await.map_err(failed)?;
             let reply = connection.commands.send_packed_command(hello).await;
@@ -50,8 +47,7 @@ impl Connection {
                 Ok(reply) => Ok((connection, reply)),
             }
         };
-        let late =
-            || RedisStorageError::unreachable(&server, format!("connecting took longer than {CONNECT_WITHIN:?}"));
+        let late = || StorageError::unreachable(&server, format!("connecting took longer than {CONNECT_WITHIN:?}"));
         timeout(CONNECT_WITHIN, connected).await.unwrap_or_else(|_| Err(late()))
     }
 
@@ -107,9 +103,11 @@ impl Drop for Connection {
 /// Hides an error message that contains the password.
 ///
 /// A server without the `AUTH` command quotes the arguments of the unknown command.
-fn hide_password(error: RedisStorageError, access: &Access) -> RedisStorageError {
+fn hide_password(error: StorageError, server: &str, access: &Access) -> StorageError {
     match &access.login.password {
-        Some(password) if error.to_string().contains(&**password) => error.with_hidden_source(),
+        Some(password) if format!("{error:#}").contains(&**password) => {
+            StorageError::unreachable(server, "the server's message is hidden, because it contains the password")
+        }
         _ => error,
     }
 }

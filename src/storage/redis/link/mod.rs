@@ -21,8 +21,8 @@ use self::cluster::Cluster;
 pub(super) use self::node::Node;
 #[cfg(feature = "redis-sentinel")]
 use self::sentinel::Sentinels;
-use super::error::RedisStorageError;
 use super::url::{Access, Servers};
+use crate::storage::StorageError;
 
 /// A handle to the connections. Clones share them.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ impl Link {
     ///
     /// Returns an error if connecting and the reply together take longer than until `deadline`, or
     /// if the reply is an error or an array that contains one.
-    pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, RedisStorageError> {
+    pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, StorageError> {
         match &self.0 {
             Topology::Single(node) => node.run(command, deadline).await,
             #[cfg(feature = "redis-cluster")]
@@ -75,7 +75,7 @@ impl Link {
     /// Returns an error if too many calls are in flight. Check it before preparing a call.
     ///
     /// A cluster always returns `None`, because the key's node is not known yet.
-    pub(super) fn overload(&self) -> Option<RedisStorageError> {
+    pub(super) fn overload(&self) -> Option<StorageError> {
         match &self.0 {
             Topology::Single(node) => node.overload(),
             #[cfg(feature = "redis-cluster")]
@@ -89,7 +89,7 @@ impl Link {
         &self,
         deadline: Instant,
         name: impl Fn(u32) -> String,
-    ) -> Result<Vec<String>, RedisStorageError> {
+    ) -> Result<Vec<String>, StorageError> {
         match &self.0 {
             Topology::Single(_) => {
                 let _ = deadline;
@@ -102,7 +102,7 @@ impl Link {
 
     /// Returns every server that holds keys.
     #[allow(clippy::unused_async, reason = "a single server needs no request")]
-    pub(super) async fn nodes(&self, deadline: Instant) -> Result<Vec<Node>, RedisStorageError> {
+    pub(super) async fn nodes(&self, deadline: Instant) -> Result<Vec<Node>, StorageError> {
         match &self.0 {
             Topology::Single(node) => {
                 let _ = deadline;
@@ -114,7 +114,7 @@ impl Link {
     }
 
     /// Checks that the server replies. In a cluster, checks every node that holds keys.
-    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), RedisStorageError> {
+    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), StorageError> {
         match &self.0 {
             Topology::Single(node) => node.ping(deadline).await,
             #[cfg(feature = "redis-cluster")]

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, timeout_at};
 
-use super::super::error::RedisStorageError;
+use super::super::error::{from_redis, is_permission_denied, needs_new_connection};
 use super::super::url::Access;
 use super::connect::Connection;
 #[cfg(feature = "redis-sentinel")]
 use super::sentinel::Sentinels;
 use crate::storage::net::{Calls, Connected, Reconnecting, Usable};
 use crate::storage::url::Address;
+use crate::storage::{StorageError, StorageErrorKind};
 
 /// A handle to the connection of one server.
 #[derive(Clone)]
@@ -21,7 +22,7 @@ pub(in super::super) struct Node(Arc<NodeInner>);
 
 struct NodeInner {
     route: Route,
-    connection: Arc<Reconnecting<OpenConnection, RedisStorageError>>,
+    connection: Arc<Reconnecting<OpenConnection>>,
 }
 
 /// The way to find the server.
@@ -73,28 +74,28 @@ impl Node {
     }
 
     /// Returns an error if too many calls are in flight.
-    pub(super) fn overload(&self) -> Option<RedisStorageError> {
+    pub(super) fn overload(&self) -> Option<StorageError> {
         self.0.connection.overload()
     }
 
     /// Implements [`Link::run`](super::Link::run) on this server.
-    pub(in super::super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, RedisStorageError> {
+    pub(in super::super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, StorageError> {
         let open = self.open(deadline).await?;
         let mut commands = open.connection.commands();
         self.receive(&open, deadline, commands.send_packed_command(command)).await
     }
 
     /// Checks that the server replies. A reply that denies the user `PING` counts too.
-    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), RedisStorageError> {
+    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), StorageError> {
         match self.run(&redis::cmd("PING"), deadline).await {
-            Err(error) if !error.is_permission_denied() => Err(error),
+            Err(error) if !is_permission_denied(&error) => Err(error),
             _ => Ok(()),
         }
     }
 
     /// Runs `ASKING` and a command, for a key in a slot that is being migrated to this server.
     #[cfg(feature = "redis-cluster")]
-    pub(super) async fn run_asking(&self, command: &Cmd, deadline: Instant) -> Result<Value, RedisStorageError> {
+    pub(super) async fn run_asking(&self, command: &Cmd, deadline: Instant) -> Result<Value, StorageError> {
         let open = self.open(deadline).await?;
         let mut commands = open.connection.commands();
         let mut pipeline = redis::Pipeline::with_capacity(2);
@@ -106,9 +107,9 @@ impl Node {
         self.receive(&open, deadline, reply).await
     }
 
-    async fn open(&self, deadline: Instant) -> Result<Arc<OpenConnection>, RedisStorageError> {
+    async fn open(&self, deadline: Instant) -> Result<Arc<OpenConnection>, StorageError> {
         if Instant::now() >= deadline {
-            return Err(RedisStorageError::timed_out(self.name(), false));
+            return Err(StorageError::not_connected(self.name()));
         }
         let open = self.0.connection.get(deadline, || self.0.route.clone().connect()).await?;
         #[cfg(feature = "redis-sentinel")]
@@ -121,19 +122,17 @@ impl Node {
         open: &Arc<OpenConnection>,
         deadline: Instant,
         reply: impl Future<Output = Result<Value, RedisError>>,
-    ) -> Result<Value, RedisStorageError> {
+    ) -> Result<Value, StorageError> {
         let call = self.0.connection.begin(open, deadline).await?;
         let Ok(reply) = timeout_at(deadline, reply).await else {
-            return Err(RedisStorageError::timed_out(&open.address.to_string(), true));
+            return Err(StorageError::timed_out(&open.address.to_string()));
         };
         call.answered();
-        let reply = reply
-            .and_then(Value::extract_error)
-            .map_err(|error| RedisStorageError::from_redis(&open.address.to_string(), error));
+        let reply = reply.and_then(Value::extract_error).map_err(|error| from_redis(&open.address.to_string(), error));
         match &reply {
-            Err(error) if error.is_connection_lost() => self.0.connection.give_up(open, None),
+            Err(error) if error.kind() == StorageErrorKind::ConnectionLost => self.0.connection.give_up(open, None),
             // The error delays the next attempt to connect, because the cause can persist.
-            Err(error) if error.needs_new_connection() => self.0.connection.give_up(open, Some(error)),
+            Err(error) if needs_new_connection(error) => self.0.connection.give_up(open, Some(error)),
             _ => {}
         }
         reply
@@ -158,7 +157,7 @@ impl Node {
 
 impl Route {
     /// Opens a connection. The future is boxed, because sentinels are nodes too.
-    fn connect(self) -> Pin<Box<dyn Future<Output = Result<OpenConnection, RedisStorageError>> + Send>> {
+    fn connect(self) -> Pin<Box<dyn Future<Output = Result<OpenConnection, StorageError>> + Send>> {
         Box::pin(async move {
             let (connection, address) = match &self {
                 Self::Fixed(target) => {

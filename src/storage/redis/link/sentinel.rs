@@ -8,10 +8,10 @@ use std::time::Duration;
 use redis::{Value, cmd};
 use tokio::time::Instant;
 
-use super::super::error::RedisStorageError;
 use super::super::url::Access;
 use super::connect::Connection;
 use super::node::Node;
+use crate::storage::StorageError;
 use crate::storage::url::{Address, Host, Login};
 
 /// The timeout of a command on one sentinel.
@@ -39,18 +39,18 @@ impl Sentinels {
     }
 
     /// Connects to the server that the sentinels report. Checks with `ROLE` that it is a primary.
-    pub(super) async fn connect(&self) -> Result<(Connection, Address), RedisStorageError> {
+    pub(super) async fn connect(&self) -> Result<(Connection, Address), StorageError> {
         let address = Address::Tcp(self.primary().await?);
         let (connection, role) = Connection::open(&address, &self.access, &cmd("ROLE")).await?;
         if !matches!(&role, Value::Array(parts) if parts.first().and_then(text) == Some("master")) {
             let why = format!("the sentinels report {address}, which is not a primary according to ROLE");
-            return Err(RedisStorageError::unreachable(&self.to_string(), why));
+            return Err(StorageError::unreachable(&self.to_string(), why));
         }
         Ok((connection, address))
     }
 
     /// Returns the address of the primary, from the first sentinel that knows it.
-    pub(super) async fn primary(&self) -> Result<Host, RedisStorageError> {
+    pub(super) async fn primary(&self) -> Result<Host, StorageError> {
         let mut command = cmd("SENTINEL");
         command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
         let (preferred, count) = (self.preferred.load(Ordering::Relaxed), self.nodes.len());
@@ -64,12 +64,12 @@ impl Sentinels {
                     }
                     let why =
                         format!("sentinel {} does not know the service {:?}", self.nodes[at].name(), self.service);
-                    last = Some(RedisStorageError::unreachable(&self.to_string(), why));
+                    last = Some(StorageError::unreachable(&self.to_string(), why));
                 }
-                Err(error) => last = last.or(Some(error.while_connecting())),
+                Err(error) => last = last.or(Some(error.while_connecting(self.nodes[at].name()))),
             }
         }
-        Err(last.unwrap_or_else(|| RedisStorageError::unreachable(&self.to_string(), "the URL has no sentinels")))
+        Err(last.unwrap_or_else(|| StorageError::unreachable(&self.to_string(), "the URL has no sentinels")))
     }
 
     /// Returns `true` to one caller per [`CHECK_INTERVAL`]. That caller asks the sentinels again.

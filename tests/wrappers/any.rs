@@ -1,11 +1,13 @@
-//! Boxed storages.
+//! Storages with an erased type.
 
+use std::error::Error;
 use std::future::{Ready, ready};
+use std::time::Duration;
 
-use common::{FAILURE, FakeStorage, failing, memory_with_manual_clock, policy, slow};
+use common::{Behavior, FAILURE, FakeStorage, failing, memory_with_manual_clock, message, policy, slow};
 use futures_util::FutureExt;
-use tower_ratelimit::storage::{BoxStorage, StorageRequest};
-use tower_ratelimit::{BoxError, Decision, Key, Op, RateLimiter, Storage};
+use tower_ratelimit::storage::{AnyStorage, Breaker, StorageErrorKind, StorageRequest, Timeout};
+use tower_ratelimit::{Decision, Key, Op, RateLimiter, Storage};
 
 /// Fails with a custom error type.
 #[derive(Clone, Debug)]
@@ -40,13 +42,14 @@ fn allocations(storage: &impl Storage) -> u64 {
 
 #[test]
 fn ready_future_takes_no_allocation() {
-    assert_eq!(allocations(&BoxStorage::new(memory_with_manual_clock().0)), 0);
+    assert_eq!(allocations(&AnyStorage::new(memory_with_manual_clock().0)), 0);
+    assert_eq!(allocations(&"memory://".parse::<AnyStorage>().unwrap()), 0);
 }
 
 #[tokio::test]
 async fn pending_future_takes_one_allocation() {
     let [plain, boxed] = [(); 2].map(|()| slow(memory_with_manual_clock().0));
-    let boxed = BoxStorage::new(boxed);
+    let boxed = AnyStorage::new(boxed);
     assert_eq!(allocations(&boxed), allocations(&plain) + 1);
     let (policy, key) = (policy("1000/minute"), Key::from("k"));
     assert!(boxed.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.unwrap().is_admitted());
@@ -55,7 +58,7 @@ async fn pending_future_takes_one_allocation() {
 #[tokio::test]
 async fn changes_reach_the_inner_storage() {
     let inside = FakeStorage::around(memory_with_manual_clock().0);
-    let limiter = RateLimiter::with_storage(policy("2/minute"), BoxStorage::new(inside.clone()));
+    let limiter = RateLimiter::with_storage(policy("2/minute"), AnyStorage::new(inside.clone()));
     let key = Key::from("k");
     let hit = limiter.hit(&key).await.unwrap();
     assert_eq!(hit.remaining(), 1);
@@ -69,7 +72,7 @@ async fn changes_reach_the_inner_storage() {
 #[test]
 fn policy_that_the_inner_storage_rejects_is_rejected() {
     let small = FakeStorage::around(memory_with_manual_clock().0).holding_at_most(10);
-    let boxed = BoxStorage::new(small.clone());
+    let boxed = AnyStorage::new(small.clone());
     let [fits, large] = ["10/minute", "11/minute"].map(policy);
     assert!(boxed.validate(&fits).is_ok());
     assert_eq!(boxed.validate(&large).unwrap_err().to_string(), small.validate(&large).unwrap_err().to_string());
@@ -78,9 +81,16 @@ fn policy_that_the_inner_storage_rejects_is_rejected() {
 #[tokio::test]
 async fn error_of_the_inner_storage_is_kept() {
     let (policy, key) = (policy("1/minute"), Key::from("k"));
-    let error: BoxError =
-        BoxStorage::new(Broken).decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.unwrap_err();
-    assert_eq!(error.downcast_ref::<std::io::Error>().unwrap().kind(), std::io::ErrorKind::BrokenPipe);
-    let error = BoxStorage::new(failing()).clear(&policy, &key).await.unwrap_err();
-    assert_eq!(error.to_string(), FAILURE);
+    let request = StorageRequest::new(&policy, &key, Op::Hit, 1);
+    let error = AnyStorage::new(Broken).decide(request).await.unwrap_err();
+    assert_eq!(error.kind(), StorageErrorKind::Other);
+    let source = error.source().unwrap().downcast_ref::<std::io::Error>();
+    assert_eq!(source.unwrap().kind(), std::io::ErrorKind::BrokenPipe);
+    let error = AnyStorage::new(failing()).clear(&policy, &key).await.unwrap_err();
+    assert_eq!(message(error), format!("storage failed: {FAILURE}"));
+    let timeout = Timeout::new(FakeStorage::in_memory(Behavior::Hangs).0, Duration::from_millis(5));
+    let wrapped = AnyStorage::new(Breaker::new(AnyStorage::new(timeout)));
+    let error = wrapped.decide(request).await.unwrap_err();
+    assert!(error.is_timeout() && error.may_have_counted(), "wrappers keep the kind: {error:?}");
+    assert_eq!(message(error), "the storage did not answer within 5ms");
 }

@@ -3,26 +3,16 @@
 use redis::{Value, cmd};
 use tokio::time::Instant;
 
+use super::RedisStorage;
 use super::link::Node;
-use super::{RedisStorage, RedisStorageError};
+use crate::storage::StorageError;
 
 /// The number of keys that one `SCAN` visits. The server runs other commands between two scans.
 const SCAN_COUNT: u32 = 500;
 
 impl RedisStorage {
     /// Deletes all keys with the prefix, and returns the number of deleted keys.
-    ///
-    /// This includes the keys of all policies and of other processes with the same prefix.
-    ///
-    /// It visits every key on the server with `SCAN`, in steps. Use it in tests and for operations,
-    /// not while serving requests. Each step has its own [timeout](Self::deadline). A hit during
-    /// the scan can survive.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a server fails or does not reply within the timeout. Keys that were
-    /// deleted before the error stay deleted.
-    pub async fn reset(&self) -> Result<u64, RedisStorageError> {
+    pub(super) async fn delete_all(&self) -> Result<u64, StorageError> {
         let mut deleted = 0;
         for node in self.link.nodes(Instant::now() + self.deadline).await? {
             let mut cursor = "0".to_owned();
@@ -43,7 +33,7 @@ impl RedisStorage {
     }
 
     /// Runs one `SCAN`. Returns the next cursor and the names of the keys found.
-    async fn scan(&self, node: &Node, cursor: &str) -> Result<(String, Vec<Vec<u8>>), RedisStorageError> {
+    async fn scan(&self, node: &Node, cursor: &str) -> Result<(String, Vec<Vec<u8>>), StorageError> {
         // Pattern characters in the prefix match literally.
         let prefix = self.prefix.chars().fold(String::new(), |mut text, c| {
             if matches!(c, '*' | '?' | '[' | ']' | '\\') {
@@ -55,7 +45,7 @@ impl RedisStorage {
         let mut command = cmd("SCAN");
         command.arg(cursor).arg("MATCH").arg(format!("{prefix}:{{*")).arg("COUNT").arg(SCAN_COUNT);
         let reply = node.run(&command, Instant::now() + self.deadline).await?;
-        let unexpected = || RedisStorageError::unexpected_reply(node.name(), "SCAN did not return a cursor and keys");
+        let unexpected = || StorageError::unexpected_reply(node.name(), "SCAN did not return a cursor and keys");
         let Value::Array(parts) = reply else { return Err(unexpected()) };
         match <[Value; 2]>::try_from(parts) {
             Ok([Value::BulkString(next), Value::Array(names)]) => {

@@ -1,0 +1,230 @@
+//! The error of the storages that can fail.
+
+use std::borrow::Cow;
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::chain;
+use crate::{BoxError, ConfigError};
+
+/// The error of all storages and wrappers of this crate that can fail.
+///
+/// `{error}` writes only the message of this error. Its cause is the [`source`](Error::source).
+/// `{error:#}` writes the message and all causes in one line, and so does `{error:?}`. No message
+/// contains a password or the key of a client.
+///
+/// ```
+/// use tower_ratelimit::storage::{StorageError, StorageErrorKind};
+///
+/// let error = StorageError::new(StorageErrorKind::Unreachable, "cannot reach cache:6379")
+///     .with_source(std::io::Error::other("connection refused"));
+/// assert_eq!(error.to_string(), "cannot reach cache:6379");
+/// assert_eq!(format!("{error:#}"), "cannot reach cache:6379: connection refused");
+/// assert!(!error.may_have_counted());
+/// ```
+#[derive(Clone)]
+pub struct StorageError(Arc<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: StorageErrorKind,
+    message: Cow<'static, str>,
+    may_have_counted: bool,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+/// The kind of a [`StorageError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StorageErrorKind {
+    /// No connection could be opened. The call was not sent.
+    Unreachable,
+    /// Too many calls are in flight. The call was not sent.
+    Overloaded,
+    /// The call took longer than its timeout.
+    Timeout,
+    /// The connection broke after the call was sent.
+    ConnectionLost,
+    /// The server refused the call and did not execute it.
+    Refused,
+    /// The reply of the server is not a reply to the call.
+    UnexpectedReply,
+    /// Other processes changed the key before every compare-and-swap. Retrying can succeed.
+    Contended,
+    /// The circuit breaker is open, so the storage was not called.
+    CircuitOpen,
+    /// The storage does not support the policy, or does not support the operation.
+    Unsupported,
+    /// The task that made the call was cancelled, for example because its runtime was shut down, or
+    /// there is no tokio runtime.
+    Cancelled,
+    /// Any other error, for example of a custom storage.
+    Other,
+}
+
+impl StorageErrorKind {
+    /// Returns `true` if a storage may execute a call that fails in this way.
+    const fn may_have_counted(self) -> bool {
+        match self {
+            Self::Timeout | Self::ConnectionLost | Self::UnexpectedReply | Self::Cancelled | Self::Other => true,
+            Self::Unreachable
+            | Self::Overloaded
+            | Self::Refused
+            | Self::Contended
+            | Self::CircuitOpen
+            | Self::Unsupported => false,
+        }
+    }
+}
+
+impl StorageError {
+    /// Creates an error. The message must not repeat the source, and must not contain a password or
+    /// the key of a client.
+    ///
+    /// [`may_have_counted`](Self::may_have_counted) is `true` for a timeout, a lost connection, an
+    /// unexpected reply, a cancelled call and any other error.
+    pub fn new(kind: StorageErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+        let (message, may_have_counted) = (message.into(), kind.may_have_counted());
+        Self(Arc::new(Inner { kind, message, may_have_counted, source: None }))
+    }
+
+    /// Creates an error of the kind [`Other`](StorageErrorKind::Other) with this source.
+    pub fn other(source: impl Into<BoxError>) -> Self {
+        Self::new(StorageErrorKind::Other, "storage failed").with_source(source)
+    }
+
+    /// Returns the boxed `StorageError`, or [`other`](Self::other) if the box contains another type.
+    ///
+    /// A wrapper uses it for the error of its inner storage.
+    pub fn from_boxed(error: impl Into<BoxError>) -> Self {
+        error.into().downcast::<Self>().map_or_else(Self::other, |error| *error)
+    }
+
+    /// Sets the source.
+    #[must_use]
+    pub fn with_source(self, source: impl Into<BoxError>) -> Self {
+        self.with_shared_source(source.into().into())
+    }
+
+    /// Sets the value of [`may_have_counted`](Self::may_have_counted).
+    #[must_use]
+    pub fn with_may_have_counted(mut self, may_have_counted: bool) -> Self {
+        Arc::make_mut(&mut self.0).may_have_counted = may_have_counted;
+        self
+    }
+
+    /// Returns the kind.
+    pub fn kind(&self) -> StorageErrorKind {
+        self.0.kind
+    }
+
+    /// Returns `true` if the storage did not reply in time.
+    pub fn is_timeout(&self) -> bool {
+        self.kind() == StorageErrorKind::Timeout
+    }
+
+    /// Returns `true` if a circuit breaker was open. Then the hit was not counted, and the source is
+    /// the last error of the storage.
+    pub fn is_circuit_open(&self) -> bool {
+        self.kind() == StorageErrorKind::CircuitOpen
+    }
+
+    /// Returns `true` if the storage may have executed the call in spite of the error: counted the
+    /// hit, refunded the units, or cleared the key.
+    ///
+    /// That is the case if the call was sent and its outcome is unknown. The storages of this crate
+    /// do not retry such a call, because the retry could count the hit twice.
+    pub fn may_have_counted(&self) -> bool {
+        self.0.may_have_counted
+    }
+
+    /// Adds a level. The new error has the same kind, and `self` as its source.
+    pub(super) fn context(self, message: &'static str) -> Self {
+        let may_have_counted = self.may_have_counted();
+        Self::new(self.kind(), message).with_may_have_counted(may_have_counted).with_source(self)
+    }
+
+    /// Creates the error of a policy that the storage does not support.
+    pub(super) fn unsupported_policy(error: ConfigError) -> Self {
+        Self::new(StorageErrorKind::Unsupported, "the storage does not support the policy").with_source(error)
+    }
+
+    /// Marks the error of a call that cannot have counted a hit.
+    pub(super) fn uncounted(self) -> Self {
+        self.with_may_have_counted(false)
+    }
+
+    fn with_shared_source(mut self, source: Arc<dyn Error + Send + Sync>) -> Self {
+        Arc::make_mut(&mut self.0).source = Some(source);
+        self
+    }
+}
+
+/// The errors of the calls to a server.
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres"))]
+impl StorageError {
+    pub(super) fn unreachable(server: &str, source: impl Into<BoxError>) -> Self {
+        Self::cannot_reach(server).with_source(source)
+    }
+
+    fn cannot_reach(server: &str) -> Self {
+        Self::new(StorageErrorKind::Unreachable, format!("cannot reach {server}"))
+    }
+
+    pub(super) fn overloaded(server: &str, in_flight: usize) -> Self {
+        let message = format!("overloaded: {in_flight} calls to {server} are in flight, this call was not sent");
+        Self::new(StorageErrorKind::Overloaded, message)
+    }
+
+    /// Creates the error of a call that timed out before it was sent.
+    pub(super) fn not_connected(server: &str) -> Self {
+        let message = format!("no connection to {server} within the deadline");
+        Self::new(StorageErrorKind::Timeout, message).uncounted()
+    }
+
+    /// Creates the error of a call that timed out after it was sent.
+    pub(super) fn timed_out(server: &str) -> Self {
+        Self::new(StorageErrorKind::Timeout, format!("{server} did not answer within the deadline"))
+    }
+
+    pub(super) fn connection_lost(server: &str, source: impl Into<BoxError>) -> Self {
+        Self::new(StorageErrorKind::ConnectionLost, format!("connection to {server} lost")).with_source(source)
+    }
+
+    pub(super) fn refused(server: &str, source: impl Into<BoxError>) -> Self {
+        Self::new(StorageErrorKind::Refused, format!("{server} refused the command")).with_source(source)
+    }
+
+    pub(super) fn unexpected_reply(server: &str, source: impl Into<BoxError>) -> Self {
+        Self::new(StorageErrorKind::UnexpectedReply, format!("unexpected reply from {server}")).with_source(source)
+    }
+
+    /// Converts the error of an attempt to connect to `server`. The caller's call was not sent.
+    #[cfg(any(feature = "redis", feature = "etcd"))]
+    pub(super) fn while_connecting(self, server: &str) -> Self {
+        match &self.0.source {
+            Some(source) => Self::cannot_reach(server).with_shared_source(Arc::clone(source)),
+            None if self.is_timeout() => Self::unreachable(server, "timed out"),
+            None => Self::unreachable(server, self),
+        }
+    }
+}
+
+impl fmt::Display for StorageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if f.alternate() { f.write_str(&chain(self)) } else { f.write_str(&self.0.message) }
+    }
+}
+
+impl fmt::Debug for StorageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StorageError").field(&self.kind()).field(&chain(self)).finish()
+    }
+}
+
+impl Error for StorageError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}
