@@ -35,8 +35,7 @@ impl Texts {
 
 impl Inner {
     fn load(&self, key: &str) -> Loaded<u64> {
-        let (text, version) =
-            self.texts.get(key).map(|entry| (entry.text.clone(), entry.version)).unwrap_or_default();
+        let (text, version) = self.texts.get(key).map(|entry| (entry.text.clone(), entry.version)).unwrap_or_default();
         Loaded { text, version, now: None }
     }
 }

@@ -366,9 +366,10 @@ const STORAGES: [(&[&str], &str, &str, bool); 7] = [
 fn check_features(url: &str) -> Result<(), String> {
     let scheme = url.split(':').next().unwrap_or(url);
     let family = scheme.split('+').next().unwrap_or(scheme).to_ascii_lowercase();
+    let example = if family == "sqlite" { "sqlite:limits.db".to_owned() } else { format!("{scheme}://...") };
     match STORAGES.iter().find(|(schemes, ..)| schemes.contains(&&*family)) {
         Some((_, name, feature, false)) => Err(format!(
-            "this server was built without {name}; run: cargo run --example server --features {feature} -- --storage {scheme}://..."
+            "this server was built without {name}; run: cargo run --example server --features {feature} -- --storage {example}"
         )),
         _ => Ok(()),
     }

@@ -107,13 +107,7 @@ impl FromStr for AnyStorage {
     }
 }
 
-#[cfg(not(all(
-    feature = "redis",
-    feature = "memcached",
-    feature = "etcd",
-    feature = "postgres",
-    feature = "sqlite"
-)))]
+#[cfg(not(all(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite")))]
 fn missing(scheme: &str, feature: &str) -> ConfigError {
     ConfigError::new(format!(
         "the URL scheme {scheme:?} needs the feature {feature:?} of tower-ratelimit, which is not enabled; \

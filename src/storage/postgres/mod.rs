@@ -97,9 +97,9 @@ use crate::{ConfigError, Timestamp};
 /// ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 /// ```
 ///
-/// The user needs the rights to select, insert, update and delete. Every sixteenth write of a
-/// process deletes the expired rows on another page of the table, without an index. So an expired
-/// row is deleted at the latest after sixteen times as many writes of a process as the table has
+/// The user needs the rights to select, insert, update and delete. Every eighth write of a
+/// process deletes the expired rows on the next four pages of the table, without an index. So an
+/// expired row is deleted at the latest after twice as many writes of a process as the table has
 /// pages of 8 kB.
 ///
 /// # Errors

@@ -79,7 +79,8 @@ impl Table {
         let table = self.quoted();
         let expires = "clock_timestamp() + $3::int8 * interval '1 microsecond'";
         // The last part returns the text as of the start of the statement.
-        let and_load = format!("SELECT (SELECT count(*) FROM written), (SELECT state FROM {table} WHERE key = $1), {NOW}");
+        let and_load =
+            format!("SELECT (SELECT count(*) FROM written), (SELECT state FROM {table} WHERE key = $1), {NOW}");
         match statement {
             Statement::Load => format!("SELECT 0::int8, (SELECT state FROM {table} WHERE key = $1), {NOW}"),
             Statement::Insert => format!(
@@ -94,10 +95,8 @@ impl Table {
                 format!("WITH written AS (DELETE FROM {table} WHERE key = $1 AND state = $2 RETURNING 1) {and_load}")
             }
             Statement::Sweep => {
-                let page = |offset| {
-                    format!("('(' || $1::int8 % (SELECT pages FROM size) + {offset} || ',0)')::tid")
-                };
-                // Reads one page of the table, without an index. Rows that other processes change
+                let page = |offset| format!("('(' || $1::int8 % (SELECT pages FROM size) + {offset} || ',0)')::tid");
+                // Reads pages of the table, without an index. Rows that other processes change
                 // at the moment are skipped.
                 format!(
                     "WITH size AS MATERIALIZED (SELECT greatest(pg_relation_size('{table}') / \
@@ -105,8 +104,8 @@ impl Table {
                      deleted AS (DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table} \
                      WHERE ctid >= {} AND ctid < {} AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED)) \
                      RETURNING 1) SELECT count(*), NULL::text, {NOW} FROM deleted",
-                    page(0),
-                    page(1)
+                    page("0::int8"),
+                    page("$2::int8")
                 )
             }
             Statement::DeleteAll => format!(
@@ -128,7 +127,7 @@ pub(super) enum Statement {
     Update,
     /// Deletes key `$1` if its text is `$2`.
     Delete,
-    /// Deletes the expired rows of page `$1` of the table.
+    /// Deletes the expired rows of `$2` pages of the table, from page `$1`.
     Sweep,
     /// Deletes the keys from `$1` to `$2`.
     DeleteAll,

@@ -71,7 +71,9 @@ impl Target {
         // The error names an option or a part of the URL. It does not quote a password.
         let mut config = config.map_err(|error| wrong(format!("{}: {EXAMPLES}", super::error::Cause(error))))?;
         if config.get_ssl_mode() == SslMode::Require {
-            return Err(wrong("TLS is not supported here; use PostgresStorage::from_pool with a pool that uses TLS".into()));
+            return Err(wrong(
+                "TLS is not supported here; use PostgresStorage::from_pool with a pool that uses TLS".into(),
+            ));
         }
         if config.get_user().is_none() {
             return Err(wrong(format!("the user is missing: {EXAMPLES}")));

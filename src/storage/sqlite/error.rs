@@ -16,7 +16,10 @@ pub(super) fn rolled_back(path: &Path, error: Error) -> StorageError {
     let kind = match error.sqlite_error_code() {
         Some(ErrorCode::CannotOpen | ErrorCode::NotADatabase) => StorageErrorKind::Unreachable,
         Some(
-            ErrorCode::DiskFull | ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::AuthorizationForStatementDenied,
+            ErrorCode::DiskFull
+            | ErrorCode::ReadOnly
+            | ErrorCode::PermissionDenied
+            | ErrorCode::AuthorizationForStatementDenied,
         ) => StorageErrorKind::Refused,
         _ => StorageErrorKind::Other,
     };

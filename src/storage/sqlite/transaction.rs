@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use super::file::File;
 use super::job::{Answer, Job, Work};
+use crate::Timestamp;
 use crate::storage::cas::Batch;
 use crate::storage::cas::skew::Skew;
 use crate::storage::{Clock, text};
-use crate::Timestamp;
 
 /// Executes the calls and returns their answers, in the same order. Each key is loaded once, and
 /// stored once if it has changed.

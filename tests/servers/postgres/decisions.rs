@@ -159,7 +159,8 @@ fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
         let error = PostgresStorage::new(url).unwrap_err().to_string();
         assert!(error.contains(part) && !error.contains("secret"), "{url}: {error}");
     }
-    let right = "postgresql://a:secret@host,[::1]:1/db?prefix=p&deadline=1s&schema=s&options=-c%20geqo%3Doff&connections=2";
+    let right =
+        "postgresql://a:secret@host,[::1]:1/db?prefix=p&deadline=1s&schema=s&options=-c%20geqo%3Doff&connections=2";
     let debug = format!("{:?}", PostgresStorage::new(right).unwrap());
     assert!(!debug.contains("secret") && debug.contains("\"s\""), "{debug}");
 }

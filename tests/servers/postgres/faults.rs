@@ -7,7 +7,7 @@ use common::servers::Postgres;
 use common::servers::storage::RUNTIME;
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{PostgresStorage, StorageError, StorageErrorKind};
-use tower_ratelimit::{Key, RateLimiter, Storage};
+use tower_ratelimit::{Key, RateLimiter};
 
 use super::{LONG, storage};
 

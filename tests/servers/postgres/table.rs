@@ -24,6 +24,7 @@ fn ten_processes_can_migrate_at_once() {
             migrated.unwrap();
         }
         // Those that create the table when they connect can do so at once too.
+        let mut tasks = JoinSet::new();
         for _ in 0..10 {
             let storage = storage(&server).table("others");
             tasks.spawn(async move { storage.ready(LONG).await });
@@ -60,7 +61,9 @@ fn user_without_the_right_to_create_a_table_can_use_it() {
     let app = PostgresStorage::new(&url).unwrap().deadline(LONG);
     let error = RUNTIME.block_on(app.check()).unwrap_err();
     assert!(format!("{error:#}").contains("permission denied for schema limits"), "{error:?}");
-    server.ask("GRANT USAGE ON SCHEMA limits TO app; GRANT SELECT, INSERT, UPDATE, DELETE ON limits.tower_ratelimit TO app");
+    server.ask(
+        "GRANT USAGE ON SCHEMA limits TO app; GRANT SELECT, INSERT, UPDATE, DELETE ON limits.tower_ratelimit TO app",
+    );
     RUNTIME.block_on(app.ready(LONG)).unwrap();
     RUNTIME.block_on(app.migrate()).unwrap_err();
     let limiter = RateLimiter::with_storage(policy("5/day"), app);
@@ -78,12 +81,11 @@ fn expired_rows_are_deleted_by_later_writes() {
             "INSERT INTO tower_ratelimit SELECT 'rl:old' || i, repeat('x', 100), now() - interval '1 second'
              FROM generate_series(1, 500) i",
         );
-        let pages: u32 =
-            server.ask("SELECT pg_relation_size('tower_ratelimit') / 8192").parse().unwrap();
+        let pages: u32 = server.ask("SELECT pg_relation_size('tower_ratelimit') / 8192").parse().unwrap();
         assert!(pages > 10, "{pages}");
         let policy = policy("fixed-window 100000/day");
-        // Every sixteenth write sweeps a page.
-        for _ in 0..(pages + 2) * 16 {
+        // Every eighth write sweeps four pages, unless a sweep is running.
+        for _ in 0..(pages + 8) * 4 {
             hit(&storage, &policy, "k", 1).await;
         }
         tokio::time::sleep(Duration::from_millis(200)).await;

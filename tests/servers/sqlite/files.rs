@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use common::servers::storage::RUNTIME;
 use common::policy;
+use common::servers::storage::RUNTIME;
 use rusqlite::Connection;
 use tower_ratelimit::storage::{SqliteStorage, StorageError, StorageErrorKind, StorageRequest};
 use tower_ratelimit::{Decision, Key, Op, Storage};
