@@ -1,6 +1,9 @@
 //! A connection of our own, with the prepared statements.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
@@ -40,16 +43,14 @@ impl Connection {
         let opened = async {
             let (client, driver) = connect(&settings.config).await?;
             let mut connection = Self { client, statements: Vec::new(), calls: Calls::default(), driver };
-            match connection.prepare(&settings.table).await {
+            match connection.prepare(&settings).await {
                 Err(error) if is_missing_table(&error) && settings.migrates => {
+                    connection.client.batch_execute("SET statement_timeout = 0").await?;
                     connection.client.batch_execute(&settings.table.migration()).await?;
-                    connection.prepare(&settings.table).await?;
+                    connection.prepare(&settings).await?;
                 }
                 prepared => prepared?,
             }
-            // The server cancels a statement when nobody waits for it any more.
-            let timeout = format!("SET statement_timeout = {}", settings.deadline.as_millis());
-            connection.client.batch_execute(&timeout).await?;
             Ok(connection)
         };
         match timeout(CONNECT_WITHIN, opened).await {
@@ -60,22 +61,47 @@ impl Connection {
         }
     }
 
-    async fn prepare(&mut self, table: &Table) -> Result<(), tokio_postgres::Error> {
+    /// Prepares the statements and sets their timeout, in one round trip.
+    async fn prepare(&mut self, settings: &Settings) -> Result<(), tokio_postgres::Error> {
+        let client = &self.client;
         let prepared = Statement::ALL.map(|statement| {
-            let sql = table.sql(statement);
-            let client = &self.client;
-            async move { client.prepare(&sql).await }
+            let sql = settings.table.sql(statement);
+            Box::pin(async move { client.prepare(&sql).await.map(Some) }) as Preparing<'_>
         });
-        self.statements.clear();
-        for statement in prepared {
-            self.statements.push(statement.await?);
-        }
+        // The server cancels a statement when its caller no longer waits for it.
+        let timeout = format!("SET statement_timeout = {}", settings.deadline.as_millis());
+        let timeout = Box::pin(async move { client.batch_execute(&timeout).await.map(|()| None) }) as Preparing<'_>;
+        let prepared = join(prepared.into_iter().chain([timeout]).collect()).await?;
+        self.statements = prepared.into_iter().flatten().collect();
         Ok(())
     }
 
     pub(super) fn statement(&self, statement: Statement) -> &tokio_postgres::Statement {
         &self.statements[statement as usize]
     }
+}
+
+type Preparing<'a> =
+    Pin<Box<dyn Future<Output = Result<Option<tokio_postgres::Statement>, tokio_postgres::Error>> + Send + 'a>>;
+
+/// Polls all futures together, so that their requests are pipelined. Returns the results in order.
+async fn join<T: Unpin, E: Unpin>(
+    mut futures: Vec<Pin<Box<dyn Future<Output = Result<T, E>> + Send + '_>>>,
+) -> Result<Vec<T>, E> {
+    let mut results: Vec<Option<T>> = futures.iter().map(|_| None).collect();
+    poll_fn(|cx| {
+        for (future, result) in futures.iter_mut().zip(&mut results).filter(|(_, result)| result.is_none()) {
+            if let Poll::Ready(ready) = future.as_mut().poll(cx) {
+                match ready {
+                    Ok(ready) => *result = Some(ready),
+                    Err(error) => return Poll::Ready(Err(error)),
+                }
+            }
+        }
+        if results.iter().all(Option::is_some) { Poll::Ready(Ok(())) } else { Poll::Pending }
+    })
+    .await?;
+    Ok(results.into_iter().flatten().collect())
 }
 
 /// Opens a connection without statements.

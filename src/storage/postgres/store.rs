@@ -91,6 +91,10 @@ impl CasStorage for Store {
         Ok(Swapped::Lost(Some(Loaded { version: found.clone(), text: found, now: Some(now) })))
     }
 
+    async fn check(&self) -> Result<(), StorageError> {
+        self.ping(self.deadline()).await
+    }
+
     fn longest(&self) -> Option<usize> {
         Some(MAX_LEN)
     }

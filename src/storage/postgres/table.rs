@@ -84,8 +84,9 @@ impl Table {
         match statement {
             Statement::Load => format!("SELECT 0::int8, (SELECT state FROM {table} WHERE key = $1), {NOW}"),
             Statement::Insert => format!(
-                "WITH written AS (INSERT INTO {table} (key, state, expires_at) VALUES ($1, $2, {expires}) \
-                 ON CONFLICT (key) DO NOTHING RETURNING 1) {and_load}"
+                "WITH written AS (INSERT INTO {table} AS written_to (key, state, expires_at) VALUES ($1, $2, {expires}) \
+                 ON CONFLICT (key) DO UPDATE SET state = excluded.state, expires_at = excluded.expires_at \
+                 WHERE written_to.state = '' RETURNING 1) {and_load}"
             ),
             Statement::Update => format!(
                 "WITH written AS (UPDATE {table} SET state = $2, expires_at = {expires} \
@@ -121,7 +122,8 @@ impl Table {
 pub(super) enum Statement {
     /// Loads the text of key `$1`.
     Load,
-    /// Stores the text `$2` of the missing key `$1` for `$3` microseconds.
+    /// Stores the text `$2` of the missing key `$1` for `$3` microseconds. A row with an empty text
+    /// counts as missing.
     Insert,
     /// Replaces the text `$4` of key `$1` by `$2`, for `$3` microseconds.
     Update,

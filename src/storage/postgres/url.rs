@@ -81,8 +81,8 @@ impl Target {
         if config.get_hosts().is_empty() {
             return Err(wrong(format!("the host is missing: {EXAMPLES}")));
         }
-        // A replica cannot count.
-        if config.get_target_session_attrs() == TargetSessionAttrs::Any {
+        // A replica cannot count. With one host, the first write finds out without a round trip.
+        if config.get_target_session_attrs() == TargetSessionAttrs::Any && config.get_hosts().len() > 1 {
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
         if config.get_application_name().is_none() {

@@ -22,13 +22,22 @@ fn on(storage: &PostgresStorage, clock: ManualClock) -> PostgresStorage {
 #[test]
 fn storage_obeys_the_laws() {
     let server = Postgres::start(&["synchronous_commit=off"]);
-    let storage = storage(&server);
-    RUNTIME.block_on(storage.ready(LONG)).unwrap();
+    // The connections are opened on this runtime, because the laws use several others.
+    let [storage, other] = [(); 2].map(|()| {
+        let url = format!("{}?connections=1", server.url());
+        let storage = PostgresStorage::new(&url).unwrap().deadline(LONG);
+        RUNTIME.block_on(storage.ready(LONG)).unwrap();
+        storage
+    });
     StorageLaws::new(|clock| on(&storage, clock))
         // The laws need hundreds of scripts only on a storage in memory.
         .scripts(32)
-        // A new deadline opens new connections and remembers nothing, as in another process.
-        .second_handle(|storage| storage.clone().deadline(LONG * 2))
+        // It has another connection and remembers other states, as in another process.
+        .second_handle(move |storage| {
+            let debug = format!("{storage:?}");
+            let prefix = debug.split("prefix: \"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+            other.clone().prefix(prefix)
+        })
         .and_policies([
             Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
             Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
