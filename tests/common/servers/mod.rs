@@ -22,6 +22,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tower_ratelimit::storage::PostgresStorage;
+
 pub use self::etcd::{Etcd, Member};
 pub use self::fleet::{Cluster, Sentinels};
 pub use self::memcached::Memcached;
@@ -93,7 +95,10 @@ faulty_server!(Memcached);
 /// Without waiting for the disk. The tests kill processes, which loses nothing in the system's cache.
 impl FaultyServer for Postgres {
     fn launch() -> Self {
-        Self::start(&["fsync=off"])
+        let server = Self::start(&["fsync=off"]);
+        // Otherwise the first connection creates the table, which takes longer than to connect.
+        server.ask(&PostgresStorage::new(&server.url()).unwrap().definition());
+        server
     }
 
     fn port(&self) -> u16 {

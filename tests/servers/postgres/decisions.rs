@@ -36,7 +36,7 @@ fn storage_obeys_the_laws() {
         .second_handle(move |storage| {
             let debug = format!("{storage:?}");
             let prefix = debug.split("prefix: \"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
-            other.clone().prefix(prefix)
+            other.clone().prefix(prefix).clock(ManualClock::default())
         })
         .and_policies([
             Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),

@@ -118,7 +118,7 @@ fn read_only_server_is_a_clear_error_and_recovers() {
         }
     };
     assert!(format!("{error:#}").contains("read-only") && !error.may_have_counted(), "{error:?}");
-    server.ask("SET default_transaction_read_only = off; ALTER SYSTEM RESET default_transaction_read_only");
+    server.ask("ALTER SYSTEM RESET default_transaction_read_only");
     server.ask("SELECT pg_reload_conf()");
     while hit(&limiter).is_err() {
         assert!(started.elapsed() < LONG);
