@@ -24,9 +24,6 @@ pub(crate) trait Backend: 'static {
     /// `true` if the server keeps its counts over a restart.
     const KEEPS_COUNTS: bool;
 
-    /// `false` if the client blocks while it reads a reply of another protocol.
-    const READS_GARBAGE: bool = true;
-
     /// The storage on the server behind a port.
     fn storage(port: u16, timeout: Duration) -> Self::Storage;
 
@@ -175,8 +172,6 @@ impl Backend for PostgresServer {
 
     const TIMEOUT: Duration = Duration::from_secs(1);
     const MARGIN: Duration = common::harness::MARGIN;
-    // The client reserves and fills the length that such a reply seems to have.
-    const READS_GARBAGE: bool = false;
     const READS_FIRST: bool = false;
     const KEEPS_COUNTS: bool = true;
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use common::harness::{AGAIN, Answer, SECOND, timely};
 use common::message;
 use common::servers::{FaultyServer, Mode, Proxy};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
 use tower_ratelimit::Key;
 
@@ -144,17 +144,15 @@ async fn failed_connects_are_retried_with_backoff<B: Backend>() {
 
 async fn storage_recovers_from_network_faults<B: Backend>() {
     let mut tasks = JoinSet::new();
-    for mode in [Mode::Garbage, Mode::SwallowReplies, Mode::CutAtReply, Mode::SwallowRequests]
-        .into_iter()
-        .filter(|mode| B::READS_GARBAGE || *mode != Mode::Garbage)
-    {
+    for mode in [Mode::Garbage, Mode::SwallowReplies, Mode::CutAtReply, Mode::SwallowRequests] {
         tasks.spawn(recovers_from::<B>(mode));
     }
     tasks.join_all().await;
 }
 
 async fn recovers_from<B: Backend>(mode: Mode) {
-    let server = B::Server::launch();
+    // Other tasks measure their time on this thread.
+    let server = spawn_blocking(B::Server::launch).await.unwrap();
     let proxy = Proxy::start(server.port());
     let storage = B::storage(proxy.port(), QUICK);
     // While it connects, on an open connection, and while it connects again.
