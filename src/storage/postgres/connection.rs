@@ -81,14 +81,13 @@ impl Connection {
     }
 }
 
-type Preparing<'a> =
-    Pin<Box<dyn Future<Output = Result<Option<tokio_postgres::Statement>, tokio_postgres::Error>> + Send + 'a>>;
+type Prepared<T> = Result<T, tokio_postgres::Error>;
+
+type Preparing<'a> = Pin<Box<dyn Future<Output = Prepared<Option<tokio_postgres::Statement>>> + Send + 'a>>;
 
 /// Polls all futures together, so that their requests are pipelined. Returns the results in order.
-async fn join<T: Unpin, E: Unpin>(
-    mut futures: Vec<Pin<Box<dyn Future<Output = Result<T, E>> + Send + '_>>>,
-) -> Result<Vec<T>, E> {
-    let mut results: Vec<Option<T>> = futures.iter().map(|_| None).collect();
+async fn join(mut futures: Vec<Preparing<'_>>) -> Prepared<Vec<Option<tokio_postgres::Statement>>> {
+    let mut results: Vec<Option<_>> = futures.iter().map(|_| None).collect();
     poll_fn(|cx| {
         for (future, result) in futures.iter_mut().zip(&mut results).filter(|(_, result)| result.is_none()) {
             if let Poll::Ready(ready) = future.as_mut().poll(cx) {

@@ -113,14 +113,12 @@ impl Link {
                     let prepared = object.prepare_cached(&sql).await?;
                     object.query_one(&prepared, params).await
                 };
-                match timeout_at(deadline, queried).await {
-                    Ok(result) => result_of(POOL, result),
-                    Err(_) => {
-                        // The pool must not lend a connection whose server may hang.
-                        drop(Object::take(object));
-                        Err(StorageError::timed_out(POOL))
-                    }
-                }
+                let Ok(result) = timeout_at(deadline, queried).await else {
+                    // The pool must not lend a connection whose server may hang.
+                    drop(Object::take(object));
+                    return Err(StorageError::timed_out(POOL));
+                };
+                result_of(POOL, result)
             }
         }
     }

@@ -28,7 +28,7 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline};
 
 /// Keeps rate limit states in a file, for the processes of one machine.
 ///
-/// The states survive restarts of the program. It needs no server: `SQLite` is compiled in.
+/// The states survive restarts of the program. It needs no server: SQLite is compiled in.
 ///
 /// # Examples
 ///
@@ -74,10 +74,10 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline};
 ///
 /// # The file
 ///
-/// - `SQLite` adds two files with the endings `-wal` and `-shm`. Keep the three together, and back
+/// - SQLite adds two files with the endings `-wal` and `-shm`. Keep the three together, and back
 ///   them up with `sqlite3 limits.db ".backup copy.db"`.
 /// - The file must be on a local disk. Network file systems do not support the shared memory that
-///   `SQLite` needs.
+///   SQLite needs.
 /// - The table is called `tower_ratelimit`, and is created if it does not exist. Each write deletes
 ///   expired rows among the next four rows of the table. So an expired row is deleted at the latest
 ///   after a quarter as many writes as the table has rows.
@@ -90,7 +90,7 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline};
 ///
 /// # Linking
 ///
-/// Only one crate of a program can link `SQLite`. If another crate uses `libsqlite3-sys` in a
+/// Only one crate of a program can link SQLite. If another crate uses `libsqlite3-sys` in a
 /// version that is incompatible with `rusqlite` 0.38 to 0.41, for example an old `sqlx`, cargo
 /// reports that `links = "sqlite3"` occurs twice. Use compatible versions, or [`Cas`] on your own
 /// connection.
@@ -212,16 +212,15 @@ impl Shared {
             let message = format!("cannot start the thread of {}", self.path.display());
             StorageError::new(StorageErrorKind::Unreachable, message).with_source(error)
         };
-        let calls = match self.calls.get() {
-            Some(calls) => calls,
-            None => {
-                let (sender, calls) = mpsc::channel();
-                let worker = Worker::new(self.path.clone(), self.durability);
-                let thread = thread::Builder::new().name("ratelimit-sqlite".to_owned());
-                thread.spawn(move || worker.run(&calls)).map_err(cannot_start)?;
-                // If another call was faster, its thread is used, and this one ends.
-                self.calls.get_or_init(|| sender)
-            }
+        let calls = if let Some(calls) = self.calls.get() {
+            calls
+        } else {
+            let (sender, calls) = mpsc::channel();
+            let worker = Worker::new(self.path.clone(), self.durability);
+            let thread = thread::Builder::new().name("ratelimit-sqlite".to_owned());
+            thread.spawn(move || worker.run(&calls)).map_err(cannot_start)?;
+            // If another call was faster, its thread is used, and this one ends.
+            self.calls.get_or_init(|| sender)
         };
         // If the thread has ended, the job is dropped, and its caller gets an error.
         let _ = calls.send(job);

@@ -50,7 +50,7 @@ fn execute_key<'a>(
     let loaded = file.load(key)?;
     let mut batch: Option<Batch<'_>> = None;
     for (index, job) in jobs {
-        let now = || job.clock.as_ref().map_or_else(Timestamp::wall_clock, |clock| clock.now());
+        let now = || job.clock.as_ref().map_or_else(Timestamp::wall_clock, Clock::now);
         answers[index] = match &job.work {
             // Peeks run beside the hits of the same transaction, so they may ignore them.
             Work::Peek { policy, op, cost, .. } => {
