@@ -82,8 +82,8 @@ impl<'a> Options<'a> {
     /// percent-encoded again.
     #[cfg(feature = "postgres")]
     pub(in crate::storage) fn into_rest(self) -> Vec<(String, String)> {
-        let encoded = |value: String| value.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        self.left.into_iter().map(|(name, value)| (name.to_owned(), encoded(value))).collect()
+        let encode = |value: &str| value.bytes().fold(String::new(), |text, byte| text + &format!("%{byte:02X}"));
+        self.left.iter().map(|(name, value)| ((*name).to_owned(), encode(value))).collect()
     }
 
     /// Returns an error if an option is unknown.
