@@ -69,6 +69,8 @@
 //! | `memcached` | `MemcachedStorage` |
 //! | `etcd`, `etcd-rustls` | `EtcdStorage`, and `etcds://` URLs |
 //! | `serde` | [`Quota`], [`Policy`], [`Headers`], [`OnError`] and [`StorageUrl`](storage::StorageUrl) as strings |
+//! | `postgres` | `PostgresStorage` |
+//! | `sqlite` | `SqliteStorage`, a file that survives restarts; compiles SQLite, which needs a C compiler |
 //! | `testing` | property tests for strategies and storages of your own |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -137,9 +139,15 @@ pub use self::storage::EtcdStorage;
 #[cfg(feature = "memcached")]
 #[doc(no_inline)]
 pub use self::storage::MemcachedStorage;
+#[cfg(feature = "postgres")]
+#[doc(no_inline)]
+pub use self::storage::PostgresStorage;
 #[cfg(feature = "redis")]
 #[doc(no_inline)]
 pub use self::storage::RedisStorage;
+#[cfg(feature = "sqlite")]
+#[doc(no_inline)]
+pub use self::storage::SqliteStorage;
 #[doc(no_inline)]
 pub use self::storage::{MemoryStorage, Storage};
 #[doc(no_inline)]

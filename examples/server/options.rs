@@ -23,8 +23,9 @@ An axum server with rate limits. /status/CODE answers with that status, every ot
                          default = \"10/minute\", [routes] \"/login\" = \"5/minute\", [tiers] paid = \"100/second\"
 --tier-header NAME       header field with the client's tier in that file (default x-tier). Only a proxy in front
                          of the server may set it
---storage URL            where states are kept: memory:// (the default), redis://HOST, memcached://HOST or etcd://HOST;
-                         all but memory need a feature of cargo run: --features redis, memcached or etcd
+--storage URL            where states are kept: memory:// (the default), redis://HOST, memcached://HOST, etcd://HOST,
+                         postgres://USER@HOST/DATABASE or sqlite:PATH; all but memory need a feature of
+                         cargo run: --features redis, memcached, etcd, postgres or sqlite
 --on-error ACTION        admits (admit, the default) or refuses (refuse) requests while the storage fails
 --deadline TIME          timeout of the storage (default 100ms)
 --fallback memory        decides in memory with a part of each quota while the storage fails; needs --replicas
@@ -373,21 +374,24 @@ fn family(text: &str) -> Result<Headers, String> {
 }
 
 /// The storages behind features: URL schemes, name, feature, and `true` if the feature is enabled.
-const STORAGES: [(&[&str], &str, &str, bool); 5] = [
+const STORAGES: [(&[&str], &str, &str, bool); 7] = [
     (&["redis", "valkey"], "Redis", "redis", cfg!(feature = "redis")),
     (&["rediss", "valkeys"], "Redis over TLS", "redis-rustls", cfg!(feature = "redis-rustls")),
     (&["memcached"], "memcached", "memcached", cfg!(feature = "memcached")),
     (&["etcd"], "etcd", "etcd", cfg!(feature = "etcd")),
     (&["etcds"], "etcd over TLS", "etcd-rustls", cfg!(feature = "etcd-rustls")),
+    (&["postgres", "postgresql"], "PostgreSQL", "postgres", cfg!(feature = "postgres")),
+    (&["sqlite"], "SQLite", "sqlite", cfg!(feature = "sqlite")),
 ];
 
 /// Returns an error for a storage whose feature is not enabled.
 fn check_features(url: &str) -> Result<(), String> {
     let scheme = url.split(':').next().unwrap_or(url);
     let family = scheme.split('+').next().unwrap_or(scheme).to_ascii_lowercase();
+    let example = if family == "sqlite" { "sqlite:limits.db".to_owned() } else { format!("{scheme}://...") };
     match STORAGES.iter().find(|(schemes, ..)| schemes.contains(&&*family)) {
         Some((_, name, feature, false)) => Err(format!(
-            "this server was built without {name}; run: cargo run --example server --features {feature} -- --storage {scheme}://..."
+            "this server was built without {name}; run: cargo run --example server --features {feature} -- --storage {example}"
         )),
         _ => Ok(()),
     }

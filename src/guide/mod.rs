@@ -118,7 +118,9 @@
         feature = "lookup",
         feature = "memcached",
         feature = "metrics",
-        feature = "redis"
+        feature = "postgres",
+        feature = "redis",
+        feature = "sqlite"
     )),
     allow(rustdoc::broken_intra_doc_links)
 )]

@@ -19,6 +19,8 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// | `redis+sentinel://host,host/service` | `RedisStorage` | `redis-sentinel` |
 /// | `memcached://host,host`, `memcached+unix://` | `MemcachedStorage` | `memcached` |
 /// | `etcd://host,host`, `etcds://` | `EtcdStorage` | `etcd`, TLS `etcd-rustls` |
+/// | `postgres://user@host/database`, `postgresql://` | `PostgresStorage` | `postgres` |
+/// | `sqlite:path` | `SqliteStorage` | `sqlite` |
 ///
 /// A future that is ready at the first poll costs no allocation. Any other future costs one. With
 /// `memory://`, a decision neither allocates nor waits.
@@ -88,16 +90,24 @@ impl FromStr for AnyStorage {
             "etcd" | "etcds" => super::EtcdStorage::new(url).map(Self::new),
             #[cfg(not(feature = "etcd"))]
             "etcd" | "etcds" => Err(missing(scheme, "etcd")),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => super::PostgresStorage::new(url).map(Self::new),
+            #[cfg(not(feature = "postgres"))]
+            "postgres" | "postgresql" => Err(missing(scheme, "postgres")),
+            #[cfg(feature = "sqlite")]
+            "sqlite" => super::SqliteStorage::new(url).map(Self::new),
+            #[cfg(not(feature = "sqlite"))]
+            "sqlite" => Err(missing(scheme, "sqlite")),
             // The error shows only the scheme, because the URL may contain a password.
             _ => Err(ConfigError::new(format!(
                 "cannot read the storage URL: unknown scheme {scheme:?}; write memory://, redis://localhost, \
-                 memcached://localhost or etcd://localhost"
+                 memcached://localhost, etcd://localhost, postgres://user@localhost/database or sqlite:limits.db"
             ))),
         }
     }
 }
 
-#[cfg(not(all(feature = "redis", feature = "memcached", feature = "etcd")))]
+#[cfg(not(all(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite")))]
 fn missing(scheme: &str, feature: &str) -> ConfigError {
     ConfigError::new(format!(
         "the URL scheme {scheme:?} needs the feature {feature:?} of tower-ratelimit, which is not enabled; \

@@ -162,7 +162,7 @@ impl StorageError {
 }
 
 /// The errors of the calls to a server.
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres"))]
 impl StorageError {
     pub(super) fn unreachable(server: &str, source: impl Into<BoxError>) -> Self {
         Self::cannot_reach(server).with_source(source)

@@ -6,6 +6,8 @@
 //! | `RedisStorage` | several processes, on Redis or Valkey | `redis` |
 //! | `MemcachedStorage` | several processes, on memcached | `memcached` |
 //! | `EtcdStorage` | several processes, on etcd | `etcd` |
+//! | `PostgresStorage` | several processes, on PostgreSQL | `postgres` |
+//! | `SqliteStorage` | the processes of one machine; survives restarts | `sqlite` |
 //! | [`Cas`] | your own store, by two methods of [`CasStorage`] | |
 //! | [`AnyStorage`] | a storage that is chosen at run time, for example by a URL | |
 //!
@@ -43,17 +45,21 @@ mod leases;
 mod memcached;
 mod memory;
 mod names;
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres"))]
 mod net;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod refusal_cache;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod storage_url;
 mod text;
 mod timeout;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod tls;
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 mod url;
 
 use std::fmt;
@@ -82,9 +88,13 @@ pub use self::leases::Leases;
 #[cfg(feature = "memcached")]
 pub use self::memcached::MemcachedStorage;
 pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull};
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresStorage;
 #[cfg(feature = "redis")]
 pub use self::redis::RedisStorage;
 pub use self::refusal_cache::RefusalCache;
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::{Durability, SqliteStorage};
 pub use self::storage_url::StorageUrl;
 pub use self::timeout::Timeout;
 #[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]

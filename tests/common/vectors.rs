@@ -11,7 +11,7 @@ use serde::Deserialize;
 use tokio::runtime::{Builder, Runtime};
 use tower_ratelimit::storage::{AnyStorage, ManualClock};
 #[cfg(feature = "servers")]
-use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, RedisStorage};
+use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage, SqliteStorage};
 use tower_ratelimit::{
     Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MemoryStorage, MovingWindow, Policy, Quota,
     RateLimiter, SlidingWindowCounter, Storage, Timestamp, TokenBucket,
@@ -63,6 +63,10 @@ enum Kind {
     Memcached(MemcachedStorage),
     #[cfg(feature = "servers")]
     Etcd(EtcdStorage),
+    #[cfg(feature = "servers")]
+    Postgres(PostgresStorage),
+    #[cfg(feature = "servers")]
+    Sqlite(SqliteStorage),
 }
 
 /// The longest wait for a server's answer.
@@ -82,6 +86,12 @@ impl Place {
             _ if url.starts_with("memcached") => {
                 Kind::Memcached(MemcachedStorage::new(url)?.deadline(TIMEOUT).allow_long_logs())
             }
+            #[cfg(feature = "servers")]
+            _ if url.starts_with("postgres") => {
+                Kind::Postgres(PostgresStorage::new(url)?.deadline(TIMEOUT).allow_long_logs())
+            }
+            #[cfg(feature = "servers")]
+            _ if url.starts_with("sqlite") => Kind::Sqlite(SqliteStorage::new(url)?.deadline(TIMEOUT)),
             #[cfg(feature = "servers")]
             _ => Kind::Redis(RedisStorage::new(url)?.deadline(TIMEOUT)),
             #[cfg(not(feature = "servers"))]
@@ -113,6 +123,10 @@ impl Place {
             Kind::Memcached(servers) => AnyStorage::new(servers.clone().prefix(&prefix).clock(clock)),
             #[cfg(feature = "servers")]
             Kind::Etcd(members) => AnyStorage::new(members.clone().prefix(&prefix).clock(clock)),
+            #[cfg(feature = "servers")]
+            Kind::Postgres(server) => AnyStorage::new(server.clone().prefix(&prefix).clock(clock)),
+            #[cfg(feature = "servers")]
+            Kind::Sqlite(file) => AnyStorage::new(file.clone().prefix(&prefix).clock(clock)),
         })
     }
 }

@@ -463,3 +463,60 @@ fn invalid_cache_and_lease_flags_suggest_valid_ones() {
         assert!(output.status.code() == Some(2) && error.contains(expected), "{flags:?}: {error}");
     }
 }
+
+/// Counts in a file survive a process that is killed.
+#[cfg(feature = "sqlite")]
+#[test]
+fn counts_in_a_file_survive_a_killed_process() {
+    let folder = std::env::temp_dir().join(format!("tower-ratelimit-example-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let url = format!("sqlite:{}", folder.join("limits.db").display());
+    let flags = ["--storage", &url, "--policy", "fixed-window 5/day", "--deadline", "5s"];
+    let mut server = Server::start(&flags);
+    assert_eq!([200; 3].map(|_| server.status("/", "")), [200; 3]);
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let server = Server::start(&flags);
+    assert_eq!([(); 3].map(|()| server.status("/", "")), [200, 200, 429]);
+    drop(server);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Two processes on PostgreSQL admit exactly the limit together, also while the server restarts.
+#[cfg(feature = "servers")]
+#[test]
+fn two_processes_on_postgres_admit_the_limit_while_the_server_restarts() {
+    const LIMIT: usize = 200;
+    let mut postgres = common::servers::Postgres::start(&[]);
+    let (url, policy) = (postgres.url(), format!("fixed-window {LIMIT}/day"));
+    let flags = ["--storage", &url, "--policy", &policy, "--key", "global", "--on-error", "refuse", "--deadline", "1s"];
+    let servers = [(); 2].map(|()| Server::start(&flags));
+    let (admitted, failed) = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|client| {
+                let server = &servers[client % 2];
+                scope.spawn(move || {
+                    let (mut admitted, mut failed) = (0, 0);
+                    loop {
+                        match server.get("/", "") {
+                            (200, _) => admitted += 1,
+                            // A contended hit can be retried at once, and the others tomorrow.
+                            (429, head) if head.contains("retry-after: 1\r\n") => {}
+                            (429, _) => return (admitted, failed),
+                            (503, _) => failed += 1,
+                            other => panic!("{other:?}"),
+                        }
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..2 {
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            postgres.restart();
+        }
+        let counts: Vec<(usize, usize)> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+        counts.into_iter().fold((0, 0), |(admitted, failed), one| (admitted + one.0, failed + one.1))
+    });
+    // A failed hit may have been counted, but an admitted one always is.
+    assert!(admitted <= LIMIT && admitted + failed >= LIMIT, "{admitted} admitted, {failed} failed");
+}

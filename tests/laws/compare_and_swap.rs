@@ -1,12 +1,14 @@
 //! The laws of a compare-and-swap store and of the storage over it.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::Foreign;
 use common::fake_cas_store::FakeCasStore;
-use tower_ratelimit::storage::{Cas, ManualClock};
+use common::{Foreign, policy};
+use tower_ratelimit::storage::{Cas, CasStorage, Loaded, ManualClock, Swapped};
 use tower_ratelimit::testing::{CasLaws, StorageLaws};
-use tower_ratelimit::{ElasticWindow, MovingWindow, Policy, Quota};
+use tower_ratelimit::{BoxError, ElasticWindow, Key, MovingWindow, Policy, Quota, RateLimiter};
 
 fn over(store: &FakeCasStore) -> Cas<FakeCasStore> {
     Cas::new(store.clone()).deadline(Duration::from_secs(20))
@@ -28,4 +30,86 @@ fn compare_and_swap_storage_obeys_the_laws() {
         ])
         .scripts(128)
         .check();
+}
+
+/// A store that recalls the texts of its last loads. It loads after each swap that was stored.
+#[derive(Clone, Debug, Default)]
+struct Recalling {
+    store: FakeCasStore,
+    loaded: Arc<Mutex<HashMap<String, Loaded<u64>>>>,
+}
+
+impl CasStorage for Recalling {
+    type Error = BoxError;
+    type Version = u64;
+
+    async fn load(&self, key: &str) -> Result<Loaded<u64>, BoxError> {
+        let loaded = self.store.load(key).await?;
+        self.loaded.lock().unwrap().insert(key.to_owned(), loaded.clone());
+        Ok(loaded)
+    }
+
+    async fn swap(&self, key: &str, version: &u64, text: &str, keep: Duration) -> Result<Swapped<u64>, BoxError> {
+        self.loaded.lock().unwrap().remove(key);
+        let swapped = self.store.swap(key, version, text, keep).await?;
+        if matches!(swapped, Swapped::Stored) {
+            self.load(key).await?;
+        }
+        Ok(swapped)
+    }
+
+    fn recall(&self, key: &str) -> Option<Loaded<u64>> {
+        self.loaded.lock().unwrap().get(key).cloned()
+    }
+}
+
+impl Recalling {
+    /// Another process on the same store, which recalls its own texts.
+    fn in_another_process(&self) -> Self {
+        Self { store: self.store.clone(), loaded: Arc::default() }
+    }
+}
+
+#[test]
+fn storage_that_recalls_texts_obeys_the_laws() {
+    StorageLaws::new(|clock| Cas::new(Recalling::default()).deadline(Duration::from_secs(20)).clock(clock))
+        .second_handle(|storage| {
+            let other = storage.store().in_another_process();
+            Cas::new(other).deadline(Duration::from_secs(20)).clock(ManualClock::default())
+        })
+        .scripts(128)
+        .check();
+}
+
+/// Each process changes the key after the other one has recalled it.
+#[tokio::test]
+async fn recalled_text_that_is_outdated_does_not_decide() {
+    let store = Recalling::default();
+    let limiter = |store| RateLimiter::with_storage(policy("fixed-window 2/day"), Cas::new(store));
+    let (one, two, key) = (limiter(store.clone()), limiter(store.in_another_process()), Key::from("k"));
+    for _ in 0..2 {
+        assert_eq!(one.hit(&key).await.unwrap().remaining(), 1);
+        assert_eq!(two.hit(&key).await.unwrap().remaining(), 0);
+        assert!(one.hit(&key).await.unwrap().is_refused(), "one recalls that a unit remains");
+        two.clear(&key).await.unwrap();
+        // One recalls that no unit remains.
+        assert_eq!(one.hit(&key).await.unwrap().remaining(), 1);
+        two.clear(&key).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn recalled_text_saves_the_load() {
+    let store = Recalling::default();
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day"), Cas::new(store.clone()));
+    let trips = async || {
+        let before = store.store.trips();
+        let admitted = limiter.hit(&Key::from("k")).await.unwrap().is_admitted();
+        let after = store.store.trips();
+        // This store loads after each swap.
+        (admitted, after.0 - before.0, after.1 - before.1)
+    };
+    assert_eq!(trips().await, (true, 2, 1));
+    assert_eq!(trips().await, (true, 1, 1));
+    assert_eq!(trips().await, (false, 1, 0), "a refusal is confirmed by a load");
 }

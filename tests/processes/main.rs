@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use common::foreign;
 use common::random::Numbers;
-use common::servers::{Cluster, Etcd, Memcached, Server};
+use common::servers::{Cluster, Etcd, Memcached, Postgres, Server};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::AnyStorage;
 use tower_ratelimit::{Key, RateLimiter};
@@ -42,6 +42,8 @@ fn main() {
     let (server, cluster) = (Server::start(&[]), Cluster::start());
     let (memcached, another) = (Memcached::start(&[]), Memcached::start(&[]));
     let (etcd, etcds) = (Etcd::start(1), Etcd::calm());
+    let postgres = Postgres::start(&[]);
+    let file = std::env::temp_dir().join(format!("tower-ratelimit-processes-{}.db", std::process::id()));
     let two = format!("{},127.0.0.1:{}", memcached.url(), another.port());
     for (place, url) in [
         ("one server", server.url()),
@@ -50,6 +52,8 @@ fn main() {
         ("two memcacheds", format!("{two}?prefix=two")),
         ("etcd", etcd.url()),
         ("three members of etcd", etcds.url()),
+        ("PostgreSQL", postgres.url()),
+        ("SQLite", format!("sqlite:{}", file.display())),
     ] {
         let swaps = !url.starts_with("redis");
         for strategy in ["fixed-window", "token-bucket", "moving-window", FOREIGN] {
@@ -70,6 +74,9 @@ fn main() {
         let counted = units_counted(&url);
         println!("{SETTLED} settled hits on {place}: {spent:?} spent, {counted} counted");
         assert_eq!(spent.iter().sum::<u32>(), counted, "settled hits on {place}");
+    }
+    for end in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{}{end}", file.display()));
     }
 }
 

@@ -5,6 +5,8 @@ mod etcd;
 mod faults;
 mod long_logs;
 mod memcached;
+mod postgres;
 mod redis;
 mod round_trips;
+mod sqlite;
 mod wrappers;

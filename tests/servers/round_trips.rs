@@ -5,9 +5,9 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use common::servers::storage::RUNTIME;
-use common::servers::{Etcd, Memcached, Server};
+use common::servers::{Etcd, Memcached, Postgres, Server};
 use common::{EVERY_STRATEGY, foreign, policy};
-use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, RedisStorage, StorageRequest};
+use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage, StorageRequest};
 use tower_ratelimit::{Key, Op, Policy, Storage};
 
 const LONG: Duration = Duration::from_secs(10);
@@ -89,5 +89,23 @@ fn etcd_hit_takes_two_round_trips_and_one_if_nothing_changes() {
     for policy in policies().chain([foreign(3)]) {
         let refused = if counts_refusals(&policy) { 2 } else { 1 };
         assert_eq!(trips(&storage, &policy, count), [2, refused, 1], "{policy}");
+    }
+}
+
+#[test]
+fn postgres_hit_takes_one_round_trip() {
+    let server = Postgres::start(&["shared_preload_libraries=pg_stat_statements"]);
+    server.ask("CREATE EXTENSION pg_stat_statements");
+    let storage = PostgresStorage::new(&server.url()).unwrap().deadline(LONG);
+    // The first hit loads the server's time.
+    let _ = RUNTIME.block_on(storage.decide(StorageRequest::new(&foreign(3), &Key::from("first"), Op::Hit, 1)));
+    // Sweeps run beside the hits.
+    let count = || {
+        let calls = "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements \
+                     WHERE query LIKE '%tower_ratelimit%' AND query NOT LIKE '%SKIP LOCKED%' AND query NOT LIKE '%pg_stat%'";
+        server.ask(calls).parse().unwrap()
+    };
+    for policy in policies().chain([foreign(3)]) {
+        assert_eq!(trips(&storage, &policy, count), [1, 1, 1], "{policy}");
     }
 }

@@ -12,7 +12,7 @@ fn left_out_tests_are_announced() {
     use std::io::Write;
 
     let left_out = [
-        (cfg!(feature = "servers"), "Redis, Valkey, memcached and etcd"),
+        (cfg!(feature = "servers"), "Redis, Valkey, memcached, etcd, PostgreSQL and SQLite"),
         (cfg!(feature = "grpc"), "gRPC"),
         (cfg!(feature = "metrics"), "metrics"),
         (cfg!(feature = "partition-key"), "partition keys"),

@@ -17,7 +17,7 @@ const GRACE: Duration = Duration::from_millis(500);
 /// The text is parsed for the policy of the current job. It is written and parsed again if the next
 /// job has a different policy with the same name.
 #[derive(Debug)]
-pub(super) struct Batch<'a> {
+pub(in crate::storage) struct Batch<'a> {
     loaded: &'a str,
     is_moved: bool,
     now: Timestamp,
@@ -38,14 +38,14 @@ struct Parsed {
 }
 
 impl<'a> Batch<'a> {
-    pub(super) fn new(loaded: &'a str, view: View<'_>) -> Self {
+    pub(in crate::storage) fn new(loaded: &'a str, view: View<'_>) -> Self {
         let View { at: now, states, is_moved } = view;
         let (loaded, text) = (text::states(loaded), states.into_owned());
         Self { loaded, is_moved, now, text, until: now, parsed: None, changed: is_moved, cleared: false }
     }
 
     /// Executes one command. Returns the decision on a hit.
-    pub(super) fn execute(&mut self, policy: &Policy, command: &Command) -> Option<Decision> {
+    pub(in crate::storage) fn execute(&mut self, policy: &Policy, command: &Command) -> Option<Decision> {
         let now = self.now;
         self.cleared |= matches!(command, Command::Clear);
         let parsed = self.parse(policy);
@@ -81,7 +81,7 @@ impl<'a> Batch<'a> {
     /// The text contains the instant of the decision. After a refund of all units, the text is only
     /// that instant. Without it, a node whose clock is behind could decide at an earlier time.
     /// Clearing a key removes the instant.
-    pub(super) fn finish(mut self, max_skew: Duration) -> Option<(String, Duration)> {
+    pub(in crate::storage) fn finish(mut self, max_skew: Duration) -> Option<(String, Duration)> {
         self.write_back();
         if !self.changed || self.text == self.loaded {
             return None;

@@ -23,7 +23,7 @@ const ATTEMPTS: u32 = 24;
 pub(super) type Answer = Result<Option<Decision>, StorageError>;
 
 #[derive(Clone, Debug)]
-pub(super) enum Command {
+pub(in crate::storage) enum Command {
     /// A hit of this cost.
     Hit(u32),
     /// A charge of this many units.
@@ -102,6 +102,11 @@ impl Job {
         self.lost += 1;
         let mut stage = self.progress.lock();
         (stage.contended, stage.sent) = (Some(at), false);
+    }
+
+    /// Records that no swap with this job was stored.
+    pub(super) fn take_back(&self) {
+        self.progress.lock().sent = false;
     }
 
     /// Returns the job if it can still be executed in time, assuming that a round trip takes

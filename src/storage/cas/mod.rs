@@ -15,6 +15,10 @@ use std::fmt;
 use std::future::ready;
 use std::time::Duration;
 
+#[cfg(feature = "sqlite")]
+pub(super) use self::batch::Batch;
+#[cfg(feature = "sqlite")]
+pub(super) use self::job::Command;
 pub use self::storage::Cas;
 use crate::{BoxError, Timestamp};
 
@@ -111,6 +115,19 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Returns an error if the store is not reachable.
     fn check(&self) -> impl Future<Output = Result<(), Self::Error>> + Send {
         ready(Ok(()))
+    }
+
+    /// Returns the last text of a key that the store knows without a round trip, or `None`, the
+    /// default.
+    ///
+    /// [`Cas`] decides on this text and swaps at once, which saves the round trip of
+    /// [`load`](Self::load). The text may be outdated, because the swap compares its version. A
+    /// decision that would not change the text is made again on a loaded one.
+    ///
+    /// A text is outdated after each lost swap, so return another one or `None` then.
+    fn recall(&self, key: &str) -> Option<Loaded<Self::Version>> {
+        let _ = key;
+        None
     }
 
     /// Returns the largest length of a text in bytes, or `None` if it is unlimited. Defaults to

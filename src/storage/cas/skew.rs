@@ -28,13 +28,13 @@ const SKEWED: &str = "ratelimit_clock_skew_total";
 
 /// The limit for the difference between a key's time and this node's clock.
 #[derive(Debug)]
-pub(super) struct Skew {
+pub(in crate::storage) struct Skew {
     max: Duration,
     warned: Mutex<Option<Instant>>,
 }
 
 impl Skew {
-    pub(super) fn new(max: Duration) -> Self {
+    pub(in crate::storage) fn new(max: Duration) -> Self {
         Self { max, warned: Mutex::default() }
     }
 
@@ -43,7 +43,7 @@ impl Skew {
         !self.max.is_zero()
     }
 
-    pub(super) fn max(&self) -> Duration {
+    pub(in crate::storage) fn max(&self) -> Duration {
         self.max
     }
 
@@ -52,7 +52,7 @@ impl Skew {
     ///
     /// If the newest decision is too far ahead, the states are moved back to the node's own time.
     /// Otherwise they would refuse the key until that instant.
-    pub(super) fn view<'a>(&self, text: &'a str, own: Timestamp) -> View<'a> {
+    pub(in crate::storage) fn view<'a>(&self, text: &'a str, own: Timestamp) -> View<'a> {
         let newest = text::decided_at(text).filter(|_| self.is_on()).unwrap_or(own).max(own);
         let (ahead, states) = (newest.since(own), text::states(text));
         if ahead <= micros(self.max) {
@@ -79,11 +79,11 @@ impl Skew {
 
 /// The states of a key, and the instant to decide at.
 #[derive(Debug)]
-pub(super) struct View<'a> {
-    pub(super) at: Timestamp,
-    pub(super) states: Cow<'a, str>,
+pub(in crate::storage) struct View<'a> {
+    pub(in crate::storage) at: Timestamp,
+    pub(in crate::storage) states: Cow<'a, str>,
     /// The states were moved back, so they differ from the stored ones.
-    pub(super) is_moved: bool,
+    pub(in crate::storage) is_moved: bool,
 }
 
 pub(in crate::storage) fn checked(max: Duration) -> Result<Duration, ConfigError> {

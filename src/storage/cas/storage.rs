@@ -21,7 +21,7 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 
 /// The largest number of log entries of a key on memcached and etcd, unless long logs are allowed.
 /// That is 19 kB.
-#[cfg(any(feature = "memcached", feature = "etcd"))]
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 const LONGEST_LOG: u32 = 1_000;
 
 /// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.
@@ -71,7 +71,7 @@ impl<S: CasStorage> Cas<S> {
 
     /// Rejects policies that can keep more than 1,000 log entries of a key. Each hit loads and
     /// stores the whole log, so a long log dominates the cost of a remote store.
-    #[cfg(any(feature = "memcached", feature = "etcd"))]
+    #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(in crate::storage) fn without_long_logs(self) -> Self {
         Self { longest_log: Some(LONGEST_LOG), ..self }
     }
@@ -125,7 +125,7 @@ impl<S: CasStorage> Cas<S> {
     }
 
     /// Returns the number of keys with a worker.
-    #[cfg(any(feature = "memcached", feature = "etcd"))]
+    #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(in crate::storage) fn busy_keys(&self) -> usize {
         self.shared.queues.len()
     }

@@ -56,6 +56,17 @@ impl<S: CasStorage> Worker<S> {
     async fn run_batch(&mut self, jobs: Vec<Job>) {
         let mut jobs = self.in_time(jobs);
         let mut newest = None;
+        // A recalled text saves the first load.
+        if let Some(recalled) = self.shared.store.recall(&self.place.1) {
+            match self.attempt(jobs, &recalled, true).await {
+                Ok(()) => return,
+                Err((remaining, newer)) => {
+                    // The text was outdated, which is no contention.
+                    remaining.iter().for_each(Job::take_back);
+                    (jobs, newest) = (self.in_time(remaining), newer);
+                }
+            }
+        }
         for attempt in 0_u32.. {
             if jobs.is_empty() {
                 return;
@@ -68,7 +79,7 @@ impl<S: CasStorage> Worker<S> {
                 },
             };
             let now = self.shared.now(&loaded);
-            match self.attempt(self.in_time(jobs), &loaded).await {
+            match self.attempt(self.in_time(jobs), &loaded, false).await {
                 Ok(()) => return,
                 Err((lost, newer)) => (jobs, newest) = (lost, newer),
             }
@@ -87,17 +98,21 @@ impl<S: CasStorage> Worker<S> {
 
     /// Executes the jobs on the loaded state, and stores the result. After a lost race, returns the
     /// jobs that have to be executed again, and the newer state if the store returned it.
+    ///
+    /// A recalled state may be outdated, so no job is answered before a swap has confirmed it. If
+    /// nothing has changed, all jobs have to be executed again on a loaded state.
     #[allow(clippy::type_complexity, reason = "private, with one caller")]
     async fn attempt(
         &mut self,
         jobs: Vec<Job>,
         loaded: &Loaded<S::Version>,
+        is_recalled: bool,
     ) -> Result<(), (Vec<Job>, Option<Loaded<S::Version>>)> {
         let mut batch = Batch::new(&loaded.text, self.shared.view(loaded));
         let mut pending: Vec<(Job, Answer)> = Vec::with_capacity(jobs.len());
         for job in jobs.into_iter().filter(Job::begin) {
             let answer = Ok(batch.execute(&job.policy, &job.command));
-            if batch.is_changed() {
+            if is_recalled || batch.is_changed() {
                 pending.push((job, answer));
             } else {
                 // This job and all jobs before it have changed nothing, so it needs no swap.
@@ -105,6 +120,9 @@ impl<S: CasStorage> Worker<S> {
             }
         }
         let Some((text, keep)) = batch.finish(self.shared.skew.max()) else {
+            if is_recalled {
+                return Err((pending.into_iter().map(|(job, _)| job).collect(), None));
+            }
             Self::send_all(pending);
             return Ok(());
         };

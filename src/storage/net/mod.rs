@@ -4,11 +4,12 @@ mod calls;
 mod race;
 mod ready;
 mod reconnect;
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
 pub(super) mod socket;
 
 use std::time::Duration;
 
-#[cfg(any(feature = "memcached", feature = "etcd"))]
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 pub(super) use self::calls::MOST;
 pub(super) use self::calls::{Calls, Connected, overloaded};
 pub(super) use self::ready::until_ready;

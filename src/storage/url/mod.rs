@@ -1,4 +1,8 @@
 //! Parses the URLs of servers: `scheme://user:password@host:port,host/path?option=value`.
+#![cfg_attr(
+    not(any(feature = "redis", feature = "memcached", feature = "etcd")),
+    allow(dead_code, unused_imports, reason = "the URL of a file has no hosts, and PostgreSQL parses its own")
+)]
 
 mod authority;
 mod options;
@@ -8,6 +12,8 @@ use std::path::PathBuf;
 
 pub(super) use self::authority::Authority;
 use self::authority::may_be_login;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(super) use self::options::PREFIX;
 pub(super) use self::options::{Options, checked_prefix};
 use crate::ConfigError;
 
@@ -83,7 +89,7 @@ impl<'a> Parts<'a> {
 }
 
 /// Percent-decodes a text.
-fn decoded(text: &str) -> Result<String, &'static str> {
+pub(super) fn decoded(text: &str) -> Result<String, &'static str> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {

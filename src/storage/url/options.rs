@@ -7,7 +7,7 @@ use crate::ConfigError;
 use crate::storage::deadline::{self, DEADLINE};
 
 /// The default prefix.
-const PREFIX: &str = "rl";
+pub(in crate::storage) const PREFIX: &str = "rl";
 
 /// The options of a URL. Each one is taken once. An option that is left at the end is unknown.
 pub(in crate::storage) struct Options<'a> {
@@ -56,7 +56,7 @@ impl<'a> Options<'a> {
         })
     }
 
-    #[cfg(any(feature = "memcached", feature = "etcd"))]
+    #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(in crate::storage) fn max_skew(&mut self) -> Result<Duration, ConfigError> {
         use crate::storage::cas::skew;
         let Some(text) = self.take("max-skew") else { return Ok(skew::MAX_SKEW) };
@@ -67,7 +67,7 @@ impl<'a> Options<'a> {
     }
 
     /// Returns `true` for `long-logs=allow`.
-    #[cfg(any(feature = "memcached", feature = "etcd"))]
+    #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(in crate::storage) fn long_logs(&mut self) -> Result<bool, ConfigError> {
         match self.take("long-logs").as_deref() {
             None | Some("refuse") => Ok(false),
@@ -76,6 +76,14 @@ impl<'a> Options<'a> {
                 Err((self.wrong)(format!("invalid long-logs {other:?}; write long-logs=allow or long-logs=refuse")))
             }
         }
+    }
+
+    /// Returns the options that were not taken, for the client of a server to parse. The values are
+    /// percent-encoded again.
+    #[cfg(feature = "postgres")]
+    pub(in crate::storage) fn into_rest(self) -> Vec<(String, String)> {
+        let encode = |value: &str| value.bytes().fold(String::new(), |text, byte| text + &format!("%{byte:02X}"));
+        self.left.iter().map(|(name, value)| ((*name).to_owned(), encode(value))).collect()
     }
 
     /// Returns an error if an option is unknown.

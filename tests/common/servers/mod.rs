@@ -1,4 +1,4 @@
-//! Real servers for tests, each on its own port: Redis, memcached and etcd.
+//! Real servers for tests, each on its own port: Redis, memcached, etcd and PostgreSQL.
 //!
 //! `TOWER_RATELIMIT_REDIS_SERVER` names another program than `redis-server`. Dropping the guard
 //! ends a server. A watchdog ends it when the test process dies.
@@ -6,6 +6,7 @@
 mod etcd;
 mod fleet;
 mod memcached;
+mod postgres;
 mod process;
 mod proxy;
 mod resp;
@@ -21,9 +22,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tower_ratelimit::storage::PostgresStorage;
+
 pub use self::etcd::{Etcd, Member};
 pub use self::fleet::{Cluster, Sentinels};
 pub use self::memcached::Memcached;
+pub use self::postgres::Postgres;
 use self::process::Process;
 pub use self::proxy::{Mode, Proxy};
 pub use self::resp::Reply;
@@ -87,6 +91,36 @@ macro_rules! faulty_server {
 
 faulty_server!(Server);
 faulty_server!(Memcached);
+
+/// Without waiting for the disk. The tests kill processes, which loses nothing in the system's cache.
+impl FaultyServer for Postgres {
+    fn launch() -> Self {
+        let server = Self::start(&["fsync=off"]);
+        // Otherwise the first connection creates the table, which takes longer than to connect.
+        server.ask(&PostgresStorage::new(&server.url()).unwrap().definition());
+        server
+    }
+
+    fn port(&self) -> u16 {
+        self.port()
+    }
+
+    fn kill(&mut self) {
+        self.kill();
+    }
+
+    fn restart(&mut self) {
+        self.restart();
+    }
+
+    fn stop(&self) {
+        self.stop();
+    }
+
+    fn resume(&self) {
+        self.resume();
+    }
+}
 
 /// A cluster of one member.
 impl FaultyServer for Etcd {

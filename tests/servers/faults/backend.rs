@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use common::servers::{Etcd, FaultyServer, Memcached, Server};
+use common::servers::{Etcd, FaultyServer, Memcached, Postgres, Server};
 use common::{foreign, policy};
-use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, RedisStorage, StorageError};
+use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage, StorageError};
 use tower_ratelimit::{Policy, Storage};
 
 /// A storage on one server.
@@ -159,6 +159,28 @@ impl Backend for EtcdMember {
     }
 
     async fn ready(storage: &EtcdStorage, timeout: Duration) -> Result<(), StorageError> {
+        storage.ready(timeout).await
+    }
+}
+
+/// A PostgreSQL, with one connection so that tests can count them.
+pub(crate) struct PostgresServer;
+
+impl Backend for PostgresServer {
+    type Server = Postgres;
+    type Storage = PostgresStorage;
+
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    const MARGIN: Duration = common::harness::MARGIN;
+    const READS_FIRST: bool = false;
+    const KEEPS_COUNTS: bool = true;
+
+    fn storage(port: u16, timeout: Duration) -> PostgresStorage {
+        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?connections=1&long-logs=allow");
+        PostgresStorage::new(&url).unwrap().deadline(timeout)
+    }
+
+    async fn ready(storage: &PostgresStorage, timeout: Duration) -> Result<(), StorageError> {
         storage.ready(timeout).await
     }
 }

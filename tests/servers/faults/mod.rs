@@ -38,7 +38,8 @@ macro_rules! on_every_backend {
     ($attribute:tt $wait:tt $tests:tt) => {
         on_backends! {
             $attribute $wait $tests
-            redis: Redis, redis_swap: RedisSwap, memcached: MemcachedServer, etcd: EtcdMember
+            redis: Redis, redis_swap: RedisSwap, memcached: MemcachedServer, etcd: EtcdMember,
+            postgres: PostgresServer
         }
     };
 }

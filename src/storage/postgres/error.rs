@@ -1,0 +1,67 @@
+//! Converts errors of the client.
+
+use std::error::Error as _;
+
+use tokio_postgres::Error;
+use tokio_postgres::error::{Severity, SqlState};
+
+use crate::storage::{StorageError, StorageErrorKind};
+
+/// Converts the error of a statement on `server`.
+///
+/// A statement is a transaction, so one that fails has changed nothing. After a lost connection,
+/// the server may have committed it.
+pub(super) fn of_statement(server: &str, error: Error) -> StorageError {
+    let Some(code) = error.code().filter(|_| !is_fatal(&error)).cloned() else {
+        return StorageError::connection_lost(server, Cause(error));
+    };
+    if code == SqlState::QUERY_CANCELED {
+        let message = format!("{server} cancelled the statement at the deadline");
+        return StorageError::new(StorageErrorKind::Timeout, message).uncounted().with_source(Cause(error));
+    }
+    if is_missing_table(&error) {
+        let message = format!("{server} has no table for the states; call migrate(), or create it");
+        return StorageError::new(StorageErrorKind::Refused, message).with_source(Cause(error));
+    }
+    StorageError::refused(server, Cause(error))
+}
+
+/// Returns `true` if the statement was rolled back because of another transaction.
+pub(super) fn is_serialization_failure(error: &Error) -> bool {
+    let code = error.code();
+    [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED].iter().any(|other| code == Some(other))
+}
+
+/// Returns `true` if another connection may reach a server that works: after a failover, or if the
+/// table was dropped and has to be created.
+pub(super) fn needs_another_connection(error: &Error) -> bool {
+    is_missing_table(error) || error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
+}
+
+/// Returns `true` if the table or its schema does not exist.
+pub(super) fn is_missing_table(error: &Error) -> bool {
+    [SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME].iter().any(|other| error.code() == Some(other))
+}
+
+/// Returns `true` if the server has closed the connection.
+fn is_fatal(error: &Error) -> bool {
+    let severity = error.as_db_error().and_then(tokio_postgres::error::DbError::parsed_severity);
+    matches!(severity, Some(Severity::Fatal | Severity::Panic))
+}
+
+/// An error whose message includes the server's reason. The client's own message is only "db
+/// error".
+#[derive(Debug)]
+pub(super) struct Cause(pub(super) Error);
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.0.as_db_error(), self.0.source()) {
+            (Some(error), _) => write!(f, "{} (SQLSTATE {})", error.message(), error.code().code()),
+            (None, Some(source)) => write!(f, "{}: {source}", self.0),
+            (None, None) => self.0.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Cause {}

@@ -1,0 +1,304 @@
+mod connection;
+mod decide;
+mod error;
+mod link;
+mod recent;
+mod store;
+mod sweep;
+mod table;
+mod url;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_postgres::Pool;
+use tokio::time::Instant;
+
+use self::connection::Settings;
+use self::link::Link;
+use self::store::Store;
+use self::sweep::Sweep;
+use self::table::Table;
+use self::url::Target;
+use crate::error::or_panic;
+use crate::storage::cas::skew::{self, MAX_SKEW};
+use crate::storage::deadline::DEADLINE;
+use crate::storage::net::until_ready;
+use crate::storage::url::{PREFIX, checked_prefix};
+use crate::storage::{Cas, Clock, StorageError, deadline};
+use crate::{ConfigError, Timestamp};
+
+/// Shares rate limit states between processes in PostgreSQL (14 or later).
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::storage::PostgresStorage;
+///
+/// let url = "postgres://app:secret@localhost/app?prefix=shop";
+/// let storage = PostgresStorage::new(url)?.deadline(Duration::from_millis(50));
+///
+/// let error = PostgresStorage::new("http://localhost").unwrap_err();
+/// let expected = "cannot read the URL \"http://localhost\": unknown scheme \"http\"";
+/// assert!(error.to_string().starts_with(expected));
+/// # Ok::<(), tower_ratelimit::ConfigError>(())
+/// ```
+///
+/// # Decisions
+///
+/// A hit is a statement that stores the new state if no other process has stored one meanwhile. The
+/// process remembers the states of the keys that it used last, and the server's time. So an
+/// admitted hit takes one round trip, and so does a refused hit or a peek, which only reads. If
+/// another process has changed the key, a hit takes another round trip. It never admits more than
+/// the limit. A hit that loses every race is refused as
+/// [contended](crate::Decision::is_contended). [`Cas`] has the details.
+///
+/// Concurrent hits of a process on the same key share one statement. Each statement is a
+/// transaction of its own.
+///
+/// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
+/// is built: see [long logs](crate::guide::several_processes#long-logs).
+///
+/// # Options
+///
+/// | option of the URL | default | meaning |
+/// |---|---|---|
+/// | `prefix` | `rl` | the prefix of all keys |
+/// | `deadline` | `100ms` | the timeout of a call, and of its statement on the server |
+/// | `schema` | the first of the search path | the schema of the table |
+/// | `table` | `tower_ratelimit` | the name of the table |
+/// | `migrate` | `true` | creates the table if a new connection does not find it |
+/// | `unlogged` | `false` | creates the table [unlogged](Self::unlogged) |
+/// | `connections` | `4` | the number of connections, which all callers share |
+/// | `max-skew` | `5s` | [`max_skew`](Self::max_skew) |
+/// | `long-logs` | `refuse` | `allow` calls [`allow_long_logs`](Self::allow_long_logs) |
+///
+/// The other options are those of the crate `tokio-postgres`. Some are useful here:
+///
+/// - `host=/var/run/postgresql` connects to a Unix socket.
+/// - `options=-c%20synchronous_commit%3Doff` answers before the server has written to its disk. A
+///   crash of the server loses the hits of at most the last second.
+/// - With several hosts, the storage connects to the one that is not a replica.
+///
+/// URLs do not support TLS. For TLS, use a pool: see [`from_pool`](Self::from_pool).
+///
+/// # The table
+///
+/// [`migrate`](Self::migrate) creates this table, and [`definition`](Self::definition) returns the
+/// statement for programs that run their own migrations:
+///
+/// ```sql
+/// CREATE TABLE IF NOT EXISTS "tower_ratelimit" (
+///     key text COLLATE "C" PRIMARY KEY,
+///     state text NOT NULL,
+///     expires_at timestamptz NOT NULL
+/// ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
+/// ```
+///
+/// The user needs the rights to select, insert, update and delete. Every eighth write of a
+/// process deletes the expired rows on the next four pages of the table, without an index. So an
+/// expired row is deleted at the latest after twice as many writes of a process as the table has
+/// pages of 8 kB.
+///
+/// # Errors
+///
+/// Calls fail with [`StorageError`] if the server is unreachable, rejects the statement, or does
+/// not reply within the timeout. A statement that was sent is not retried, because the server may
+/// have executed it: see [`may_have_counted`](StorageError::may_have_counted).
+#[derive(Clone)]
+pub struct PostgresStorage {
+    store: Store,
+    /// Replaces the server's clock in tests.
+    clock: Option<Arc<dyn Clock>>,
+    long_logs: bool,
+    max_skew: Duration,
+    cas: Cas<Store>,
+}
+
+impl PostgresStorage {
+    /// Creates a storage on the server in `url`. It connects on first use.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the URL cannot be parsed. The error quotes the URL without its login.
+    pub fn new(url: &str) -> Result<Self, ConfigError> {
+        let Target { config, server, table, connections, migrates, prefix, deadline, long_logs, max_skew } =
+            Target::parse(url)?;
+        let settings = Settings { config: Arc::new(config), server: server.into(), table, migrates, deadline };
+        Ok(Self::over(Link::own(settings, connections), &prefix, deadline, long_logs, max_skew))
+    }
+
+    /// Creates a storage on the program's own pool.
+    ///
+    /// - Call [`migrate`](Self::migrate) before the first hit, or create the table.
+    /// - Set the pool's `options` to `-c statement_timeout=100`, so that the server cancels the
+    ///   statements of callers that have left.
+    /// - A connection that does not reply within the timeout is removed from the pool.
+    pub fn from_pool(pool: Pool) -> Self {
+        Self::over(Link::Pool { pool, table: Table::default() }, PREFIX, DEADLINE, false, MAX_SKEW)
+    }
+
+    fn over(link: Link, prefix: &str, deadline: Duration, long_logs: bool, max_skew: Duration) -> Self {
+        let first_page = Timestamp::wall_clock().as_micros() % 1_000_003;
+        let sweep = Arc::new(Sweep::new(i64::try_from(first_page).unwrap_or(0)));
+        let store = Store { link, prefix: prefix.into(), deadline, recent: Arc::default(), sweep };
+        let cas = Cas::new(store.clone());
+        Self { store, clock: None, long_logs, max_skew, cas }.rebuild_cas()
+    }
+
+    /// Rebuilds the `Cas` with the current settings.
+    fn rebuild_cas(mut self) -> Self {
+        self.cas = Cas::new(self.store.clone()).deadline(self.store.deadline).max_skew(self.max_skew);
+        if !self.long_logs {
+            self.cas = self.cas.without_long_logs();
+        }
+        if let Some(clock) = &self.clock {
+            self.cas = self.cas.clock(Arc::clone(clock));
+        }
+        self
+    }
+
+    /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
+    ///
+    /// Programs with the same prefix and the same table share their counts.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
+    #[must_use]
+    #[track_caller]
+    pub fn prefix(mut self, prefix: &str) -> Self {
+        or_panic(checked_prefix(prefix));
+        self.store.prefix = prefix.into();
+        self.rebuild_cas()
+    }
+
+    /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `deadline` is less than a millisecond or more than an hour.
+    #[must_use]
+    #[track_caller]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        or_panic(deadline::checked(deadline));
+        self.store.deadline = deadline;
+        self.store.link = self.store.link.with_deadline(deadline);
+        self.store.recent = Arc::default();
+        self.rebuild_cas()
+    }
+
+    /// Sets the schema of the table. Overrides the URL. Defaults to the first schema of the user's
+    /// search path.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `schema` is not 1 to 63 of the characters a-z, 0-9 and _, or begins with a digit.
+    #[must_use]
+    #[track_caller]
+    pub fn schema(self, schema: &str) -> Self {
+        let table = or_panic(self.store.link.table().with_schema(schema));
+        self.with_table(table)
+    }
+
+    /// Sets the name of the table. Overrides the URL. Defaults to `tower_ratelimit`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `table` is not 1 to 63 of the characters a-z, 0-9 and _, or begins with a digit.
+    #[must_use]
+    #[track_caller]
+    pub fn table(self, table: &str) -> Self {
+        let table = or_panic(self.store.link.table().with_name(table));
+        self.with_table(table)
+    }
+
+    /// Creates the table unlogged. An unlogged table is faster, because PostgreSQL does not write
+    /// it to its log. It is empty after a crash of the server, and on a replica that was promoted.
+    ///
+    /// This does not change a table that exists.
+    #[must_use]
+    pub fn unlogged(self) -> Self {
+        let table = self.store.link.table().with_unlogged(true);
+        self.with_table(table)
+    }
+
+    fn with_table(mut self, table: Table) -> Self {
+        self.store.link = self.store.link.with_table(table);
+        self.store.recent = Arc::default();
+        self.rebuild_cas()
+    }
+
+    /// Allows policies that can keep more than 1,000 log entries per key. By default they are
+    /// rejected.
+    ///
+    /// Of the built-in strategies, only the moving window keeps a log. Each hit sends the old and
+    /// the new log: 5,000 entries are 190 kB. Prefer
+    /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
+    #[must_use]
+    pub fn allow_long_logs(self) -> Self {
+        Self { long_logs: true, ..self }.rebuild_cas()
+    }
+
+    /// Sets the time by which the newest decision on a key may be ahead of the server's clock, for
+    /// example after a failover. Overrides the URL. Defaults to 5 seconds. The guide explains
+    /// [clocks](crate::guide::several_processes#clocks).
+    ///
+    /// # Panics
+    ///
+    /// Panics if `max_skew` is more than a day.
+    #[must_use]
+    #[track_caller]
+    pub fn max_skew(self, max_skew: Duration) -> Self {
+        Self { max_skew: or_panic(skew::checked(max_skew)), ..self }.rebuild_cas()
+    }
+
+    /// Sets the clock, instead of the server's. For tests (feature `testing`).
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self { clock: Some(Arc::new(clock)), ..self }.rebuild_cas()
+    }
+
+    /// Returns the statement that creates the table, for programs that run their own migrations.
+    pub fn definition(&self) -> String {
+        self.store.link.table().definition()
+    }
+
+    /// Creates the table and its schema, if they do not exist. Several processes can call it at the
+    /// same time.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the server is unreachable, or if the user has no right to create them.
+    pub async fn migrate(&self) -> Result<(), StorageError> {
+        self.store.link.migrate().await
+    }
+
+    /// Waits until the server is ready, for at most `timeout`. Call it before the program takes
+    /// traffic.
+    ///
+    /// # Errors
+    ///
+    /// Returns the last error after `timeout`.
+    pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
+        until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.store.ping(deadline)).await
+    }
+}
+
+/// The longest timeout of `ready`. An instant in the far future can overflow on some systems.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
+
+impl fmt::Debug for PostgresStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Store { link, prefix, deadline, .. } = &self.store;
+        f.debug_struct("PostgresStorage")
+            .field("connections", link)
+            .field("table", link.table())
+            .field("prefix", prefix)
+            .field("deadline", deadline)
+            .finish_non_exhaustive()
+    }
+}

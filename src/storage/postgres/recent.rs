@@ -1,0 +1,93 @@
+//! The last known texts of keys, and the server's time. With both, a hit needs one round trip.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::Timestamp;
+use crate::time::micros;
+
+/// The largest number of keys in each of the two generations.
+const GENERATION: usize = 8_192;
+
+/// A longer text is not kept.
+const LONGEST_TEXT: usize = 512;
+
+/// Without a reply for this long, the server's time is requested again, because the clocks of two
+/// machines drift.
+const TIME_LASTS: std::time::Duration = std::time::Duration::from_secs(10);
+
+#[derive(Debug, Default)]
+pub(super) struct Recent(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// The keys that were used last. When it is full, it becomes the old generation.
+    new: HashMap<Box<str>, Box<str>>,
+    old: HashMap<Box<str>, Box<str>>,
+    /// The server's time, and this machine's when the reply arrived.
+    time: Option<(Timestamp, Instant)>,
+}
+
+impl Recent {
+    /// Returns the last known text of a key, and the server's time. The text is empty for a key
+    /// that is not known, because most of these do not exist.
+    ///
+    /// The time is late by the time that a reply takes.
+    pub(super) fn recall(&self, key: &str) -> Option<(String, Timestamp)> {
+        let inner = self.lock();
+        let (server, at) = inner.time?;
+        let elapsed = at.elapsed();
+        if elapsed > TIME_LASTS {
+            return None;
+        }
+        let text = inner.new.get(key).or_else(|| inner.old.get(key)).map(|text| String::from(&**text));
+        Some((text.unwrap_or_default(), server.plus(micros(elapsed))))
+    }
+
+    /// Records a text. An empty one removes the key.
+    pub(super) fn record(&self, key: &str, text: &str) {
+        let mut inner = self.lock();
+        if text.is_empty() || text.len() > LONGEST_TEXT {
+            inner.new.remove(key);
+            inner.old.remove(key);
+            return;
+        }
+        if inner.new.len() >= GENERATION && !inner.new.contains_key(key) {
+            inner.old = std::mem::take(&mut inner.new);
+        }
+        inner.new.insert(key.into(), text.into());
+    }
+
+    /// Records the server's time in a reply.
+    pub(super) fn record_time(&self, now: Timestamp) {
+        self.lock().time = Some((now, Instant::now()));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_texts_is_bounded() {
+        let recent = Recent::default();
+        assert!(recent.recall("k").is_none(), "the time is unknown");
+        recent.record_time(Timestamp::from_micros(1_000_000));
+        for key in 0..3 * GENERATION {
+            recent.record(&key.to_string(), "text");
+        }
+        let inner = recent.lock();
+        assert_eq!(inner.new.len() + inner.old.len(), 2 * GENERATION);
+        drop(inner);
+        let (text, now) = recent.recall(&(3 * GENERATION - 1).to_string()).unwrap();
+        assert!(text == "text" && now >= Timestamp::from_micros(1_000_000));
+        assert_eq!(recent.recall("0").unwrap().0, "");
+        recent.record("0", &"x".repeat(LONGEST_TEXT + 1));
+        assert_eq!(recent.recall("0").unwrap().0, "", "a long text is not kept");
+    }
+}

@@ -1,0 +1,147 @@
+//! The store for compare-and-swap, on single statements.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_postgres::types::ToSql;
+
+use super::link::{Link, Sent};
+use super::recent::Recent;
+use super::sweep::Sweep;
+use super::table::Statement;
+use crate::Timestamp;
+use crate::storage::{CasStorage, Loaded, StorageError, Swapped};
+use crate::time::micros;
+
+/// The longest text, in bytes. Each hit sends it to the server.
+const MAX_LEN: usize = 1_000_000;
+
+#[derive(Clone, Debug)]
+pub(super) struct Store {
+    pub(super) link: Link,
+    pub(super) prefix: Arc<str>,
+    pub(super) deadline: Duration,
+    pub(super) recent: Arc<Recent>,
+    pub(super) sweep: Arc<Sweep>,
+}
+
+/// The row that each statement returns.
+struct Reply {
+    /// The number of rows that were written.
+    written: i64,
+    /// The text of the key before the statement.
+    text: String,
+    now: Timestamp,
+}
+
+impl CasStorage for Store {
+    type Error = StorageError;
+    /// The text itself. It contains the instant of the last decision, so it rarely repeats, and a
+    /// text that repeats is the same state. It is empty for a missing key.
+    type Version = String;
+
+    fn recall(&self, key: &str) -> Option<Loaded<String>> {
+        let (text, now) = self.recent.recall(&self.key(key))?;
+        Some(Loaded { version: text.clone(), text, now: Some(now) })
+    }
+
+    async fn load(&self, key: &str) -> Result<Loaded<String>, StorageError> {
+        let key = self.key(key);
+        let reply = self.query(Statement::Load, &[&key], self.deadline()).await.map_err(StorageError::uncounted)?;
+        let Some(Reply { text, now, .. }) = reply else {
+            let message = format!("{} rolled back a read because of other transactions", self.link.server());
+            return Err(StorageError::refused(self.link.server(), message));
+        };
+        self.recent.record(&key, &text);
+        Ok(Loaded { version: text.clone(), text, now: Some(now) })
+    }
+
+    async fn swap(
+        &self,
+        key: &str,
+        version: &String,
+        text: &str,
+        keep: Duration,
+    ) -> Result<Swapped<String>, StorageError> {
+        let (key, deadline) = (self.key(key), self.deadline());
+        let keep = i64::try_from(micros(keep)).unwrap_or(i64::MAX);
+        // If the statement fails, the text is unknown.
+        self.recent.record(&key, "");
+        let reply = match (version.is_empty(), text.is_empty()) {
+            (true, true) => {
+                let is_missing = self.load(&key[self.prefix.len() + 1..]).await?.text.is_empty();
+                return Ok(if is_missing { Swapped::Stored } else { Swapped::Lost(None) });
+            }
+            (true, false) => self.query(Statement::Insert, &[&key, &text, &keep], deadline).await?,
+            (false, true) => self.query(Statement::Delete, &[&key, version], deadline).await?,
+            (false, false) => self.query(Statement::Update, &[&key, &text, &keep, version], deadline).await?,
+        };
+        let Some(Reply { written, text: found, now }) = reply else { return Ok(Swapped::Lost(None)) };
+        if written > 0 {
+            self.recent.record(&key, text);
+            self.sweep.after_write(&self.link, self.deadline);
+            return Ok(Swapped::Stored);
+        }
+        if found == *version {
+            // Another transaction committed during this statement, which does not see its text.
+            return Ok(Swapped::Lost(None));
+        }
+        self.recent.record(&key, &found);
+        Ok(Swapped::Lost(Some(Loaded { version: found.clone(), text: found, now: Some(now) })))
+    }
+
+    async fn check(&self) -> Result<(), StorageError> {
+        self.ping(self.deadline()).await
+    }
+
+    fn longest(&self) -> Option<usize> {
+        Some(MAX_LEN)
+    }
+}
+
+impl Store {
+    /// Checks that the server replies, and that the table can be read.
+    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), StorageError> {
+        let key = self.key("");
+        self.query(Statement::Load, &[&key], deadline).await.map(drop).map_err(StorageError::uncounted)
+    }
+
+    /// Deletes all keys of the prefix, and returns their number.
+    pub(super) async fn delete_all(&self) -> Result<u64, StorageError> {
+        // `;` is the character after `:`.
+        let (from, to) = (self.key(""), format!("{};", self.prefix));
+        let reply = self.query(Statement::DeleteAll, &[&from, &to], self.deadline()).await?;
+        let Some(reply) = reply else {
+            return Err(StorageError::refused(self.link.server(), "other transactions changed the same rows"));
+        };
+        Ok(u64::try_from(reply.written).unwrap_or(0))
+    }
+
+    /// Executes a statement. Returns `None` if it was rolled back because of another transaction.
+    async fn query(
+        &self,
+        statement: Statement,
+        params: &[&(dyn ToSql + Sync)],
+        deadline: Instant,
+    ) -> Result<Option<Reply>, StorageError> {
+        let Sent::Row(row) = self.link.query(statement, params, deadline).await? else { return Ok(None) };
+        let read = || -> Result<Reply, tokio_postgres::Error> {
+            let now: i64 = row.try_get(2)?;
+            let text: Option<String> = row.try_get(1)?;
+            let now = Timestamp::from_micros(u64::try_from(now).unwrap_or(0));
+            Ok(Reply { written: row.try_get(0)?, text: text.unwrap_or_default(), now })
+        };
+        let reply = read().map_err(|error| StorageError::unexpected_reply(self.link.server(), error))?;
+        self.recent.record_time(reply.now);
+        Ok(Some(reply))
+    }
+
+    fn key(&self, key: &str) -> String {
+        format!("{}:{key}", self.prefix)
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.deadline
+    }
+}

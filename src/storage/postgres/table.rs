@@ -1,0 +1,152 @@
+//! The table, and the statements on it.
+
+use std::sync::Arc;
+
+use crate::ConfigError;
+
+/// The default name of the table.
+const TABLE: &str = "tower_ratelimit";
+
+/// The server's time in microseconds since the epoch.
+const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+
+/// The name and the kind of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Table {
+    schema: Option<Arc<str>>,
+    name: Arc<str>,
+    unlogged: bool,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self { schema: None, name: TABLE.into(), unlogged: false }
+    }
+}
+
+impl Table {
+    pub(super) fn with_schema(&self, schema: &str) -> Result<Self, ConfigError> {
+        Ok(Self { schema: Some(identifier(schema)?), ..self.clone() })
+    }
+
+    pub(super) fn with_name(&self, name: &str) -> Result<Self, ConfigError> {
+        Ok(Self { name: identifier(name)?, ..self.clone() })
+    }
+
+    pub(super) fn with_unlogged(&self, unlogged: bool) -> Self {
+        Self { unlogged, ..self.clone() }
+    }
+
+    /// Returns the name for a statement, in quotes.
+    fn quoted(&self) -> String {
+        let schema = self.schema.as_ref().map(|schema| format!("\"{schema}\".")).unwrap_or_default();
+        format!("{schema}\"{}\"", self.name)
+    }
+
+    /// Returns the statements that create the table.
+    ///
+    /// - Only `key` has an index, so an update changes no index (HOT), and the free space of a page
+    ///   keeps the new version of a row on its page.
+    /// - The order of `key` is that of its bytes, for `Statement::DeleteAll`.
+    pub(super) fn definition(&self) -> String {
+        let unlogged = if self.unlogged { "UNLOGGED " } else { "" };
+        format!(
+            "CREATE {unlogged}TABLE IF NOT EXISTS {} (\n    key text COLLATE \"C\" PRIMARY KEY,\n    \
+             state text NOT NULL,\n    expires_at timestamptz NOT NULL\n\
+             ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);\n",
+            self.quoted()
+        )
+    }
+
+    /// Returns the statements of `migrate`, which run as one transaction. The lock makes other
+    /// processes wait: `IF NOT EXISTS` alone fails if two of them create the table at once.
+    pub(super) fn migration(&self) -> String {
+        let schema = self.schema.as_ref().map(|schema| {
+            // CREATE SCHEMA IF NOT EXISTS needs the right to create one even if it exists.
+            format!(
+                "DO $$ BEGIN IF to_regnamespace('\"{schema}\"') IS NULL THEN CREATE SCHEMA \"{schema}\"; END IF; END $$;\n"
+            )
+        });
+        format!(
+            "SELECT pg_advisory_xact_lock(hashtext('tower_ratelimit'));\n{}{}",
+            schema.unwrap_or_default(),
+            self.definition()
+        )
+    }
+
+    /// Returns the text of a statement.
+    pub(super) fn sql(&self, statement: Statement) -> String {
+        let table = self.quoted();
+        let expires = "clock_timestamp() + $3::int8 * interval '1 microsecond'";
+        // The last part returns the text as of the start of the statement.
+        let and_load =
+            format!("SELECT (SELECT count(*) FROM written), (SELECT state FROM {table} WHERE key = $1), {NOW}");
+        match statement {
+            Statement::Load => format!("SELECT 0::int8, (SELECT state FROM {table} WHERE key = $1), {NOW}"),
+            Statement::Insert => format!(
+                "WITH written AS (INSERT INTO {table} AS written_to (key, state, expires_at) VALUES ($1, $2, {expires}) \
+                 ON CONFLICT (key) DO UPDATE SET state = excluded.state, expires_at = excluded.expires_at \
+                 WHERE written_to.state = '' RETURNING 1) {and_load}"
+            ),
+            Statement::Update => format!(
+                "WITH written AS (UPDATE {table} SET state = $2, expires_at = {expires} \
+                 WHERE key = $1 AND state = $4 RETURNING 1) {and_load}"
+            ),
+            Statement::Delete => {
+                format!("WITH written AS (DELETE FROM {table} WHERE key = $1 AND state = $2 RETURNING 1) {and_load}")
+            }
+            Statement::Sweep => {
+                let page = |offset| format!("('(' || $1::int8 % (SELECT pages FROM size) + {offset} || ',0)')::tid");
+                // Reads pages of the table, without an index. Rows that other processes change
+                // at the moment are skipped.
+                format!(
+                    "WITH size AS MATERIALIZED (SELECT greatest(pg_relation_size('{table}') / \
+                     current_setting('block_size')::int8, 1) AS pages), \
+                     deleted AS (DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table} \
+                     WHERE ctid >= {} AND ctid < {} AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED)) \
+                     RETURNING 1) SELECT count(*), NULL::text, {NOW} FROM deleted",
+                    page("0::int8"),
+                    page("$2::int8")
+                )
+            }
+            Statement::DeleteAll => format!(
+                "WITH deleted AS (DELETE FROM {table} WHERE key >= $1 AND key < $2 RETURNING 1) \
+                 SELECT count(*), NULL::text, {NOW} FROM deleted"
+            ),
+        }
+    }
+}
+
+/// The statements. Each returns one row: a number of rows, a text, and the server's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Statement {
+    /// Loads the text of key `$1`.
+    Load,
+    /// Stores the text `$2` of the missing key `$1` for `$3` microseconds. A row with an empty text
+    /// counts as missing.
+    Insert,
+    /// Replaces the text `$4` of key `$1` by `$2`, for `$3` microseconds.
+    Update,
+    /// Deletes key `$1` if its text is `$2`.
+    Delete,
+    /// Deletes the expired rows of `$2` pages of the table, from page `$1`.
+    Sweep,
+    /// Deletes the keys from `$1` to `$2`.
+    DeleteAll,
+}
+
+impl Statement {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Load, Self::Insert, Self::Update, Self::Delete, Self::Sweep, Self::DeleteAll];
+}
+
+/// Returns an error for a name that other programs could not write without quotes.
+fn identifier(name: &str) -> Result<Arc<str>, ConfigError> {
+    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    if (1..=63).contains(&name.len()) && name.chars().all(is_plain) && !name.starts_with(|c: char| c.is_ascii_digit()) {
+        return Ok(name.into());
+    }
+    Err(ConfigError::new(format!(
+        "invalid schema or table {name:?}: write 1 to 63 of the characters a-z, 0-9 and _, for example \"rate_limits\""
+    )))
+}

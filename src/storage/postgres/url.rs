@@ -1,0 +1,96 @@
+//! Parses the URL: our options, and the client's.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use tokio_postgres::Config;
+use tokio_postgres::config::{SslMode, TargetSessionAttrs};
+
+use super::table::Table;
+use crate::ConfigError;
+use crate::storage::url::{self, Options, Parts, Wrong};
+
+const EXAMPLES: &str = "write postgres://user:password@host/database or postgres://user@host/database";
+
+/// The default number of connections.
+const CONNECTIONS: usize = 4;
+
+/// The settings of a URL.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) config: Config,
+    /// The hosts, for messages.
+    pub(super) server: String,
+    pub(super) table: Table,
+    pub(super) connections: usize,
+    pub(super) migrates: bool,
+    pub(super) prefix: Box<str>,
+    pub(super) deadline: Duration,
+    pub(super) long_logs: bool,
+    pub(super) max_skew: Duration,
+}
+
+impl Target {
+    pub(super) fn parse(url: &str) -> Result<Self, ConfigError> {
+        url::read(url, EXAMPLES, Self::read)
+    }
+
+    fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
+        let &Parts { scheme, authority, path, query } = parts;
+        if !matches!(scheme, "postgres" | "postgresql") {
+            return Err(wrong(format!("unknown scheme {scheme:?}: {EXAMPLES}")));
+        }
+        let mut options = Options::parse(query, wrong)?;
+        let (prefix, deadline) = (options.prefix()?, options.deadline()?);
+        let (long_logs, max_skew) = (options.long_logs()?, options.max_skew()?);
+        let mut table = Table::default();
+        if let Some(schema) = options.take("schema") {
+            table = table.with_schema(&schema).map_err(|error| wrong(error.to_string()))?;
+        }
+        if let Some(name) = options.take("table") {
+            table = table.with_name(&name).map_err(|error| wrong(error.to_string()))?;
+        }
+        let choice = |name, value: Option<String>| match value.as_deref() {
+            None => Ok(None),
+            Some("true") => Ok(Some(true)),
+            Some("false") => Ok(Some(false)),
+            Some(other) => Err(wrong(format!("invalid {name} {other:?}; write {name}=true or {name}=false"))),
+        };
+        table = table.with_unlogged(choice("unlogged", options.take("unlogged"))?.unwrap_or(false));
+        let migrates = choice("migrate", options.take("migrate"))?.unwrap_or(true);
+        let connections = match options.take("connections") {
+            None => CONNECTIONS,
+            Some(text) => text.parse().ok().filter(|count| (1..=64).contains(count)).ok_or_else(|| {
+                wrong(format!("invalid connections {text:?}; write a number from 1 to 64, for example connections=4"))
+            })?,
+        };
+        // The other options are those of the client: host, options, target_session_attrs and so on.
+        let rest = options.into_rest();
+        let rest: Vec<String> = rest.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let config = Config::from_str(&format!("postgres://{authority}{path}?{}", rest.join("&")));
+        // The error names an option or a part of the URL. It does not quote a password.
+        let mut config = config.map_err(|error| wrong(format!("{}: {EXAMPLES}", super::error::Cause(error))))?;
+        if config.get_ssl_mode() == SslMode::Require {
+            return Err(wrong(
+                "TLS is not supported here; use PostgresStorage::from_pool with a pool that uses TLS".into(),
+            ));
+        }
+        if config.get_user().is_none() {
+            return Err(wrong(format!("the user is missing: {EXAMPLES}")));
+        }
+        if config.get_hosts().is_empty() {
+            return Err(wrong(format!("the host is missing: {EXAMPLES}")));
+        }
+        // A replica cannot count. With one host, the first write finds out without a round trip.
+        if config.get_target_session_attrs() == TargetSessionAttrs::Any && config.get_hosts().len() > 1 {
+            config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
+        if config.get_application_name().is_none() {
+            config.application_name("tower-ratelimit");
+        }
+        config.tcp_user_timeout(Duration::from_secs(2)).keepalives_idle(Duration::from_secs(15));
+        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
+        let server = if hosts.is_empty() { "PostgreSQL" } else { hosts }.to_owned();
+        Ok(Self { config, server, table, connections, migrates, prefix, deadline, long_logs, max_skew })
+    }
+}

@@ -1,0 +1,122 @@
+//! The [`Storage`] implementation: sends each call to the thread, and waits for the answer.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep_until};
+
+use super::job::{Answer, Job, Place, Work};
+use super::{SqliteStorage, error};
+use crate::storage::calls::measured;
+use crate::storage::cas::Command;
+use crate::storage::{Storage, StorageError, StorageErrorKind, StorageRequest, names};
+use crate::{Decision, Key, Op, Policy};
+
+/// The label of the metrics of calls.
+const LABEL: &str = "sqlite";
+
+/// The largest number of waiting calls.
+const MOST: usize = 1_024;
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
+
+impl Storage for SqliteStorage {
+    type Error = StorageError;
+    type DecideFuture = BoxFuture<Decision>;
+    type UpdateFuture = BoxFuture<()>;
+
+    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+        let StorageRequest { policy, key, op, cost } = request;
+        let (policy, key) = (policy.clone(), self.name(policy, key));
+        let work = if op == Op::Peek || cost == 0 {
+            Work::Peek { policy, key, op, cost }
+        } else {
+            let command = if op == Op::Charge { Command::Charge(cost) } else { Command::Hit(cost) };
+            Work::Change { policy, key, command }
+        };
+        let answer = self.call(work);
+        let path = self.shared.path.clone();
+        Box::pin(measured(LABEL, async move {
+            match answer.await? {
+                Answer::Decided(decision) => Ok(decision),
+                Answer::Done(_) => Err(error::ended(&path)),
+            }
+        }))
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
+        self.update(Work::Change { policy: policy.clone(), key: self.name(policy, key), command: Command::Clear })
+    }
+
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+        if !decision.has_spent() || actual == decision.cost() {
+            return Box::pin(async { Ok(()) });
+        }
+        let command = Command::Settle(Box::new(decision.clone()), actual);
+        self.update(Work::Change { policy: policy.clone(), key: self.name(policy, key), command })
+    }
+
+    /// Checks that the file can be written to.
+    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+        let checked = self.call(Work::Check);
+        async move { checked.await.map(drop) }
+    }
+
+    /// Deletes all keys with the prefix in one transaction.
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        let deleted = self.call(Work::DeleteAll { prefix: Arc::clone(&self.prefix) });
+        let path = self.shared.path.clone();
+        async move {
+            match deleted.await? {
+                Answer::Done(deleted) => Ok(deleted),
+                Answer::Decided(_) => Err(error::ended(&path)),
+            }
+        }
+    }
+}
+
+impl SqliteStorage {
+    /// Waits until the file can be written to, for at most `timeout`. Call it before the program
+    /// takes traffic.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be written to, or if another process holds the lock for
+    /// the whole `timeout`.
+    pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
+        let longest = Duration::from_secs(365 * 86_400);
+        let patient = Self { deadline: timeout.min(longest), ..self.clone() };
+        patient.call(Work::Check).await.map(drop)
+    }
+
+    fn name(&self, policy: &Policy, key: &Key) -> Arc<str> {
+        format!("{}:{}", self.prefix, names::of(policy, key)).into()
+    }
+
+    fn update(&self, work: Work) -> BoxFuture<()> {
+        let answer = self.call(work);
+        Box::pin(measured(LABEL, async move { answer.await.map(drop) }))
+    }
+
+    /// Executes a call. It is queued at the first poll.
+    fn call(&self, work: Work) -> impl Future<Output = Result<Answer, StorageError>> + Send + use<> {
+        let (shared, clock, timeout) = (Arc::clone(&self.shared), self.clock.clone(), self.deadline);
+        async move {
+            if Handle::try_current().is_err() {
+                let message = "no tokio runtime; await the call inside of one";
+                return Err(StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(false));
+            }
+            let started = Instant::now();
+            let Some(place) = Place::take(&shared.waiting, MOST) else {
+                // Without the delay, callers that retry at once would take all processor time.
+                sleep_until(started + timeout * 3 / 4).await;
+                return Err(error::overloaded(&shared.path, MOST));
+            };
+            let (job, waiting) = Job::new(work, clock, place);
+            shared.send(job)?;
+            waiting.answer(started + timeout, &shared.path).await
+        }
+    }
+}

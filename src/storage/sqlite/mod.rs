@@ -1,0 +1,240 @@
+mod decide;
+mod error;
+mod file;
+mod job;
+#[cfg(test)]
+mod tests;
+mod transaction;
+mod url;
+mod worker;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use self::error::rolled_back;
+use self::file::File;
+use self::job::Job;
+use self::url::Target;
+use self::worker::Worker;
+use crate::ConfigError;
+use crate::error::{chain, or_panic};
+use crate::storage::deadline::DEADLINE;
+use crate::storage::url::{PREFIX, checked_prefix};
+use crate::storage::{Clock, StorageError, StorageErrorKind, deadline};
+
+/// Keeps rate limit states in a file, for the processes of one machine.
+///
+/// The states survive restarts of the program. It needs no server: SQLite is compiled in.
+///
+/// # Examples
+///
+/// ```
+/// use tower_ratelimit::storage::SqliteStorage;
+/// use tower_ratelimit::{Key, Quota, RateLimiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let file = std::env::temp_dir().join(format!("tower-ratelimit-doc-{}.db", std::process::id()));
+/// let limiter = RateLimiter::with_storage(Quota::per_day(5), SqliteStorage::open(&file)?);
+/// assert_eq!(limiter.hit(&Key::from("alice")).await?.remaining(), 4);
+///
+/// // After a restart:
+/// let limiter = RateLimiter::with_storage(Quota::per_day(5), SqliteStorage::open(&file)?);
+/// assert_eq!(limiter.hit(&Key::from("alice")).await?.remaining(), 3);
+/// # for end in ["", "-wal", "-shm"] {
+/// #     let _ = std::fs::remove_file(format!("{}{end}", file.display()));
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Decisions
+///
+/// A thread executes the calls of a storage and its clones. Calls that wait at the same time share
+/// one transaction, and are answered after its commit. So a hit is counted exactly once or not at
+/// all, also by several processes, and a process that is killed loses nothing that it has answered.
+///
+/// Decisions are made at this machine's time. Each hit stores the state of its key, so a strategy
+/// with a long log writes that log on each hit.
+///
+/// # Options
+///
+/// [`new`](Self::new) takes a URL, `sqlite:limits.db?deadline=50ms`. The path can be
+/// percent-encoded.
+///
+/// | option of the URL | default | meaning |
+/// |---|---|---|
+/// | `prefix` | `rl` | the prefix of all keys |
+/// | `deadline` | `100ms` | the timeout of a call, including the wait for other processes |
+/// | `durability` | `every-second` | [`durability`](Self::durability); or `every-commit` |
+///
+/// # The file
+///
+/// - SQLite adds two files with the endings `-wal` and `-shm`. Keep the three together, and back
+///   them up with `sqlite3 limits.db ".backup copy.db"`.
+/// - The file must be on a local disk. Network file systems do not support the shared memory that
+///   SQLite needs.
+/// - The table is called `tower_ratelimit`, and is created if it does not exist. Each write deletes
+///   expired rows among the next four rows of the table. So an expired row is deleted at the latest
+///   after a quarter as many writes as the table has rows.
+///
+/// # Errors
+///
+/// Calls fail with [`StorageError`] if the file cannot be read or written, or if there was no
+/// transaction within the timeout, for example because another process holds the lock. After an
+/// error, the next call opens the file again.
+///
+/// # Linking
+///
+/// Only one crate of a program can link SQLite. If another crate uses `libsqlite3-sys` in a
+/// version that is incompatible with `rusqlite` 0.38 to 0.41, for example an old `sqlx`, cargo
+/// reports that `links = "sqlite3"` occurs twice. Use compatible versions, or [`Cas`] on your own
+/// connection.
+///
+/// [`Cas`]: crate::storage::Cas
+#[derive(Clone)]
+pub struct SqliteStorage {
+    shared: Arc<Shared>,
+    prefix: Arc<str>,
+    deadline: Duration,
+    /// Replaces the wall clock in tests.
+    clock: Option<Arc<dyn Clock>>,
+}
+
+/// The protection of counts against a power failure. A process that is killed loses nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Durability {
+    /// The file is synced once a second. A power failure loses at most the hits of the last second.
+    #[default]
+    EverySecond,
+    /// Each transaction is synced before its hits are answered. A power failure loses nothing, and
+    /// each hit waits for the disk.
+    EveryCommit,
+}
+
+/// The file, and the thread that is started for the first call.
+struct Shared {
+    path: PathBuf,
+    durability: Durability,
+    waiting: Arc<AtomicUsize>,
+    calls: OnceLock<mpsc::Sender<Job>>,
+}
+
+impl SqliteStorage {
+    /// Opens the database at `path`, and creates it if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be opened or created, is not a database, or cannot be
+    /// written to.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let path = path.as_ref();
+        if let Some(text) = path.to_str() {
+            url::checked(text).map_err(|why| ConfigError::new(format!("cannot open {text:?}: {why}")))?;
+        }
+        Self::with(path.to_owned(), PREFIX, DEADLINE, Durability::default())
+    }
+
+    /// Opens the database of a URL, `sqlite:limits.db`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the URL cannot be parsed, or for the reasons of [`open`](Self::open).
+    pub fn new(url: &str) -> Result<Self, ConfigError> {
+        let Target { path, prefix, deadline, durability } = Target::parse(url)?;
+        Self::with(path, &prefix, deadline, durability)
+    }
+
+    fn with(path: PathBuf, prefix: &str, deadline: Duration, durability: Durability) -> Result<Self, ConfigError> {
+        // Reports a wrong path when the program starts. The thread opens a connection of its own.
+        if let Err(error) = File::open(&path, durability) {
+            return Err(ConfigError::new(chain(&rolled_back(&path, error))));
+        }
+        let shared = Arc::new(Shared::new(path, durability));
+        Ok(Self { shared, prefix: prefix.into(), deadline, clock: None })
+    }
+
+    /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
+    #[must_use]
+    #[track_caller]
+    pub fn prefix(self, prefix: &str) -> Self {
+        or_panic(checked_prefix(prefix));
+        Self { prefix: prefix.into(), ..self }
+    }
+
+    /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `deadline` is less than a millisecond or more than an hour.
+    #[must_use]
+    #[track_caller]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        or_panic(deadline::checked(deadline));
+        Self { deadline, ..self }
+    }
+
+    /// Sets the protection against a power failure. Overrides the URL. Defaults to
+    /// [`Durability::EverySecond`].
+    ///
+    /// The returned storage has a thread and a connection of its own.
+    #[must_use]
+    pub fn durability(self, durability: Durability) -> Self {
+        let shared = Arc::new(Shared::new(self.shared.path.clone(), durability));
+        Self { shared, ..self }
+    }
+
+    /// Sets the clock, instead of this machine's. For tests (feature `testing`).
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self { clock: Some(Arc::new(clock)), ..self }
+    }
+}
+
+impl Shared {
+    fn new(path: PathBuf, durability: Durability) -> Self {
+        Self { path, durability, waiting: Arc::default(), calls: OnceLock::new() }
+    }
+
+    /// Sends a call to the thread. Starts the thread for the first call.
+    fn send(&self, job: Job) -> Result<(), StorageError> {
+        let cannot_start = |error| {
+            let message = format!("cannot start the thread of {}", self.path.display());
+            StorageError::new(StorageErrorKind::Unreachable, message).with_source(error)
+        };
+        let calls = if let Some(calls) = self.calls.get() {
+            calls
+        } else {
+            let (sender, calls) = mpsc::channel();
+            let worker = Worker::new(self.path.clone(), self.durability);
+            let thread = thread::Builder::new().name("ratelimit-sqlite".to_owned());
+            thread.spawn(move || worker.run(&calls)).map_err(cannot_start)?;
+            // If another call was faster, its thread is used, and this one ends.
+            self.calls.get_or_init(|| sender)
+        };
+        // If the thread has ended, the job is dropped, and its caller gets an error.
+        let _ = calls.send(job);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for SqliteStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStorage")
+            .field("path", &self.shared.path)
+            .field("durability", &self.shared.durability)
+            .field("prefix", &self.prefix)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,71 @@
+//! Executes the calls of a transaction.
+
+use std::collections::HashMap;
+
+use super::file::File;
+use super::job::{Answer, Job, Work};
+use crate::Timestamp;
+use crate::storage::cas::Batch;
+use crate::storage::cas::skew::Skew;
+use crate::storage::{Clock, text};
+
+/// Executes the calls and returns their answers, in the same order. Each key is loaded once, and
+/// stored once if it has changed.
+pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[Job]) -> rusqlite::Result<Vec<Answer>> {
+    let mut answers: Vec<Option<Answer>> = jobs.iter().map(|_| None).collect();
+    let mut keys: Vec<(&str, Vec<usize>)> = Vec::new();
+    let mut positions: HashMap<&str, usize> = HashMap::new();
+    for (index, job) in jobs.iter().enumerate() {
+        match &job.work {
+            Work::Peek { key, .. } | Work::Change { key, .. } => {
+                let position = *positions.entry(key).or_insert_with(|| {
+                    keys.push((key, Vec::new()));
+                    keys.len() - 1
+                });
+                keys[position].1.push(index);
+            }
+            Work::Check => answers[index] = Some(Answer::Done(0)),
+            Work::DeleteAll { prefix } => answers[index] = Some(Answer::Done(file.delete_all(prefix)?)),
+        }
+    }
+    let mut writes = 0;
+    for (key, indices) in keys {
+        let jobs = indices.into_iter().map(|index| (index, &jobs[index]));
+        writes += u32::from(execute_key(file, skew, key, jobs, &mut answers)?);
+    }
+    if writes > 0 {
+        file.sweep(writes)?;
+    }
+    Ok(answers.into_iter().map(|answer| answer.unwrap_or(Answer::Done(0))).collect())
+}
+
+/// Executes the calls on one key. Returns `true` if its states have changed.
+fn execute_key<'a>(
+    file: &File,
+    skew: &Skew,
+    key: &str,
+    jobs: impl Iterator<Item = (usize, &'a Job)>,
+    answers: &mut [Option<Answer>],
+) -> rusqlite::Result<bool> {
+    let loaded = file.load(key)?;
+    let mut batch: Option<Batch<'_>> = None;
+    for (index, job) in jobs {
+        let now = || job.clock.as_ref().map_or_else(Timestamp::wall_clock, Clock::now);
+        answers[index] = match &job.work {
+            // Peeks run beside the hits of the same transaction, so they may ignore them.
+            Work::Peek { policy, op, cost, .. } => {
+                let view = skew.view(&loaded, now());
+                let mut states = text::read(policy, &view.states);
+                Some(Answer::Decided(policy.decide(&mut states, view.at, *op, *cost)))
+            }
+            Work::Change { policy, command, .. } => {
+                let batch = batch.get_or_insert_with(|| Batch::new(&loaded, skew.view(&loaded, now())));
+                Some(batch.execute(policy, command).map_or(Answer::Done(0), Answer::Decided))
+            }
+            Work::Check | Work::DeleteAll { .. } => None,
+        };
+    }
+    let Some((text, keep)) = batch.and_then(|batch| batch.finish(skew.max())) else { return Ok(false) };
+    file.save(key, &text, keep)?;
+    Ok(true)
+}

@@ -1,0 +1,169 @@
+//! The thread that executes all calls of a storage. Calls that wait at the same time share a
+//! transaction.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Durability;
+use super::error::{at_commit, is_busy, rolled_back};
+use super::file::File;
+use super::job::Job;
+use super::transaction::execute;
+use crate::storage::StorageError;
+use crate::storage::cas::skew::{MAX_SKEW, Skew};
+
+/// The largest number of calls in a transaction.
+const MAX_BATCH: usize = 512;
+
+/// The time between two checkpoints. A power failure loses at most this much.
+const CHECKPOINT_EVERY: Duration = Duration::from_secs(1);
+
+/// The waits for the lock of another process. A transaction takes about as long as the first one.
+const FIRST_WAIT: Duration = Duration::from_micros(300);
+const LONGEST_WAIT: Duration = Duration::from_millis(5);
+
+/// Executes calls until all storages that can send one are dropped.
+pub(super) struct Worker {
+    path: PathBuf,
+    durability: Durability,
+    skew: Skew,
+    /// Opened for the first call, and again after an error.
+    file: Option<File>,
+    /// The time of the first commit since the last checkpoint.
+    unsynced: Option<Instant>,
+}
+
+/// A transaction that failed.
+enum Failure {
+    /// It was rolled back.
+    RolledBack(rusqlite::Error),
+    /// The commit failed.
+    AtCommit(rusqlite::Error),
+}
+
+impl From<rusqlite::Error> for Failure {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::RolledBack(error)
+    }
+}
+
+impl Worker {
+    pub(super) fn new(path: PathBuf, durability: Durability) -> Self {
+        Self { path, durability, skew: Skew::new(MAX_SKEW), file: None, unsynced: None }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_file(path: PathBuf, file: File) -> Self {
+        Self { file: Some(file), ..Self::new(path, Durability::EverySecond) }
+    }
+
+    pub(super) fn run(mut self, calls: &Receiver<Job>) {
+        while let Some(job) = self.next(calls) {
+            let mut jobs = vec![job];
+            fill(&mut jobs, calls);
+            // A custom strategy may panic. The open transaction ends with its connection.
+            if catch_unwind(AssertUnwindSafe(|| self.run_batch(jobs, calls))).is_err() {
+                self.file = None;
+            }
+            self.checkpoint_if_due();
+        }
+    }
+
+    /// Waits for a call. Makes the checkpoints that become due meanwhile.
+    fn next(&mut self, calls: &Receiver<Job>) -> Option<Job> {
+        while let Some(since) = self.unsynced {
+            match calls.recv_timeout((since + CHECKPOINT_EVERY).saturating_duration_since(Instant::now())) {
+                Ok(job) => return Some(job),
+                Err(RecvTimeoutError::Timeout) => self.checkpoint_if_due(),
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+        calls.recv().ok()
+    }
+
+    /// Executes these calls in one transaction. Waits for the lock as long as a caller waits.
+    fn run_batch(&mut self, mut jobs: Vec<Job>, calls: &Receiver<Job>) {
+        let mut wait = FIRST_WAIT;
+        loop {
+            jobs.retain(Job::is_awaited);
+            if jobs.is_empty() {
+                return;
+            }
+            let error = match self.transact(&mut jobs) {
+                Ok(()) => return,
+                Err(Failure::RolledBack(error) | Failure::AtCommit(error)) if is_busy(&error) => {
+                    jobs.iter().for_each(Job::roll_back);
+                    thread::sleep(wait);
+                    wait = (wait * 3 / 2).min(LONGEST_WAIT);
+                    fill(&mut jobs, calls);
+                    continue;
+                }
+                Err(Failure::RolledBack(error)) => rolled_back(&self.path, error),
+                Err(Failure::AtCommit(error)) => at_commit(&self.path, error),
+            };
+            return self.fail(jobs, &error);
+        }
+    }
+
+    fn fail(&mut self, jobs: Vec<Job>, error: &StorageError) {
+        // The next call opens the file again.
+        self.file = None;
+        for job in jobs {
+            job.answer(Err(error.clone()));
+        }
+    }
+
+    /// Executes the calls, commits, and then answers. On an error, nothing was changed and no
+    /// caller has an answer.
+    fn transact(&mut self, jobs: &mut Vec<Job>) -> Result<(), Failure> {
+        let writes = jobs.iter().any(Job::writes);
+        let file = match self.file.take().filter(|file| file.is_at(&self.path)) {
+            Some(file) => self.file.insert(file),
+            None => self.file.insert(File::open(&self.path, self.durability)?),
+        };
+        file.begin(writes)?;
+        jobs.retain(Job::begin);
+        let executed = execute(file, &self.skew, jobs).map_err(Failure::from);
+        let committed = executed.and_then(|answers| file.commit().map(|()| answers).map_err(Failure::AtCommit));
+        let answers = match committed {
+            Ok(answers) => answers,
+            Err(failure) => {
+                // If the rollback fails too, the connection is closed, which rolls back.
+                if file.roll_back().is_err() {
+                    self.file = None;
+                }
+                return Err(failure);
+            }
+        };
+        if writes {
+            self.unsynced.get_or_insert_with(Instant::now);
+        }
+        for (job, answer) in jobs.drain(..).zip(answers) {
+            job.answer(Ok(answer));
+        }
+        Ok(())
+    }
+
+    fn checkpoint_if_due(&mut self) {
+        if self.unsynced.is_none_or(|since| since.elapsed() < CHECKPOINT_EVERY) {
+            return;
+        }
+        self.unsynced = None;
+        // With `EveryCommit`, SQLite makes checkpoints when the log is long.
+        if self.durability == Durability::EverySecond {
+            let checkpoint = self.file.as_ref().map(File::checkpoint);
+            if checkpoint.is_some_and(|result| result.is_err_and(|error| !is_busy(&error))) {
+                // The next call opens the file again, and gets the error if it is permanent.
+                self.file = None;
+            }
+        }
+    }
+}
+
+/// Adds the calls that wait already.
+fn fill(jobs: &mut Vec<Job>, calls: &Receiver<Job>) {
+    jobs.extend(calls.try_iter().take(MAX_BATCH.saturating_sub(jobs.len())));
+}

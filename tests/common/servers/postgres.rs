@@ -1,0 +1,219 @@
+//! PostgreSQL, from the folder that `TOWER_RATELIMIT_POSTGRES_BIN` names.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::process::Process;
+use super::{STARTS_WITHIN, free_port, wait_until};
+
+/// Names the folder with `postgres` and `initdb`. Defaults to the newest one that Debian installed.
+const BIN: &str = "TOWER_RATELIMIT_POSTGRES_BIN";
+
+const PACKAGES: &str = "postgresql";
+
+/// A server with one database, `postgres`, and one user without a password, `postgres`.
+#[derive(Debug)]
+pub struct Postgres {
+    /// `None` between `kill` and `restart`.
+    process: Option<Process>,
+    folder: PathBuf,
+    port: u16,
+    options: Vec<String>,
+}
+
+impl Postgres {
+    /// Starts a server with additional options, for example `max_connections=5`.
+    pub fn start(options: &[&str]) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let folder = scratch(&format!("data-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        run(unprivileged("cp").args(["-a", "--no-target-directory"]).arg(&*TEMPLATE).arg(folder.join("data")));
+        let options = options.iter().map(|&option| option.to_owned()).collect();
+        let mut server = Self { process: None, folder, port: free_port(), options };
+        let started = Instant::now();
+        while !server.begin() {
+            assert!(started.elapsed() < STARTS_WITHIN, "the server does not start: {server:?}");
+            // Another process took the port.
+            server.port = free_port();
+        }
+        server
+    }
+
+    /// Returns `true` if our child accepts connections.
+    fn begin(&mut self) -> bool {
+        let data = self.folder.join("data");
+        let mut command = unprivileged(bin().join("postgres"));
+        command.arg("-D").arg(&data).args(["-p", &self.port.to_string(), "-c", "listen_addresses=127.0.0.1"]);
+        command.arg("-c").arg(format!("unix_socket_directories={}", self.folder.display()));
+        // Many servers share the machine.
+        command.args(["-c", "shared_buffers=16MB", "-c", "max_wal_size=64MB"]);
+        for option in &self.options {
+            command.args(["-c", option]);
+        }
+        let process = self.process.insert(Process::start(&mut command, PACKAGES));
+        let (started, id) = (Instant::now(), process.id().to_string());
+        loop {
+            if process.has_ended() {
+                return false;
+            }
+            // The server writes its process ID and its state to this file.
+            let state = fs::read_to_string(data.join("postmaster.pid")).unwrap_or_default();
+            if state.lines().next() == Some(&id) && state.lines().any(|line| line.trim() == "ready") {
+                return true;
+            }
+            assert!(started.elapsed() < STARTS_WITHIN, "the server does not start: {state}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// Returns the folder of the Unix socket.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Replaces the rules of access. The running server reads them at once.
+    pub fn set_access(&self, rules: &str) {
+        fs::write(self.folder.join("data/pg_hba.conf"), rules).unwrap();
+        self.ask("SELECT pg_reload_conf()");
+        // The server reads the file a moment later.
+        thread::sleep(Duration::from_millis(200));
+    }
+
+    /// Executes statements through the Unix socket, and returns the rows as lines.
+    pub fn ask(&self, sql: &str) -> String {
+        let mut command = Command::new("psql");
+        command.args(["-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", "-U", "postgres", "-d", "postgres", "-h"]);
+        command.arg(&self.folder).args(["-p", &self.port.to_string(), "-c", sql]);
+        let output = command.output().unwrap_or_else(|error| panic!("cannot start psql: {error}"));
+        assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    /// Kills all processes of the server (SIGKILL).
+    pub fn kill(&mut self) {
+        if let Some(process) = self.process.take() {
+            let children = children(process.id());
+            drop(process);
+            children.into_iter().for_each(|child| signal(child, "KILL"));
+        }
+    }
+
+    /// Starts it again on the same port, with its data.
+    pub fn restart(&mut self) {
+        let started = Instant::now();
+        self.kill();
+        while !self.begin() {
+            assert!(started.elapsed() < STARTS_WITHIN, "the server does not start again");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Suspends all processes of the server (SIGSTOP).
+    pub fn stop(&self) {
+        let process = self.process.as_ref().unwrap();
+        process.stop();
+        for child in children(process.id()) {
+            signal(child, "STOP");
+            let stat = format!("/proc/{child}/stat");
+            wait_until("a process of the server is suspended", || {
+                let Ok(stat) = fs::read_to_string(&stat) else { return true };
+                stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 'Z']))
+            });
+        }
+    }
+
+    /// Resumes all processes (SIGCONT).
+    pub fn resume(&self) {
+        let process = self.process.as_ref().unwrap();
+        children(process.id()).into_iter().for_each(|child| signal(child, "CONT"));
+        process.resume();
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A data directory that each server copies. It takes over a second to make one.
+static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = scratch("template").join("data");
+    let mut command = unprivileged(bin().join("initdb"));
+    command.arg("-D").arg(&folder).args(["-A", "trust", "-U", "postgres", "-N", "-E", "UTF8", "--locale", "C.UTF-8"]);
+    run(&mut command);
+    folder
+});
+
+/// Creates a folder that the server may write to. Removes those of processes that have ended.
+fn scratch(name: &str) -> PathBuf {
+    let own = std::process::id();
+    for entry in fs::read_dir(env::temp_dir()).into_iter().flatten().flatten() {
+        let file = entry.file_name().to_string_lossy().into_owned();
+        let process = file.strip_prefix("tower-ratelimit-postgres-").and_then(|rest| rest.split('-').next());
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+    let folder = env::temp_dir().join(format!("tower-ratelimit-postgres-{own}-{name}"));
+    fs::create_dir_all(&folder).unwrap();
+    if is_root() {
+        run(Command::new("chown").arg("postgres").arg(&folder));
+    }
+    folder
+}
+
+fn bin() -> PathBuf {
+    if let Ok(bin) = env::var(BIN) {
+        return bin.into();
+    }
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let newest = versions.max_by_key(|version| version.file_name().to_string_lossy().parse::<u32>().unwrap_or(0));
+    newest.map_or_else(PathBuf::new, |version| version.path().join("bin"))
+}
+
+/// A command of the user `postgres` if this is root, because PostgreSQL refuses to run as root.
+fn unprivileged(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    if !is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups"]).arg(program);
+    command
+}
+
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| {
+        panic!("cannot start {command:?}: {error}\nscripts/test installs it, or\n    apt-get install -y {PACKAGES}")
+    });
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn children(process: u32) -> Vec<u32> {
+    let text = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+    text.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
+/// Sends a signal to a process, which may have ended.
+fn signal(process: u32, name: &str) {
+    let _ = Command::new("kill").args([&format!("-{name}"), &process.to_string()]).output();
+}

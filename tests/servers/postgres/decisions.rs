@@ -1,0 +1,175 @@
+//! Decisions on a real PostgreSQL: the laws, exact totals, and the stored states.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use common::example_process::Server as ExampleServer;
+use common::servers::Postgres;
+use common::servers::storage::RUNTIME;
+use common::{Foreign, policy};
+use tower_ratelimit::storage::{ManualClock, PostgresStorage, StorageRequest};
+use tower_ratelimit::testing::StorageLaws;
+use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
+
+use super::{LONG, storage};
+
+/// A storage with a new prefix and a manual clock.
+fn on(storage: &PostgresStorage, clock: ManualClock) -> PostgresStorage {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
+    storage.clone().prefix(&prefix).clock(clock)
+}
+
+#[test]
+fn storage_obeys_the_laws() {
+    let server = Postgres::start(&["synchronous_commit=off"]);
+    // The connections are opened on this runtime, because the laws use several others.
+    let [storage, other] = [(); 2].map(|()| {
+        let url = format!("{}?connections=1", server.url());
+        let storage = PostgresStorage::new(&url).unwrap().deadline(LONG);
+        RUNTIME.block_on(storage.ready(LONG)).unwrap();
+        storage
+    });
+    StorageLaws::new(|clock| on(&storage, clock))
+        // The laws need hundreds of scripts only on a storage in memory.
+        .scripts(32)
+        // It has another connection and remembers other states, as in another process.
+        .second_handle(move |storage| {
+            let debug = format!("{storage:?}");
+            let prefix = debug.split("prefix: \"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+            other.clone().prefix(prefix).clock(ManualClock::default())
+        })
+        .and_policies([
+            Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
+            Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
+        ])
+        .check();
+}
+
+#[test]
+fn every_vector_agrees() {
+    let server = Postgres::start(&["synchronous_commit=off"]);
+    common::vectors::assert_all_agree(&server.url());
+}
+
+/// Field defects: check and increment are two steps, or SELECT then UPDATE.
+#[test]
+fn four_processes_admit_exactly_the_limit() {
+    let server = Postgres::start(&[]);
+    let policy = "fixed-window 40/day; moving-window 60/day";
+    let flags = ["--policy", policy, "--storage", &server.url(), "--on-error", "refuse", "--deadline", "10s"];
+    let servers: Vec<ExampleServer> = (0..4).map(|_| ExampleServer::start(&flags)).collect();
+    let ask = |server: &ExampleServer| (0..20).filter(|_| server.status("/", "") == 200).count();
+    let admitted: usize = std::thread::scope(|scope| {
+        let asking: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();
+        asking.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert!(admitted <= 40, "{admitted}");
+    // Contended hits are retried.
+    let more = (0..40).filter(|_| servers[0].status("/", "") == 200).count();
+    assert_eq!(admitted + more, 40);
+}
+
+#[test]
+fn stored_states_are_as_documented() {
+    let server = Postgres::start(&[]);
+    let clock = ManualClock::new(Timestamp::from_micros(1_728_000_000_000_000));
+    let limiter =
+        RateLimiter::with_storage(policy("fixed-window 3/minute").with_name("free"), storage(&server).clock(clock));
+    let rows = || server.ask("SELECT key, state, expires_at > now() + '1 minute' FROM tower_ratelimit");
+    let _ = RUNTIME.block_on(limiter.hit(&Key::from("alice"))).unwrap();
+    // The last number is the low 32 bits of the start of the window.
+    let state = "@1728000000000000[1.fixed-window/60000000 1728000060000000,1,1512833024]";
+    assert_eq!(rows(), format!("rl:free|t:alice|{state}|t"));
+    RUNTIME.block_on(limiter.clear(&Key::from("alice"))).unwrap();
+    assert_eq!(rows(), "");
+}
+
+#[test]
+fn unreadable_state_is_treated_as_fresh() {
+    let server = Postgres::start(&[]);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage(&server));
+    RUNTIME.block_on(limiter.storage().migrate()).unwrap();
+    for spoil in ["garbage", "[1.fixed-window/86400000000 99999999999999999999,1,1]", ""] {
+        server.ask(&format!(
+            "INSERT INTO tower_ratelimit VALUES ('rl:p|t:k', '{spoil}', 'infinity')
+             ON CONFLICT (key) DO UPDATE SET state = excluded.state"
+        ));
+        for expected in [true, true, false] {
+            let decision = RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap();
+            assert_eq!(decision.is_admitted(), expected, "{spoil:?}");
+        }
+    }
+}
+
+/// A refusal from a remembered state would be outdated after another process has cleared the key.
+#[test]
+fn change_by_another_process_is_seen_by_the_next_hit() {
+    let server = Postgres::start(&[]);
+    let policy = policy("fixed-window 2/day");
+    let [one, two] = [(); 2].map(|()| RateLimiter::with_storage(policy.clone(), storage(&server)));
+    let key = Key::from("k");
+    RUNTIME.block_on(async {
+        for _ in 0..3 {
+            assert_eq!(one.hit(&key).await.unwrap().remaining(), 1);
+            assert_eq!(two.hit(&key).await.unwrap().remaining(), 0);
+            assert!(one.hit(&key).await.unwrap().is_refused());
+            two.clear(&key).await.unwrap();
+            assert_eq!(one.peek(&key).await.unwrap().remaining(), 2);
+        }
+        assert_eq!(one.hit(&key).await.unwrap().remaining(), 1);
+        two.clear(&key).await.unwrap();
+        assert!(two.hit_with_cost(&key, 2).await.unwrap().is_admitted());
+        assert!(one.hit(&key).await.unwrap().is_refused());
+    });
+}
+
+#[test]
+fn clear_all_removes_the_keys_of_one_prefix() {
+    let server = Postgres::start(&[]);
+    let storage = storage(&server);
+    let [ours, longer, theirs] = ["shop", "shop2", "blog"].map(|prefix| storage.clone().prefix(prefix));
+    RUNTIME.block_on(async {
+        for storage in [&ours, &longer, &theirs] {
+            let limiter = RateLimiter::with_storage(policy("3/minute"), storage.clone());
+            for client in 0..10_u64 {
+                let _ = limiter.hit(&Key::from(client)).await.unwrap();
+            }
+        }
+        assert_eq!(ours.clear_all().await.unwrap(), 10);
+        assert_eq!(ours.clear_all().await.unwrap(), 0);
+    });
+    assert_eq!(server.ask("SELECT count(*) FROM tower_ratelimit"), "20");
+}
+
+#[test]
+fn policy_that_does_not_fit_is_rejected() {
+    let storage = PostgresStorage::new("postgres://a@127.0.0.1:1").unwrap().allow_long_logs();
+    let large = policy("moving-window 1000000/day");
+    assert!(storage.validate(&large).unwrap_err().to_string().contains("sliding-window-counter"));
+    let error = RUNTIME.block_on(storage.decide(StorageRequest::new(&large, &Key::from("k"), Op::Hit, 1))).unwrap_err();
+    assert!(!error.may_have_counted(), "{error}");
+}
+
+#[test]
+fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
+    let wrong = [
+        ("postgres://", "user is missing"),
+        ("postgres://host/db", "user is missing"),
+        ("postgres://a:secret@host:0x/db", "invalid"),
+        ("postgres://a:secret@host/db?port2=1", "unknown option"),
+        ("postgres://a:secret@host/db?deadline=0s", "invalid deadline"),
+        ("postgres://a:secret@host/db?table=a-b", "invalid schema or table \"a-b\""),
+        ("postgres://a:secret@host/db?unlogged=yes", "write unlogged=true or unlogged=false"),
+        ("postgres://a:secret@host/db?connections=0", "invalid connections"),
+        ("postgres://a:secret@host/db?sslmode=require", "PostgresStorage::from_pool"),
+        ("http://a:secret@host", "write postgres://"),
+    ];
+    for (url, part) in wrong {
+        let error = PostgresStorage::new(url).unwrap_err().to_string();
+        assert!(error.contains(part) && !error.contains("secret"), "{url}: {error}");
+    }
+    let right =
+        "postgresql://a:secret@host,[::1]:1/db?prefix=p&deadline=1s&schema=s&options=-c%20geqo%3Doff&connections=2";
+    let debug = format!("{:?}", PostgresStorage::new(right).unwrap());
+    assert!(!debug.contains("secret") && debug.contains("\"s\""), "{debug}");
+}

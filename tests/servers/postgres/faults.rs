@@ -1,0 +1,145 @@
+//! Faults of the server that other storages do not have.
+
+use std::time::{Duration, Instant};
+
+use common::policy;
+use common::servers::Postgres;
+use common::servers::storage::RUNTIME;
+use tokio::task::JoinSet;
+use tower_ratelimit::storage::{PostgresStorage, StorageError, StorageErrorKind};
+use tower_ratelimit::{Key, RateLimiter};
+
+use super::{LONG, storage};
+
+const QUICK: Duration = Duration::from_millis(300);
+
+fn limiter(storage: PostgresStorage) -> RateLimiter<PostgresStorage> {
+    RateLimiter::with_storage(policy("fixed-window 1000/day"), storage)
+}
+
+fn hit(limiter: &RateLimiter<PostgresStorage>) -> Result<u32, StorageError> {
+    RUNTIME.block_on(limiter.hit(&Key::from("k"))).map(|decision| decision.remaining())
+}
+
+#[test]
+fn wrong_password_is_a_clear_error_and_the_right_one_recovers() {
+    let server = Postgres::start(&[]);
+    server.ask("CREATE USER app PASSWORD 'secret'; GRANT ALL ON SCHEMA public TO app");
+    server.set_access("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n");
+    let url = |password| format!("postgres://app:{password}@127.0.0.1:{}/postgres", server.port());
+    let wrong = limiter(PostgresStorage::new(&url("wrong")).unwrap().deadline(LONG));
+    let error = hit(&wrong).unwrap_err();
+    assert_eq!(error.kind(), StorageErrorKind::Unreachable);
+    let text = format!("{error:#}");
+    assert!(text.contains("password authentication failed for user \"app\"") && !text.contains("wrong"), "{text}");
+    assert!(!error.may_have_counted());
+    assert_eq!(hit(&limiter(PostgresStorage::new(&url("secret")).unwrap().deadline(LONG))).unwrap(), 999);
+    server.ask("ALTER USER app PASSWORD 'wrong'");
+    RUNTIME.block_on(wrong.storage().ready(LONG)).unwrap();
+    assert_eq!(hit(&wrong).unwrap(), 998);
+}
+
+#[test]
+fn dropped_table_is_a_clear_error_and_is_created_again() {
+    let server = Postgres::start(&[]);
+    // A second connection would create the table when it is opened.
+    let one = PostgresStorage::new(&format!("{}?connections=1", server.url())).unwrap().deadline(LONG);
+    let limiter = limiter(one);
+    assert_eq!(hit(&limiter).unwrap(), 999);
+    server.ask("DROP TABLE tower_ratelimit");
+    let error = hit(&limiter).unwrap_err();
+    assert!(error.to_string().contains("has no table for the states") && !error.may_have_counted(), "{error:?}");
+    RUNTIME.block_on(limiter.storage().ready(LONG)).unwrap();
+    assert_eq!(hit(&limiter).unwrap(), 999);
+}
+
+/// The lock of another transaction, for example of a session that is idle in transaction.
+#[test]
+fn locked_row_is_an_error_at_the_deadline_and_counts_nothing() {
+    let server = Postgres::start(&[]);
+    let limiter = limiter(storage(&server).deadline(QUICK));
+    RUNTIME.block_on(limiter.storage().ready(LONG)).unwrap();
+    assert_eq!(hit(&limiter).unwrap(), 999);
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.ask("BEGIN; SELECT * FROM tower_ratelimit FOR UPDATE; SELECT pg_sleep(2); COMMIT"));
+        common::servers::wait_until("the row is locked", || {
+            server.ask("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
+        });
+        let started = Instant::now();
+        let error = hit(&limiter).unwrap_err();
+        assert!(error.is_timeout() && started.elapsed() < QUICK + Duration::from_secs(1), "{error:?}");
+    });
+    let started = Instant::now();
+    let remaining = loop {
+        match hit(&limiter) {
+            Ok(remaining) => break remaining,
+            Err(error) => assert!(started.elapsed() < LONG, "{error:?}"),
+        }
+    };
+    assert_eq!(remaining, 998, "the statement was cancelled");
+}
+
+#[test]
+fn serialization_failure_is_retried() {
+    let server = Postgres::start(&["default_transaction_isolation=serializable"]);
+    let limiters: Vec<_> = (0..4).map(|_| limiter(storage(&server))).collect();
+    let admitted: usize = RUNTIME.block_on(async {
+        let mut tasks = JoinSet::new();
+        for limiter in limiters {
+            limiter.storage().ready(LONG).await.unwrap();
+            tasks.spawn(async move {
+                let mut admitted = 0;
+                for _ in 0..30 {
+                    admitted += usize::from(limiter.hit(&Key::from("k")).await.unwrap().is_admitted());
+                }
+                admitted
+            });
+        }
+        tasks.join_all().await.into_iter().sum()
+    });
+    let direct = limiter(storage(&server));
+    let peeked = RUNTIME.block_on(direct.peek(&Key::from("k"))).unwrap();
+    assert_eq!(1_000 - peeked.remaining() as usize, admitted);
+}
+
+/// A replica, and the old primary after a failover.
+#[test]
+fn read_only_server_is_a_clear_error_and_recovers() {
+    let server = Postgres::start(&[]);
+    let limiter = limiter(storage(&server));
+    assert_eq!(hit(&limiter).unwrap(), 999);
+    server.ask("ALTER SYSTEM SET default_transaction_read_only = on");
+    server.ask("SELECT pg_reload_conf()");
+    let started = Instant::now();
+    let error = loop {
+        assert!(started.elapsed() < LONG);
+        if let Err(error) = hit(&limiter) {
+            break error;
+        }
+    };
+    assert!(format!("{error:#}").contains("read-only") && !error.may_have_counted(), "{error:?}");
+    server.ask("ALTER SYSTEM RESET default_transaction_read_only");
+    server.ask("SELECT pg_reload_conf()");
+    while hit(&limiter).is_err() {
+        assert!(started.elapsed() < LONG);
+    }
+}
+
+#[test]
+fn server_without_free_connections_is_a_clear_error() {
+    let server = Postgres::start(&["max_connections=4", "superuser_reserved_connections=0", "max_wal_senders=0"]);
+    let one = limiter(storage(&server));
+    RUNTIME.block_on(async {
+        let hits: JoinSet<_> = (0..20_u64)
+            .map(|client| {
+                let one = one.clone();
+                async move { one.hit(&Key::from(client)).await.unwrap() }
+            })
+            .collect();
+        hits.join_all().await;
+    });
+    let error = hit(&limiter(storage(&server))).unwrap_err();
+    assert_eq!(error.kind(), StorageErrorKind::Unreachable);
+    assert!(format!("{error:#}").contains("too many clients"), "{error:?}");
+    assert_eq!(hit(&one).unwrap(), 999);
+}

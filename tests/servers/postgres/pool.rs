@@ -1,0 +1,93 @@
+//! The storage on the program's own pool.
+
+use std::time::{Duration, Instant};
+
+use common::policy;
+use common::servers::Postgres;
+use common::servers::storage::RUNTIME;
+use deadpool_postgres::tokio_postgres::NoTls;
+use deadpool_postgres::{Manager, Pool};
+use tokio::task::JoinSet;
+use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind};
+use tower_ratelimit::{Key, RateLimiter};
+
+use super::LONG;
+
+const QUICK: Duration = Duration::from_millis(300);
+
+fn pool(server: &Postgres, size: usize) -> Pool {
+    let config = server.url().parse().unwrap();
+    Pool::builder(Manager::new(config, NoTls)).max_size(size).build().unwrap()
+}
+
+fn limiter(pool: Pool) -> RateLimiter<PostgresStorage> {
+    RateLimiter::with_storage(policy("fixed-window 100/day"), PostgresStorage::from_pool(pool).deadline(LONG))
+}
+
+#[test]
+fn hits_on_a_pool_admit_exactly_the_limit() {
+    let server = Postgres::start(&[]);
+    let limiters = [limiter(pool(&server, 4)), limiter(pool(&server, 2))];
+    RUNTIME.block_on(async {
+        limiters[0].storage().migrate().await.unwrap();
+        let mut tasks = JoinSet::new();
+        for task in 0..16 {
+            let limiter = limiters[task % 2].clone();
+            tasks.spawn(async move {
+                let mut admitted = 0;
+                for _ in 0..10 {
+                    loop {
+                        let decision = limiter.hit(&Key::everybody()).await.unwrap();
+                        if !decision.is_contended() {
+                            admitted += u32::from(decision.is_admitted());
+                            break;
+                        }
+                    }
+                }
+                admitted
+            });
+        }
+        assert_eq!(tasks.join_all().await.into_iter().sum::<u32>(), 100);
+    });
+}
+
+#[test]
+fn exhausted_pool_is_an_error_at_the_deadline_and_counts_nothing() {
+    let server = Postgres::start(&[]);
+    let pool = pool(&server, 1);
+    let limiter = limiter(pool.clone());
+    RUNTIME.block_on(async {
+        let error = limiter.hit(&Key::everybody()).await.unwrap_err();
+        assert!(error.to_string().contains("call migrate()"), "{error:?}");
+        limiter.storage().migrate().await.unwrap();
+        let quick = RateLimiter::with_storage(limiter.policy().clone(), limiter.storage().clone().deadline(QUICK));
+        let taken = pool.get().await.unwrap();
+        let started = Instant::now();
+        let error = quick.hit(&Key::everybody()).await.unwrap_err();
+        assert!(started.elapsed() < QUICK + Duration::from_secs(1));
+        assert!(error.kind() == StorageErrorKind::Timeout && !error.may_have_counted(), "{error:?}");
+        drop(taken);
+        assert_eq!(limiter.hit(&Key::everybody()).await.unwrap().remaining(), 99);
+    });
+}
+
+/// Field defect: a pool lends a connection whose server hangs, to one caller after another.
+#[test]
+fn connection_that_hangs_is_removed_from_the_pool() {
+    let server = Postgres::start(&[]);
+    let pool = pool(&server, 1);
+    let storage = PostgresStorage::from_pool(pool.clone());
+    RUNTIME.block_on(storage.migrate()).unwrap();
+    let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), storage.deadline(QUICK));
+    RUNTIME.block_on(async {
+        assert_eq!(limiter.hit(&Key::everybody()).await.unwrap().remaining(), 99);
+        server.stop();
+        assert!(limiter.hit(&Key::everybody()).await.unwrap_err().is_timeout());
+        assert_eq!(pool.status().size, 0);
+        server.resume();
+        let started = Instant::now();
+        while limiter.hit(&Key::everybody()).await.is_err() {
+            assert!(started.elapsed() < LONG);
+        }
+    });
+}

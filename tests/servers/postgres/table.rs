@@ -1,0 +1,115 @@
+//! The table: migrations, names, and expired rows.
+
+use std::time::Duration;
+
+use common::servers::Postgres;
+use common::servers::storage::RUNTIME;
+use common::{hit, policy};
+use tokio::task::JoinSet;
+use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind};
+use tower_ratelimit::{Key, RateLimiter, Storage};
+
+use super::{LONG, storage};
+
+#[test]
+fn ten_processes_can_migrate_at_once() {
+    let server = Postgres::start(&[]);
+    RUNTIME.block_on(async {
+        let mut tasks = JoinSet::new();
+        for _ in 0..10 {
+            let storage = storage(&server).schema("limits").table("states");
+            tasks.spawn(async move { storage.migrate().await });
+        }
+        for migrated in tasks.join_all().await {
+            migrated.unwrap();
+        }
+        // Those that create the table when they connect can do so at once too.
+        let mut tasks = JoinSet::new();
+        for _ in 0..10 {
+            let storage = storage(&server).table("others");
+            tasks.spawn(async move { storage.ready(LONG).await });
+        }
+        for ready in tasks.join_all().await {
+            ready.unwrap();
+        }
+    });
+    let options = server.ask("SELECT reloptions FROM pg_class WHERE oid = 'limits.states'::regclass");
+    assert!(options.contains("fillfactor=50"), "{options}");
+}
+
+#[test]
+fn definition_creates_the_same_table() {
+    let server = Postgres::start(&[]);
+    let storage = PostgresStorage::new(&format!("{}?migrate=false", server.url())).unwrap().deadline(LONG).unlogged();
+    let error = RUNTIME.block_on(storage.check()).unwrap_err();
+    assert_eq!(error.kind(), StorageErrorKind::Refused);
+    assert!(format!("{error:#}").contains("call migrate(), or create it"), "{error:?}");
+    server.ask(&storage.definition());
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
+    assert_eq!(server.ask("SELECT relpersistence FROM pg_class WHERE relname = 'tower_ratelimit'"), "u");
+    let limiter = RateLimiter::with_storage(policy("5/day"), storage);
+    assert_eq!(RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap().remaining(), 4);
+}
+
+/// The user of the program needs no right to create anything.
+#[test]
+fn user_without_the_right_to_create_a_table_can_use_it() {
+    let server = Postgres::start(&[]);
+    RUNTIME.block_on(storage(&server).schema("limits").migrate()).unwrap();
+    let url = format!("postgres://app@127.0.0.1:{}/postgres?schema=limits", server.port());
+    server.ask("CREATE USER app");
+    let app = PostgresStorage::new(&url).unwrap().deadline(LONG);
+    let error = RUNTIME.block_on(app.check()).unwrap_err();
+    assert!(format!("{error:#}").contains("permission denied for schema limits"), "{error:?}");
+    server.ask(
+        "GRANT USAGE ON SCHEMA limits TO app; GRANT SELECT, INSERT, UPDATE, DELETE ON limits.tower_ratelimit TO app",
+    );
+    RUNTIME.block_on(app.ready(LONG)).unwrap();
+    RUNTIME.block_on(app.migrate()).unwrap_err();
+    let limiter = RateLimiter::with_storage(policy("5/day"), app);
+    assert_eq!(RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap().remaining(), 4);
+}
+
+#[test]
+fn expired_rows_are_deleted_by_later_writes() {
+    let server = Postgres::start(&["synchronous_commit=off"]);
+    let storage = storage(&server);
+    let rows = || server.ask("SELECT count(*) FROM tower_ratelimit").parse::<u32>().unwrap();
+    RUNTIME.block_on(async {
+        storage.ready(LONG).await.unwrap();
+        server.ask(
+            "INSERT INTO tower_ratelimit SELECT 'rl:old' || i, repeat('x', 100), now() - interval '1 second'
+             FROM generate_series(1, 500) i",
+        );
+        let pages: u32 = server.ask("SELECT pg_relation_size('tower_ratelimit') / 8192").parse().unwrap();
+        assert!(pages > 10, "{pages}");
+        let policy = policy("fixed-window 100000/day");
+        // Every eighth write sweeps four pages, unless a sweep is running.
+        for _ in 0..(pages + 8) * 4 {
+            let _ = hit(&storage, &policy, "k", 1).await;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    });
+    assert_eq!(rows(), 1);
+    let plan = server.ask(
+        "EXPLAIN SELECT ctid FROM tower_ratelimit WHERE ctid >= ('(' || 3 || ',0)')::tid AND ctid < ('(' || 4 || ',0)')::tid",
+    );
+    assert!(plan.contains("Tid Range Scan"), "{plan}");
+}
+
+/// An update that changes an index would write to each of its pages, and leave more to vacuum.
+#[test]
+fn updates_change_no_index() {
+    let server = Postgres::start(&["synchronous_commit=off"]);
+    let storage = storage(&server);
+    let policy = policy("fixed-window 100000/day");
+    RUNTIME.block_on(async {
+        for number in 0..300 {
+            let _ = hit(&storage, &policy, &(number % 10).to_string(), 1).await;
+        }
+    });
+    let updates = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_all_tables WHERE relname = 'tower_ratelimit'";
+    // The server collects its statistics about once a second.
+    common::servers::wait_until("the updates are counted", || server.ask(updates).starts_with("290|"));
+    assert_eq!(server.ask(updates), "290|290");
+}

@@ -1,0 +1,181 @@
+//! Decisions on a real file: the laws, exact totals, the stored states, and expiry.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::servers::storage::RUNTIME;
+use common::{Foreign, hit, policy};
+use rusqlite::Connection;
+use tokio::task::JoinSet;
+use tower_ratelimit::storage::{Durability, ManualClock, SqliteStorage};
+use tower_ratelimit::testing::StorageLaws;
+use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Policy, Quota, RateLimiter, Storage, Timestamp};
+
+use super::{Folder, open};
+
+/// A storage with a new prefix and a manual clock.
+fn on(storage: &SqliteStorage, clock: ManualClock) -> SqliteStorage {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
+    storage.clone().prefix(&prefix).clock(clock)
+}
+
+#[test]
+fn storage_obeys_the_laws() {
+    let folder = Folder::new();
+    let storage = open(&folder.file());
+    StorageLaws::new(|clock| on(&storage, clock))
+        // This one has a thread and a connection of its own, as in another process.
+        .second_handle(|storage| storage.clone().durability(Durability::EverySecond))
+        .scripts(64)
+        .and_policies([
+            Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
+            Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
+        ])
+        .check();
+}
+
+#[test]
+fn counts_survive_a_restart() {
+    let folder = Folder::new();
+    let (policy, alice) = (policy("fixed-window 5/day"), Key::from("alice"));
+    for durability in [Durability::EverySecond, Durability::EveryCommit] {
+        let storage = || open(&folder.file()).prefix(&format!("{durability:?}")).durability(durability);
+        for expected in [4, 3, 2] {
+            let limiter = RateLimiter::with_storage(policy.clone(), storage());
+            assert_eq!(RUNTIME.block_on(limiter.hit(&alice)).unwrap().remaining(), expected);
+        }
+    }
+}
+
+#[test]
+fn handles_on_one_file_admit_exactly_the_limit() {
+    let folder = Folder::new();
+    let limiters: Vec<_> = (0..4)
+        .map(|_| RateLimiter::with_storage(policy("fixed-window 300/day; moving-window 500/day"), open(&folder.file())))
+        .collect();
+    let admitted = RUNTIME.block_on(async {
+        let mut tasks = JoinSet::new();
+        for task in 0..32 {
+            let limiter = limiters[task % limiters.len()].clone();
+            tasks.spawn(async move {
+                let mut admitted = 0;
+                for _ in 0..20 {
+                    admitted += u32::from(limiter.hit(&Key::everybody()).await.unwrap().is_admitted());
+                }
+                admitted
+            });
+        }
+        tasks.join_all().await.into_iter().sum::<u32>()
+    });
+    assert_eq!(admitted, 300);
+}
+
+#[test]
+fn stored_states_are_as_documented() {
+    let folder = Folder::new();
+    let clock = ManualClock::new(Timestamp::from_micros(1_728_000_000_000_000));
+    let storage = open(&folder.file()).clock(clock);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 3/minute").with_name("free"), storage);
+    let rows = || {
+        let connection = Connection::open(folder.file()).unwrap();
+        let mut select = connection.prepare("SELECT key, state FROM tower_ratelimit").unwrap();
+        let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+        rows.collect::<Result<Vec<(String, String)>, _>>().unwrap()
+    };
+    let _ = RUNTIME.block_on(limiter.hit(&Key::from("alice"))).unwrap();
+    // The last number is the low 32 bits of the start of the window.
+    let state = "@1728000000000000[1.fixed-window/60000000 1728000060000000,1,1512833024]";
+    assert_eq!(rows(), [("rl:free|t:alice".to_owned(), state.to_owned())]);
+    RUNTIME.block_on(limiter.clear(&Key::from("alice"))).unwrap();
+    assert_eq!(rows(), []);
+}
+
+#[test]
+fn unreadable_state_is_treated_as_fresh() {
+    let folder = Folder::new();
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), open(&folder.file()));
+    for spoil in ["garbage", "[1.fixed-window/86400000000 99999999999999999999,1,1]", ""] {
+        let connection = Connection::open(folder.file()).unwrap();
+        let write = "INSERT OR REPLACE INTO tower_ratelimit VALUES ('rl:p|t:k', ?1, 9223372036854775807)";
+        connection.execute(write, [spoil]).unwrap();
+        for expected in [true, true, false] {
+            let decision = RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap();
+            assert_eq!(decision.is_admitted(), expected, "{spoil:?}");
+        }
+    }
+}
+
+/// Each write checks the next four rows of the table.
+#[test]
+fn expired_rows_are_deleted_by_later_writes() {
+    let folder = Folder::new();
+    let storage = open(&folder.file());
+    let rows = || -> u32 {
+        let connection = Connection::open(folder.file()).unwrap();
+        connection.query_row("SELECT count(*) FROM tower_ratelimit", [], |row| row.get(0)).unwrap()
+    };
+    let (short, long) = (policy("fixed-window 3/ms"), policy("fixed-window 3000/day"));
+    RUNTIME.block_on(async {
+        for client in 0..100 {
+            let _ = hit(&storage, &short, &format!("short{client}"), 1).await;
+            let _ = hit(&storage, &long, &format!("long{client}"), 1).await;
+        }
+        // A state is kept for five more seconds: the clocks of two processes may differ.
+        Connection::open(folder.file())
+            .unwrap()
+            .execute("UPDATE tower_ratelimit SET gone_at = gone_at - 6000000 WHERE key LIKE '%short%'", [])
+            .unwrap();
+        assert_eq!(rows(), 200);
+        for _ in 0..60 {
+            let _ = hit(&storage, &long, "long0", 1).await;
+        }
+    });
+    assert_eq!(rows(), 100);
+}
+
+#[test]
+fn reset_removes_the_keys_of_one_prefix() {
+    let folder = Folder::new();
+    let storage = open(&folder.file());
+    let [ours, longer, theirs] = ["shop", "shop2", "blog"].map(|prefix| storage.clone().prefix(prefix));
+    let policy = policy("3/minute");
+    RUNTIME.block_on(async {
+        for storage in [&ours, &longer, &theirs] {
+            for client in 0..10 {
+                let _ = hit(storage, &policy, &client.to_string(), 1).await;
+            }
+        }
+        assert_eq!(ours.clear_all().await.unwrap(), 10);
+        assert_eq!(ours.clear_all().await.unwrap(), 0);
+        assert_eq!(longer.clear_all().await.unwrap(), 10);
+        storage.ready(Duration::from_secs(1)).await.unwrap();
+    });
+}
+
+#[test]
+fn error_of_an_invalid_url_has_a_correction() {
+    for (url, part) in [
+        ("sqlite:", "write sqlite:limits.db"),
+        ("sqlite::memory:", "use memory://"),
+        ("sqlite:a.db?durability=none", "write durability=every-second or durability=every-commit"),
+        ("sqlite:a.db?deadline=0s", "invalid deadline"),
+        ("sqlite:a.db?port=1", "unknown option \"port\""),
+        ("sqlite:a%zz.db", "% must be followed by two digits"),
+        ("postgres://a.db", "write sqlite:limits.db"),
+    ] {
+        let error = SqliteStorage::new(url).unwrap_err().to_string();
+        assert!(error.contains(part), "{url}: {error}");
+    }
+    let folder = Folder::new();
+    let url = format!("sqlite://{}?deadline=1s&prefix=shop&durability=every-commit", folder.0.join("a%3Fb").display());
+    let debug = format!("{:?}", SqliteStorage::new(&url).unwrap());
+    assert!(debug.contains("a?b") && debug.contains("EveryCommit") && debug.contains("shop"), "{debug}");
+    assert!(folder.0.join("a?b").exists());
+}
+
+#[test]
+fn every_vector_agrees() {
+    let folder = Folder::new();
+    common::vectors::assert_all_agree(&format!("sqlite:{}", folder.file().display()));
+}

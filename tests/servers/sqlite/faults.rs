@@ -1,0 +1,113 @@
+//! Locks of other processes, callers that leave, and strategies that panic.
+
+use std::time::{Duration, Instant};
+
+use common::policy;
+use common::servers::storage::RUNTIME;
+use rusqlite::Connection;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tower_ratelimit::storage::{SqliteStorage, StorageErrorKind};
+use tower_ratelimit::{Key, RateLimiter};
+
+use super::{Folder, open};
+
+const QUICK: Duration = Duration::from_millis(100);
+
+fn limiter(storage: SqliteStorage) -> RateLimiter<SqliteStorage> {
+    RateLimiter::with_storage(policy("fixed-window 1000/day"), storage)
+}
+
+/// A connection with the write lock.
+fn lock(folder: &Folder) -> Connection {
+    let connection = Connection::open(folder.file()).unwrap();
+    connection.execute_batch("BEGIN IMMEDIATE").unwrap();
+    connection
+}
+
+#[test]
+fn lock_of_another_process_is_an_error_at_the_deadline_and_counts_nothing() {
+    let folder = Folder::new();
+    let limiter = limiter(open(&folder.file()).deadline(QUICK));
+    RUNTIME.block_on(async {
+        assert_eq!(limiter.hit(&Key::everybody()).await.unwrap().remaining(), 999);
+        let other = lock(&folder);
+        let started = Instant::now();
+        let error = limiter.hit(&Key::everybody()).await.unwrap_err();
+        assert!(started.elapsed() >= QUICK && started.elapsed() < QUICK + Duration::from_secs(1));
+        assert!(error.kind() == StorageErrorKind::Timeout && !error.may_have_counted(), "{error:?}");
+        assert!(error.to_string().contains("another process may hold its lock"), "{error:?}");
+        // Readers need no lock.
+        assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 999);
+        drop(other);
+        assert_eq!(limiter.hit(&Key::everybody()).await.unwrap().remaining(), 998);
+    });
+}
+
+#[test]
+fn hit_waits_for_the_lock_of_another_process() {
+    let folder = Folder::new();
+    let limiter = limiter(open(&folder.file()));
+    let other = lock(&folder);
+    let (hits, ()) = RUNTIME.block_on(async {
+        let mut tasks = JoinSet::new();
+        for client in 0..20_u64 {
+            let limiter = limiter.clone();
+            tasks.spawn(async move { limiter.hit(&Key::from(client % 3)).await.unwrap().is_admitted() });
+        }
+        let release = async {
+            tokio::time::sleep(QUICK).await;
+            drop(other);
+        };
+        tokio::join!(tasks.join_all(), release)
+    });
+    assert_eq!(hits, [true; 20]);
+}
+
+/// A transaction that another process holds for long does not fill the memory of this one.
+#[test]
+fn calls_that_do_not_fit_are_not_queued() {
+    let folder = Folder::new();
+    let limiter = limiter(open(&folder.file()).deadline(Duration::from_secs(2)));
+    let other = lock(&folder);
+    RUNTIME.block_on(async {
+        let mut tasks = JoinSet::new();
+        for client in 0..1_500_u64 {
+            let limiter = limiter.clone();
+            tasks.spawn(async move { limiter.hit(&Key::from(client)).await });
+        }
+        for _ in 1_024..1_500 {
+            let error = tasks.join_next().await.unwrap().unwrap().unwrap_err();
+            assert!(error.to_string().starts_with("overloaded: 1024 calls wait for "), "{error}");
+            assert!(!error.may_have_counted() && !error.is_timeout());
+        }
+        drop(other);
+        for answer in tasks.join_all().await {
+            assert!(answer.as_ref().is_ok_and(|decision| decision.is_admitted()), "{answer:?}");
+        }
+    });
+}
+
+#[test]
+fn dropped_hit_is_counted_and_does_not_affect_other_callers() {
+    let folder = Folder::new();
+    let limiter = limiter(open(&folder.file()));
+    let other = lock(&folder);
+    RUNTIME.block_on(async {
+        let dropped = timeout(QUICK / 4, limiter.hit(&Key::from("a"))).await;
+        assert!(dropped.is_err());
+        drop(other);
+        assert_eq!(limiter.hit(&Key::from("b")).await.unwrap().remaining(), 999);
+        assert_eq!(limiter.hit(&Key::from("a")).await.unwrap().remaining(), 998);
+    });
+}
+
+#[test]
+fn hit_outside_of_a_runtime_is_an_error() {
+    let folder = Folder::new();
+    let limiter = limiter(open(&folder.file()));
+    let error = common::poll(&mut Box::pin(limiter.hit(&Key::everybody())));
+    assert!(matches!(error, std::task::Poll::Ready(Err(_))), "{error:?}");
+    // Without a runtime, nothing was counted.
+    assert_eq!(RUNTIME.block_on(limiter.hit(&Key::everybody())).unwrap().remaining(), 999);
+}
