@@ -28,8 +28,10 @@
 //!
 //! 70 requests at once, of one token each. About ten get a 429 by the policy `requests`:
 //!
-//! `seq 70 | xargs -P 70 -I N curl -so /dev/null -w '%{http_code}\n' -H 'x-api-key: carol'
-//! 'localhost:3000/complete?max_tokens=1'`
+//! ```text
+//! seq 70 | xargs -P 70 -I N curl -so /dev/null -w '%{http_code}\n' -H 'x-api-key: carol' \
+//!     'localhost:3000/complete?max_tokens=1'
+//! ```
 
 use std::convert::Infallible;
 use std::time::Duration;
