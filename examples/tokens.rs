@@ -26,9 +26,12 @@
 //!
 //! `curl -iN -H 'x-api-key: alice' 'localhost:3000/complete?max_tokens=20001'`
 //!
-//! More than 60 requests at once, of few tokens each: 429 by the policy `requests`:
+//! 70 requests at once, of one token each. About ten get a 429 by the policy `requests`:
 //!
-//! `for i in $(seq 61); do curl -isN -H 'x-api-key: carol' 'localhost:3000/complete?max_tokens=1'; done`
+//! ```text
+//! seq 70 | xargs -P 70 -I N curl -so /dev/null -w '%{http_code}\n' -H 'x-api-key: carol' \
+//!     'localhost:3000/complete?max_tokens=1'
+//! ```
 
 use std::convert::Infallible;
 use std::time::Duration;
