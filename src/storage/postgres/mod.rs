@@ -29,6 +29,9 @@ use crate::storage::url::{PREFIX, checked_prefix};
 use crate::storage::{Cas, Clock, StorageError, deadline};
 use crate::{ConfigError, Timestamp};
 
+/// The label `storage` of the metrics.
+const LABEL: &str = "postgres";
+
 /// Shares rate limit states between processes in PostgreSQL (14 or later).
 ///
 /// # Examples
@@ -150,7 +153,7 @@ impl PostgresStorage {
 
     /// Rebuilds the `Cas` with the current settings.
     fn rebuild_cas(mut self) -> Self {
-        self.cas = Cas::new(self.store.clone()).deadline(self.store.deadline).max_skew(self.max_skew);
+        self.cas = Cas::new(self.store.clone()).metrics_label(LABEL).deadline(self.store.deadline).max_skew(self.max_skew);
         if !self.long_logs {
             self.cas = self.cas.without_long_logs();
         }
