@@ -104,12 +104,12 @@ impl Decision {
         self.verdict = if admitted { Verdict::ADMITTED } else { Verdict::REFUSED };
     }
 
-    /// Marks a refusal as [storage full](Self::is_storage_full).
+    /// Turns this decision into a refusal by a [full storage](Self::is_storage_full).
     pub fn storage_full(self) -> Self {
         Self { verdict: self.verdict.instead(Verdict::STORAGE_FULL), ..self }
     }
 
-    /// Marks a refusal as [contended](Self::is_contended).
+    /// Turns this decision into a [contended](Self::is_contended) refusal.
     pub fn contended(self) -> Self {
         Self { verdict: self.verdict.instead(Verdict::CONTENDED), ..self }
     }
@@ -219,7 +219,8 @@ impl Decision {
     }
 
     /// Returns the time until a refused hit would be admitted if the key gets no other hits.
-    /// Returns `None` if the hit was admitted or its cost exceeds a capacity.
+    /// Returns `None` if the hit was admitted, or if its cost exceeds the capacity of a limit, so that
+    /// it can never be admitted.
     pub fn retry_after(&self) -> Option<Duration> {
         self.limits().iter().max_by_key(|status| status.retry_micros()).and_then(Status::retry_after)
     }

@@ -160,7 +160,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Skips the requests that `skip` selects. A skipped request is not counted, is not observed,
     /// and its response gets no header fields.
     ///
-    /// `skip` is a closure over the [`Head`], or an [`AllowList`](crate::extract::AllowList) of
+    /// `skip` is a closure that takes the [`Head`], or an [`AllowList`](crate::extract::AllowList) of
     /// networks. Each call adds a condition. A request is skipped if any of them selects it.
     ///
     /// ```
@@ -297,7 +297,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.with_config(|config| config.shares_decision = true)
     }
 
-    /// Sets the observer, which receives every decision: a closure over the
+    /// Sets the observer, which receives every decision: a closure that takes the
     /// [`Event`](crate::Event), or an [`Observer`](crate::Observer) such as `MetricsObserver`
     /// (feature `metrics`). Defaults to none.
     pub fn observer(self, observer: impl Observer) -> Self {

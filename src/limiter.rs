@@ -76,8 +76,8 @@ impl RateLimiter {
 impl RateLimiter {
     /// Spends one unit and returns `true` if the hit is admitted.
     ///
-    /// This is [`hit`](Self::hit) without `await` and without the numbers, in half of the time. A
-    /// hit that a leaky bucket would delay is refused and takes no slot in the queue.
+    /// This is [`hit`](Self::hit) without `await` and without a [`Decision`], in about half the time.
+    /// A hit that a leaky bucket would delay is refused, and takes no slot in the queue.
     ///
     /// ```
     /// use tower_ratelimit::{Key, Quota, RateLimiter};

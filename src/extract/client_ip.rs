@@ -108,12 +108,13 @@ impl ClientIp {
         Ok(Self::by(Proxies::In(networks)))
     }
 
-    /// Trusts this number of proxies in front of the server, at least 1, independent of their
-    /// addresses. The peer is the first one.
+    /// Trusts `proxies` proxies in front of the server, at least 1, whatever their addresses are. The
+    /// peer is the first one.
     ///
-    /// The client is the entry at this position from the right, or the leftmost entry if there are
-    /// fewer. Rule 3 applies. The peer may lack an address, as on a Unix socket, unless it turns
-    /// out to be the client.
+    /// The client is the entry at position `proxies` from the right. If there are fewer entries, it is
+    /// the leftmost one, and without any entry it is the peer. An entry that is not an address ends the
+    /// search, as in rule 3 of [`ClientIp`]. The peer needs an address only if it is the client, so
+    /// this also works on a Unix socket.
     ///
     /// Clients must not be able to bypass any of the proxies, because a client that does can choose
     /// its own key. If the addresses of the proxies are known, [`behind`](Self::behind) is safer.

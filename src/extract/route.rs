@@ -29,7 +29,7 @@ impl KeyExtractor for Path {
     }
 }
 
-/// The method. GET and POST are different keys.
+/// The HTTP method of the request as the key. GET and POST are different keys.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Method;

@@ -63,7 +63,7 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// Returns an error if the strategy does not support the quota, or if its description is not
+    /// Returns an error if the strategy does not support the quota, or if the text of the limit is not
     /// printable ASCII.
     pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
         Self::of(Arc::new(strategy), quota)

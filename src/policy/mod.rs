@@ -279,9 +279,10 @@ impl Policy {
         &self.0.limits
     }
 
-    /// Returns the name of the limit at `position` on the wire: the limit's own name if it has one,
-    /// else the name of the policy. If the policy has several limits, the number of the limit is
-    /// appended, counted from 1, as in `free-1`.
+    /// Returns the name by which header fields and responses report the limit at `position`.
+    ///
+    /// This is the limit's own name if it has one. Otherwise it is the name of the policy, and in a
+    /// policy of several limits the limit's number follows, counted from 1, as in `free-1`.
     ///
     /// # Panics
     ///

@@ -118,6 +118,9 @@ impl Quota {
 
     /// Sets the number of units that can be spent at once. Defaults to the amount.
     ///
+    /// A policy of a quota with a burst is a [`TokenBucket`](crate::TokenBucket), unless you choose the
+    /// strategy. Strategies with windows reject a burst.
+    ///
     /// ```
     /// use tower_ratelimit::Quota;
     ///

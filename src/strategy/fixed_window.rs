@@ -43,13 +43,14 @@ pub struct FixedWindow {
 }
 
 impl FixedWindow {
-    /// Creates windows that start with the first admitted hit.
+    /// Creates a strategy whose windows start with the first hit that is admitted after the previous
+    /// window has ended.
     pub const fn new() -> Self {
         Self { aligned: false }
     }
 
-    /// Creates windows that start at multiples of the period since the Unix epoch, such as full
-    /// hours or midnight UTC.
+    /// Creates a strategy whose windows start at multiples of the period since the Unix epoch, such as
+    /// full hours or midnight UTC.
     pub const fn aligned() -> Self {
         Self { aligned: true }
     }

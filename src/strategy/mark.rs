@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_rounded_up_by_at_most_1_512th_of_the_bucket() {
+    fn sizes_are_rounded_up_by_at_most_a_512th_of_the_bucket() {
         for power in 0..52 {
             for full in [1_u64 << power, (1 << power) + (1 << power) / 3, (2 << power) - 1] {
                 for debt in [1, full / 1_000, full / 2, full - 1, full].map(|debt| debt.max(1)) {

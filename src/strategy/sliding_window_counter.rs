@@ -56,7 +56,7 @@ struct Buckets {
 }
 
 impl SlidingWindowCounter {
-    /// Creates buckets that start with the first admitted hit.
+    /// Creates a counter whose buckets start with the first admitted hit of a key.
     pub const fn new() -> Self {
         Self { aligned: false }
     }

@@ -69,7 +69,7 @@ pub(super) fn waits_are_exact_after_quota_change(
 fn longest(limit: &Limit) -> u64 {
     let (quota, capacity) = (limit.quota(), u128::from(limit.capacity()));
     let full = (capacity * u128::from(quota.period_micros())).div_ceil(quota.amount().into());
-    // A tolerance of 1/500, because a state need not store its exact length.
+    // A tolerance of 1/500, because a state need not store the exact quota that wrote it.
     let full = u64::try_from(full + full / 500 + 1).unwrap_or(u64::MAX);
     full.max(3 * quota.period_micros())
 }

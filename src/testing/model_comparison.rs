@@ -92,8 +92,8 @@ pub(super) fn decides_like_the_model_in<St: Storage>(
 ///
 /// # Panics
 ///
-/// Panics if a policy changes the states of another one's limits. The message contains the smallest
-/// script.
+/// Panics if a hit by one policy changes the state of a limit that it does not share, or does not
+/// change one that it shares. The message contains the smallest random script that fails.
 pub fn policies_of_one_name_share_only_equal_limits<St: Storage>(make: impl Fn(ManualClock) -> St) {
     policies_of_one_name_in(Config::default().cases, make);
 }

@@ -118,11 +118,12 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
         Self { scripts, ..self }
     }
 
-    /// Checks all laws.
+    /// Checks all laws. It starts its own tokio runtimes, so call it from a plain `#[test]`.
     ///
     /// # Panics
     ///
-    /// Panics if a law is broken. The message starts with the law.
+    /// Panics if a law is broken, with a message that starts with the law, or if called inside a tokio
+    /// runtime.
     pub fn check(&self) {
         let (runtime, make) = (runtime(), &self.make);
         let policies = self.supported(EVERY_STRATEGY.map(parsed));

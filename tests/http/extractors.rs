@@ -284,7 +284,7 @@ fn header_value_is_used_unchanged() {
 }
 
 #[test]
-fn global_path_and_method_return_their_keys() {
+fn global_is_one_key_and_each_path_and_each_method_is_its_own() {
     let post = Request::post("/a?x=1").body(()).unwrap();
     assert_eq!(key(&Global, &post), key(&Global, &get("/b")));
     assert_eq!(key(&Path, &post), key(&Path, &get("/a?x=2")), "the path does not include the query");

@@ -338,7 +338,7 @@ async fn cache_control_of_a_rejection_is_kept_and_admitted_responses_get_none() 
 
 /// Field defect: only axum's body type is accepted.
 #[tokio::test]
-async fn each_rejection_needs_one_body_bound() {
+async fn rejections_build_any_body_that_is_default_or_from_string() {
     #[derive(Default)]
     struct Nothing;
     struct Letters(Vec<char>);

@@ -212,7 +212,7 @@ fn max_skew_is_checked() {
 }
 
 #[tokio::test]
-async fn no_instant_is_stored_without_max_skew() {
+async fn no_instant_is_stored_if_max_skew_is_zero() {
     let clock = ManualClock::default();
     let store = FakeCasStore::default();
     let storage = Cas::new(store.clone()).clock(clock.clone()).max_skew(Duration::ZERO);

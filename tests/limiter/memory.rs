@@ -223,7 +223,7 @@ fn hit_on_a_stored_key_does_not_allocate() {
 
 /// Products of amounts and periods are exact, even far above 2^53.
 #[test]
-fn large_quotas_are_exact() {
+fn retry_after_is_exact_for_large_amounts_and_long_periods() {
     for (text, amount) in [("10000/month", 10_000_u32), ("1000000/day", 1_000_000), ("300/year", 300)] {
         for strategy in ["", "token-bucket ", "moving-window ", "fixed-window ", "leaky-bucket "] {
             let (limiter, clock) = limiter(&format!("{strategy}{text}"), 10);

@@ -138,7 +138,7 @@ fn refund_after_an_overdraft_keeps_the_overdraft() {
 
 /// An overdraft counts as at most about twice what was owed.
 #[test]
-fn clock_that_goes_back_does_not_extend_an_overdraft() {
+fn clock_that_goes_back_at_most_doubles_the_wait_of_an_overdraft() {
     for text in ["token-bucket 10/minute burst 20", "leaky-bucket 10/minute queue 19"] {
         let policy = policy(text);
         for units in [21, 30, 45, 100, 10_000] {

@@ -7,7 +7,8 @@ use tonic::{Code, Status};
 
 use crate::storage::{StorageError, StorageErrorKind};
 
-/// The source of the errors of a call that was sent: the status in the member's response.
+/// The gRPC status of a call that was sent, as the source of its error. It is the member's, or was
+/// created here because the response could not be read.
 #[derive(Debug)]
 struct EtcdCause(Status);
 

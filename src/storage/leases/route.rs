@@ -152,8 +152,8 @@ impl<St: Storage> LeaseTable<St> {
     }
 }
 
-/// Runs a future without waiting for it: to its end if the first poll completes it, otherwise in a
-/// task.
+/// Runs a future without waiting for it: polls it once, and spawns a task if it is pending. Without
+/// a runtime, a pending future is dropped.
 fn in_background<F: Future + Send + Unpin + 'static>(mut done: F)
 where
     F::Output: Send,

@@ -63,7 +63,8 @@ impl Reply {
     pub(super) fn answers(&self, request: &[u8]) -> bool {
         match (self, request.get(..2)) {
             (Self::Refused(_), _) => true,
-            // A proxy may not support `stats`. The request is one line, so only one error follows.
+            // Some proxies answer `stats` with an error. The request is one line, so only one error
+            // follows. Other requests have several lines, and each could get its own error.
             (Self::Misunderstood(_) | Self::Stats { .. }, verb) => verb == Some(b"st"),
             (_, Some(b"st")) => false,
             (Self::Value { .. }, verb) => verb == Some(b"mg"),

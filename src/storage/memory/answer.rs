@@ -34,8 +34,8 @@ pub(super) trait Answer {
 
     fn mode(&self) -> Mode;
 
-    /// Returns the result of a key that its shard refused last, if `state` still refuses the
-    /// request. The state is a copy that may change.
+    /// Returns the refusal of the key whose state its shard has published, or `None` if the state no
+    /// longer refuses the request. `state` is a copy that this method may change.
     fn refuse_again(
         &mut self,
         request: &StorageRequest<'_>,

@@ -70,8 +70,8 @@ impl MemoryStorageBuilder {
         Self { on_full, ..self }
     }
 
-    /// Sets the clock. Defaults to [`SystemClock`]. With the feature `coarse-clock`, `CoarseClock` is
-    /// less exact, and faster where the tick counter is slow.
+    /// Sets the clock. Defaults to [`SystemClock`]. `CoarseClock` (feature `coarse-clock`) is a less
+    /// exact alternative, which is faster on machines whose processor's tick counter is slow to read.
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Some(Time::of(clock)), ..self }
     }

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_key_is_published() {
+    fn only_the_last_published_key_is_read() {
         let hint = RefusalHint::default();
         hint.publish(key(1), 0, &state(1), Timestamp::EPOCH);
         assert_eq!(hint.read(key(1), 0, Timestamp::EPOCH), Some(state(1)));

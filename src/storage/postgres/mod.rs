@@ -153,7 +153,8 @@ impl PostgresStorage {
 
     /// Rebuilds the `Cas` with the current settings.
     fn rebuild_cas(mut self) -> Self {
-        self.cas = Cas::new(self.store.clone()).metrics_label(LABEL).deadline(self.store.deadline).max_skew(self.max_skew);
+        self.cas =
+            Cas::new(self.store.clone()).metrics_label(LABEL).deadline(self.store.deadline).max_skew(self.max_skew);
         if !self.long_logs {
             self.cas = self.cas.without_long_logs();
         }

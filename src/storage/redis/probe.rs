@@ -9,7 +9,8 @@ use crate::storage::StorageError;
 const SCRIPT: &str = include_str!("script/probe.lua");
 
 impl RedisStorage {
-    /// Runs each command of the scripts once on every server, on a temporary key under the prefix.
+    /// Runs the commands of the scripts on every server that holds keys, by `EVAL` and by `EVALSHA`.
+    /// It uses a temporary key under the prefix.
     pub(super) async fn probe(&self, deadline: Instant) -> Result<(), StorageError> {
         self.link.ping(deadline).await?;
         let name = |number| format!("{}:{{ready {number}}}", self.prefix);

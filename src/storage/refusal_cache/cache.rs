@@ -243,7 +243,8 @@ mod tests {
     use crate::strategy::Status;
     use crate::{Op, Quota};
 
-    /// No bound counts the hits in flight, so they must be removed when they end.
+    /// Hits in flight do not count towards the maximum number of keys, so they must be removed when
+    /// they end.
     #[test]
     fn hits_in_flight_are_removed_when_they_end() {
         let cache = Arc::new(Cache::new(1, 1_000, Arc::new(ManualClock::default())));

@@ -63,9 +63,10 @@ pub struct RefusalCache<St> {
     cache: Arc<Cache>,
 }
 
-/// The defaults of [`RefusalCache::max_keys`] and [`RefusalCache::ttl`], the latter in
-/// microseconds.
+/// The default of [`RefusalCache::max_keys`].
 const MAX_KEYS: usize = 100_000;
+
+/// The default of [`RefusalCache::ttl`], in microseconds.
 const TTL: u64 = 1_000_000;
 
 impl<St: Storage> RefusalCache<St> {

@@ -10,14 +10,15 @@ use std::mem;
 use self::entries::Entries;
 use crate::Timestamp;
 
-/// A log of admitted units: one entry for each instant, with the running total.
+/// A log of admitted units. It has one entry for each instant at which units were admitted, with the
+/// running total.
 ///
 /// A decision is a binary search over the running totals. It takes little longer on ten thousand
 /// entries than on ten.
 ///
 /// Up to 128 entries are kept in a ring of 16 bytes each. The later entries of a longer log are
 /// encoded as differences, in chunks. They take about four bytes each if hits are at most two
-/// minutes apart. Growing and refunding an old entry touch only a part of the log.
+/// minutes apart. Adding an entry, or refunding an old one, touches only a part of the log.
 ///
 /// ```
 /// use tower_ratelimit::Timestamp;

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_one_unit_take_four_bytes_up_to_268_seconds_and_five_up_to_19_hours() {
+    fn entries_of_one_unit_take_at_most_four_bytes_up_to_268_seconds_and_five_up_to_19_hours() {
         for (micros, bytes) in [(15, 1), (1_000_000, 3), (268_000_000, 4), (269_000_000, 5), (19 * 3_600_000_000, 5)] {
             let mut data = Vec::new();
             push(&mut data, micros, 1);

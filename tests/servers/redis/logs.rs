@@ -22,7 +22,7 @@ fn refund(storage: &RedisStorage, policy: &Policy, hit: &Decision) {
 
 /// The log grows, entries expire, chunks are emptied and joined, and the clock goes back.
 #[test]
-fn long_logs_decide_like_the_strategies() {
+fn long_logs_in_redis_give_the_decisions_of_the_rust_strategy() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x0dd_ba11_5eed_1234);
     for (amount, fill, steps, entries) in

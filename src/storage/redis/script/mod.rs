@@ -36,7 +36,8 @@ type Cache = HashMap<(ScriptKind, Vec<Shape>), Arc<Script>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     name: &'static str,
-    /// The address of the list of sources, which identifies them.
+    /// The address of the strategy's static list of Lua sources. It is compared and hashed instead of
+    /// the list.
     sources: usize,
     arguments: usize,
     delays: bool,
