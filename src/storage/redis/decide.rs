@@ -34,7 +34,7 @@ impl Storage for RedisStorage {
         Box::pin(async move {
             let request = StorageRequest::new(&policy, &key, op, cost);
             let reply = storage.call(&call, Instant::now() + storage.deadline).await?;
-            reply::decision(request, call.reply_parts(), &reply).ok_or_else(|| unexpected_script_reply(&reply))
+            reply::decision(request, &call, &reply).ok_or_else(|| unexpected_script_reply(&reply))
         })
     }
 

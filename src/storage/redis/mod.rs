@@ -1,10 +1,12 @@
 mod decide;
 mod delete_all;
 mod error;
+mod inspect;
 mod keys;
 mod link;
 mod probe;
 mod quote;
+mod record;
 mod reply;
 mod script;
 mod size;
