@@ -81,10 +81,12 @@ fn records(mut stored: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
 }
 
 fn state(record: &[u8]) -> Option<State> {
-    let record: &[u8; SIZE] = record.try_into().ok()?;
-    let [_, _, _, _, until @ .., a, b, c, d, e, f, g, h] = *record;
-    let until = u64::from_be_bytes(until);
-    let amounts = [u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h])];
+    if record.len() != SIZE {
+        return None;
+    }
+    let number = |at: usize| record[at..].first_chunk().map(|bytes| u32::from_be_bytes(*bytes));
+    let until = u64::from_be_bytes(*record[4..].first_chunk()?);
+    let amounts = [number(12)?, number(16)?];
     (until < LATEST).then(|| State::Counts { until: Timestamp::from_micros(until), amounts })
 }
 

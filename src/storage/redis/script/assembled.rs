@@ -225,7 +225,7 @@ impl Part {
         let mut line = line
             .replace("NAME$", &self.function)
             .replace("TAG$", &variables[0])
-            .replace(", ARGUMENTS$", &strategy.iter().map(|name| format!(", {name}")).collect::<String>())
+            .replace(", ARGUMENTS$", &strategy.iter().fold(String::new(), |text, name| text + ", " + name))
             .replace("KEY$", &self.key.to_string());
         if let [until, anchor] = hit {
             line = line.replace("UNTIL$", until).replace("ANCHOR$", anchor);
