@@ -18,7 +18,8 @@ const POLICIES: [&str; 4] =
 
 const DOCS: &str = include_str!("../../src/guide/how_far_does_it_scale.md");
 
-/// The clients of each measurement. etcd syncs each write to the disk, so it gets fewer.
+/// The clients of each measurement. etcd syncs each write to the disk, so it gets fewer: the first
+/// argument, or this number.
 const CLIENTS: u64 = 5_000;
 const CLIENTS_OF_ETCD: u64 = 200;
 
@@ -84,10 +85,11 @@ async fn on_etcd(policy: &Policy) -> u64 {
     let status = || server.ask("maintenance/status", &json!({}));
     let number = |status: &serde_json::Value, name: &str| status[name].as_str().unwrap().parse::<u64>().unwrap();
     let before = number(&status(), "dbSizeInUse");
-    fill(&any(&server.url()), policy, CLIENTS_OF_ETCD).await;
+    let clients = std::env::args().nth(1).and_then(|clients| clients.parse().ok()).unwrap_or(CLIENTS_OF_ETCD);
+    fill(&any(&server.url()), policy, clients).await;
     let revision = status()["header"]["revision"].clone();
     server.ask("kv/compaction", &json!({ "revision": revision, "physical": true }));
-    (number(&status(), "dbSizeInUse") - before) / CLIENTS_OF_ETCD
+    (number(&status(), "dbSizeInUse") - before) / clients
 }
 
 /// Returns the decisions per second of a storage, on many keys.
