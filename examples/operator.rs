@@ -6,6 +6,7 @@
 //! ```text
 //! curl -i -H 'x-api-key: k-42' http://127.0.0.1:3000/   a limited request
 //! curl http://127.0.0.1:3001/limits/alice               peeks at a user's limits and spends nothing
+//! curl http://127.0.0.1:3001/states/alice               the stored states of a user, with a redis:// URL
 //! curl -X DELETE http://127.0.0.1:3001/limits/alice     clears the user's limits
 //! curl -X DELETE http://127.0.0.1:3001/limits           clears the limits of all users
 //! curl http://127.0.0.1:3001/storage                    the circuit breaker and the refusal cache
@@ -86,6 +87,16 @@ async fn peek(State(limiter): State<Limiter>, Path(key): Path<String>) -> Result
     Ok(page(&lines))
 }
 
+/// Returns the routes for a look into Redis. The guide `operating` explains the numbers.
+#[cfg(feature = "redis")]
+fn states(url: &str, policy: Policy) -> Result<Router, ConfigError> {
+    let redis = tower_ratelimit::RedisStorage::new(url)?;
+    let show = |Path(key): Path<String>| async move {
+        redis.stored_states(&policy, &Key::from(&*key)).await.map(|lines| page(&lines)).map_err(unavailable)
+    };
+    Ok(Router::new().route("/states/{user}", get(show)))
+}
+
 async fn clear(State(limiter): State<Limiter>, Path(key): Path<String>) -> impl IntoResponse {
     // While the storage fails, `clear` clears only the fallback and returns an error.
     limiter.clear(&Key::from(&*key)).await.map(|()| StatusCode::NO_CONTENT).map_err(unavailable)
@@ -135,7 +146,12 @@ async fn main() -> Result<(), BoxError> {
     let (users, operator) = (users.await?, operator.await?);
     println!("limited: http://127.0.0.1:3000/\nfor operators: http://127.0.0.1:3001/storage and /limits/USER");
     let api = axum::serve(users, api(&limiter)).into_future();
-    let operators = axum::serve(operator, operators(limiter)).into_future();
+    #[cfg(feature = "redis")]
+    let states = url.starts_with("redis").then(|| states(&url, limiter.policy().clone())).transpose()?;
+    let operators = operators(limiter);
+    #[cfg(feature = "redis")]
+    let operators = operators.merge(states.unwrap_or_default());
+    let operators = axum::serve(operator, operators).into_future();
     tokio::try_join!(api, operators)?;
     Ok(())
 }

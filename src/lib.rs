@@ -29,6 +29,7 @@
 //! | Know what happens when Redis dies | [Outages](guide::outages) |
 //! | Test an app that has limits | [Testing your app](guide::testing_your_app) |
 //! | Plan memory, monitor, set rights | [Operating](guide::operating) |
+//! | Plan servers for many clients | [How far does it scale](guide::how_far_does_it_scale) |
 //! | Move from `tower_governor` | [Migrating](guide::migrating_from_tower_governor) |
 //! | Look up the order of a layer's steps | [The path of a request](guide#the-path-of-a-request) |
 //!

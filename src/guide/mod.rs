@@ -10,6 +10,7 @@
 //! | Know what happens when Redis dies | [Outages](outages) |
 //! | Test an app that has limits | [Testing your app](testing_your_app) |
 //! | Plan memory, monitor, set rights | [Operating](operating) |
+//! | Plan servers for many clients | [How far does it scale](how_far_does_it_scale) |
 //! | Move from `tower_governor` | [Migrating](migrating_from_tower_governor) |
 //!
 //! # The path of a request
@@ -158,6 +159,10 @@ pub mod testing_your_app {
 
 pub mod operating {
     #![doc = include_str!("operating.md")]
+}
+
+pub mod how_far_does_it_scale {
+    #![doc = include_str!("how_far_does_it_scale.md")]
 }
 
 pub mod migrating_from_tower_governor {

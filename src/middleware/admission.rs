@@ -11,14 +11,14 @@ use crate::headers::Numbers;
 use crate::lookup::Finding;
 use crate::middleware::config::LayerConfig;
 use crate::middleware::context::{ChargeContext, poll_once};
-use crate::middleware::hits::{ChargeOfResponse, Hits, PendingCharge};
+use crate::middleware::hits::Hits;
 use crate::middleware::lints::Lints;
 use crate::middleware::options::Settling;
 use crate::middleware::post_response::{PostResponse, QueueSlot, Settlement};
 use crate::middleware::shadow_check::ShadowCheck;
 use crate::observe::{Event, EventKind};
 use crate::storage::{StorageRequest, Summary};
-use crate::{Charge, Decision, Key, Op, Policy, Rejection, SharedPolicy, Storage};
+use crate::{Decision, Key, Op, Policy, Rejection, SharedPolicy, Storage};
 
 /// The state that all services of a layer share.
 pub(crate) struct LayerState<St, R> {
@@ -264,7 +264,7 @@ impl<St: Storage, R> LayerState<St, R> {
         let after = PostResponse {
             headers,
             other_fields: headers.other_fields_of(now, policy, key),
-            settlement: settlement(settling, hits, storage_request, request),
+            settlement: Settlement::begin(settling, hits, storage_request, request),
         };
         ResponsePlan { numbers, after: Some(Box::new(after)) }
     }
@@ -280,7 +280,7 @@ impl<St: Storage, R> LayerState<St, R> {
             request.extensions_mut().insert(decision.clone());
         }
         let hits = Hits { spent: None, shadow_checks: shadow_check.into_iter().collect() };
-        let settlement = settlement(config.settling.as_ref(), hits, storage_request, request);
+        let settlement = Settlement::begin(config.settling.as_ref(), hits, storage_request, request);
         let after = PostResponse { headers: config.headers, other_fields: None, settlement };
         ResponsePlan { numbers: None, after: Some(Box::new(after)) }
     }
@@ -293,26 +293,5 @@ impl<St: Storage, R> LayerState<St, R> {
     #[inline]
     pub(super) fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
         self.config.reporter.report(&Event { kind, policy, key, shadow: self.config.shadow });
-    }
-}
-
-/// Returns the settlement of a request. Inserts a [`Charge`] into the request if a handler settles
-/// it.
-fn settlement<St: Storage, B>(
-    settling: Option<&Settling>,
-    hits: Hits<St>,
-    storage_request: StorageRequest<'_>,
-    request: &mut Request<B>,
-) -> Settlement<St> {
-    match settling {
-        None => Settlement::ByResponse(hits, None),
-        Some(Settling::ByResponse(actual)) => Settlement::ByResponse(hits, Some(Arc::clone(actual))),
-        Some(Settling::Later) => {
-            let pending = PendingCharge::new(storage_request.policy.clone(), storage_request.cost, hits);
-            let extensions = request.extensions_mut();
-            let outer = extensions.remove();
-            extensions.insert(Charge::new(pending.clone(), outer));
-            Settlement::Later(ChargeOfResponse(pending))
-        }
     }
 }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::task::Context;
 
-use http::Response;
+use http::{Request, Response};
 
 use super::context::ChargeContext;
-use super::hits::{ChargeOfResponse, Hits};
-use super::options::{ResponseHead, SettleFn};
+use super::hits::{ChargeOfResponse, Hits, PendingCharge};
+use super::options::{ResponseHead, SettleFn, Settling};
 use crate::headers::{Numbers, OtherFields};
 use crate::storage::StorageRequest;
-use crate::{Decision, Headers, Op, Storage, headers};
+use crate::{Charge, Decision, Headers, Op, Storage, headers};
 
 /// The work that is left when the response of an admitted request is ready.
 pub(crate) struct PostResponse<St: Storage> {
@@ -26,6 +26,29 @@ pub(crate) enum Settlement<St: Storage> {
     ByResponse(Hits<St>, Option<Arc<SettleFn>>),
     /// A [`Charge`](crate::Charge) settles it.
     Later(ChargeOfResponse<St>),
+}
+
+impl<St: Storage> Settlement<St> {
+    /// Returns the settlement of a request. Inserts a [`Charge`] into the request if a handler settles
+    /// it.
+    pub(super) fn begin<B>(
+        settling: Option<&Settling>,
+        hits: Hits<St>,
+        storage_request: StorageRequest<'_>,
+        request: &mut Request<B>,
+    ) -> Self {
+        match settling {
+            None => Self::ByResponse(hits, None),
+            Some(Settling::ByResponse(actual)) => Self::ByResponse(hits, Some(Arc::clone(actual))),
+            Some(Settling::Later) => {
+                let pending = PendingCharge::new(storage_request.policy.clone(), storage_request.cost, hits);
+                let extensions = request.extensions_mut();
+                let outer = extensions.remove();
+                extensions.insert(Charge::new(pending.clone(), outer));
+                Self::Later(ChargeOfResponse(pending))
+            }
+        }
+    }
 }
 
 impl<St: Storage> PostResponse<St> {

@@ -1,10 +1,7 @@
 -- The script of LeakyBucket. The arguments are those of bucket.lua.
 
--- The fourth value is the delay of the hit: the debt before it.
-function leaky_bucket_hit(now, cost, till, early, mark, at)
-  return bucket_hit(now, till, early, mark, at)
-end
-
+-- The fourth value of a hit is its delay: the debt before it.
+leaky_bucket_hit = bucket_hit
 leaky_bucket_refuse = bucket_refuse
 
 -- Only for settling.
@@ -12,8 +9,8 @@ leaky_bucket_refuse = bucket_refuse
 leaky_bucket_charge = bucket_charge
 
 -- Refunds only the last hit, because later hits already wait behind any other one.
-function leaky_bucket_refund(now, cost, till, early, mark, at, hit)
+function leaky_bucket_refund(now, cost, till, early, mark, hit, amount, full, full_part, span, span_part, largest)
   if till == hit.till then
-    return bucket_refund(now, till, early, mark, at, hit)
+    return bucket_refund(now, cost, till, early, mark, hit, amount, full, full_part, span, span_part, largest)
   end
 end

@@ -2,7 +2,7 @@
 -- bytes of an instant.
 --
 -- The log is a ring of entries in a separate string. An entry has an instant, truncated to its
--- number of bytes, and the units admitted at that instant. The text of the small states has the
+-- number of bytes, and the units admitted at that instant. The record in the small states has the
 -- rest: the end of the newest entry, the units in the log, the instant of the first entry, its
 -- place, the number of places in use, the number of places, and the chunks of the first and of the
 -- last entry. So a hit reads the log only when an entry expires.
@@ -130,29 +130,18 @@ local function log_expire(log)
   return true
 end
 
--- Returns the log at the current time, and the end of its text. A text that cannot be parsed is an
--- empty log.
-function log_open(now, key, stored, from, at)
-  local till, units, oldest, first, length, room, head, tail, after
-  if from then
-    till, units, oldest, first, length, room, head, tail, after =
-      string.match(stored, '^(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+),(%d+)%]()', from)
-  end
-  if not after then
-    till, units, oldest, first, length, room, head, tail = 0, 0, 0, 0, 0, 0, 0, 0
-  end
-  local bytes, period = ARGV[at + 2], ARGV[at + 1] + 0
+-- Returns the log at the current time. The fields are those of its record, or zeros. The last three
+-- are the arguments.
+function log_open(now, key, stored, till, units, oldest, first, length, room, head, tail, amount, period, bytes)
   local width = bytes + 4
-  till, first, room, head, tail = till + 0, first + 0, room + 0, head + 0, tail + 0
-  units, oldest, length = units + 0, oldest + 0, length + 0
   -- All fields are listed here, because Lua reallocates a table that grows.
   local log = {
-    now = now, key = key, stored = stored, amount = ARGV[at] + 0, period = period, newest = till - period,
+    now = now, key = key, stored = stored, amount = amount, period = period, newest = till - period,
     format = '>I' .. bytes .. 'I4', width = width, instants = 256 ^ (width - 4), ages = false, each = false, rows = false,
     asked = 0, till = till, units = units, oldest = oldest, first = first, length = length, room = room,
     size = room * width, head = head, tail = tail, head_row = 0, tail_row = 0,
   }
-  local is_sound = after and till > now and till < TWO_54 and units < TWO_32 and length > 0 and length <= room
+  local is_sound = till > now and till < TWO_54 and length > 0 and length <= room
     and first < room and head * CHUNK < room and tail * CHUNK < room
   if room > CHUNK then
     local offset, newest = first % CHUNK, (first + length - 1) % room
@@ -164,7 +153,7 @@ function log_open(now, key, stored, from, at)
     log.till, log.units, log.oldest, log.first, log.length, log.room = 0, 0, 0, 0, 0, 0
     log.size, log.head, log.tail, log.head_row, log.tail_row = 0, 0, 0, 0, 0
   end
-  return log, after
+  return log
 end
 
 -- Returns the microseconds until at most `units` are left in the window. For a lost log, returns
@@ -276,12 +265,6 @@ function log_settle(log)
     log_add(log, 0)
   end
   return ahead
-end
-
--- Returns the text of the log in the small states.
-function log_text(log, tag)
-  return string.format('%s%d%08d,%u,%d%08d,%u,%u,%u,%u,%u]', tag, log.till / 100000000, log.till % 100000000, log.units,
-    log.oldest / 100000000, log.oldest % 100000000, log.first, log.length, log.room, log.head, log.tail)
 end
 
 local rare = false

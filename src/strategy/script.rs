@@ -5,21 +5,21 @@
 /// They define the following functions, where `NAME` is the [`name`](Self::name) with `_` instead
 /// of `-`. They look like global functions, but the storage declares them as local.
 ///
-/// - `NAME_hit(now, cost, till, a, b, at)` returns the state after a hit as `till, a, b, delay`, or
+/// - `NAME_hit(now, cost, till, a, b, ...)` returns the state after a hit as `till, a, b, delay`, or
 ///   nothing if it refuses. A fifth value of `true`, also after four of `nil`, means that the state
 ///   is ahead of the clock.
-/// - `NAME_refuse(now, till, a, b, at)` returns the state after a
+/// - `NAME_refuse(now, till, a, b, ...)` returns the state after a
 ///   [refusal](super::Strategy::refuse), or nothing if the state does not change. It is called for
 ///   a state that is ahead of the clock, and after every refusal if the strategy [counts
 ///   refusals](super::Strategy::counts_refusals).
-/// - `NAME_charge(now, cost, till, a, b, at)` returns the state after a
+/// - `NAME_charge(now, cost, till, a, b, ...)` returns the state after a
 ///   [charge](super::Strategy::charge).
-/// - `NAME_refund(now, cost, till, a, b, at, hit)` returns the state after a refund of `cost` units
+/// - `NAME_refund(now, cost, till, a, b, hit, ...)` returns the state after a refund of `cost` units
 ///   of a hit (`hit.at`, `hit.till`, `hit.anchor`), with a `till` of 0 for no state, or nothing if
 ///   the state does not change.
 ///
-/// `till`, `a` and `b` are a [`State::Counts`](super::State::Counts), or zeros for no state. The
-/// arguments are `ARGV[at]` and the following ones, as text.
+/// `till`, `a` and `b` are a [`State::Counts`](super::State::Counts), or zeros for no state. `...`
+/// stands for the [`arguments`](Self::arguments), which are numbers.
 ///
 /// The code after a line `-- Only for settling.` is removed from scripts that decide. Comments must
 /// be on separate lines. All functions must be pure. Numbers are doubles, which are exact up to

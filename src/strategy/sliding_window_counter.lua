@@ -26,9 +26,9 @@ local function is_less(a, b, c, d)
 end
 
 -- Returns the buckets at the current time: the start of the current bucket, the time since its
--- start, the counts of the previous and of the current bucket, and the period.
-local function sliding_buckets(now, till, previous, current, at)
-  local period, aligned = ARGV[at + 1] + 0, ARGV[at + 2] == '1'
+-- start, and the counts of the previous and of the current bucket.
+local function sliding_buckets(now, till, previous, current, period, aligned)
+  aligned = aligned == 1
   local floor = aligned and now - now % period or now
   local start = math.max(till - 2 * period, 0)
   if aligned then
@@ -46,14 +46,14 @@ local function sliding_buckets(now, till, previous, current, at)
     end
   end
   if previous == 0 and current == 0 then
-    return floor, now - floor, 0, 0, period
+    return floor, now - floor, 0, 0
   end
-  return start, elapsed, previous, current, period
+  return start, elapsed, previous, current
 end
 
-function sliding_window_counter_hit(now, cost, till, previous, current, at)
-  local start, elapsed, before, spent, period = sliding_buckets(now, till, previous, current, at)
-  local room, ahead = ARGV[at] - cost - spent, till - 2 * period > now
+function sliding_window_counter_hit(now, cost, till, previous, current, amount, period, aligned)
+  local start, elapsed, before, spent = sliding_buckets(now, till, previous, current, period, aligned)
+  local room, ahead = amount - cost - spent, till - 2 * period > now
   -- floor(before * (period - elapsed) / period) <= room
   if room >= 0 and (before <= room or is_less(before, period - elapsed, room + 1, period)) then
     return start + 2 * period, before, spent + cost, 0, ahead
@@ -63,9 +63,9 @@ end
 
 -- Moves buckets that begin in the future, because the clock has gone back. Aligned buckets move to
 -- the next period at the latest, others to now.
-function sliding_window_counter_refuse(now, till, previous, current, at)
-  if till - 2 * ARGV[at + 1] > now and previous + current > 0 then
-    local start, _, _, _, period = sliding_buckets(now, till, previous, current, at)
+function sliding_window_counter_refuse(now, till, previous, current, amount, period, aligned)
+  if till - 2 * period > now and previous + current > 0 then
+    local start = sliding_buckets(now, till, previous, current, period, aligned)
     if start + 2 * period ~= till then
       return start + 2 * period, previous, current
     end
@@ -74,13 +74,13 @@ end
 
 -- Only for settling.
 
-function sliding_window_counter_charge(now, cost, till, previous, current, at)
-  local start, _, before, spent, period = sliding_buckets(now, till, previous, current, at)
+function sliding_window_counter_charge(now, cost, till, previous, current, amount, period, aligned)
+  local start, _, before, spent = sliding_buckets(now, till, previous, current, period, aligned)
   return start + 2 * period, before, math.min(spent + cost, 4294967295)
 end
 
-function sliding_window_counter_refund(now, cost, till, previous, current, at, hit)
-  local start, _, before, spent, period = sliding_buckets(now, till, previous, current, at)
+function sliding_window_counter_refund(now, cost, till, previous, current, hit, amount, period, aligned)
+  local start, _, before, spent = sliding_buckets(now, till, previous, current, period, aligned)
   if before == 0 and spent == 0 then return end
   if hit.till == start + 2 * period then
     spent = math.max(spent - cost, 0)

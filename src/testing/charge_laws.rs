@@ -69,8 +69,12 @@ pub(super) fn refunds_do_not_pay_charges(policy: &Policy, states: &[State], now:
     let before = remaining(policy, states, now);
     let (decision, after) = hit(policy, states, now, cost);
     for units in charges(policy, cost) {
-        // Counts saturate near the largest number.
-        let is_large = policy.limits().iter().any(|limit| limit.capacity() > u32::MAX / 4);
+        // Counts saturate near the largest number, and debts at 2^52 microseconds.
+        let is_large = policy.limits().iter().any(|limit| {
+            let (quota, owed) = (limit.quota(), u128::from(limit.capacity()) + u128::from(units));
+            let debt = owed * u128::from(quota.period_micros()) / u128::from(quota.amount());
+            limit.capacity() > u32::MAX / 4 || debt >= 1 << 52
+        });
         if decision.is_refused() || is_large || units > u32::MAX / 4 {
             continue;
         }

@@ -304,6 +304,8 @@ fn built_with(feature: &str) -> bool {
         "redis" => cfg!(feature = "redis"),
         "memcached" => cfg!(feature = "memcached"),
         "etcd" => cfg!(feature = "etcd"),
+        "postgres" => cfg!(feature = "postgres"),
+        "sqlite" => cfg!(feature = "sqlite"),
         _ => panic!("unknown feature {feature}"),
     }
 }
@@ -326,7 +328,8 @@ fn storage_without_its_feature_is_rejected_with_a_command_that_enables_it() {
         let output = refused(&flags.iter().map(String::as_str).collect::<Vec<_>>());
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{flags:?}");
-        let command = format!("run: cargo run --example server --features {feature} -- --storage {feature}://...");
+        let url = if feature == "sqlite" { "sqlite:limits.db".to_owned() } else { format!("{feature}://...") };
+        let command = format!("run: cargo run --example server --features {feature} -- --storage {url}");
         assert!(error.contains(&command), "{flags:?}: {error}");
     }
 }

@@ -35,7 +35,7 @@ impl Storage for RedisStorage {
         Box::pin(measured(LABEL, async move {
             let request = StorageRequest::new(&policy, &key, op, cost);
             let reply = storage.call(&call, Instant::now() + storage.deadline).await?;
-            reply::decision(request, call.reply_parts(), &reply).ok_or_else(|| unexpected_script_reply(&reply))
+            reply::decision(request, &call, &reply).ok_or_else(|| unexpected_script_reply(&reply))
         }))
     }
 

@@ -2,13 +2,14 @@
 
 use redis::Value;
 
-use super::script::ReplyPart;
-use crate::storage::{StorageRequest, text};
+use super::record;
+use super::script::{Call, ReplyPart};
+use crate::storage::StorageRequest;
 use crate::strategy::{Outcome, Status};
 use crate::{Decision, Limit, Op, Timestamp};
 
 /// Returns the decision in a script's reply, or `None` if the reply is malformed or inconsistent.
-pub(super) fn decision(request: StorageRequest<'_>, parts: &[ReplyPart], reply: &Value) -> Option<Decision> {
+pub(super) fn decision(request: StorageRequest<'_>, call: &Call, reply: &Value) -> Option<Decision> {
     let Value::Array(values) = reply else { return None };
     let [Value::Int(at), Value::Int(admitted), Value::BulkString(stored), numbers @ ..] = values.as_slice() else {
         return None;
@@ -24,10 +25,10 @@ pub(super) fn decision(request: StorageRequest<'_>, parts: &[ReplyPart], reply: 
     };
     // The reply contains small states in full. Their strategy computes the status from them,
     // because its integers are exact and Lua's are not.
-    let states = text::read(request.policy, &String::from_utf8_lossy(stored));
+    let states = record::read(call.digests(), stored);
     let mut numbers = numbers.iter().map(number);
     let mut statuses = Vec::with_capacity(states.len());
-    for ((limit, state), part) in request.policy.limits().iter().zip(&states).zip(parts) {
+    for ((limit, state), part) in request.policy.limits().iter().zip(&states).zip(call.reply_parts()) {
         statuses.push(match part {
             ReplyPart::Log => {
                 let [units, reset, retry] = [numbers.next()??, numbers.next()??, numbers.next()??];

@@ -107,7 +107,9 @@ impl Postgres {
         if let Some(process) = self.process.take() {
             let children = children(process.id());
             drop(process);
-            children.into_iter().for_each(|child| signal(child, "KILL"));
+            for child in children {
+                signal(child, "KILL");
+            }
         }
     }
 
@@ -138,7 +140,9 @@ impl Postgres {
     /// Resumes all processes (SIGCONT).
     pub fn resume(&self) {
         let process = self.process.as_ref().unwrap();
-        children(process.id()).into_iter().for_each(|child| signal(child, "CONT"));
+        for child in children(process.id()) {
+            signal(child, "CONT");
+        }
         process.resume();
     }
 }

@@ -65,7 +65,7 @@ fn long_logs_in_redis_give_the_decisions_of_the_rust_strategy() {
                     let is_hit = op == Op::Hit && answer.is_admitted();
                     hits.extend(is_hit.then_some(answer));
                     if is_hit && step % 100 == 0 {
-                        let found = found(&server, &format!("{prefix}:{{p|t:k}}"));
+                        let found = found(&server, &policy, &format!("{prefix}:{{p|t:k}}"), now);
                         assert_eq!(found, stored(&policy, &states, now), "{policy}, step {step}");
                         longest = longest.max(found[0].split(',').count() - 1);
                     }

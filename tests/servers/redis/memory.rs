@@ -41,3 +41,21 @@ async fn client_takes_as_much_memory_as_documented() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+#[tokio::test]
+async fn operators_read_stored_states_as_text() {
+    let server = Server::start(&[]);
+    let storage = storage(&server.url());
+    ready(&storage).await;
+    let (policy, key) = (policy("fixed-window 10/day; moving-window 20/day").with_name("free"), Key::from("alice"));
+    assert!(storage.stored_states(&policy, &key).await.unwrap().is_empty());
+    let limiter = RateLimiter::with_storage(policy.clone(), storage.clone());
+    for _ in 0..3 {
+        assert!(limiter.hit(&key).await.unwrap().is_admitted());
+    }
+    let lines = storage.stored_states(&policy, &key).await.unwrap();
+    let words: Vec<Vec<&str>> = lines.iter().map(|line| line.split(' ').collect()).collect();
+    assert_eq!((words[0][0], words[0][2]), ("1.fixed-window/86400000000", "3"), "{lines:?}");
+    assert_eq!((words[1][0], words[1][2]), ("2.moving-window/86400000000", "3"), "{lines:?}");
+    assert_eq!((words.len(), words[0].len(), words[1].len()), (2, 4, 9), "{lines:?}");
+}

@@ -5,6 +5,7 @@ mod cluster;
 mod decisions;
 mod logs;
 mod memory;
+mod records;
 mod rights;
 mod scripts;
 mod sentinels;

@@ -48,25 +48,25 @@ macro_rules! lua {
         concat!(
             "function ",
             $name,
-            "_hit(now, cost, till, count, anchor, at)
+            "_hit(now, cost, till, count, anchor, amount, period)
                if count == 0 or till <= now then
-                 till, count, anchor = now + ARGV[at + 1], 0, now % 4294967296
+                 till, count, anchor = now + period, 0, now % 4294967296
                end
-               if count + cost <= tonumber(ARGV[at]) then
+               if count + cost <= amount then
                  return till, count + cost, anchor, 0
                end
              end
              function ",
             $name,
-            "_charge(now, cost, till, count, anchor, at)
+            "_charge(now, cost, till, count, anchor, amount, period)
                if count == 0 or till <= now then
-                 till, count, anchor = now + ARGV[at + 1], 0, now % 4294967296
+                 till, count, anchor = now + period, 0, now % 4294967296
                end
                return till, math.min(count + cost, 4294967295), anchor
              end
              function ",
             $name,
-            "_refund(now, cost, till, count, anchor, at, hit)
+            "_refund(now, cost, till, count, anchor, hit)
                if till == hit.till and anchor == hit.anchor then
                  return till, count - cost, anchor
                end
@@ -94,7 +94,7 @@ fn script_may_begin_with_comments() {
     let sources: [&'static [&'static str]; 3] = [
         &[concat!("-- Mine.\n-- each hit counts once\n", lua!("mine"))],
         &[concat!("--[[ Mine.\n-- done\n]]\n", lua!("mine"))],
-        &["-- $ and AT$\n", lua!("mine")],
+        &["-- $ and TAG$\n", lua!("mine")],
     ];
     for sources in sources {
         let storage = on(&server, ManualClock::default());

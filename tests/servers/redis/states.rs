@@ -14,6 +14,9 @@ use tower_ratelimit::{
     Decision, FixedWindow, Key, Limit, MovingWindow, Op, Policy, Quota, RateLimiter, SlidingWindowCounter, Storage,
 };
 
+use super::decisions::tags;
+use super::records;
+
 const DAY: u64 = 86_400_000_000;
 const LOG: &str = "1.moving-window/86400000000";
 
@@ -50,17 +53,17 @@ fn damaged_log_is_valid_again_after_a_period() {
         let clock = ManualClock::default();
         let now = clock.now().as_micros();
         let storage = on(&server, clock.clone()).prefix("odd");
-        let small: Vec<String> = (0..8)
+        let small: Vec<u64> = (0..8)
             .map(|place| match (numbers.below(8), place) {
-                (0, _) => "9".repeat(400),
-                (1, _) => "4294967295".to_owned(),
-                (2, _) | (_, 0) => (now + numbers.below(DAY)).to_string(),
-                (3, _) | (_, 2) => (now - numbers.below(DAY)).to_string(),
-                _ => numbers.below(9).to_string(),
+                (0, 0 | 2) => u64::MAX >> 1,
+                (1, _) => 4_294_967_295,
+                (2 | 3, 1) | (_, 0) => now + numbers.below(DAY),
+                (4, 1) | (_, 2) => now - numbers.below(DAY),
+                _ => numbers.below(9),
             })
             .collect();
-        let text = format!("[{LOG} {}]", small.join(","));
-        server.ask(&["SET", "odd:{p|t:k}", &text]);
+        let text = format!("{small:?}");
+        records::write(&server, "odd:{p|t:k}", LOG, &small);
         let log = format!("odd:{{p|t:k}}:{LOG}");
         server.ask(&["DEL", &log]);
         match numbers.below(4) {
@@ -121,11 +124,10 @@ fn damaged_log_of_several_chunks_is_valid_again_after_a_period() {
             server.ask(&["SETRANGE", &log, &at, numbers.one_of(&["\x7f", "\0", "\x01", "x"])]);
         }
         if round % 4 == 0 {
-            let Reply::Text(text) = server.ask(&["GET", states]) else { panic!("no states") };
-            let mut small: Vec<String> = text.trim_end_matches(']').split(',').map(str::to_owned).collect();
+            let (_, mut small) = records::read(&server, states, &[LOG.to_owned()]).remove(0);
             let at = usize::try_from(1 + numbers.below(small.len() as u64 - 1)).unwrap();
-            small[at] = numbers.one_of(&[0, 1, 3, 300, 512, 1_500, 4_294_967_295_u64]).to_string();
-            server.ask(&["SET", states, &format!("{}]", small.join(","))]);
+            small[at] = numbers.one_of(&[0, 1, 3, 300, 512, 1_500, 4_294_967_295_u64]);
+            records::write(&server, states, LOG, &small);
         }
         for step in 0..12 {
             let op = if step % 4 == 3 { Op::Peek } else { Op::Hit };
@@ -265,9 +267,8 @@ fn keys_live_as_long_as_their_state() {
     let script = "local time, answer = redis.call('TIME'), {}
         answer[1] = string.format('%d%06d', time[1], time[2])
         for _, key in ipairs(redis.call('KEYS', 'live:*')) do
-            local packed = key:sub(-1) == '}'
             answer[#answer + 1] = tostring(redis.call('PTTL', key))
-            answer[#answer + 1] = packed and redis.call('GET', key) or key
+            answer[#answer + 1] = key
         end
         return answer";
     for round in 0..20 {
@@ -286,9 +287,10 @@ fn keys_live_as_long_as_their_state() {
             let now: i64 = all[0].parse().unwrap();
             for pair in all[1..].chunks(2) {
                 let lives: i64 = pair[0].parse::<i64>().unwrap() * 1_000;
-                let end = |entry: &str| entry.split([' ', ',']).nth(1).unwrap().parse::<i64>().unwrap() - now;
-                if pair[1].starts_with('[') {
-                    let matters = pair[1].split('[').skip(1).map(end).max().unwrap();
+                if pair[1].ends_with('}') {
+                    let records = records::read(&server, &pair[1], &tags(&policy));
+                    let end = records.iter().map(|(_, numbers)| numbers[0]).max().unwrap();
+                    let matters = i64::try_from(end).unwrap() - now;
                     assert!((matters..matters + MARGIN).contains(&lives), "{lives} instead of {matters}: {policy}");
                 } else {
                     let period: i64 = pair[1].rsplit('/').next().unwrap().parse().unwrap();

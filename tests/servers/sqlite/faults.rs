@@ -83,7 +83,7 @@ fn calls_that_do_not_fit_are_not_queued() {
         }
         drop(other);
         for answer in tasks.join_all().await {
-            assert!(answer.as_ref().is_ok_and(|decision| decision.is_admitted()), "{answer:?}");
+            assert!(answer.as_ref().is_ok_and(tower_ratelimit::Decision::is_admitted), "{answer:?}");
         }
     });
 }

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::GRACE;
-use super::{Part, ScriptKind};
+use super::super::record;
+use super::{GRACE, Part, ScriptKind};
 
 const FORGIVE: &str = include_str!("forgive.lua");
 const READ: &str = include_str!("read.lua");
@@ -14,20 +14,37 @@ const WRITE: &str = include_str!("write.lua");
 const ONLY_FOR_SETTLING: &str = "-- Only for settling.\n";
 
 /// The variables that a template has for each limit.
-const VARIABLES: &str = "text, first, second, till, new_till, new_first, new_second, delay, ahead, log";
+const VARIABLES: &str = "digest, till, first, second, new_till, new_first, new_second, delay, ahead, \
+                         units, oldest, length, room, head, tail, log";
 
-/// The most limits whose variables are local variables. A Lua function can have only 200 of them.
-/// With more limits, the variables are fields of tables, which are slower.
-const MAX_LIMITS_IN_LOCALS: usize = 12;
+/// The fields of a record, and of a record of a moving window.
+const RECORD: (&str, &str) = (">I4I8I4I4", "digest$, till$, first$, second$");
+const LOG_RECORD: (&str, &str) =
+    (">I4I8I4I8I4I4I4I4I4", "digest$, till$, units$, oldest$, first$, length$, room$, head$, tail$");
+
+/// The values that a script writes into a record, and into a record of a moving window. A lost log
+/// has no chunks.
+const WRITTEN: &str = "TAG$, till$, first$, second$";
+const LOG_WRITTEN: &str = "TAG$, log$.till, log$.units, log$.oldest, log$.first, log$.length, log$.room, \
+                           log$.head or 0, log$.tail or 0";
+
+/// The most limits, and arguments of limits, whose variables are local variables. A Lua function can
+/// have only 200 of them. With more, the variables are fields of tables, which are slower.
+const MAX_LIMITS_IN_LOCALS: usize = 8;
+const MAX_ARGUMENTS_IN_LOCALS: usize = 48;
 
 /// Returns the text of a script for these limits.
 ///
-/// `arguments` is the number of arguments without the time. A call that replaces the server's time
-/// has it as the argument after these.
-pub(super) fn text(kind: ScriptKind, parts: &[Part], arguments: usize) -> String {
+/// The packed arguments are `ARGV[1]`. A call that replaces the server's time has it as `ARGV[2]`.
+pub(super) fn text(kind: ScriptKind, parts: &[Part]) -> String {
+    let size: usize = parts.iter().map(Part::size).sum();
     let mut text =
-        format!("local GRACE, TWO_32, TWO_54, NOW = {GRACE}, 4294967296, 18014398509481984, {}\n", arguments + 1);
-    expand(&mut text, FORGIVE, &[]);
+        format!("local GRACE, TWO_32, TWO_54, NOW, SIZE = {GRACE}, 4294967296, 18014398509481984, 2, {size}\n");
+    let arguments = parts.iter().map(|part| part.arguments).sum::<usize>();
+    let in_tables = parts.len() > MAX_LIMITS_IN_LOCALS || arguments > MAX_ARGUMENTS_IN_LOCALS;
+    if parts.iter().any(|part| part.is_log) {
+        expand(&mut text, FORGIVE, &[], in_tables);
+    }
     let mut defined: Vec<&str> = Vec::new();
     // `Peek` and `Clear` call no functions for small states.
     for part in parts.iter().filter(|part| part.is_log || !matches!(kind, ScriptKind::Peek | ScriptKind::Clear)) {
@@ -36,10 +53,6 @@ pub(super) fn text(kind: ScriptKind, parts: &[Part], arguments: usize) -> String
             define(&mut text, kind, part);
         }
     }
-    if parts.len() > MAX_LIMITS_IN_LOCALS {
-        let tables = vec!["{}"; VARIABLES.split(',').count()].join(", ");
-        writeln!(text, "local {VARIABLES} = {tables}").expect("writing to a string does not fail");
-    }
     let template = match kind {
         ScriptKind::Hit => include_str!("hit.lua"),
         ScriptKind::Peek => include_str!("peek.lua"),
@@ -47,8 +60,71 @@ pub(super) fn text(kind: ScriptKind, parts: &[Part], arguments: usize) -> String
         ScriptKind::Refund => include_str!("refund.lua"),
         ScriptKind::Clear => include_str!("clear.lua"),
     };
-    expand(&mut text, &template.replace("-- read\n", READ).replace("-- write\n", WRITE), parts);
+    let template = template
+        .replace("-- read\n", READ)
+        .replace("-- write\n", WRITE)
+        .replace("-- arguments\n", &unpacked_arguments(kind, parts, in_tables))
+        .replace("-- variables\n", &variables(parts, in_tables))
+        .replace("-- unpack\n", &unpacked(parts, in_tables))
+        .replace("-- pack\n", &packed(parts, in_tables));
+    expand(&mut text, &template, parts, in_tables);
     text
+}
+
+/// Returns the code that unpacks the arguments: into local variables, or into the table `p`.
+fn unpacked_arguments(kind: ScriptKind, parts: &[Part], in_tables: bool) -> String {
+    let mut names = vec!["cost".to_owned()];
+    names.extend((kind == ScriptKind::Refund).then(|| "made".to_owned()));
+    names.extend(parts.iter().enumerate().flat_map(|(position, part)| part.variables(position, false)));
+    let format = "d".repeat(names.len());
+    if in_tables {
+        format!("local p = {{ unpack('<{format}', ARGV[1]) }}\nlocal cost, made = p[1], p[2]\n")
+    } else {
+        format!("local {} = unpack('<{format}', ARGV[1])\n", names.join(", "))
+    }
+}
+
+/// Returns the declaration of the variables of all limits.
+fn variables(parts: &[Part], in_tables: bool) -> String {
+    if in_tables {
+        let tables = vec!["{}"; VARIABLES.split(',').count()].join(", ");
+        return format!("local {VARIABLES} = {tables}\n");
+    }
+    format!("local {}\n", fields(parts, Part::record).join(", "))
+}
+
+/// Returns the code that unpacks the records: with one call, or with one for each limit.
+fn unpacked(parts: &[Part], in_tables: bool) -> String {
+    if !in_tables {
+        let formats: String = parts.iter().map(|part| &part.record().0[1..]).collect();
+        return format!("{} = unpack('>{formats}', stored)\n", fields(parts, Part::record).join(", "));
+    }
+    let mut at = 1;
+    let line = |(position, part): (usize, &Part)| {
+        let (format, names) = part.record();
+        let line = part.fill_in(&format!("{names} = unpack('{format}', stored, {at})\n"), position, true);
+        at += part.size();
+        line
+    };
+    parts.iter().enumerate().map(line).collect()
+}
+
+/// Returns the code that packs the records: with one call, or with one for each limit.
+fn packed(parts: &[Part], in_tables: bool) -> String {
+    if !in_tables {
+        let formats: String = parts.iter().map(|part| &part.record().0[1..]).collect();
+        return format!("stored = pack('>{formats}', {})\n", fields(parts, Part::written).join(", "));
+    }
+    let line = |(position, part): (usize, &Part)| {
+        let (format, values) = part.written();
+        part.fill_in(&format!("stored = stored .. pack('{format}', {values})\n"), position, true)
+    };
+    format!("stored = ''\n{}", parts.iter().enumerate().map(line).collect::<String>())
+}
+
+/// Returns the fields of the records of all limits.
+fn fields(parts: &[Part], record: fn(&Part) -> (&'static str, &'static str)) -> Vec<String> {
+    parts.iter().enumerate().map(|(position, part)| part.fill_in(record(part).1, position, false)).collect()
 }
 
 /// Writes the functions of a strategy.
@@ -78,7 +154,7 @@ fn define(text: &mut String, kind: ScriptKind, part: &Part) {
 ///
 /// Lines between `-- each` and `-- done` are repeated for each limit that the text after `-- each`
 /// selects. [`Part::fill_in`] replaces the placeholders in them.
-fn expand(text: &mut String, template: &str, parts: &[Part]) {
+fn expand(text: &mut String, template: &str, parts: &[Part], in_tables: bool) {
     let mut group: Option<Vec<(&str, Vec<&str>)>> = None;
     for line in template.lines() {
         let code = line.trim_start();
@@ -88,7 +164,7 @@ fn expand(text: &mut String, template: &str, parts: &[Part]) {
             let group = group.take().unwrap_or_default();
             for (position, part) in parts.iter().enumerate() {
                 for line in group.iter().filter(|(selector, _)| part.matches(selector)).flat_map(|(_, lines)| lines) {
-                    let line = part.fill_in(line, position, parts.len() > MAX_LIMITS_IN_LOCALS);
+                    let line = part.fill_in(line, position, in_tables);
                     text.push_str(&line);
                     text.push('\n');
                 }
@@ -117,12 +193,43 @@ impl Part {
         }
     }
 
-    /// Replaces `NAME$` by the prefix of the limit's functions, `AT$`, `HIT$` and `KEY$` by
-    /// indices, and any other `$` by the number of the limit.
+    /// Returns the variables of the arguments: the digest, the arguments of the strategy, and for a
+    /// refund the end and the anchor of the hit's state.
+    fn variables(&self, position: usize, in_tables: bool) -> Vec<String> {
+        let count = 1 + self.arguments + self.hit_values;
+        (0..count)
+            .map(|index| if in_tables { format!("p[{}]", self.first + index) } else { format!("a{position}_{index}") })
+            .collect()
+    }
+
+    /// Returns the format and the variables of the limit's record.
+    fn record(&self) -> (&'static str, &'static str) {
+        if self.is_log { LOG_RECORD } else { RECORD }
+    }
+
+    /// Returns the format and the new values of the limit's record.
+    fn written(&self) -> (&'static str, &'static str) {
+        if self.is_log { (LOG_RECORD.0, LOG_WRITTEN) } else { (RECORD.0, WRITTEN) }
+    }
+
+    /// Returns the bytes of the limit's record.
+    fn size(&self) -> usize {
+        if self.is_log { record::LOG_SIZE } else { record::SIZE }
+    }
+
+    /// Replaces `NAME$` by the prefix of the limit's functions, `TAG$`, `ARGUMENTS$`, `UNTIL$` and
+    /// `ANCHOR$` by variables, `KEY$` by an index, and any other `$` by the number of the limit.
     fn fill_in(&self, line: &str, position: usize, in_tables: bool) -> String {
-        let line = line.replace("NAME$", &self.function);
-        let indices = [("AT$", self.tag), ("HIT$", self.hit), ("KEY$", self.key)];
-        let line = indices.iter().fold(line, |line, (name, index)| line.replace(name, &index.to_string()));
+        let variables = self.variables(position, in_tables);
+        let (strategy, hit) = variables[1..].split_at(self.arguments);
+        let mut line = line
+            .replace("NAME$", &self.function)
+            .replace("TAG$", &variables[0])
+            .replace(", ARGUMENTS$", &strategy.iter().fold(String::new(), |text, name| text + ", " + name))
+            .replace("KEY$", &self.key.to_string());
+        if let [until, anchor] = hit {
+            line = line.replace("UNTIL$", until).replace("ANCHOR$", anchor);
+        }
         if !in_tables {
             return line.replace('$', &(position + 1).to_string());
         }

@@ -1,9 +1,9 @@
 -- Charges units to all limits, whatever remains. Returns the same values as hit.lua.
 -- read
-local changed, a, b, c = true
+local changed, steady, a, b, c = true, false
 -- each small:
-a, b, c = NAME$_charge(now, cost, till$, first$, second$, AT$ + 1)
-till$, first$, second$, text$ = a, b, c, nil
+a, b, c = NAME$_charge(now, cost, till$, first$, second$, ARGUMENTS$)
+till$, first$, second$ = a, b, c
 -- each log:
 log_charge(log$, cost)
 -- done

@@ -1,8 +1,8 @@
 -- Clears the states of these limits. States of other limits in the same key are kept.
 -- read
-local changed = true
+local changed, steady = true, false
 -- each small:
-till$ = 0
+till$, first$, second$ = 0, 0, 0
 -- each log:
 log$.till = 0
 redis.call('UNLINK', KEYS[KEY$])

@@ -1,11 +1,11 @@
 -- Decides on a hit. It takes units from the limits only if all limits admit it.
 --
--- Returns the time, 1 if the hit is admitted or else 0, and the text of the small states. For each
+-- Returns the time, 1 if the hit is admitted or else 0, and the records of the small states. For each
 -- limit that delays, the delay follows, and for each log the results of log_status.
 -- read
-local admitted = 1
+local admitted, steady = 1, not others
 -- each small:
-local new_till$, new_first$, new_second$, delay$, ahead$ = NAME$_hit(now, cost, till$, first$, second$, AT$ + 1)
+local new_till$, new_first$, new_second$, delay$, ahead$ = NAME$_hit(now, cost, till$, first$, second$, ARGUMENTS$)
 if not new_till$ then
   admitted = 0
 end
@@ -19,7 +19,7 @@ local changed, forgotten, a, b = admitted == 1
 if changed then
   -- each small:
   if new_till$ ~= till$ then
-    text$ = nil
+    steady = false
   end
   till$, first$, second$ = new_till$, new_first$, new_second$
   -- each log:
@@ -28,16 +28,16 @@ if changed then
 else
   -- each that counts refusals:
   if till$ > now then
-    forgotten, a, b = NAME$_refuse(now, till$, first$, second$, AT$ + 1)
+    forgotten, a, b = NAME$_refuse(now, till$, first$, second$, ARGUMENTS$)
     if forgotten then
-      till$, first$, second$, text$, changed = forgotten, a, b, nil, true
+      till$, first$, second$, steady, changed = forgotten, a, b, false, true
     end
   end
   -- each that does not:
   if ahead$ then
-    forgotten, a, b = NAME$_refuse(now, till$, first$, second$, AT$ + 1)
+    forgotten, a, b = NAME$_refuse(now, till$, first$, second$, ARGUMENTS$)
     if forgotten then
-      till$, first$, second$, text$, changed = forgotten, a, b, nil, true
+      till$, first$, second$, steady, changed = forgotten, a, b, false, true
     end
   end
   -- each log:

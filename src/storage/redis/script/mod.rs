@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use redis::{Cmd, cmd};
 
-use super::keys;
+use super::{keys, record};
 use crate::policy::Limit;
 use crate::storage::{StorageRequest, names};
 use crate::strategy::Script as StrategyScript;
@@ -54,10 +54,12 @@ struct Script {
 struct Part {
     /// The prefix of the names of its functions.
     function: String,
-    /// The index of its tag in `ARGV`. The arguments of its strategy follow.
-    tag: usize,
-    /// The index in `ARGV` of the values of the hit that a refund needs.
-    hit: usize,
+    /// The index of its digest in the packed arguments, from 1. The arguments of its strategy follow.
+    first: usize,
+    /// The number of the arguments of its strategy.
+    arguments: usize,
+    /// The number of the values of the hit that follow, which only a refund needs.
+    hit_values: usize,
     /// The index of its log in `KEYS`.
     key: usize,
     sources: &'static [&'static str],
@@ -70,7 +72,10 @@ struct Part {
 pub(super) struct Call {
     script: Arc<Script>,
     keys: Vec<String>,
-    arguments: Vec<String>,
+    /// Numbers, which `struct.unpack` reads in one call.
+    arguments: Vec<u8>,
+    now: Option<Timestamp>,
+    digests: Vec<u32>,
     reply_parts: Vec<ReplyPart>,
 }
 
@@ -116,6 +121,12 @@ impl Scripts {
         self.call(ScriptKind::Clear, prefix, StorageRequest::new(policy, key, Op::Hit, 0), now, None)
     }
 
+    /// Returns the digests that identify the records of the policy's limits.
+    pub(super) fn digests(policy: &Policy) -> Vec<u32> {
+        let is_log = |limit| strategy_script(limit, 1).is_some_and(|script| is_log(&script));
+        record::digests(policy, policy.limits().iter().map(is_log))
+    }
+
     /// Returns `true` if all strategies of the policy have a script.
     pub(super) fn support(policy: &Policy) -> bool {
         policy.limits().iter().all(|limit| strategy_script(limit, 1).is_some())
@@ -133,29 +144,32 @@ impl Scripts {
         let scripts: Vec<StrategyScript> =
             limits.iter().map(|limit| strategy_script(limit, request.cost)).collect::<Option<_>>()?;
         let mut keys = vec![keys::states(prefix, request.policy, request.key)];
-        let mut arguments = Vec::with_capacity(2 + limits.len() * 9);
-        arguments.push(request.cost.to_string());
-        arguments.extend(refunded.map(|hit| hit.at().as_micros().to_string()));
+        let digests = record::digests(request.policy, scripts.iter().map(is_log));
+        let mut arguments = Arguments(Vec::with_capacity(8 * (2 + limits.len() * 9)));
+        arguments.push(request.cost.into());
+        if let Some(hit) = refunded {
+            arguments.push(hit.at().as_micros());
+        }
         for (position, script) in scripts.iter().enumerate() {
-            let tag = names::tag(request.policy, position);
             if is_log(script) {
-                keys.push(keys::log(&keys[0], &tag));
+                keys.push(keys::log(&keys[0], &names::tag(request.policy, position)));
             }
-            arguments.push(format!("[{tag} "));
-            arguments.extend(script.arguments.iter().map(u64::to_string));
+            arguments.push(digests[position].into());
+            script.arguments.iter().for_each(|&argument| arguments.push(argument));
             if let Some(decision) = refunded {
                 // The policy may have more limits than at the time of the hit.
                 let hit = decision.limits().get(position).map(|limit| limit.hit(decision.at(), decision.cost()));
                 let (until, anchor) = hit.map_or((0, 0), |hit| (hit.until.as_micros(), hit.anchor));
-                arguments.extend([until.to_string(), anchor.to_string()]);
+                arguments.push(until);
+                arguments.push(anchor.into());
             }
         }
-        let script = self.script(kind, limits, &scripts, arguments.len());
-        arguments.extend(now.map(|now| now.as_micros().to_string()));
-        Some(Call { script, keys, arguments, reply_parts: scripts.iter().map(reply_part).collect() })
+        let script = self.script(kind, limits, &scripts);
+        let reply_parts = scripts.iter().map(reply_part).collect();
+        Some(Call { script, keys, arguments: arguments.0, now, digests, reply_parts })
     }
 
-    fn script(&self, kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript], arguments: usize) -> Arc<Script> {
+    fn script(&self, kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript]) -> Arc<Script> {
         let shape = |(limit, script): (&Limit, &StrategyScript)| Shape {
             name: script.name,
             sources: script.sources.as_ptr().addr(),
@@ -166,7 +180,7 @@ impl Scripts {
         let id = (kind, limits.iter().zip(scripts).map(shape).collect());
         let cached = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
         cached.unwrap_or_else(|| {
-            let text = assembled::text(kind, &parts(kind, limits, scripts), arguments);
+            let text = assembled::text(kind, &parts(kind, limits, scripts));
             let hash = redis::Script::new(&text).get_hash().to_owned();
             let script = Arc::new(Script { text, hash });
             self.0.write().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::clone(&script));
@@ -199,28 +213,48 @@ fn reply_part(script: &StrategyScript) -> ReplyPart {
 
 fn parts(kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript]) -> Vec<Part> {
     let (first, hit_values) = if kind == ScriptKind::Refund { (3, 2) } else { (2, 0) };
-    let (mut tag, mut key) = (first, 1);
+    let (mut first, mut key) = (first, 1);
     let part = |(limit, script): (&Limit, &StrategyScript)| {
         let is_log = is_log(script);
         key += usize::from(is_log);
-        let hit = tag + 1 + script.arguments.len();
         let part = Part {
             function: script.name.replace('-', "_"),
-            tag,
-            hit,
+            first,
+            arguments: script.arguments.len(),
+            hit_values,
             key,
             sources: script.sources,
             is_log,
             delays: reply_part(script) == ReplyPart::Delay,
             counts_refusals: !is_log && limit.strategy().counts_refusals(),
         };
-        tag = hit + hit_values;
+        first += 1 + script.arguments.len() + hit_values;
         part
     };
     limits.iter().zip(scripts).map(part).collect()
 }
 
+/// Packed numbers, as little-endian doubles.
+///
+/// The first one is less than 2^32, so it begins with a zero byte. A server that quotes the arguments
+/// in an error stops there. Other bytes could make the error invalid UTF-8, which the client cannot
+/// parse.
+struct Arguments(Vec<u8>);
+
+impl Arguments {
+    /// Appends a number as a double. Those above 2^53 are rounded, because all numbers in Lua are doubles.
+    #[expect(clippy::cast_precision_loss, reason = "the script would round the number as well")]
+    fn push(&mut self, number: u64) {
+        self.0.extend((number as f64).to_le_bytes());
+    }
+}
+
 impl Call {
+    /// Returns the digests of the limits, which identify their records.
+    pub(super) fn digests(&self) -> &[u32] {
+        &self.digests
+    }
+
     /// Returns the values that the reply has for each limit.
     pub(super) fn reply_parts(&self) -> &[ReplyPart] {
         &self.reply_parts
@@ -238,7 +272,10 @@ impl Call {
 
     fn command(&self, name: &str, script: &str) -> Cmd {
         let mut command = cmd(name);
-        command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.arguments);
+        command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.arguments[..]);
+        if let Some(now) = self.now {
+            command.arg(now.as_micros());
+        }
         command
     }
 }

@@ -1,5 +1,8 @@
 -- Runs every command that the scripts use, on a temporary key. The error names the first command
 -- that fails.
+if not pcall(function() return struct.unpack('>I4I8', struct.pack('>I4I8', 1, 2)) end) then
+  return redis.error_reply('ERR the server has no Lua library struct: use Redis 6.2 or later, or Valkey 7.2 or later')
+end
 local commands = {
   { 'TIME' },
   { 'SET', KEYS[1], '-', 'PX', '1000' },

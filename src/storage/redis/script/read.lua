@@ -1,34 +1,66 @@
--- Reads the states.
+-- Reads the states. record.rs describes their format.
 --
 -- KEYS: the key of the small states, then for each moving window the key of its log.
--- ARGV: the cost, then for each limit its tag and its arguments. In tests, the time follows.
-local call, find, match, format = redis.call, string.find, string.match, string.format
-local cost, now = ARGV[1] + 0, ARGV[NOW] and ARGV[NOW] + 0
+-- ARGV: the packed arguments. In tests, the time follows.
+local call, pack, unpack = redis.call, struct.pack, struct.unpack
+-- arguments
+local now = ARGV[NOW] and ARGV[NOW] + 0
 if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 
-local stored = forgive('GET', KEYS[1]) or ''
-
--- A small state is the text after its limit's tag. A state that cannot be parsed counts as none.
--- `known` is the number of bytes that belong to these limits.
-local known, from, last, after = 0
--- each small:
-local text$, first$, second$, till$ = nil, 0, 0, 0
-from, last = find(stored, ARGV[AT$], 1, true)
-if last then
-  text$, first$, second$, after = match(stored, '^(%d+),(%d+),(%d+)%]()', last + 1)
-  if after then
-    till$, first$, second$, known = text$ + 0, first$ + 0, second$ + 0, known + after - from
+-- As forgive.lua, but without a function, because Lua creates functions in each call.
+local stored = redis.pcall('GET', KEYS[1]) or ''
+if type(stored) == 'table' then
+  if not string.find(stored.err, '^%-?WRONGTYPE') then
+    call('GET', KEYS[1])
   end
-  if not after or till$ <= now or till$ >= TWO_54 or first$ >= TWO_32 or second$ >= TWO_32 then
-    text$, first$, second$, till$ = nil, 0, 0, 0
+  stored = ''
+end
+
+-- The records of these limits are usually the first ones, in the order of the limits. Otherwise they
+-- are searched for. `others` is true if there may be records of other limits.
+local others = #stored > SIZE
+-- variables
+if #stored >= SIZE then
+  -- unpack
+end
+if not (
+  -- each:
+  digest$ == TAG$ and
+  -- done
+  true) then
+  others = #stored > 0
+  -- each small:
+  digest$, till$, first$, second$ = -1, 0, 0, 0
+  -- each log:
+  digest$, till$, units$, oldest$, first$, length$, room$, head$, tail$ = -1, 0, 0, 0, 0, 0, 0, 0, 0
+  -- done
+  local at, after, found = 1
+  while at + 19 <= #stored do
+    found = unpack('>I4', stored, at)
+    after = at + (found < 2147483648 and 20 or 44)
+    if after - 1 > #stored then
+      break
+    end
+    -- each small:
+    if found == TAG$ and digest$ ~= found then
+      digest$, till$, first$, second$ = unpack('>I4I8I4I4', stored, at)
+    end
+    -- each log:
+    if found == TAG$ and digest$ ~= found then
+      digest$, till$, units$, oldest$, first$, length$, room$, head$, tail$ =
+        unpack('>I4I8I4I8I4I4I4I4I4', stored, at)
+    end
+    -- done
+    at = after
   end
 end
+-- each small:
+if till$ <= now or till$ >= TWO_54 then
+  till$, first$, second$ = 0, 0, 0
+end
 -- each log:
-local log$ = nil
-from, last = find(stored, ARGV[AT$], 1, true)
-log$, after = log_open(now, KEYS[KEY$], stored, last and last + 1, AT$ + 1)
-known = known + (after and after - from or 0)
+local log$ = log_open(now, KEYS[KEY$], stored, till$, units$, oldest$, first$, length$, room$, head$, tail$, ARGUMENTS$)
 -- done

@@ -1,0 +1,34 @@
+//! Shows the stored states of a key to operators.
+
+use redis::{Value, cmd};
+use tokio::time::Instant;
+
+use super::script::Scripts;
+use super::{RedisStorage, keys, record};
+use crate::storage::StorageError;
+use crate::{Key, Policy};
+
+impl RedisStorage {
+    /// Returns the stored states of a key as text, with one line per limit. For operators.
+    ///
+    /// A line has the limit's position, strategy and period in microseconds, the instant at which its
+    /// state expires in microseconds of Unix time, and the numbers that the [guide] describes. A
+    /// state of a limit that is not in `policy` begins with its digest. States of policies that have
+    /// a strategy without a [script](crate::strategy::Strategy::script) are not shown.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the server is unreachable, refuses `GET`, or does not reply within the
+    /// timeout.
+    ///
+    /// [guide]: crate::guide::operating#keys-on-redis
+    pub async fn stored_states(&self, policy: &Policy, key: &Key) -> Result<Vec<String>, StorageError> {
+        let mut command = cmd("GET");
+        command.arg(keys::states(&self.prefix, policy, key));
+        match self.link.run(&command, Instant::now() + self.deadline).await.map_err(StorageError::uncounted)? {
+            Value::Nil => Ok(Vec::new()),
+            Value::BulkString(stored) => Ok(record::lines(policy, &Scripts::digests(policy), &stored)),
+            other => Err(super::error::unexpected_script_reply(&other)),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Prints the bytes of a client on each storage, and the decisions per second of one Redis node and
+//! of a cluster of three.
+//!
+//! `scripts/capacity` runs it. It runs without the test harness, because it prints tables. It fails
+//! if a client takes a tenth more bytes than the guide `how_far_does_it_scale` documents.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use common::policy;
+use common::servers::{Cluster, Etcd, Memcached, Reply, Server};
+use serde_json::json;
+use tower_ratelimit::storage::{AnyStorage, Storage, StorageRequest};
+use tower_ratelimit::{BoxError, Key, MemoryStorage, Op, Policy};
+
+const POLICIES: [&str; 4] =
+    ["fixed-window 10/day", "token-bucket 10/day", "10/day; 20/day; 30/day", "moving-window 10/day"];
+
+const DOCS: &str = include_str!("../../src/guide/how_far_does_it_scale.md");
+
+/// The clients of each measurement. etcd syncs each write to the disk, so it gets fewer: the first
+/// argument, or this number.
+const CLIENTS: u64 = 5_000;
+const CLIENTS_OF_ETCD: u64 = 200;
+
+/// The calls in flight, and the duration of a measurement of the rate.
+const IN_FLIGHT: u64 = 64;
+const SPAN: Duration = Duration::from_secs(2);
+
+/// Uses up the policy for each client.
+async fn fill<S: Storage>(storage: &S, policy: &Policy, clients: u64) {
+    for client in 0..clients {
+        for _ in 0..10 {
+            let key = Key::from(client);
+            let decided = storage.decide(StorageRequest::new(policy, &key, Op::Hit, 1)).await.map_err(Into::into);
+            let decision = decided.unwrap_or_else(|error: BoxError| panic!("{policy}: {error:#}"));
+            assert!(decision.is_admitted());
+        }
+    }
+}
+
+fn any(url: &str) -> AnyStorage {
+    let timeout = if url.contains('?') { "&deadline=10s" } else { "?deadline=10s" };
+    format!("{url}{timeout}").parse().unwrap()
+}
+
+async fn on_memory(policy: &Policy) -> u64 {
+    let storage = MemoryStorage::builder().max_bytes(1 << 30).build().unwrap();
+    fill(&storage, policy, CLIENTS).await;
+    storage.stats().bytes as u64 / CLIENTS
+}
+
+/// Returns `MEMORY USAGE` of all keys of a client, the growth of the server's memory per client, and
+/// the bytes that the server receives and sends for each decision.
+async fn on_redis(policy: &Policy) -> [u64; 4] {
+    let server = Server::start(&[]);
+    let info = |name: &str| {
+        let info = server.ask(&["INFO", "all"]).to_string();
+        let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.unwrap().parse::<u64>().unwrap()
+    };
+    let storage = any(&server.url());
+    // Loads the script and connects.
+    fill(&storage, policy, 1).await;
+    server.ask(&["FLUSHALL"]);
+    let names = ["used_memory", "total_net_input_bytes", "total_net_output_bytes"];
+    let before = names.map(info);
+    fill(&storage, policy, CLIENTS).await;
+    let [growth, received, sent] = [0, 1, 2].map(|index| info(names[index]).saturating_sub(before[index]));
+    let Reply::List(keys) = server.ask(&["KEYS", "*|n:4321}*"]) else { panic!("no list") };
+    let usage = |key: &Reply| server.ask(&["MEMORY", "USAGE", &key.to_string()]).to_string().parse::<u64>().unwrap();
+    [keys.iter().map(usage).sum(), growth / CLIENTS, received / CLIENTS / 10, sent / CLIENTS / 10]
+}
+
+/// Returns the items' bytes, which contain the header of each item.
+async fn on_memcached(policy: &Policy) -> u64 {
+    let server = Memcached::start(&[]);
+    fill(&any(&server.url()), policy, CLIENTS).await;
+    server.stat("bytes") / CLIENTS
+}
+
+/// Returns the growth of the database after a compaction.
+async fn on_etcd(policy: &Policy) -> u64 {
+    let server = Etcd::calm();
+    let status = || server.ask("maintenance/status", &json!({}));
+    let number = |status: &serde_json::Value, name: &str| status[name].as_str().unwrap().parse::<u64>().unwrap();
+    let before = number(&status(), "dbSizeInUse");
+    let clients = std::env::args().nth(1).and_then(|clients| clients.parse().ok()).unwrap_or(CLIENTS_OF_ETCD);
+    fill(&any(&server.url()), policy, clients).await;
+    let revision = status()["header"]["revision"].clone();
+    server.ask("kv/compaction", &json!({ "revision": revision, "physical": true }));
+    (number(&status(), "dbSizeInUse") - before) / clients
+}
+
+/// Returns the decisions per second of a storage, on many keys.
+async fn rate(url: &str) -> u64 {
+    let (storage, start) = (any(url), Instant::now());
+    let callers = (0..IN_FLIGHT).map(|caller| {
+        let storage = storage.clone();
+        tokio::spawn(async move {
+            let (policy, mut calls) = (policy("fixed-window 1000000/day"), 0_u64);
+            while start.elapsed() < SPAN {
+                let key = Key::from(caller * 1_000 + calls % 1_000);
+                assert!(storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.unwrap().is_admitted());
+                calls += 1;
+            }
+            calls
+        })
+    });
+    let mut calls = 0;
+    for caller in callers.collect::<Vec<_>>() {
+        calls += caller.await.unwrap();
+    }
+    calls / SPAN.as_secs()
+}
+
+/// Returns the documented bytes of a client: the cells after the policy.
+fn documented(policy: &str) -> Vec<u64> {
+    let row = DOCS.lines().find_map(|line| line.strip_prefix(&format!("| `{policy}` |"))).expect("the guide has a row");
+    row.split('|').filter_map(|cell| cell.trim().replace(',', "").parse().ok()).collect()
+}
+
+#[tokio::main]
+async fn main() {
+    println!("| bytes of a client | memory | Redis, `MEMORY USAGE` | Redis, of the server | memcached | etcd |");
+    println!("|---|---|---|---|---|---|");
+    let (mut wrong, mut network) = (Vec::new(), String::new());
+    for text in POLICIES {
+        let policy = policy(text).with_name("free");
+        let [usage, growth, received, sent] = on_redis(&policy).await;
+        writeln!(network, "| `{text}` | {received} | {sent} |").unwrap();
+        let found = [on_memory(&policy).await, usage, growth, on_memcached(&policy).await, on_etcd(&policy).await];
+        println!("| `{text}` | {} |", found.map(|bytes| bytes.to_string()).join(" | "));
+        let documented = documented(text);
+        // The pages of etcd's database are filled differently in each run.
+        let exceeds = |(found, documented): (&u64, &u64)| *found * 10 > *documented * 11;
+        if documented.len() != found.len() || found[..4].iter().zip(&documented).any(exceeds) {
+            wrong.push(format!("{text}: {found:?} instead of {documented:?}"));
+        }
+    }
+    println!("\n| bytes of a decision on Redis | received | sent |\n|---|---|---|\n{network}");
+    let (server, cluster) = (Server::start(&[]), Cluster::start());
+    println!("| Redis, {IN_FLIGHT} calls in flight | decisions per second |\n|---|---|");
+    println!("| one node | {} |", rate(&server.url()).await);
+    println!("| a cluster of three nodes | {} |", rate(&cluster.url()).await);
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
