@@ -4,7 +4,7 @@ use super::MemoryInner;
 use super::answer::{Answer, Fast, Full, Mode};
 use super::padded::Padded;
 use super::shard::{KeyHash, Shard};
-use super::usage::{Need, Size};
+use super::size::{Need, Size};
 use crate::storage::{StorageRequest, Summary};
 use crate::strategy::State;
 use crate::sync::MutexGuard;

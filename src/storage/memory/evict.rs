@@ -2,7 +2,8 @@ use std::sync::atomic::Ordering;
 
 use super::decide::Lookup;
 use super::shard::{KeyHash, LOG, Shard};
-use super::usage::{Lack, Need, Size, Usage};
+use super::size::{Need, Size};
+use super::usage::{Lack, Usage};
 use super::{MemoryInner, OnFull};
 use crate::storage::StorageRequest;
 use crate::strategy::State;

@@ -2,10 +2,10 @@ use std::mem;
 use std::ops::Range;
 
 use super::logs::Logs;
+use super::size::{Size, log_bytes};
 use super::slot::Slot;
 use super::table::Table;
 use super::time::Time;
-use super::usage::{Size, log_bytes};
 use crate::Timestamp;
 use crate::policy::SHADOW;
 use crate::strategy::{Log, State, Status};

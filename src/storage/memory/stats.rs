@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::usage::Size;
+use super::size::Size;
 
 /// The usage of a [`MemoryStorage`](crate::MemoryStorage), and the number of hits while it was full.
 ///

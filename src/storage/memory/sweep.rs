@@ -2,8 +2,8 @@ use std::sync::atomic::Ordering;
 
 use super::MemoryInner;
 use super::shard::{LOG, Shard};
+use super::size::{Size, log_bytes};
 use super::slot::Slot;
-use super::usage::{Size, log_bytes};
 use crate::Timestamp;
 use crate::strategy::Log;
 
