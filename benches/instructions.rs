@@ -1,6 +1,6 @@
 //! Executes one code path a given number of times. Nothing else depends on that number, so the
 //! difference between two runs is the cost of the path. Run by `scripts/instructions`. The clock is
-//! manual, so the counts are reproducible, except on the paths that measure a clock.
+//! manual, so the counts are reproducible.
 //!
 //! The arguments are a path and a number. Without arguments, it lists the paths.
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, Service};
-use tower_ratelimit::storage::{Clock, CoarseClock, ManualClock, SystemClock};
+use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
     FixedWindow, Headers, IntoPolicy, Key, LivePolicy, MemoryStorage, PeerIp, RateLimitLayer, RateLimiter,
     SlidingWindowCounter, TokenBucket,
@@ -27,13 +27,11 @@ const INPUTS: u32 = 20_000;
 
 type Path = fn(usize);
 
-const PATHS: [(&str, Path); 17] = [
+const PATHS: [(&str, Path); 18] = [
     ("admit token bucket", |times| admit(TokenBucket::generous(), times)),
     ("admit live token bucket", |times| admit(LivePolicy::new(TokenBucket::generous()), times)),
     ("admit three limits", |times| admit(several(3, u32::MAX), times)),
     ("admit refusal", admit_refusal),
-    ("admit by the system clock", |times| admit_by(SystemClock::new(), times)),
-    ("admit by the coarse clock", |times| admit_by(CoarseClock::new(), times)),
     ("hit token bucket", |times| hit(TokenBucket::generous(), times)),
     ("hit sliding window counter", hit_after_a_previous_window),
     ("hit fixed window", |times| hit(FixedWindow::generous(), times)),
@@ -83,15 +81,6 @@ fn admit_refusal(times: usize) {
     // The second hit publishes the refusal, and the others read it.
     assert!(limiter.admit(&key) && !limiter.admit(&key));
     (0..times).for_each(|_| assert!(!limiter.admit(&key)));
-}
-
-/// Reads a clock of the system. valgrind runs programs without the vDSO, so the coarse clock is read
-/// by a system call here, whose instructions in the kernel do not count.
-fn admit_by(clock: impl Clock, times: usize) {
-    let storage = MemoryStorage::builder().clock(clock).build().expect("the configuration is valid");
-    let limiter = RateLimiter::with_storage(TokenBucket::generous(), storage);
-    let key = alice();
-    (0..times).for_each(|_| assert!(limiter.admit(&key)));
 }
 
 fn hit_after_a_previous_window(times: usize) {

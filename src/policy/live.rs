@@ -208,18 +208,18 @@ impl SharedPolicy {
     /// Calls `f` with the current policy. Faster than [`read`](Self::read).
     #[inline(always)]
     pub(crate) fn with<T>(&self, f: impl FnOnce(&Policy) -> T) -> T {
-        #[cold]
-        #[inline(never)]
-        fn in_overflow<T>(live: &LivePolicy, f: impl FnOnce(&Policy) -> T) -> T {
-            f(&live.in_overflow())
-        }
-        match &self.0 {
-            Shared::Fixed(policy) => f(policy),
+        let owned;
+        let policy = match &self.0 {
+            Shared::Fixed(policy) => policy,
             Shared::Live { live, .. } => match live.in_slot() {
-                Some(policy) => f(policy),
-                None => in_overflow(live, f),
+                Some(policy) => policy,
+                None => {
+                    owned = live.in_overflow();
+                    &owned
+                }
             },
-        }
+        };
+        f(policy)
     }
 
     /// Returns `true` if [`plain`](Self::plain) can return a policy.

@@ -100,7 +100,7 @@ impl Strategy for ElasticWindow {
             None => (0, low_bits(now)),
         };
         let count = count.saturating_add(cost);
-        *state = Window { end, count, anchor }.store();
+        state.replace(Window { end, count, anchor }.store());
         0
     }
 

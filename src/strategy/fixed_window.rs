@@ -92,7 +92,7 @@ impl Strategy for FixedWindow {
         let fresh = || (self.end_from(quota, now), 0, low_bits(now));
         let (end, count, anchor) = self.live(quota, state, now).unwrap_or_else(fresh);
         let count = count.saturating_add(cost);
-        *state = State::Counts { until: end, amounts: [count, anchor] };
+        state.replace(State::Counts { until: end, amounts: [count, anchor] });
         0
     }
 

@@ -102,7 +102,7 @@ impl Strategy for LeakyBucket {
     #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
         let before = self.debt(quota, state, now);
-        *state = before.plus(cost).store(now);
+        state.replace(before.plus(cost).store(now));
         before.until_paid()
     }
 

@@ -176,7 +176,7 @@ impl Strategy for SlidingWindowCounter {
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
         let mut buckets = self.buckets(quota, state, now).unwrap_or_else(|| self.fresh(quota, now));
         buckets.current = buckets.current.saturating_add(cost);
-        *state = buckets.store();
+        state.replace(buckets.store());
         0
     }
 

@@ -1,3 +1,5 @@
+use std::mem;
+
 use super::Log;
 use crate::Timestamp;
 
@@ -23,6 +25,21 @@ pub enum State {
 }
 
 impl State {
+    /// Replaces the state. An assignment would call the drop glue, also of a state without a log.
+    #[inline(always)]
+    pub(crate) fn replace(&mut self, new: Self) {
+        mem::replace(self, new).discard();
+    }
+
+    /// Drops the state. Calls nothing if it has no log.
+    #[inline(always)]
+    pub(crate) fn discard(self) {
+        match self {
+            Self::Log(log) => drop(log),
+            small => mem::forget(small),
+        }
+    }
+
     /// Returns the instant from which this state has no effect and may be dropped.
     #[inline]
     pub fn until(&self) -> Timestamp {

@@ -97,7 +97,7 @@ impl Strategy for TokenBucket {
             return Outcome::Refused;
         }
         let mark = mark.with_size(after.micros, quota.largest_mark()).amount();
-        *state = State::Counts { until: now.plus(after.micros), amounts: [after.early, mark] };
+        state.replace(State::Counts { until: now.plus(after.micros), amounts: [after.early, mark] });
         Outcome::spent(0, after.plus(quota.span_of(1), quota.amount()).is_within(full, quota.amount()))
     }
 
