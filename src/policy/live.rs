@@ -211,13 +211,14 @@ impl SharedPolicy {
         let owned;
         let policy = match &self.0 {
             Shared::Fixed(policy) => policy,
-            Shared::Live { live, .. } => match live.in_slot() {
-                Some(policy) => policy,
-                None => {
+            Shared::Live { live, .. } => {
+                if let Some(policy) = live.in_slot() {
+                    policy
+                } else {
                     owned = live.in_overflow();
                     &owned
                 }
-            },
+            }
         };
         f(policy)
     }
