@@ -69,10 +69,10 @@ impl PolicySource {
     /// Checks that the storage can keep the policy and its shadow limits, and all later policies of
     /// a live one.
     pub(crate) fn bind(self, storage: &impl Storage) -> Result<Self, ConfigError> {
-        Ok(Self(match self.0 {
-            Choice::Always(policy) => Choice::Always(bound(policy, storage)?),
-            chosen => chosen,
-        }))
+        if let Choice::Always(policy) = self.0 {
+            return Ok(Self(Choice::Always(bound(policy, storage)?)));
+        }
+        Ok(self)
     }
 }
 

@@ -33,6 +33,7 @@ impl MemoryInner {
         let swept = shard.sweep(now);
         drop(shard);
         self.usage.settle(swept.freed, Size::default());
+        #[cfg(feature = "metrics")]
         self.usage.publish();
         if swept.is_at_end {
             self.sweeping.store(number + 1, Ordering::Relaxed);

@@ -117,10 +117,9 @@ impl Usage {
         self.evicted.load(Ordering::Relaxed)
     }
 
-    /// Publishes the metrics (feature `metrics`).
-    #[inline]
+    /// Publishes the metrics.
+    #[cfg(feature = "metrics")]
     pub(super) fn publish(&self) {
-        #[cfg(feature = "metrics")]
         self.published.all(self.size().keys, self.evicted());
     }
 
