@@ -13,14 +13,15 @@ use tower_ratelimit::{BoxError, Key, MemoryStorage, Policy, Quota, RateLimiter, 
 #[derive(Clone, Copy, Debug)]
 struct PenaltyBox;
 
-/// Returns the spent units and the microseconds until they expire.
+/// Returns the spent units and the microseconds until they expire. A charge can spend more than the
+/// quota has.
 ///
 /// A state that this strategy cannot have written counts as fresh. An end that is more than a
 /// period ahead was written before the clock went back, and counts as one period ahead.
 fn spent(quota: &Quota, state: &State, now: Timestamp) -> (u32, u64) {
     match *state {
         State::Counts { until, amounts: [spent, _] } if until > now && spent > 0 => {
-            (spent.min(quota.amount()), until.since(now).min(quota.period_micros()))
+            (spent, until.since(now).min(quota.period_micros()))
         }
         _ => (0, 0),
     }
@@ -33,7 +34,7 @@ impl Strategy for PenaltyBox {
 
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         let (capacity, (spent, left)) = (quota.amount(), spent(quota, state, now));
-        let remaining = capacity - spent;
+        let remaining = capacity.saturating_sub(spent);
         if cost <= remaining {
             Status::admitted(capacity, remaining, left)
         } else {

@@ -99,7 +99,8 @@ impl Lint {
         self.entry().1
     }
 
-    /// Returns the path of the lint's page in the crate's documentation.
+    /// Returns the path of the lint's description, relative to the root of the crate's documentation,
+    /// such as `tower_ratelimit/enum.Lint.html#variant.SmallStorage`.
     pub const fn docs(self) -> &'static str {
         self.entry().2
     }

@@ -48,7 +48,7 @@ impl Timestamp {
         self.0.div_ceil(1_000_000)
     }
 
-    /// Returns the instant `micros` microseconds later.
+    /// Returns the instant `micros` microseconds later, or the latest instant if that overflows.
     #[must_use]
     #[inline]
     pub const fn plus(self, micros: u64) -> Self {

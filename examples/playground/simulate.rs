@@ -144,7 +144,7 @@ impl Run {
 
     async fn finish(mut self, span: u64) -> Lane {
         self.read_until(span).await;
-        let policy = self.limiter.policy().clone();
+        let policy = self.limiter.policy();
         let mut starts: Vec<u64> =
             self.hits.iter().filter(|it| it.hit.client == 0).filter_map(Decided::start).collect();
         starts.sort_unstable();

@@ -7,7 +7,7 @@ use super::SettleError;
 ///
 /// A layer with [`settle_later`](crate::RateLimitLayer::settle_later) inserts it into the
 /// extensions of each admitted request. With the feature `axum`, it is an extractor. Clones are
-/// handles on the same charge.
+/// handles to the same charge.
 ///
 /// Settle it once, from any thread. [`settle`](Self::settle) does not block, and it runs in a task
 /// of the tokio runtime if the storage is not immediately ready. The layer reports the result as an

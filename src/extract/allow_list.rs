@@ -91,7 +91,7 @@ impl AllowList {
 
     pub(crate) fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
         // The list compares whole addresses, so an IPv6 prefix does not matter. A missing field is
-        // reported for the key.
+        // reported by the lints of the key's extractor.
         let mut lints = self.source.lints(head);
         lints.retain(|lint| !matches!(lint, Lint::Ipv6PerAddress | Lint::ForwardingFieldMissing { .. }));
         lints

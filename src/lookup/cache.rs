@@ -21,7 +21,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Replaces a time to live that is too long for an instant.
 const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
-/// A handle on the cache and on the look-ups in flight.
+/// A handle to the cache and to the look-ups in flight.
 pub(super) struct LookupCache<I>(Arc<Shared<I>>);
 
 struct Shared<I> {
@@ -50,8 +50,8 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
         }))
     }
 
-    /// Joins the look-up of this id in flight, or starts one. Returns the tenant if a look-up has
-    /// ended in the meantime.
+    /// Joins the look-up of this id that is in flight, or starts one, and returns its future as
+    /// `Err`. Returns the tenant as `Ok` if a look-up has ended in the meantime.
     #[cold]
     fn join_or_start(&self, id: I) -> Result<Arc<Tenant>, Finding> {
         let Ok(runtime) = Handle::try_current() else {

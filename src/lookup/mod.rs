@@ -132,7 +132,8 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
         self
     }
 
-    /// Sets the maximum number of look-ups in flight, at least 1. Others wait. Defaults to 64.
+    /// Sets the maximum number of look-ups in flight. Further ones wait. 0 counts as 1. Defaults to
+    /// 64.
     pub fn max_lookups(mut self, max_lookups: usize) -> Self {
         self.settings.max_lookups = max_lookups;
         self

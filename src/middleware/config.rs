@@ -9,7 +9,7 @@ use crate::observe::Reporter;
 use crate::{Headers, SharedPolicy};
 
 /// The outcome of a request if the storage fails. The guide on [outages](crate::guide::outages)
-/// compares both.
+/// compares the two variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a failure either admits or refuses")]
 pub enum OnError {

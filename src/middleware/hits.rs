@@ -144,7 +144,7 @@ impl<St: Storage> Drop for PendingCharge<St> {
     }
 }
 
-/// The response's handle on a charge.
+/// The response's handle to a charge.
 pub(crate) struct ChargeOfResponse<St: Storage>(pub(crate) Arc<PendingCharge<St>>);
 
 impl<St: Storage> ChargeOfResponse<St> {

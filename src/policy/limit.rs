@@ -28,8 +28,8 @@ pub(super) fn digests<'a>(limits: impl IntoIterator<Item = &'a Limit>, shadow: b
 
 /// A quota with its strategy, and optionally a name.
 ///
-/// Most policies do not need this type. Use it to give a limit another name than the default, such
-/// as `free-1`.
+/// Most policies do not need this type. Use it to give a limit a name such as `daily`, instead of
+/// the default, such as `free-1`.
 ///
 /// ```
 /// use tower_ratelimit::{FixedWindow, Limit, MovingWindow, Policy, Quota};

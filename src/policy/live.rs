@@ -13,7 +13,7 @@ const SLOTS: usize = 64;
 
 /// A policy that can be replaced while the program runs.
 ///
-/// Layers and limiters take it in place of a [`Policy`]. Clones are handles on the same policy.
+/// Layers and limiters take it in place of a [`Policy`]. Clones are handles to the same policy.
 ///
 /// ```
 /// use tower_ratelimit::{Key, LivePolicy, Policy, Quota, RateLimiter};

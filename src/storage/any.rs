@@ -217,7 +217,7 @@ impl<St: Storage> DynStorage for St {
     }
 }
 
-/// The future of a [`AnyStorage`].
+/// The future of an [`AnyStorage`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct AnyFuture<T>(State<T>);
 

@@ -121,7 +121,7 @@ impl<'a> StorageRequest<'a> {
     }
 }
 
-/// The values that response headers need of a hit that [`Storage::try_admit`] admitted.
+/// The values of a hit that response headers need. [`Storage::try_admit`] fills them in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
 pub struct Summary {

@@ -101,8 +101,8 @@ impl Debt {
         Self { owed: self.owed.saturating_sub(unpaid), ..self }
     }
 
-    /// Returns the state of a debt that fits into the bucket: the microsecond at which all debt is
-    /// paid, and the excess of this rounding in 1/N microseconds.
+    /// Returns the state of a debt that fits into the bucket: the instant at which all debt is paid,
+    /// rounded up to a microsecond, the 1/N microseconds that the rounding added, and the mark.
     #[inline(always)]
     pub(super) fn store(&self, now: Timestamp) -> State {
         self.store_as(now, |mark, micros| mark.with_size(micros, self.largest))

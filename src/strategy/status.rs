@@ -149,7 +149,7 @@ impl Status {
     }
 }
 
-/// An admitted hit of which units are refunded, as one limit sees it.
+/// An admitted hit whose units are refunded, in part or in full, as one limit sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hit {

@@ -43,8 +43,8 @@ impl<S: CasStorage, M: Fn() -> S> CasLaws<S, M> {
         Self { make, second_handle: None }
     }
 
-    /// Checks law 9 with several handles on the same texts, as in several processes.
-    /// `second_handle` returns a new handle on the given store. Use it for stores whose clones
+    /// Checks law 9 with several handles to the same texts, as in several processes.
+    /// `second_handle` returns a new handle to the given store. Use it for stores whose clones
     /// share more than the texts, such as a connection or a lock.
     pub fn second_handle(self, second_handle: impl Fn(&S) -> S + 'static) -> Self {
         Self { second_handle: Some(Box::new(second_handle)), ..self }

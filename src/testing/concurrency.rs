@@ -31,7 +31,7 @@ pub fn concurrent_hits_are_exact<St: Storage>(policy: &Policy, storage: &St) {
     }
 }
 
-/// Checks law 9 with several handles on the same states.
+/// Checks law 9 with several handles to the same states.
 pub(super) fn hits_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, handles: &[St], threads: &str) {
     let key = Key::from(format!("concurrent hits, {threads}"));
     let (room, admitted) = runtime.block_on(async {

@@ -52,7 +52,8 @@ pub(super) fn scripts(quota: Quota, capacity: u32) -> impl Generator<Value = Vec
     vec((waits, costs).prop_map(|(wait, cost)| Step { wait, cost }), 1..40)
 }
 
-/// Generates up to two additional limits of the crate's strategies with this quota.
+/// Generates up to two additional limits: strategies of the crate with this quota, without its
+/// burst.
 pub(super) fn other_limits(quota: Quota) -> impl Generator<Value = Vec<Limit>> {
     let plain = Quota::per(quota.amount(), quota.period());
     let limits = [

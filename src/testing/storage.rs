@@ -41,7 +41,7 @@ const CONCURRENT: [&str; 4] = [
     "moving-window 300/day; 500/day",
 ];
 
-/// Creates another handle on the same states.
+/// Creates another handle to the same states.
 type MakeHandle<St> = dyn Fn(&St) -> St;
 
 /// Checks that a [`Storage`] keeps the laws of this table.
@@ -66,8 +66,8 @@ type MakeHandle<St> = dyn Fn(&St) -> St;
 /// | of clearing | A clear removes one key of one policy. |
 /// | of refunds | A refund returns exactly the units of the hit, once, to the states in which they were spent. |
 ///
-/// Laws 1 to 7 of a strategy are checked by [`StrategyLaws`](super::StrategyLaws). The numbers are those
-/// of its list.
+/// Laws 1 to 7 have the numbers of the [laws of strategies](crate::strategy), which
+/// [`StrategyLaws`](super::StrategyLaws) checks for a strategy.
 ///
 /// A [contended](crate::Decision::is_contended) decision does not break laws 3, 8 and 9. The suite
 /// retries it.
@@ -92,7 +92,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
         Self { make, more: Vec::new(), scripts: Config::default().cases, second_handle: None }
     }
 
-    /// Checks law 9 with several handles on the same states, as in several processes.
+    /// Checks law 9 with several handles to the same states, as in several processes.
     /// `second_handle` returns a new handle with the clock of the given one.
     ///
     /// Use it for storages whose clones share more than the states, such as connections or locks,

@@ -344,7 +344,7 @@ async fn partition_key_differs_per_client_and_hides_the_key() {
 
 /// Field defect: a policy name is injected into a structured field.
 #[test]
-fn invalid_header_name_of_a_policy_is_a_build_error() {
+fn policy_name_that_is_invalid_in_a_header_is_rejected() {
     for name in ["", "a\nb", "a\r\nx: y", "caf\u{e9}", "\u{7f}", "a\tb"] {
         assert!(catch_unwind(|| Policy::named(name)).is_err(), "{name:?}");
         assert!(Policy::from(Quota::per_minute(1)).try_with_name(name).is_err(), "{name:?}");
@@ -366,7 +366,7 @@ impl Strategy for Injecting {
 
 /// Field defect: a policy name is injected into a structured field.
 #[test]
-fn invalid_header_name_of_a_strategy_is_a_build_error() {
+fn strategy_name_that_is_invalid_in_a_header_is_rejected() {
     let error = Policy::try_new(Injecting, Quota::per_minute(1)).unwrap_err().to_string();
     assert!(error.contains("rude") && error.contains("header"), "{error}");
 }

@@ -481,7 +481,7 @@ async fn each_replica_admits_exactly_its_divided_quota() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_replicas_together_admit_the_limit() {
+async fn three_replicas_together_admit_at_most_the_limit() {
     let (primary, _) = FakeStorage::in_memory(Behavior::Fails);
     let mut admitted = 0;
     for _ in 0..3 {

@@ -57,7 +57,7 @@ async fn fails<St: Storage>(storage: &St, policy: &Policy, key: &str, cost: u32)
 }
 
 #[tokio::test]
-async fn requests_are_for_one_hit_after_a_lost_reply_until_one_succeeds() {
+async fn requests_are_for_one_hit_from_a_lost_reply_to_the_next_success() {
     let (leases, _, requests) = recorded();
     let policy = policy("fixed-window 1000/minute");
     requests.fail(&["a"]);

@@ -17,7 +17,7 @@ use crate::time::micros;
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
 
-/// A handle on the state of a [`Breaker`](super::Breaker) that does not depend on the types of the
+/// A handle to the state of a [`Breaker`](super::Breaker) that does not depend on the types of the
 /// storages.
 #[derive(Clone)]
 pub struct Circuit(Arc<Inner>);

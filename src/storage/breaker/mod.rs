@@ -100,7 +100,7 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
     /// `replicas`, the number of processes that share the primary. Use a storage that cannot fail,
     /// such as [`MemoryStorage`](crate::MemoryStorage).
     ///
-    /// Returns a new breaker, which is closed.
+    /// The returned breaker is closed, and independent of clones of this one.
     ///
     /// # Panics
     ///
@@ -117,7 +117,7 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
 
     /// Sets the number of consecutive failures that open the breaker. Defaults to 5.
     ///
-    /// Returns a new breaker, which is closed.
+    /// The returned breaker is closed, and independent of clones of this one.
     ///
     /// # Panics
     ///
@@ -156,7 +156,7 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         Self::with(primary.clone(), fallback, settings)
     }
 
-    /// Returns a handle on the breaker's state that does not depend on the types of the storages.
+    /// Returns a handle to the breaker's state that does not depend on the types of the storages.
     pub fn circuit(&self) -> &Circuit {
         &self.0.circuit
     }

@@ -1,4 +1,4 @@
-//! The state that all handles on a store share.
+//! The state that all handles to a store share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ impl<S> CasShared<S> {
         Self { store, queues: Queues::default(), skew, time }
     }
 
-    /// Returns a new handle on the same store, with empty queues.
+    /// Returns a new handle to the same store, with empty queues.
     pub(super) fn with(&self, time: Option<Time>, max_skew: Duration) -> Self
     where
         S: Clone,

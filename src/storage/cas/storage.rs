@@ -28,7 +28,7 @@ const LONGEST_LOG: u32 = 1_000;
 ///
 /// It runs every strategy and every policy. A hit loads the state of its key, decides, and stores
 /// the new state if no other process has stored one meanwhile. Otherwise it tries again. Concurrent
-/// hits of this process on the same key share one round trip. Clones are handles on the same store.
+/// hits of this process on the same key share one round trip. Clones are handles to the same store.
 ///
 /// - A hit that loses every race is refused as [contended](Decision::is_contended). It has spent
 ///   nothing, and retrying can succeed.

@@ -25,7 +25,7 @@ pub(super) struct WallTime<S> {
     ticks: S,
     /// The wall clock's time at the start, plus all jumps of the wall clock that were followed.
     epoch: AtomicU64,
-    /// The difference between the time and the ticks.
+    /// The microseconds to add to the ticks to get the time.
     offset: AtomicU64,
     /// The earliest time that the clock may return, so that a correction does not set it back.
     floor: AtomicU64,

@@ -19,7 +19,7 @@ impl EtcdStorage {
     /// Connecting takes at most one second, including the provider. The guide on
     /// [operating](crate::guide::operating#logins-that-rotate) has more details.
     ///
-    /// Call it before the first decision, because the returned storage opens new connections.
+    /// Call this method before the first decision, because the returned storage opens new connections.
     ///
     /// ```
     /// use tower_ratelimit::storage::{Credentials, EtcdStorage};
@@ -45,7 +45,7 @@ impl EtcdStorage {
     /// With `--client-cert-auth`, etcd takes the user from the common name of the client certificate
     /// if there is no other login.
     ///
-    /// Call it before the first decision, because the returned storage opens new connections.
+    /// Call this method before the first decision, because the returned storage opens new connections.
     ///
     /// # Errors
     ///

@@ -29,7 +29,8 @@ const MAX_KEYS: u32 = 5_000;
 /// The leases that this process uses.
 #[derive(Debug)]
 pub(super) struct Leases {
-    /// The origin of all ends. It differs between processes, so their leases end at different times.
+    /// The instant from which each [`LeaseEnd`] is measured. It differs between processes, so their
+    /// leases end at different times.
     origin: Instant,
     granted: Mutex<HashMap<LeaseEnd, Arc<Reconnecting<Lease>>>>,
 }

@@ -37,7 +37,7 @@ impl<St: Storage> LeaseTable<St> {
         Some(Taken { shared: Arc::clone(self), policy: policy.clone(), key: key.clone(), units, window })
     }
 
-    /// Puts units back that a failed charge took, if the slice still exists.
+    /// Puts back the units that a failed charge took, if the slice still exists.
     fn put_back_taken(&self, taken: &Taken<St>) {
         let mut bucket = self.table.lock(self.place(&taken.policy, &taken.key));
         let lease = bucket.find().and_then(|entry| entry.lease.as_mut());

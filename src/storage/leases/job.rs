@@ -14,7 +14,7 @@ pub(super) enum Command {
     Hit(u32),
     /// A request that the storage decides: a peek, a charge, or a hit by another kind of policy.
     Forward(Op, u32),
-    /// A hit, and its actual cost.
+    /// A settlement: the decision on a hit, and the actual cost of the hit.
     Settle(Decision, u32),
     Clear,
 }
@@ -50,8 +50,8 @@ impl Job {
         matches!(self.command, Command::Hit(_) | Command::Forward(Op::Hit | Op::Peek, _)) && self.reply.is_closed()
     }
 
-    /// Sends the reply. The caller of this method must not hold a lock: if the receiver is gone,
-    /// dropping the reply refunds its units, which takes the lock.
+    /// Sends the reply. The caller of this method must not hold a lock of the lease table: if the
+    /// receiver is gone, dropping the reply refunds its units, which takes such a lock.
     pub(super) fn send(self, answer: Answer) {
         drop(self.reply.send(answer));
     }

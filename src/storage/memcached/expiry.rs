@@ -12,7 +12,8 @@ const MAX_RELATIVE: u64 = 30 * 86_400;
 /// not fit. The states in the text contain their own expiry.
 const NEVER: i32 = 0;
 
-/// The uncertainty of a server's time, in seconds. Smaller clock differences are not corrected.
+/// The margin for the uncertainty of a server's time, in seconds. It is added to an expiry that is an
+/// instant, so that the item does not expire early.
 const UNCERTAINTY: u64 = 3;
 
 /// Returns the expiry for a text that is kept for `keep`, on a server whose clock shows `now`.

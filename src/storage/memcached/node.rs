@@ -17,7 +17,7 @@ use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Reconnecting, Usable
 use crate::storage::url::Address;
 use crate::storage::{Clock, StorageError};
 
-/// A handle on one server.
+/// A handle to one server.
 #[derive(Clone)]
 pub(super) struct Node(Arc<Inner>);
 

@@ -48,7 +48,7 @@ use crate::{Decision, Key, Op, Policy};
 /// Keeps states in the memory of this process. It is sharded, bounded and exact, and has no
 /// background task. This is the default storage.
 ///
-/// Clones are handles on the same states. Operations cannot fail.
+/// Clones are handles to the same states. Operations cannot fail.
 ///
 /// # Bounds
 ///
@@ -93,8 +93,9 @@ use crate::{Decision, Key, Op, Policy};
 ///
 /// The storage keeps a hash of each key instead of the key. The hash has 95 bits and is seeded with
 /// random secrets. Two random keys collide with a probability of 2^-95. The two halves of the hash of
-/// a long key share seed words, so a pair of keys that was chosen in advance collides with a
-/// probability of about 2^-47.
+/// a long key share some of the secrets, so two long keys that were chosen in advance collide with a
+/// probability of about 2^-47. Nobody can compute such a pair, because the secrets are random in
+/// each process.
 ///
 /// # Examples
 ///

@@ -20,7 +20,7 @@ pub(super) struct Slot {
     /// The second amount.
     pub(super) second: u32,
     /// The time between the moment at which a unit is available again and `until`, in microseconds,
-    /// rounded down. Infinite if a unit is available now.
+    /// rounded down. Infinite if the last update left a unit, and for shadow limits.
     pub(super) admits_before: f32,
 }
 

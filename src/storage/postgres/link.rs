@@ -21,7 +21,7 @@ type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
 /// The name of the server of a pool, for messages.
 const POOL: &str = "PostgreSQL";
 
-/// A handle on the connections. Clones share them.
+/// A handle to the connections. Clones share them.
 #[derive(Clone)]
 pub(super) enum Link {
     Own { settings: Settings, connections: Arc<[Arc<Reconnecting<Connection>>]>, next: Arc<AtomicUsize> },

@@ -136,8 +136,8 @@ impl PostgresStorage {
     /// Creates a storage on the program's own pool.
     ///
     /// - Call [`migrate`](Self::migrate) before the first hit, or create the table.
-    /// - Set the pool's `options` to `-c statement_timeout=100`, so that the server cancels the
-    ///   statements of callers that have left.
+    /// - Set the pool's `options` to `-c statement_timeout=100`, the [`deadline`](Self::deadline) in
+    ///   milliseconds. The server then cancels statements whose callers no longer wait for them.
     /// - A connection that does not reply within the timeout is removed from the pool.
     pub fn from_pool(pool: Pool) -> Self {
         Self::over(Link::Pool { pool, table: Table::default() }, PREFIX, DEADLINE, false, MAX_SKEW)

@@ -109,7 +109,7 @@ impl Store {
 
     /// Deletes all keys of the prefix, and returns their number.
     pub(super) async fn delete_all(&self) -> Result<u64, StorageError> {
-        // `;` is the character after `:`.
+        // All keys that start with the prefix and `:`. The next character in the collation "C" is `;`.
         let (from, to) = (self.key(""), format!("{};", self.prefix));
         let reply = self.query(Statement::DeleteAll, &[&from, &to], self.deadline()).await?;
         let Some(reply) = reply else {

@@ -21,7 +21,7 @@ impl RedisStorage {
     /// [operating](crate::guide::operating#logins-that-rotate) has more details. The login for
     /// sentinels stays the one in the URL.
     ///
-    /// Call it before the first decision, because the returned storage opens new connections.
+    /// Call this method before the first decision, because the returned storage opens new connections.
     ///
     /// ```
     /// use tower_ratelimit::storage::{Credentials, RedisStorage};
@@ -44,7 +44,7 @@ impl RedisStorage {
 
     /// Sets the certificates for TLS. Overrides the options `ca`, `cert` and `key` of the URL.
     ///
-    /// Call it before the first decision, because the returned storage opens new connections.
+    /// Call this method before the first decision, because the returned storage opens new connections.
     ///
     /// # Errors
     ///

@@ -12,7 +12,7 @@ use crate::{Decision, Key, Policy, Timestamp};
 /// The maximum number of refusals per key, of different costs or quotas.
 const MAX_REFUSALS: usize = 4;
 
-/// The state that all handles on a cache share.
+/// The state that all handles to a cache share.
 #[derive(Debug)]
 pub(super) struct Cache {
     table: Table<KeyEntry>,
@@ -38,7 +38,8 @@ struct KeyEntry {
     changes: u64,
 }
 
-/// The result of a lookup: a cached decision, or a hit that goes to the storage.
+/// The result of a lookup: `Hit` with the cached decision, or `Miss` if the request goes to the
+/// storage.
 pub(super) enum Lookup {
     Hit(Decision),
     Miss(InFlight),

@@ -82,7 +82,7 @@ impl<St: Storage> RefusalCache<St> {
 
     /// Sets the longest time for which a refusal is cached. Defaults to 1 second.
     ///
-    /// Call it before the first hit: the returned cache is empty.
+    /// Call this before the first hit, because the returned cache is empty.
     ///
     /// # Panics
     ///
@@ -115,6 +115,8 @@ impl<St: Storage> RefusalCache<St> {
 
     /// Sets the clock that measures the age of refusals; for tests. It need not agree with the
     /// storage's clock.
+    ///
+    /// Call this before the first hit, because the returned cache is empty.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let (max_keys, ttl) = (self.cache.max_keys, self.cache.ttl);

@@ -70,7 +70,7 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline};
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
 /// | `deadline` | `100ms` | the timeout of a call, including the wait for other processes |
-/// | `durability` | `every-second` | [`durability`](Self::durability); or `every-commit` |
+/// | `durability` | `every-second` | `every-second` or `every-commit`, see [`durability`](Self::durability) |
 ///
 /// # The file
 ///

@@ -163,7 +163,7 @@ impl Worker {
     }
 }
 
-/// Adds the calls that wait already.
+/// Adds the calls that are already waiting, up to the size of a batch.
 fn fill(jobs: &mut Vec<Job>, calls: &Receiver<Job>) {
     jobs.extend(calls.try_iter().take(MAX_BATCH.saturating_sub(jobs.len())));
 }

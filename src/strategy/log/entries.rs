@@ -106,7 +106,8 @@ impl Entries {
         index.checked_sub(1).map_or(self.dropped, |last| self.ring[last].total)
     }
 
-    /// Returns the instant of the first entry for which the predicate is `false`.
+    /// Returns the instant of the first entry for which the predicate is `false`. The predicate must
+    /// be `false` for all later entries.
     #[inline]
     pub(super) fn first_not(&self, predicate: impl Fn(&Entry) -> bool) -> Option<Timestamp> {
         let index = self.leading(&predicate);

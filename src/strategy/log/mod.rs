@@ -37,7 +37,7 @@ pub struct Log {
 
 impl Log {
     /// Creates a log from instants and the units admitted at each, for storages that decode logs.
-    /// `until` is the instant from which the log has no effect. The entries are sorted.
+    /// `until` is the instant from which the log has no effect. The entries can be in any order.
     pub fn from_entries(until: Timestamp, entries: impl IntoIterator<Item = (Timestamp, u32)>) -> Self {
         let mut sorted: Vec<_> = entries.into_iter().collect();
         sorted.sort_by_key(|&(at, _)| at);

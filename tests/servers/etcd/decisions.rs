@@ -103,7 +103,7 @@ fn stored_states_are_as_documented() {
 }
 
 #[test]
-fn reset_removes_the_keys_of_one_prefix() {
+fn clear_all_removes_the_keys_of_one_prefix() {
     let etcd = Etcd::start(1);
     let storage = storage(&etcd);
     let [ours, longer, theirs] = ["shop", "shop2", "blog"].map(|prefix| storage.clone().prefix(prefix));

@@ -330,7 +330,7 @@ fn eight_processes_admit_exactly_the_limit() {
 }
 
 #[test]
-fn reset_removes_the_keys_of_one_prefix() {
+fn clear_all_removes_the_keys_of_one_prefix() {
     let server = Server::start(&[]);
     let [ours, theirs] = ["ours", "ours2"].map(|prefix| on(&server, ManualClock::default()).prefix(prefix));
     RUNTIME.block_on(async {

@@ -101,7 +101,7 @@ async fn flushed_scripts_are_loaded_again_under_load() {
 
 /// Without memory, neither one of several limits nor a part of a log is counted.
 #[tokio::test]
-async fn server_without_memory_counts_nothing() {
+async fn server_out_of_memory_counts_nothing() {
     for policy in both() {
         let server = Server::start(&["--maxmemory-policy", "noeviction"]);
         let entry_points = entry_points(&server.url(), &policy);

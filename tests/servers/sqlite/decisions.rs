@@ -135,7 +135,7 @@ fn expired_rows_are_deleted_by_later_writes() {
 }
 
 #[test]
-fn reset_removes_the_keys_of_one_prefix() {
+fn clear_all_removes_the_keys_of_one_prefix() {
     let folder = Folder::new();
     let storage = open(&folder.file());
     let [ours, longer, theirs] = ["shop", "shop2", "blog"].map(|prefix| storage.clone().prefix(prefix));
