@@ -149,8 +149,18 @@ pub(crate) struct ChargeOfResponse<St: Storage>(pub(crate) Arc<PendingCharge<St>
 
 impl<St: Storage> ChargeOfResponse<St> {
     pub(crate) fn poll(&self, cx: &mut Context<'_>) {
-        if let State::Open(hits) = &mut *self.0.state() {
-            hits.poll(cx);
+        // The lock is free, because the storage and the observer may take their time.
+        for mut shadow_check in self.undecided() {
+            shadow_check.poll(cx);
+            self.0.decided(shadow_check);
+        }
+    }
+
+    /// Takes the shadow checks that are not decided yet.
+    fn undecided(&self) -> Vec<ShadowCheck<St>> {
+        match &mut *self.0.state() {
+            State::Open(hits) => hits.shadow_checks.extract_if(.., |check| check.is_undecided()).collect(),
+            State::Settled { .. } => Vec::new(),
         }
     }
 
@@ -166,11 +176,7 @@ impl<St: Storage> ChargeOfResponse<St> {
 /// When the response is ready, nothing polls its shadow checks any more. So tasks decide the rest.
 impl<St: Storage> Drop for ChargeOfResponse<St> {
     fn drop(&mut self) {
-        let undecided: Vec<_> = match &mut *self.0.state() {
-            State::Open(hits) => hits.shadow_checks.extract_if(.., |check| check.is_undecided()).collect(),
-            State::Settled { .. } => return,
-        };
-        for shadow_check in undecided {
+        for shadow_check in self.undecided() {
             let charge = Arc::clone(&self.0);
             shadow_check.decide_in_task(move |decided| charge.decided(decided));
         }

@@ -41,13 +41,18 @@ impl<St: Storage> ShadowCheck<St> {
     }
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) {
-        if let Progress::Deciding(deciding) = &mut self.progress
-            && let Poll::Ready(decided) = Pin::new(deciding).poll(cx)
-        {
-            self.progress = match report(&self.context, decided) {
-                Some(decision) => Progress::Admitted(decision),
-                None => Progress::Over,
-            };
+        // The future is taken out. Otherwise `drop` would poll it again if the observer panics, and a
+        // second panic aborts the process.
+        match mem::replace(&mut self.progress, Progress::Over) {
+            Progress::Deciding(mut deciding) => match Pin::new(&mut deciding).poll(cx) {
+                Poll::Pending => self.progress = Progress::Deciding(deciding),
+                Poll::Ready(decided) => {
+                    if let Some(decision) = report(&self.context, decided) {
+                        self.progress = Progress::Admitted(decision);
+                    }
+                }
+            },
+            other => self.progress = other,
         }
     }
 

@@ -10,7 +10,7 @@ use common::{
     AnswersWithStatus, Inner, ask, failing, get, memory_with_manual_clock, numbers, policy, poll, slow, status, with,
 };
 use http::{Request, Response};
-use tower::{Layer, Service, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
@@ -302,4 +302,22 @@ fn first_limit_cannot_be_a_shadow() {
     assert!("1/day; shadow".parse::<Policy>().is_err());
     assert!("1/day; shadow shadow 1/day".parse::<Policy>().is_err());
     assert!("1/day; shadowfixed-window 1/day".parse::<Policy>().is_err());
+}
+
+#[tokio::test]
+async fn panic_of_the_observer_in_a_shadow_check_fails_at_most_one_request() {
+    async fn check<St: Storage<Error: std::fmt::Debug>>(storage: St, is_immediate: bool) {
+        let policy: Policy = "fixed-window 9/minute; shadow fixed-window 5/minute".parse().unwrap();
+        let layer = RateLimitLayer::new(policy, Global)
+            .storage(storage, OnError::Refuse)
+            .observer(|event: &Event<'_>| assert!(!event.shadow, "the observer panics"));
+        let limiter = layer.limiter().unwrap();
+        let service = layer.layer(Inner::default());
+        let answer = tokio::spawn(service.oneshot(get("/"))).await;
+        // On a slow storage, a task of its own decides the check.
+        assert_eq!(answer.is_err_and(|error| error.is_panic()), is_immediate);
+        assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 8);
+    }
+    check(memory_with_manual_clock().0, true).await;
+    check(slow(memory_with_manual_clock().0), false).await;
 }

@@ -107,6 +107,20 @@ async fn failed_charge_puts_the_units_of_the_slice_back() {
     assert!(start_hit(&leases, &policy, &key, 1).await.is_err());
 }
 
+/// The part of a charge that a slice has paid goes back to it if the storage does not charge the rest.
+#[tokio::test]
+async fn failed_charge_leaves_the_slice_as_it_was() {
+    let (policy, key) = (policy("fixed-window 1000/day"), Key::from("a"));
+    let (storage, clock) = FakeStorage::in_memory(Behavior::Works);
+    let leases = Leases::new(storage.clone(), 10).clock(clock);
+    let _ = hit(&leases, &policy, "a", 2).await;
+    let charge = || leases.decide(StorageRequest::new(&policy, &key, Op::Charge, 50));
+    storage.set(Behavior::Fails);
+    charge().await.unwrap_err();
+    drop(charge());
+    assert!(hit(&leases, &policy, "a", 8).await.is_admitted());
+}
+
 #[tokio::test]
 async fn charge_above_the_limit_is_not_undone_by_a_slice() {
     let (storage, clock) = memory_with_manual_clock();

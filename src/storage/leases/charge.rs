@@ -17,15 +17,27 @@ pub(super) struct Taken<St: Storage> {
 }
 
 impl<St: Storage> LeaseTable<St> {
-    /// Charges units to the key's slice, as many as it has.
-    pub(super) fn charge(&self, request: &StorageRequest<'_>) -> Charged {
+    /// Charges units to the key's slice, as many as it has. If that is a part of the charge, also
+    /// returns these units.
+    pub(super) fn charge(self: &Arc<Self>, request: &StorageRequest<'_>) -> (Charged, Option<Taken<St>>) {
         let (place, now) = (self.place(request.policy, request.key), self.clock.now());
         let mut bucket = self.table.lock(place);
         let lease = bucket.find().and_then(|entry| entry.lease.as_mut()).filter(|lease| lease.is_live(now));
-        match lease.filter(|lease| lease.policy == *request.policy) {
-            Some(lease) => lease.charge(request.cost, now),
-            None => Charged::Partly(request.cost),
-        }
+        let Some(lease) = lease.filter(|lease| lease.policy == *request.policy) else {
+            return (Charged::Partly(request.cost), None);
+        };
+        let (charged, window) = (lease.charge(request.cost, now), lease.window);
+        let taken = match charged {
+            Charged::Fully(_) => None,
+            Charged::Partly(rest) => Some(Taken {
+                shared: Arc::clone(self),
+                policy: request.policy.clone(),
+                key: request.key.clone(),
+                units: request.cost - rest,
+                window,
+            }),
+        };
+        (charged, taken)
     }
 
     /// Takes up to `units` of the key's slice for a charge.

@@ -13,10 +13,31 @@ use super::shared::{InvalidateOnDrop, LeaseTable};
 use crate::storage::{StorageError, StorageErrorKind, StorageRequest};
 use crate::{Decision, Key, Op, Policy, Storage};
 
-/// The future of a decision by [`Leases`](super::Leases), and the cost of the request. The slice may have paid a
-/// part of a charge, so the storage decides on less.
+/// The future of a decision by [`Leases`](super::Leases).
 #[must_use = "futures do nothing unless they are polled"]
-pub struct Deciding<St: Storage>(pub(super) Progress<St>, pub(super) u32);
+pub struct Deciding<St: Storage> {
+    progress: Progress<St>,
+    /// The cost of the request. The slice may have paid a part of a charge, so the storage decides on
+    /// less.
+    cost: u32,
+    /// The units of that part. They go back if the storage does not charge the rest.
+    taken: Option<Taken<St>>,
+}
+
+impl<St: Storage> Deciding<St> {
+    pub(super) fn new(progress: Progress<St>, cost: u32, taken: Option<Taken<St>>) -> Self {
+        Self { progress, cost, taken }
+    }
+
+    /// Completes a decision of the storage or of the worker.
+    fn complete(&mut self, decision: Result<Decision, StorageError>) -> Result<Decision, StorageError> {
+        let decision = decision?;
+        if decision.is_admitted() {
+            self.taken.take().into_iter().for_each(Taken::keep);
+        }
+        Ok(decision.of_cost(self.cost))
+    }
+}
 
 #[allow(clippy::large_enum_variant, reason = "it is polled where it is made; boxing would cost a hit an allocation")]
 pub(super) enum Progress<St: Storage> {
@@ -50,25 +71,25 @@ impl<St: Storage> Future for Deciding<St> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
-            let decided = match &mut self.0 {
+            let decided = match &mut self.progress {
                 Progress::Local(decision) => {
                     return Poll::Ready(Ok(decision.take().expect("`Deciding` polled after completion")));
                 }
                 Progress::Inner(decided) => {
                     let decision = ready!(Pin::new(decided).poll(cx)).map_err(StorageError::from_boxed);
-                    return Poll::Ready(decision.map(|decision| decision.of_cost(self.1)));
+                    return Poll::Ready(self.complete(decision));
                 }
                 Progress::Wait(answer, request) => match ready!(Pin::new(answer).poll(cx)) {
                     Ok(Ok(Some(given))) => {
                         let decision = given.claim().ok_or_else(cancelled);
-                        return Poll::Ready(decision.map(|decision| decision.of_cost(self.1)));
+                        return Poll::Ready(self.complete(decision));
                     }
                     Ok(Ok(None)) => request.decide(),
                     Ok(Err(error)) => return Poll::Ready(Err(error)),
                     Err(_) => return Poll::Ready(Err(cancelled())),
                 },
             };
-            self.0 = Progress::Inner(decided);
+            self.progress = Progress::Inner(decided);
         }
     }
 }

@@ -197,11 +197,11 @@ impl<St: Storage> Storage for Leases<St> {
     type UpdateFuture = Change<St>;
 
     fn decide(&self, mut request: StorageRequest<'_>) -> Self::DecideFuture {
-        let cost = request.cost;
+        let (cost, mut taken) = (request.cost, None);
         if request.op == Op::Charge && cost > 0 && is_leased(request.policy) {
             match self.0.charge(&request) {
-                Charged::Fully(decision) => return Deciding(Progress::Local(Some(decision)), cost),
-                Charged::Partly(rest) => request.cost = rest,
+                (Charged::Fully(decision), _) => return Deciding::new(Progress::Local(Some(decision)), cost, None),
+                (Charged::Partly(rest), part) => (request.cost, taken) = (rest, part),
             }
         }
         let progress = match self.0.decide(&request, is_leased(request.policy)) {
@@ -209,7 +209,7 @@ impl<St: Storage> Storage for Leases<St> {
             Route::Wait(answer) => Progress::Wait(answer, OwnedRequest::new(&self.0, &request)),
             Route::Inner => Progress::Inner(self.0.inner.decide(request)),
         };
-        Deciding(progress, cost)
+        Deciding::new(progress, cost, taken)
     }
 
     #[inline]

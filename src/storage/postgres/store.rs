@@ -141,7 +141,8 @@ impl Store {
         format!("{}:{key}", self.prefix)
     }
 
+    /// Shortly before `Cas` times out, so that the connection notices the missing reply.
     fn deadline(&self) -> Instant {
-        Instant::now() + self.deadline
+        Instant::now() + self.deadline * 15 / 16
     }
 }

@@ -135,9 +135,10 @@ impl File {
         Ok(deleted as u64)
     }
 
-    /// Writes the log to the disk, and its pages to the database. Other processes continue.
-    pub(super) fn checkpoint(&self) -> rusqlite::Result<()> {
-        self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
+    /// Writes the log to the disk, and its pages to the database. Other processes continue. Returns
+    /// `false` if another process was doing the same, so that this one did nothing.
+    pub(super) fn checkpoint(&self) -> rusqlite::Result<bool> {
+        self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| Ok(row.get::<_, i64>(0)? == 0))
     }
 }
 

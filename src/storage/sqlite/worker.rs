@@ -154,10 +154,13 @@ impl Worker {
         self.unsynced = None;
         // With `EveryCommit`, SQLite makes checkpoints when the log is long.
         if self.durability == Durability::EverySecond {
-            let checkpoint = self.file.as_ref().map(File::checkpoint);
-            if checkpoint.is_some_and(|result| result.is_err_and(|error| !is_busy(&error))) {
+            match self.file.as_ref().map(File::checkpoint) {
+                Some(Ok(true)) | None => {}
+                // The checkpoint of the other process may lack the last writes of this one.
+                Some(Ok(false)) => self.unsynced = Some(Instant::now()),
+                Some(Err(error)) if is_busy(&error) => self.unsynced = Some(Instant::now()),
                 // The next call opens the file again, and gets the error if it is permanent.
-                self.file = None;
+                Some(Err(_)) => self.file = None,
             }
         }
     }

@@ -1,7 +1,5 @@
 //! The table: migrations, names, and expired rows.
 
-use std::time::Duration;
-
 use common::servers::Postgres;
 use common::servers::storage::RUNTIME;
 use common::{hit, policy};
