@@ -21,7 +21,8 @@ impl<'a> Options<'a> {
         let mut left: Vec<(&str, String)> = Vec::new();
         for part in query.split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').ok_or_else(|| {
-                wrong(format!("the option {part:?} has no value; write {part}=..., for example deadline=100ms"))
+                // Not quoted, because it may be the rest of a password that contains `&`.
+                wrong("an option has no value; write it as in deadline=100ms, and & in a value as %26".to_owned())
             })?;
             // The error does not quote the value, because it may be a password.
             let value = decoded(value).map_err(|why| wrong(format!("invalid value of the option {name:?}: {why}")))?;
