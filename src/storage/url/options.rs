@@ -21,8 +21,13 @@ impl<'a> Options<'a> {
         let mut left: Vec<(&str, String)> = Vec::new();
         for part in query.split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').ok_or_else(|| {
-                // Not quoted, because it may be the rest of a password that contains `&`.
-                wrong("an option has no value; write it as in deadline=100ms, and & in a value as %26".to_owned())
+                // After another option, it may be the rest of a password that contains `&`.
+                let (name, write) = if left.is_empty() {
+                    (format!("the option {part:?}"), format!("{part}=..."))
+                } else {
+                    ("an option".to_owned(), "& in a value as %26, and options with a value".to_owned())
+                };
+                wrong(format!("{name} has no value; write {write}, for example deadline=100ms"))
             })?;
             // The error does not quote the value, because it may be a password.
             let value = decoded(value).map_err(|why| wrong(format!("invalid value of the option {name:?}: {why}")))?;

@@ -43,6 +43,7 @@ fn invalid_url_is_rejected_with_a_correction() {
         ("redis://host?db=1", &["\"db\"", "prefix, deadline"]),
         ("redis://host?ca=x", &["\"ca\""]),
         ("redis://host?deadline", &["\"deadline\"", "deadline=100ms"]),
+        ("redis://host?deadline=1s&prefix", &["an option has no value", "%26"]),
         ("redis://host?deadline=100", &["\"100\"", "100ms"]),
         ("redis://host?deadline=0s", &["\"0s\"", "at least 1ms"]),
         ("redis://host?deadline=2h", &["\"2h\"", "100ms or 2s"]),
