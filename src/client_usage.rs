@@ -7,7 +7,7 @@ use std::fmt;
 use crate::extract::KeyError;
 use crate::{BoxError, Decision, Policy};
 
-/// The units that remain to a client. Returned by
+/// The units that a client has left. Returned by
 /// [`RateLimitLayer::usage`](crate::RateLimitLayer::usage).
 #[derive(Clone, Debug)]
 pub struct Usage {

@@ -332,7 +332,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         RateLimiter::try_with_storage(policy, self.storage_handle())
     }
 
-    /// Returns the units that remain to the client of `request`, or `None` if it is not limited.
+    /// Returns the units that the client of `request` has left, or `None` if it is not limited.
     /// Spends nothing. With the feature `axum`, `usage_handler` serves this as JSON.
     ///
     /// ```

@@ -92,7 +92,7 @@ impl RateLimiter {
         self.admit_with_cost(key, 1)
     }
 
-    /// As [`admit`](Self::admit), for `cost` units. Spends all of them or none. Cost 0 is admitted
+    /// Like [`admit`](Self::admit), but for `cost` units. Spends all of them or none. Cost 0 is admitted
     /// and spends nothing.
     #[inline]
     pub fn admit_with_cost(&self, key: &Key, cost: u32) -> bool {

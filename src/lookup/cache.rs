@@ -83,7 +83,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Lookup for LookupCache<I> {
         match cached {
             Some(cached) if cached.is_fresh() => Found::Tenant(Arc::clone(&cached.tenant)),
             Some(cached) if cached.is_stale => {
-                // Runs in the background.
+                // The look-up runs in a task of its own, so dropping this future does not stop it.
                 drop(self.join_or_start(id));
                 Found::Tenant(Arc::clone(&cached.tenant))
             }

@@ -8,11 +8,11 @@ use super::{Finding, LookupError, Tenant};
 
 type Landed = Option<Result<Arc<Tenant>, LookupError>>;
 
-/// The side of the requests.
+/// The receiving end, held by the requests that wait for the result.
 #[derive(Clone)]
 pub(super) struct Flight(watch::Receiver<Landed>);
 
-/// The side of the look-up.
+/// The sending end, held by the task of the look-up.
 pub(super) struct Pilot(watch::Sender<Landed>);
 
 pub(super) fn start() -> (Pilot, Flight) {

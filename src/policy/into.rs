@@ -1,7 +1,7 @@
 use super::{Limit, Policy, SharedPolicy};
 use crate::Quota;
 
-/// Types that convert into a [`Policy`]: itself, a [`Quota`], a [`Limit`] and a
+/// Types that convert into a [`Policy`]: `Policy` itself, a [`Quota`], a [`Limit`] and a
 /// [`LivePolicy`](crate::LivePolicy).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",

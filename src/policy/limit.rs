@@ -112,7 +112,7 @@ impl Limit {
         &self.quota
     }
 
-    /// Returns the name that was set with [`named`](Self::named).
+    /// Returns the name, if one was set with [`named`](Self::named) or in the text form.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }

@@ -16,8 +16,8 @@ use crate::{ConfigError, Quota, Timestamp};
 /// In strings: `leaky-bucket 10/second queue 20` (alias `leaky-bucket-queue`). The length of the
 /// queue defaults to the amount of the quota.
 ///
-/// A [refund](crate::RateLimiter::refund) frees only the last slot of the queue. Other delayed
-/// requests keep their slots.
+/// A [refund](crate::RateLimiter::refund) frees the slots of a hit only if it is the last one in the
+/// queue. Otherwise it changes nothing, because the later requests keep their slots.
 ///
 #[doc = include_str!("../pictures/leaky_bucket.svg")]
 ///

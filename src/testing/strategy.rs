@@ -50,7 +50,7 @@ impl StrategyLaws {
         Self { limit: Arc::new(limit), bursts: false, promise: None }
     }
 
-    /// Adds quotas with a burst.
+    /// Also checks quotas with a burst. Call it if the strategy supports bursts.
     pub fn with_bursts(self) -> Self {
         Self { bursts: true, ..self }
     }

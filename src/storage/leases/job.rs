@@ -44,8 +44,8 @@ impl Job {
         }
     }
 
-    /// Returns `true` if the caller has gone and the job can be skipped, because it changes
-    /// nothing.
+    /// Returns `true` if the job is a hit or a peek whose caller has gone, so that it can be
+    /// skipped. Charges, settlements and clears are never skipped.
     pub(super) fn is_abandoned(&self) -> bool {
         matches!(self.command, Command::Hit(_) | Command::Forward(Op::Hit | Op::Peek, _)) && self.reply.is_closed()
     }

@@ -56,7 +56,8 @@ impl MemoryStorageBuilder {
         Self { max_bytes: Some(max_bytes), ..self }
     }
 
-    /// Sets the decision on new keys while the storage is full. Defaults to [`OnFull::Refuse`].
+    /// Sets the decision on a new key if the storage is full and cannot evict a key. Defaults to
+    /// [`OnFull::Refuse`].
     ///
     /// ```
     /// use tower_ratelimit::MemoryStorage;

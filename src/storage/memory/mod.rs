@@ -94,7 +94,7 @@ use crate::{Decision, Key, Op, Policy};
 /// The storage keeps a hash of each key instead of the key. The hash has 95 bits and is seeded with
 /// random secrets. Two random keys collide with a probability of 2^-95. The two halves of the hash of
 /// a long key share some of the secrets, so two long keys that were chosen in advance collide with a
-/// probability of about 2^-47. Nobody can compute such a pair, because the secrets are random in
+/// probability of about 2^-47. Nobody can compute a colliding pair, because the secrets are random in
 /// each process.
 ///
 /// # Examples

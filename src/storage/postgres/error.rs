@@ -49,7 +49,7 @@ fn is_fatal(error: &Error) -> bool {
     matches!(severity, Some(Severity::Fatal | Severity::Panic))
 }
 
-/// An error whose message includes the server's reason. The client's own message is only "db
+/// An error whose message includes the server's reason. The message of `tokio_postgres` is only "db
 /// error".
 #[derive(Debug)]
 pub(super) struct Cause(pub(super) Error);

@@ -140,7 +140,7 @@ impl SqliteStorage {
         Self::with(path.to_owned(), PREFIX, DEADLINE, Durability::default())
     }
 
-    /// Opens the database of a URL, `sqlite:limits.db`.
+    /// Opens the database at a URL such as `sqlite:limits.db`, and creates it if it does not exist.
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ impl SqliteStorage {
         Self { shared, ..self }
     }
 
-    /// Sets the clock, instead of this machine's. For tests (feature `testing`).
+    /// Replaces this machine's clock. For tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
