@@ -1,6 +1,8 @@
 //! Readable names of states, for operators and for other builds of the program.
 
 use std::fmt::Write;
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "sqlite"))]
+use std::sync::Arc;
 
 use crate::{Key, Policy};
 
@@ -14,6 +16,13 @@ pub(super) fn of(policy: &Policy, key: &Key) -> String {
     escape(policy.identity(), " -._~/@+\"", &mut name);
     write!(name, "|{key}").expect("writing to a string does not fail");
     short(name, LONGEST)
+}
+
+/// Returns a prefix as the beginning of keys, before a `:`. It contains no `:` of its own, so a range
+/// of keys from `shop:` has no keys of the prefix `shop:staging`.
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "sqlite"))]
+pub(super) fn prefix(prefix: &str) -> Arc<str> {
+    prefix.replace('%', "%25").replace(':', "%3A").into()
 }
 
 /// Shortens an ASCII name to `max_len` bytes: its beginning, `#` and the MD5 of the whole name.

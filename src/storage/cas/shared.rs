@@ -37,6 +37,12 @@ impl<S> CasShared<S> {
         Self::new(self.store.clone(), time.unwrap_or_else(|| self.time.clone()), Skew::new(max_skew))
     }
 
+    /// Returns a handle to another store with the same settings.
+    #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+    pub(super) fn with_store(&self, store: S) -> Self {
+        Self::new(store, self.time.clone(), Skew::new(self.skew.max()))
+    }
+
     /// Returns the states to decide on, and the instant of the decision.
     pub(super) fn view<'a, V>(&self, loaded: &'a Loaded<V>) -> View<'a> {
         self.skew.view(&loaded.text, self.now(loaded))

@@ -69,11 +69,17 @@ impl<S: CasStorage> Cas<S> {
         Self { shared: Arc::new(shared), deadline: DEADLINE, label: "cas", longest_log: None }
     }
 
-    /// Rejects policies that can keep more than 1,000 log entries of a key. Each hit loads and
-    /// stores the whole log, so a long log dominates the cost of a remote store.
+    /// Replaces the store, and keeps the settings.
     #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
-    pub(in crate::storage) fn without_long_logs(self) -> Self {
-        Self { longest_log: Some(LONGEST_LOG), ..self }
+    pub(in crate::storage) fn with_store(self, store: S) -> Self {
+        Self { shared: Arc::new(self.shared.with_store(store)), ..self }
+    }
+
+    /// Accepts or rejects policies that can keep more than 1,000 log entries of a key. Each hit loads
+    /// and stores the whole log, so a long log dominates the cost of a remote store.
+    #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+    pub(in crate::storage) fn long_logs(self, allowed: bool) -> Self {
+        Self { longest_log: (!allowed).then_some(LONGEST_LOG), ..self }
     }
 
     /// Sets the label `storage` of the [metrics](crate::guide::operating#metrics) (feature

@@ -64,6 +64,6 @@ impl EtcdStorage {
     fn with_access(mut self, access: Access) -> Self {
         self.store.members = self.store.members.with_access(access);
         self.store.leases = Arc::new(Leases::new());
-        self.rebuild_cas()
+        self.with_changed_store()
     }
 }

@@ -19,10 +19,9 @@ use self::store::Store;
 use self::url::Target;
 use crate::ConfigError;
 use crate::error::or_panic;
-use crate::storage::cas::skew;
 use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
-use crate::storage::{Cas, Clock, StorageError, deadline};
+use crate::storage::{Cas, Clock, StorageError, deadline, names};
 
 /// Shares rate limit states between processes in etcd (3.4 or later).
 ///
@@ -81,10 +80,6 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 #[derive(Clone)]
 pub struct EtcdStorage {
     store: Store,
-    /// Replaces the system clock in tests.
-    clock: Option<Arc<dyn Clock>>,
-    long_logs: bool,
-    max_skew: Duration,
     cas: Cas<Store>,
 }
 
@@ -98,22 +93,13 @@ impl EtcdStorage {
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { members, access, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
         let (members, leases) = (Members::new(members, access), Arc::new(Leases::new()));
-        let store = Store { members, leases, prefix: prefix.into(), deadline };
-        let cas = Cas::new(store.clone());
-        Ok(Self { store, clock: None, long_logs, max_skew, cas }.rebuild_cas())
+        let store = Store { members, leases, prefix: names::prefix(&prefix), deadline };
+        let cas = Cas::new(store.clone()).metrics_label(LABEL).deadline(deadline).max_skew(max_skew);
+        Ok(Self { store, cas: cas.long_logs(long_logs) })
     }
 
-    /// Rebuilds the `Cas` with the current settings.
-    fn rebuild_cas(mut self) -> Self {
-        self.cas =
-            Cas::new(self.store.clone()).metrics_label(LABEL).deadline(self.store.deadline).max_skew(self.max_skew);
-        if !self.long_logs {
-            self.cas = self.cas.without_long_logs();
-        }
-        if let Some(clock) = &self.clock {
-            self.cas = self.cas.clock(Arc::clone(clock));
-        }
-        self
+    fn with_changed_store(self) -> Self {
+        Self { cas: self.cas.with_store(self.store.clone()), ..self }
     }
 
     /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
@@ -127,8 +113,8 @@ impl EtcdStorage {
     #[track_caller]
     pub fn prefix(mut self, prefix: &str) -> Self {
         or_panic(checked_prefix(prefix));
-        self.store.prefix = prefix.into();
-        self.rebuild_cas()
+        self.store.prefix = names::prefix(prefix);
+        self.with_changed_store()
     }
 
     /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
@@ -141,7 +127,8 @@ impl EtcdStorage {
     pub fn deadline(mut self, deadline: Duration) -> Self {
         or_panic(deadline::checked(deadline));
         self.store.deadline = deadline;
-        self.rebuild_cas()
+        self.cas = self.cas.deadline(deadline);
+        self.with_changed_store()
     }
 
     /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By
@@ -153,7 +140,7 @@ impl EtcdStorage {
     /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
     #[must_use]
     pub fn allow_long_logs(self) -> Self {
-        Self { long_logs: true, ..self }.rebuild_cas()
+        Self { cas: self.cas.long_logs(true), ..self }
     }
 
     /// Sets how far a key's newest decision may be ahead of this process's clock. Beyond that, the
@@ -167,14 +154,14 @@ impl EtcdStorage {
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
-        Self { max_skew: or_panic(skew::checked(max_skew)), ..self }.rebuild_cas()
+        Self { cas: self.cas.max_skew(max_skew), ..self }
     }
 
     /// Replaces the system clock. For tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self { clock: Some(Arc::new(clock)), ..self }.rebuild_cas()
+        Self { cas: self.cas.clock(clock), ..self }
     }
 
     /// Waits until etcd is ready. etcd needs a majority of its members for that.

@@ -11,7 +11,6 @@ use super::server_time::MachineClock;
 use super::url::Target;
 use crate::error::or_panic;
 use crate::storage::calls::measured;
-use crate::storage::cas::skew;
 use crate::storage::net::overloaded;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, Clock, Storage, StorageError, StorageErrorKind, StorageRequest, deadline};
@@ -74,10 +73,6 @@ pub struct MemcachedStorage {
     client: Client,
     prefix: Arc<str>,
     deadline: Duration,
-    long_logs: bool,
-    max_skew: Duration,
-    /// Replaces all clocks in tests.
-    clock: Option<Arc<dyn Clock>>,
     cas: Cas<Client>,
 }
 
@@ -91,22 +86,15 @@ impl MemcachedStorage {
         let Target { servers, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
         let machine: Arc<dyn Clock> = Arc::new(MachineClock);
         let client = Client::new(servers, &prefix, deadline, &machine);
-        let cas = Cas::new(client.clone());
-        Ok(Self { client, prefix: prefix.into(), deadline, long_logs, max_skew, clock: None, cas }.rebuild())
+        let cas = Cas::new(client.clone()).metrics_label(LABEL).max_skew(max_skew).long_logs(long_logs);
+        Ok(Self { client, prefix: prefix.into(), deadline, cas }.with_changed_client())
     }
 
-    /// Applies changed options to the client and to `cas`.
-    fn rebuild(mut self) -> Self {
+    /// Applies a changed prefix or deadline.
+    fn with_changed_client(mut self) -> Self {
         // The client times out shortly before `cas`, because its error names the server.
         self.client = self.client.with(&self.prefix, self.deadline * 15 / 16);
-        self.cas = Cas::new(self.client.clone()).metrics_label(LABEL).deadline(self.deadline).max_skew(self.max_skew);
-        if !self.long_logs {
-            self.cas = self.cas.without_long_logs();
-        }
-        if let Some(clock) = &self.clock {
-            self.cas = self.cas.clock(Arc::clone(clock));
-        }
-        self
+        Self { cas: self.cas.with_store(self.client.clone()).deadline(self.deadline), ..self }
     }
 
     /// Sets the prefix of all keys, instead of the URL's. Defaults to `rl`.
@@ -120,7 +108,7 @@ impl MemcachedStorage {
     #[track_caller]
     pub fn prefix(self, prefix: &str) -> Self {
         or_panic(checked_prefix(prefix));
-        Self { prefix: prefix.into(), ..self }.rebuild()
+        Self { prefix: prefix.into(), ..self }.with_changed_client()
     }
 
     /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
@@ -132,7 +120,7 @@ impl MemcachedStorage {
     #[track_caller]
     pub fn deadline(self, deadline: Duration) -> Self {
         or_panic(deadline::checked(deadline));
-        Self { deadline, ..self }.rebuild()
+        Self { deadline, ..self }.with_changed_client()
     }
 
     /// Allows policies that can keep more than 1,000 log entries per key. By default they are
@@ -143,7 +131,7 @@ impl MemcachedStorage {
     /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
     #[must_use]
     pub fn allow_long_logs(self) -> Self {
-        Self { long_logs: true, ..self }.rebuild()
+        Self { cas: self.cas.long_logs(true), ..self }
     }
 
     /// Sets the time by which the newest decision on a key may be ahead of this node's clock,
@@ -156,14 +144,14 @@ impl MemcachedStorage {
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
-        Self { max_skew: or_panic(skew::checked(max_skew)), ..self }.rebuild()
+        Self { cas: self.cas.max_skew(max_skew), ..self }
     }
 
     /// Sets the clock, instead of this machine's and the servers'. For tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self { clock: Some(Arc::new(clock)), ..self }.rebuild()
+        Self { cas: self.cas.clock(clock), ..self }
     }
 
     /// Sets this machine's clock. For tests of clocks that differ (feature `testing`).
@@ -175,7 +163,7 @@ impl MemcachedStorage {
     pub fn machine_clock(mut self, machine: impl Clock) -> Self {
         let machine: Arc<dyn Clock> = Arc::new(machine);
         self.client = self.client.reconnected(&machine);
-        self.rebuild()
+        self.with_changed_client()
     }
 
     /// Waits until all servers reply, for at most `timeout`. Call it before the program takes

@@ -22,11 +22,11 @@ use self::sweep::Sweep;
 use self::table::Table;
 use self::url::Target;
 use crate::error::or_panic;
-use crate::storage::cas::skew::{self, MAX_SKEW};
+use crate::storage::cas::skew::MAX_SKEW;
 use crate::storage::deadline::DEADLINE;
 use crate::storage::net::until_ready;
 use crate::storage::url::{PREFIX, checked_prefix};
-use crate::storage::{Cas, Clock, StorageError, deadline};
+use crate::storage::{Cas, Clock, StorageError, deadline, names};
 use crate::{ConfigError, Timestamp};
 
 /// The label `storage` of the metrics.
@@ -113,10 +113,6 @@ const LABEL: &str = "postgres";
 #[derive(Clone)]
 pub struct PostgresStorage {
     store: Store,
-    /// Replaces the server's clock in tests.
-    clock: Option<Arc<dyn Clock>>,
-    long_logs: bool,
-    max_skew: Duration,
     cas: Cas<Store>,
 }
 
@@ -146,22 +142,13 @@ impl PostgresStorage {
     fn over(link: Link, prefix: &str, deadline: Duration, long_logs: bool, max_skew: Duration) -> Self {
         let first_page = Timestamp::wall_clock().as_micros() % 1_000_003;
         let sweep = Arc::new(Sweep::new(i64::try_from(first_page).unwrap_or(0)));
-        let store = Store { link, prefix: prefix.into(), deadline, recent: Arc::default(), sweep };
-        let cas = Cas::new(store.clone());
-        Self { store, clock: None, long_logs, max_skew, cas }.rebuild_cas()
+        let store = Store { link, prefix: names::prefix(prefix), deadline, recent: Arc::default(), sweep };
+        let cas = Cas::new(store.clone()).metrics_label(LABEL).deadline(deadline).max_skew(max_skew);
+        Self { store, cas: cas.long_logs(long_logs) }
     }
 
-    /// Rebuilds the `Cas` with the current settings.
-    fn rebuild_cas(mut self) -> Self {
-        self.cas =
-            Cas::new(self.store.clone()).metrics_label(LABEL).deadline(self.store.deadline).max_skew(self.max_skew);
-        if !self.long_logs {
-            self.cas = self.cas.without_long_logs();
-        }
-        if let Some(clock) = &self.clock {
-            self.cas = self.cas.clock(Arc::clone(clock));
-        }
-        self
+    fn with_changed_store(self) -> Self {
+        Self { cas: self.cas.with_store(self.store.clone()), ..self }
     }
 
     /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
@@ -175,8 +162,8 @@ impl PostgresStorage {
     #[track_caller]
     pub fn prefix(mut self, prefix: &str) -> Self {
         or_panic(checked_prefix(prefix));
-        self.store.prefix = prefix.into();
-        self.rebuild_cas()
+        self.store.prefix = names::prefix(prefix);
+        self.with_changed_store()
     }
 
     /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
@@ -191,7 +178,8 @@ impl PostgresStorage {
         self.store.deadline = deadline;
         self.store.link = self.store.link.with_deadline(deadline);
         self.store.recent = Arc::default();
-        self.rebuild_cas()
+        self.cas = self.cas.deadline(deadline);
+        self.with_changed_store()
     }
 
     /// Sets the schema of the table. Overrides the URL. Defaults to the first schema of the user's
@@ -232,7 +220,7 @@ impl PostgresStorage {
     fn with_table(mut self, table: Table) -> Self {
         self.store.link = self.store.link.with_table(table);
         self.store.recent = Arc::default();
-        self.rebuild_cas()
+        self.with_changed_store()
     }
 
     /// Allows policies that can keep more than 1,000 log entries per key. By default they are
@@ -243,7 +231,7 @@ impl PostgresStorage {
     /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
     #[must_use]
     pub fn allow_long_logs(self) -> Self {
-        Self { long_logs: true, ..self }.rebuild_cas()
+        Self { cas: self.cas.long_logs(true), ..self }
     }
 
     /// Sets the time by which the newest decision on a key may be ahead of the server's clock, for
@@ -256,14 +244,14 @@ impl PostgresStorage {
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
-        Self { max_skew: or_panic(skew::checked(max_skew)), ..self }.rebuild_cas()
+        Self { cas: self.cas.max_skew(max_skew), ..self }
     }
 
     /// Sets the clock, instead of the server's. For tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self { clock: Some(Arc::new(clock)), ..self }.rebuild_cas()
+        Self { cas: self.cas.clock(clock), ..self }
     }
 
     /// Returns the statement that creates the table, for programs that run their own migrations.

@@ -24,7 +24,7 @@ use crate::ConfigError;
 use crate::error::{chain, or_panic};
 use crate::storage::deadline::DEADLINE;
 use crate::storage::url::{PREFIX, checked_prefix};
-use crate::storage::{Clock, StorageError, StorageErrorKind, deadline};
+use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 
 /// Keeps rate limit states in a file, for the processes of one machine.
 ///
@@ -156,7 +156,7 @@ impl SqliteStorage {
             return Err(ConfigError::new(chain(&rolled_back(&path, error))));
         }
         let shared = Arc::new(Shared::new(path, durability));
-        Ok(Self { shared, prefix: prefix.into(), deadline, clock: None })
+        Ok(Self { shared, prefix: names::prefix(prefix), deadline, clock: None })
     }
 
     /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
@@ -168,7 +168,7 @@ impl SqliteStorage {
     #[track_caller]
     pub fn prefix(self, prefix: &str) -> Self {
         or_panic(checked_prefix(prefix));
-        Self { prefix: prefix.into(), ..self }
+        Self { prefix: names::prefix(prefix), ..self }
     }
 
     /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.

@@ -106,7 +106,7 @@ fn stored_states_are_as_documented() {
 fn clear_all_removes_the_keys_of_one_prefix() {
     let etcd = Etcd::start(1);
     let storage = storage(&etcd);
-    let [ours, longer, theirs] = ["shop", "shop2", "blog"].map(|prefix| storage.clone().prefix(prefix));
+    let [ours, longer, theirs] = ["shop", "shop2", "shop:staging"].map(|prefix| storage.clone().prefix(prefix));
     RUNTIME.block_on(async {
         for storage in [&ours, &longer, &theirs] {
             let limiter = RateLimiter::with_storage(policy("3/minute"), storage.clone());

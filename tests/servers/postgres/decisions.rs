@@ -127,7 +127,7 @@ fn change_by_another_process_is_seen_by_the_next_hit() {
 fn clear_all_removes_the_keys_of_one_prefix() {
     let server = Postgres::start(&[]);
     let storage = storage(&server);
-    let [ours, longer, theirs] = ["shop", "shop2", "blog"].map(|prefix| storage.clone().prefix(prefix));
+    let [ours, longer, theirs] = ["shop", "shop2", "shop:staging"].map(|prefix| storage.clone().prefix(prefix));
     RUNTIME.block_on(async {
         for storage in [&ours, &longer, &theirs] {
             let limiter = RateLimiter::with_storage(policy("3/minute"), storage.clone());

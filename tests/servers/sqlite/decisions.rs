@@ -138,7 +138,7 @@ fn expired_rows_are_deleted_by_later_writes() {
 fn clear_all_removes_the_keys_of_one_prefix() {
     let folder = Folder::new();
     let storage = open(&folder.file());
-    let [ours, longer, theirs] = ["shop", "shop2", "blog"].map(|prefix| storage.clone().prefix(prefix));
+    let [ours, longer, theirs] = ["shop", "shop2", "shop:staging"].map(|prefix| storage.clone().prefix(prefix));
     let policy = policy("3/minute");
     RUNTIME.block_on(async {
         for storage in [&ours, &longer, &theirs] {
