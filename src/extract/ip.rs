@@ -48,8 +48,8 @@ impl PeerIp {
         Self { ipv6_prefix: Ipv6Prefix::DEFAULT }
     }
 
-    /// Sets the number of bits of an IPv6 address that identify a client. Use 56 or 48 if whole
-    /// sites are one client, and 128 for individual addresses. Defaults to 64.
+    /// Sets the number of bits of an IPv6 address that identify a client. Use 56 or 48 to
+    /// treat a whole site as one client, and 128 for individual addresses. Defaults to 64.
     ///
     /// # Panics
     ///

@@ -13,8 +13,8 @@ pub enum Op {
     Hit,
     /// Returns the decision that a hit would get. Spends nothing.
     Peek,
-    /// Spends in every limit, whatever remains. It is never refused, and can leave a limit with
-    /// less than nothing. The decision has the numbers after it.
+    /// Spends from every limit, whatever remains. It is never refused, and can put a key into debt.
+    /// The decision contains the numbers after the charge.
     Charge,
 }
 
@@ -71,8 +71,8 @@ impl Policy {
         decision
     }
 
-    /// Charges units like [`decide`](Self::decide), but adds no entry to a log. The newest entry gets
-    /// the units, so they expire with it.
+    /// Charges units like [`decide`](Self::decide), but adds no entry to a log. Adds the units to
+    /// the newest entry, so they expire with this entry.
     pub(crate) fn charge_without_growth(&self, states: &mut [State], now: Timestamp, units: u32) -> Decision {
         for (limit, state) in self.limits().iter().zip(&mut *states) {
             let newest = if let State::Log(log) = state { log.newest() } else { None };
@@ -92,9 +92,9 @@ impl Policy {
 
     /// Corrects the cost of an admitted hit to `actual` units. If the hit has spent more, the
     /// difference is refunded. Units that a limit has already restored are not refunded. If the hit
-    /// has spent less, the difference is charged to every limit, also above the limit.
+    /// has spent less, the difference is charged to every limit, even if less remains.
     ///
-    /// A decision that has spent nothing settles nothing: a refusal, a peek, or a charge.
+    /// Does nothing if the decision has spent nothing: a refusal, a peek, or a charge.
     ///
     /// # Panics
     ///

@@ -66,7 +66,7 @@ impl Status {
         Self { anchor, until, ..self }
     }
 
-    /// Sets the delay of a spent hit, and the data of its state that a refund needs.
+    /// Sets the delay of an admitted hit, and the data of its state that a refund needs.
     #[inline]
     pub(crate) fn set_spent(&mut self, delay: u64, state: &State) {
         self.wait = delay;
@@ -149,7 +149,7 @@ impl Status {
     }
 }
 
-/// An admitted hit whose units are refunded, in part or in full, as one limit sees it.
+/// The data of an admitted hit that one limit needs to refund its units, in part or in full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hit {
@@ -157,7 +157,7 @@ pub struct Hit {
     pub at: Timestamp,
     /// The cost of the hit in units.
     pub cost: u32,
-    /// The instant from which the hit has no effect, which is that of the state after the hit.
+    /// The instant from which the hit has no effect: [`State::until`] of the state after the hit.
     pub until: Timestamp,
     /// The second amount of the state after the hit, or 0 for a log. Strategies use it to
     /// distinguish windows.

@@ -7,7 +7,7 @@ use crate::strategy::{State, Status};
 use crate::time::micros;
 use crate::{Decision, Op, Policy, Timestamp};
 
-/// The result of a law: an error has the message of the broken assertion.
+/// The result of a law. The error contains the message of the failed assertion.
 pub(super) type LawResult = Result<(), TestCaseError>;
 
 pub(super) fn peek(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Decision {
@@ -137,7 +137,7 @@ pub(super) fn clock_change_grants_no_units(policy: &Policy, states: &[State], no
             "units granted {back} us earlier"
         );
         prop_assert!(then.remaining() <= decision.remaining());
-        // Until the next window of a grid starts, and two more periods.
+        // Up to one period until the next aligned window starts, and two more periods.
         let longest = 3 * policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0);
         for waiting in [then, peek(policy, &after, earlier, 1)] {
             prop_assert!(

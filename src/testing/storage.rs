@@ -46,10 +46,10 @@ type MakeHandle<St> = dyn Fn(&St) -> St;
 
 /// Checks that a [`Storage`] keeps the laws of this table.
 ///
-/// The constructor takes a function that creates an empty storage with a given clock. The suite calls
-/// it often, inside a tokio runtime with time and I/O. On a server, each storage needs its own prefix or
-/// table, so that it is empty. The clock stands still until a law advances it. Policies that fail
-/// [validation](Storage::validate) are skipped.
+/// The constructor takes a function that creates an empty storage with a given clock. The suite
+/// calls it often, inside a tokio runtime with time and I/O. On a server, each storage needs its
+/// own prefix or table, so that it is empty. The clock stands still until a law advances it.
+/// Policies that fail [validation](Storage::validate) are skipped.
 ///
 /// | law | meaning |
 /// |---|---|
@@ -122,7 +122,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     ///
     /// # Panics
     ///
-    /// Panics if a law is broken, with a message that starts with the law, or if called inside a tokio
+    /// Panics if a law is broken, with a message that starts with the law. Panics inside a tokio
     /// runtime.
     pub fn check(&self) {
         let (runtime, make) = (runtime(), &self.make);
