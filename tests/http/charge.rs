@@ -92,7 +92,7 @@ async fn response_after_the_window_ended_refunds_nothing() {
     }
 }
 
-/// So concurrent requests cannot exceed the limit.
+/// Concurrent requests cannot exceed the limit, because each reserves its units first.
 #[tokio::test]
 async fn units_are_reserved_for_requests_in_flight() {
     let (storage, _clock) = memory_with_manual_clock();

@@ -102,7 +102,7 @@ fn client_is_the_peer_without_the_field_and_the_leftmost_entry_if_all_are_proxie
 }
 
 #[test]
-fn last_line_is_walked_first() {
+fn last_line_is_read_first() {
     for (lines, expected) in [
         (&["1.2.3.4", "5.6.7.8"][..], "5.6.7.8"),
         (&["1.2.3.4", "10.0.0.2"], "1.2.3.4"),
@@ -196,9 +196,9 @@ const UNREADABLE: [&str; 36] = [
     "\" 1.2.3.4\"",
 ];
 
-/// Field defect: the walk skips entries it cannot read and lands on the client's own text.
+/// Field defect: the search skips unreadable entries and returns text of the client.
 #[test]
-fn unparseable_entry_ends_the_walk_at_the_hop_that_sent_it() {
+fn unparseable_entry_ends_the_search_at_the_hop_that_sent_it() {
     for entry in UNREADABLE {
         let cases = [
             (format!("6.6.6.6, {entry}"), "10.0.0.1"),
@@ -443,7 +443,7 @@ fn forwarded_uses_the_for_parameter() {
 }
 
 #[test]
-fn client_text_ends_at_the_comma_of_the_proxy() {
+fn text_of_the_client_in_forwarded_does_not_hide_the_entry_of_the_proxy() {
     for left in [
         "\"",
         "for=\"",
@@ -469,7 +469,7 @@ fn client_text_ends_at_the_comma_of_the_proxy() {
 }
 
 #[test]
-fn element_without_exactly_one_for_ends_the_walk() {
+fn element_without_exactly_one_for_ends_the_search() {
     for element in [
         "",
         "proto=http",
@@ -677,7 +677,7 @@ fn without_address() -> impl Strategy<Value = Entry> {
         .prop_map(|text| (text, None))
 }
 
-/// The entries of proxies: the one where the walk ends, and the proxies to its right.
+/// The entries of proxies: the one at which the search ends, and the proxies to its right.
 fn added_to_list() -> impl Strategy<Value = (Entry, Vec<Entry>)> {
     let unreadable = select(UNREADABLE.to_vec()).prop_map(|text| (text.as_bytes().to_vec(), None));
     let stop = prop_oneof![2 => clients().prop_flat_map(listed), 1 => unreadable];

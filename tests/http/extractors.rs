@@ -231,7 +231,7 @@ async fn nested_routers_see_the_whole_path() {
 }
 
 #[tokio::test]
-async fn key_of_a_missing_extension_is_500() {
+async fn missing_extension_is_rejected_with_500() {
     #[derive(Clone)]
     struct User(&'static str);
     let by_user = || Extension::by(|user: &User| (user.0 != "admin").then(|| Key::from(user.0)));
@@ -284,7 +284,7 @@ fn header_value_is_used_unchanged() {
 }
 
 #[test]
-fn global_is_one_key_and_each_path_and_each_method_is_its_own() {
+fn global_is_one_key_and_each_path_and_method_has_its_own_key() {
     let post = Request::post("/a?x=1").body(()).unwrap();
     assert_eq!(key(&Global, &post), key(&Global, &get("/b")));
     assert_eq!(key(&Path, &post), key(&Path, &get("/a?x=2")), "the path does not include the query");
@@ -356,7 +356,7 @@ fn or_uses_the_second_only_if_the_first_is_missing() {
 }
 
 #[test]
-fn and_prefers_a_missing_key_over_an_unlimited_one() {
+fn and_returns_an_error_even_if_the_other_extractor_returns_none() {
     let request = get("/");
     let head = Head::of(&request);
     let client = Err(KeyError::client("the field"));

@@ -1,4 +1,4 @@
-//! The surroundings of a layer: handlers that extract the decision, CORS layers, and the limiter.
+//! Layers together with handlers that extract the decision, CORS layers, and the limiter.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -55,7 +55,7 @@ async fn handler_extracts_the_shared_decision() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fast_and_slow_storages_share_the_decision() {
+async fn layer_shares_the_decision_of_fast_and_slow_storages() {
     async fn check<St: Storage>(storage: St) {
         let seen = service_fn(|request: Request<()>| {
             let decision = request.extensions().get::<Decision>().expect("the layer shares its decision");

@@ -220,7 +220,7 @@ async fn stacked_layers_write_one_list_that_names_every_limit() {
 }
 
 #[tokio::test]
-async fn valid_lists_of_an_inner_service_are_continued_and_others_dropped() {
+async fn valid_lists_of_an_inner_service_are_extended_and_invalid_ones_dropped() {
     for (inner, expected) in [
         (&["\"up\";r=1;t=2"][..], "\"up\";r=1;t=2, \"free\";r=9;t=1"),
         (&["\"a\";r=1", "\"b, \\\"\";r=2"], "\"a\";r=1, \"b, \\\"\";r=2, \"free\";r=9;t=1"),
@@ -288,7 +288,7 @@ async fn delayed_response_reports_the_state_after_the_delay() {
     assert_eq!(waited.headers()["ratelimit"], "\"q\";r=2;t=60");
 }
 
-/// Each family shows the fewer remaining units.
+/// Each family shows the layer with fewer remaining units.
 #[tokio::test]
 async fn stacked_layers_show_the_tighter_limit_in_draft_6_too() {
     for (outer, inner) in [(5, 7), (7, 5)] {
@@ -352,7 +352,7 @@ fn policy_name_that_is_invalid_in_a_header_is_rejected() {
     }
 }
 
-/// Has a name that would break out of a string.
+/// A strategy whose name would end the quoted string in a header.
 #[derive(Clone, Copy, Debug)]
 struct Injecting;
 

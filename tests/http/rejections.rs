@@ -32,8 +32,8 @@ fn golden(response: Response<String>) -> Golden {
 
 const DETAILS: &str = "grpc-status-details-bin";
 
-/// Decodes base64 without padding. Returns the strings in the protobuf message, separated by `|`. The
-/// first character of a string can be its length.
+/// Decodes base64 without padding. Returns the strings in the protobuf message, separated by `|`.
+/// The first character of a string can be its length.
 fn readable(base64: &str) -> String {
     let bytes = STANDARD_NO_PAD.decode(base64).unwrap();
     let text = String::from_utf8_lossy(&bytes);

@@ -314,7 +314,7 @@ async fn panic_of_the_observer_in_a_shadow_check_fails_at_most_one_request() {
         let limiter = layer.limiter().unwrap();
         let service = layer.layer(Inner::default());
         let answer = tokio::spawn(service.oneshot(get("/"))).await;
-        // On a slow storage, a task of its own decides the check.
+        // With a slow storage, a separate task runs the check.
         assert_eq!(answer.is_err_and(|error| error.is_panic()), is_immediate);
         assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 8);
     }

@@ -33,7 +33,7 @@ enum Fault {
     CapsCharges,
     /// A charge counts modulo 2^32.
     OverflowsOnCharges,
-    /// A charge starts a window of its own, without the units of the live one.
+    /// A charge starts a new window, without the units of the live window.
     ForgetsOnCharges,
 }
 

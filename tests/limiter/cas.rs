@@ -237,7 +237,7 @@ async fn hit_whose_reply_is_lost_is_not_refused_as_contended() {
 /// Law 9, with a store that is as slow as the deadlines: a refusal has spent nothing, and
 /// `may_have_counted` of an error is correct.
 #[tokio::test(start_paused = true)]
-async fn only_admitted_hits_and_hits_in_doubt_are_counted() {
+async fn only_admitted_hits_and_hits_that_may_have_counted_are_counted() {
     const LIMIT: u32 = 1_000_000;
     let (mut refused, mut doubts) = (0, 0);
     for seed in 0..30_u64 {
@@ -275,7 +275,7 @@ async fn only_admitted_hits_and_hits_in_doubt_are_counted() {
 }
 
 #[tokio::test]
-async fn states_are_kept_longer_than_needed_by_the_skew() {
+async fn time_to_live_of_a_state_includes_max_skew() {
     let store = FakeCasStore::default();
     for (max_skew, longer) in [(0, 500), (200, 500), (5_000, 5_000), (60_000, 60_000)] {
         let storage = over(&store).max_skew(Duration::from_millis(max_skew));
@@ -299,7 +299,7 @@ async fn hanging_store_is_a_timeout_and_not_contention() {
     assert!(started.elapsed() < Duration::from_millis(150) + MARGIN);
     store.hang(false);
     assert!(limiter.hit(&key()).await.unwrap().is_admitted());
-    // The load has a reply, but the swap has none, so the hit is in doubt.
+    // The load has a reply, but the swap has none, so the hit may have counted.
     store.hang_from_swap(1);
     assert_eq!(late(limiter.hit(&key()).await.unwrap_err()), (true, true));
     store.hang_from_swap(0);
@@ -406,7 +406,7 @@ fn stopped_runtime_does_not_block_another() {
 
 /// The error of a late hit is correct about its count.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn timed_out_hit_is_uncounted_or_reported_as_in_doubt() {
+async fn timed_out_hit_is_uncounted_or_its_error_may_have_counted() {
     let policy = Policy::new(SlowStrategy, Quota::per_day(100));
     let storage = Cas::new(FakeCasStore::default()).deadline(Duration::from_millis(30));
     let error = storage.decide(StorageRequest::new(&policy, &key(), Op::Hit, 1)).await.unwrap_err();
@@ -536,7 +536,7 @@ async fn too_long_text_is_not_sent() {
 }
 
 #[test]
-fn deadlines_are_checked() {
+fn deadline_outside_of_one_millisecond_to_one_hour_panics() {
     let cas = || Cas::new(FakeCasStore::default());
     for deadline in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
         let error = panic_message(|| cas().deadline(deadline));

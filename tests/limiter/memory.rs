@@ -195,7 +195,7 @@ fn bucket_with_a_changed_quota_keeps_the_instant_at_which_it_is_full() {
     assert_eq!(now(after.peek(&"alice".into())).remaining(), 6);
 }
 
-/// For admitted and refused hits.
+/// Covers admitted and refused hits.
 #[test]
 fn hit_on_a_stored_key_does_not_allocate() {
     let mut policies: Vec<String> = STRATEGY_NAMES.map(|strategy| format!("{strategy} 1000/minute")).into();
@@ -426,7 +426,7 @@ fn repeatedly_refused_key_is_admitted_after_its_wait() {
     }
 }
 
-/// Also if the cost would take very long to refill.
+/// Even if the cost would take very long to refill.
 #[test]
 fn cost_above_the_capacity_is_refused() {
     for (policy, cost) in [("1/year", 584_943), ("1/day", 213_503_983), ("1/365 days", u32::MAX)] {
@@ -505,7 +505,7 @@ fn try_admit_returns_false_for_peeks() {
     assert!(storage.try_admit(StorageRequest::new(&policy, &key, Op::Hit, 1), None));
 }
 
-/// In between, the key is hit by its own policy, or by one of the same name with more limits.
+/// Between the refusals, the same policy hits the key, or one with the same name and more limits.
 #[test]
 fn repeated_refusal_reports_units_refilled_since() {
     let one = r#""u": token-bucket 10/second"#;
@@ -539,7 +539,7 @@ fn keys_with_and_without_a_trailing_zero_byte_differ() {
     assert!(limiter.admit(&"a".into()) && limiter.admit(&"a\0".into()) && !limiter.admit(&"a".into()));
 }
 
-/// For policies of one limit and of several.
+/// Covers policies of one limit and of several.
 #[test]
 fn refusal_found_by_try_admit_counts_once() {
     use tower_ratelimit::storage::{Storage, StorageRequest};

@@ -6,6 +6,7 @@ use common::{STRATEGY_NAMES, memory_with_manual_clock, policy};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{Key, MemoryStorage, RateLimiter};
 
+/// One key under policies that change, and the clock of its storage.
 struct Account(MemoryStorage, ManualClock);
 
 impl Account {
@@ -144,7 +145,7 @@ const CHANGED: [(&str, &str); 6] = [
 /// Field defect: 181 consecutive refusals each promised 0.6 s, and the client was admitted after
 /// 108.6 s.
 #[tokio::test]
-async fn retry_after_of_a_bucket_is_tight_after_its_quota_changed() {
+async fn retry_after_of_a_bucket_is_exact_after_its_quota_changed() {
     let micro = Duration::from_micros(1);
     for (before, after) in CHANGED {
         let (account, key) = (Account::new(), Key::from("a"));

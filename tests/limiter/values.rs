@@ -12,7 +12,7 @@ use tower_ratelimit::{
 };
 
 #[test]
-fn quota_is_a_sliding_window_and_with_a_burst_a_token_bucket() {
+fn quota_uses_a_sliding_window_counter_or_with_a_burst_a_token_bucket() {
     assert_eq!(Policy::from(Quota::per_minute(60)).to_string(), "sliding-window-counter 60/minute");
     assert_eq!(Policy::from(Quota::per_second(10).burst(20)).to_string(), "token-bucket 10/second burst 20");
     assert_eq!("60/minute".parse(), Ok(Policy::from(Quota::per_minute(60))));

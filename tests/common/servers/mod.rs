@@ -92,7 +92,8 @@ macro_rules! faulty_server {
 faulty_server!(Server);
 faulty_server!(Memcached);
 
-/// Without waiting for the disk. The tests kill processes, which loses nothing in the system's cache.
+/// Without waiting for the disk. The tests kill processes, which loses nothing in the system's
+/// cache.
 impl FaultyServer for Postgres {
     fn launch() -> Self {
         let server = Self::start(&["fsync=off"]);
