@@ -42,7 +42,7 @@ pub(crate) struct Curves {
     pub(crate) trailing: Series,
 }
 
-/// Runs all policies on the same traffic.
+/// Runs all policies on the same traffic. Returns a lane for each.
 pub(crate) async fn lanes(setup: &Checked) -> Vec<Lane> {
     let traffic = setup.traffic.hits(setup);
     let mut lanes = Vec::new();
@@ -183,7 +183,7 @@ impl Lane {
         self.count(|verdict| matches!(verdict, Verdict::Delayed(_)))
     }
 
-    /// Returns the admitted hits, delayed ones included.
+    /// Returns the number of admitted hits, including delayed ones.
     pub(crate) fn admitted(&self) -> usize {
         self.hits.len() - self.refused()
     }
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn greedy_client_gets_what_the_guide_says() {
+    async fn greedy_client_is_admitted_as_often_as_the_guide_documents() {
         let guide = [
             ("fixed-window 100/minute", 199),
             ("sliding-window-counter 100/minute", 101),
