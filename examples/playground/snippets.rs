@@ -130,8 +130,7 @@ mod sample_10 {
 
     use tower_ratelimit::{ElasticWindow, FixedWindow, Limit, MovingWindow, PeerIp, Policy, Quota, RateLimitLayer};
 
-    /// For each client address: fixed-window 3/250ms; moving-window 7/1500ms; shadow elastic-window
-    /// 9/week
+    /// For each client address: fixed-window 3/250ms; moving-window 7/1500ms; shadow elastic-window 9/week
     pub fn rate_limit() -> RateLimitLayer {
         let policy = Policy::new(FixedWindow::new(), Quota::per(3, Duration::from_millis(250)))
             .limit(MovingWindow::new(), Quota::per(7, Duration::from_millis(1_500)))
@@ -145,8 +144,7 @@ mod sample_10 {
 mod sample_11 {
     use tower_ratelimit::{Limit, MovingWindow, PeerIp, Policy, Quota, RateLimitLayer, SlidingWindowCounter};
 
-    /// For each client address: "free": sliding-window-counter 10/second; "daily" moving-window
-    /// 10000/day
+    /// For each client address: "free": sliding-window-counter 10/second; "daily" moving-window 10000/day
     pub fn rate_limit() -> RateLimitLayer {
         let policy = Policy::new(SlidingWindowCounter::new(), Quota::per_second(10))
             .with(Limit::new(MovingWindow::new(), Quota::per_day(10_000)).named("daily"))
@@ -160,8 +158,7 @@ mod sample_11 {
 mod sample_12 {
     use tower_ratelimit::{Limit, PeerIp, Policy, Quota, RateLimitLayer, SlidingWindowCounter};
 
-    /// For each client address: "first" sliding-window-counter 10/second; sliding-window-counter
-    /// 20/minute
+    /// For each client address: "first" sliding-window-counter 10/second; sliding-window-counter 20/minute
     pub fn rate_limit() -> RateLimitLayer {
         let policy = Policy::from(Limit::new(SlidingWindowCounter::new(), Quota::per_second(10)).named("first"))
             .limit(SlidingWindowCounter::new(), Quota::per_minute(20));
