@@ -62,8 +62,8 @@ impl Decision {
 
     /// Creates the decision of a policy from the statuses of its limits, in their order, on a hit
     /// of `cost` units at `at`. For storages that do not call
-    /// [`Policy::decide`](crate::Policy::decide), because a script on a server decides, for
-    /// example. [`Limit::answer`](crate::Limit::answer) returns such statuses.
+    /// [`Policy::decide`](crate::Policy::decide), for example because a script on a server decides.
+    /// [`Limit::answer`](crate::Limit::answer) returns such statuses.
     pub fn of_limits(at: Timestamp, cost: u32, statuses: impl ExactSizeIterator<Item = Status>) -> Self {
         let mut statuses = statuses;
         let limits = statuses.len();

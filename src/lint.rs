@@ -20,7 +20,8 @@ pub enum Lint {
     /// `RL002`: a [`ClientIp`](crate::ClientIp) trusts every address as a proxy.
     ///
     /// Each client counts as a proxy and can choose its own key with the forwarding header. List
-    /// the networks of your proxies, or set their number.
+    /// the networks of your proxies with [`behind`](crate::ClientIp::behind), or set their number
+    /// with [`behind_hops`](crate::ClientIp::behind_hops).
     TrustsEveryAddress,
     /// `RL003`: requests have a forwarding header, but the key is the peer's address.
     ///
@@ -32,8 +33,8 @@ pub enum Lint {
     /// `RL004`: a request passed through the same layer twice, and was charged twice.
     ///
     /// The usual cause is a layer that was added to a router and also to one of its routes. Clones
-    /// count as one layer. Layers that were created or configured separately do not, even if they
-    /// share a storage.
+    /// count as one layer. Layers that were created or configured separately do not count as one,
+    /// even if they share a storage.
     SameLayerTwice,
     /// `RL005`: a trusted proxy did not send the field that [`ClientIp`](crate::ClientIp) reads.
     ///

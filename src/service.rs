@@ -49,7 +49,7 @@ impl<S, St: Storage, R> RateLimit<S, St, R> {
     }
 }
 
-/// A service that can be cloned. [`RateLimit`] requires it of its inner service.
+/// Implemented for all types that are [`Clone`]. [`RateLimit`] requires a cloneable inner service.
 #[diagnostic::on_unimplemented(
     message = "the inner service `{Self}` of a rate limit is not `Clone`",
     label = "a request that waits for the storage moves the service into its future, and a clone replaces it",

@@ -41,7 +41,7 @@ pub struct Charge {
     outer: Option<Arc<Self>>,
 }
 
-/// A charge on the storage of a layer.
+/// A charge on a storage whose type is erased.
 pub(crate) trait OpenCharge: Send + Sync {
     fn settle(&self, actual: u32) -> Result<(), SettleError>;
 
@@ -85,7 +85,7 @@ impl Charge {
 
     /// Returns the charge of the layer whose policy has this name: this charge, or that of an outer
     /// layer. With stacked layers, the request's extensions contain the charge of the innermost
-    /// one.
+    /// one. Returns `None` if no such layer has a charge.
     ///
     /// ```
     /// use tower_ratelimit::Charge;

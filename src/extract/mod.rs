@@ -149,9 +149,9 @@ impl KeyExtractor for Box<dyn KeyExtractor> {
 
 /// An error that explains the missing key or cost of a request, with the status of the response.
 ///
-/// The reason is logged (feature `tracing`) and inserted into the response's extensions. The body
-/// of a 400 or 401 contains it, so do not include secrets. The body of a 500 contains it only in
-/// builds with debug assertions.
+/// The error is inserted into the response's extensions, and its reason is logged (feature
+/// `tracing`). The body of a 400 or 401 contains the reason, so do not include secrets. The body of
+/// a 500 contains the reason only in builds with debug assertions.
 ///
 /// ```
 /// use tower_ratelimit::extract::{Head, KeyError};

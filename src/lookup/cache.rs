@@ -34,7 +34,7 @@ struct Shared<I> {
 /// A successful result.
 struct Cached {
     tenant: Arc<Tenant>,
-    /// The time of the next look-up.
+    /// The time from which a request starts another look-up.
     fresh_until: Instant,
     /// `true` if a later look-up failed. Then requests do not wait for the next one.
     is_stale: bool,

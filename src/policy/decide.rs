@@ -5,9 +5,9 @@ use crate::Timestamp;
 use crate::decision::{Decision, Statuses};
 use crate::strategy::State;
 
-/// The kind of a decision: with or without spending.
+/// The operation that a policy applies to the states of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "an operation either spends or does not")]
+#[expect(clippy::exhaustive_enums, reason = "storages match on every operation")]
 pub enum Op {
     /// Spends if all limits admit.
     Hit,

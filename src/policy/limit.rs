@@ -133,7 +133,8 @@ impl Limit {
     }
 
     /// Returns a hash of the position, strategy and period of this limit, with the flag bits
-    /// cleared. It distinguishes the states of this limit from those of others.
+    /// cleared. It distinguishes the states of this limit from those of others. Each `attempt`
+    /// after a collision results in another hash.
     fn digest(&self, position: usize, attempt: u32) -> u32 {
         let mut hasher = DefaultHasher::new();
         (position, self.strategy.name(), self.quota.period_micros()).hash(&mut hasher);

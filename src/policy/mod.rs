@@ -377,8 +377,8 @@ impl fmt::Debug for Policy {
     }
 }
 
-/// Hashes an identity to 128 bits. Names may come from untrusted configuration, so the hash resists
-/// collisions.
+/// Hashes an identity to 128 bits. Policies with the same hash would share their states, so the
+/// hash is wide enough to make collisions improbable.
 #[inline]
 fn digest(identity: &str) -> u128 {
     let half = |half: u8| {

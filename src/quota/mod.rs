@@ -1,4 +1,4 @@
-//! Quotas.
+//! Quotas: amounts per period, optionally with a burst.
 
 mod span;
 mod text;
@@ -45,9 +45,9 @@ const LONGEST: u64 = 1 << 52;
 /// `d`, `day(s)`, `w`, `week(s)`, `month(s)` (30 days), `year(s)` (365 days) and `ms`. Case is
 /// ignored.
 ///
-/// [`Display`](fmt::Display) writes a string that parses to the same quota. The exceptions are
-/// periods that are not a whole number of milliseconds, or more than 2^32 of them, because strings
-/// have no unit for them.
+/// [`Display`](fmt::Display) writes a string that parses to the same quota. Two kinds of periods
+/// have no string: those that are not a whole number of milliseconds, and those of more than 2^32 -
+/// 1 of their largest whole unit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
     amount: u32,

@@ -77,7 +77,7 @@ impl Status {
         };
     }
 
-    /// Adds `micros` to the `retry_after` of a refusal.
+    /// Adds `micros` microseconds to the `retry_after` of a refusal, if it has one.
     pub(crate) fn lengthen_wait(&mut self, micros: u64) {
         if !self.is_admitted() && self.wait != NEVER {
             self.wait = self.wait.saturating_add(micros).min(NEVER - 1);

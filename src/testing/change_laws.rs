@@ -24,7 +24,10 @@ pub(super) fn waits_are_exact_after_clock_change(
             waits_are_exact(policy, &states, now, cost)?;
             let (decision, after) = hit(policy, &states, now, cost);
             let wait = decision.retry_after().map_or(0, micros);
-            prop_assert!(wait <= longest, "{back} us earlier it refuses for {wait} us, but the maximum is {longest}");
+            prop_assert!(
+                wait <= longest,
+                "with the clock {back} us back, the wait is {wait} us, but the maximum is {longest} us"
+            );
             (states, now) = (after, now.plus(wait / 2));
         }
     }

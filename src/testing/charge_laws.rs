@@ -165,7 +165,7 @@ pub(super) fn clock_change_after_a_charge_grants_no_units(
             }] {
                 prop_assert!(
                     then.iter().zip(&left).all(|(then, left)| then <= left),
-                    "units granted {} us earlier, after a charge of {} units",
+                    "units granted with the clock {} us back, after a charge of {} units",
                     back,
                     units
                 );

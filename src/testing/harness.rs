@@ -83,7 +83,7 @@ impl<'a, St: Storage> Harness<'a, St> {
         self.unwrap_or_panic(self.try_clear(policy, key));
     }
 
-    /// Sends hits until one is refused. Returns the refusal.
+    /// Sends hits until one is refused. Returns the refusal. Panics after 10,000 admitted hits.
     pub(super) fn exhaust(&self, policy: &Policy, key: &Key) -> Decision {
         for _ in 0..10_000 {
             let decision = self.hit(policy, key, 1);

@@ -71,7 +71,10 @@ pub(super) fn waits_are_exact(policy: &Policy, states: &[State], now: Timestamp,
     let least = decision.remaining();
     prop_assert_eq!(reset == 0, least == decision.capacity());
     if reset > 0 {
-        prop_assert!(peek(policy, &after, now.plus(reset), cost).remaining() > least, "no more after {reset} us");
+        prop_assert!(
+            peek(policy, &after, now.plus(reset), cost).remaining() > least,
+            "no additional units after {reset} us"
+        );
         prop_assert_eq!(peek(policy, &after, now.plus(reset - 1), cost).remaining(), least);
     }
     Ok(())
@@ -134,7 +137,7 @@ pub(super) fn clock_change_grants_no_units(policy: &Policy, states: &[State], no
         let (then, _) = hit(policy, &after, earlier, 1);
         prop_assert!(
             peek(policy, &after, earlier, 1).remaining() <= decision.remaining(),
-            "units granted {back} us earlier"
+            "units granted with the clock {back} us back"
         );
         prop_assert!(then.remaining() <= decision.remaining());
         // Up to one period until the next aligned window starts, and two more periods.
@@ -142,7 +145,7 @@ pub(super) fn clock_change_grants_no_units(policy: &Policy, states: &[State], no
         for waiting in [then, peek(policy, &after, earlier, 1)] {
             prop_assert!(
                 micros(waiting.reset_after()) <= longest,
-                "{back} us earlier `reset_after` exceeds the maximum"
+                "`reset_after` exceeds the maximum with the clock {back} us back"
             );
         }
     }

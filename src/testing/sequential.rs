@@ -10,7 +10,7 @@ use crate::storage::{Clock, ManualClock};
 use crate::strategy::Status;
 use crate::{Decision, Key, Op, Policy, Storage};
 
-/// The inputs of the laws.
+/// The inputs that all laws share.
 pub(super) struct Inputs<'a, M> {
     pub(super) runtime: &'a Runtime,
     pub(super) make: &'a M,
@@ -116,7 +116,9 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
             for back in [1, period / 2, period, 3 * period] {
                 harness.clock.set(start.minus(back));
                 let left = harness.peek(policy, &key, 1).remaining();
-                harness.check(left == 0, || format!("{policy} has no units left, but {left} at {back} us earlier"));
+                harness.check(left == 0, || {
+                    format!("{policy} has no units left, but {left} with the clock {back} us back")
+                });
             }
         }
     }

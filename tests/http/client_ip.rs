@@ -140,7 +140,7 @@ fn addresses_with_ports_brackets_and_quotes_are_parsed() {
     }
 }
 
-/// Field defect: a header reader that splits on `:` refuses every IPv6 value.
+/// Guards against this defect: a header reader that splits on `:` refuses every IPv6 value.
 #[tokio::test]
 async fn ipv6_addresses_are_not_split_at_colons() {
     let service = once(behind());
@@ -196,7 +196,7 @@ const UNREADABLE: [&str; 36] = [
     "\" 1.2.3.4\"",
 ];
 
-/// Field defect: the search skips unreadable entries and returns text of the client.
+/// Guards against this defect: the search skips unreadable entries and returns text of the client.
 #[test]
 fn unparseable_entry_ends_the_search_at_the_hop_that_sent_it() {
     for entry in UNREADABLE {
@@ -219,8 +219,8 @@ fn unparseable_entry_ends_the_search_at_the_hop_that_sent_it() {
     }
 }
 
-/// Field defect: the leftmost `X-Forwarded-For` entry is trusted. Rotating it passed 1,000 of 1,000
-/// requests and stored 1,000 keys.
+/// Guards against this defect: the leftmost `X-Forwarded-For` entry is trusted. Rotating it passed
+/// 1,000 of 1,000 requests and stored 1,000 keys.
 #[tokio::test]
 async fn spoofed_prefixes_do_not_change_the_client() {
     let list = |spoofed: u32| format!("{}, 1.2.3.4, 10.0.0.2", Ipv4Addr::from(0x0606_0000 + spoofed));
@@ -238,7 +238,7 @@ async fn spoofed_prefixes_do_not_change_the_client() {
     }
 }
 
-/// Field defect: a second forwarding header is believed.
+/// Guards against this defect: a second forwarding header is trusted.
 #[test]
 fn only_the_configured_field_is_read() {
     let fields = [
@@ -270,8 +270,8 @@ fn only_the_configured_field_is_read() {
     }
 }
 
-/// Field defect: IPv4-mapped IPv6 put every IPv4 client into one bucket (CVE-2026-30827). Deciding
-/// by notation let the client choose.
+/// Guards against this defect: all IPv4-mapped IPv6 addresses share one key
+/// (CVE-2026-30827), or the notation of an address selects its key.
 #[test]
 fn ipv4_mapped_addresses_are_ipv4_in_any_notation() {
     check(
@@ -404,7 +404,7 @@ fn key_equals_that_of_the_same_peer() {
     }
 }
 
-/// Field defect: 200 addresses of one /64 all pass.
+/// Guards against this defect: 200 addresses of one /64 all pass.
 #[tokio::test]
 async fn addresses_of_one_64_behind_a_proxy_are_one_client() {
     let service = once(behind());

@@ -90,7 +90,8 @@ fn browser(method: Method) -> Request<Body> {
     request.header("access-control-request-method", "GET").body(Body::empty()).unwrap()
 }
 
-/// Field defect: preflight `OPTIONS` is counted. A 429 without CORS headers is an opaque error.
+/// Guards against this defect: preflight `OPTIONS` is counted. A 429 without CORS headers is an
+/// opaque error.
 #[tokio::test]
 async fn preflights_are_not_counted_and_refusals_are_readable_inside_a_cors_layer() {
     let app = Router::new().route("/", on_get(|| async { "in" })).layer(layer("fixed-window 1/minute")).layer(cors());
@@ -107,7 +108,7 @@ async fn preflights_are_not_counted_and_refusals_are_readable_inside_a_cors_laye
     }
 }
 
-/// Field defect: preflight `OPTIONS` is counted.
+/// Guards against this defect: preflight `OPTIONS` is counted.
 #[tokio::test]
 async fn preflights_are_skipped_around_a_cors_layer() {
     let preflight =

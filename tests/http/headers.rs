@@ -41,7 +41,8 @@ fn free_and_daily() -> Policy {
     free().with(Limit::new(MovingWindow::new(), Quota::per_day(12)).named("daily"))
 }
 
-/// Field defect: the reset is off by an hour after the wall clock was briefly an hour ahead.
+/// Guards against this defect: the reset is off by an hour after the wall clock was briefly an hour
+/// ahead.
 #[tokio::test]
 async fn reset_is_in_wall_clock_time_for_any_storage_clock() {
     /// A clock that is an hour ahead of the wall clock.
@@ -342,7 +343,7 @@ async fn partition_key_differs_per_client_and_hides_the_key() {
     }
 }
 
-/// Field defect: a policy name is injected into a structured field.
+/// Guards against this defect: a policy name is injected into a structured field.
 #[test]
 fn policy_name_that_is_invalid_in_a_header_is_rejected() {
     for name in ["", "a\nb", "a\r\nx: y", "caf\u{e9}", "\u{7f}", "a\tb"] {
@@ -364,7 +365,7 @@ impl Strategy for Injecting {
     common::decides_like_a_fixed_window!();
 }
 
-/// Field defect: a policy name is injected into a structured field.
+/// Guards against this defect: a policy name is injected into a structured field.
 #[test]
 fn strategy_name_that_is_invalid_in_a_header_is_rejected() {
     let error = Policy::try_new(Injecting, Quota::per_minute(1)).unwrap_err().to_string();

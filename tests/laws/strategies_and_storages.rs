@@ -9,8 +9,8 @@ use tower_ratelimit::{
     TokenBucket,
 };
 
-/// Field defects: WRONGTYPE between strategies on one key, counts of one period in another, and
-/// keys that run together.
+/// Guards against these defects: a WRONGTYPE error if two strategies use one key, counts of
+/// one period in another, and different keys with the same text.
 #[test]
 fn memory_obeys_the_laws() {
     StorageLaws::new(memory).check();
@@ -81,7 +81,7 @@ fn memory_decides_like_the_model() {
     decides_like_the_model(&policies.map(policy), memory);
 }
 
-/// Field defect: check and increment are two steps.
+/// Guards against this defect: check and increment are two steps.
 #[test]
 fn memory_is_exact_under_threads() {
     for text in [

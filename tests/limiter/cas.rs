@@ -137,7 +137,8 @@ async fn unchanged_states_are_not_swapped() {
     assert_eq!(store.trips(), (1, 0));
 }
 
-/// Field defect: exhausted compare-and-swap attempts are a storage error, which fail-open admits.
+/// Guards against this defect: exhausted compare-and-swap attempts are a storage error, which
+/// fail-open admits.
 #[tokio::test]
 async fn losing_every_swap_is_a_contended_refusal() {
     let store = FakeCasStore::default();
@@ -363,7 +364,7 @@ async fn future_that_is_never_polled_does_nothing() {
     quiet(limiter.storage()).await;
 }
 
-/// Field defect: a slow key delays another key.
+/// Guards against this defect: a slow key delays another key.
 #[tokio::test]
 async fn slow_key_does_not_delay_another() {
     let store = FakeCasStore::default();

@@ -17,7 +17,8 @@ fn hit(limiter: &RateLimiter, key: impl Into<Key>) -> Decision {
     now(limiter.hit(&key.into()))
 }
 
-/// Field defects: unbounded maps, and a full map that admits every new client without counting.
+/// Guards against these defects: unbounded maps, and a full map that admits every new client
+/// without counting.
 #[test]
 fn flood_of_keys_stays_within_the_cap_and_evicts_no_refused_key() {
     for (policy, max_keys) in [("2/minute", 1), ("2/minute", 7), ("fixed-window 2/minute", 1_000), ("2/minute", 5_000)]
@@ -95,7 +96,8 @@ fn expired_keys_are_evicted_first() {
     assert_eq!(now(limiter.peek(&1_u64.into())).remaining(), 1);
 }
 
-/// Field defects: garbage collection stops after the first request, or is left to the user.
+/// Guards against these defects: garbage collection stops after the first request, or is left to
+/// the user.
 #[test]
 fn hits_on_one_key_sweep_all_expired_keys() {
     for policy in ["5/second", "moving-window 5/second", "token-bucket 5/second; elastic-window 3/second; 9/second"] {
@@ -136,7 +138,7 @@ fn calls_that_spend_nothing_store_nothing() {
     assert_eq!(limiter.storage().stats().keys, 0);
 }
 
-/// Field defect: a cap of 0 disables the limit.
+/// Guards against this defect: a cap of 0 disables the limit.
 #[test]
 fn max_keys_of_zero_is_an_error() {
     let error = MemoryStorage::builder().max_keys(0).build().unwrap_err();
@@ -163,7 +165,7 @@ fn policies_share_states_only_under_equal_names() {
     assert_eq!(remaining(policy("elastic-window 5/minute; 9/hour").with_name("free")), [5, 8]);
 }
 
-/// Field defect: `remaining` is negative after the limit was lowered.
+/// Guards against this defect: `remaining` is negative after the limit was lowered.
 #[test]
 fn lowered_limit_refuses_until_the_spent_units_fit() {
     for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter"] {
@@ -330,7 +332,7 @@ fn storage_is_usable_after_a_panic_in_a_strategy() {
     assert_eq!(fixed.storage().stats().keys, 1, "sweeping continues");
 }
 
-/// Field defect: an idle client gets burst + 1 units.
+/// Guards against this defect: an idle client gets burst + 1 units.
 #[test]
 fn fresh_and_idle_keys_are_treated_equally() {
     for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter", "token-bucket"] {
@@ -342,7 +344,7 @@ fn fresh_and_idle_keys_are_treated_equally() {
     }
 }
 
-/// Field defect: two limits whose 30-bit hashes collide share their states.
+/// Guards against this defect: two limits whose 30-bit hashes collide share their states.
 #[test]
 fn limits_with_colliding_hashes_count_separately() {
     let (first, second) = ("fixed-window 10/minute", "fixed-window 100/2786174215 ms");
@@ -369,7 +371,7 @@ fn digests_of_a_policy_differ() {
     assert_eq!(digests.len(), 42);
 }
 
-/// Field defect: the earlier limits are spent although a later one refuses.
+/// Guards against this defect: the earlier limits are spent although a later one refuses.
 #[test]
 fn refusal_spends_nothing_from_any_limit() {
     let (limiter, _) = limiter("10/minute; fixed-window 1/minute", 10);

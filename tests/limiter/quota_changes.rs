@@ -28,7 +28,7 @@ impl Account {
     }
 }
 
-/// Field defect: lowering or raising a limit deletes the spent units.
+/// Guards against this defect: lowering or raising a limit deletes the spent units.
 #[tokio::test]
 async fn windows_keep_the_units_that_were_spent() {
     for strategy in STRATEGY_NAMES.into_iter().filter(|name| !name.ends_with("bucket")) {
@@ -142,8 +142,8 @@ const CHANGED: [(&str, &str); 6] = [
     ("leaky-bucket 10/minute queue 19", "leaky-bucket 10/minute queue 3"),
 ];
 
-/// Field defect: 181 consecutive refusals each promised 0.6 s, and the client was admitted after
-/// 108.6 s.
+/// Guards against this defect: 181 consecutive refusals have a `retry_after` of 0.6 s, and the
+/// client is admitted after 108.6 s.
 #[tokio::test]
 async fn retry_after_of_a_bucket_is_exact_after_its_quota_changed() {
     let micro = Duration::from_micros(1);

@@ -116,7 +116,7 @@ fn errors_quote_the_text_and_suggest_a_correction() {
     }
 }
 
-/// Field defect: a policy's name is injected into a structured field.
+/// Guards against this defect: a policy's name is injected into a structured field.
 #[test]
 fn invalid_header_names_are_build_errors() {
     for name in ["", "a\nb", "a\u{0}", "caf\u{e9}", "\u{7f}"] {
@@ -160,7 +160,7 @@ fn limits_are_named_by_policy_and_number() {
     assert_eq!((two.limit_name(0), two.limit_name(1)), ("free-1".into(), "daily".into()));
 }
 
-/// Field defect: composite keys joined by a separator run together.
+/// Guards against this defect: different composite keys are equal after joining with a separator.
 #[test]
 fn keys_of_different_values_differ() {
     let (a, ab, bc, c) = (Key::from("a"), Key::from("ab"), Key::from("bc"), Key::from("c"));
