@@ -96,8 +96,7 @@ fn expired_keys_are_evicted_first() {
     assert_eq!(now(limiter.peek(&1_u64.into())).remaining(), 1);
 }
 
-/// Guards against these defects: garbage collection stops after the first request, or is left to
-/// the user.
+/// Guards against these defects: expired keys are removed only once, or only by the user.
 #[test]
 fn hits_on_one_key_sweep_all_expired_keys() {
     for policy in ["5/second", "moving-window 5/second", "token-bucket 5/second; elastic-window 3/second; 9/second"] {
