@@ -123,7 +123,7 @@ impl FakeCasStore {
         self.0.texts.lock().unwrap().get(key).cloned().unwrap_or_default().text
     }
 
-    /// Writes a text as another process might.
+    /// Writes a text without a swap, like another process.
     pub fn put(&self, key: &str, text: &str) {
         let version = self.0.writings.fetch_add(1, Ordering::SeqCst) + 1;
         let text = Written { text: text.to_owned(), version, gone_at: None };

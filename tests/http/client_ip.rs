@@ -684,7 +684,7 @@ fn added_to_list() -> impl Strategy<Value = (Entry, Vec<Entry>)> {
     (stop, vec(proxies().prop_flat_map(listed), 0..4))
 }
 
-/// The same for `Forwarded`.
+/// Like [`added_to_list`], but for `Forwarded`.
 fn added_to_forwarded() -> impl Strategy<Value = (Entry, Vec<Entry>)> {
     let stop = prop_oneof![2 => clients().prop_flat_map(forwarded), 1 => without_address()];
     (stop, vec(proxies().prop_flat_map(forwarded), 0..4))

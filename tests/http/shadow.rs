@@ -273,7 +273,11 @@ async fn shadow_layer_shares_its_decision_with_handlers() {
 fn shadow_limit_does_not_change_the_identity_and_round_trips_as_text() {
     let plain = policy("fixed-window 9/minute");
     let with = policy("fixed-window 9/minute; shadow \"try\" moving-window 5/minute; shadow 1/day");
-    assert_eq!((plain.identity(), plain.digest()), (with.identity(), with.digest()), "adding one keeps the counts");
+    assert_eq!(
+        (plain.identity(), plain.digest()),
+        (with.identity(), with.digest()),
+        "adding a shadow limit keeps the counts"
+    );
     assert_ne!(plain, with);
     assert_eq!(with.shadows().len(), 2);
     let shadow = &with.shadows()[0];

@@ -90,7 +90,7 @@ async fn missing_retry_after_or_date_of_an_inner_refusal_is_unchanged() {
     }
 }
 
-/// The recipe in the documentation of `RateLimitLayer`.
+/// Tests the example in the documentation of `RateLimitLayer`.
 #[tokio::test]
 async fn outer_layer_can_refund_inner_refusals() {
     async fn check<St: Storage>(outer_storage: St, wait: u64) {

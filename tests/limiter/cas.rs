@@ -447,7 +447,7 @@ async fn policies_of_one_name_have_separate_states_and_clears() {
     assert_eq!(daily.peek(&key()).await.unwrap().remaining(), 1);
     daily.clear(&key()).await.unwrap();
     assert_eq!(store.text("tier|t:k"), "");
-    // In one batch.
+    // Concurrent hits and clears of both policies share one batch.
     let daily = RateLimiter::with_storage(daily.policy(), hourly.storage().clone());
     let key = key();
     store.trips();
@@ -521,7 +521,7 @@ async fn policy_too_large_for_the_store_is_rejected_when_built() {
     assert!((least - 200..=least).contains(&longest), "{longest} bytes, and {least} were required");
 }
 
-/// The states of other policies of the name make the text too long.
+/// The states of other policies with the same name make the text too long.
 #[tokio::test]
 async fn too_long_text_is_not_sent() {
     let store = FakeCasStore::with_max_len(150);

@@ -169,7 +169,7 @@ async fn retry_after_of_a_bucket_is_exact_after_its_quota_changed() {
     }
 }
 
-/// In a rolling deployment two quotas decide in turn.
+/// In a rolling deployment, two quotas decide on one key in turn.
 #[tokio::test]
 async fn alternating_quotas_do_not_reduce_the_wait() {
     let account = Account::new();
