@@ -29,9 +29,9 @@ const GAP: f64 = 8.0;
 #[derive(Clone, Copy)]
 struct Axis {
     width: f64,
-    /// In microseconds.
+    /// The simulated time in microseconds.
     span: u64,
-    /// In microseconds.
+    /// The period of the first limit in microseconds.
     period: u64,
 }
 

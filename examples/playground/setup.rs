@@ -53,9 +53,9 @@ pub(crate) struct Checked {
     pub(crate) policies: Vec<Policy>,
     pub(crate) traffic: Traffic,
     pub(crate) hits: u32,
-    /// In microseconds.
+    /// The period of the first limit in microseconds.
     pub(crate) period: u64,
-    /// In microseconds.
+    /// The simulated time in microseconds.
     pub(crate) span: u64,
     pub(crate) seed: u32,
     pub(crate) clicks: Vec<u32>,

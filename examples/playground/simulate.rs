@@ -12,11 +12,11 @@ use crate::traffic::{Hit, MAX_HITS, Traffic};
 /// The number of instants at which the remaining units are read between hits.
 const READINGS: u64 = 600;
 
-/// The result of a policy.
+/// The result of a policy on the traffic.
 pub(crate) struct Lane {
     pub(crate) policy: Policy,
     pub(crate) hits: Vec<Decided>,
-    /// In the order of the policy.
+    /// The curves of each limit, in the order of the policy.
     pub(crate) limits: Vec<Curves>,
 }
 
@@ -72,7 +72,7 @@ async fn lane(policy: &Policy, traffic: &[Hit], setup: &Checked) -> Lane {
     run.finish(setup.span).await
 }
 
-/// Returns the wait that the header field `Retry-After` asks for: whole seconds, in microseconds.
+/// Returns the wait of the header field `Retry-After` in microseconds, rounded up to whole seconds.
 fn retry_after(decision: &Decision) -> Option<u64> {
     let wait = decision.retry_after()?;
     let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);

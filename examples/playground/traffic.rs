@@ -29,7 +29,7 @@ pub(crate) enum Traffic {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Hit {
-    /// In microseconds since the start.
+    /// The time in microseconds since the start.
     pub(crate) at: u64,
     pub(crate) client: u8,
 }
@@ -83,11 +83,11 @@ fn part(span: u64, i: u64, of: u64) -> u64 {
 /// A part of [`Traffic::Mixed`].
 pub(crate) struct Scene {
     pub(crate) name: &'static str,
-    /// The number of hits out of sixty.
+    /// The share of the hits, in sixtieths.
     hits: u64,
-    /// In hundredths of a period.
+    /// The start in hundredths of a period.
     pub(crate) start: u64,
-    /// In hundredths of a period.
+    /// The duration in hundredths of a period.
     pub(crate) length: u64,
 }
 

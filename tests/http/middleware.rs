@@ -286,7 +286,7 @@ async fn refused_request_never_reaches_the_inner_service() {
 
     handle.allow(1);
     for _ in 0..3 {
-        assert!(service.poll_ready::<Request<()>>().is_ready(), "a refusal does not use the readiness");
+        assert!(service.poll_ready::<Request<()>>().is_ready(), "a refusal does not consume the readiness");
         assert_eq!(service.call(get("/refused")).await.unwrap().status(), 429);
     }
     assert!(handle.poll_request().is_pending());

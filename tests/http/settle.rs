@@ -100,7 +100,7 @@ async fn head_of_the_response_settles_the_cost() {
     let settled = take(&outcomes).into_iter().filter(|outcome| outcome != "admitted").collect::<Vec<_>>();
     assert_eq!(settled, ["refunded 6", "charged 20"]);
 
-    // 36 - 336 = 300 units of debt.
+    // 36 units remain, so an actual cost of 336 leaves a debt of 300 units.
     assert_eq!(remaining(&ask(&service, get("/1?336")).await), Some(0));
     let refused = ask(&service, get("/60")).await;
     assert_eq!((refused.status().as_u16(), remaining(&refused), retry_after(&refused)), (429, Some(0), Some(360)));

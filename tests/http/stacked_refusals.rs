@@ -16,7 +16,7 @@ fn layer<St: Storage>(text: &str, storage: &St) -> RateLimitLayer<St, TextReject
     RateLimitLayer::new(policy(text), Global).storage(storage.clone(), OnError::Refuse)
 }
 
-/// Absolute resets differ from waits, because the manual clock does not start at zero.
+/// Returns all families of fields, the first one with absolute resets.
 fn families() -> [Headers; 4] {
     [Headers::x_rate_limit(), Headers::x_rate_limit().reset_in_seconds(), Headers::draft6(), Headers::ietf()]
 }

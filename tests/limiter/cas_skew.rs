@@ -226,7 +226,7 @@ async fn no_instant_is_stored_if_max_skew_is_zero() {
     assert_eq!(store.text("p|t:k"), "");
 }
 
-/// A text that an older release wrote has no instant.
+/// A storage with a `max_skew` of zero writes such texts.
 #[tokio::test]
 async fn text_without_an_instant_is_parsed() {
     let clock = ManualClock::default();

@@ -50,8 +50,7 @@ impl Clock for TickingClock {
     }
 }
 
-/// A client that hits, and that comes back after `retry_after` about every second time that it is
-/// refused.
+/// A client that sends hits, and waits for `retry_after` after about half of its refusals.
 struct Client {
     exact: ManualClock,
     limiter: RateLimiter,
