@@ -12,7 +12,8 @@ use crate::storage::text;
 use crate::time::micros;
 use crate::{ConfigError, Timestamp};
 
-/// The default of `max_skew`. Machines with NTP differ by less, and a client can wait that long.
+/// The default of `max_skew`. The clocks of machines with NTP differ by less, and a client that
+/// waits 5 seconds too long can tolerate it.
 pub(in crate::storage) const MAX_SKEW: Duration = Duration::from_secs(5);
 
 /// The largest `max_skew`.
@@ -38,7 +39,7 @@ impl Skew {
         Self { max, warned: Mutex::default() }
     }
 
-    /// Returns `false` if each node decides at its own time.
+    /// Returns `false` if `max_skew` is zero, so that each node decides at its own time.
     fn is_on(&self) -> bool {
         !self.max.is_zero()
     }

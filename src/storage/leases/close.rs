@@ -67,7 +67,8 @@ impl<St: Storage> LeaseTable<St> {
     }
 }
 
-/// Refunds all leases in a background task. The last handle and all workers have been dropped.
+/// Refunds all leases in a background task when the last handle and all workers have been dropped.
+/// Outside of a tokio runtime, the leases are not refunded.
 impl<St: Storage> Drop for LeaseTable<St> {
     fn drop(&mut self) {
         let Ok(runtime) = Handle::try_current() else { return };

@@ -129,7 +129,7 @@ impl<St: Storage> Leases<St> {
         self.0.counters.counted().0
     }
 
-    /// Returns how often units were requested from the inner storage.
+    /// Returns the number of requests for units to the inner storage.
     pub fn misses(&self) -> u64 {
         self.0.counters.counted().1
     }
@@ -152,8 +152,8 @@ impl<St: Storage> Leases<St> {
     /// another runtime requested them. Slices whose windows have ended are dropped.
     ///
     /// Nothing happens before the future is polled. If it is dropped before it is ready, the units
-    /// of refunds in flight can be lost. The others stay until `close` is called again or the last
-    /// handle is dropped.
+    /// of refunds in flight can be lost. All other units stay leased until `close` is called again
+    /// or the last handle is dropped.
     ///
     /// # Errors
     ///
@@ -236,7 +236,7 @@ impl<St: Storage> Storage for Leases<St> {
     }
 
     /// Units that a hit has not spent go back to the slice. Units that it spent in addition are
-    /// taken from the slice, and what the slice does not have is charged to the storage.
+    /// taken from the slice. If the slice has too few, the rest is charged to the storage.
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
         if !decision.has_spent() || actual == decision.cost() {
             return Change(ChangeState::Local);
@@ -258,7 +258,7 @@ impl<St: Storage> Storage for Leases<St> {
         self.0.inner.check()
     }
 
-    /// Drops all leases too.
+    /// Clears the inner storage, and drops all leases.
     fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
         let forget = ForgetOnDrop(Arc::clone(&self.0));
         let cleared = self.0.inner.clear_all();

@@ -185,7 +185,8 @@ impl Calls {
         let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let from = silence.until.map_or(begun, |until| until.max(begun));
-        // A call that ends this late is on a busy machine, which may not have read the reply yet.
+        // A call that ends this late indicates a busy machine, which may not have read the reply
+        // yet.
         if now < begun + timeout * 3 / 2 {
             silence.total += now.saturating_duration_since(from);
         }

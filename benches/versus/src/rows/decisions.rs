@@ -55,7 +55,7 @@ fn key_set<K: PeerKey>(table: &mut Table, label: &str, count: u32, key: fn(u32) 
     }
 }
 
-/// A function that hits a limiter.
+/// A function that hits a limiter, and returns `true` if the hit was admitted.
 trait Admits: Fn(&RateLimiter, &Key) -> bool + Copy + Sync {}
 
 impl<F: Fn(&RateLimiter, &Key) -> bool + Copy + Sync> Admits for F {}
