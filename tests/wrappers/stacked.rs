@@ -12,8 +12,8 @@ const MS: Duration = Duration::from_millis(1);
 
 type WithFallback = Breaker<FakeStorage, MemoryStorage>;
 
-/// A breaker that opens at the first failure and whose fallback is one of `replicas`, with its
-/// primary.
+/// Returns a breaker for `replicas` replicas that opens at the first failure, its primary, and the
+/// clock of both.
 fn breaker(replicas: u32) -> (WithFallback, FakeStorage, ManualClock) {
     let (primary, clock) = FakeStorage::in_memory(Behavior::Works);
     let fallback = MemoryStorage::builder().clock(clock.clone()).build().unwrap();

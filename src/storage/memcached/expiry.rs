@@ -36,7 +36,8 @@ pub(super) fn after(keep: Duration, now: Option<Timestamp>) -> i32 {
 mod tests {
     use super::*;
 
-    /// Regression test: items that should expire after more than 30 days expired at once.
+    /// Guards against a defect seen in practice: items that should expire after more than 30 days
+    /// expired at once.
     #[test]
     fn long_expiries_are_instants() {
         let now = Some(Timestamp::from_micros(1_800_000_000_000_000));
