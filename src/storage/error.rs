@@ -139,7 +139,7 @@ impl StorageError {
         self.0.may_have_counted
     }
 
-    /// Wraps `self` in a new error of the same kind with `message`. `self` becomes its source.
+    /// Creates an error of the same kind with `message`, and with `self` as its source.
     pub(super) fn context(self, message: &'static str) -> Self {
         let may_have_counted = self.may_have_counted();
         Self::new(self.kind(), message).with_may_have_counted(may_have_counted).with_source(self)

@@ -144,7 +144,7 @@ impl Summary {
     }
 
     /// Removes a refusal from the summary, so that the caller calls [`Storage::decide`]. Returns
-    /// `false`, which [`Storage::try_admit`] returns.
+    /// `false`, the result of [`Storage::try_admit`] in this case.
     pub(crate) fn remove_refusal(summary: Option<&mut Self>) -> bool {
         if let Some(summary) = summary {
             *summary = Self::default();

@@ -13,7 +13,7 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
-/// Returns the output of a server that exits at once.
+/// Returns the output of a server that rejects its flags and exits.
 fn refused(flags: &[&str]) -> Output {
     let (out, error) = (Stdio::piped(), Stdio::piped());
     let mut child = Command::new(server()).args(flags).stdout(out).stderr(error).spawn().unwrap();

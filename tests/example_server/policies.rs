@@ -17,7 +17,7 @@ use crate::{field, refused};
 /// The longest wait for a change to take effect.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A policies file in a folder of its own.
+/// A policies file in its own folder.
 struct PoliciesFile {
     folder: PathBuf,
     path: PathBuf,

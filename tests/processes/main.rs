@@ -109,8 +109,8 @@ impl Process {
     }
 }
 
-/// Starts all processes at once after they have connected. Returns the number that each of them
-/// prints.
+/// Starts all processes at the same time, after they have connected. Returns the number that each
+/// of them prints.
 fn together(mut many: Vec<Process>) -> Vec<u32> {
     for process in &mut many {
         let mut line = String::new();

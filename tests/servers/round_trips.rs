@@ -33,7 +33,7 @@ where
     [hit, refused, ask(Op::Peek).1]
 }
 
-/// Every strategy, and three limits at once.
+/// Returns a policy for each strategy, and one with three limits.
 fn policies() -> impl Iterator<Item = Policy> {
     let several = "fixed-window 3/day; moving-window 5/day; token-bucket 9/day";
     EVERY_STRATEGY

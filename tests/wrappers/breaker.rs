@@ -217,7 +217,8 @@ async fn refusals_that_only_read_do_not_reset_failures() {
         assert_eq!(state().failures, failures);
     }
     assert_eq!(state().phase, Phase::Open);
-    // A refusal may probe nevertheless, because a spent window has nothing but refusals.
+    // A refused probe closes the circuit all the same, because a spent window returns only
+    // refusals.
     sleep(SHORTEST).await;
     assert!(!limiter.hit(&hot).await.unwrap().is_from_fallback());
     assert_eq!((state().phase, state().failures), (Phase::Closed, 0));

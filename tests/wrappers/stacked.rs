@@ -78,7 +78,7 @@ async fn leases_are_spent_during_an_outage_and_none_are_taken_from_the_fallback(
             assert!(!decision.is_from_fallback());
             assert_eq!(decision.remaining(), 1_000 - spent);
         }
-        // Three leased units are left, and stay for smaller costs.
+        // The three leased units that are left are kept for smaller costs.
         let decision = spend(&limiter, 5).await;
         assert!(decision.is_admitted() && decision.is_from_fallback());
         assert_eq!((decision.capacity(), decision.remaining()), (250, 245));

@@ -129,7 +129,7 @@ pub struct Changing<P: Storage, F: Storage> {
 }
 
 impl<P: Storage, F: Storage> Changing<P, F> {
-    /// Returns a future that is ready at once.
+    /// Returns a future that is immediately ready.
     pub(super) fn empty() -> Self {
         Self { primary: None, fallback: None, failed: None }
     }

@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_millis(500);
 pub(in crate::storage) struct Batch<'a> {
     /// The stored states before the first job.
     loaded: &'a str,
-    /// The loaded states were moved back in time, so they differ from the stored ones.
+    /// `true` if the states were moved back in time, so that they differ from the stored ones.
     is_moved: bool,
     now: Timestamp,
     text: String,

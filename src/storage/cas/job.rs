@@ -65,9 +65,9 @@ struct Progress(Mutex<Stage>);
 struct Stage {
     /// The last time at which other jobs or processes were known to delay this one.
     contended: Option<Timestamp>,
-    /// The job is part of a swap that was sent, or that is about to be sent.
+    /// `true` if the job is part of a swap that was sent, or that is about to be sent.
     sent: bool,
-    /// The caller has left. A job that was not sent before is never sent.
+    /// `true` if the caller has left. A job that was not sent before is never sent.
     left: bool,
 }
 

@@ -122,7 +122,7 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Returns the latest text of a key that the store knows without a round trip. Defaults to
     /// `None`.
     ///
-    /// [`Cas`] decides on this text and swaps at once, which saves the round trip of
+    /// [`Cas`] decides on this text and swaps immediately, which saves the round trip of
     /// [`load`](Self::load). The text may be outdated, because the swap compares its version. A
     /// decision that would not change the text is made again on a loaded one.
     ///

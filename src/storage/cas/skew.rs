@@ -12,8 +12,8 @@ use crate::storage::text;
 use crate::time::micros;
 use crate::{ConfigError, Timestamp};
 
-/// The default of `max_skew`. The clocks of machines with NTP differ by less, and a client that
-/// waits 5 seconds too long can tolerate it.
+/// The default of `max_skew`. The clocks of machines with NTP differ by less. In the worst case, a
+/// client waits this much too long.
 pub(in crate::storage) const MAX_SKEW: Duration = Duration::from_secs(5);
 
 /// The largest `max_skew`.
@@ -83,7 +83,7 @@ impl Skew {
 pub(in crate::storage) struct View<'a> {
     pub(in crate::storage) at: Timestamp,
     pub(in crate::storage) states: Cow<'a, str>,
-    /// The states were moved back, so they differ from the stored ones.
+    /// `true` if the states were moved back in time, so that they differ from the stored ones.
     pub(in crate::storage) is_moved: bool,
 }
 

@@ -21,8 +21,9 @@ use super::{Clock, Timestamp};
 ///
 /// - A decision is made at the time of the last tick. So a client may be refused for up to a tick
 ///   after its units have become available.
-/// - Quotas hold in the time of this clock. For example, a window of N per second admits at most N
-///   in each second of this clock, which may be up to a tick shorter or longer than a real second.
+/// - Quotas are enforced in the time of this clock. For example, a window of N per second admits at
+///   most N in each second of this clock, which may be up to a tick shorter or longer than a real
+///   second.
 /// - `retry_after` and `Retry-After` are never too short. They are up to a tick longer, because the
 ///   storage adds the [`resolution`](Clock::resolution).
 ///

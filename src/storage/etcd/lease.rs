@@ -24,8 +24,8 @@ const SHORTEST_STEP: u64 = 4;
 /// most that etcd grants.
 const LONGEST_TTL: Duration = Duration::from_secs(7_000_000_000);
 
-/// The most keys per lease. etcd deletes all keys of a lease at once, and other calls wait until
-/// then.
+/// The maximum number of keys per lease. etcd deletes all keys of a lease in one step, and other
+/// calls wait meanwhile.
 const MAX_KEYS: u32 = 5_000;
 
 /// The leases that this process uses.

@@ -1,4 +1,4 @@
-//! Charges: units that are taken from a slice even if it has fewer.
+//! Charges, which take units from a slice even if it has too few.
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ use super::shared::LeaseTable;
 use crate::storage::StorageError;
 use crate::{Decision, Key, Policy, Storage};
 
-/// The most refunds in flight at once.
+/// The maximum number of refunds in flight.
 const IN_FLIGHT: usize = 64;
 
 /// The unspent units of one lease, as a hit that can be refunded.

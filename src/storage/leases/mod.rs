@@ -52,7 +52,7 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// The storage counts leased units as spent, so all nodes together never admit more than the limit.
 /// Units that a node has leased and not spent are not available to other nodes. Choose a slice of
 /// about one percent of the limit. As the window runs out, slices shrink: a slice never exceeds one
-/// sixteenth of the remaining units. It ends with its window.
+/// sixteenth of the remaining units. A slice expires with its window.
 ///
 /// The policy must be a single [`FixedWindow`](crate::FixedWindow), anchored or aligned. Other
 /// policies fail [validation](Storage::validate). Shadow limits, and policies chosen per request
@@ -71,8 +71,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// # Errors
 ///
 /// If the storage fails, all hits that wait for the request fail with the same [`StorageError`]. A
-/// hit can wait for two timeouts of the storage: for the request in flight, and for its own. With a
-/// fallback inside, it can wait for a third one.
+/// hit can wait for two timeouts of the storage: for the request in flight, and for its own. If the
+/// storage contains a breaker with a fallback, a hit can wait for a third timeout.
 #[derive(Clone)]
 pub struct Leases<St: Storage>(Arc<LeaseTable<St>>);
 

@@ -104,8 +104,8 @@ impl<St: Storage> LeaseTable<St> {
         }
         if starts_worker {
             let mut worker = Box::pin(LeaseWorker::new(Arc::clone(self), place, key.clone()).run());
-            // The first poll is done here, because requests to a storage in memory complete in it
-            // and need no task.
+            // A storage in memory is ready at the first poll, so a task is spawned only if the
+            // worker is still pending.
             if worker.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
                 && let Some(runtime) = runtime
             {

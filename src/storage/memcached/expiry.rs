@@ -18,7 +18,8 @@ const UNCERTAINTY: u64 = 3;
 
 /// Returns the expiry for a text that is kept for `keep`, on a server whose clock shows `now`.
 ///
-/// Servers count in whole seconds, and the first second may end at once. So one second is added.
+/// Servers count in whole seconds, and the first second may end immediately. So one second is
+/// added.
 ///
 /// If the server's time is unknown, no instant is sent, because it could be in the server's past.
 pub(super) fn after(keep: Duration, now: Option<Timestamp>) -> i32 {

@@ -27,7 +27,7 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// let storage = MemcachedStorage::new("memcached://one,two/?prefix=shop")?.deadline(Duration::from_millis(50));
 ///
 /// let error = MemcachedStorage::new("http://one").unwrap_err();
-/// assert!(error.to_string().starts_with("cannot read the URL \"http://one\": its scheme is \"http\", write memcached://"));
+/// assert!(error.to_string().starts_with("cannot read the URL \"http://one\": unknown scheme \"http\": write memcached://"));
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 ///

@@ -52,14 +52,13 @@ const LABEL: &str = "postgres";
 /// # Decisions
 ///
 /// A hit is a statement that stores the new state if no other process has stored one meanwhile. The
-/// process remembers the states of the keys that it used last, and the server's time. So an
-/// admitted hit takes one round trip, and so does a refused hit or a peek, which only reads. If
-/// another process has changed the key, a hit takes another round trip. It never admits more than
-/// the limit. A hit that loses every race is refused as
-/// [contended](crate::Decision::is_contended). [`Cas`] has the details.
+/// process remembers the states of the keys that it used last, and the server's time. So a hit
+/// takes one round trip, admitted or refused. A peek takes one, too. If another process has changed
+/// the key, a hit takes another round trip. It never admits more than the limit. A hit that loses
+/// every race is refused as [contended](crate::Decision::is_contended). [`Cas`] has the details.
 ///
-/// Concurrent hits of a process on the same key share one statement. Each statement is a
-/// transaction of its own.
+/// Concurrent hits of a process on the same key share one statement. Each statement is a separate
+/// transaction.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built: see [long logs](crate::guide::several_processes#long-logs).
@@ -101,8 +100,8 @@ const LABEL: &str = "postgres";
 /// ```
 ///
 /// The user needs the rights to select, insert, update and delete. Every eighth write of a process
-/// deletes the expired rows on the next four pages of the table, without an index. So a process
-/// deletes an expired row within two writes per page (8 kB) of the table.
+/// deletes the expired rows on the next four pages of the table, without an index. So if the table
+/// has N pages of 8 kB, an expired row is deleted within 2 N writes of a process.
 ///
 /// # Errors
 ///

@@ -59,7 +59,8 @@ impl Table {
     }
 
     /// Returns the statements of `migrate`, which run as one transaction. The lock makes other
-    /// processes wait: `IF NOT EXISTS` alone fails if two of them create the table at once.
+    /// processes wait: `IF NOT EXISTS` alone fails if two of them create the table at the same
+    /// time.
     pub(super) fn migration(&self) -> String {
         let schema = self.schema.as_ref().map(|schema| {
             // CREATE SCHEMA IF NOT EXISTS needs the right to create one even if it exists.

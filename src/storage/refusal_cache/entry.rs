@@ -11,8 +11,8 @@ pub(super) struct CachedRefusal {
     decision: Decision,
     /// The time before the request was sent.
     sent: Timestamp,
-    /// The time when the decision arrived. The storage decided earlier, so at least this much time
-    /// has passed since the decision. A derived `retry_after` is never too short.
+    /// The time when the decision arrived. The decision is at least as old as the time since then,
+    /// so a derived `retry_after` is never too short.
     received: Timestamp,
     /// The end of the time to live, counted from `sent`. The storage decided after that, so the end
     /// is never too late.

@@ -147,8 +147,8 @@ fn wall_clock() -> i64 {
     i64::try_from(Timestamp::wall_clock().as_micros()).unwrap_or(i64::MAX)
 }
 
-/// The device and the inode of a file. Only Unix needs it, because other systems do not delete open
-/// files.
+/// The device and the inode of a file. Needed only on Unix, where a file can be deleted or replaced
+/// while it is open.
 #[derive(PartialEq, Eq)]
 struct Identity(u64, u64);
 

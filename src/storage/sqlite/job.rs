@@ -53,9 +53,9 @@ pub(super) struct Waiting {
 
 #[derive(Debug, Default)]
 struct Stage {
-    /// The job is part of an open transaction, or was committed.
+    /// `true` if the job is part of an open transaction, or was committed.
     begun: bool,
-    /// The caller has left. A job that has not begun by then is never executed.
+    /// `true` if the caller has left. A job that has not begun by then is never executed.
     left: bool,
 }
 

@@ -79,8 +79,8 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 /// - The file must be on a local disk. Network file systems do not support the shared memory that
 ///   SQLite needs.
 /// - The table is called `tower_ratelimit`, and is created if it does not exist. Each write deletes
-///   expired rows among the next four rows of the table. So a process deletes an expired row within
-///   one write per four rows of the table.
+///   expired rows among the next four rows of the table. So if the table has N rows, an expired row
+///   is deleted within N / 4 writes of a process.
 ///
 /// # Errors
 ///
@@ -187,7 +187,7 @@ impl SqliteStorage {
     /// Sets the protection against a power failure. Overrides the URL. Defaults to
     /// [`Durability::EverySecond`].
     ///
-    /// The returned storage has a thread and a connection of its own.
+    /// The returned storage has its own thread and connection.
     #[must_use]
     pub fn durability(self, durability: Durability) -> Self {
         let shared = Arc::new(Shared::new(self.shared.path.clone(), durability));

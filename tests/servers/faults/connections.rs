@@ -96,7 +96,8 @@ async fn calls_beyond_the_limit_are_not_sent<B: Backend>() {
     }
 }
 
-/// There are more callers than the server can answer within the deadline, and each retries at once.
+/// There are more callers than the server can answer within the deadline, and each retries
+/// immediately.
 async fn many_retrying_callers_on_one_thread_make_progress<B: Backend>() {
     const CALLERS: u64 = 3_000;
     let server = B::Server::launch();

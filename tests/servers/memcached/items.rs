@@ -16,7 +16,7 @@ use super::{LONG, storage};
 async fn items_live_as_long_as_their_window() {
     let server = Memcached::start(&[]);
     let storage = storage(&server.url()).deadline(LONG);
-    // Expiries are in whole seconds, and the first second may end at once. Items live for
+    // Expiries are in whole seconds, and the first second may end immediately. Items live for
     // `max_skew` (5 s) longer, and some seconds more if the expiry is an instant of the server's
     // clock.
     for (days, least, most) in

@@ -57,7 +57,7 @@ fn file_that_becomes_read_only_is_an_error() {
     let error = try_hit(&storage).unwrap_err();
     assert_eq!(error.kind(), StorageErrorKind::Refused, "{error:?}");
     assert!(error.to_string().contains("check the permissions") && !error.may_have_counted(), "{error:?}");
-    // It recovers by itself.
+    // The storage recovers when the file can be written to again.
     bytes[18] = 2;
     fs::write(&path, &bytes).unwrap();
     assert_eq!(try_hit(&storage).unwrap().remaining(), 3);
