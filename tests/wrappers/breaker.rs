@@ -217,7 +217,7 @@ async fn refusals_that_only_read_do_not_reset_failures() {
         assert_eq!(state().failures, failures);
     }
     assert_eq!(state().phase, Phase::Open);
-    // A refused probe closes the circuit all the same, because a spent window returns only
+    // A refused probe closes the circuit too, because a spent window returns only
     // refusals.
     sleep(SHORTEST).await;
     assert!(!limiter.hit(&hot).await.unwrap().is_from_fallback());
