@@ -20,7 +20,8 @@ const DOCS: &str = include_str!("../../src/guide/how_far_does_it_scale.md");
 
 /// The number of clients in each measurement.
 const CLIENTS: u64 = 5_000;
-/// The number of clients on etcd, which syncs each write to the disk. The first argument replaces it.
+/// The number of clients on etcd, which syncs each write to the disk. The first argument of the
+/// program replaces it.
 const CLIENTS_OF_ETCD: u64 = 200;
 
 /// The number of calls in flight while the rate is measured.
