@@ -24,7 +24,7 @@ const CLIENTS: u64 = 5_000;
 /// program replaces it.
 const CLIENTS_OF_ETCD: u64 = 200;
 
-/// The number of calls in flight while the rate is measured.
+/// The number of calls in flight.
 const IN_FLIGHT: u64 = 64;
 /// The duration of a measurement of the rate.
 const SPAN: Duration = Duration::from_secs(2);
