@@ -241,7 +241,7 @@ impl Options {
         .map_err(str::to_owned)
     }
 
-    /// Rejects wrappers around the memory storage, because they save round trips to a server.
+    /// Rejects wrappers around the memory storage, because they only save round trips to a server.
     fn check_wrappers(&self, url: &str) -> Result<(), String> {
         let flags = [(self.deny_cache, "--deny-cache"), (self.lease.is_some(), "--lease")];
         match flags.into_iter().find(|(is_there, _)| *is_there && url.starts_with("memory:")) {

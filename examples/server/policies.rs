@@ -15,7 +15,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// is used if its content is still the same.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// The policies of requests, from the flags or from a file.
+/// The content of a policies file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Policies {
@@ -104,8 +104,8 @@ impl PoliciesFile {
 
     /// Reloads the file at SIGHUP and whenever its content changes. `check` validates the policies.
     ///
-    /// Comparing the content works with every editor: it does not matter if the file is written in
-    /// place or replaced by another one, nor how exact its time stamp is.
+    /// Comparing the content works with every editor, for a file that is written in place and for
+    /// one that is replaced. It does not depend on the precision of time stamps.
     pub(crate) async fn follow(mut self, current: Current, check: impl Fn(&Policies) -> Result<(), String>) {
         loop {
             let content = tokio::select! {

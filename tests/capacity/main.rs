@@ -83,7 +83,7 @@ async fn on_redis(policy: &Policy) -> [u64; 4] {
     [keys.iter().map(usage).sum(), growth / CLIENTS, received / CLIENTS / 10, sent / CLIENTS / 10]
 }
 
-/// Returns the items' bytes, which contain the header of each item.
+/// Returns the bytes of the items per client, including the header of each item.
 async fn on_memcached(policy: &Policy) -> u64 {
     let server = Memcached::start(&[]);
     fill(&any(&server.url()), policy, CLIENTS).await;

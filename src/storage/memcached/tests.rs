@@ -1,4 +1,4 @@
-//! Tests of the client against a scripted server.
+//! Tests of the client against a fake server.
 
 use std::collections::HashMap;
 use std::io;

@@ -13,7 +13,8 @@ use tokio::time::{Instant, sleep};
 use super::{Reconnecting, Usable};
 use crate::storage::StorageError;
 
-/// The largest number of calls in flight on one connection. The docs of the storages state it.
+/// The largest number of calls in flight on one connection. The documentation of the storages
+/// states this number.
 pub(in crate::storage) const MOST: usize = 1_024;
 
 /// The smallest value of the limit.

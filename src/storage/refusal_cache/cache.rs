@@ -194,7 +194,7 @@ pub(super) struct InFlight {
     policy: Policy,
     place: TableKey,
     cost: u32,
-    /// The time before the request was sent.
+    /// A time just before the request was sent.
     sent: Timestamp,
     changes: u64,
     is_undecided: bool,

@@ -9,7 +9,7 @@ use crate::{Decision, Limit, Policy, Timestamp};
 pub(super) struct CachedRefusal {
     policy: Policy,
     decision: Decision,
-    /// The time before the request was sent.
+    /// A time just before the request was sent.
     sent: Timestamp,
     /// The time when the decision arrived. The decision is at least as old as the time since then,
     /// so a derived `retry_after` is never too short.
@@ -145,7 +145,7 @@ impl Answer {
     fn after(&self, cost: u32, passed: u64) -> Status {
         let status = &self.status;
         if !self.is_exact && status.retry_micros() <= passed {
-            // The limit may admit the cost by now or later. Another limit of the policy refuses it.
+            // This limit may already admit the cost. Another limit of the policy refuses it.
             let reset = status.reset_after_micros().saturating_sub(passed).max(1);
             return Status::refused(status.capacity(), status.remaining(), reset, Some(1));
         }

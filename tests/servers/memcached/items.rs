@@ -54,7 +54,8 @@ async fn cleared_item_is_removed() {
     assert_eq!(server.ask("mg rl:p|t:k"), ["EN"]);
 }
 
-/// A state of another limit under the policy's name, of this many bytes. The storage keeps it.
+/// Returns a state of another limit under the same policy name, with this number of bytes. The
+/// storage keeps such states.
 fn other_state(bytes: usize) -> String {
     // It expires in decades.
     let start = "[9.other/1 9000000000000000,";

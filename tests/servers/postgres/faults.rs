@@ -53,7 +53,7 @@ fn dropped_table_is_a_clear_error_and_is_created_again() {
     assert_eq!(hit(&limiter).unwrap(), 999);
 }
 
-/// The lock of another transaction, for example of a session that is idle in transaction.
+/// Another transaction holds the lock, for example in a session that is idle in transaction.
 #[test]
 fn locked_row_is_an_error_at_the_deadline_and_counts_nothing() {
     let server = Postgres::start(&[]);
@@ -102,7 +102,7 @@ fn serialization_failure_is_retried() {
     assert_eq!(1_000 - peeked.remaining() as usize, admitted);
 }
 
-/// A replica, and the old primary after a failover.
+/// A server is read-only if it is a replica, or the old primary after a failover.
 #[test]
 fn read_only_server_is_a_clear_error_and_recovers() {
     let server = Postgres::start(&[]);
