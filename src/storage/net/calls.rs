@@ -13,7 +13,8 @@ use tokio::time::{Instant, sleep};
 use super::{Reconnecting, Usable};
 use crate::storage::StorageError;
 
-/// The largest number of calls in flight on one connection. The docs of the storages state it.
+/// The largest number of calls in flight on one connection. The documentation of the storages
+/// states this number.
 pub(in crate::storage) const MOST: usize = 1_024;
 
 /// The smallest value of the limit.
@@ -185,7 +186,8 @@ impl Calls {
         let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let from = silence.until.map_or(begun, |until| until.max(begun));
-        // A call that ends this late is on a busy machine, which may not have read the reply yet.
+        // A call that ends this late indicates a busy machine, which may not have read the reply
+        // yet.
         if now < begun + timeout * 3 / 2 {
             silence.total += now.saturating_duration_since(from);
         }

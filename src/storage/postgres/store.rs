@@ -66,7 +66,7 @@ impl CasStorage for Store {
     ) -> Result<Swapped<String>, StorageError> {
         let (key, deadline) = (self.key(key), self.deadline());
         let keep = i64::try_from(micros(keep)).unwrap_or(i64::MAX);
-        // If the statement fails, the text is unknown.
+        // Forgets the text first, because it is unknown if the statement fails.
         self.recent.record(&key, "");
         let reply = match (version.is_empty(), text.is_empty()) {
             (true, true) => {
@@ -141,7 +141,8 @@ impl Store {
         format!("{}:{key}", self.prefix)
     }
 
-    /// Shortly before `Cas` times out, so that the connection notices the missing reply.
+    /// Returns an instant shortly before `Cas` times out, so that the connection notices a missing
+    /// reply.
     fn deadline(&self) -> Instant {
         Instant::now() + self.deadline * 15 / 16
     }

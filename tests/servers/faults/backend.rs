@@ -12,7 +12,7 @@ pub(crate) trait Backend: 'static {
     type Server: FaultyServer;
     type Storage: Storage<Error = StorageError>;
 
-    /// A timeout within which a hit succeeds when nothing is wrong.
+    /// A timeout that is long enough for a hit without faults.
     const TIMEOUT: Duration;
 
     /// The tolerance for results after their timeout on a busy machine.

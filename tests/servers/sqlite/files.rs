@@ -34,13 +34,13 @@ fn file_that_cannot_be_opened_is_an_error_at_the_start() {
     }
 }
 
-/// Root may write to a file without permissions, so the file system has to refuse.
+/// Root ignores file permissions, so the header of the file also marks it as read-only.
 #[test]
 fn file_that_becomes_read_only_is_an_error() {
     let folder = Folder::new();
     let storage = open(&folder.file());
     assert_eq!(try_hit(&storage).unwrap().remaining(), 4);
-    // Another program with a newer format marks its files in this way.
+    // SQLite opens a file read-only if the write version in its header is greater than 2.
     let connection = Connection::open(folder.file()).unwrap();
     connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
     drop(connection);
@@ -48,7 +48,7 @@ fn file_that_becomes_read_only_is_an_error() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
     let mut bytes = fs::read(&path).unwrap();
     bytes[18] = 3;
-    // A new file at the same path, so the storage opens it.
+    // Replaces the file, so that the storage opens it again.
     fs::remove_file(&path).unwrap();
     for end in ["-wal", "-shm"] {
         let _ = fs::remove_file(format!("{}{end}", path.display()));
@@ -57,7 +57,7 @@ fn file_that_becomes_read_only_is_an_error() {
     let error = try_hit(&storage).unwrap_err();
     assert_eq!(error.kind(), StorageErrorKind::Refused, "{error:?}");
     assert!(error.to_string().contains("check the permissions") && !error.may_have_counted(), "{error:?}");
-    // It recovers by itself.
+    // The storage recovers when the file can be written to again.
     bytes[18] = 2;
     fs::write(&path, &bytes).unwrap();
     assert_eq!(try_hit(&storage).unwrap().remaining(), 3);
@@ -81,7 +81,7 @@ fn file_that_becomes_corrupt_is_an_error_until_it_is_moved_away() {
     fs::write(&path, &bytes).unwrap();
     for _ in 0..2 {
         let error = try_hit(&storage).unwrap_err();
-        assert!(error.to_string().contains("move it away") && !error.may_have_counted(), "{error:?}");
+        assert!(error.to_string().contains("move the file away") && !error.may_have_counted(), "{error:?}");
         assert!(format!("{error:#}").contains("malformed"), "{error:?}");
     }
     fs::rename(&path, folder.0.join("corrupt.db")).unwrap();
