@@ -11,7 +11,7 @@ use crate::error::or_panic;
 use crate::extract::{Head, KeyExtractor};
 use crate::middleware::config::{LayerConfig, OnError};
 use crate::middleware::options::{CostFn, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Settling, Skip};
-use crate::middleware::admission::LayerState;
+use crate::middleware::state::LayerState;
 use crate::observe::Observer;
 use crate::storage::InfallibleStorage;
 use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejection};
