@@ -19,8 +19,9 @@ use tower_service::Service;
 use self::finding::Finding;
 #[cfg(not(feature = "lookup"))]
 use self::no_finding::Finding;
-use crate::middleware::admission::{Action, LayerState, ResponsePlan};
+use crate::middleware::admission::{Action, ResponsePlan};
 use crate::middleware::post_response::QueueSlot;
+use crate::middleware::state::LayerState;
 use crate::{Decision, Rejection, Storage, headers};
 
 pin_project! {

@@ -9,7 +9,8 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use crate::future::{ResponseFuture, Waiting};
-use crate::middleware::admission::{Action, Hold, LayerState};
+use crate::middleware::admission::{Action, Hold};
+use crate::middleware::state::LayerState;
 use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 
 /// Limits the requests to the inner service. Created by [`RateLimitLayer`](crate::RateLimitLayer).

@@ -1,6 +1,5 @@
 //! Admission of a request: key, cost, decision and response.
 
-use std::sync::Arc;
 use std::task::Poll;
 
 use http::{Request, Response};
@@ -9,24 +8,15 @@ use crate::extract::Head;
 use crate::headers::Numbers;
 #[cfg(feature = "lookup")]
 use crate::lookup::Finding;
-use crate::middleware::config::LayerConfig;
 use crate::middleware::context::{ChargeContext, poll_once};
 use crate::middleware::hits::Hits;
-use crate::middleware::lints::Lints;
 use crate::middleware::options::Settling;
 use crate::middleware::post_response::{PostResponse, QueueSlot, Settlement};
 use crate::middleware::shadow_check::ShadowCheck;
+use crate::middleware::state::LayerState;
 use crate::observe::{Event, EventKind};
 use crate::storage::{StorageRequest, Summary};
 use crate::{Decision, Key, Op, Policy, Rejection, SharedPolicy, Storage};
-
-/// The state that all services of a layer share.
-pub(crate) struct LayerState<St, R> {
-    pub(crate) config: LayerConfig,
-    pub(crate) storage: St,
-    pub(crate) rejection: Arc<R>,
-    pub(crate) lints: Lints,
-}
 
 /// The next step for a request.
 pub(crate) enum Action<St: Storage, ResBody, W = Hold<St>> {
@@ -65,12 +55,6 @@ impl<St: Storage> ResponsePlan<St> {
     #[inline]
     pub(crate) fn only(numbers: Option<Numbers>) -> Self {
         Self { numbers, after: None }
-    }
-}
-
-impl<St, R> LayerState<St, R> {
-    pub(crate) fn new(config: LayerConfig, storage: St, rejection: Arc<R>) -> Arc<Self> {
-        Arc::new(Self { config, storage, rejection, lints: Lints::default() })
     }
 }
 

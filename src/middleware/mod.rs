@@ -5,6 +5,7 @@ pub(crate) mod admission;
 pub(crate) mod config;
 pub(crate) mod context;
 mod hits;
+mod inspect;
 mod lints;
 #[cfg(feature = "lookup")]
 mod lookup;
@@ -13,6 +14,7 @@ pub(crate) mod options;
 pub(crate) mod post_response;
 mod reject;
 pub(crate) mod shadow_check;
+pub(crate) mod state;
 mod usage;
 
 pub use self::config::OnError;

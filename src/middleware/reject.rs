@@ -5,8 +5,9 @@ use std::mem;
 use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Request, Response};
 
-use super::admission::{Action, Delayed, LayerState, ResponsePlan};
+use super::admission::{Action, Delayed, ResponsePlan};
 use super::config::OnError;
+use super::state::LayerState;
 use crate::extract::{Head, KeyError};
 use crate::observe::EventKind;
 use crate::storage::StorageRequest;

@@ -9,8 +9,8 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
 use super::CONNECT_WITHIN;
-use super::calls::{MOST, Waiters, overloaded};
 use super::race::{TRIES, race};
+use super::waiters::{MOST, Waiters, overloaded};
 use crate::storage::StorageError;
 
 /// The backoff after a failed attempt. Each failure doubles it, up to [`MAX_BACKOFF`].
