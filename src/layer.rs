@@ -1,5 +1,7 @@
 //! The layer.
 
+mod wait;
+
 use std::fmt;
 use std::sync::Arc;
 

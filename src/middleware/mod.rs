@@ -14,6 +14,7 @@ pub(crate) mod post_response;
 mod reject;
 pub(crate) mod shadow_check;
 mod usage;
+pub(crate) mod wait;
 
 pub use self::config::OnError;
 pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip, policy_by};
