@@ -179,9 +179,17 @@ pin_project! {
         slot: QueueSlot<St>,
         #[pin]
         delay: Option<Sleep>,
-        // The decision of a request whose delay is over.
-        after_delay: Option<Box<Decision>>,
+        // The step after the wait, once the service is ready.
+        next: Option<Next<St>>,
     }
+}
+
+/// The step of a request that has waited with a clone of the service.
+enum Next<St: Storage> {
+    /// The request is admitted.
+    Admitted(Box<Decision>),
+    /// The storage has failed, and the request is forwarded without limits.
+    Forward(ResponsePlan<St>),
 }
 
 impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
@@ -198,7 +206,7 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
         let delay = slot.delayed.as_ref().map(|decision| tokio::time::sleep(decision.delay()));
         let holds_nothing = delay.is_some() || matches!(deciding, Deciding::Turn(_));
         let service = if holds_nothing { unready(&ready) } else { ready };
-        Self { shared, call: Some((service, request)), deciding, slot, delay, after_delay: None }
+        Self { shared, call: Some((service, request)), deciding, slot, delay, next: None }
     }
 
     /// Returns the state after waiting.
@@ -213,13 +221,19 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
             if let Some(delay) = this.delay.as_mut().as_pin_mut() {
                 ready!(delay.poll(cx));
                 this.delay.set(None);
-                *this.after_delay = this.slot.delayed.take();
+                *this.next = this.slot.delayed.take().map(Next::Admitted);
             }
-            if let Some(decision) = &*this.after_delay {
+            if this.next.is_some() {
                 ready!(service.poll_ready(cx))?;
+            }
+            if let Some(next) = this.next.take() {
+                let decision = match next {
+                    Next::Admitted(decision) => decision,
+                    Next::Forward(plan) => break plan,
+                };
                 let now = if decision.is_at_once() { None } else { this.slot.peek_now() };
-                let now = now.as_ref().unwrap_or(decision);
-                break this.shared.admitted_after(decision, now, this.slot.storage_request(), request);
+                let now = now.as_ref().unwrap_or(&decision);
+                break this.shared.admitted_after(&decision, now, this.slot.storage_request(), request);
             }
             let action = match this.deciding {
                 Deciding::First(deciding) => {
@@ -233,7 +247,8 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
                 }
             };
             match action {
-                Action::Forward(plan) => break plan,
+                Action::Forward(plan) if matches!(this.deciding, Deciding::First(_)) => break plan,
+                Action::Forward(plan) => *this.next = Some(Next::Forward(plan)),
                 Action::Respond(response) => return Poll::Ready(Ok(State::Refused { response: Some(response) })),
                 Action::Wait(Pause::Delay(decision)) => {
                     let delay = decision.delay();
@@ -241,7 +256,7 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
                     this.shared.report_delayed(this.slot);
                     *service = unready(service);
                     if delay.is_zero() {
-                        *this.after_delay = this.slot.delayed.take();
+                        *this.next = this.slot.delayed.take().map(Next::Admitted);
                     } else {
                         this.delay.set(Some(tokio::time::sleep(delay)));
                     }

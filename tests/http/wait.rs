@@ -45,7 +45,7 @@ where
     S: Service<Request<()>, Response = Response<String>, Error: Debug, Future: Send> + Clone + Send + 'static,
 {
     let (service, request) = (service.clone(), get(path));
-    let task = tokio::spawn(async move { ask(&service, request).await });
+    let task = tokio::spawn(async move { service.oneshot(request).await.unwrap() });
     settle().await;
     task
 }
@@ -191,7 +191,7 @@ async fn disconnected_client_spends_nothing() {
         let service = layer.layer(inner.clone());
         assert_eq!(status(&service, get("/")).await, 200);
         let waiting = [start(&service, "/").await, start(&service, "/").await];
-        waiting.each_ref().map(JoinHandle::abort);
+        waiting.iter().for_each(JoinHandle::abort);
         sleep(20 * SECOND).await;
         assert_eq!((left(&layer).await, inner.calls()), (1, 1));
     }
