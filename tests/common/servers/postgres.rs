@@ -123,6 +123,19 @@ impl Postgres {
         }
     }
 
+    /// Limits the size of each file that the server writes, or removes the limit. Writes beyond it
+    /// fail as on a full disk.
+    pub fn limit_files(&self, bytes: Option<u64>) {
+        let limit = bytes.map_or_else(|| "unlimited".to_owned(), |bytes| bytes.to_string());
+        let server = self.process.as_ref().unwrap().id();
+        for process in [vec![server], children(server)].concat() {
+            let limit = format!("--fsize={limit}:unlimited");
+            let output = unprivileged("prlimit").args(["--pid", &process.to_string(), &limit]).output().unwrap();
+            // A child may have ended.
+            assert!(output.status.success() || !children(server).contains(&process), "{output:?}");
+        }
+    }
+
     /// Suspends all processes of the server (SIGSTOP).
     pub fn stop(&self) {
         let process = self.process.as_ref().unwrap();
