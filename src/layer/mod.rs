@@ -1,6 +1,7 @@
 //! The layer.
 
 mod handles;
+mod wait;
 
 use std::fmt;
 use std::sync::Arc;
@@ -46,8 +47,8 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 ///
 /// # Panics
 ///
-/// Panics if a leaky bucket delays a request outside of a tokio runtime with time enabled. Nothing
-/// else needs a runtime.
+/// Panics if a leaky bucket delays a request, or a request [waits](Self::wait), outside of a tokio
+/// runtime with time enabled. Nothing else needs a runtime.
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<St = MemoryStorage, R = TextRejection> {
     pub(crate) shared: Arc<LayerState<St, R>>,

@@ -16,6 +16,8 @@ mod reject;
 pub(crate) mod shadow_check;
 pub(crate) mod state;
 mod usage;
+mod wait;
+pub(crate) mod waiting_room;
 
 pub use self::config::OnError;
 pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip, policy_by};

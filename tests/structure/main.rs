@@ -15,8 +15,8 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// The modules of `src` in layers, lowest first. A module imports only from lower layers and from
 /// itself. `lib.rs` imports all of them.
-const LAYERS: [&[&str]; 19] = [
-    &["error", "time", "key", "sync", "lint"],
+const LAYERS: [&[&str]; 20] = [
+    &["error", "time", "key", "sync", "lint", "background"],
     &["text"],
     &["quota"],
     &["strategy"],
@@ -24,6 +24,7 @@ const LAYERS: [&[&str]; 19] = [
     &["policy"],
     &["storage", "extract"],
     &["lookup", "client_usage"],
+    &["waiting"],
     &["limiter"],
     &["rejection"],
     &["headers"],
