@@ -1,5 +1,5 @@
 //! Compares decisions on a Redis server with plain scripts: calls per second, and server time per
-//! call.
+//! call. With arguments, only measures the rows whose name contains one of them.
 
 mod server;
 
@@ -184,6 +184,8 @@ async fn run() {
     for amount in [10, 10_000] {
         rows.push(sliding(&format!("moving window with {amount} entries, own clock"), amount, &storage).await);
     }
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    rows.retain(|row| words.is_empty() || words.iter().any(|word| row.name.contains(word)));
     for round in 0..ROUNDS {
         eprintln!("round {}", round + 1);
         for row in &mut rows {
@@ -194,6 +196,9 @@ async fn run() {
     println!("|---|{}---|", "---|".repeat(IN_FLIGHT.len()));
     for row in &rows {
         println!("| {} | {} | {:.2} |", row.name, row.rates.map(|rate| format!("{rate:.0}")).join(" | "), row.micros);
+    }
+    if !words.is_empty() {
+        return;
     }
     let bytes = server::bytes_of("*10000*refusing*:1.*", &mut connection).await;
     server::run_peer(&server.url());

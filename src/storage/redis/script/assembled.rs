@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::super::record;
-use super::{GRACE, Part, ScriptKind};
+use super::{GRACE, Part, STEP, ScriptKind};
 
 const FORGIVE: &str = include_str!("forgive.lua");
 const READ: &str = include_str!("read.lua");
@@ -39,7 +39,7 @@ const MAX_ARGUMENTS_IN_LOCALS: usize = 48;
 pub(super) fn text(kind: ScriptKind, parts: &[Part]) -> String {
     let size: usize = parts.iter().map(Part::size).sum();
     let mut text =
-        format!("local GRACE, TWO_32, TWO_54, NOW, SIZE = {GRACE}, 4294967296, 18014398509481984, 2, {size}\n");
+        format!("local GRACE, STEP, TWO_32, TWO_54, NOW, SIZE = {GRACE}, {STEP}, 4294967296, 18014398509481984, 2, {size}\n");
     let arguments = parts.iter().map(|part| part.arguments).sum::<usize>();
     let in_tables = parts.len() > MAX_LIMITS_IN_LOCALS || arguments > MAX_ARGUMENTS_IN_LOCALS;
     if parts.iter().any(|part| part.is_log) {
@@ -134,7 +134,7 @@ fn fields(parts: &[Part], record: fn(&Part) -> (&'static str, &'static str)) -> 
 fn define(text: &mut String, kind: ScriptKind, part: &Part) {
     let name = &part.function;
     if part.is_log {
-        text.push_str("local log_open, log_status, log_add, log_settle, log_text, log_charge, log_take_back\ndo\n");
+        text.push_str("local log_open, log_status, log_add, log_rare, log_charge, log_take_back\ndo\n");
     } else {
         writeln!(text, "local {name}_hit, {name}_refuse, {name}_charge, {name}_refund\ndo")
             .expect("writing to a string does not fail");

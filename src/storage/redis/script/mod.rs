@@ -13,8 +13,11 @@ use crate::storage::{StorageRequest, names};
 use crate::strategy::Script as StrategyScript;
 use crate::{Decision, Key, Op, Policy, Timestamp};
 
-/// The time by which a key outlives its state, in milliseconds.
+/// The least time by which a key outlives its state, in milliseconds.
 pub(super) const GRACE: u32 = 500;
+
+/// The expiry of a key is rounded up to a multiple of this time, in microseconds.
+const STEP: u32 = 500_000;
 
 /// The operation of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,7 +89,8 @@ pub(super) enum ReplyPart {
     /// The delay of the hit, in microseconds.
     Delay,
     /// The units in a log, the time until more units remain, and the time until the cost fits, in
-    /// microseconds. The reply does not contain the log itself.
+    /// microseconds. The reply does not contain the log itself. After an admission, it contains none of
+    /// these values, because the record suffices.
     Log,
 }
 
@@ -246,6 +250,18 @@ impl Arguments {
     #[expect(clippy::cast_precision_loss, reason = "the script would round the number as well")]
     fn push(&mut self, number: u64) {
         self.0.extend((number as f64).to_le_bytes());
+    }
+}
+
+impl ReplyPart {
+    /// Returns the bytes of the values, which are big-endian numbers of 8 bytes. `is_spent` is `true`
+    /// after a hit that was admitted.
+    pub(super) fn size(self, is_spent: bool) -> usize {
+        match self {
+            Self::Delay => 8,
+            Self::Log if !is_spent => 24,
+            Self::Nothing | Self::Log => 0,
+        }
     }
 }
 

@@ -57,9 +57,15 @@ if not (
     at = after
   end
 end
+-- The end of the last state, from which the expiry of the key follows.
+local last = 0
 -- each small:
 if till$ <= now or till$ >= TWO_54 then
   till$, first$, second$ = 0, 0, 0
+end
+-- each:
+if till$ > last then
+  last = till$
 end
 -- each log:
 local log$ = log_open(now, KEYS[KEY$], stored, till$, units$, oldest$, first$, length$, room$, head$, tail$, ARGUMENTS$)
