@@ -1,4 +1,5 @@
 -- Charges units to all limits, whatever remains. Returns the same values as hit.lua.
+-- begin
 -- read
 local changed, a, b, c = true
 -- each small:

@@ -1,4 +1,5 @@
 -- Clears the states of these limits. States of other limits in the same key are kept.
+-- begin
 -- read
 local changed = true
 -- each small:

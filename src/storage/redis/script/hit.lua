@@ -1,9 +1,10 @@
 -- Decides on a hit. It takes units from the limits only if all limits admit it.
 --
--- Returns a string: the time, a byte that is 1 if the hit is admitted or else 0, the delay of each
--- limit that delays, the results of log_status for each log if the hit is refused, and the records of
--- the small states. After an admission, the record of a log has its numbers. A table would cost the
+-- Returns a string: the time, a byte that is 1 if the hit is admitted or else 0, in the order of the
+-- limits the delay of each that delays and, if the hit is refused, the results of log_status for each
+-- log, and the records of the small states. After an admission, the record of a log has its numbers. A table would cost the
 -- server more.
+-- begin
 -- read
 local admitted = 1
 -- each small:
@@ -50,10 +51,9 @@ end
 local answer = pack('>I8B', now, admitted)
 -- each that delays:
 answer = answer .. pack('>I8', delay$ or 0)
--- done
+-- each log:
 if admitted == 0 then
-  -- each log:
   answer = answer .. pack('>I8I8I8', log_status(log$, cost))
-  -- done
 end
+-- done
 return answer .. stored

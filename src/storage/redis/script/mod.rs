@@ -1,12 +1,14 @@
 //! The scripts that decide, refund and clear on the server: one for each combination of strategies.
 
 mod assembled;
+mod combined;
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use redis::{Cmd, cmd};
 
+pub(super) use self::combined::Combined;
 use super::{keys, record};
 use crate::policy::Limit;
 use crate::storage::{StorageRequest, names};
@@ -49,6 +51,13 @@ struct Shape {
 
 #[derive(Debug)]
 struct Script {
+    single: Text,
+    /// The script that decides on several hits, if there is one.
+    combined: Option<Text>,
+}
+
+#[derive(Debug)]
+struct Text {
     text: String,
     hash: String,
 }
@@ -72,6 +81,7 @@ struct Part {
 }
 
 /// A script with its keys and arguments.
+#[derive(Debug)]
 pub(super) struct Call {
     script: Arc<Script>,
     keys: Vec<String>,
@@ -184,9 +194,10 @@ impl Scripts {
         let id = (kind, limits.iter().zip(scripts).map(shape).collect());
         let cached = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
         cached.unwrap_or_else(|| {
-            let text = assembled::text(kind, &parts(kind, limits, scripts));
-            let hash = redis::Script::new(&text).get_hash().to_owned();
-            let script = Arc::new(Script { text, hash });
+            let parts = parts(kind, limits, scripts);
+            let single = Text::new(assembled::text(kind, &parts));
+            let combined = assembled::combined_text(kind, &parts).map(Text::new);
+            let script = Arc::new(Script { single, combined });
             self.0.write().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::clone(&script));
             script
         })
@@ -238,6 +249,13 @@ fn parts(kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript]) -> Vec<
     limits.iter().zip(scripts).map(part).collect()
 }
 
+impl Text {
+    fn new(text: String) -> Self {
+        let hash = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, hash }
+    }
+}
+
 /// Packed numbers, as little-endian doubles.
 ///
 /// The first one is less than 2^32, so it begins with a zero byte. A server that quotes the arguments
@@ -278,12 +296,12 @@ impl Call {
 
     /// Returns the command that runs a script in the server's cache.
     pub(super) fn by_hash(&self) -> Cmd {
-        self.command("EVALSHA", &self.script.hash)
+        self.command("EVALSHA", &self.script.single.hash)
     }
 
     /// Returns the command that sends the script's text. The server caches it.
     pub(super) fn by_text(&self) -> Cmd {
-        self.command("EVAL", &self.script.text)
+        self.command("EVAL", &self.script.single.text)
     }
 
     fn command(&self, name: &str, script: &str) -> Cmd {

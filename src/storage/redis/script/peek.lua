@@ -1,4 +1,5 @@
 -- Reads the states without a change. Returns the same values as hit.lua.
+-- begin
 -- read
 local answer = pack('>I8B', now, 1)
 -- each that delays:

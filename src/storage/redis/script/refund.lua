@@ -2,6 +2,7 @@
 --
 -- The cost is the units to be refunded, and `made` is the time of the hit. For each limit, `UNTIL$`
 -- is the instant until which its state contains the hit, and `ANCHOR$` the anchor of that state.
+-- begin
 -- read
 local changed, forgotten, a, b = false
 -- each small:

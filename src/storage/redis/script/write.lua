@@ -34,12 +34,12 @@ if changed then
     end
   end
   if latest <= now then
-    call('UNLINK', KEYS[1])
-  elseif not others and last - last % STEP == latest - latest % STEP and not ARGV[NOW] then
-    call('SETRANGE', KEYS[1], '0', stored)
+    call('UNLINK', STATES)
+  elseif not others and last - last % STEP == latest - latest % STEP and not OWN then
+    call('SETRANGE', STATES, '0', stored)
   else
     local keep = (latest - latest % STEP + STEP - now) / 1000 + GRACE
     -- `%d` is limited to 32 bits on some systems.
-    call('SET', KEYS[1], stored, 'PX', keep < 2147483648 and string.format('%d', keep) or keep - keep % 1)
+    call('SET', STATES, stored, 'PX', keep < 2147483648 and string.format('%d', keep) or keep - keep % 1)
   end
 end
