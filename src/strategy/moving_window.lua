@@ -29,116 +29,21 @@ local CHUNK, ROW, LONGEST = 256, 10, 536870912
 -- logs grow in place.
 local REWRITTEN = 12288
 
--- Returns the functions that few hits need. They are created on first use, because Lua creates
--- functions in each call.
-local log_rare
-
--- Returns the offset of a place in the string, or nil if the log is lost.
-local function log_at(log, place)
-  local offset = place % CHUNK
-  local row, chunk, _ = (place - offset) / CHUNK
-  if row == log.head_row then
-    chunk = log.head
-  elseif row == log.tail_row then
-    chunk = log.tail
-  else
-    _, _, chunk = log_rare().row(log, row)
-  end
-  return chunk and (chunk * CHUNK + offset) * log.width
-end
-
--- Returns the age of an entry and its units, or nothing if the log is lost. The age is negative if
--- the clock has gone back. Reads the next entry too. `ages` and `each` cache the ages and units by
--- place.
-local function log_entry(log, index)
-  local place, ages, each = (log.first + index) % log.room, log.ages, log.each
-  if not ages then
-    ages, each = {}, {}
-    log.ages, log.each = ages, each
-  end
-  local newest, age = log.newest, ages[place]
-  local ahead = log.now - newest
-  if not age then
-    local width, last, from = log.width, place + 1, log_at(log, place)
-    if last == log.room or last % CHUNK == 0 then
-      last = place
-    end
-    local length = (last + 1 - place) * width
-    local bytes = from and forgive('GETRANGE', log.key, from, from + length - 1)
-    if not bytes or #bytes ~= length then
-      return
-    end
-    for at = place, last do
-      local instant, units = struct.unpack(log.format, bytes, (at - place) * width + 1)
-      -- No entry is later than the newest.
-      ages[at], each[at] = ahead + (newest - instant) % log.instants, units
-    end
-    age = ages[place]
-  end
-  if age - ahead < log.period then
-    return age, each[place]
-  end
-end
-
--- Returns the index of the first entry whose age matches, the length if none matches, or nil if the
--- log is lost. All entries after a match must match. This is a binary search, but it tries the
--- first two entries first, because one of them is nearly always the result.
-local function log_search(log, is_so)
-  local low, high = 0, log.length
-  while low < high do
-    local middle = low < 2 and low or math.floor((low + high) / 2)
-    local age = log_entry(log, middle)
-    if not age then
-      return
-    end
-    if is_so(age) then
-      high = middle
-    else
-      low = middle + 1
-    end
-  end
-  return low
-end
-
--- Removes expired entries. Returns false if no entry is left or the log is lost.
-local function log_expire(log)
-  local expired = log_search(log, function(age) return age < log.period end)
-  if not expired or expired == log.length then
-    return false
-  elseif expired > 0 then
-    local _, gone
-    if expired == 1 then
-      _, gone = log_entry(log, 0)
-    else
-      _, gone = log_rare().pass(log, expired, math.huge)
-    end
-    if not gone or gone >= log.units then
-      return false
-    end
-    log.first, log.length, log.units = (log.first + expired) % log.room, log.length - expired, log.units - gone
-    local age, units = log_entry(log, 0)
-    if units == 0 then
-      log_rare().skip(log)
-      age = log_entry(log, 0)
-    end
-    local offset = log.first - log.head_row * CHUNK
-    if not age or (offset < 0 or offset >= CHUNK) and not log_rare().locate(log) then
-      return false
-    end
-    log.oldest = log.now - age
-  end
-  return true
-end
+-- log_reader returns the functions that read entries, and log_rare the other functions that few hits
+-- need. They are created on first use, because Lua creates functions in each call.
+local log_reader
 
 -- Returns the log at the current time. The fields are those of its record, or zeros. The last three
 -- are the arguments.
 function log_open(now, key, stored, till, units, oldest, first, length, room, head, tail, amount, period, bytes)
   local width = bytes + 4
-  -- All fields are listed here, because Lua reallocates a table that grows.
+  -- Most fields are listed here, because Lua reallocates a table that grows. Others are `ages`, `each`,
+  -- `rows` and `asked`.
   local log = {
     now = now, key = key, stored = stored, amount = amount, period = period, newest = till - period,
-    format = '>I' .. bytes .. 'I4', width = width, instants = 256 ^ (width - 4), ages = false, each = false, rows = false,
-    asked = 0, till = till, units = units, oldest = oldest, first = first, length = length, room = room,
+    -- Converting the number to text takes longer than comparing it.
+    format = bytes == 4 and '>I4I4' or bytes == 5 and '>I5I4' or '>I' .. bytes .. 'I4', width = width,
+    instants = 256 ^ bytes, till = till, units = units, oldest = oldest, first = first, length = length, room = room,
     size = room * width, head = head, tail = tail, head_row = 0, tail_row = 0,
   }
   local is_sound = till > now and till < TWO_54 and length > 0 and length <= room
@@ -149,7 +54,7 @@ function log_open(now, key, stored, till, units, oldest, first, length, room, he
     log.head_row, log.tail_row = (first - offset) / CHUNK, (newest - newest % CHUNK) / CHUNK
     is_sound = is_sound and room % CHUNK == 0 and offset + length <= room
   end
-  if not is_sound or log.size > LONGEST or now - oldest >= period and not log_expire(log) then
+  if not is_sound or log.size > LONGEST or now - oldest >= period and not log_reader().expire(log) then
     log.till, log.units, log.oldest, log.first, log.length, log.room = 0, 0, 0, 0, 0, 0
     log.size, log.head, log.tail, log.head_row, log.tail_row = 0, 0, 0, 0, 0
   end
@@ -165,7 +70,7 @@ local function log_falls_to(log, units)
     return 0
   elseif leaving > 1 then
     local index = log_rare().pass(log, log.length, leaving)
-    age = index and index < log.length and log_entry(log, index) or age
+    age = index and index < log.length and log_reader().entry(log, index) or age
   end
   if age < 0 then
     return log.period
@@ -199,7 +104,7 @@ function log_add(log, cost)
   if is_in_place then
     local _, before
     if is_again then
-      _, before = log_entry(log, log.length - 1)
+      _, before = log_reader().entry(log, log.length - 1)
     else
       is_again, before = log_rare().cut(log)
     end
@@ -228,7 +133,7 @@ function log_add(log, cost)
     if row == log.tail_row then
       from = (log.tail * CHUNK + offset) * log.width
     else
-      from = log_at(log, place)
+      from = log_reader().at(log, place)
       log.tail, log.tail_row = from and (from / log.width - offset) / CHUNK, row
     end
     -- A write at the end of the string would give even a lost log the expected length. So the length
@@ -253,18 +158,111 @@ function log_add(log, cost)
   redis.call('SET', log.key, entry .. string.rep('\0', 3 * log.width), 'PX', keep)
 end
 
--- Moves entries in the future to now. Returns true if the log has changed.
-function log_settle(log)
-  local length = log.length
-  if length == 0 then
-    return false
+local reader = false
+function log_reader()
+  if reader then
+    return reader
   end
-  local _, ahead = log_rare().cut(log)
-  log.length = length
-  if ahead then
-    log_add(log, 0)
+
+  -- Returns the offset of a place in the string, or nil if the log is lost.
+  local function at(log, place)
+    local offset = place % CHUNK
+    local row, chunk, _ = (place - offset) / CHUNK
+    if row == log.head_row then
+      chunk = log.head
+    elseif row == log.tail_row then
+      chunk = log.tail
+    else
+      _, _, chunk = log_rare().row(log, row)
+    end
+    return chunk and (chunk * CHUNK + offset) * log.width
   end
-  return ahead
+
+  -- Returns the age of an entry and its units, or nothing if the log is lost. The age is negative if
+  -- the clock has gone back. Reads the next entry too. `ages` and `each` cache the ages and units by
+  -- place.
+  local function entry(log, index)
+    local place, ages, each = (log.first + index) % log.room, log.ages, log.each
+    if not ages then
+      ages, each = {}, {}
+      log.ages, log.each = ages, each
+    end
+    local newest, age = log.newest, ages[place]
+    local ahead = log.now - newest
+    if not age then
+      local width, last, from = log.width, place + 1, at(log, place)
+      if last == log.room or last % CHUNK == 0 then
+        last = place
+      end
+      local length = (last + 1 - place) * width
+      local bytes = from and forgive('GETRANGE', log.key, from, from + length - 1)
+      if not bytes or #bytes ~= length then
+        return
+      end
+      for other = place, last do
+        local instant, units = struct.unpack(log.format, bytes, (other - place) * width + 1)
+        -- No entry is later than the newest.
+        ages[other], each[other] = ahead + (newest - instant) % log.instants, units
+      end
+      age = ages[place]
+    end
+    if age - ahead < log.period then
+      return age, each[place]
+    end
+  end
+
+  -- Returns the index of the first entry whose age matches, the length if none matches, or nil if the
+  -- log is lost. All entries after a match must match. This is a binary search, but it tries the
+  -- first two entries first, because one of them is nearly always the result.
+  local function search(log, is_so)
+    local low, high = 0, log.length
+    while low < high do
+      local middle = low < 2 and low or math.floor((low + high) / 2)
+      local age = entry(log, middle)
+      if not age then
+        return
+      end
+      if is_so(age) then
+        high = middle
+      else
+        low = middle + 1
+      end
+    end
+    return low
+  end
+
+  -- Removes expired entries. Returns false if no entry is left or the log is lost.
+  local function expire(log)
+    local expired = search(log, function(age) return age < log.period end)
+    if not expired or expired == log.length then
+      return false
+    elseif expired > 0 then
+      local _, gone
+      if expired == 1 then
+        _, gone = entry(log, 0)
+      else
+        _, gone = log_rare().pass(log, expired, math.huge)
+      end
+      if not gone or gone >= log.units then
+        return false
+      end
+      log.first, log.length, log.units = (log.first + expired) % log.room, log.length - expired, log.units - gone
+      local age, units = entry(log, 0)
+      if units == 0 then
+        log_rare().skip(log)
+        age = entry(log, 0)
+      end
+      local offset = log.first - log.head_row * CHUNK
+      if not age or (offset < 0 or offset >= CHUNK) and not log_rare().locate(log) then
+        return false
+      end
+      log.oldest = log.now - age
+    end
+    return true
+  end
+
+  reader = { at = at, entry = entry, search = search, expire = expire }
+  return reader
 end
 
 local rare = false
@@ -272,13 +270,14 @@ function log_rare()
   if rare then
     return rare
   end
+  local log_at, log_entry, log_search = log_reader().at, log_reader().entry, log_reader().search
 
   -- Returns a row (the sum, the number of entries, and the chunk's position), or nothing if the log
   -- is lost. The first few rows are read one by one. After that, the whole table is read at once.
   local function row(log, number)
     local from, bytes, at = log.room * log.width, log.rows, number * ROW
-    if not bytes and log.asked < 4 then
-      log.asked = log.asked + 1
+    if not bytes and (log.asked or 0) < 4 then
+      log.asked = (log.asked or 0) + 1
       bytes, at = forgive('GETRANGE', log.key, from + at, from + at + ROW - 1), 0
     elseif not bytes then
       log.rows = forgive('GETRANGE', log.key, from, log.size - 1)
@@ -486,9 +485,23 @@ function log_rare()
     return true
   end
 
+  -- Moves entries in the future to now. Returns true if the log has changed.
+  local function settle(log)
+    local length = log.length
+    if length == 0 then
+      return false
+    end
+    local _, ahead = cut(log)
+    log.length = length
+    if ahead then
+      log_add(log, 0)
+    end
+    return ahead
+  end
+
   rare = {
     row = row, write_row = write_row, locate = locate, read = read, pass = pass, skip = skip, trim = trim, cut = cut,
-    try_rights = try_rights, complete = complete, grow = grow,
+    try_rights = try_rights, complete = complete, grow = grow, settle = settle,
   }
   return rare
 end
@@ -535,7 +548,7 @@ end
 -- Takes units from an entry, and removes an entry without units. Returns false if the log is lost.
 local function log_take(log, index, units, taken)
   local place = (log.first + index) % log.room
-  local from, offset, number, last, row, sum, many, chunk = log_at(log, place), place % CHUNK, 0, 0
+  local from, offset, number, last, row, sum, many, chunk = log_reader().at(log, place), place % CHUNK, 0, 0
   if log.room > CHUNK then
     number = math.floor((log.first % CHUNK + index) / CHUNK)
     last = math.floor((log.first % CHUNK + log.length - 1) / CHUNK)
@@ -554,12 +567,12 @@ local function log_take(log, index, units, taken)
   elseif index == 0 and not is_between or number < last and not is_between then
     -- The first chunk is partly expired. The entries before this one move forward by one place.
     if index > 0 then
-      redis.call('SETRANGE', log.key, log_at(log, log.first) + log.width, log_rare().read(log, 0, index))
+      redis.call('SETRANGE', log.key, log_reader().at(log, log.first) + log.width, log_rare().read(log, 0, index))
     end
     log.first, log.length, log.ages = (log.first + 1) % log.room, log.length - 1, false
     local _, left = nil, 1
     if log.length > 0 then
-      _, left = log_entry(log, 0)
+      _, left = log_reader().entry(log, 0)
     end
     if left == 0 then
       log_rare().skip(log)
@@ -605,11 +618,11 @@ function log_take_back(log, made, cost)
   if log.length == 0 or forgive('STRLEN', log.key) ~= log.size then
     return false
   end
-  local index = log_search(log, function(other) return other <= age end)
+  local index = log_reader().search(log, function(other) return other <= age end)
   if not index or index == log.length then
     return false
   end
-  local same, units = log_entry(log, index)
+  local same, units = log_reader().entry(log, index)
   if same ~= age or units == 0 then
     return false
   end
@@ -619,7 +632,7 @@ function log_take_back(log, made, cost)
   end
   local oldest, newest
   if log.length > 0 and log_rare().locate(log) then
-    oldest, newest = log_entry(log, 0), log_entry(log, log.length - 1)
+    oldest, newest = log_reader().entry(log, 0), log_reader().entry(log, log.length - 1)
   end
   if not oldest or not newest then
     -- The log is empty. SET makes it expire at once, because the right to run SET has been checked.

@@ -30,7 +30,10 @@ end
 local function sliding_buckets(now, till, previous, current, period, aligned)
   aligned = aligned == 1
   local floor = aligned and now - now % period or now
-  local start = math.max(till - 2 * period, 0)
+  local start = till - 2 * period
+  if start < 0 then
+    start = 0
+  end
   if aligned then
     start = start - start % period
   end
@@ -38,8 +41,10 @@ local function sliding_buckets(now, till, previous, current, period, aligned)
   if start > now and start > latest then
     start = latest
   end
-  local elapsed = math.max(now - start, 0)
-  if elapsed >= period then
+  local elapsed = now - start
+  if elapsed < 0 then
+    elapsed = 0
+  elseif elapsed >= period then
     start, elapsed, previous, current = start + period, elapsed - period, current, 0
     if elapsed >= period then
       previous = 0

@@ -1,5 +1,5 @@
 //! Compares decisions on a Redis server with plain scripts: calls per second, and server time per
-//! call.
+//! call. With arguments, only measures the rows whose name contains one of them.
 
 mod server;
 
@@ -29,7 +29,10 @@ struct Row {
     command: &'static str,
     call: Box<dyn Fn() -> Call>,
     rates: [f64; IN_FLIGHT.len()],
+    /// The server time per call in microseconds, as the statistics of the server count it.
     micros: f64,
+    /// The processor time per call in microseconds, of this process and of the server.
+    processor: [f64; 2],
 }
 
 impl Row {
@@ -40,23 +43,30 @@ impl Row {
             call: Box::new(call),
             rates: [0.0; IN_FLIGHT.len()],
             micros: f64::INFINITY,
+            processor: [f64::INFINITY; 2],
         }
     }
 
-    async fn measure(&mut self, connection: &mut MultiplexedConnection) {
+    async fn measure(&mut self, server: &Server, connection: &mut MultiplexedConnection) {
         (self.call)().await; // loads the script
         for (rate, in_flight) in self.rates.iter_mut().zip(IN_FLIGHT) {
             server::reset_statistics(connection).await;
-            *rate = rate.max(per_second(&self.call, in_flight).await);
+            let before = server.processor_times();
+            let (calls, span) = calls(&self.call, in_flight).await;
+            *rate = rate.max(calls / span.as_secs_f64());
             if in_flight == 64 {
-                self.micros = self.micros.min(server::micros_of(self.command, connection).await);
+                let after = server.processor_times();
+                for ((least, after), before) in self.processor.iter_mut().zip(after).zip(before) {
+                    *least = least.min((after - before) / calls);
+                }
+                self.micros = self.micros.min(server::micros_of(self.command, connection).await / calls);
             }
         }
     }
 }
 
-/// Calls from one thread, so that two cores are enough.
-async fn per_second(call: &dyn Fn() -> Call, in_flight: usize) -> f64 {
+/// Calls from one thread, so that two cores are enough. Returns the number of calls and their time.
+async fn calls(call: &dyn Fn() -> Call, in_flight: usize) -> (f64, Duration) {
     let start = Instant::now();
     let mut calls = 0;
     let mut tasks = tokio::task::JoinSet::new();
@@ -69,7 +79,7 @@ async fn per_second(call: &dyn Fn() -> Call, in_flight: usize) -> f64 {
             tasks.spawn_local(call());
         }
     }
-    f64::from(calls) / start.elapsed().as_secs_f64()
+    (f64::from(calls), start.elapsed())
 }
 
 fn plain(name: &str, connection: &MultiplexedConnection, text: &'static str, arguments: [u64; 2]) -> Row {
@@ -184,16 +194,23 @@ async fn run() {
     for amount in [10, 10_000] {
         rows.push(sliding(&format!("moving window with {amount} entries, own clock"), amount, &storage).await);
     }
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    rows.retain(|row| words.is_empty() || words.iter().any(|word| row.name.contains(word)));
     for round in 0..ROUNDS {
         eprintln!("round {}", round + 1);
         for row in &mut rows {
-            row.measure(&mut connection).await;
+            row.measure(&server, &mut connection).await;
         }
     }
-    println!("| decisions per second, in flight: | {} | server us |", IN_FLIGHT.map(|n| n.to_string()).join(" | "));
-    println!("|---|{}---|", "---|".repeat(IN_FLIGHT.len()));
+    let in_flight = IN_FLIGHT.map(|n| n.to_string()).join(" | ");
+    println!("| decisions per second, in flight: | {in_flight} | server us | server CPU us | client CPU us |");
+    println!("|---|{}---|---|---|", "---|".repeat(IN_FLIGHT.len()));
     for row in &rows {
-        println!("| {} | {} | {:.2} |", row.name, row.rates.map(|rate| format!("{rate:.0}")).join(" | "), row.micros);
+        let (rates, [client, server]) = (row.rates.map(|rate| format!("{rate:.0}")), row.processor);
+        println!("| {} | {} | {:.2} | {server:.1} | {client:.1} |", row.name, rates.join(" | "), row.micros);
+    }
+    if !words.is_empty() {
+        return;
     }
     let bytes = server::bytes_of("*10000*refusing*:1.*", &mut connection).await;
     server::run_peer(&server.url());

@@ -1,12 +1,13 @@
 //! The [`Storage`] implementation: a script in one round trip, or compare-and-swap.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
-use redis::Value;
 use tokio::time::Instant;
 
-use super::error::{is_script_missing, unexpected_script_reply};
-use super::script::{Call, Scripts};
+use super::combine::run_alone;
+use super::error::unexpected_script_reply;
+use super::script::Scripts;
 use super::{LABEL, RedisStorage, reply, size};
 use crate::storage::calls::measured;
 use crate::storage::net::overloaded;
@@ -34,7 +35,9 @@ impl Storage for RedisStorage {
             (self.clone(), request.policy.clone(), request.key.clone(), request.op, request.cost);
         Box::pin(measured(LABEL, async move {
             let request = StorageRequest::new(&policy, &key, op, cost);
-            let reply = storage.call(&call, Instant::now() + storage.deadline).await?;
+            let call = Arc::new(call);
+            let deadline = Instant::now() + storage.deadline;
+            let reply = storage.combiner.run(&storage.link, &call, deadline).await?;
             reply::decision(request, &call, &reply).ok_or_else(|| unexpected_script_reply(&reply))
         }))
     }
@@ -44,7 +47,7 @@ impl Storage for RedisStorage {
             return self.cas.clear(policy, key);
         };
         let storage = self.clone();
-        let cleared = async move { storage.call(&call, Instant::now() + storage.deadline).await.map(drop) };
+        let cleared = async move { run_alone(&storage.link, &call, Instant::now() + storage.deadline).await.map(drop) };
         Box::pin(measured(LABEL, cleared))
     }
 
@@ -62,7 +65,7 @@ impl Storage for RedisStorage {
             return self.cas.settle(policy, key, decision, actual);
         };
         let storage = self.clone();
-        let settled = async move { storage.call(&call, Instant::now() + storage.deadline).await.map(drop) };
+        let settled = async move { run_alone(&storage.link, &call, Instant::now() + storage.deadline).await.map(drop) };
         Box::pin(measured(LABEL, settled))
     }
 
@@ -89,13 +92,5 @@ impl RedisStorage {
     /// Returns the time of the test's clock, if there is one.
     fn now(&self) -> Option<Timestamp> {
         self.clock.as_ref().map(|clock| clock.now())
-    }
-
-    /// Runs the script by its hash, or sends its text if the server has not cached it.
-    async fn call(&self, call: &Call, deadline: Instant) -> Result<Value, StorageError> {
-        match self.link.run(&call.by_hash(), deadline).await {
-            Err(error) if is_script_missing(&error) => self.link.run(&call.by_text(), deadline).await,
-            other => other,
-        }
     }
 }

@@ -1,4 +1,5 @@
 mod access;
+mod combine;
 mod decide;
 mod delete_all;
 mod error;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use self::combine::Combiner;
 use self::link::Link;
 use self::script::Scripts;
 use self::swap::SwapStore;
@@ -47,6 +49,10 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 ///
 /// One Lua script checks and updates all limits of a policy in one round trip. It uses the server's
 /// clock. All processes together admit exactly as many hits as the limit allows.
+///
+/// Hits that wait at the same time share a call: up to 16 hits on policies with the same strategies,
+/// except [`MovingWindow`](crate::MovingWindow). Each hit keeps its own timeout, result and error. A
+/// cluster gets a call for each hit.
 ///
 /// A strategy without a [script](crate::strategy::Strategy::script) uses compare-and-swap. That
 /// takes two round trips or more, and a hit that loses every race is refused as
@@ -85,6 +91,7 @@ pub struct RedisStorage {
     prefix: Arc<str>,
     deadline: Duration,
     scripts: Scripts,
+    combiner: Arc<Combiner>,
     /// Decides policies with a strategy that has no script.
     cas: Cas<SwapStore>,
     /// Replaces the server's clock in tests.
@@ -103,13 +110,13 @@ impl RedisStorage {
         let (link, target) = (Link::new(servers.clone(), &access), Arc::new((servers, access)));
         let (scripts, prefix) = (Scripts::default(), Arc::from(prefix));
         let cas = swap::cas(&link, &prefix, deadline, None);
-        Ok(Self { link, target, prefix, deadline, scripts, cas, clock: None })
+        Ok(Self { link, target, prefix, deadline, scripts, combiner: Arc::default(), cas, clock: None })
     }
 
-    /// Rebuilds the compare-and-swap storage with the current prefix, timeout and clock.
+    /// Rebuilds what depends on settings, with the current prefix, timeout and clock.
     fn with_new_cas(self) -> Self {
         let cas = swap::cas(&self.link, &self.prefix, self.deadline, self.clock.clone());
-        Self { cas, ..self }
+        Self { cas, combiner: Arc::default(), ..self }
     }
 
     /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.

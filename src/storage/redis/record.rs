@@ -90,6 +90,14 @@ fn state(record: &[u8]) -> Option<State> {
     (until < LATEST).then(|| State::Counts { until: Timestamp::from_micros(until), amounts })
 }
 
+/// Returns the units and the instant of the oldest entry in the record of a log.
+pub(super) fn log(digest: u32, stored: &[u8]) -> Option<(u64, Timestamp)> {
+    let record = find(digest, stored).filter(|record| record.len() == LOG_SIZE)?;
+    let units = u32::from_be_bytes(*record[12..].first_chunk()?);
+    let oldest = u64::from_be_bytes(*record[16..].first_chunk()?);
+    Some((units.into(), Timestamp::from_micros(oldest)))
+}
+
 /// Returns a line of text for each record: the tag of its limit, or the digest of an unknown limit,
 /// and its numbers.
 pub(super) fn lines(policy: &Policy, digests: &[u32], stored: &[u8]) -> Vec<String> {

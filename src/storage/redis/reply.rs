@@ -10,11 +10,13 @@ use crate::{Decision, Limit, Op, Timestamp};
 
 /// Returns the decision in a script's reply, or `None` if the reply is malformed or inconsistent.
 pub(super) fn decision(request: StorageRequest<'_>, call: &Call, reply: &Value) -> Option<Decision> {
-    let Value::Array(values) = reply else { return None };
-    let [Value::Int(at), Value::Int(admitted), Value::BulkString(stored), numbers @ ..] = values.as_slice() else {
-        return None;
-    };
-    let at = Timestamp::from_micros(u64::try_from(*at).ok()?);
+    let Value::BulkString(reply) = reply else { return None };
+    let (at, reply) = reply.split_first_chunk()?;
+    let (&admitted, reply) = reply.split_first()?;
+    let is_spent = request.op == Op::Hit && request.cost > 0 && admitted == 1;
+    let size = call.reply_parts().iter().map(|part| part.size(is_spent)).sum();
+    let (numbers, stored) = reply.split_at_checked(size)?;
+    let at = Timestamp::from_micros(u64::from_be_bytes(*at));
     let spends = request.op == Op::Hit && request.cost > 0;
     // The numbers after a charge are those of a peek that costs nothing.
     let cost = if request.op == Op::Charge { 0 } else { request.cost };
@@ -26,22 +28,28 @@ pub(super) fn decision(request: StorageRequest<'_>, call: &Call, reply: &Value) 
     // The reply contains small states in full. Their strategy computes the status from them,
     // because its integers are exact and Lua's are not.
     let states = record::read(call.digests(), stored);
-    let mut numbers = numbers.iter().map(number);
+    let mut numbers = numbers.as_chunks().0.iter().map(|bytes| u64::from_be_bytes(*bytes));
     let mut statuses = Vec::with_capacity(states.len());
-    for ((limit, state), part) in request.policy.limits().iter().zip(&states).zip(call.reply_parts()) {
+    for (position, (limit, part)) in request.policy.limits().iter().zip(call.reply_parts()).enumerate() {
+        let state = &states[position];
         statuses.push(match part {
+            ReplyPart::Log if is_spent => {
+                let (units, oldest) = record::log(call.digests()[position], stored)?;
+                let reset = limit.quota().period_micros().saturating_sub(at.since(oldest)).max(1);
+                log_status(limit, at, cost, outcome(0), units, [reset, 0])
+            }
             ReplyPart::Log => {
-                let [units, reset, retry] = [numbers.next()??, numbers.next()??, numbers.next()??];
+                let [units, reset, retry] = [numbers.next()?, numbers.next()?, numbers.next()?];
                 log_status(limit, at, cost, outcome(0), units, [reset, retry])
             }
-            ReplyPart::Delay => limit.answer(state, at, cost, outcome(numbers.next()??)),
+            ReplyPart::Delay => limit.answer(state, at, cost, outcome(numbers.next()?)),
             ReplyPart::Nothing => limit.answer(state, at, cost, outcome(0)),
         });
     }
     let decision = Decision::of_limits(at, request.cost, statuses.into_iter()).of_policy(request.policy.digest());
     // If the script and the states disagree, the reply is not usable.
-    let is_consistent = !spends || decision.is_admitted() == (*admitted == 1);
-    (numbers.next().is_none() && is_consistent).then_some(decision)
+    let is_consistent = !spends || decision.is_admitted() == (admitted == 1);
+    is_consistent.then_some(decision)
 }
 
 /// Returns the status of a log. The reply has its units, the time until more units remain, and the
@@ -64,12 +72,5 @@ fn log_status(
             Status::refused(capacity, remaining, reset, (cost <= capacity).then_some(retry))
         }
         Some(Outcome::Refused) | None => Status::admitted(capacity, remaining, reset),
-    }
-}
-
-fn number(value: &Value) -> Option<u64> {
-    match value {
-        Value::Int(number) => u64::try_from(*number).ok(),
-        _ => None,
     }
 }

@@ -2,6 +2,7 @@
 
 mod access;
 mod cluster;
+mod combined;
 mod decisions;
 mod logs;
 mod memory;

@@ -72,6 +72,15 @@ impl Link {
         }
     }
 
+    /// Returns the name of the server, or `None` for a cluster.
+    pub(super) fn single_server(&self) -> Option<&str> {
+        match &self.0 {
+            Topology::Single(node) => Some(node.name()),
+            #[cfg(feature = "redis-cluster")]
+            Topology::Cluster(_) => None,
+        }
+    }
+
     /// Returns an error if too many calls are in flight. Check it before preparing a call.
     ///
     /// A cluster always returns `None`, because the key's node is not known yet.

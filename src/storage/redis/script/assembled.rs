@@ -3,10 +3,12 @@
 use std::fmt::Write;
 
 use super::super::record;
-use super::{GRACE, Part, ScriptKind};
+use super::{GRACE, Part, STEP, ScriptKind};
 
 const FORGIVE: &str = include_str!("forgive.lua");
+const BEGIN: &str = include_str!("begin.lua");
 const READ: &str = include_str!("read.lua");
+const HIT: &str = include_str!("hit.lua");
 const WRITE: &str = include_str!("write.lua");
 
 /// The marker in a strategy's source before the functions that only charges and refunds need. Other
@@ -35,14 +37,50 @@ const MAX_ARGUMENTS_IN_LOCALS: usize = 48;
 
 /// Returns the text of a script for these limits.
 ///
-/// The packed arguments are `ARGV[1]`. A call that replaces the server's time has it as `ARGV[2]`.
+/// The key of the small states is `KEYS[1]`, and the keys of logs follow. The packed arguments are
+/// `ARGV[1]`. A call that replaces the server's time has it as `ARGV[2]`.
 pub(super) fn text(kind: ScriptKind, parts: &[Part]) -> String {
+    let template = match kind {
+        ScriptKind::Hit => HIT,
+        ScriptKind::Peek => include_str!("peek.lua"),
+        ScriptKind::Charge => include_str!("charge.lua"),
+        ScriptKind::Refund => include_str!("refund.lua"),
+        ScriptKind::Clear => include_str!("clear.lua"),
+    };
+    assemble(kind, parts, template, ["KEYS[1]", "ARGV[1]", "ARGV[NOW]"])
+}
+
+/// Returns the text of a script that decides on several hits, if these limits allow it.
+///
+/// Logs do not, because their functions refer to `KEYS`. Variables in tables do not either, because a
+/// function can refer to only 60 variables outside of it.
+pub(super) fn combined_text(kind: ScriptKind, parts: &[Part]) -> Option<String> {
+    let is_possible = kind == ScriptKind::Hit && !in_tables(parts) && parts.iter().all(|part| !part.is_log);
+    let hit = HIT.replace("-- begin\n", "");
+    let template = || include_str!("combined.lua").replace("  -- hit\n", &hit);
+    is_possible.then(|| assemble(kind, parts, &template(), ["key", "packed", "own"]))
+}
+
+/// Returns the text of a script. `names` stand for the key of the small states, the packed arguments
+/// and the time of a test's clock.
+fn assemble(kind: ScriptKind, parts: &[Part], template: &str, names: [&str; 3]) -> String {
     let size: usize = parts.iter().map(Part::size).sum();
-    let mut text =
-        format!("local GRACE, TWO_32, TWO_54, NOW, SIZE = {GRACE}, 4294967296, 18014398509481984, 2, {size}\n");
-    let arguments = parts.iter().map(|part| part.arguments).sum::<usize>();
-    let in_tables = parts.len() > MAX_LIMITS_IN_LOCALS || arguments > MAX_ARGUMENTS_IN_LOCALS;
+    // A variable outside of a function takes longer than a number, so only the functions of logs use
+    // variables.
+    let constants = [
+        ("GRACE", u64::from(GRACE)),
+        ("STEP", STEP.into()),
+        ("TWO_32", 1 << 32),
+        ("TWO_54", 1 << 54),
+        ("NOW", 2),
+        ("SIZE", size as u64),
+    ];
+    let mut text = String::new();
+    let in_tables = in_tables(parts);
     if parts.iter().any(|part| part.is_log) {
+        for (name, value) in &constants {
+            writeln!(text, "local {name} = {value}").expect("writing to a string does not fail");
+        }
         expand(&mut text, FORGIVE, &[], in_tables);
     }
     let mut defined: Vec<&str> = Vec::new();
@@ -53,22 +91,29 @@ pub(super) fn text(kind: ScriptKind, parts: &[Part]) -> String {
             define(&mut text, kind, part);
         }
     }
-    let template = match kind {
-        ScriptKind::Hit => include_str!("hit.lua"),
-        ScriptKind::Peek => include_str!("peek.lua"),
-        ScriptKind::Charge => include_str!("charge.lua"),
-        ScriptKind::Refund => include_str!("refund.lua"),
-        ScriptKind::Clear => include_str!("clear.lua"),
-    };
-    let template = template
+    let [states, packed_arguments, own] = names;
+    let mut template = template
+        .replace("-- begin\n", BEGIN)
         .replace("-- read\n", READ)
         .replace("-- write\n", WRITE)
         .replace("-- arguments\n", &unpacked_arguments(kind, parts, in_tables))
         .replace("-- variables\n", &variables(parts, in_tables))
         .replace("-- unpack\n", &unpacked(parts, in_tables))
-        .replace("-- pack\n", &packed(parts, in_tables));
+        .replace("-- pack\n", &packed(parts, in_tables))
+        .replace("STATES", states)
+        .replace("PACKED", packed_arguments)
+        .replace("OWN", own);
+    for (name, value) in constants {
+        template = template.replace(name, &value.to_string());
+    }
     expand(&mut text, &template, parts, in_tables);
     text
+}
+
+/// Returns `true` if the variables of limits are in tables.
+fn in_tables(parts: &[Part]) -> bool {
+    let arguments = parts.iter().map(|part| part.arguments).sum::<usize>();
+    parts.len() > MAX_LIMITS_IN_LOCALS || arguments > MAX_ARGUMENTS_IN_LOCALS
 }
 
 /// Returns the code that unpacks the arguments: into local variables, or into the table `p`.
@@ -78,9 +123,9 @@ fn unpacked_arguments(kind: ScriptKind, parts: &[Part], in_tables: bool) -> Stri
     names.extend(parts.iter().enumerate().flat_map(|(position, part)| part.variables(position, false)));
     let format = "d".repeat(names.len());
     if in_tables {
-        format!("local p = {{ unpack('<{format}', ARGV[1]) }}\nlocal cost, made = p[1], p[2]\n")
+        format!("local p = {{ unpack('<{format}', PACKED) }}\nlocal cost, made = p[1], p[2]\n")
     } else {
-        format!("local {} = unpack('<{format}', ARGV[1])\n", names.join(", "))
+        format!("local {} = unpack('<{format}', PACKED)\n", names.join(", "))
     }
 }
 
@@ -134,7 +179,7 @@ fn fields(parts: &[Part], record: fn(&Part) -> (&'static str, &'static str)) -> 
 fn define(text: &mut String, kind: ScriptKind, part: &Part) {
     let name = &part.function;
     if part.is_log {
-        text.push_str("local log_open, log_status, log_add, log_settle, log_text, log_charge, log_take_back\ndo\n");
+        text.push_str("local log_open, log_status, log_add, log_rare, log_charge, log_take_back\ndo\n");
     } else {
         writeln!(text, "local {name}_hit, {name}_refuse, {name}_charge, {name}_refund\ndo")
             .expect("writing to a string does not fail");

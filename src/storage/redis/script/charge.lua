@@ -1,6 +1,7 @@
 -- Charges units to all limits, whatever remains. Returns the same values as hit.lua.
+-- begin
 -- read
-local changed, steady, a, b, c = true, false
+local changed, a, b, c = true
 -- each small:
 a, b, c = NAME$_charge(now, cost, till$, first$, second$, ARGUMENTS$)
 till$, first$, second$ = a, b, c
@@ -8,12 +9,10 @@ till$, first$, second$ = a, b, c
 log_charge(log$, cost)
 -- done
 -- write
-local units, reset, retry
-local answer = { now, 1, stored }
+local answer = pack('>I8B', now, 1)
 -- each that delays:
-answer[#answer + 1] = 0
+answer = answer .. pack('>I8', 0)
 -- each log:
-units, reset, retry = log_status(log$, 0)
-answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = units, reset, retry
+answer = answer .. pack('>I8I8I8', log_status(log$, 0))
 -- done
-return answer
+return answer .. stored

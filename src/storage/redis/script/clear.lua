@@ -1,6 +1,7 @@
 -- Clears the states of these limits. States of other limits in the same key are kept.
+-- begin
 -- read
-local changed, steady = true, false
+local changed = true
 -- each small:
 till$, first$, second$ = 0, 0, 0
 -- each log:
@@ -8,4 +9,4 @@ log$.till = 0
 redis.call('UNLINK', KEYS[KEY$])
 -- done
 -- write
-return { now }
+return 1

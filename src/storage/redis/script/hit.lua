@@ -1,9 +1,12 @@
 -- Decides on a hit. It takes units from the limits only if all limits admit it.
 --
--- Returns the time, 1 if the hit is admitted or else 0, and the records of the small states. For each
--- limit that delays, the delay follows, and for each log the results of log_status.
+-- Returns a string: the time, a byte that is 1 if the hit is admitted or else 0, in the order of the
+-- limits the delay of each that delays and, if the hit is refused, the results of log_status for each
+-- log, and the records of the small states. After an admission, the record of a log has its numbers. A table would cost the
+-- server more.
+-- begin
 -- read
-local admitted, steady = 1, not others
+local admitted = 1
 -- each small:
 local new_till$, new_first$, new_second$, delay$, ahead$ = NAME$_hit(now, cost, till$, first$, second$, ARGUMENTS$)
 if not new_till$ then
@@ -18,9 +21,6 @@ end
 local changed, forgotten, a, b = admitted == 1
 if changed then
   -- each small:
-  if new_till$ ~= till$ then
-    steady = false
-  end
   till$, first$, second$ = new_till$, new_first$, new_second$
   -- each log:
   log_add(log$, cost)
@@ -30,30 +30,30 @@ else
   if till$ > now then
     forgotten, a, b = NAME$_refuse(now, till$, first$, second$, ARGUMENTS$)
     if forgotten then
-      till$, first$, second$, steady, changed = forgotten, a, b, false, true
+      till$, first$, second$, changed = forgotten, a, b, true
     end
   end
   -- each that does not:
   if ahead$ then
     forgotten, a, b = NAME$_refuse(now, till$, first$, second$, ARGUMENTS$)
     if forgotten then
-      till$, first$, second$, steady, changed = forgotten, a, b, false, true
+      till$, first$, second$, changed = forgotten, a, b, true
     end
   end
   -- each log:
-  if log$.newest > now and log_settle(log$) then
+  if log$.newest > now and log_rare().settle(log$) then
     changed = true
   end
   -- done
 end
 
 -- write
-local units, reset, retry
-local answer = { now, admitted, stored }
+local answer = pack('>I8B', now, admitted)
 -- each that delays:
-answer[#answer + 1] = delay$ or 0
+answer = answer .. pack('>I8', delay$ or 0)
 -- each log:
-units, reset, retry = log_status(log$, admitted == 0 and cost or 0)
-answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = units, reset, retry
+if admitted == 0 then
+  answer = answer .. pack('>I8I8I8', log_status(log$, cost))
+end
 -- done
-return answer
+return answer .. stored

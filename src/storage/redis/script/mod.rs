@@ -1,20 +1,25 @@
 //! The scripts that decide, refund and clear on the server: one for each combination of strategies.
 
 mod assembled;
+mod combined;
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use redis::{Cmd, cmd};
 
+pub(super) use self::combined::Combined;
 use super::{keys, record};
 use crate::policy::Limit;
 use crate::storage::{StorageRequest, names};
 use crate::strategy::Script as StrategyScript;
 use crate::{Decision, Key, Op, Policy, Timestamp};
 
-/// The time by which a key outlives its state, in milliseconds.
+/// The least time by which a key outlives its state, in milliseconds.
 pub(super) const GRACE: u32 = 500;
+
+/// The expiry of a key is rounded up to a multiple of this time, in microseconds.
+const STEP: u32 = 500_000;
 
 /// The operation of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +51,13 @@ struct Shape {
 
 #[derive(Debug)]
 struct Script {
+    single: Text,
+    /// The script that decides on several hits, if there is one.
+    combined: Option<Text>,
+}
+
+#[derive(Debug)]
+struct Text {
     text: String,
     hash: String,
 }
@@ -69,6 +81,7 @@ struct Part {
 }
 
 /// A script with its keys and arguments.
+#[derive(Debug)]
 pub(super) struct Call {
     script: Arc<Script>,
     keys: Vec<String>,
@@ -86,7 +99,8 @@ pub(super) enum ReplyPart {
     /// The delay of the hit, in microseconds.
     Delay,
     /// The units in a log, the time until more units remain, and the time until the cost fits, in
-    /// microseconds. The reply does not contain the log itself.
+    /// microseconds. The reply does not contain the log itself. After an admission, it contains none of
+    /// these values, because the record suffices.
     Log,
 }
 
@@ -180,9 +194,10 @@ impl Scripts {
         let id = (kind, limits.iter().zip(scripts).map(shape).collect());
         let cached = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
         cached.unwrap_or_else(|| {
-            let text = assembled::text(kind, &parts(kind, limits, scripts));
-            let hash = redis::Script::new(&text).get_hash().to_owned();
-            let script = Arc::new(Script { text, hash });
+            let parts = parts(kind, limits, scripts);
+            let single = Text::new(assembled::text(kind, &parts));
+            let combined = assembled::combined_text(kind, &parts).map(Text::new);
+            let script = Arc::new(Script { single, combined });
             self.0.write().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::clone(&script));
             script
         })
@@ -234,6 +249,13 @@ fn parts(kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript]) -> Vec<
     limits.iter().zip(scripts).map(part).collect()
 }
 
+impl Text {
+    fn new(text: String) -> Self {
+        let hash = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, hash }
+    }
+}
+
 /// Packed numbers, as little-endian doubles.
 ///
 /// The first one is less than 2^32, so it begins with a zero byte. A server that quotes the arguments
@@ -246,6 +268,18 @@ impl Arguments {
     #[expect(clippy::cast_precision_loss, reason = "the script would round the number as well")]
     fn push(&mut self, number: u64) {
         self.0.extend((number as f64).to_le_bytes());
+    }
+}
+
+impl ReplyPart {
+    /// Returns the bytes of the values, which are big-endian numbers of 8 bytes. `is_spent` is `true`
+    /// after a hit that was admitted.
+    pub(super) fn size(self, is_spent: bool) -> usize {
+        match self {
+            Self::Delay => 8,
+            Self::Log if !is_spent => 24,
+            Self::Nothing | Self::Log => 0,
+        }
     }
 }
 
@@ -262,12 +296,12 @@ impl Call {
 
     /// Returns the command that runs a script in the server's cache.
     pub(super) fn by_hash(&self) -> Cmd {
-        self.command("EVALSHA", &self.script.hash)
+        self.command("EVALSHA", &self.script.single.hash)
     }
 
     /// Returns the command that sends the script's text. The server caches it.
     pub(super) fn by_text(&self) -> Cmd {
-        self.command("EVAL", &self.script.text)
+        self.command("EVAL", &self.script.single.text)
     }
 
     fn command(&self, name: &str, script: &str) -> Cmd {

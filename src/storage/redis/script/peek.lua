@@ -1,11 +1,10 @@
 -- Reads the states without a change. Returns the same values as hit.lua.
+-- begin
 -- read
-local units, reset, retry
-local answer = { now, 1, stored }
+local answer = pack('>I8B', now, 1)
 -- each that delays:
-answer[#answer + 1] = 0
+answer = answer .. pack('>I8', 0)
 -- each log:
-units, reset, retry = log_status(log$, cost)
-answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = units, reset, retry
+answer = answer .. pack('>I8I8I8', log_status(log$, cost))
 -- done
-return answer
+return answer .. stored

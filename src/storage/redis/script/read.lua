@@ -1,20 +1,13 @@
 -- Reads the states. record.rs describes their format.
 --
--- KEYS: the key of the small states, then for each moving window the key of its log.
--- ARGV: the packed arguments. In tests, the time follows.
-local call, pack, unpack = redis.call, struct.pack, struct.unpack
+-- STATES is the key of the small states, and PACKED the packed arguments.
 -- arguments
-local now = ARGV[NOW] and ARGV[NOW] + 0
-if not now then
-  local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
 
 -- As forgive.lua, but without a function, because Lua creates functions in each call.
-local stored = redis.pcall('GET', KEYS[1]) or ''
+local stored = redis.pcall('GET', STATES) or ''
 if type(stored) == 'table' then
   if not string.find(stored.err, '^%-?WRONGTYPE') then
-    call('GET', KEYS[1])
+    call('GET', STATES)
   end
   stored = ''
 end
@@ -57,9 +50,15 @@ if not (
     at = after
   end
 end
+-- The end of the last state, from which the expiry of the key follows.
+local last = 0
 -- each small:
 if till$ <= now or till$ >= TWO_54 then
   till$, first$, second$ = 0, 0, 0
+end
+-- each:
+if till$ > last then
+  last = till$
 end
 -- each log:
 local log$ = log_open(now, KEYS[KEY$], stored, till$, units$, oldest$, first$, length$, room$, head$, tail$, ARGUMENTS$)

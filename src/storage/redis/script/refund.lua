@@ -1,9 +1,10 @@
--- Refunds units of a hit to each limit whose state still contains it. Returns the time.
+-- Refunds units of a hit to each limit whose state still contains it. Returns 1.
 --
 -- The cost is the units to be refunded, and `made` is the time of the hit. For each limit, `UNTIL$`
 -- is the instant until which its state contains the hit, and `ANCHOR$` the anchor of that state.
+-- begin
 -- read
-local changed, steady, forgotten, a, b = false, false
+local changed, forgotten, a, b = false
 -- each small:
 if now < UNTIL$ and till$ > now then
   forgotten, a, b =
@@ -18,4 +19,4 @@ if now < UNTIL$ and log_take_back(log$, made, cost) then
 end
 -- done
 -- write
-return { now }
+return 1

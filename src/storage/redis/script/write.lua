@@ -1,4 +1,7 @@
 -- Writes the small states. The key expires when the last of them is no longer needed.
+--
+-- The expiry is computed from the end of the last state, rounded up to a multiple of STEP. If the
+-- rounded end has not changed, the key keeps its expiry. Setting the expiry takes longer.
 if changed then
   local latest, before = now, stored
   -- each small:
@@ -9,12 +12,10 @@ if changed then
   if log$.till > latest then
     latest = log$.till
   end
-  steady = false
   -- done
   -- pack
   if others then
     -- Keeps the states of other limits in the same key until they expire.
-    steady = false
     local at, after, till, found, dropped = 1
     while at + 19 <= #before do
       found, till = unpack('>I4I8', before, at)
@@ -33,13 +34,12 @@ if changed then
     end
   end
   if latest <= now then
-    call('UNLINK', KEYS[1])
-  elseif steady and not ARGV[NOW] then
-    -- All ends are unchanged, so the key keeps its expiry.
-    call('SET', KEYS[1], stored, 'KEEPTTL')
+    call('UNLINK', STATES)
+  elseif not others and last - last % STEP == latest - latest % STEP and not OWN then
+    call('SETRANGE', STATES, '0', stored)
   else
-    local keep = (latest - now) / 1000 + GRACE
+    local keep = (latest - latest % STEP + STEP - now) / 1000 + GRACE
     -- `%d` is limited to 32 bits on some systems.
-    call('SET', KEYS[1], stored, 'PX', keep < 2147483648 and string.format('%d', keep) or keep - keep % 1)
+    call('SET', STATES, stored, 'PX', keep < 2147483648 and string.format('%d', keep) or keep - keep % 1)
   end
 end

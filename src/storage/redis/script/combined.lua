@@ -1,0 +1,18 @@
+-- Decides on several hits, in their order.
+--
+-- KEYS: the key of the small states of each hit.
+-- ARGV: the packed arguments of each hit. In tests, the time follows.
+--
+-- Returns the string of each hit, or nothing if it failed. A hit that failed has written nothing,
+-- because the small states are written last.
+local own = ARGV[#KEYS + 1]
+-- begin
+local function decide(key, packed)
+  -- hit
+end
+local answers, protected = {}, pcall
+for at = 1, #KEYS do
+  local is_done, answer = protected(decide, KEYS[at], ARGV[at])
+  answers[at] = is_done and answer
+end
+return answers
