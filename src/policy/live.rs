@@ -33,10 +33,10 @@ use crate::ConfigError;
 ///
 /// # Units already spent
 ///
-/// The [identity](Policy#identity) of the policies determines the units that stay spent. Give the
-/// policy a name, and keep the name, so that a new amount or burst keeps them. A policy with
-/// another name, or an unnamed policy with another text, starts with its full quota. So does a
-/// limit with another period, strategy or position.
+/// Units stay spent if the new policy has the same [identity](Policy#identity). So give the policy
+/// a name, and keep the name when you change an amount or a burst. A policy with another name, or
+/// an unnamed policy with another text, starts with its full quota. So does a limit with another
+/// period, strategy or position.
 ///
 /// # Cost
 ///
@@ -61,8 +61,8 @@ impl LivePolicy {
     ///
     /// # Errors
     ///
-    /// Returns an error if a storage that uses this live policy cannot keep the new one. The old
-    /// policy stays.
+    /// Returns an error if the storage of a layer or a limiter that uses this live policy does not
+    /// support the new policy. The old policy stays.
     pub fn set(&self, policy: impl IntoPolicy) -> Result<(), ConfigError> {
         self.0.set(&policy.into_policy())
     }

@@ -67,8 +67,9 @@ impl SharedPolicy {
         }
     }
 
-    /// Returns the policy if a request with it needs no unusual work: no shadow limits, no lock, and
-    /// no lints of a changed policy. A fixed policy is returned unchecked.
+    /// Returns the policy if requests can take the fast path. A live policy must be readable
+    /// without a lock, have no shadow limits, and be unchanged since its last lints. A fixed policy
+    /// is not checked here, but by [`can_be_plain`](Self::can_be_plain).
     #[inline]
     pub(crate) fn plain(&self) -> Option<&Policy> {
         match &self.0 {

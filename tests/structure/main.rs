@@ -40,8 +40,8 @@ const LAYERS: [&[&str]; 19] = [
 /// The modules that decide on limits. They use none of the crates below.
 const PURE: [&str; 8] = ["error", "time", "key", "text", "quota", "strategy", "decision", "policy"];
 const NOT_PURE: [&str; 8] = ["http", "tokio", "tower_layer", "tower_service", "axum", "tonic", "quanta", "tracing"];
-/// Crates of servers, each with the modules that may use it. Keys are read from what a server
-/// attaches to a request. A storage uses tonic as a client.
+/// Crates of servers, each with the modules that may use it. Extractors read the types that a
+/// server attaches to a request. A storage uses tonic as a client.
 const SERVERS: [(&str, &[&str]); 2] = [("axum", &["extract", "usage_handler"]), ("tonic", &["extract", "storage"])];
 
 #[test]
@@ -56,7 +56,7 @@ fn imports_go_downward() {
 /// The files and folders of each folder import each other one way. A reader of a circle has to know
 /// all of its files at once.
 #[test]
-fn files_of_a_folder_import_one_way() {
+fn files_of_a_folder_do_not_import_each_other() {
     // For each folder, the files and folders in it, and those that they import.
     let mut folders: BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
     for Import { from, to, .. } in imports() {
