@@ -127,12 +127,12 @@ const OVERDUE: Duration = Duration::from_millis(1_500);
 /// cannot be written to the database before the reader is dropped.
 fn hit_behind_a_reader(folder: &Folder) -> (SqliteStorage, Connection) {
     let storage = open(&folder.file());
-    try_hit_of(&storage, "first").unwrap();
+    assert!(try_hit_of(&storage, "first").unwrap().is_admitted());
     let reader = Connection::open(folder.file()).unwrap();
     let is_busy: bool = reader.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0)).unwrap();
     assert!(!is_busy);
     reader.execute_batch("BEGIN; SELECT count(*) FROM tower_ratelimit").unwrap();
-    try_hit_of(&storage, "second").unwrap();
+    assert!(try_hit_of(&storage, "second").unwrap().is_admitted());
     assert!(!is_in_database(folder));
     (storage, reader)
 }
