@@ -24,7 +24,7 @@ pub(super) struct PolicyCell {
 /// A layer or a limiter that uses a live policy.
 pub(super) struct PolicyUser {
     validate: Box<Validate>,
-    /// `true` if the policy has changed since the last call of [`SharedPolicy::take_changed`].
+    /// `true` if the policy has changed since the user last read this field.
     pub(super) has_changed: AtomicBool,
 }
 

@@ -22,11 +22,13 @@ use self::sweep::Sweep;
 use self::table::Table;
 use self::url::Target;
 use crate::error::or_panic;
+#[cfg(feature = "testing")]
+use crate::storage::Clock;
 use crate::storage::cas::skew::MAX_SKEW;
 use crate::storage::deadline::DEADLINE;
 use crate::storage::net::until_ready;
 use crate::storage::url::{PREFIX, checked_prefix};
-use crate::storage::{Cas, Clock, StorageError, deadline, names};
+use crate::storage::{Cas, StorageError, deadline, names};
 use crate::{ConfigError, Timestamp};
 
 /// The label `storage` of the metrics.

@@ -137,9 +137,13 @@ impl File {
     }
 
     /// Writes the log to the disk, and its pages to the database. Other processes are not blocked.
-    /// Does nothing and returns `false` if another process is making a checkpoint.
+    /// Returns `false` if pages are left, because another process was doing the same, or still reads
+    /// older pages.
     pub(super) fn checkpoint(&self) -> rusqlite::Result<bool> {
-        self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| Ok(row.get::<_, i64>(0)? == 0))
+        self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
+            let (is_busy, in_log, written): (bool, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            Ok(!is_busy && in_log == written)
+        })
     }
 }
 

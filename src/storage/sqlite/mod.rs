@@ -109,7 +109,8 @@ pub struct SqliteStorage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
-    /// The file is synced once a second. A power failure loses at most the hits of the last second.
+    /// The file is synced once a second. A power failure loses at most the hits of the last second,
+    /// or those since the start of a transaction in which another process reads the file.
     #[default]
     EverySecond,
     /// Each transaction is synced before its hits are answered. A power failure loses nothing, and

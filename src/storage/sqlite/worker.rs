@@ -158,7 +158,7 @@ impl Worker {
         if self.durability == Durability::EverySecond {
             match self.file.as_ref().map(File::checkpoint) {
                 Some(Ok(true)) | None => {}
-                // The checkpoint of the other process may lack the last writes of this one.
+                // The last writes may not be on the disk.
                 Some(Ok(false)) => self.unsynced = Some(Instant::now()),
                 Some(Err(error)) if is_busy(&error) => self.unsynced = Some(Instant::now()),
                 // The next call opens the file again, and gets the error if it is permanent.
