@@ -49,7 +49,7 @@ impl Policy {
                 (true, false) if limits.len() == 1 => Some(limit.hit(state, now, cost)),
                 (true, false) => Some(limit.refuse(state, now)),
             };
-            limit.tell(state, now, cost, part, status);
+            limit.write_status(state, now, cost, part, status);
         }
         decision.conclude(now);
         decision.set_policy(self.digest());
@@ -64,7 +64,7 @@ impl Policy {
             if units > 0 {
                 limit.charge(state, now, units);
             }
-            limit.tell(state, now, 0, None, status);
+            limit.write_status(state, now, 0, None, status);
         }
         decision.conclude(now);
         decision.set_policy(self.digest());

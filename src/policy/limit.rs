@@ -151,7 +151,7 @@ impl Limit {
     /// `outcome` is the effect of a hit of `cost` units on this limit, or `None` for a peek.
     pub fn answer(&self, state: &State, now: Timestamp, cost: u32, outcome: Option<Outcome>) -> Status {
         let mut status = Status::BLANK;
-        self.tell(state, now, cost, outcome, &mut status);
+        self.write_status(state, now, cost, outcome, &mut status);
         status
     }
 
@@ -188,8 +188,8 @@ impl Limit {
 
     /// Writes the numbers after the decision into `status`.
     #[inline]
-    pub(crate) fn tell(&self, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status) {
-        self.strategy.tell(&self.quota, state, now, cost, part, status);
+    pub(crate) fn write_status(&self, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status) {
+        self.strategy.write_status(&self.quota, state, now, cost, part, status);
     }
 
     /// Returns the status of a refusal without a decision: nothing remains for `retry_after`

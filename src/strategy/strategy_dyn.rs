@@ -5,14 +5,14 @@ use crate::{Quota, Timestamp};
 pub(crate) trait StrategyDyn: Strategy {
     /// Writes the status after a hit or a peek of `cost` units into `status`. It is compiled
     /// separately for each strategy, so the numbers are written in place and not copied.
-    fn tell(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status);
+    fn write_status(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status);
 }
 
 /// The effect of a decision on the state of one limit. `None` for a peek.
 pub(crate) type Part = Option<Outcome>;
 
 impl<S: Strategy> StrategyDyn for S {
-    fn tell(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status) {
+    fn write_status(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status) {
         let (cost, delay) = match part {
             None | Some(Outcome::Refused) => (cost, None),
             Some(Outcome::Spent { delay } | Outcome::SpentLast { delay }) => (0, Some(delay)),

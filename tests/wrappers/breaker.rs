@@ -439,7 +439,7 @@ async fn refund_may_probe_and_its_failure_counts() {
     assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 100);
 }
 
-/// Guards against a defect seen in practice: the fallback gives every replica the whole quota.
+/// Guards against this defect: the fallback gives every replica the whole quota.
 #[tokio::test(start_paused = true)]
 async fn each_replica_admits_exactly_its_divided_quota() {
     let more = ["leaky-bucket 10/second queue 20", "token-bucket 10/second burst 50", "10/second; moving-window 7/day"];

@@ -122,7 +122,7 @@ async fn costs_above_the_remaining_units_are_cache_hits() {
     }
 }
 
-/// Guards against a defect seen in practice: a client with five costs reached the storage with
+/// Guards against this defect: a client with five costs reached the storage with
 /// 19,999 of 20,000 hits.
 #[tokio::test]
 async fn client_that_varies_its_costs_reaches_the_storage_at_most_four_times() {

@@ -112,7 +112,7 @@ mod tests {
         }
     }
 
-    /// Guards against a defect seen in practice: after the wall clock was set back by an hour,
+    /// Guards against this defect: after the wall clock was set back by an hour,
     /// `X-RateLimit-Reset` was an hour off until the process restarted.
     #[test]
     fn wall_clock_that_is_set_back_changes_only_the_times_of_day() {

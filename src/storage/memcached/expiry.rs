@@ -37,7 +37,7 @@ pub(super) fn after(keep: Duration, now: Option<Timestamp>) -> i32 {
 mod tests {
     use super::*;
 
-    /// Guards against a defect seen in practice: items that should expire after more than 30 days
+    /// Guards against this defect: items that should expire after more than 30 days
     /// expired at once.
     #[test]
     fn long_expiries_are_instants() {

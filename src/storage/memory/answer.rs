@@ -80,7 +80,7 @@ impl Answer for Full<'_> {
         now: Timestamp,
     ) -> Option<()> {
         let status = &mut self.0.open(1, request.cost)[0];
-        limit.tell(state, now, request.cost, None, status);
+        limit.write_status(state, now, request.cost, None, status);
         if status.is_admitted() {
             return None;
         }
@@ -136,7 +136,7 @@ impl Answer for Fast<'_> {
         let is_refused = match &mut self.summary {
             Some(summary) => {
                 summary.at = now;
-                limit.tell(state, now, request.cost, None, &mut summary.limit);
+                limit.write_status(state, now, request.cost, None, &mut summary.limit);
                 !summary.limit.is_admitted()
             }
             None => request.cost > 0 && limit.hit(state, now, request.cost) == Outcome::Refused,
@@ -158,7 +158,7 @@ impl Answer for Fast<'_> {
         {
             summary.at = now;
             if N == 1 {
-                request.policy.limits()[0].tell(&states[0], now, request.cost, parts[0], &mut summary.limit);
+                request.policy.limits()[0].write_status(&states[0], now, request.cost, parts[0], &mut summary.limit);
             } else {
                 let mut statuses = [Status::BLANK; N];
                 write_statuses(request, now, states, parts, &mut statuses);
@@ -192,7 +192,7 @@ fn write_statuses<const N: usize>(
 ) {
     let limits = array_of::<N, _>(request.policy.limits());
     for i in 0..N {
-        limits[i].tell(&states[i], now, request.cost, parts[i], &mut statuses[i]);
+        limits[i].write_status(&states[i], now, request.cost, parts[i], &mut statuses[i]);
     }
 }
 

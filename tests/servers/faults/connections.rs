@@ -22,7 +22,7 @@ on_every_backend! { [tokio::test] [await] [
     calls_share_a_connection_and_do_not_wait_for_each_other,
 ] }
 
-/// Guards against a defect seen in practice: a connection is used forever although its server has
+/// Guards against this defect: a connection is used forever although its server has
 /// vanished.
 async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
     let server = B::Server::launch();
@@ -71,7 +71,7 @@ async fn silent_connection_is_replaced_when_callers_leave_early<B: Backend>() {
     assert_eq!(proxy.connections(), 2);
 }
 
-/// Guards against a defect seen in practice: the queue of requests is unbounded while the server
+/// Guards against this defect: the queue of requests is unbounded while the server
 /// hangs.
 async fn calls_beyond_the_limit_are_not_sent<B: Backend>() {
     const CALLERS: u64 = 1_500;
@@ -117,7 +117,7 @@ async fn many_retrying_callers_on_one_thread_make_progress<B: Backend>() {
     assert!(answers.load(Ordering::Relaxed) >= CALLERS, "{answers:?}");
 }
 
-/// Guards against a defect seen in practice: a lock around each call. Sequential hits would take
+/// Guards against this defect: a lock around each call. Sequential hits would take
 /// four seconds.
 async fn calls_share_a_connection_and_do_not_wait_for_each_other<B: Backend>() {
     let server = B::Server::launch();

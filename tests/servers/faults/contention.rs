@@ -25,7 +25,7 @@ fn counts(answers: &[Answer]) -> [usize; 3] {
     counts
 }
 
-/// Guards against a defect seen in practice: exhausted compare-and-swap attempts are a storage
+/// Guards against this defect: exhausted compare-and-swap attempts are a storage
 /// error, which fail-open admits.
 async fn contention_between_processes_is_not_a_storage_failure<B: Backend>() {
     let server = B::Server::launch();

@@ -36,7 +36,7 @@ outages! { [
     later_try_overtakes_a_connect_that_lost_its_packets,
 ] }
 
-/// Guards against a defect seen in practice: a limiter cannot start while its server is down.
+/// Guards against this defect: a limiter cannot start while its server is down.
 async fn storage_connects_to_a_server_that_starts_later<B: Backend>() {
     let mut server = B::Server::launch();
     server.kill();
@@ -73,7 +73,7 @@ async fn storage_recovers_after_its_server_dies<B: Backend>() {
     }
 }
 
-/// Guards against a defect seen in practice: requests hang when the server stops replying.
+/// Guards against this defect: requests hang when the server stops replying.
 async fn hanging_server_delays_requests_until_the_timeout<B: Backend>() {
     let server = B::Server::launch();
     let entry_points = entry_points::<B>(server.port());

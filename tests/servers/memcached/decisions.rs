@@ -88,7 +88,7 @@ fn eight_processes_admit_exactly_the_limit() {
     }
 }
 
-/// Guards against a defect seen in practice: a memcached expiry above 30 days is not enforced.
+/// Guards against this defect: a memcached expiry above 30 days is not enforced.
 #[test]
 fn long_periods_are_enforced() {
     let server = Memcached::start(&[]);
@@ -172,7 +172,7 @@ fn unreadable_state_is_treated_as_fresh() {
     });
 }
 
-/// Guards against a defect seen in practice: parts of composite keys run together.
+/// Guards against this defect: parts of composite keys run together.
 #[test]
 fn different_names_have_different_keys() {
     let servers = many(3);

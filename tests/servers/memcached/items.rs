@@ -10,7 +10,7 @@ use tower_ratelimit::{Key, RateLimiter};
 
 use super::{LONG, storage};
 
-/// Guards against a defect seen in practice: an item with a time to live above 30 days expires at
+/// Guards against this defect: an item with a time to live above 30 days expires at
 /// once.
 #[tokio::test]
 async fn items_live_as_long_as_their_window() {
@@ -62,7 +62,7 @@ fn other_state(bytes: usize) -> String {
     format!("{start}{}]", "1".repeat(bytes - start.len() - 1))
 }
 
-/// Guards against a defect seen in practice: a server deletes the old item when it receives one
+/// Guards against this defect: a server deletes the old item when it receives one
 /// that is too large.
 #[tokio::test]
 async fn longest_state_is_stored_under_the_longest_key() {

@@ -12,7 +12,7 @@ use tower_ratelimit::{Header, Key, RateLimiter};
 
 use super::{LONG, PLENTY, not_ready, ready, storage};
 
-/// Field defect: multi-key scripts fail with `CROSSSLOT` on a cluster.
+/// Guards against this defect: multi-key scripts fail with `CROSSSLOT` on a cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_counts_exactly_and_the_keys_of_a_policy_share_a_slot() {
     let cluster = Cluster::start();

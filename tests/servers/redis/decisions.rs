@@ -228,7 +228,7 @@ fn keys_expire_with_their_state() {
     common::servers::wait_until("all keys have expired", || server.ask(&["DBSIZE"]) == Reply::Text("0".to_owned()));
 }
 
-/// Field defect: strategies on one key fail with WRONGTYPE.
+/// Guards against this defect: strategies on one key fail with WRONGTYPE.
 #[test]
 fn unreadable_state_is_treated_as_fresh() {
     let server = Server::start(&[]);
@@ -288,7 +288,7 @@ fn unreadable_state_is_swapped_for_a_fresh_one() {
     });
 }
 
-/// Field defect: scripts are not reloaded after `SCRIPT FLUSH`.
+/// Guards against this defect: scripts are not reloaded after `SCRIPT FLUSH`.
 #[test]
 fn flushed_scripts_are_loaded_again() {
     let server = Server::start(&[]);

@@ -100,7 +100,7 @@ fn log_does_not_grow_with_refunded_hits() {
     assert_eq!(next().remaining(), 2_000 - 1_001);
 }
 
-/// Field defect: a refund rewrites all later entries, 50 ms for ten thousand.
+/// Guards against this defect: a refund rewrites all later entries, 50 ms for ten thousand.
 #[test]
 fn refund_moves_a_bounded_part_of_the_log() {
     let server = Server::start(&[]);

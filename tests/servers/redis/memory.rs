@@ -16,7 +16,7 @@ fn documented() -> Vec<(String, u32, u64)> {
     cells.map(|cells| (cells[0].clone(), cells[1].parse().unwrap(), cells[2].parse().unwrap())).collect()
 }
 
-/// Field defect: the documentation lacks the memory of a client.
+/// Guards against this defect: the documentation lacks the memory of a client.
 #[tokio::test]
 async fn client_takes_as_much_memory_as_documented() {
     let rows = documented();

@@ -100,7 +100,7 @@ async fn documented_user_may_do_everything() {
     assert_eq!(server.ask(&["DBSIZE"]).to_string(), "0");
 }
 
-/// Field defect: a user without `SETRANGE` is not limited, and gets no error.
+/// Guards against this defect: a user without `SETRANGE` is not limited, and gets no error.
 #[tokio::test]
 async fn missing_right_is_an_error_and_never_admits_more() {
     let server = Server::start(&[]);

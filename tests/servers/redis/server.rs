@@ -19,7 +19,7 @@ fn both() -> [Policy; 2] {
     [policy(PLENTY), foreign(1_000_000)]
 }
 
-/// Field defect: the fallback gives every replica the whole quota.
+/// Guards against this defect: the fallback gives every replica the whole quota.
 #[tokio::test]
 async fn fallback_decides_while_the_server_is_dead_or_hangs() {
     let policy = policy("fixed-window 3000000/day");
@@ -64,7 +64,7 @@ async fn fallback_decides_while_the_server_is_dead_or_hangs() {
     }
 }
 
-/// Field defect: scripts are not reloaded after `SCRIPT FLUSH`.
+/// Guards against this defect: scripts are not reloaded after `SCRIPT FLUSH`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_scripts_are_loaded_again_under_load() {
     let server = Server::start(&[]);

@@ -301,8 +301,8 @@ fn keys_live_as_long_as_their_state() {
     }
 }
 
-/// Field defect: 61 consecutive refusals each promised 60 s, and the client was admitted after
-/// 3,660 s.
+/// Guards against this defect: 61 consecutive refusals each promised 60 s, and the client was
+/// admitted after 3,660 s.
 #[test]
 fn refusals_after_a_clock_went_back_promise_one_instant() {
     let server = Server::start(&[]);
