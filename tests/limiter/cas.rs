@@ -216,7 +216,7 @@ async fn contended_hit_in_flight_at_the_deadline_is_an_error_that_may_have_count
 async fn hit_whose_reply_is_lost_is_not_refused_as_contended() {
     let store = FakeCasStore::default();
     let patient = over(&store);
-    let hasty = patient.clone().deadline(Duration::from_millis(60));
+    let hasty = patient.clone().deadline(Duration::from_millis(600));
     let [patient, hasty] =
         [patient, hasty].map(|storage| RateLimiter::with_storage(policy("fixed-window 9/day"), storage));
     let key = key();
