@@ -1,4 +1,4 @@
-//! A custom storage: a map in memory, in place of a store of your own.
+//! A custom storage: a compare-and-swap store over a map in memory.
 //!
 //! `cargo run --example custom_storage` admits alice twice a minute.
 
@@ -49,7 +49,7 @@ impl CasStorage for Texts {
     }
 
     async fn swap(&self, key: &str, version: &u64, text: &str, keep: Duration) -> Result<Swapped<u64>, Infallible> {
-        // The comparison and the write are one step, because this holds the lock.
+        // The lock makes the comparison and the write one atomic step.
         let mut inner = self.lock();
         let current = inner.load(key);
         if current.version != *version {

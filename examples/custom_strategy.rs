@@ -50,8 +50,8 @@ impl Strategy for PenaltyBox {
         0
     }
 
-    /// Stores an end that is too far ahead, because the clock went back, as of now. So the client
-    /// is not refused for longer.
+    /// Stores an end that is too far ahead, because the clock went back, as one period from now.
+    /// Otherwise each later refusal would move the end.
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
         let (_, left) = spent(quota, state, now);
         if let State::Counts { until, .. } = state
@@ -108,14 +108,15 @@ mod tests {
 
     #[cfg(feature = "testing")]
     #[test]
-    fn it_obeys_the_laws() {
-        // Up to the whole quota just before the last hit is a period old, and then the whole quota.
-        StrategyLaws::new(PenaltyBox).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
+    fn penalty_box_obeys_the_laws() {
+        // Units become available again one period after the last admitted hit, so no period has
+        // more units than the quota.
+        StrategyLaws::new(PenaltyBox).promise(|quota| quota.amount().into()).check();
     }
 
     #[cfg(feature = "testing")]
     #[test]
-    fn it_decides_like_the_model_on_a_storage() {
+    fn storage_with_a_penalty_box_decides_like_the_model() {
         let policies = [Policy::new(PenaltyBox, Quota::per_second(3)), "5/minute".parse().unwrap()];
         let memory = |clock| MemoryStorage::builder().clock(clock).build().unwrap();
         decides_like_the_model(&policies, memory);

@@ -15,7 +15,7 @@ fn app() -> Result<Router, tower_ratelimit::ConfigError> {
         // Charges before the handler runs, and refunds unless the response is 401.
         .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED)
         .share_decision();
-    // A limiter on the same counts as the layer. Serve its route to operators only.
+    // This limiter shares the counts of the layer. Serve its route to operators only.
     let attempts = limit.limiter().expect("the layer has one policy");
     let unlock = async move |Path(client): Path<IpAddr>| {
         let key = PeerIp::new().key(client);

@@ -14,8 +14,8 @@
 //! curl -i http://127.0.0.1:3001/ready                   200 while Redis can decide, else 503 and the cause
 //! ```
 //!
-//! While Redis is down, the fallback decides. Keep the second address private, because it lifts
-//! limits.
+//! While Redis is down, the fallback decides. Keep the second address private, because its
+//! clients can clear limits.
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
@@ -87,7 +87,7 @@ async fn peek(State(limiter): State<Limiter>, Path(key): Path<String>) -> Result
     Ok(page(&lines))
 }
 
-/// Returns the routes for a look into Redis. The guide `operating` explains the numbers.
+/// Returns the routes that show the states in Redis. The guide `operating` explains the numbers.
 #[cfg(feature = "redis")]
 fn states(url: &str, policy: Policy) -> Result<Router, ConfigError> {
     let redis = tower_ratelimit::RedisStorage::new(url)?;

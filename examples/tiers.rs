@@ -1,8 +1,8 @@
-//! Each user has the limits of its tier. Requests without a valid API key share the free tier's by
-//! address.
+//! Each user has the limits of its tier. Requests without a valid API key have the limits of the
+//! free tier, with the address as the key.
 //!
-//! The authentication layer looks up the API key and inserts the user, and the limit uses the user
-//! as key. The API key itself is not the key, because a client could invent a new one for each
+//! The authentication layer looks up the API key and inserts the user. The limit uses the user as
+//! the key. The API key itself is not the key, because a client could invent a new one for each
 //! request.
 
 use std::net::SocketAddr;

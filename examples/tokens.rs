@@ -2,8 +2,8 @@
 //! per minute.
 //!
 //! The number of tokens is known only at the end of a streamed answer. So a request is admitted on
-//! an estimate, `max_tokens`, and settled when the stream ends or the client leaves. A client that
-//! used more tokens than it had owes the rest, and waits until it is paid back.
+//! an estimate, `max_tokens`, and settled when the stream ends or the client disconnects. A client
+//! that used more tokens than it had owes the rest, and waits until it is paid back.
 //!
 //! Run `cargo run --example tokens`, and then these commands. The made-up model also spends
 //! `reasoning` tokens, which `max_tokens` does not limit.
@@ -12,7 +12,7 @@
 //!
 //! `curl -iN -H 'x-api-key: alice' 'localhost:3000/complete?max_tokens=100'`
 //!
-//! The client leaves after half a second, and pays for the tokens that the model has made:
+//! The client disconnects after half a second, and pays for the tokens that the model has produced:
 //!
 //! `curl -iN -m 0.5 -H 'x-api-key: alice' 'localhost:3000/complete?max_tokens=100'`
 //!
@@ -45,7 +45,7 @@ use tower_ratelimit::extract::Head;
 use tower_ratelimit::{Charge, ConfigError, Header, Headers, MemoryStorage, Policy, RateLimitLayer};
 
 /// The answer of the made-up model to every prompt. Each word is a token.
-const ANSWER: &str = "a rate limit is a promise that tomorrow will be like today";
+const ANSWER: &str = "every word of this short answer counts as exactly one single token";
 
 /// The estimate for a request without `max_tokens`.
 const DEFAULT_MAX_TOKENS: u32 = 256;
@@ -53,7 +53,7 @@ const DEFAULT_MAX_TOKENS: u32 = 256;
 fn app(storage: &MemoryStorage) -> Result<Router, ConfigError> {
     // In a real gateway, something in front of this layer checks the key.
     let key = || Header::new("x-api-key");
-    // Each unit has a policy of its own. The fields of both policies are in each response.
+    // Requests and tokens have separate policies. Each response has the fields of both.
     let requests = "token-bucket 60/minute".parse::<Policy>()?.with_name("requests");
     let tokens = "token-bucket 10000/minute burst 20000".parse::<Policy>()?.with_name("tokens");
     let requests = RateLimitLayer::with_storage(requests, key(), storage.clone()).headers(Headers::ietf());
@@ -91,7 +91,7 @@ async fn complete(uri: Uri, charge: Charge) -> Sse<impl Stream<Item = Result<Eve
 }
 
 /// The tokens that an answer has used so far. They are settled when the value is dropped: at the
-/// end of the stream, or when the client leaves.
+/// end of the stream, or when the client disconnects.
 struct Usage {
     charge: Charge,
     tokens: u32,
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn client_that_leaves_pays_for_the_tokens_until_then() {
+    async fn client_that_disconnects_pays_for_the_tokens_until_then() {
         let gateway = Gateway::start();
         let mut body = gateway.head("alice", "max_tokens=100&reasoning=500").await.into_body();
         for _ in 0..2 {
@@ -189,7 +189,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn overdraft_of_five_minutes_is_refused_for_five_minutes() {
         let gateway = Gateway::start();
-        // 69,900 tokens of 20,000. The next request of 100 tokens is 50,000 short.
+        // 69,900 tokens are spent of 20,000. So 50,000 tokens are missing for the next request of
+        // 100.
         let (status, ..) = gateway.complete("alice", "max_tokens=100&reasoning=69888").await;
         assert_eq!(status, 200);
         for (passed, expected) in [(0, "300"), (1, "299"), (298, "1")] {

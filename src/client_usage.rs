@@ -7,7 +7,7 @@ use std::fmt;
 use crate::extract::KeyError;
 use crate::{BoxError, Decision, Policy};
 
-/// The units that a client has left. Returned by
+/// The limits of a client, and the units that remain of each. Returned by
 /// [`RateLimitLayer::usage`](crate::RateLimitLayer::usage).
 #[derive(Clone, Debug)]
 pub struct Usage {
@@ -36,13 +36,13 @@ impl Usage {
     }
 }
 
-/// The reason why there is no usage.
+/// The error of [`RateLimitLayer::usage`](crate::RateLimitLayer::usage).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UsageError {
     /// The request has no key.
     Key(KeyError),
-    /// The storage failed, or the look-up of the policy.
+    /// The storage or the look-up of the policy failed.
     Storage(BoxError),
 }
 

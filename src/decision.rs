@@ -48,7 +48,7 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Creates the decision on a hit of `cost` units. The hit is admitted if every status is.
+    /// Creates the decision on a hit of `cost` units, which is admitted if every status admits.
     pub(crate) fn new(at: Timestamp, cost: u32, statuses: Statuses) -> Self {
         let mut decision = Self { at, ahead: 0, cost, policy: PolicyTag::UNKNOWN, verdict: Verdict::REFUSED, statuses };
         decision.conclude(at);
@@ -61,7 +61,8 @@ impl Decision {
     }
 
     /// Creates the decision of a policy from the statuses of its limits, in their order, on a hit
-    /// of `cost` units at `at`. For storages that decide by other means, for example in a script.
+    /// of `cost` units at `at`. For storages that do not call
+    /// [`Policy::decide`](crate::Policy::decide), for example because a script on a server decides.
     /// [`Limit::answer`](crate::Limit::answer) returns such statuses.
     pub fn of_limits(at: Timestamp, cost: u32, statuses: impl ExactSizeIterator<Item = Status>) -> Self {
         let mut statuses = statuses;
@@ -96,7 +97,7 @@ impl Decision {
         self.policy = PolicyTag::of(digest);
     }
 
-    /// Sets the verdict by the statuses.
+    /// Sets the time to `at`, and computes the verdict from the statuses.
     #[inline]
     pub(crate) fn conclude(&mut self, at: Timestamp) {
         self.at = at;
@@ -144,13 +145,13 @@ impl Decision {
         self.source() == DecisionSource::Fallback
     }
 
-    /// Returns the source that [`via`](Self::via) recorded. Defaults to `Primary`.
+    /// Returns the storage that decided, as set with [`via`](Self::via). Defaults to `Primary`.
     pub fn source(&self) -> DecisionSource {
         self.verdict.source()
     }
 
-    /// Records the storage that decided. Called by a storage that chooses between two others, so
-    /// that it can refund the hit in the same one. Replaces an earlier record.
+    /// Sets the [`source`](Self::source). A storage that chooses between two others calls it, so
+    /// that it can later refund the hit in the storage that decided.
     pub fn via(self, source: DecisionSource) -> Self {
         Self { verdict: self.verdict.via(source), ..self }
     }
@@ -166,7 +167,7 @@ impl Decision {
         self.at.minus(u64::from(self.ahead) * 1_000_000)
     }
 
-    /// Adds `micros` to the `retry_after` of each limit.
+    /// Adds `micros` microseconds to the `retry_after` of each limit that refuses.
     #[cold]
     pub(crate) fn lengthen_waits(&mut self, micros: u64) {
         self.statuses.as_mut_slice().iter_mut().for_each(|status| status.lengthen_wait(micros));
@@ -219,8 +220,8 @@ impl Decision {
     }
 
     /// Returns the time until a refused hit would be admitted if the key gets no other hits.
-    /// Returns `None` if the hit was admitted, or if its cost exceeds the capacity of a limit, so that
-    /// it can never be admitted.
+    /// Returns `None` if the hit was admitted, or if its cost exceeds the capacity of a limit, so
+    /// that it can never be admitted.
     pub fn retry_after(&self) -> Option<Duration> {
         self.limits().iter().max_by_key(|status| status.retry_micros()).and_then(Status::retry_after)
     }
@@ -234,9 +235,9 @@ impl Decision {
     /// Returns the limit that header fields report.
     ///
     /// If the hit is refused, this is the refusing limit with the longest
-    /// [`retry_after`](Status::retry_after), where never is the longest. Otherwise it is the limit
-    /// with the fewest remaining units. The longest [`reset_after`](Status::reset_after) breaks
-    /// ties.
+    /// [`retry_after`](Status::retry_after). A limit that can never admit the hit counts as the
+    /// longest. Otherwise it is the limit with the fewest remaining units. The longest
+    /// [`reset_after`](Status::reset_after) breaks ties.
     ///
     /// A decision without limits, which only [`of_limits`](Self::of_limits) creates, reports zeros.
     pub fn shown(&self) -> &Status {

@@ -9,7 +9,7 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// An invalid quota, policy or option. The message quotes the invalid value and shows a valid one.
 ///
-/// Returned by parsing, and by `try_` forms for values from a configuration.
+/// Returned by parsers and by `try_` constructors, which take values from a configuration.
 ///
 /// ```
 /// use tower_ratelimit::Policy;
@@ -48,7 +48,11 @@ impl fmt::Debug for ConfigError {
 
 impl Error for ConfigError {}
 
-/// Unwraps the result of a `try_` constructor for its panicking form.
+/// Returns the value of a `try_` constructor, for its panicking form.
+///
+/// # Panics
+///
+/// Panics with the message of the error.
 #[track_caller]
 pub(crate) fn or_panic<T>(made: Result<T, ConfigError>) -> T {
     match made {

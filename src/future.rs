@@ -27,7 +27,7 @@ pin_project! {
     /// The response future of [`RateLimit`](crate::RateLimit).
     ///
     /// Dropping the future while it waits for the delay of a leaky bucket refunds the hit. The
-    /// queue slot becomes free if it is the last one.
+    /// refund frees the request's slot only if it is the last one in the queue.
     #[must_use = "futures do nothing unless they are polled"]
     pub struct ResponseFuture<S, B, St, R>
     where
@@ -57,7 +57,7 @@ pin_project! {
         Waiting {
             waiting: Pin<Box<Waiting<S, B, St, R>>>,
         },
-        // Impossible without the feature `lookup`.
+        // Never constructed without the feature `lookup`.
         Finding {
             finding: Box<Finding<S, B, St, R>>,
         },
@@ -108,7 +108,7 @@ where
                     return poll_inner(inner, plan, cx);
                 }
                 StateProj::Refused { response } => {
-                    return Poll::Ready(Ok(response.take().expect("polled after it was ready")));
+                    return Poll::Ready(Ok(response.take().expect("polled after completion")));
                 }
                 StateProj::Finding { finding } => {
                     let next = ready!(finding.poll(cx));
@@ -195,7 +195,7 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
         Self { shared, call: Some((service, request)), deciding, slot, delay, after_delay: None }
     }
 
-    /// Returns the state after waiting.
+    /// Polls the storage, then the delay, then the service. Returns the next state.
     fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<AfterWaiting<S, B, St, R>>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone,
@@ -203,7 +203,7 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
     {
         let mut this = self.project();
         let plan = loop {
-            let (service, request) = this.call.as_mut().expect("polled after it was ready");
+            let (service, request) = this.call.as_mut().expect("polled after completion");
             if let Some(delay) = this.delay.as_mut().as_pin_mut() {
                 ready!(delay.poll(cx));
                 this.delay.set(None);
@@ -235,8 +235,8 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
 
 type AfterWaiting<S, B, St, R> = Result<State<S, B, St, R>, <S as Service<Request<B>>>::Error>;
 
-/// Returns a clone to wait with. The caller drops the ready service, because it may hold a permit
-/// or a slot that another request needs.
+/// Returns a clone to keep during a delay. The caller drops the ready service, because it may hold
+/// a permit or a slot that another request needs.
 fn unready<S: Clone>(readied: &S) -> S {
     readied.clone()
 }

@@ -78,8 +78,8 @@ impl Key {
         }
     }
 
-    /// Returns a short key as two words, for hashing without a loop. Different keys have different
-    /// words.
+    /// Returns a key of up to 15 bytes as two words, for hashing without a loop. Different keys
+    /// have different words. Returns `None` for a longer key.
     #[inline]
     pub(crate) fn as_words(&self) -> Option<[u64; 2]> {
         match &self.0 {
@@ -201,9 +201,9 @@ impl Hash for Key {
     }
 }
 
-/// Writes the key in readable form, for logs: `t:alice`, `4:1.2.3.4`, `6:2001:db8::`, `n:42`, `*` for the shared
-/// key, `&:(t:alice,4:1.2.3.4)` for a joined key. Different keys have different texts. Bytes other
-/// than letters, digits and `-._~:/@+` are percent-encoded.
+/// Writes the key in readable form, for logs: `t:alice`, `4:1.2.3.4`, `6:2001:db8::`, `n:42`, `*`
+/// for the shared key, `&:(t:alice,4:1.2.3.4)` for a joined key. Different keys have different
+/// texts. Bytes other than letters, digits and `-._~:/@+` are percent-encoded.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         display(self.as_bytes(), f)

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Each client is admitted 60 times per minute. Every response reports the number of remaining
-//! requests. Further requests get a 429 with `Retry-After`. The counts are kept in memory, which is
-//! bounded.
+//! requests. Further requests get a 429 with `Retry-After`. The counts are kept in a
+//! [`MemoryStorage`], whose size is bounded.
 //!
 //! Serve the router with `into_make_service_with_connect_info::<SocketAddr>()`, because [`PeerIp`]
 //! reads the address of the connection from it. Behind a proxy, use [`ClientIp`].
@@ -26,7 +26,7 @@
 //! | Let some requests cost more, or nothing | [Costs](guide::costs) |
 //! | Choose what clients see | [Headers and refusals](guide::headers_and_refusals) |
 //! | Share limits between processes | [Several processes](guide::several_processes) |
-//! | Know what happens when Redis dies | [Outages](guide::outages) |
+//! | Handle failures of Redis | [Outages](guide::outages) |
 //! | Test an app that has limits | [Testing your app](guide::testing_your_app) |
 //! | Plan memory, monitor, set rights | [Operating](guide::operating) |
 //! | Plan servers for many clients | [How far does it scale](guide::how_far_does_it_scale) |
@@ -72,7 +72,7 @@
 //! | `serde` | [`Quota`], [`Policy`], [`Headers`], [`OnError`] and [`StorageUrl`](storage::StorageUrl) as strings |
 //! | `postgres` | `PostgresStorage` |
 //! | `sqlite` | `SqliteStorage`, a file that survives restarts; compiles SQLite, which needs a C compiler |
-//! | `testing` | property tests for strategies and storages of your own |
+//! | `testing` | property tests for custom strategies and storages |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod client_usage;

@@ -13,14 +13,15 @@ use std::fmt;
 pub enum Lint {
     /// `RL001`: IPv6 clients are distinguished by more than 64 bits of their addresses.
     ///
-    /// One client usually has a whole /64, which is 2^64 addresses. It gets a new quota with each
-    /// address, and can fill the storage with keys. Set
+    /// One client usually has a whole /64, which is 2^64 addresses. Such a client gets a new quota
+    /// with each address, and can fill the storage with keys. Set
     /// [`ipv6_prefix`](crate::PeerIp::ipv6_prefix) to at most 64, which is the default.
     Ipv6PerAddress,
     /// `RL002`: a [`ClientIp`](crate::ClientIp) trusts every address as a proxy.
     ///
     /// Each client counts as a proxy and can choose its own key with the forwarding header. List
-    /// the networks of your proxies, or set their number.
+    /// the networks of your proxies with [`behind`](crate::ClientIp::behind), or set their number
+    /// with [`behind_hops`](crate::ClientIp::behind_hops).
     TrustsEveryAddress,
     /// `RL003`: requests have a forwarding header, but the key is the peer's address.
     ///
@@ -32,8 +33,8 @@ pub enum Lint {
     /// `RL004`: a request passed through the same layer twice, and was charged twice.
     ///
     /// The usual cause is a layer that was added to a router and also to one of its routes. Clones
-    /// count as one layer. Layers that were created or configured separately do not, even if they
-    /// share a storage.
+    /// count as one layer. Layers that were created or configured separately do not count as one,
+    /// even if they share a storage.
     SameLayerTwice,
     /// `RL005`: a trusted proxy did not send the field that [`ClientIp`](crate::ClientIp) reads.
     ///
@@ -50,9 +51,9 @@ pub enum Lint {
     /// [`settle_later`](crate::RateLimitLayer::settle_later).
     ///
     /// Each hit moves the window's end, and a refund does not move it back. So requests that are
-    /// not charged prevent old charges from expiring. Example: with `5/minute`, one failed login
-    /// per hour and a successful request every 30 seconds, a client is locked out after five hours.
-    /// Use a [`MovingWindow`](crate::MovingWindow) to count failures.
+    /// refunded prevent the units of earlier requests from expiring. Example: with `5/minute`, one
+    /// failed login per hour and a successful request every 30 seconds, a client is locked out
+    /// after five hours. Use a [`MovingWindow`](crate::MovingWindow) to count failures.
     ElasticWindowRefunded,
     /// `RL007`: fewer than 10,000 clients can fill the storage by exhausting the policy's quota.
     ///
@@ -73,7 +74,7 @@ pub enum Lint {
     AlignedCalendar,
 }
 
-/// Returns the number, the code and the path of the page of a lint.
+/// Returns the number, the code and the documentation path of a lint.
 macro_rules! entry {
     ($number:literal, $variant:ident) => {
         ($number, concat!("RL00", $number), concat!("tower_ratelimit/enum.Lint.html#variant.", stringify!($variant)))
@@ -99,8 +100,8 @@ impl Lint {
         self.entry().1
     }
 
-    /// Returns the path of the lint's description, relative to the root of the crate's documentation,
-    /// such as `tower_ratelimit/enum.Lint.html#variant.SmallStorage`.
+    /// Returns the path of the lint's description, relative to the root of the crate's
+    /// documentation, such as `tower_ratelimit/enum.Lint.html#variant.SmallStorage`.
     pub const fn docs(self) -> &'static str {
         self.entry().2
     }
@@ -131,7 +132,7 @@ impl fmt::Display for Lint {
                 );
             }
             Self::ElasticWindowRefunded => {
-                "an elastic window with charge_when locks out well-behaved clients: use a moving window"
+                "an elastic window whose hits are refunded locks out well-behaved clients: use a moving window"
             }
             Self::SmallStorage { clients } => {
                 return write!(f, "{clients} clients with an exhausted quota fill the storage: raise max_bytes");

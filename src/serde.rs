@@ -8,7 +8,7 @@ use serde_core::ser::{Error as _, Serialize, Serializer};
 use crate::storage::StorageUrl;
 use crate::{Headers, OnError, Policy, Quota};
 
-/// Implements `Deserialize` by `FromStr`. An unknown text is reported with the error of the parser.
+/// Implements `Deserialize` with `FromStr`. Returns the error of the parser for an invalid text.
 macro_rules! deserialize_by_parsing {
     ($($type:ty),*) => {$(
         impl<'de> Deserialize<'de> for $type {
@@ -37,8 +37,8 @@ impl Serialize for Policy {
     }
 }
 
-/// Writes the text of the fields. Fails if there is a partition key, because its secret belongs
-/// into no text.
+/// Writes the text of the fields. Fails if there is a partition key, because its secret must not
+/// appear in a text.
 impl Serialize for Headers {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         round_trip(self, serializer)
@@ -68,5 +68,5 @@ where
     if text.parse().is_ok_and(|read: T| read == *value) {
         return serializer.serialize_str(&text);
     }
-    Err(S::Error::custom(format!("cannot write {text:?} as text: it would not be read as the same value")))
+    Err(S::Error::custom(format!("cannot write {text:?} as text: parsing the text returns another value")))
 }

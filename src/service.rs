@@ -14,8 +14,8 @@ use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 
 /// Limits the requests to the inner service. Created by [`RateLimitLayer`](crate::RateLimitLayer).
 ///
-/// A refused request never reaches the inner service. Responses, errors and bodies are those of the
-/// inner service.
+/// A refused request never reaches the inner service. An admitted request gets the response or the
+/// error of the inner service. The middleware adds header fields to the response.
 ///
 /// The service calls the inner service that was polled ready. A request that waits for the delay of
 /// a leaky bucket is the exception: it keeps a clone, which is polled ready after the delay. So it
@@ -49,7 +49,7 @@ impl<S, St: Storage, R> RateLimit<S, St, R> {
     }
 }
 
-/// A service that can be cloned. [`RateLimit`] requires it of its inner service.
+/// Implemented for all types that are [`Clone`]. [`RateLimit`] requires a cloneable inner service.
 #[diagnostic::on_unimplemented(
     message = "the inner service `{Self}` of a rate limit is not `Clone`",
     label = "a request that waits for the storage moves the service into its future, and a clone replaces it",

@@ -53,7 +53,8 @@ impl<'a> Scanner<'a> {
         found
     }
 
-    /// Reads the next number, from 1 to 2^32 - 1. Returns `None` if the next character is not a digit.
+    /// Reads the next number, from 1 to 2^32 - 1. Returns `None` if the next character is not a
+    /// digit.
     pub(crate) fn number(&mut self, what: &str) -> Result<Option<u32>, ConfigError> {
         match self.number_or_zero(what)? {
             Some(0) => Err(self.unreadable(what, "0", "it must be at least 1")),
@@ -61,7 +62,8 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Reads the next number, from 0 to 2^32 - 1. Returns `None` if the next character is not a digit.
+    /// Reads the next number, from 0 to 2^32 - 1. Returns `None` if the next character is not a
+    /// digit.
     pub(crate) fn number_or_zero(&mut self, what: &str) -> Result<Option<u32>, ConfigError> {
         let end = self.rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest.len());
         let digits = &self.rest[..end];

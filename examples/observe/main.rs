@@ -52,14 +52,14 @@ fn app(url: &str, metrics: PrometheusHandle) -> Result<Router, ConfigError> {
 async fn main() -> Result<(), BoxError> {
     // Refusals are logged at DEBUG. `log_keys` adds their keys.
     tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).init();
-    // Install the recorder before the first storage is created. What happens before is not counted.
+    // Install the recorder before the first storage is created. Earlier events are not counted.
     let metrics = recorder()?.install_recorder()?;
     let url = std::env::args().nth(1).unwrap_or_else(|| "memory://".to_owned());
     let app = app(&url, metrics.clone())?;
     tokio::spawn(async move {
         loop {
             tokio::time::sleep(Duration::from_secs(5)).await;
-            // Keeps the memory of the histograms bounded while nobody scrapes.
+            // Bounds the memory of the histograms while Prometheus does not scrape them.
             metrics.run_upkeep();
         }
     });

@@ -1,4 +1,5 @@
-//! Draws a lane as SVG: hits as marks, delays as bars, and curves below them.
+//! Draws a lane, the result of one policy, as SVG: hits as marks, delays as bars, and curves below
+//! them.
 //!
 //! Marks differ by shape and by side of the line, not only by color. Text has the color of the page
 //! around, so the pictures suit light and dark pages.
@@ -16,7 +17,7 @@ use crate::promise;
 use crate::setup::Checked;
 use crate::simulate::Lane;
 
-/// The space for the numbers at the left of a curve.
+/// The space for the numbers at the left of a curve. All sizes are in pixels.
 const LEFT: f64 = 30.0;
 const RIGHT: f64 = 8.0;
 /// The height of the caption above a band.
@@ -28,9 +29,9 @@ const GAP: f64 = 8.0;
 #[derive(Clone, Copy)]
 struct Axis {
     width: f64,
-    /// In microseconds.
+    /// The simulated time in microseconds.
     span: u64,
-    /// In microseconds.
+    /// The period of the first limit in microseconds.
     period: u64,
 }
 

@@ -2,7 +2,8 @@
 
 use tower_ratelimit::{Headers, PeerIp, Quota, RateLimitLayer};
 
-/// A simulation takes some milliseconds of a processor. The page sends one per change.
+/// A simulation takes a few milliseconds of processor time. The page requests one for each change
+/// of the setup.
 pub(crate) fn of_simulations() -> RateLimitLayer {
     RateLimitLayer::new(Quota::per_second(15).burst(60), PeerIp::new())
 }

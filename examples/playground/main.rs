@@ -1,8 +1,8 @@
 //! A page that shows what each strategy does to traffic, and lets you try a limit.
 //!
-//! `cargo run --example playground` prints `listening on http://ADDRESS`. `--listen ADDRESS` changes
-//! the address. `cargo run --example playground -- pictures FOLDER` draws the pictures of the
-//! documentation instead, and `-- snippets` prints the Rust code that the page offers to copy.
+//! `cargo run --example playground` prints `listening on http://ADDRESS`. `--listen ADDRESS`
+//! changes the address. `cargo run --example playground -- pictures FOLDER` draws the pictures of
+//! the documentation instead, and `-- snippets` prints the Rust code that the page offers to copy.
 
 #![allow(clippy::format_push_string, reason = "the texts are short")]
 
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn simulation_answers_one_lane_per_strategy() {
+    async fn simulation_returns_one_lane_per_strategy() {
         let (status, body) = send(&app(), simulation("policy=10/minute")).await;
         assert_eq!(status, StatusCode::OK, "{body}");
         let answer: serde_json::Value = serde_json::from_str(&body).unwrap();

@@ -9,9 +9,9 @@ use crate::render::{summary, title};
 use crate::setup::{Checked, Setup};
 use crate::simulate::{Lane, lanes};
 
-/// The width of a strategy's picture.
+/// The width of the picture of one strategy.
 const WIDTH: u32 = 720;
-/// The width of a strategy in the picture of all.
+/// The width of each strategy in the picture of all strategies.
 const PART: u32 = 440;
 /// The height of a title with its two lines.
 const TITLE: f64 = 44.0;

@@ -1,4 +1,4 @@
-//! The answer to the page: a picture, a summary and a table for each lane.
+//! The response to the page: a picture, a summary and a table for each lane.
 
 use std::time::Instant;
 

@@ -20,8 +20,8 @@ impl Series {
         self.0.iter().map(|(_, value)| *value).max().unwrap_or(0)
     }
 
-    /// Returns the series as columns of a picture: of each column the lowest and the highest value
-    /// in it, in the order of their times. So no extreme is lost, and the size is bounded.
+    /// Reduces the series to the lowest and the highest value in each column of a picture, in the
+    /// order of their times. This bounds the size and keeps all extremes.
     pub(crate) fn in_columns(&self, columns: u64, span: u64) -> Self {
         let column = |at: u64| u128::from(at) * u128::from(columns) / u128::from(span.max(1));
         let mut shorter = Self::default();
@@ -44,7 +44,7 @@ impl Series {
 pub(crate) fn in_trailing_period(starts: &[u64], period: u64) -> Series {
     let mut changes: Vec<(u64, bool)> = starts.iter().map(|start| (*start, true)).collect();
     changes.extend(starts.iter().map(|start| (start.saturating_add(period), false)));
-    // Of changes at the same time, the ends come first.
+    // Sorts the ends of starts before new starts at the same time.
     changes.sort_unstable();
     let mut series = Series::default();
     series.push(0, 0);

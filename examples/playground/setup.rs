@@ -15,7 +15,7 @@ pub(crate) struct Setup {
     pub(crate) mode: Mode,
     pub(crate) policy: String,
     pub(crate) traffic: Traffic,
-    /// The number of hits. Without it, a number that suits the quota.
+    /// The number of hits. Defaults to a number that suits the quota.
     pub(crate) hits: Option<u32>,
     /// The simulated time, in periods of the first limit.
     pub(crate) periods: u32,
@@ -53,9 +53,9 @@ pub(crate) struct Checked {
     pub(crate) policies: Vec<Policy>,
     pub(crate) traffic: Traffic,
     pub(crate) hits: u32,
-    /// In microseconds.
+    /// The period of the first limit in microseconds.
     pub(crate) period: u64,
-    /// In microseconds.
+    /// The simulated time in microseconds.
     pub(crate) span: u64,
     pub(crate) seed: u32,
     pub(crate) clicks: Vec<u32>,
@@ -110,7 +110,7 @@ impl Setup {
     }
 }
 
-/// A hundred years in microseconds. The clock cannot stand after the year 9999.
+/// A hundred years in microseconds. The clock does not support times after the year 9999.
 const MAX_SPAN: u64 = 100 * 365 * 86_400 * 1_000_000;
 
 fn clicks(text: &str) -> Result<Vec<u32>, Invalid> {
@@ -122,8 +122,8 @@ fn clicks(text: &str) -> Result<Vec<u32>, Invalid> {
     clicks.collect()
 }
 
-/// Returns a policy for each strategy with the quota of `first`, and `first` in place of its own
-/// strategy, so that its burst, its queue and its alignment are shown.
+/// Returns a policy for each strategy, with the quota of `first`. `first` itself is the policy of
+/// its own strategy, so that its burst, its queue and its alignment are shown.
 pub(crate) fn six(first: &Limit) -> Result<Vec<Policy>, ConfigError> {
     let quota = first.quota();
     let plain = Quota::try_per(quota.amount(), quota.period())?;

@@ -12,11 +12,11 @@ use crate::traffic::{Hit, MAX_HITS, Traffic};
 /// The number of instants at which the remaining units are read between hits.
 const READINGS: u64 = 600;
 
-/// The result of a policy.
+/// The result of a policy on the traffic.
 pub(crate) struct Lane {
     pub(crate) policy: Policy,
     pub(crate) hits: Vec<Decided>,
-    /// In the order of the policy.
+    /// The curves of each limit, in the order of the policy.
     pub(crate) limits: Vec<Curves>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Curves {
     pub(crate) trailing: Series,
 }
 
-/// Runs all policies on the same traffic.
+/// Runs all policies on the same traffic. Returns a lane for each.
 pub(crate) async fn lanes(setup: &Checked) -> Vec<Lane> {
     let traffic = setup.traffic.hits(setup);
     let mut lanes = Vec::new();
@@ -72,7 +72,7 @@ async fn lane(policy: &Policy, traffic: &[Hit], setup: &Checked) -> Lane {
     run.finish(setup.span).await
 }
 
-/// Returns the wait that the header field `Retry-After` asks for: whole seconds, in microseconds.
+/// Returns the wait of the header field `Retry-After` in microseconds, rounded up to whole seconds.
 fn retry_after(decision: &Decision) -> Option<u64> {
     let wait = decision.retry_after()?;
     let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
@@ -183,7 +183,7 @@ impl Lane {
         self.count(|verdict| matches!(verdict, Verdict::Delayed(_)))
     }
 
-    /// Returns the admitted hits, delayed ones included.
+    /// Returns the number of admitted hits, including delayed ones.
     pub(crate) fn admitted(&self) -> usize {
         self.hits.len() - self.refused()
     }
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn greedy_client_gets_what_the_guide_says() {
+    async fn greedy_client_is_admitted_as_often_as_the_guide_documents() {
         let guide = [
             ("fixed-window 100/minute", 199),
             ("sliding-window-counter 100/minute", 101),

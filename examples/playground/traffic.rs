@@ -12,7 +12,7 @@ pub(crate) const CLIENTS: u8 = 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Traffic {
-    /// A greedy client around a window's turn, a steady client, a silence, and a burst.
+    /// A greedy client around the end of a window, a steady client, a pause, and a burst.
     Mixed,
     Steady,
     Bursts,
@@ -29,7 +29,7 @@ pub(crate) enum Traffic {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Hit {
-    /// In microseconds since the start.
+    /// The time in microseconds since the start.
     pub(crate) at: u64,
     pub(crate) client: u8,
 }
@@ -83,11 +83,11 @@ fn part(span: u64, i: u64, of: u64) -> u64 {
 /// A part of [`Traffic::Mixed`].
 pub(crate) struct Scene {
     pub(crate) name: &'static str,
-    /// The number of hits out of sixty.
+    /// The share of the hits, in sixtieths.
     hits: u64,
-    /// In hundredths of a period.
+    /// The start in hundredths of a period.
     pub(crate) start: u64,
-    /// In hundredths of a period.
+    /// The duration in hundredths of a period.
     pub(crate) length: u64,
 }
 
@@ -113,7 +113,7 @@ fn mixed(hits: u64, period: u64) -> Vec<u64> {
     times
 }
 
-/// A burst every 0.7 periods, so that bursts meet windows at different places.
+/// Sends a burst every 0.7 periods, so that bursts start at different offsets in their windows.
 fn bursts(hits: u64, period: u64, span: u64) -> Vec<u64> {
     let every = (period / 10 * 7).max(1);
     let count = span.div_ceil(every).max(1);
@@ -147,7 +147,7 @@ fn zipf(random: &mut Random) -> u8 {
         .unwrap_or(CLIENTS - 1)
 }
 
-/// Pseudorandom numbers. A seed always gives the same ones.
+/// Pseudorandom numbers. A seed always produces the same numbers.
 struct Random(u64);
 
 impl Random {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_hits_are_as_asked_for() {
+    fn number_of_hits_is_as_configured() {
         for traffic in [Traffic::Mixed, Traffic::Steady, Traffic::Bursts, Traffic::Greedy] {
             assert_eq!(hits(traffic, 60).0.len(), 60, "{traffic:?}");
         }

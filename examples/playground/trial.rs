@@ -37,7 +37,8 @@ async fn admitted(Query(trial): Query<Trial>) -> Response<Body> {
     }
 }
 
-/// `Retry-After` is in whole seconds, rounded up. The body has the exact time for the countdown.
+/// Responds with the exact time for the countdown, because `Retry-After` is in whole seconds,
+/// rounded up.
 fn refusal(refused: RejectReason<'_>) -> Response<Body> {
     let wait = match refused {
         RejectReason::Limit(limit) => limit.decision().retry_after(),

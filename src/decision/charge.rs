@@ -3,15 +3,16 @@ use std::sync::Arc;
 
 use super::SettleError;
 
-/// A request whose cost is settled later, also after the head of its response was sent.
+/// A handle that corrects the cost of a request later, even after the head of its response was
+/// sent.
 ///
 /// A layer with [`settle_later`](crate::RateLimitLayer::settle_later) inserts it into the
 /// extensions of each admitted request. With the feature `axum`, it is an extractor. Clones are
 /// handles to the same charge.
 ///
-/// Settle it once, from any thread. [`settle`](Self::settle) does not block, and it runs in a task
-/// of the tokio runtime if the storage is not immediately ready. The layer reports the result as an
-/// [`Event`](crate::Event).
+/// Settle it once, from any thread. [`settle`](Self::settle) does not block. If the storage is not
+/// immediately ready, a task of the tokio runtime settles the cost. The layer reports the result as
+/// an [`Event`](crate::Event).
 ///
 /// If all handles are dropped before the charge is settled, the request keeps its estimated cost.
 /// The layer reports this as an event and logs it at DEBUG.
@@ -40,7 +41,7 @@ pub struct Charge {
     outer: Option<Arc<Self>>,
 }
 
-/// A charge on the storage of a layer.
+/// A charge on a storage whose type is erased.
 pub(crate) trait OpenCharge: Send + Sync {
     fn settle(&self, actual: u32) -> Result<(), SettleError>;
 
@@ -55,8 +56,8 @@ impl Charge {
     }
 
     /// Corrects the cost of the request to `actual` units, like
-    /// [`RateLimiter::settle`](crate::RateLimiter::settle): refunds what was too much, or charges
-    /// what was too little.
+    /// [`RateLimiter::settle`](crate::RateLimiter::settle). Refunds or charges the difference to
+    /// the estimated cost.
     ///
     /// The header fields of the response report the settled state if the charge is settled before
     /// the head of the response is ready, and the storage is immediately ready.
@@ -84,7 +85,7 @@ impl Charge {
 
     /// Returns the charge of the layer whose policy has this name: this charge, or that of an outer
     /// layer. With stacked layers, the request's extensions contain the charge of the innermost
-    /// one.
+    /// one. Returns `None` if no such layer has a charge.
     ///
     /// ```
     /// use tower_ratelimit::Charge;

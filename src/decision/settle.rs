@@ -4,22 +4,22 @@ use std::fmt;
 use super::Decision;
 use crate::Timestamp;
 
-/// The reason why the cost of a hit cannot be settled. Nothing was changed.
+/// The reason why the cost of a hit cannot be settled. The stored states are unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SettleError {
     /// The decision is a refusal.
     Refused,
-    /// The decision has spent nothing that can be given back: a peek, a hit of cost 0, or a charge.
+    /// The decision has spent nothing that can be refunded: a peek, a hit of cost 0, or a charge.
     NothingSpent,
     /// The decision belongs to another policy.
     OtherPolicy,
     /// The [`Charge`](crate::Charge) is already settled.
     AlreadySettled,
-    /// More units were to be refunded than the hit has spent.
+    /// The refund exceeds the units that the hit has spent.
     #[non_exhaustive]
     TooManyUnits {
-        /// The units to be refunded.
+        /// The units of the refund.
         units: u32,
         /// The units that the hit has spent.
         spent: u32,
@@ -49,7 +49,7 @@ impl Error for SettleError {}
 impl Decision {
     /// Sets the [digest](crate::Policy::digest) of the policy that decided.
     /// [`RateLimiter::settle`](crate::RateLimiter::settle) then rejects the decision for other
-    /// policies. For storages that create decisions from numbers.
+    /// policies. For storages that create decisions with [`of_limits`](Self::of_limits).
     pub fn of_policy(self, digest: u128) -> Self {
         Self { policy: PolicyTag::of(digest), ..self }
     }
@@ -85,10 +85,11 @@ impl Decision {
     }
 }
 
-/// A part of the digest of the policy that decided. It differs between two policies of different
-/// names, except for one pair in about two thousand million.
+/// A part of the digest of the policy that decided. Policies with different names have the same tag
+/// with a probability of 1 in 2^31.
 ///
-/// All tags are equal, because storages need not set them and decisions are compared.
+/// All tags compare as equal, because not every storage sets them, and the tag must not affect the
+/// comparison of decisions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PolicyTag(u32);
 

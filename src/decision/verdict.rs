@@ -10,7 +10,7 @@ pub enum DecisionSource {
     Fallback,
 }
 
-/// The answer and the source, in one word to keep decisions small.
+/// The answer and the source, in one 32-bit word to keep decisions small.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Verdict(u32);
 

@@ -48,8 +48,8 @@ impl AddressSource for ClientIp {
 
 /// Exempts clients from the limit, by the network of their address.
 ///
-/// Rules are tried in order. The first rule whose network contains the address decides. If no network
-/// contains it, or if the address is missing, the client is limited.
+/// Rules are tried in order. The first rule whose network contains the address decides. If no
+/// network contains it, or if the address is missing, the client is limited.
 ///
 /// ```
 /// use std::net::SocketAddr;

@@ -15,9 +15,9 @@ use crate::{ConfigError, Key};
 
 /// The address of the client behind trusted proxies.
 ///
-/// Each proxy appends the address of its peer to a header field. Text that the client itself sent
-/// in this field is further left. The field is `X-Forwarded-For` unless [`header`](Self::header) or
-/// [`forwarded`](Self::forwarded) selects another.
+/// Each proxy appends the address of its peer to a header field. Entries that the client itself
+/// sent in this field are further left. The field is `X-Forwarded-For` unless
+/// [`header`](Self::header) or [`forwarded`](Self::forwarded) selects another.
 ///
 /// 1. The peer is found as by [`PeerIp`](crate::PeerIp). If it is not a trusted proxy, it is the
 ///    client, and the field is not read.
@@ -27,7 +27,8 @@ use crate::{ConfigError, Key};
 /// 3. An entry that is not an address (empty, garbage, `unknown`, a name such as `_hidden`) ends
 ///    the search, because entries further left may come from the client. The client is then the hop
 ///    that sent this entry: the last trusted address, or the peer.
-/// 4. If all entries are trusted, the client is the leftmost. Without the field it is the peer.
+/// 4. If all entries are trusted, the client is the leftmost one. Without the field, the client is
+///    the peer.
 /// 5. Only this field is read. Other forwarding fields are ignored, even if this one is missing.
 /// 6. An entry is an address, optionally with a port: `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`,
 ///    `[2001:db8::1]`, `[2001:db8::1]:80`. It may be in double quotes. IPv4-mapped IPv6 addresses
@@ -108,13 +109,13 @@ impl ClientIp {
         Ok(Self::by(Proxies::In(networks)))
     }
 
-    /// Trusts `proxies` proxies in front of the server, at least 1, whatever their addresses are. The
-    /// peer is the first one.
+    /// Trusts `proxies` proxies in front of the server, at least 1, whatever their addresses are.
+    /// The peer is the first one.
     ///
-    /// The client is the entry at position `proxies` from the right. If there are fewer entries, it is
-    /// the leftmost one, and without any entry it is the peer. An entry that is not an address ends the
-    /// search, as in rule 3 of [`ClientIp`]. The peer needs an address only if it is the client, so
-    /// this also works on a Unix socket.
+    /// The client is the entry at position `proxies` from the right. If there are fewer entries, it
+    /// is the leftmost one, and without any entry it is the peer. An entry that is not an address
+    /// ends the search, as in rule 3 of [`ClientIp`]. The peer needs an address only if it is the
+    /// client, so this also works on a Unix socket.
     ///
     /// Clients must not be able to bypass any of the proxies, because a client that does can choose
     /// its own key. If the addresses of the proxies are known, [`behind`](Self::behind) is safer.

@@ -10,8 +10,8 @@ type KeyFn<T> = dyn Fn(&T) -> Result<Option<Key>, KeyError> + Send + Sync;
 /// A key from the request's extensions, for example from the user that an authentication layer has
 /// inserted.
 ///
-/// If the extension is missing, so is the key, and the response is 500. The usual cause is a wrong
-/// order of the layers. If requests may lack the extension, add another extractor with
+/// If the extension is missing, the key is missing, and the response is 500. The usual cause is a
+/// wrong order of the layers. If requests may lack the extension, add another extractor with
 /// [`or`](KeyExtractor::or). Do not use a closure that returns `None` in this case, because such
 /// requests would not be limited.
 ///

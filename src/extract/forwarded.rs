@@ -93,7 +93,7 @@ fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
 ///
 /// Scanning from the right, the first quote closes a string, and the next quote without a backslash
 /// before it opens the string: an opening quote follows `=`, and quotes inside a string are
-/// escaped. So the result is the same as of a scan from the left for all well-formed input.
+/// escaped. So for well-formed input, the result equals the result of a scan from the left.
 fn split_last(text: &[u8], delimiter: u8) -> Option<(Option<&[u8]>, &[u8])> {
     let mut at = text.len();
     while let Some(before) = at.checked_sub(1) {

@@ -10,8 +10,8 @@ use crate::{ConfigError, Key};
 /// The value of a header field, for fields that a trusted component in front of this server sets or
 /// checks, such as the tenant from a gateway.
 ///
-/// If the field is missing, so is the key, and the response is 400. If the field occurs several
-/// times, the first value is the key.
+/// If the field is missing, the key is missing, and the response is 400. If the field occurs
+/// several times, the first value is the key.
 ///
 /// # Unchecked fields
 ///

@@ -8,8 +8,8 @@ use crate::lint::Lint;
 
 /// Uses the address of the peer, the other end of the connection, as the key.
 ///
-/// The server attaches it to the request. It is read from axum's `ConnectInfo<SocketAddr>` (feature
-/// `axum`), else from tonic's connect info for TCP or TLS (feature `tonic`), else from a
+/// The server attaches the address to the request. It is read from axum's `ConnectInfo<SocketAddr>`
+/// (feature `axum`), else from tonic's connect info for TCP or TLS (feature `tonic`), else from a
 /// [`SocketAddr`](std::net::SocketAddr) in the extensions. Behind a proxy it is the address of the
 /// proxy. Use [`ClientIp`](crate::ClientIp) there.
 ///
@@ -48,8 +48,8 @@ impl PeerIp {
         Self { ipv6_prefix: Ipv6Prefix::DEFAULT }
     }
 
-    /// Sets the number of bits of an IPv6 address that identify a client. Use 56 or 48 if whole
-    /// sites are one client, and 128 for individual addresses. Defaults to 64.
+    /// Sets the number of bits of an IPv6 address that identify a client. Use 56 or 48 to
+    /// treat a whole site as one client, and 128 for individual addresses. Defaults to 64.
     ///
     /// # Panics
     ///

@@ -79,9 +79,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// [`KeyError::status`].
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError>;
 
-    /// Returns probable mistakes in the extractor's configuration: those that this request reveals,
-    /// or without a request those that need none. The middleware calls it when it starts and for
-    /// the first 1,024 requests. Defaults to none.
+    /// Returns probable mistakes in the extractor's configuration. Defaults to none.
+    ///
+    /// With `None`, returns the mistakes that are visible without a request. With the head of a
+    /// request, returns the mistakes that this request reveals. The middleware calls it once with
+    /// `None`, and with each of the first 1,024 requests.
     fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
         let _ = head;
         Vec::new()
@@ -93,7 +95,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
         false
     }
 
-    /// Falls back to the key of `other` if this key is missing.
+    /// Falls back to the key of `other` if this key is missing. If this extractor returns `None`,
+    /// the request is not limited.
     ///
     /// A client that can omit the first key from its requests can use both keys, and so has two
     /// quotas.
@@ -106,8 +109,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
 
     /// Joins this key and the key of `other`.
     ///
-    /// The key is missing if either of them is. Otherwise, the request is not limited if either
-    /// extractor returns `None`.
+    /// If either key is missing, the joined key is missing. Otherwise, if either extractor returns
+    /// `None`, the request is not limited.
     fn and<K: KeyExtractor>(self, other: K) -> And<Self, K>
     where
         Self: Sized,
@@ -146,9 +149,9 @@ impl KeyExtractor for Box<dyn KeyExtractor> {
 
 /// An error that explains the missing key or cost of a request, with the status of the response.
 ///
-/// The reason is logged (feature `tracing`) and inserted into the response's extensions. The body
-/// of a 400 or 401 contains it, so do not include secrets. The body of a 500 contains it only in
-/// builds with debug assertions.
+/// The error is inserted into the response's extensions, and its reason is logged (feature
+/// `tracing`). The body of a 400 or 401 contains the reason, so do not include secrets. The body of
+/// a 500 contains the reason only in builds with debug assertions.
 ///
 /// ```
 /// use tower_ratelimit::extract::{Head, KeyError};

@@ -72,8 +72,8 @@ pub(super) fn network(text: &str) -> Result<IpNet, ConfigError> {
     let (address, bits) = match (address, address.to_canonical()) {
         (IpAddr::V6(_), IpAddr::V4(v4)) => match bits.checked_sub(96) {
             Some(bits) => (v4.into(), bits),
-            // This is probably the prefix of the IPv4 network. As an IPv6 network it would be far
-            // too large.
+            // The bits are probably meant as an IPv4 prefix. As an IPv6 prefix, they would make the
+            // network far too large.
             None => return Err(error(format!("use the IPv4 form, for example \"{v4}/{}\"", bits.min(32)))),
         },
         _ => (address, bits),

@@ -30,7 +30,7 @@ impl<S, B, St: Storage, R> Finding<S, B, St, R> {
         R: Rejection<ResBody>,
     {
         let found = ready!(self.tenant.as_mut().poll(cx));
-        let (mut service, mut request) = self.call.take().expect("polled after it was ready");
+        let (mut service, mut request) = self.call.take().expect("polled after completion");
         Poll::Ready(match self.shared.admit_found(found, &mut request) {
             Action::Forward(plan) => State::Calling { inner: service.call(request), plan },
             Action::Respond(response) => State::Refused { response: Some(response) },

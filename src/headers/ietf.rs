@@ -53,8 +53,11 @@ impl IetfFields {
     }
 }
 
-/// Returns the time in which the capacity refills, in seconds. A fallback decides by a divided
-/// limit. Its time is known only if its capacity is the amount, as for all windows.
+/// Returns the time in which the capacity refills, in whole seconds, rounded up.
+///
+/// A fallback decides by a divided limit, whose quota is not known here. The period stays the same,
+/// so the time is known only if the capacity is the amount, as for all windows. Otherwise returns
+/// `None`.
 fn window(limit: &Limit, is_divided: bool) -> Option<u64> {
     let is_known = !is_divided || limit.capacity() == limit.quota().amount();
     is_known.then(|| limit.window_secs())

@@ -65,8 +65,8 @@ impl Headers {
     /// Writes the fields `RateLimit-Policy` and `RateLimit` of the IETF draft, as Structured Fields
     /// (RFC 9651) with one member per limit.
     ///
-    /// Each member is named by [`Policy::limit_name`]. Clients see this name, so choose one that may
-    /// be public, and a different one for each policy. The guide explains [the
+    /// Each member is named by [`Policy::limit_name`]. Clients see this name, so choose one that
+    /// may be public, and a different one for each policy. The guide explains [the
     /// parameters](crate::guide::headers_and_refusals#the-ietf-draft).
     ///
     /// Source: draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4.
@@ -127,14 +127,14 @@ impl Headers {
         self.x
     }
 
-    /// Returns `true` if other fields than `X-RateLimit-*` are written.
+    /// Returns `true` if fields other than `X-RateLimit-*` are written.
     #[inline]
     pub(crate) fn writes_other_fields(self) -> bool {
         self.draft_6 || self.ietf
     }
 
     /// Returns the numbers for `X-RateLimit-*` after a hit of `cost` units that was decided at
-    /// `at`. `shown` is the limit to report.
+    /// `at`, or `None` if these fields are not written. `shown` is the limit to report.
     #[inline]
     pub(crate) fn numbers(self, at: Timestamp, shown: &Status, cost: u32) -> Option<Numbers> {
         let reset = match (self.x, self.from_now) {
@@ -150,7 +150,7 @@ impl Headers {
         self.numbers(decision.wall_at(), decision.shown(), decision.cost())
     }
 
-    /// Returns the other fields than `X-RateLimit-*`, for a decision.
+    /// Returns the fields other than `X-RateLimit-*` for a decision, or `None` if there are none.
     #[inline]
     pub(crate) fn other_fields_of(self, decision: &Decision, policy: &Policy, key: &Key) -> Option<OtherFields> {
         self.writes_other_fields().then(|| {
@@ -165,10 +165,10 @@ impl Headers {
     }
 }
 
-/// The fields other than `X-RateLimit-*`. Few layers write them, so they are kept in a box.
+/// The fields other than `X-RateLimit-*`.
 pub(crate) struct OtherFields {
     draft_6: Option<Numbers>,
-    /// As in [`Numbers`].
+    /// The seconds for which another hit of the same cost would be refused, or 0.
     wait: u32,
     lists: Option<IetfFields>,
 }
@@ -233,8 +233,10 @@ fn is_refusal<B>(response: &Response<B>) -> bool {
     response.extensions().get::<Decision>().is_some_and(Decision::is_refused)
 }
 
-/// Raises `Retry-After` of a refusal, and its gRPC fields, to at least this number of seconds. Skips
-/// a missing field, because then the cost exceeds a capacity, and a date, which another layer wrote.
+/// Raises `Retry-After` of a refusal, and its gRPC fields, to at least this number of seconds.
+///
+/// A missing `Retry-After` stays missing, because the cost exceeds a capacity. A date stays
+/// unchanged, because another layer wrote it.
 #[cold]
 fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
     let wait = u64::from(seconds);
@@ -280,8 +282,8 @@ fn set(headers: &mut HeaderMap, name: impl IntoHeaderName, value: HeaderValue) {
     let _ = headers.try_insert(name, value);
 }
 
-/// Inserts the decision into the extensions of a refusal, by which outer layers recognize it.
-/// Reuses the memory of `spare`, the extensions of the request.
+/// Inserts the decision into the extensions of a refusal, so that outer layers recognize the
+/// refusal. Reuses the memory of `spare`, the extensions of the request.
 pub(crate) fn attach<B>(response: &mut Response<B>, decision: &Decision, mut spare: Extensions) {
     if response.extensions().is_empty() {
         spare.clear();

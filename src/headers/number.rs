@@ -1,4 +1,4 @@
-//! Numbers as header values, without an allocation for each.
+//! Converts numbers to header values, without an allocation for each.
 
 use std::cell::RefCell;
 
@@ -22,8 +22,8 @@ static DIGITS: [u8; 4 * SMALL] = {
     digits
 };
 
-/// The size of the blocks that larger numbers are written into, one after the other. A value keeps
-/// its block alive.
+/// The size in bytes of the blocks that larger numbers are written into, one after the other. A
+/// value keeps its block alive.
 const BLOCK: usize = 1_024;
 
 #[inline]
@@ -34,12 +34,13 @@ fn small(number: u64) -> Option<HeaderValue> {
     Some(HeaderValue::from_static(digits.expect("digits are ASCII")))
 }
 
-/// Returns the value of a number that changes with each request.
+/// Returns a number as a header value. For numbers that change with each request.
 pub(super) fn number(number: u64) -> HeaderValue {
     small(number).unwrap_or_else(|| large(number))
 }
 
-/// Allocates once for each block. A block whose values have been dropped is used again.
+/// Writes the number into the block of this thread. Allocates once for each block, and reuses a
+/// block whose values have been dropped.
 fn large(number: u64) -> HeaderValue {
     thread_local! { static NEXT: RefCell<BytesMut> = RefCell::new(BytesMut::with_capacity(BLOCK)) }
     let mut buffer = itoa::Buffer::new();
@@ -49,22 +50,22 @@ fn large(number: u64) -> HeaderValue {
         next.extend_from_slice(digits);
         HeaderValue::from_maybe_shared(next.split().freeze())
     });
-    // The block is gone while the thread exits.
+    // While the thread exits, its block is already destroyed.
     shared.unwrap_or_else(|_| HeaderValue::from_bytes(digits)).expect("digits are a valid header value")
 }
 
-/// Returns the value of a number that many requests share, such as an amount or a time. Recent
-/// ones are cached for each thread.
+/// Returns a number as a header value. For numbers that many requests share, such as an amount or a
+/// time: each thread caches the values of recent numbers.
 pub(super) fn repeated(number: u64) -> HeaderValue {
     const SLOTS: usize = 64;
     thread_local! { static RECENT: RefCell<[Option<(u64, HeaderValue)>; SLOTS]> = const { RefCell::new([const { None }; SLOTS]) } }
     let find = |recent: &RefCell<[Option<(u64, HeaderValue)>; SLOTS]>| {
-        // Multiplied, because two times often differ by a round number.
+        // A multiplicative hash, because two times often differ by a round number.
         #[allow(clippy::cast_possible_truncation)] // six bits
         let slot = &mut recent.borrow_mut()[(number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize];
         match slot {
             Some((cached, value)) if *cached == number => value.clone(),
-            // A value of its own, because a value in the cache would keep a whole block.
+            // Not a part of a block, because a cached value would keep its whole block alive.
             _ => slot.insert((number, number.into())).1.clone(),
         }
     };

@@ -3,7 +3,7 @@
 /// Returns `true` if the line is a non-empty list of strings with optional parameters, as in
 /// `"a";r=1, "b"`.
 ///
-/// A client drops the whole field if one member is invalid, including our own members.
+/// If one member is invalid, a client ignores the whole field, including the valid members.
 pub(super) fn is_list_of_strings(line: &[u8]) -> bool {
     let mut reader = Reader { rest: line };
     reader.take_while(|byte| byte == b' ');

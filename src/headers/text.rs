@@ -32,7 +32,7 @@ impl FromStr for Headers {
                 "reset-in-seconds" => headers.reset_in_seconds(),
                 "ietf" => headers.and(Self::ietf()),
                 "draft6" => headers.and(Self::draft6()),
-                "none" => return Err(unreadable(word, text, "\"none\" stands alone")),
+                "none" => return Err(unreadable(word, text, "\"none\" cannot be combined with other fields")),
                 _ => return Err(unreadable(word, text, &format!("expected {WORDS}"))),
             })
         })

@@ -1,4 +1,5 @@
-//! The fields for limit, remaining and reset, under either family of names.
+//! The fields for the capacity, the remaining units and the reset: `X-RateLimit-*`, and
+//! `RateLimit-*` of draft 6.
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
@@ -7,13 +8,13 @@ use super::set;
 use crate::strategy::Status;
 use crate::time::seconds_up;
 
-/// A family of names.
+/// The names of the three fields of a family.
 pub(super) struct Names {
     /// Reports the capacity.
     limit: HeaderName,
     /// Reports the remaining units.
     remaining: HeaderName,
-    /// Reports when more units remain.
+    /// Reports the time at which more units remain.
     reset: HeaderName,
 }
 
@@ -64,8 +65,8 @@ impl Numbers {
         set(headers, names.reset, repeated(self.reset));
     }
 
-    /// Writes the fields, unless the response already has all three and they show as few remaining
-    /// units or fewer. On a tie, the fields of the inner layer stay.
+    /// Writes the fields, unless the response already has all three and reports at most as many
+    /// remaining units. On a tie, the fields of the inner layer stay.
     pub(super) fn write_if_fewer(self, names: Names, headers: &mut HeaderMap) {
         let written = |name| headers.get(name).and_then(digits);
         let stays = written(&names.remaining).is_some_and(|remaining| remaining <= self.remaining.into())
@@ -82,7 +83,8 @@ fn digits(value: &HeaderValue) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Returns the seconds for which another hit of this cost would be refused at least, or 0.
+/// Returns the minimum number of seconds for which another hit of this cost would be refused, or 0
+/// if it would be admitted now.
 #[inline]
 pub(super) fn wait(shown: &Status, cost: u32) -> u32 {
     if shown.remaining() >= cost { 0 } else { u32::try_from(seconds_up(shown.reset_after())).unwrap_or(u32::MAX) }

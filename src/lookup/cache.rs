@@ -11,14 +11,14 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::flight::{self, Flight, Pilot};
+use super::flight::{self, Flight, FlightSender};
 use super::{Finding, Found, Lookup, LookupError, PolicyLookup, Tenant};
 use crate::extract::Head;
 
 /// The time between look-ups of one id while they fail.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Replaces a time to live that is too long for an instant.
+/// Replaces a time to live whose end would overflow an [`Instant`].
 const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
 /// A handle to the cache and to the look-ups in flight.
@@ -34,7 +34,7 @@ struct Shared<I> {
 /// A successful result.
 struct Cached {
     tenant: Arc<Tenant>,
-    /// The time of the next look-up.
+    /// The time from which a request starts another look-up.
     fresh_until: Instant,
     /// `true` if a later look-up failed. Then requests do not wait for the next one.
     is_stale: bool,
@@ -64,10 +64,10 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
         if let Some(cached) = self.0.results.get(&id).filter(|cached| cached.is_fresh()) {
             return Ok(Arc::clone(&cached.tenant));
         }
-        let (pilot, flight) = flight::start();
+        let (sender, flight) = flight::start();
         flights.insert(id.clone(), flight.clone());
         drop(flights);
-        runtime.spawn(Arc::clone(&self.0).fly(id, pilot));
+        runtime.spawn(Arc::clone(&self.0).look_up(id, sender));
         Err(flight.wait())
     }
 }
@@ -83,7 +83,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Lookup for LookupCache<I> {
         match cached {
             Some(cached) if cached.is_fresh() => Found::Tenant(Arc::clone(&cached.tenant)),
             Some(cached) if cached.is_stale => {
-                // The look-up runs in a task of its own, so dropping this future does not stop it.
+                // The look-up runs in a separate task, so dropping this future does not stop it.
                 drop(self.join_or_start(id));
                 Found::Tenant(Arc::clone(&cached.tenant))
             }
@@ -93,14 +93,14 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Lookup for LookupCache<I> {
 }
 
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
-    /// Looks up one tenant.
-    async fn fly(self: Arc<Self>, id: I, pilot: Pilot) {
+    /// Looks up one tenant, and sends the result to the requests that wait for it.
+    async fn look_up(self: Arc<Self>, id: I, sender: FlightSender) {
         // Removes the flight even if the runtime shuts down.
-        let _landing = Landing { shared: &self, id: &id };
+        let _remove = RemoveOnDrop { shared: &self, id: &id };
         let timeout = self.lookup.settings.timeout;
         let looking_up = async {
             let _permit = self.permits.acquire().await;
-            // A task of its own, because it may panic. The set aborts it at the timeout.
+            // A separate task, because it may panic. The set aborts it at the timeout.
             let mut task = JoinSet::new();
             let (shared, id) = (Arc::clone(&self), id.clone());
             task.spawn(async move { (shared.lookup.look_up)(id).await });
@@ -112,7 +112,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
             Ok(_) => Err(LookupError::panicked()),
             Err(_) => Err(LookupError::timed_out(timeout)),
         };
-        pilot.land(self.keep(&id, result));
+        sender.complete(self.keep(&id, result));
     }
 
     /// Caches the result. Returns the last good result in place of an error, if there is one.
@@ -141,13 +141,13 @@ impl Cached {
     }
 }
 
-/// Removes a flight when it is dropped.
-struct Landing<'a, I: Clone + Eq + Hash + Send + Sync + 'static> {
+/// Removes the look-up of an id from the look-ups in flight when it is dropped.
+struct RemoveOnDrop<'a, I: Clone + Eq + Hash + Send + Sync + 'static> {
     shared: &'a Shared<I>,
     id: &'a I,
 }
 
-impl<I: Clone + Eq + Hash + Send + Sync + 'static> Drop for Landing<'_, I> {
+impl<I: Clone + Eq + Hash + Send + Sync + 'static> Drop for RemoveOnDrop<'_, I> {
     fn drop(&mut self) {
         self.shared.flights().remove(self.id);
     }

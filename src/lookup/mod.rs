@@ -70,9 +70,10 @@ use crate::extract::{Head, KeyError};
 /// A client that sends many invalid ids causes a look-up for each. Authenticate clients first where
 /// you can, and put a layer that limits by address around this one.
 ///
-/// # Panics
+/// # Runtime
 ///
-/// A request that needs a look-up fails if it is not inside of a tokio runtime with time enabled.
+/// A look-up runs in a task of the tokio runtime, which must have time enabled. Without such a
+/// runtime, the look-up fails.
 #[must_use = "a look-up does nothing until a layer uses it"]
 pub struct PolicyLookup<I> {
     id: Arc<IdFn<I>>,
@@ -94,8 +95,8 @@ struct Settings {
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
     /// Creates a look-up from two closures: the id of a request, and the tenant with that id.
     ///
-    /// `id` returns an `Option` of an id, or a `Result` of that with [`KeyError`]. `look_up` returns
-    /// a [`Tenant`], or a policy or an `Option` of one, which convert into a tenant.
+    /// `id` returns an `Option` of an id, or a `Result` of that with [`KeyError`]. `look_up`
+    /// returns a [`Tenant`], or a policy or an `Option` of one, which convert into a tenant.
     pub fn new<S, O, F, Fut, T, E>(id: S, look_up: F) -> Self
     where
         S: Fn(&Head<'_>) -> O + Send + Sync + 'static,
@@ -126,7 +127,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
         self
     }
 
-    /// Sets the maximum number of ids in the cache. Defaults to 10,000.
+    /// Sets the maximum number of ids in the cache. 0 counts as 1. Defaults to 10,000.
     pub fn max_tenants(mut self, max_tenants: usize) -> Self {
         self.settings.max_tenants = max_tenants;
         self

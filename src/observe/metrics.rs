@@ -7,14 +7,13 @@ use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 /// | counter | labels | counts |
 /// |---|---|---|
 /// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | requests by their [outcome](Event::outcome) |
-/// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | hits whose cost was corrected (`refunded`, `charged`), could not be (`not_settled`), or was not (`unsettled`) |
-/// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | units that were `refunded` or `charged`, or that are in doubt (`not_settled`) |
+/// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, failed (`not_settled`), or missing because the charge was dropped (`unsettled`) |
+/// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | units that were `refunded` or `charged`, or whose settlement failed (`not_settled`) |
 /// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and hits that it passed to the inner storage (`storage`) |
 /// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) decided locally (`here`), and requests to the inner storage (`storage`) |
 /// | `ratelimit_path_total` | `path` | decisions through a [`Breaker`](crate::storage::Breaker), by their source: `primary`, `fallback` or `none` |
 /// | `ratelimit_clock_skew_total` | | decisions on keys whose newest decision was ahead of the clock by more than [`max_skew`](crate::storage::Cas::max_skew) |
 /// | `ratelimit_memory_full_total` | `outcome` | hits that a full [`MemoryStorage`](crate::MemoryStorage) could not store: new keys (`refused`, `admitted`) and logs (`log_refused`) |
-///
 /// | `ratelimit_memory_evictions_total` | | keys that a [`MemoryStorage`](crate::MemoryStorage) evicted before they expired |
 ///
 /// | gauge | labels | value |

@@ -40,7 +40,7 @@ pub enum EventKind<'a> {
         actual: u32,
     },
     /// The storage failed to settle a hit. The hit keeps its estimated cost, unless the storage
-    /// failed after it had settled. The difference of both costs is in doubt.
+    /// settled the hit before it failed.
     NotSettled {
         /// The decision on the hit, with its estimated cost.
         decision: &'a Decision,
@@ -65,7 +65,7 @@ pub struct Event<'a> {
     /// The key, or `None` if it is missing. It may be a secret or personal data, so be careful
     /// where you write it.
     pub key: Option<&'a Key>,
-    /// `true` in shadow mode. The request was forwarded independent of the decision.
+    /// `true` in shadow mode: the decision was not enforced.
     pub shadow: bool,
 }
 
@@ -91,8 +91,8 @@ impl Event<'_> {
         }
     }
 
-    /// Returns the number of units by which the estimated and the actual cost of a hit differ, if
-    /// this event is about a settlement. The [outcome](Self::outcome) is their direction.
+    /// Returns the difference between the estimated and the actual cost of a hit in units, or
+    /// `None` if this event does not report a settlement. It is 0 for [`EventKind::Unsettled`].
     pub fn settled_units(&self) -> Option<u32> {
         match self.kind {
             EventKind::Settled { decision, actual } | EventKind::NotSettled { decision, actual, .. } => {
@@ -165,7 +165,7 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Returns a reporter for another layer, with a separate count of failures.
+    /// Returns a reporter for another layer, whose log lines are throttled separately.
     pub(crate) fn for_another_layer(self) -> Self {
         Self {
             #[cfg(feature = "tracing")]

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-// Respects a paused clock in tests.
+// tokio's instant, because tests pause tokio's clock.
 use tokio::time::Instant;
 
 /// Permits one line per interval, and counts the suppressed events.
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 pub(super) struct Throttle {
     interval: Duration,
     counters: Mutex<Counters>,
-    /// `true` from an event until [`ended`](Self::ended) reports the end.
+    /// `true` from the first event until [`ended`](Self::ended) returns the total.
     is_active: AtomicBool,
 }
 
@@ -45,7 +45,8 @@ impl Throttle {
         Some(std::mem::take(&mut counters.suppressed))
     }
 
-    /// Returns the total number of events once, when the last one is at least an interval ago.
+    /// Returns the total number of events if the last one was at least one interval ago. Returns it
+    /// only once, and then restarts the count.
     #[inline]
     pub(super) fn ended(&self) -> Option<u64> {
         if self.is_active.load(Ordering::Relaxed) { self.ended_by_now() } else { None }

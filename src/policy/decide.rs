@@ -5,16 +5,16 @@ use crate::Timestamp;
 use crate::decision::{Decision, Statuses};
 use crate::strategy::State;
 
-/// The kind of a decision: with or without spending.
+/// The operation that a policy applies to the states of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "an operation either spends or does not")]
+#[expect(clippy::exhaustive_enums, reason = "storages match on every operation")]
 pub enum Op {
     /// Spends if all limits admit.
     Hit,
     /// Returns the decision that a hit would get. Spends nothing.
     Peek,
-    /// Spends in every limit, whatever remains. It is never refused, and can leave a limit with
-    /// less than nothing. The decision has the numbers after it.
+    /// Spends from every limit, whatever remains. It is never refused, and can put a key into debt.
+    /// The decision contains the numbers after the charge.
     Charge,
 }
 
@@ -71,8 +71,8 @@ impl Policy {
         decision
     }
 
-    /// Charges units like [`decide`](Self::decide), but adds no entry to a log. The newest entry gets
-    /// the units, so they expire with it.
+    /// Charges units like [`decide`](Self::decide), but adds no entry to a log. Adds the units to
+    /// the newest entry, so they expire with this entry.
     pub(crate) fn charge_without_growth(&self, states: &mut [State], now: Timestamp, units: u32) -> Decision {
         for (limit, state) in self.limits().iter().zip(&mut *states) {
             let newest = if let State::Log(log) = state { log.newest() } else { None };
@@ -92,9 +92,9 @@ impl Policy {
 
     /// Corrects the cost of an admitted hit to `actual` units. If the hit has spent more, the
     /// difference is refunded. Units that a limit has already restored are not refunded. If the hit
-    /// has spent less, the difference is charged to every limit, also above the limit.
+    /// has spent less, the difference is charged to every limit, even if less remains.
     ///
-    /// A decision that has spent nothing settles nothing: a refusal, a peek, or a charge.
+    /// Does nothing if the decision has spent nothing: a refusal, a peek, or a charge.
     ///
     /// # Panics
     ///

@@ -48,7 +48,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Creates a limit that spends `quota` by `strategy`.
+    /// Creates a limit of `quota` with `strategy`.
     ///
     /// # Panics
     ///
@@ -63,8 +63,8 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// Returns an error if the strategy does not support the quota, or if the text of the limit is not
-    /// printable ASCII.
+    /// Returns an error if the strategy does not support the quota, or if the text of the limit is
+    /// not printable ASCII.
     pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
         Self::of(Arc::new(strategy), quota)
     }
@@ -82,7 +82,8 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// Panics if the name is empty or not printable ASCII. Parsing a policy returns an error instead.
+    /// Panics if the name is empty or not printable ASCII. Parsing a policy returns an error
+    /// instead.
     #[must_use]
     #[track_caller]
     pub fn named(self, name: impl Into<String>) -> Self {
@@ -93,7 +94,7 @@ impl Limit {
         Ok(Self { name: Some(name::checked(name.into())?), ..self })
     }
 
-    /// Divides the limit among `replicas`. The name stays.
+    /// Returns the part of this limit for one of `replicas`, with the same name.
     pub(super) fn divide(&self, replicas: NonZeroU32) -> Result<Self, ConfigError> {
         let (strategy, quota) = match self.strategy.divide(&self.quota, replicas) {
             Some(share) => (share.strategy, share.quota),
@@ -132,7 +133,8 @@ impl Limit {
     }
 
     /// Returns a hash of the position, strategy and period of this limit, with the flag bits
-    /// cleared. It distinguishes the states of this limit from those of others.
+    /// cleared. It distinguishes the states of this limit from those of others. Each `attempt`
+    /// after a collision results in another hash.
     fn digest(&self, position: usize, attempt: u32) -> u32 {
         let mut hasher = DefaultHasher::new();
         (position, self.strategy.name(), self.quota.period_micros()).hash(&mut hasher);
@@ -158,7 +160,7 @@ impl Limit {
         self.strategy.check(&self.quota, state, now, cost)
     }
 
-    /// Checks and spends a hit of at least 1 unit. The policy has no other limit.
+    /// Checks and spends a hit of at least 1 unit, for a policy without other limits.
     #[inline]
     pub(crate) fn hit(&self, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
         self.strategy.hit(&self.quota, state, now, cost)

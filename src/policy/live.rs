@@ -36,10 +36,10 @@ const SLOTS: usize = 64;
 ///
 /// # Units already spent
 ///
-/// The [identity](Policy#identity) of the policies determines the units that stay spent. Give the
-/// policy a name, and keep the name, so that a new amount or burst keeps them. A policy with
-/// another name, or an unnamed policy with another text, starts with its full quota. So does a
-/// limit with another period, strategy or position.
+/// Units stay spent if the new policy has the same [identity](Policy#identity). So give the policy
+/// a name, and keep the name when you change an amount or a burst. A policy with another name, or
+/// an unnamed policy with another text, starts with its full quota. So does a limit with another
+/// period, strategy or position.
 ///
 /// # Cost
 ///
@@ -62,7 +62,7 @@ struct Live {
 /// A layer or a limiter that uses a live policy.
 struct PolicyUser {
     validate: Box<Validate>,
-    /// `true` if the policy has changed since the user last asked.
+    /// `true` if the policy has changed since the last call of [`SharedPolicy::take_changed`].
     has_changed: AtomicBool,
 }
 
@@ -90,8 +90,8 @@ impl LivePolicy {
     ///
     /// # Errors
     ///
-    /// Returns an error if a storage that uses this live policy cannot keep the new one. The old
-    /// policy stays.
+    /// Returns an error if the storage of a layer or a limiter that uses this live policy does not
+    /// support the new policy. The old policy stays.
     pub fn set(&self, policy: impl IntoPolicy) -> Result<(), ConfigError> {
         let policy = policy.into_policy();
         // The lock is held until the policy is published, so a user that joins meanwhile validates
@@ -231,8 +231,9 @@ impl SharedPolicy {
         }
     }
 
-    /// Returns the policy if a request with it needs no unusual work: no shadow limits, no lock, and
-    /// no lints of a changed policy. A fixed policy is returned unchecked.
+    /// Returns the policy if requests can take the fast path. A live policy must be readable
+    /// without a lock, have no shadow limits, and be unchanged since its last lints. A fixed policy
+    /// is not checked here, but by [`can_be_plain`](Self::can_be_plain).
     #[inline]
     pub(crate) fn plain(&self) -> Option<&Policy> {
         match &self.0 {

@@ -216,7 +216,7 @@ impl Policy {
         let digest = digest(&identity);
         let limit_digests = limit::digests(&limits, false);
         // Shadow limits are not part of the identity, so adding or removing one does not reset the
-        // others.
+        // other limits.
         let shadow_digests = limit::digests(&shadow, true);
         let shadows = shadow.into_iter().zip(shadow_digests).enumerate().map(|(position, (limit, limit_digest))| {
             let called = format!("{identity} shadow-{}", position + 1);
@@ -301,8 +301,8 @@ impl Policy {
         name::Quoted(&self.limit_name(position)).to_string()
     }
 
-    /// Returns the string that identifies the policy in a storage: its name, or its [text](Self#impl-Display-for-Policy)
-    /// if it has no name.
+    /// Returns the string that identifies the policy in a storage: its name, or its
+    /// [text](Self#impl-Display-for-Policy) if it has no name.
     pub fn identity(&self) -> &str {
         &self.0.identity
     }
@@ -377,8 +377,8 @@ impl fmt::Debug for Policy {
     }
 }
 
-/// Hashes an identity to 128 bits. Names may come from untrusted configuration, so the hash resists
-/// collisions.
+/// Hashes an identity to 128 bits. Policies with the same hash would share their states, so the
+/// hash is wide enough to make collisions improbable.
 #[inline]
 fn digest(identity: &str) -> u128 {
     let half = |half: u8| {

@@ -1,4 +1,4 @@
-//! Quotas.
+//! Quotas: amounts per period, optionally with a burst.
 
 mod span;
 mod text;
@@ -23,7 +23,7 @@ const LONGEST: u64 = 1 << 52;
 /// An amount per period, optionally with a burst: `100/minute`, `10/second burst 20`.
 ///
 /// The constructors are `const`, so the compiler rejects an invalid constant. They panic on zero.
-/// Their `try_` forms and parsing return an error instead.
+/// [`try_per`](Self::try_per), [`try_burst`](Self::try_burst) and parsing return an error instead.
 ///
 /// A quota converts into a [`Policy`](crate::Policy) with
 /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), or with
@@ -45,9 +45,9 @@ const LONGEST: u64 = 1 << 52;
 /// `d`, `day(s)`, `w`, `week(s)`, `month(s)` (30 days), `year(s)` (365 days) and `ms`. Case is
 /// ignored.
 ///
-/// [`Display`](fmt::Display) writes a string that parses to the same quota. The exceptions are
-/// periods that are not a whole number of milliseconds, or more than 2^32 of them, because strings
-/// have no unit for them.
+/// [`Display`](fmt::Display) writes a string that parses to the same quota. Two kinds of periods
+/// have no string: those that are not a whole number of milliseconds, and those of more than 2^32 -
+/// 1 of their largest whole unit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
     amount: u32,
@@ -118,7 +118,7 @@ impl Quota {
 
     /// Sets the number of units that can be spent at once. Defaults to the amount.
     ///
-    /// A policy of a quota with a burst is a [`TokenBucket`](crate::TokenBucket), unless you choose the
+    /// A quota with a burst uses a [`TokenBucket`](crate::TokenBucket), unless you choose the
     /// strategy. Strategies with windows reject a burst.
     ///
     /// ```
@@ -234,7 +234,8 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// Returns an error if it does not. The error contains the largest possible capacity.
+    /// Returns an error if the capacity refills more slowly. The error contains the largest
+    /// possible capacity.
     pub fn check_refill(&self, capacity: u32) -> Result<(), ConfigError> {
         if self.refills_in_time(capacity) {
             return Ok(());

@@ -128,7 +128,7 @@ impl<B, R: Rejection<B> + ?Sized> Rejection<B> for Arc<R> {
     }
 }
 
-/// For a rejection that is selected at run time.
+/// Calls the boxed rejection, which can be selected at run time.
 impl<B: 'static> Rejection<B> for Box<dyn Rejection<B>> {
     fn reject(&self, refused: RejectReason<'_>, head: &Head<'_>) -> Response<B> {
         (**self).reject(refused, head)

@@ -32,7 +32,7 @@ impl RejectReason<'_> {
                 Some(wait) => {
                     let mut digits = itoa::Buffer::new();
                     let seconds = digits.format(seconds_up(wait).max(1));
-                    // An exact capacity saves the body an allocation.
+                    // With an exact capacity, the conversion into a body does not reallocate.
                     let parts = ["too many requests, retry in ", seconds, " s", end];
                     let mut text = String::with_capacity(parts.iter().map(|part| part.len()).sum());
                     for part in parts {

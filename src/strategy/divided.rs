@@ -11,8 +11,8 @@ pub struct Divided {
 }
 
 impl Divided {
-    /// Creates a part. `strategy` must have the same [name](Strategy::name) as the divided strategy,
-    /// and `quota` the same period as the divided quota.
+    /// Creates a part. `strategy` must have the same [name](Strategy::name) as the divided
+    /// strategy, and `quota` the same period as the divided quota.
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
         Self { strategy: Arc::new(strategy), quota }
     }

@@ -2,16 +2,16 @@ use super::fixed_window::status;
 use super::{Hit, Script, State, Status, Strategy, low_bits};
 use crate::{Quota, Timestamp};
 
-/// A window that ends after a period P without hits. It admits N units. Each hit, admitted or
-/// refused, moves the end to one period from now.
+/// Admits N units in a window that ends after a period P without hits, for a quota of N per P. Each
+/// hit, admitted or refused, moves the end to one period from now.
 ///
 /// A refused client must send no requests for a whole period to be admitted again. **A client that
 /// keeps trying is never admitted again**. This includes a person who reloads a page, and a program
 /// that retries at a fixed interval shorter than P. To limit password attempts without this effect,
 /// use a [`MovingWindow`](crate::MovingWindow).
 ///
-/// `retry_after` of a refusal is always P, because the refused hit has moved the end. This applies
-/// also if another limit of the policy refused. A peek does not move the end.
+/// `retry_after` of a refusal is always P, because the refused hit has moved the end. The end also
+/// moves if another limit of the policy refuses the hit. A peek does not move the end.
 ///
 /// A [refund](crate::RateLimiter::refund) does not move the end back. So with
 /// [`charge_when`](crate::RateLimitLayer::charge_when), the successful requests of a well-behaved
@@ -61,7 +61,7 @@ impl Window {
     fn live(quota: &Quota, state: &State, now: Timestamp) -> Option<Self> {
         match *state {
             State::Counts { until, amounts: [count, anchor] } if count > 0 && until > now => {
-                // A later end was stored before the clock went back.
+                // A stored end that is later than this was written before the clock went back.
                 Some(Self { end: until.min(now.plus(quota.period_micros())), count, anchor })
             }
             _ => None,

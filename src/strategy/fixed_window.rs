@@ -1,7 +1,8 @@
 use super::{Hit, Script, State, Status, Strategy, low_bits};
 use crate::{Quota, Timestamp};
 
-/// N units in each window of P. The simplest and fastest strategy.
+/// Admits N units in each window of length P, for a quota of N per P. The simplest and fastest
+/// strategy.
 ///
 /// The first admitted hit starts a window, which ends P later. The next admitted hit after that
 /// starts another one. With [`aligned`](Self::aligned), windows start at multiples of P since the
@@ -11,8 +12,8 @@ use crate::{Quota, Timestamp};
 /// start of the next.
 ///
 /// In strings: `fixed-window 10/minute`, `fixed-window-aligned 10/minute`. The alias
-/// `interval-token-bucket` is a bucket that is refilled completely after each interval, which gives
-/// the same decisions.
+/// `interval-token-bucket` stands for a bucket that is refilled completely after each interval. It
+/// makes the same decisions.
 ///
 #[doc = include_str!("../pictures/fixed_window.svg")]
 ///
@@ -43,14 +44,14 @@ pub struct FixedWindow {
 }
 
 impl FixedWindow {
-    /// Creates a strategy whose windows start with the first hit that is admitted after the previous
-    /// window has ended.
+    /// Creates a strategy whose windows start with the first hit that is admitted after the
+    /// previous window has ended.
     pub const fn new() -> Self {
         Self { aligned: false }
     }
 
-    /// Creates a strategy whose windows start at multiples of the period since the Unix epoch, such as
-    /// full hours or midnight UTC.
+    /// Creates a strategy whose windows start at multiples of the period since the Unix epoch, such
+    /// as full hours or midnight UTC.
     pub const fn aligned() -> Self {
         Self { aligned: true }
     }
@@ -63,7 +64,7 @@ impl FixedWindow {
 
     /// Returns the end, count and anchor of the live window. If the stored end is later than that
     /// of a window started now, the clock has gone back, and the window counts as started now. A
-    /// refusal stores this end, so that it does not move with later decisions.
+    /// refusal stores the earlier end, so that it does not move with later decisions.
     #[inline(always)]
     fn live(self, quota: &Quota, state: &State, now: Timestamp) -> Option<(Timestamp, u32, u32)> {
         match *state {

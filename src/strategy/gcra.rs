@@ -3,8 +3,8 @@ use super::muldiv::{div_ceil, mul_div_floor, product};
 use super::{Hit, State, Status};
 use crate::{Quota, Timestamp};
 
-/// The debt of a bucket, which token buckets and leaky buckets have in common. It is paid back
-/// continuously.
+/// The debt of a bucket: the spent units that are not yet refilled. Token buckets and leaky buckets
+/// share this implementation.
 ///
 /// This is the generic cell rate algorithm (GCRA, ITU-T I.371). It stores one number: the instant
 /// at which all debt is paid. Debt is counted in units of 1/N microseconds, where N is the amount
@@ -21,7 +21,7 @@ pub(super) struct Debt {
     mark: Mark,
     /// The mark of a debt as large as the capacity.
     largest: u32,
-    /// `true` if the stored debt is larger than it can have been, because the clock has gone back.
+    /// `true` if the stored debt is larger than possible, because the clock has gone back.
     is_ahead: bool,
 }
 
@@ -31,9 +31,9 @@ const MOST: u64 = 1 << 52;
 impl Debt {
     /// Returns the debt at `now` that [`store`](Self::store) has stored.
     ///
-    /// If a bucket of another quota stored more debt than the capacity of this one, the excess
-    /// counts as paid at that time. If the debt still exceeds the capacity, and no charge made it
-    /// so, the clock has gone back, and the debt is reduced to the capacity.
+    /// If a bucket of another quota stored more debt than the capacity of this bucket, the excess
+    /// counts as paid when it was stored. If the debt still exceeds the capacity, and no charge is
+    /// the cause, the clock has gone back. The debt is then reduced to the capacity.
     #[inline(always)]
     pub(super) fn of(quota: &Quota, capacity: u32, largest: u32, state: &State, now: Timestamp) -> Self {
         let (rate, price) = (quota.amount().into(), quota.period_micros());
@@ -101,8 +101,9 @@ impl Debt {
         Self { owed: self.owed.saturating_sub(unpaid), ..self }
     }
 
-    /// Returns the state of a debt that fits into the bucket: the instant at which all debt is paid,
-    /// rounded up to a microsecond, the 1/N microseconds that the rounding added, and the mark.
+    /// Returns the state of a debt that fits into the bucket: the instant at which all debt is
+    /// paid, rounded up to a microsecond, the 1/N microseconds that the rounding added, and the
+    /// mark.
     #[inline(always)]
     pub(super) fn store(&self, now: Timestamp) -> State {
         self.store_as(now, |mark, micros| mark.with_size(micros, self.largest))
@@ -128,7 +129,7 @@ impl Debt {
     }
 
     /// Stores a debt that is ahead of the clock as if it was made now. Otherwise each later refusal
-    /// would compute another instant.
+    /// would return a `retry_after` that ends at another instant.
     #[inline(always)]
     pub(super) fn settle(&self, state: &mut State, now: Timestamp) {
         if self.is_ahead {
@@ -165,8 +166,9 @@ impl Debt {
 /// Returns the rest of a debt that a bucket of another quota stored, reduced to the capacity of
 /// this bucket at that time.
 ///
-/// Of an overdraft, only what the larger bucket held in addition is subtracted. An overdraft that
-/// is larger than it can have been was stored before the clock went back.
+/// An overdraft is a debt that a charge raised above the capacity. It is reduced only by the
+/// difference of the two capacities. An overdraft above its stored bound was stored before the
+/// clock went back, and is first reduced to the bound.
 #[cold]
 pub(super) fn converted(micros: u64, mark: Mark, largest: u32, full: u64) -> u64 {
     if mark.is_overdrawn() {

@@ -8,16 +8,16 @@ use crate::{ConfigError, Quota, Timestamp};
 /// A bounded queue with a constant rate. Delays requests instead of refusing them, until the queue
 /// is full.
 ///
-/// The queue advances by one slot every P/N. If it is empty, a hit is admitted immediately.
-/// Otherwise the hit is admitted with a delay, for which the middleware waits. If the queue is
-/// full, the hit is refused. A hit takes as many slots as its cost. Delays are rounded up to a
-/// microsecond.
+/// For a quota of N per P, the queue advances by one slot every P/N. If it is empty, a hit is
+/// admitted immediately. Otherwise the hit is admitted with a delay, and the middleware waits. If
+/// the queue is full, the hit is refused. A hit takes as many slots as its cost. Delays are rounded
+/// up to a microsecond.
 ///
 /// In strings: `leaky-bucket 10/second queue 20` (alias `leaky-bucket-queue`). The length of the
 /// queue defaults to the amount of the quota.
 ///
-/// A [refund](crate::RateLimiter::refund) frees the slots of a hit only if it is the last one in the
-/// queue. Otherwise it changes nothing, because the later requests keep their slots.
+/// A [refund](crate::RateLimiter::refund) frees the slots of a hit only if the hit is the last one
+/// in the queue. Otherwise the refund changes nothing, because the later requests keep their slots.
 ///
 #[doc = include_str!("../pictures/leaky_bucket.svg")]
 ///

@@ -3,9 +3,9 @@ use crate::quota::{MARK_SHIFT, MARK_SIZE};
 
 /// The second amount of a bucket's state: the approximate debt at the last write, and an anchor.
 ///
-/// The size makes a change of the quota exact. If the stored debt exceeds the capacity of the new
-/// quota, a bucket of another quota wrote the state. The excess is subtracted from the stored
-/// instant, so the result does not depend on the time of the decision.
+/// The size makes decisions exact after a change of the quota. If the stored debt exceeds the
+/// capacity of the new quota, a bucket of another quota wrote the state. The excess is subtracted
+/// from the stored instant, so the result does not depend on the time of the decision.
 ///
 /// | bits | meaning |
 /// |---|---|
@@ -19,16 +19,18 @@ use crate::quota::{MARK_SHIFT, MARK_SIZE};
 /// than the [largest mark](crate::quota::Span::largest_mark) of the bucket.
 ///
 /// After a charge, a debt can exceed the capacity of its own bucket. The mark of such an overdraft
-/// is larger than every other mark. It has the size of the full bucket, so that a change of the
-/// quota subtracts only what the change takes away, and a bound of the debt, so that a clock that
-/// goes back is noticed:
+/// is larger than every other mark. It has two sizes:
+///
+/// - The size of the full bucket. After a change of the quota, only the difference of the two
+///   capacities is subtracted.
+/// - An upper bound of the debt. A larger debt reveals that the clock has gone back.
 ///
 /// | bits | meaning |
 /// |---|---|
 /// | 30 and 31 | 1 |
 /// | 24 to 29 | the shift of the full bucket: one step is 2^shift microseconds |
 /// | 19 to 23 | the size of the full bucket in steps, rounded down |
-/// | 15 to 18 | the doublings of the full bucket that the debt fits into. 15 of them are no bound |
+/// | 15 to 18 | n: the debt is at most the full bucket, doubled n times. 15 means no bound |
 /// | 0 to 14 | the anchor |
 #[derive(Clone, Copy)]
 pub(super) struct Mark(u32);

@@ -9,18 +9,18 @@
 //!    decision on no state.
 //! 3. `retry_after` is exact: a peek is refused one microsecond before it, and admitted at it
 //!    (except for an elastic window). It is absent if the cost exceeds the capacity.
-//! 4. A strategy never admits more than it promises.
+//! 4. A strategy never admits more units than its documentation promises.
 //! 5. Spending j and then k at the same instant equals spending j + k. A peek predicts the hit and
 //!    changes nothing.
-//! 6. A clock that goes back neither panics nor grants additional units. A stored instant ahead of
-//!    now counts as now, and a debt as at most the full one. A refusal stores this, so
-//!    `retry_after` is exact from the first refused hit on, and is never longer than after spending
-//!    everything. A debt that a charge made larger than the full one counts as at most about twice
-//!    what it was.
+//! 6. A clock that goes back causes no panic and grants no units. A stored instant ahead of now
+//!    counts as now, and a bucket's debt counts as at most its capacity. A refusal stores this
+//!    correction, so `retry_after` is exact from the first refused hit on. It is never longer than
+//!    after spending the whole capacity. A debt that a charge raised above the capacity counts as
+//!    at most about twice its size.
 //! 7. Strategies accept any state, cost and instant. A state that the strategy cannot have written
 //!    counts as no state.
 //!
-//! The tests have three more laws:
+//! The tests have four more laws:
 //!
 //! - A log has at most the declared number of entries, unless units were charged.
 //! - An immediate refund undoes the hit. Refunds of parts of a hit add up.
@@ -28,8 +28,8 @@
 //! - After a change of the quota's amount or burst, `retry_after` is exact. A client never waits
 //!   longer than if it had spent the whole new quota.
 //!
-//! All strategies are exact. They count in whole microseconds, or in fractions of one if the period
-//! is not a multiple of the amount.
+//! All strategies compute with integers, without accumulating rounding errors. They count in whole
+//! microseconds, or in fractions of one if the period is not a multiple of the amount.
 
 mod divided;
 mod elastic_window;
@@ -197,8 +197,8 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         Outcome::spent(delay, cost < checked.remaining())
     }
 
-    /// Spends `units`, at least 1, also if they exceed the remaining ones. The state then has
-    /// nothing left until enough units are free again.
+    /// Spends `units`, at least 1, even if fewer remain. Then nothing remains until the excess
+    /// units are free again.
     ///
     /// The default implementation calls [`spend`](Self::spend). It is correct if `spend` and
     /// [`check`](Self::check) accept a state above the limit. Amounts saturate and never overflow.

@@ -3,10 +3,11 @@ use std::mem;
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
-/// N units in any span of P, exactly. Keeps a log of admitted hits.
+/// Admits N units in any span of length P, for a quota of N per P. Keeps a log of admitted hits.
 ///
-/// This is the strictest window. Each admitted instant takes 16 bytes in a log of up to 128
-/// entries, and four to six bytes in a longer one. A decision is a binary search in the log.
+/// This is the strictest window. Each instant at which hits were admitted takes 16 bytes in a log
+/// of up to 128 entries, and four to six bytes in a longer one. A decision is a binary search in
+/// the log.
 ///
 /// In strings: `moving-window 10/minute`.
 ///
@@ -121,7 +122,7 @@ impl Strategy for MovingWindow {
         }
     }
 
-    /// Drops expired entries if the log still contained the hit, as an admitted hit does.
+    /// If the log still contained the hit, also drops expired entries, as an admitted hit does.
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         let State::Log(log) = state else { return };
         let period = quota.period_micros();

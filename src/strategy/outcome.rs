@@ -4,7 +4,7 @@
 pub enum Outcome {
     /// The hit was refused and has spent nothing.
     Refused,
-    /// The hit was admitted, and at least one unit remains.
+    /// The hit was admitted. More units may remain.
     Spent {
         /// The delay in microseconds, which is 0 for most strategies.
         delay: u64,

@@ -3,20 +3,20 @@
 ///
 /// The sources are pieces of one script. A piece that several strategies share is included once.
 /// They define the following functions, where `NAME` is the [`name`](Self::name) with `_` instead
-/// of `-`. They look like global functions, but the storage declares them as local.
+/// of `-`. Write them as global functions. The storage declares them as local.
 ///
-/// - `NAME_hit(now, cost, till, a, b, ...)` returns the state after a hit as `till, a, b, delay`, or
-///   nothing if it refuses. A fifth value of `true`, also after four of `nil`, means that the state
-///   is ahead of the clock.
+/// - `NAME_hit(now, cost, till, a, b, ...)` returns the state after a hit as `till, a, b, delay`,
+///   or nothing if it refuses. A fifth value of `true` means that the state is ahead of the clock.
+///   For a refusal, it follows four values of `nil`.
 /// - `NAME_refuse(now, till, a, b, ...)` returns the state after a
 ///   [refusal](super::Strategy::refuse), or nothing if the state does not change. It is called for
 ///   a state that is ahead of the clock, and after every refusal if the strategy [counts
 ///   refusals](super::Strategy::counts_refusals).
 /// - `NAME_charge(now, cost, till, a, b, ...)` returns the state after a
 ///   [charge](super::Strategy::charge).
-/// - `NAME_refund(now, cost, till, a, b, hit, ...)` returns the state after a refund of `cost` units
-///   of a hit (`hit.at`, `hit.till`, `hit.anchor`), with a `till` of 0 for no state, or nothing if
-///   the state does not change.
+/// - `NAME_refund(now, cost, till, a, b, hit, ...)` returns the state after a refund of `cost`
+///   units of a hit (`hit.at`, `hit.till`, `hit.anchor`), with a `till` of 0 for no state, or
+///   nothing if the state does not change.
 ///
 /// `till`, `a` and `b` are a [`State::Counts`](super::State::Counts), or zeros for no state. `...`
 /// stands for the [`arguments`](Self::arguments), which are numbers.
@@ -36,6 +36,7 @@ pub struct Script {
     pub sources: &'static [&'static str],
     /// The arguments that depend on the quota and the cost. Their number must be constant.
     pub arguments: Vec<u64>,
-    /// `true` if the script may admit a hit with a delay. It then returns the delay in microseconds.
+    /// `true` if the script may admit a hit with a delay. It then returns the delay in
+    /// microseconds.
     pub delays: bool,
 }

@@ -2,15 +2,16 @@ use super::muldiv::{mul_div_ceil, mul_div_floor};
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
-/// N units in a sliding window of P, estimated from two counters. This is the default strategy of a
-/// [`Quota`] without a burst.
+/// Admits N units in a sliding window of length P, for a quota of N per P, estimated from two
+/// counters. This is the default strategy of a [`Quota`] without a burst.
 ///
 /// Two buckets of length P are kept. The estimate is the count of the current bucket, plus the part
 /// of the previous one that the window still covers, rounded down: `floor(previous * (P - elapsed)
 /// / P) + current`. The estimate never exceeds N. Any span of P contains at most 2N units, but only
 /// clients that time their hits get near that.
 ///
-/// The state is three integers per key. There is no burst between two windows.
+/// The state is three integers per key. Units become available gradually, not all at once as in a
+/// fixed window.
 ///
 /// Buckets start with the first admitted hit. With [`aligned`](Self::aligned), they start at
 /// multiples of P since the Unix epoch.
@@ -43,7 +44,7 @@ pub struct SlidingWindowCounter {
     aligned: bool,
 }
 
-/// The two buckets at an instant. `start` is that of the current bucket.
+/// The two buckets at an instant. `start` is the start of the current bucket.
 #[derive(Clone, Copy)]
 struct Buckets {
     start: Timestamp,
@@ -66,7 +67,7 @@ impl SlidingWindowCounter {
         Self { aligned: true }
     }
 
-    /// Returns empty buckets, of which the current one starts as a hit would start it.
+    /// Returns the empty buckets of a key whose first hit is at `now`.
     fn fresh(self, quota: &Quota, now: Timestamp) -> Buckets {
         let period = quota.period_micros();
         let start = if self.aligned { now.floor_to(period) } else { now };
@@ -86,8 +87,8 @@ impl SlidingWindowCounter {
         let mut ahead = 0;
         if start > now {
             // The clock has gone back. The bucket counts as started now, or at the next multiple of
-            // the period if aligned. A refusal stores this, so that it does not move with later
-            // decisions.
+            // the period if aligned. A refusal stores this start, so that it does not move with
+            // later decisions.
             let latest = if self.aligned { now.floor_to(period).plus(period) } else { now };
             start = start.min(latest);
             ahead = start.since(now);
@@ -106,7 +107,7 @@ impl SlidingWindowCounter {
 }
 
 impl SlidingWindowCounter {
-    /// Stores buckets that are ahead of the clock with the start that they count from.
+    /// Stores the corrected start of buckets that are ahead of the clock.
     #[cold]
     fn settle(self, quota: &Quota, state: &mut State, now: Timestamp) {
         if let Some(buckets) = self.buckets(quota, state, now) {

@@ -25,13 +25,13 @@ pub enum State {
 }
 
 impl State {
-    /// Replaces the state. An assignment would call the drop glue, also of a state without a log.
+    /// Replaces the state. An assignment would call the drop glue, even for a state without a log.
     #[inline(always)]
     pub(crate) fn replace(&mut self, new: Self) {
         mem::replace(self, new).discard();
     }
 
-    /// Drops the state. Calls nothing if it has no log.
+    /// Drops the state, without a call of the drop glue if the state has no log.
     #[inline(always)]
     pub(crate) fn discard(self) {
         match self {

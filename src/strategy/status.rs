@@ -66,7 +66,7 @@ impl Status {
         Self { anchor, until, ..self }
     }
 
-    /// Sets the delay of a spent hit, and the data of its state that a refund needs.
+    /// Sets the delay of an admitted hit, and the data of its state that a refund needs.
     #[inline]
     pub(crate) fn set_spent(&mut self, delay: u64, state: &State) {
         self.wait = delay;
@@ -77,7 +77,7 @@ impl Status {
         };
     }
 
-    /// Adds `micros` to the `retry_after` of a refusal.
+    /// Adds `micros` microseconds to the `retry_after` of a refusal, if it has one.
     pub(crate) fn lengthen_wait(&mut self, micros: u64) {
         if !self.is_admitted() && self.wait != NEVER {
             self.wait = self.wait.saturating_add(micros).min(NEVER - 1);
@@ -149,7 +149,7 @@ impl Status {
     }
 }
 
-/// An admitted hit whose units are refunded, in part or in full, as one limit sees it.
+/// The data of an admitted hit that one limit needs to refund its units, in part or in full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Hit {
@@ -157,7 +157,7 @@ pub struct Hit {
     pub at: Timestamp,
     /// The cost of the hit in units.
     pub cost: u32,
-    /// The instant from which the hit has no effect, which is that of the state after the hit.
+    /// The instant from which the hit has no effect: [`State::until`] of the state after the hit.
     pub until: Timestamp,
     /// The second amount of the state after the hit, or 0 for a log. Strategies use it to
     /// distinguish windows.

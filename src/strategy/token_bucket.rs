@@ -4,7 +4,8 @@ use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::quota::Span;
 use crate::{ConfigError, Quota, Timestamp};
 
-/// A bucket of B tokens, refilled continuously at N per P. A hit takes as many tokens as it costs.
+/// A bucket of B tokens, refilled continuously at N per P, the rate of the quota. A hit takes as
+/// many tokens as it costs.
 ///
 /// Suitable for clients that work in bursts. It admits B units at once after an idle period, N per
 /// P on average, and at most B + N·d/P in any span d. B is the [`burst`](Quota::burst) of the
@@ -83,8 +84,8 @@ impl Strategy for TokenBucket {
         self.debt(quota, state, now).settle(state, now);
     }
 
-    /// Works on times instead of debts: it adds and compares, where the other methods multiply and
-    /// divide.
+    /// Computes with times instead of debts, because adding and comparing is faster than the
+    /// multiplications and divisions of the other methods.
     #[inline]
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
         let (before, mark) = Owed::of(quota, state, now);

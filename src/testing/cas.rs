@@ -11,10 +11,10 @@ use crate::time::micros;
 /// The time to live of texts that must not expire during a test.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The laws of a compare-and-swap store.
+/// Checks that a [`CasStorage`] keeps the laws of this table.
 ///
-/// The suite needs a function that creates an empty store. It is called often, inside a tokio
-/// runtime with time and I/O. Check [`StorageLaws`](super::StorageLaws) on a
+/// The constructor takes a function that creates an empty store. The suite calls it often, inside a
+/// tokio runtime with time and I/O. Check [`StorageLaws`](super::StorageLaws) on a
 /// [`Cas`](crate::storage::Cas) around the store as well.
 ///
 /// | law | meaning |

@@ -24,7 +24,10 @@ pub(super) fn waits_are_exact_after_clock_change(
             waits_are_exact(policy, &states, now, cost)?;
             let (decision, after) = hit(policy, &states, now, cost);
             let wait = decision.retry_after().map_or(0, micros);
-            prop_assert!(wait <= longest, "{back} us earlier it refuses for {wait} us, but the maximum is {longest}");
+            prop_assert!(
+                wait <= longest,
+                "with the clock {back} us back, the wait is {wait} us, but the maximum is {longest} us"
+            );
             (states, now) = (after, now.plus(wait / 2));
         }
     }
@@ -57,19 +60,19 @@ pub(super) fn waits_are_exact_after_quota_change(
         let (_, exhausted) = hit(after, &[State::Fresh], now, new.capacity());
         let [empty, full] =
             [cost, new.capacity()].map(|cost| peek(after, &exhausted, now, cost).retry_after().map_or(0, micros));
-        // A tolerance of 1/500, because a state need not store exactly the quota that wrote it.
+        // A tolerance of 1/500, because a state may store the size of its quota rounded.
         let longest = empty + full / 500 + 2;
         prop_assert!(wait <= longest, "{old} changed to {new} refuses for {wait} us, but the maximum is {longest}");
     }
     Ok(())
 }
 
-/// Returns the longest possible wait of a limit: until a bucket is full, or until the third window
-/// of a grid starts.
+/// Returns the longest possible wait of a limit in microseconds: until a bucket is full, or until
+/// the third aligned window starts.
 fn longest(limit: &Limit) -> u64 {
     let (quota, capacity) = (limit.quota(), u128::from(limit.capacity()));
     let full = (capacity * u128::from(quota.period_micros())).div_ceil(quota.amount().into());
-    // A tolerance of 1/500, because a state need not store the exact quota that wrote it.
+    // A tolerance of 1/500, because a state may store the size of its quota rounded.
     let full = u64::try_from(full + full / 500 + 1).unwrap_or(u64::MAX);
     full.max(3 * quota.period_micros())
 }

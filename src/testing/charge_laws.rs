@@ -20,7 +20,7 @@ fn less(remaining: &[u32], units: u32) -> Vec<u32> {
     remaining.iter().map(|remaining| remaining.saturating_sub(units)).collect()
 }
 
-/// Charges small and large costs: what fits, several times the capacity, and the largest number.
+/// Returns small and large charges: the cost, two that exceed the capacity, and the largest number.
 fn charges(policy: &Policy, cost: u32) -> [u32; 4] {
     let capacity = policy.limits().iter().map(crate::Limit::capacity).max().unwrap_or(1);
     [cost, capacity.saturating_add(cost), capacity.saturating_mul(3), u32::MAX]
@@ -34,8 +34,8 @@ pub(super) fn charges_are_spent(policy: &Policy, states: &[State], now: Timestam
         prop_assert!(!decision.has_spent(), "a charge of {units} units can be refunded");
         let left = remaining(policy, &after, now);
         prop_assert_eq!(&left, &less(&before, units), "after a charge of {} units", units);
-        let told: Vec<u32> = decision.limits().iter().map(Status::remaining).collect();
-        prop_assert_eq!(told, left, "the decision on a charge of {} units", units);
+        let reported: Vec<u32> = decision.limits().iter().map(Status::remaining).collect();
+        prop_assert_eq!(reported, left, "the decision on a charge of {} units", units);
         prop_assert_eq!(decision.reset_after(), peek(policy, &after, now, 1).reset_after());
         let (admitted, as_hit) = hit(policy, states, now, units);
         if admitted.is_admitted() {
@@ -64,7 +64,7 @@ pub(super) fn waits_are_exact_above_the_limit(
     Ok(())
 }
 
-/// A charge is not capped at the limit: what is owed beyond it stays when a hit is refunded.
+/// A charge can exceed the limit. The refund of a hit does not reduce the excess.
 pub(super) fn refunds_do_not_pay_charges(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     let before = remaining(policy, states, now);
     let (decision, after) = hit(policy, states, now, cost);
@@ -146,7 +146,7 @@ pub(super) fn refunds_of_parts_add_up(policy: &Policy, states: &[State], now: Ti
     Ok(())
 }
 
-/// Charges do not let a clock that goes back grant units.
+/// After a charge, a clock that goes back grants no units.
 pub(super) fn clock_change_after_a_charge_grants_no_units(
     policy: &Policy,
     states: &[State],
@@ -165,7 +165,7 @@ pub(super) fn clock_change_after_a_charge_grants_no_units(
             }] {
                 prop_assert!(
                     then.iter().zip(&left).all(|(then, left)| then <= left),
-                    "units granted {} us earlier, after a charge of {} units",
+                    "units granted with the clock {} us back, after a charge of {} units",
                     back,
                     units
                 );

@@ -26,7 +26,7 @@ pub(super) fn runtime_of_threads() -> Runtime {
 }
 
 impl<'a, St: Storage> Harness<'a, St> {
-    /// Creates the harness of this law, with an empty storage.
+    /// Creates a harness with an empty storage. The messages of failed checks start with `law`.
     pub(super) fn new(law: &'static str, runtime: &'a Runtime, make: impl Fn(ManualClock) -> St) -> Self {
         let clock = ManualClock::default();
         let _guard = runtime.enter();
@@ -36,8 +36,8 @@ impl<'a, St: Storage> Harness<'a, St> {
     /// Decides a request. Retries while it is contended.
     pub(super) fn try_decide(&self, policy: &Policy, key: &Key, op: Op, cost: u32) -> Result<Decision, String> {
         for _ in 0..MAX_RETRIES {
-            let ask = self.storage.decide(StorageRequest::new(policy, key, op, cost));
-            let decision = self.runtime.block_on(ask).map_err(failed)?;
+            let decided = self.storage.decide(StorageRequest::new(policy, key, op, cost));
+            let decision = self.runtime.block_on(decided).map_err(failed)?;
             if !decision.is_contended() {
                 return Ok(decision);
             }
@@ -83,7 +83,7 @@ impl<'a, St: Storage> Harness<'a, St> {
         self.unwrap_or_panic(self.try_clear(policy, key));
     }
 
-    /// Sends hits until one is refused. Returns the refusal.
+    /// Sends hits until one is refused. Returns the refusal. Panics after 10,000 admitted hits.
     pub(super) fn exhaust(&self, policy: &Policy, key: &Key) -> Decision {
         for _ in 0..10_000 {
             let decision = self.hit(policy, key, 1);

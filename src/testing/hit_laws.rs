@@ -7,7 +7,7 @@ use crate::strategy::{State, Status};
 use crate::time::micros;
 use crate::{Decision, Op, Policy, Timestamp};
 
-/// The result of a law: an error has the message of the broken assertion.
+/// The result of a law. The error contains the message of the failed assertion.
 pub(super) type LawResult = Result<(), TestCaseError>;
 
 pub(super) fn peek(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> Decision {
@@ -71,7 +71,10 @@ pub(super) fn waits_are_exact(policy: &Policy, states: &[State], now: Timestamp,
     let least = decision.remaining();
     prop_assert_eq!(reset == 0, least == decision.capacity());
     if reset > 0 {
-        prop_assert!(peek(policy, &after, now.plus(reset), cost).remaining() > least, "no more after {reset} us");
+        prop_assert!(
+            peek(policy, &after, now.plus(reset), cost).remaining() > least,
+            "no additional units after {reset} us"
+        );
         prop_assert_eq!(peek(policy, &after, now.plus(reset - 1), cost).remaining(), least);
     }
     Ok(())
@@ -134,15 +137,15 @@ pub(super) fn clock_change_grants_no_units(policy: &Policy, states: &[State], no
         let (then, _) = hit(policy, &after, earlier, 1);
         prop_assert!(
             peek(policy, &after, earlier, 1).remaining() <= decision.remaining(),
-            "units granted {back} us earlier"
+            "units granted with the clock {back} us back"
         );
         prop_assert!(then.remaining() <= decision.remaining());
-        // Until the next window of a grid starts, and two more periods.
+        // Up to one period until the next aligned window starts, and two more periods.
         let longest = 3 * policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0);
         for waiting in [then, peek(policy, &after, earlier, 1)] {
             prop_assert!(
                 micros(waiting.reset_after()) <= longest,
-                "{back} us earlier `reset_after` exceeds the maximum"
+                "`reset_after` exceeds the maximum with the clock {back} us back"
             );
         }
     }

@@ -6,9 +6,9 @@
 //! | [`Storage`](crate::Storage) | [`StorageLaws`] |
 //! | [`CasStorage`](crate::storage::CasStorage) | [`CasLaws`], then [`StorageLaws`] of a [`Cas`](crate::storage::Cas) around it |
 //!
-//! A suite checks laws. A failure message has the law that is broken, in at most ten lines. For
-//! laws with random scripts, it also has the smallest script that breaks the law. The environment
-//! variable `PROPTEST_CASES` sets the number of scripts.
+//! A suite checks laws. The message of a failure names the broken law, and has at most ten lines.
+//! For laws with random scripts, it also contains the smallest script that breaks the law. The
+//! environment variable `PROPTEST_CASES` sets the number of scripts.
 //!
 //! ```no_run
 //! use tower_ratelimit::{FixedWindow, testing};

@@ -6,8 +6,8 @@ use crate::{Decision, Key, Op, Policy, Timestamp};
 /// The reference implementation of a storage: a map of states.
 ///
 /// States are identified by the policy's identity, the key and the [limit's
-/// digest](Policy::limit_digests). Limits that differ in strategy, period or position in the policy have
-/// separate states.
+/// digest](Policy::limit_digests). Limits that differ in strategy, period or position in the policy
+/// have separate states.
 #[derive(Clone, Debug, Default)]
 pub struct Model(HashMap<(String, Key, u32), State>);
 

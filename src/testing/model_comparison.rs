@@ -26,9 +26,9 @@ enum Action {
 #[derive(Clone, Copy, Debug)]
 enum Actual {
     Nothing,
-    /// Up to this many units less than it has spent, but at least one.
+    /// This many units less than the hit has spent, but at least one.
     Less(Cost),
-    /// This many units more than it has spent.
+    /// This many units more than the hit has spent.
     More(Cost),
 }
 
@@ -65,7 +65,7 @@ impl Cost {
 
 /// Checks law 8: a storage decides like the [`Model`].
 ///
-/// It is checked with random scripts of hits, peeks, charges, settlements and clears on several keys and
+/// Runs random scripts of hits, peeks, charges, settlements and clears on several keys and
 /// policies. `make` is called for each script, inside a tokio runtime. It must return an empty
 /// storage that uses the given clock.
 ///
@@ -159,8 +159,8 @@ fn like_the_model<St: Storage>(
                         prop_assert!(expected.is_admitted() && expected.delay().is_zero());
                         prop_assert_eq!(shown, Summary { at: expected.at(), limit: *expected.shown() });
                     } else {
-                        // `try_admit` returned `false` and changed nothing, so the next decision equals the
-                        // model's.
+                        // `try_admit` returned `false` and changed nothing, so the next decision
+                        // equals the model's.
                         let decision = harness.try_decide(policy, &key, Op::Hit, cost).map_err(TestCaseError::fail)?;
                         prop_assert_eq!(&decision, &expected);
                     }

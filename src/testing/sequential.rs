@@ -10,7 +10,7 @@ use crate::storage::{Clock, ManualClock};
 use crate::strategy::Status;
 use crate::{Decision, Key, Op, Policy, Storage};
 
-/// The inputs of the laws.
+/// The inputs that all laws share.
 pub(super) struct Inputs<'a, M> {
     pub(super) runtime: &'a Runtime,
     pub(super) make: &'a M,
@@ -20,7 +20,7 @@ pub(super) struct Inputs<'a, M> {
     pub(super) scripts: u32,
 }
 
-/// The time in which a storage must not remove a state that expires later.
+/// The duration of the check that the storage removes no state early in real time.
 const REAL_TIME: Duration = Duration::from_millis(250);
 
 impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
@@ -116,7 +116,9 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
             for back in [1, period / 2, period, 3 * period] {
                 harness.clock.set(start.minus(back));
                 let left = harness.peek(policy, &key, 1).remaining();
-                harness.check(left == 0, || format!("{policy} has no units left, but {left} at {back} us earlier"));
+                harness.check(left == 0, || {
+                    format!("{policy} has no units left, but {left} with the clock {back} us back")
+                });
             }
         }
     }
@@ -193,13 +195,13 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
         for policy in self.policies {
             let [key, other] =
                 ["cleared", "kept"].map(|text| Key::join([&Key::from(text), &Key::from(policy.identity())]));
-            let second_handle = policy.clone().with_name("elsewhere");
+            let other_policy = policy.clone().with_name("other policy");
             let fresh = harness.peek(policy, &key, 1).remaining();
-            for (policy, key) in [(policy, &key), (policy, &other), (&second_handle, &key)] {
+            for (policy, key) in [(policy, &key), (policy, &other), (&other_policy, &key)] {
                 let _ = harness.exhaust(policy, key);
             }
             harness.clear(policy, &key);
-            let left = [(policy, &key), (policy, &other), (&second_handle, &key)]
+            let left = [(policy, &key), (policy, &other), (&other_policy, &key)]
                 .map(|(policy, key)| harness.peek(policy, key, 1).remaining());
             harness.check(left[0] == fresh, || format!("{policy} has {} of {fresh} units left after a clear", left[0]));
             harness.check(left[1] == 0, || format!("{policy}: another key was cleared"));

@@ -12,14 +12,14 @@ use super::sequential::Inputs;
 use crate::storage::{Clock, ManualClock};
 use crate::{Key, Op, Policy, Storage};
 
-/// Checks law 9 for settled hits: the final count is exactly the sum of what the hits have cost.
+/// Checks law 9 for settled hits: concurrent hits spend exactly the sum of their actual costs.
 ///
-/// Tasks hit one key at the same time, and settle each hit with a varying actual cost. Use a policy with at
-/// least 1,000 units per key and a long period.
+/// Tasks hit one key at the same time, and settle each hit with a varying actual cost. Use a policy
+/// with at least 1,000 units per key and a long period.
 ///
 /// # Panics
 ///
-/// Panics if the units that were spent are not the sum of the actual costs, or if the storage fails.
+/// Panics if the spent units are not the sum of the actual costs, or if the storage fails.
 pub fn concurrent_settlements_are_exact<St: Storage>(policy: &Policy, storage: &St) {
     settlements_are_exact(&runtime_of_threads(), policy, storage);
 }

@@ -46,10 +46,10 @@ type MakeHandle<St> = dyn Fn(&St) -> St;
 
 /// Checks that a [`Storage`] keeps the laws of this table.
 ///
-/// The constructor takes a function that creates an empty storage with a given clock. The suite calls
-/// it often, inside a tokio runtime with time and I/O. On a server, each storage needs its own prefix or
-/// table, so that it is empty. The clock stands still until a law advances it. Policies that fail
-/// [validation](Storage::validate) are skipped.
+/// The constructor takes a function that creates an empty storage with a given clock. The suite
+/// calls it often, inside a tokio runtime with time and I/O. On a server, each storage needs its
+/// own prefix or table, so that it is empty. The clock stands still until a law advances it.
+/// Policies that fail [validation](Storage::validate) are skipped.
 ///
 /// | law | meaning |
 /// |---|---|
@@ -57,14 +57,15 @@ type MakeHandle<St> = dyn Fn(&St) -> St;
 /// | 3 | Waits are exact: by the given clock, a peek one microsecond before `retry_after` is refused, and a peek at `retry_after` is admitted. |
 /// | 5 | A hit takes its cost, and nothing for cost 0. A peek predicts the hit and changes nothing. |
 /// | 6 | A clock that goes back causes no errors and grants no units. Waits are exact from the first refusal on. |
-/// | 8 | Decisions equal those of the [`Model`](super::Model), on random scripts of hits, peeks, refunds and clears. |
-/// | 9 | Concurrent hits and refunds are exact. |
+/// | 8 | Decisions equal those of the [`Model`](super::Model), on random scripts of hits, peeks, charges, settlements and clears. |
+/// | 9 | Concurrent hits, refunds and settlements are exact. |
 /// | 10 | Keys and policies are independent. So are limits with the same name that differ in position, strategy or period. |
 /// | 11 | No state is removed early, by any clock. An expired state has no effect. |
 /// | 12 | Waits are exact after the quota of a policy has changed. |
 /// | of cancellation | A request that is dropped before it completes does not affect other keys. |
 /// | of clearing | A clear removes one key of one policy. |
 /// | of refunds | A refund returns exactly the units of the hit, once, to the states in which they were spent. |
+/// | of settling | A settled hit has its actual cost. A charge spends its units, whatever remains. |
 ///
 /// Laws 1 to 7 have the numbers of the [laws of strategies](crate::strategy), which
 /// [`StrategyLaws`](super::StrategyLaws) checks for a strategy.
@@ -122,7 +123,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     ///
     /// # Panics
     ///
-    /// Panics if a law is broken, with a message that starts with the law, or if called inside a tokio
+    /// Panics if a law is broken, with a message that starts with the law. Panics inside a tokio
     /// runtime.
     pub fn check(&self) {
         let (runtime, make) = (runtime(), &self.make);

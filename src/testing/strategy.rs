@@ -55,8 +55,8 @@ impl StrategyLaws {
         Self { bursts: true, ..self }
     }
 
-    /// Sets the maximum number of units that the strategy admits in any span of one period. Adds
-    /// law 4.
+    /// Sets the maximum number of units that the strategy admits in any span of one period. Without
+    /// it, law 4 is not checked.
     pub fn promise(self, most: impl Fn(&Quota) -> u64 + 'static) -> Self {
         Self { promise: Some(Arc::new(most)), ..self }
     }

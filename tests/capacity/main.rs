@@ -29,13 +29,22 @@ const SPAN: Duration = Duration::from_secs(2);
 
 /// Uses up the policy for each client.
 async fn fill<S: Storage>(storage: &S, policy: &Policy, clients: u64) {
-    for client in 0..clients {
-        for _ in 0..10 {
-            let key = Key::from(client);
-            let decided = storage.decide(StorageRequest::new(policy, &key, Op::Hit, 1)).await.map_err(Into::into);
-            let decision = decided.unwrap_or_else(|error: BoxError| panic!("{policy}: {error:#}"));
-            assert!(decision.is_admitted());
-        }
+    let callers = (0..IN_FLIGHT).map(|caller| {
+        let (storage, policy) = (storage.clone(), policy.clone());
+        tokio::spawn(async move {
+            for client in (0..clients).filter(|client| client % IN_FLIGHT == caller) {
+                let key = Key::from(client);
+                for _ in 0..10 {
+                    let decided =
+                        storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.map_err(Into::into);
+                    let decision = decided.unwrap_or_else(|error: BoxError| panic!("{policy}: {error:#}"));
+                    assert!(decision.is_admitted());
+                }
+            }
+        })
+    });
+    for caller in callers.collect::<Vec<_>>() {
+        caller.await.unwrap();
     }
 }
 

@@ -27,7 +27,7 @@ impl Certificates {
         files
     }
 
-    /// Creates the files of a private authority too.
+    /// Also creates the files of a private certificate authority.
     pub fn authority() -> Self {
         let files = Self::create();
         let authority = ["authority.pem", "authority-key.pem"];
@@ -37,7 +37,7 @@ impl Certificates {
         files
     }
 
-    /// Creates a key and a certificate. It is signed by its own key or by an authority.
+    /// Creates a key and a certificate, which is signed by its own key or by `authority`.
     fn sign(&self, subject: &str, is_authority: &str, names: [&str; 2], authority: Option<[&str; 2]>) {
         let request = format!(
             "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN={subject} \

@@ -21,6 +21,6 @@ pub fn message(error: impl Into<BoxError>) -> String {
 
 /// Returns the message of a panic.
 pub fn panic_message<T>(make: impl FnOnce() -> T) -> String {
-    let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(make()))) else { panic!("it must panic") };
+    let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(make()))) else { panic!("expected a panic") };
     panic.downcast_ref::<&str>().map_or_else(|| panic.downcast_ref::<String>().unwrap().clone(), ToString::to_string)
 }

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-/// The example server, running.
+/// A running example server. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Server {
     pub child: Child,
@@ -19,7 +19,7 @@ impl Server {
 
     pub fn start_with(flags: &[&str], log: Stdio) -> Self {
         let mut child = Command::new(server())
-            // Documented commands are run in the root of the repository.
+            // The documented commands expect the root of the repository as the current directory.
             .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
             .args(["--listen", "127.0.0.1:0"])
             .args(flags)

@@ -15,7 +15,7 @@ pub enum Fault {
     #[default]
     None,
     DoesNotCompare,
-    /// Field defect: GET then SET.
+    /// A known defect: GET then SET.
     ComparesThenPuts,
     Trims,
     IgnoresCase,
@@ -23,11 +23,11 @@ pub enum Fault {
     ReusesVersions,
     ReturnsTheGivenText,
     RemovesWhenStale,
-    /// Field defect: seconds given as milliseconds.
+    /// A known defect: seconds given as milliseconds.
     SecondsAreMillis,
-    /// Field defect: a time to live above 30 days is treated as an instant in the past.
+    /// A known defect: a time to live above 30 days is treated as an instant in the past.
     MonthsArePast,
-    /// Field defect: the time to live is set only when a key is created.
+    /// A known defect: the time to live is set only when a key is created.
     KeepsTheFirstExpiry,
     ExpiresAfterASecond,
     ReportsMillis,
@@ -123,7 +123,7 @@ impl FakeCasStore {
         self.0.texts.lock().unwrap().get(key).cloned().unwrap_or_default().text
     }
 
-    /// Writes a text as another process might.
+    /// Writes a text without a swap, like another process.
     pub fn put(&self, key: &str, text: &str) {
         let version = self.0.writings.fetch_add(1, Ordering::SeqCst) + 1;
         let text = Written { text: text.to_owned(), version, gone_at: None };

@@ -40,7 +40,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Reads the response of a service that obeys `on_error`.
+    /// Converts the response of a service that uses `on_error`.
     pub fn of_response(response: &Response<String>, on_error: OnError) -> Self {
         match (response.status().as_u16(), numbers(response), retry_after(response), on_error) {
             (200, Some(_), None, _) => Self::Admitted,
@@ -50,7 +50,7 @@ impl Answer {
         }
     }
 
-    /// Reads the result of a limiter.
+    /// Converts the result of a limiter.
     pub fn of_result(result: &Result<Decision, impl Sized>) -> Self {
         match result {
             Ok(decision) if decision.is_admitted() => Self::Admitted,
@@ -82,7 +82,7 @@ pub struct EntryPoints<St> {
     pub limiter: RateLimiter<St>,
 }
 
-/// The hits until the storage decided again.
+/// The outcomes of the hits until the storage decided again.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Recovery {
     pub admitted: u32,

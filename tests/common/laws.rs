@@ -3,7 +3,8 @@
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Asserts that `check` panics with a message that begins with `law`. `broken` names the subject.
+/// Asserts that `check` panics with a message that begins with `law`. `broken` is the faulty
+/// implementation, for the message of this assertion.
 pub fn assert_breaks(law: &str, broken: impl Debug, check: impl FnOnce()) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(check)) else {
         panic!("{broken:?} obeys all laws, but should break {law:?}")

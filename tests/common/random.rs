@@ -1,4 +1,4 @@
-//! Pseudorandom numbers and limits, equal in each run.
+//! Pseudorandom numbers and limits, the same in each run.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tower_ratelimit::{
     Decision, ElasticWindow, FixedWindow, LeakyBucket, Limit, MovingWindow, Quota, SlidingWindowCounter, TokenBucket,
 };
 
-/// Pseudorandom numbers, equal in each run.
+/// Pseudorandom numbers, the same in each run.
 #[derive(Debug)]
 pub struct Numbers(pub u64);
 
@@ -29,17 +29,17 @@ pub fn random_limit(numbers: &mut Numbers) -> Limit {
         0 => 1 + numbers.below(50_000),
         1 => 1 + numbers.below(100_000_000),
         2 => 86_400_000_000 * (1 + numbers.below(30)),
-        // At the edges where an instant of a log takes one more byte.
+        // Periods around which the instants of a log need one more byte.
         3 => (1 << numbers.one_of(&[31, 39, 47])) - numbers.below(2),
         4 => 1 + numbers.below(8),
-        // Half of the exact range of doubles, minus the time since the epoch.
+        // A long period. An instant two periods from now is still exact in a double.
         _ => 1 << 50,
     };
     let kind = numbers.below(8);
     random_amount(numbers, kind, micros)
 }
 
-/// A limit of the strategy with this number, with this period in microseconds.
+/// A limit of a random amount, with strategy number `kind` and a period of `micros` microseconds.
 pub fn random_amount(numbers: &mut Numbers, kind: u64, micros: u64) -> Limit {
     let amount = match numbers.below(4) {
         0 => 1 + numbers.below(4),

@@ -1,4 +1,4 @@
-//! The golden vectors, and how a storage replays them.
+//! Replays the golden vectors on a storage.
 
 use std::collections::HashMap;
 use std::fmt::{self, Display};
@@ -22,24 +22,24 @@ pub type Error = tower_ratelimit::BoxError;
 /// The number of steps in all files together.
 pub const STEPS: usize = 37_350 + 139 + 8_430;
 
-/// The files that hold the vectors.
+/// Returns the paths of the JSON files with the vectors.
 pub fn files() -> Vec<PathBuf> {
     let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/vectors")).unwrap();
     let files = folder.map(|entry| entry.unwrap().path());
     files.filter(|file| file.extension().is_some_and(|ending| ending == "json")).collect()
 }
 
-/// The text of each file.
+/// Iterates over the texts of the files.
 pub fn documents() -> impl Iterator<Item = String> {
     files().into_iter().map(|file| std::fs::read_to_string(file).unwrap())
 }
 
-/// Replays every file on the storage that the URL names, and panics at the first mismatch.
+/// Replays every file on the storage with this URL. Panics at the first file with a mismatch.
 pub fn assert_all_agree(url: &str) {
-    let place = Place::at(url).unwrap();
+    let target = ReplayTarget::at(url).unwrap();
     let steps: usize = documents()
         .map(|document| {
-            let (steps, mismatches) = place.replay(&document).unwrap();
+            let (steps, mismatches) = target.replay(&document).unwrap();
             assert_eq!(mismatches, Vec::<String>::new());
             steps
         })
@@ -47,9 +47,9 @@ pub fn assert_all_agree(url: &str) {
     assert_eq!(steps, STEPS, "every step was replayed");
 }
 
-/// The storage that a URL names, made anew for each scenario.
+/// Creates a storage from a URL for each scenario.
 #[derive(Debug)]
-pub struct Place {
+pub struct ReplayTarget {
     kind: Kind,
     runtime: Runtime,
 }
@@ -69,14 +69,16 @@ enum Kind {
     Sqlite(SqliteStorage),
 }
 
-/// The longest wait for a server's answer.
+/// The timeout of each call to a server.
 #[cfg(feature = "servers")]
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Place {
+impl ReplayTarget {
+    /// Creates the target of this URL.
+    ///
     /// # Errors
     ///
-    /// When the URL names no storage, or one that was not compiled in.
+    /// Returns an error if the URL is invalid, or if its storage was not compiled in.
     pub fn at(url: &str) -> Result<Self, Error> {
         let kind = match url {
             "memory://" => Kind::Memory,
@@ -100,16 +102,16 @@ impl Place {
         Ok(Self { kind, runtime: Builder::new_current_thread().enable_all().build()? })
     }
 
-    /// Replays one document.
+    /// Replays one document. See [`replay`].
     ///
     /// # Errors
     ///
-    /// When the document cannot be read or the storage fails.
+    /// Returns an error if the document is invalid or the storage fails.
     pub fn replay(&self, document: &str) -> Result<(usize, Vec<String>), Error> {
         replay(document, &self.runtime, |scenario, clock| self.storage(scenario, clock))
     }
 
-    /// An empty storage with this clock. On a server it has a key prefix of its own.
+    /// Creates an empty storage with this clock. On a server, each scenario has its own key prefix.
     fn storage(&self, scenario: &str, clock: ManualClock) -> Result<AnyStorage, Error> {
         #[cfg(feature = "servers")]
         let prefix = prefix(scenario);
@@ -225,13 +227,15 @@ fn prefix(scenario: &str) -> String {
     format!("replay-{}-{digest:x}", std::process::id())
 }
 
-/// How many scenarios are replayed at the same time. On a server most of the time is waiting.
+/// The number of scenarios that are replayed at the same time. Most of the time is spent waiting
+/// for a server.
 const CONCURRENT: usize = 32;
 
-/// A server removes a key by its own clock, from half a second after its state ends by the clock of
-/// the scenario. So a scenario that took longer than this, and did not agree, is replayed alone, a
-/// few times.
+/// The longest duration of a scenario whose mismatches count. A server removes a key by its own
+/// clock, half a second after the state expires. So a slow scenario can have mismatches without a
+/// fault, and is replayed again.
 const IN_TIME: Duration = Duration::from_millis(400);
+/// The maximum number of times that a slow scenario is replayed again.
 const ATTEMPTS: u32 = 5;
 
 /// Replays one document, each scenario on the storage that `make` returns for it.
@@ -240,7 +244,7 @@ const ATTEMPTS: u32 = 5;
 ///
 /// # Errors
 ///
-/// When the document cannot be read or the storage fails.
+/// Returns an error if the document is invalid or the storage fails.
 pub fn replay<St: Storage>(
     text: &str,
     runtime: &Runtime,
@@ -303,7 +307,8 @@ impl Scenario {
                 mismatches.push(format!("{name}, step {number}: expected {}, got {got}", step.expected));
             } else if step.each.as_ref().is_some_and(|expected| *expected != each) {
                 let expected = list(step.each.as_deref().unwrap_or_default());
-                mismatches.push(format!("{name}, step {number}: expected of each {expected}, got {}", list(&each)));
+                mismatches
+                    .push(format!("{name}, step {number}: expected for each limit {expected}, got {}", list(&each)));
             }
         }
         Ok(mismatches)
@@ -339,7 +344,7 @@ impl LimitSpec {
 }
 
 impl Step {
-    /// Runs this step. `decisions` has those of the hits before it, by the numbers of their steps.
+    /// Runs this step. `decisions` contains the decisions on earlier hits, by step number.
     async fn run<St: Storage>(
         &self,
         number: usize,

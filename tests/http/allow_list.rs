@@ -58,7 +58,7 @@ fn requests_without_an_address_are_never_allowed() {
     assert!(allows(&all, &from("1.2.3.4", get("/"))));
 }
 
-/// Field defect: leftmost `X-Forwarded-For` trusted.
+/// Guards against this defect: the leftmost `X-Forwarded-For` entry is trusted.
 #[test]
 fn client_behind_proxies_is_checked_by_its_resolved_address() {
     let list = AllowList::by(ClientIp::behind(["10.0.0.0/8"]).unwrap()).allow("192.0.2.0/24");

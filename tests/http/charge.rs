@@ -69,7 +69,7 @@ async fn header_fields_of_an_uncharged_response_include_the_refund() {
     }
 }
 
-/// Field defect: a refund goes to the next window and makes it negative.
+/// Guards against this defect: a refund goes to the next window and makes it negative.
 #[tokio::test]
 async fn response_after_the_window_ended_refunds_nothing() {
     for text in ["fixed-window 2/minute", "fixed-window-aligned 2/minute", "elastic-window 2/minute"] {
@@ -92,7 +92,7 @@ async fn response_after_the_window_ended_refunds_nothing() {
     }
 }
 
-/// So concurrent requests cannot exceed the limit.
+/// Concurrent requests cannot exceed the limit, because each reserves its units first.
 #[tokio::test]
 async fn units_are_reserved_for_requests_in_flight() {
     let (storage, _clock) = memory_with_manual_clock();

@@ -102,7 +102,7 @@ fn client_is_the_peer_without_the_field_and_the_leftmost_entry_if_all_are_proxie
 }
 
 #[test]
-fn last_line_is_walked_first() {
+fn last_line_is_read_first() {
     for (lines, expected) in [
         (&["1.2.3.4", "5.6.7.8"][..], "5.6.7.8"),
         (&["1.2.3.4", "10.0.0.2"], "1.2.3.4"),
@@ -140,7 +140,7 @@ fn addresses_with_ports_brackets_and_quotes_are_parsed() {
     }
 }
 
-/// Field defect: a header reader that splits on `:` refuses every IPv6 value.
+/// Guards against this defect: a header reader that splits on `:` refuses every IPv6 value.
 #[tokio::test]
 async fn ipv6_addresses_are_not_split_at_colons() {
     let service = once(behind());
@@ -196,9 +196,9 @@ const UNREADABLE: [&str; 36] = [
     "\" 1.2.3.4\"",
 ];
 
-/// Field defect: the walk skips entries it cannot read and lands on the client's own text.
+/// Guards against this defect: the search skips unreadable entries and returns text of the client.
 #[test]
-fn unparseable_entry_ends_the_walk_at_the_hop_that_sent_it() {
+fn unparseable_entry_ends_the_search_at_the_hop_that_sent_it() {
     for entry in UNREADABLE {
         let cases = [
             (format!("6.6.6.6, {entry}"), "10.0.0.1"),
@@ -219,8 +219,8 @@ fn unparseable_entry_ends_the_walk_at_the_hop_that_sent_it() {
     }
 }
 
-/// Field defect: the leftmost `X-Forwarded-For` entry is trusted. Rotating it passed 1,000 of 1,000
-/// requests and stored 1,000 keys.
+/// Guards against this defect: the leftmost `X-Forwarded-For` entry is trusted. Rotating it passed
+/// 1,000 of 1,000 requests and stored 1,000 keys.
 #[tokio::test]
 async fn spoofed_prefixes_do_not_change_the_client() {
     let list = |spoofed: u32| format!("{}, 1.2.3.4, 10.0.0.2", Ipv4Addr::from(0x0606_0000 + spoofed));
@@ -238,7 +238,7 @@ async fn spoofed_prefixes_do_not_change_the_client() {
     }
 }
 
-/// Field defect: a second forwarding header is believed.
+/// Guards against this defect: a second forwarding header is trusted.
 #[test]
 fn only_the_configured_field_is_read() {
     let fields = [
@@ -270,8 +270,8 @@ fn only_the_configured_field_is_read() {
     }
 }
 
-/// Field defect: IPv4-mapped IPv6 put every IPv4 client into one bucket (CVE-2026-30827). Deciding
-/// by notation let the client choose.
+/// Guards against this defect: all IPv4-mapped IPv6 addresses share one key
+/// (CVE-2026-30827), or the notation of an address selects its key.
 #[test]
 fn ipv4_mapped_addresses_are_ipv4_in_any_notation() {
     check(
@@ -404,7 +404,7 @@ fn key_equals_that_of_the_same_peer() {
     }
 }
 
-/// Field defect: 200 addresses of one /64 all pass.
+/// Guards against this defect: 200 addresses of one /64 all pass.
 #[tokio::test]
 async fn addresses_of_one_64_behind_a_proxy_are_one_client() {
     let service = once(behind());
@@ -443,7 +443,7 @@ fn forwarded_uses_the_for_parameter() {
 }
 
 #[test]
-fn client_text_ends_at_the_comma_of_the_proxy() {
+fn text_of_the_client_in_forwarded_does_not_hide_the_entry_of_the_proxy() {
     for left in [
         "\"",
         "for=\"",
@@ -469,7 +469,7 @@ fn client_text_ends_at_the_comma_of_the_proxy() {
 }
 
 #[test]
-fn element_without_exactly_one_for_ends_the_walk() {
+fn element_without_exactly_one_for_ends_the_search() {
     for element in [
         "",
         "proto=http",
@@ -677,14 +677,14 @@ fn without_address() -> impl Strategy<Value = Entry> {
         .prop_map(|text| (text, None))
 }
 
-/// The entries of proxies: the one where the walk ends, and the proxies to its right.
+/// The entries of proxies: the one at which the search ends, and the proxies to its right.
 fn added_to_list() -> impl Strategy<Value = (Entry, Vec<Entry>)> {
     let unreadable = select(UNREADABLE.to_vec()).prop_map(|text| (text.as_bytes().to_vec(), None));
     let stop = prop_oneof![2 => clients().prop_flat_map(listed), 1 => unreadable];
     (stop, vec(proxies().prop_flat_map(listed), 0..4))
 }
 
-/// The same for `Forwarded`.
+/// Like [`added_to_list`], but for `Forwarded`.
 fn added_to_forwarded() -> impl Strategy<Value = (Entry, Vec<Entry>)> {
     let stop = prop_oneof![2 => clients().prop_flat_map(forwarded), 1 => without_address()];
     (stop, vec(proxies().prop_flat_map(forwarded), 0..4))

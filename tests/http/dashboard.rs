@@ -1,4 +1,5 @@
-//! The Grafana dashboard beside the example `observe` queries only metrics that the library exports.
+//! The Grafana dashboard beside the example `observe` queries only metrics that the library
+//! exports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;

@@ -64,7 +64,7 @@ fn connect_info_and_a_plain_address_give_the_same_key() {
     assert_eq!(key(&PeerIp::new(), &by_axum), key(&PeerIp::new(), &from("1.2.3.4:5")));
 }
 
-/// Field defect: 200 addresses of one /64 all pass.
+/// Guards against this defect: 200 addresses of one /64 all pass.
 #[tokio::test]
 async fn addresses_of_one_64_are_one_client() {
     let service = once(PeerIp::new());
@@ -109,7 +109,8 @@ fn ipv6_prefix_is_configurable() {
     assert_ne!(key(&sites, &from("1.2.3.4:1")), key(&sites, &from("1.2.3.5:1")), "the prefix does not apply to IPv4");
 }
 
-/// Field defect: IPv4-mapped IPv6 put every IPv4 client into one bucket (CVE-2026-30827).
+/// Guards against this defect: all IPv4-mapped IPv6 addresses share one key
+/// (CVE-2026-30827).
 #[tokio::test]
 async fn ipv4_mapped_clients_are_separate_clients() {
     let service = once(PeerIp::new());
@@ -124,7 +125,8 @@ async fn ipv4_mapped_clients_are_separate_clients() {
     }
 }
 
-/// Field defect: the notation of an address decides, so the client can choose.
+/// Guards against this defect: the notation of an address selects its key, so the client can choose
+/// one.
 #[test]
 fn mapped_addresses_are_detected_by_their_bits() {
     let peer = PeerIp::new();
@@ -137,8 +139,8 @@ fn mapped_addresses_are_detected_by_their_bits() {
     assert_ne!(key(&peer.nat64(false), &from("[64:ff9b::1.2.3.4]:1")), plain, "a NAT64 address is not mapped");
 }
 
-/// Field defect: the leftmost `X-Forwarded-For` entry is trusted. Rotating it passed 1,000 of 1,000
-/// requests.
+/// Guards against this defect: the leftmost `X-Forwarded-For` entry is trusted. Rotating it passed
+/// 1,000 of 1,000 requests.
 #[tokio::test]
 async fn peer_ip_ignores_forwarding_headers() {
     let service = once(PeerIp::new());
@@ -231,7 +233,7 @@ async fn nested_routers_see_the_whole_path() {
 }
 
 #[tokio::test]
-async fn key_of_a_missing_extension_is_500() {
+async fn missing_extension_is_rejected_with_500() {
     #[derive(Clone)]
     struct User(&'static str);
     let by_user = || Extension::by(|user: &User| (user.0 != "admin").then(|| Key::from(user.0)));
@@ -264,7 +266,7 @@ async fn key_by_infers_the_types_of_a_closure() {
     }
 }
 
-/// Field defect: a header reader that splits on `:` refuses every IPv6 value.
+/// Guards against this defect: a header reader that splits on `:` refuses every IPv6 value.
 #[test]
 fn header_value_is_used_unchanged() {
     let header = Header::new("X-Client");
@@ -284,7 +286,7 @@ fn header_value_is_used_unchanged() {
 }
 
 #[test]
-fn global_is_one_key_and_each_path_and_each_method_is_its_own() {
+fn global_is_one_key_and_each_path_and_method_has_its_own_key() {
     let post = Request::post("/a?x=1").body(()).unwrap();
     assert_eq!(key(&Global, &post), key(&Global, &get("/b")));
     assert_eq!(key(&Path, &post), key(&Path, &get("/a?x=2")), "the path does not include the query");
@@ -356,7 +358,7 @@ fn or_uses_the_second_only_if_the_first_is_missing() {
 }
 
 #[test]
-fn and_prefers_a_missing_key_over_an_unlimited_one() {
+fn and_returns_an_error_even_if_the_other_extractor_returns_none() {
     let request = get("/");
     let head = Head::of(&request);
     let client = Err(KeyError::client("the field"));
@@ -369,7 +371,7 @@ fn and_prefers_a_missing_key_over_an_unlimited_one() {
     assert!(alice.and(alice).extract(&head).unwrap().is_some());
 }
 
-/// Field defect: composite keys joined by a separator run together.
+/// Guards against this defect: different composite keys are equal after joining with a separator.
 #[test]
 fn parts_of_a_composite_key_stay_separate() {
     let [a, b, c] = ["x-a", "x-b", "x-c"].map(Header::new);

@@ -1,4 +1,4 @@
-//! With tonic: a real server and a real client, over a socket.
+//! gRPC with tonic: a real server and a real client, over a socket.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;

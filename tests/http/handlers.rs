@@ -1,4 +1,4 @@
-//! The surroundings of a layer: handlers that extract the decision, CORS layers, and the limiter.
+//! Layers together with handlers that extract the decision, CORS layers, and the limiter.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -55,7 +55,7 @@ async fn handler_extracts_the_shared_decision() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fast_and_slow_storages_share_the_decision() {
+async fn layer_shares_the_decision_of_fast_and_slow_storages() {
     async fn check<St: Storage>(storage: St) {
         let seen = service_fn(|request: Request<()>| {
             let decision = request.extensions().get::<Decision>().expect("the layer shares its decision");
@@ -90,7 +90,8 @@ fn browser(method: Method) -> Request<Body> {
     request.header("access-control-request-method", "GET").body(Body::empty()).unwrap()
 }
 
-/// Field defect: preflight `OPTIONS` is counted. A 429 without CORS headers is an opaque error.
+/// Guards against this defect: preflight `OPTIONS` is counted. A 429 without CORS headers is an
+/// opaque error.
 #[tokio::test]
 async fn preflights_are_not_counted_and_refusals_are_readable_inside_a_cors_layer() {
     let app = Router::new().route("/", on_get(|| async { "in" })).layer(layer("fixed-window 1/minute")).layer(cors());
@@ -107,7 +108,7 @@ async fn preflights_are_not_counted_and_refusals_are_readable_inside_a_cors_laye
     }
 }
 
-/// Field defect: preflight `OPTIONS` is counted.
+/// Guards against this defect: preflight `OPTIONS` is counted.
 #[tokio::test]
 async fn preflights_are_skipped_around_a_cors_layer() {
     let preflight =

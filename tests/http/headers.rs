@@ -41,7 +41,8 @@ fn free_and_daily() -> Policy {
     free().with(Limit::new(MovingWindow::new(), Quota::per_day(12)).named("daily"))
 }
 
-/// Field defect: the reset is off by an hour after the wall clock was briefly an hour ahead.
+/// Guards against this defect: the reset is off by an hour after the wall clock was briefly an hour
+/// ahead.
 #[tokio::test]
 async fn reset_is_in_wall_clock_time_for_any_storage_clock() {
     /// A clock that is an hour ahead of the wall clock.
@@ -220,7 +221,7 @@ async fn stacked_layers_write_one_list_that_names_every_limit() {
 }
 
 #[tokio::test]
-async fn valid_lists_of_an_inner_service_are_continued_and_others_dropped() {
+async fn valid_lists_of_an_inner_service_are_extended_and_invalid_ones_dropped() {
     for (inner, expected) in [
         (&["\"up\";r=1;t=2"][..], "\"up\";r=1;t=2, \"free\";r=9;t=1"),
         (&["\"a\";r=1", "\"b, \\\"\";r=2"], "\"a\";r=1, \"b, \\\"\";r=2, \"free\";r=9;t=1"),
@@ -288,7 +289,7 @@ async fn delayed_response_reports_the_state_after_the_delay() {
     assert_eq!(waited.headers()["ratelimit"], "\"q\";r=2;t=60");
 }
 
-/// Each family shows the fewer remaining units.
+/// Each family shows the layer with fewer remaining units.
 #[tokio::test]
 async fn stacked_layers_show_the_tighter_limit_in_draft_6_too() {
     for (outer, inner) in [(5, 7), (7, 5)] {
@@ -342,7 +343,7 @@ async fn partition_key_differs_per_client_and_hides_the_key() {
     }
 }
 
-/// Field defect: a policy name is injected into a structured field.
+/// Guards against this defect: a policy name is injected into a structured field.
 #[test]
 fn policy_name_that_is_invalid_in_a_header_is_rejected() {
     for name in ["", "a\nb", "a\r\nx: y", "caf\u{e9}", "\u{7f}", "a\tb"] {
@@ -352,7 +353,7 @@ fn policy_name_that_is_invalid_in_a_header_is_rejected() {
     }
 }
 
-/// Has a name that would break out of a string.
+/// A strategy whose name would end the quoted string in a header.
 #[derive(Clone, Copy, Debug)]
 struct Injecting;
 
@@ -364,7 +365,7 @@ impl Strategy for Injecting {
     common::decides_like_a_fixed_window!();
 }
 
-/// Field defect: a policy name is injected into a structured field.
+/// Guards against this defect: a policy name is injected into a structured field.
 #[test]
 fn strategy_name_that_is_invalid_in_a_header_is_rejected() {
     let error = Policy::try_new(Injecting, Quota::per_minute(1)).unwrap_err().to_string();

@@ -116,7 +116,7 @@ async fn random_lists_of_the_inner_service_are_kept_if_they_parse() {
     assert!((600..5_400).contains(&kept), "{kept}");
 }
 
-/// Three fields of the inner service are kept only together.
+/// The three fields of the inner service are kept only if all of them are valid.
 #[tokio::test]
 async fn incomplete_or_unreadable_triples_of_the_inner_service_are_replaced() {
     for headers in [Headers::x_rate_limit().reset_in_seconds(), Headers::draft6()] {

@@ -142,7 +142,7 @@ async fn lints_are_reported_once_and_only_if_they_apply() {
     assert_eq!(linted.take(), [], "an unlimited request is not charged");
 }
 
-/// Field defect: a proxy sends another field than the configured one.
+/// Guards against this defect: a proxy sends another field than the configured one.
 #[tokio::test]
 async fn forwarding_field_missing_lint_is_reported_once() {
     let linted = LintObserver::default();

@@ -30,7 +30,7 @@ pub(crate) fn log_of(work: impl FnOnce()) -> Vec<String> {
     lines.clone()
 }
 
-/// Returns the lines that a future logs. Its time passes only while it sleeps.
+/// Returns the lines that a future logs, with a paused clock that advances only while it sleeps.
 fn log_in_paused_time(work: impl Future<Output = ()>) -> Vec<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     log_of(|| runtime.block_on(work))

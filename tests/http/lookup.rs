@@ -27,14 +27,14 @@ struct Database(Arc<State>);
 
 struct State {
     plans: Mutex<BTreeMap<&'static str, &'static str>>,
-    mood: Mutex<Mood>,
+    behavior: Mutex<Behavior>,
     queries: AtomicUsize,
     in_flight: AtomicUsize,
     most_in_flight: AtomicUsize,
 }
 
 #[derive(Clone, Copy)]
-enum Mood {
+enum Behavior {
     Works,
     Fails,
     Hangs,
@@ -55,15 +55,15 @@ impl Database {
     fn new() -> Self {
         Self(Arc::new(State {
             plans: Mutex::new(BTreeMap::from([("a", "5/hour"), ("b", "7/hour")])),
-            mood: Mutex::new(Mood::Works),
+            behavior: Mutex::new(Behavior::Works),
             queries: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
             most_in_flight: AtomicUsize::new(0),
         }))
     }
 
-    fn set(&self, mood: Mood) {
-        *self.0.mood.lock().unwrap() = mood;
+    fn set(&self, behavior: Behavior) {
+        *self.0.behavior.lock().unwrap() = behavior;
     }
 
     fn plan(&self, tenant: &'static str, plan: &'static str) {
@@ -80,12 +80,12 @@ impl Database {
         self.0.most_in_flight.fetch_max(in_flight, Ordering::SeqCst);
         let _in_flight = InFlight(&self.0.in_flight);
         sleep(QUERY).await;
-        let mood = *self.0.mood.lock().unwrap();
-        match mood {
-            Mood::Works => {}
-            Mood::Fails => return Err("the database is down"),
-            Mood::Hangs => pending().await,
-            Mood::Panics => panic!("a bug in the look-up"),
+        let behavior = *self.0.behavior.lock().unwrap();
+        match behavior {
+            Behavior::Works => {}
+            Behavior::Fails => return Err("the database is down"),
+            Behavior::Hangs => pending().await,
+            Behavior::Panics => panic!("a bug in the look-up"),
         }
         let plans = self.0.plans.lock().unwrap();
         Ok(plans.get(tenant.to_str().unwrap()).map(|plan| policy(plan).with_name(tenant.to_str().unwrap())))
@@ -164,12 +164,12 @@ async fn result_is_looked_up_again_after_its_time_to_live() {
 
 #[tokio::test(start_paused = true)]
 async fn last_good_result_is_used_while_look_ups_fail() {
-    for mood in [Mood::Fails, Mood::Hangs, Mood::Panics] {
+    for behavior in [Behavior::Fails, Behavior::Hangs, Behavior::Panics] {
         let database = Database::new();
         let lookup = database.lookup().ttl(Duration::from_secs(10));
         let service = layer(lookup).layer(Inner::default());
         assert_eq!(limit(&ask(&service, from("a")).await), Some("5"));
-        database.set(mood);
+        database.set(behavior);
         database.queries();
         sleep(Duration::from_secs(10)).await;
         assert_eq!(limit(&ask(&service, from("a")).await), Some("5"));
@@ -183,7 +183,7 @@ async fn last_good_result_is_used_while_look_ups_fail() {
         let queries = database.queries();
         assert!((4..=12).contains(&queries), "{queries}");
 
-        database.set(Mood::Works);
+        database.set(Behavior::Works);
         database.plan("a", "50/hour");
         sleep(Duration::from_secs(3)).await;
         let _ = ask(&service, from("a")).await;
@@ -194,10 +194,10 @@ async fn last_good_result_is_used_while_look_ups_fail() {
 
 #[tokio::test(start_paused = true)]
 async fn on_error_decides_if_nothing_is_cached() {
-    for mood in [Mood::Fails, Mood::Hangs, Mood::Panics] {
+    for behavior in [Behavior::Fails, Behavior::Hangs, Behavior::Panics] {
         for (on_error, expected) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {
             let database = Database::new();
-            database.set(mood);
+            database.set(behavior);
             let inner = Inner::default();
             let errors = Arc::new(Mutex::new(Vec::new()));
             let seen = Arc::clone(&errors);
@@ -218,9 +218,9 @@ async fn on_error_decides_if_nothing_is_cached() {
                 assert_eq!(response.headers().contains_key("retry-after"), expected == 503);
             }
             assert_eq!(inner.calls(), if expected == 200 { 3 } else { 0 });
-            let (text, is_timeout, source) = match mood {
-                Mood::Hangs => ("cannot look up the policy: no result within 1s", true, None),
-                Mood::Panics => {
+            let (text, is_timeout, source) = match behavior {
+                Behavior::Hangs => ("cannot look up the policy: no result within 1s", true, None),
+                Behavior::Panics => {
                     ("cannot look up the policy: the look-up panicked, or its runtime has ended", false, None)
                 }
                 _ => ("cannot look up the policy", false, Some("the database is down")),
@@ -228,7 +228,7 @@ async fn on_error_decides_if_nothing_is_cached() {
             let expected = (text.to_owned(), is_timeout, source.map(str::to_owned), on_error == OnError::Admit);
             assert_eq!(*errors.lock().unwrap(), vec![expected; 3]);
             // The failure is not cached.
-            database.set(Mood::Works);
+            database.set(Behavior::Works);
             assert_eq!(database.queries(), 0);
         }
     }
@@ -313,7 +313,7 @@ async fn look_ups_in_flight_are_bounded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropped_request_spends_nothing_and_leaves_the_look_up_to_others() {
+async fn dropped_request_spends_nothing_and_does_not_stop_the_look_up() {
     let database = Database::new();
     let service = layer(database.lookup()).layer(Inner::default());
     let dropped = tokio::time::timeout(QUERY / 2, ask(&service, from("a"))).await;

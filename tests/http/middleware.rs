@@ -87,8 +87,8 @@ async fn refusal_is_429_with_the_same_fields_and_retry_after() {
     assert!(refused.extensions().get::<Decision>().is_some_and(Decision::is_refused));
 }
 
-/// Field defect: `Retry-After` is 0, rounded down, or the whole window instead of the remaining
-/// time.
+/// Guards against this defect: `Retry-After` is 0, rounded down, or the whole window instead of the
+/// remaining time.
 #[tokio::test]
 async fn retry_after_is_at_least_one_second_and_exact_to_the_second() {
     for text in EVERY_STRATEGY {
@@ -125,7 +125,8 @@ async fn one_microsecond_before_the_end_retry_after_is_one() {
     assert_eq!(retry_after(&ask(&service, get("/")).await), Some(1));
 }
 
-/// Field defect: the check ignores the cost, or underflows if the cost exceeds the remaining units.
+/// Guards against this defect: the check ignores the cost, or underflows if the cost exceeds the
+/// remaining units.
 #[tokio::test]
 async fn cost_above_the_capacity_is_refused_without_retry_after_and_spends_nothing() {
     for text in EVERY_STRATEGY {
@@ -152,7 +153,7 @@ async fn refusal_without_header_fields_keeps_retry_after() {
     assert_eq!((refused.status().as_u16(), numbers(&refused), retry_after(&refused)), (429, None, Some(60)));
 }
 
-/// Field defect: `remaining` increases, or exceeds the limit.
+/// Guards against this defect: `remaining` increases, or exceeds the limit.
 #[tokio::test]
 async fn remaining_falls_by_one_with_each_hit_and_never_exceeds_the_limit() {
     for text in EVERY_STRATEGY {
@@ -171,7 +172,7 @@ async fn remaining_falls_by_one_with_each_hit_and_never_exceeds_the_limit() {
     }
 }
 
-/// Field defect: `remaining` is negative after the limit was lowered.
+/// Guards against this defect: `remaining` is negative after the limit was lowered.
 #[tokio::test]
 async fn lowered_limit_keeps_the_spent_units() {
     let (storage, clock) = memory_with_manual_clock();
@@ -190,7 +191,7 @@ async fn lowered_limit_keeps_the_spent_units() {
     assert_eq!(numbers(&ask(&narrow, get("/")).await), Some([3, 2, T0 + 120]));
 }
 
-/// Field defect: an idle client gets burst + 1 units.
+/// Guards against this defect: an idle client gets burst + 1 units.
 #[tokio::test]
 async fn fresh_and_idle_clients_are_treated_equally() {
     for text in EVERY_STRATEGY {
@@ -203,7 +204,7 @@ async fn fresh_and_idle_clients_are_treated_equally() {
     }
 }
 
-/// Field defect: a limit of 1 is rounded to 0 or 2.
+/// Guards against this defect: a limit of 1 is rounded to 0 or 2.
 #[tokio::test]
 async fn limit_of_one_admits_one() {
     for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter", "token-bucket"] {
@@ -215,7 +216,7 @@ async fn limit_of_one_admits_one() {
     }
 }
 
-/// Field defect: check and increment are not atomic.
+/// Guards against this defect: check and increment are not atomic.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn concurrent_requests_are_admitted_exactly_up_to_the_limit() {
     for strategy in ["fixed-window", "moving-window", "sliding-window-counter", "token-bucket"] {
@@ -270,7 +271,7 @@ async fn fields_of_a_rejection_closure_are_kept() {
     assert_eq!(refused.into_body(), "429 Too Many Requests /tea 1");
 }
 
-/// Field defect: the inner service is called before the decision.
+/// Guards against this defect: the inner service is called before the decision.
 #[tokio::test]
 async fn refused_request_never_reaches_the_inner_service() {
     let layer = RateLimitLayer::new(Quota::per_hour(1), Global);
@@ -285,7 +286,7 @@ async fn refused_request_never_reaches_the_inner_service() {
 
     handle.allow(1);
     for _ in 0..3 {
-        assert!(service.poll_ready::<Request<()>>().is_ready(), "a refusal does not use the readiness");
+        assert!(service.poll_ready::<Request<()>>().is_ready(), "a refusal does not consume the readiness");
         assert_eq!(service.call(get("/refused")).await.unwrap().status(), 429);
     }
     assert!(handle.poll_request().is_pending());
@@ -305,7 +306,7 @@ fn once() -> RateLimitLayer {
     RateLimitLayer::new(Quota::per_hour(1), Global)
 }
 
-/// Field defect: only axum's body type is accepted.
+/// Guards against this defect: only axum's body type is accepted.
 #[tokio::test]
 async fn body_type_is_that_of_the_inner_service() {
     struct CustomBody(String);
@@ -324,7 +325,7 @@ async fn body_type_is_that_of_the_inner_service() {
     assert!(refused.into_body().collect().await.unwrap().to_bytes().starts_with(b"too many requests"));
 }
 
-/// Field defect: only axum's body type is accepted.
+/// Guards against this defect: only axum's body type is accepted.
 #[tokio::test]
 async fn boxed_body_works_with_an_empty_rejection_or_a_closure() {
     type Boxed = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
@@ -347,7 +348,7 @@ async fn boxed_body_works_with_an_empty_rejection_or_a_closure() {
     assert!(retry_after(&refused).is_some(), "for any status");
 }
 
-/// Field defect: the inner error type is erased to a box.
+/// Guards against this defect: the inner error type is erased to a box.
 #[tokio::test]
 async fn error_type_is_that_of_the_inner_service() {
     struct Broken(u8);
@@ -386,7 +387,7 @@ async fn clients_have_separate_counts() {
     assert_eq!(service.get_ref().calls(), 2);
 }
 
-/// Field defect: a full map admits every new client without counting.
+/// Guards against this defect: a full map admits every new client without counting.
 #[tokio::test]
 async fn refusal_by_a_full_storage_has_retry_after() {
     let clock = ManualClock::default();
@@ -403,7 +404,7 @@ async fn refusal_by_a_full_storage_has_retry_after() {
     assert_eq!(status(&service, with("x-client", "bob")).await, 200);
 }
 
-/// Field defect: seconds are rounded down in the text, too.
+/// Guards against this defect: seconds are rounded down in the text, too.
 #[tokio::test]
 async fn text_of_a_refusal_rounds_the_wait_up() {
     let (service, _) = limited("fixed-window 1/1500ms");

@@ -41,7 +41,7 @@ async fn clients_behind_nat64_are_separate_clients_by_default() {
     assert_eq!(statuses(PeerIp::new(), from_peer).await, [200, 429, 200]);
     assert_eq!(statuses(PeerIp::default(), from_peer).await, [200, 429, 200]);
     assert_eq!(statuses(behind(), through_proxy).await, [200, 429, 200]);
-    // The IPv6 prefix length does not apply to them.
+    // The IPv6 prefix length does not apply to NAT64 addresses.
     assert_eq!(statuses(PeerIp::new().ipv6_prefix(48), from_peer).await, [200, 429, 200]);
     assert_eq!(statuses(behind().ipv6_prefix(48), through_proxy).await, [200, 429, 200]);
 

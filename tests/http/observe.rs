@@ -186,7 +186,7 @@ fn metrics_have_labels_for_policy_and_outcome_but_not_for_the_key() {
 }
 
 #[test]
-fn metrics_count_settled_units_up_and_down() {
+fn metrics_count_refunded_and_charged_units() {
     let counters = counters_of(async {
         let (storage, _) = FakeStorage::in_memory(Behavior::Works);
         let cost = |response: &ResponseHead<'_>| Some(u32::from(response.status.as_u16()));
@@ -334,7 +334,7 @@ fn clock_that_is_too_far_ahead_is_counted_and_logged_once() {
 }
 
 #[test]
-fn hits_without_room_are_counted() {
+fn hits_on_a_full_memory_storage_are_counted() {
     let counters = counters_of(async {
         for on_full in [OnFull::Refuse, OnFull::Admit] {
             let builder = MemoryStorage::builder().max_keys(1).on_full(on_full);
@@ -401,7 +401,7 @@ fn keys_in_memory_and_evictions_are_published() {
         for client in 0..10_u64 {
             assert!(limiter.admit(&client.into()));
         }
-        assert_eq!((keys(), evictions()), (11, 0), "few keys are exact");
+        assert_eq!((keys(), evictions()), (11, 0), "a small number of keys is exact");
         for client in 10..1_500_u64 {
             assert!(limiter.admit(&client.into()));
         }

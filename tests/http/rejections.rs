@@ -32,8 +32,8 @@ fn golden(response: Response<String>) -> Golden {
 
 const DETAILS: &str = "grpc-status-details-bin";
 
-/// Decodes base64 without padding. Returns the strings in the protobuf message, separated by `|`. The
-/// first character of a string can be its length.
+/// Decodes base64 without padding. Returns the strings in the protobuf message, separated by `|`.
+/// The first character of a string can be its length.
 fn readable(base64: &str) -> String {
     let bytes = STANDARD_NO_PAD.decode(base64).unwrap();
     let text = String::from_utf8_lossy(&bytes);
@@ -309,7 +309,7 @@ async fn decisions_for_other_limits_name_existing_limits_only() {
     }
 }
 
-/// Field defect: `Retry-After` of a refusal is 0, in the text too.
+/// Guards against this defect: `Retry-After` of a refusal is 0, in the text too.
 #[tokio::test]
 async fn retry_after_is_at_least_one_second() {
     let layer = RateLimitLayer::new(policy("1/second"), Global).storage(refuses_for("1/second"), OnError::Refuse);
@@ -336,7 +336,7 @@ async fn cache_control_of_a_rejection_is_kept_and_admitted_responses_get_none() 
     check(GrpcRejection, "no-store").await;
 }
 
-/// Field defect: only axum's body type is accepted.
+/// Guards against this defect: only axum's body type is accepted.
 #[tokio::test]
 async fn rejections_build_any_body_that_is_default_or_from_string() {
     #[derive(Default)]

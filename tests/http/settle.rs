@@ -100,7 +100,7 @@ async fn head_of_the_response_settles_the_cost() {
     let settled = take(&outcomes).into_iter().filter(|outcome| outcome != "admitted").collect::<Vec<_>>();
     assert_eq!(settled, ["refunded 6", "charged 20"]);
 
-    // 36 - 336 = 300 units of debt.
+    // 36 units remain, so an actual cost of 336 leaves a debt of 300 units.
     assert_eq!(remaining(&ask(&service, get("/1?336")).await), Some(0));
     let refused = ask(&service, get("/60")).await;
     assert_eq!((refused.status().as_u16(), remaining(&refused), retry_after(&refused)), (429, Some(0), Some(360)));
@@ -224,7 +224,7 @@ async fn response_reports_a_charge_that_was_settled_before_it() {
 }
 
 #[tokio::test]
-async fn stacked_layers_have_charges_of_their_own() {
+async fn each_stacked_layer_has_its_own_charge() {
     let (storage, _clock) = memory_with_manual_clock();
     let taken = Taken::default();
     let named = |name: &str| {
@@ -278,7 +278,7 @@ async fn shadow_limits_settle_too() {
 
 /// The charge is settled while the shadow limit is still undecided.
 #[tokio::test]
-async fn undecided_shadow_limit_is_settled_once_it_is_decided() {
+async fn undecided_shadow_limit_is_settled_after_it_is_decided() {
     let (storage, _clock) = memory_with_manual_clock();
     let (layer, outcomes) = observed(layer("token-bucket 100/hour", slow(storage)).shadow());
     let inner = service_fn(|request: Request<()>| {
@@ -317,7 +317,7 @@ fn never_settled(storage: &MemoryStorage) -> RateLimitLayer {
 }
 
 #[tokio::test]
-async fn failed_settlement_keeps_the_estimate_and_reports_the_units_in_doubt() {
+async fn failed_settlement_keeps_the_estimate_and_reports_the_difference() {
     let (storage, _clock) = FakeStorage::in_memory(Behavior::Works);
     storage.set_changes(Behavior::Fails);
     let taken = Taken::default();

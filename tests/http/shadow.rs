@@ -273,7 +273,11 @@ async fn shadow_layer_shares_its_decision_with_handlers() {
 fn shadow_limit_does_not_change_the_identity_and_round_trips_as_text() {
     let plain = policy("fixed-window 9/minute");
     let with = policy("fixed-window 9/minute; shadow \"try\" moving-window 5/minute; shadow 1/day");
-    assert_eq!((plain.identity(), plain.digest()), (with.identity(), with.digest()), "adding one keeps the counts");
+    assert_eq!(
+        (plain.identity(), plain.digest()),
+        (with.identity(), with.digest()),
+        "adding a shadow limit keeps the counts"
+    );
     assert_ne!(plain, with);
     assert_eq!(with.shadows().len(), 2);
     let shadow = &with.shadows()[0];
@@ -314,7 +318,7 @@ async fn panic_of_the_observer_in_a_shadow_check_fails_at_most_one_request() {
         let limiter = layer.limiter().unwrap();
         let service = layer.layer(Inner::default());
         let answer = tokio::spawn(service.oneshot(get("/"))).await;
-        // On a slow storage, a task of its own decides the check.
+        // With a slow storage, a separate task runs the check.
         assert_eq!(answer.is_err_and(|error| error.is_panic()), is_immediate);
         assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 8);
     }

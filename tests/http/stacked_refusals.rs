@@ -16,7 +16,7 @@ fn layer<St: Storage>(text: &str, storage: &St) -> RateLimitLayer<St, TextReject
     RateLimitLayer::new(policy(text), Global).storage(storage.clone(), OnError::Refuse)
 }
 
-/// Absolute resets differ from waits, because the manual clock does not start at zero.
+/// Returns all families of fields, the first one with absolute resets.
 fn families() -> [Headers; 4] {
     [Headers::x_rate_limit(), Headers::x_rate_limit().reset_in_seconds(), Headers::draft6(), Headers::ietf()]
 }
@@ -57,7 +57,7 @@ async fn inner_refusal_reports_the_longer_wait_of_both_layers() {
 async fn client_that_obeys_an_inner_refusal_is_admitted() {
     let (storage, clock) = memory_with_manual_clock();
     let by_cost = |head: &Head<'_>| head.uri().path()[1..].parse::<u32>().unwrap();
-    // Two of five units remain outside, and each request costs three.
+    // After two requests of cost 3, two units of the outer layer remain.
     let outer = layer("fixed-window 8/hour", &storage).cost(by_cost);
     let service = outer.layer(layer("fixed-window 1/minute", &storage).layer(Inner::default()));
     assert_eq!(ask(&service, get("/3")).await.status(), 200);
@@ -73,7 +73,7 @@ async fn client_that_obeys_an_inner_refusal_is_admitted() {
 }
 
 #[tokio::test]
-async fn wait_of_an_inner_refusal_that_has_none_or_a_date_is_unchanged() {
+async fn missing_retry_after_or_date_of_an_inner_refusal_is_unchanged() {
     for value in [None, Some("Sun, 22 Nov 2026 06:31:00 GMT")] {
         let (storage, _clock) = memory_with_manual_clock();
         let inner = layer("fixed-window 1/minute", &storage).cost(|_: &Head<'_>| 2);
@@ -90,7 +90,7 @@ async fn wait_of_an_inner_refusal_that_has_none_or_a_date_is_unchanged() {
     }
 }
 
-/// The recipe in the documentation of `RateLimitLayer`.
+/// Tests the example in the documentation of `RateLimitLayer`.
 #[tokio::test]
 async fn outer_layer_can_refund_inner_refusals() {
     async fn check<St: Storage>(outer_storage: St, wait: u64) {

@@ -82,7 +82,7 @@ async fn refusing_limit_with_the_longest_wait_is_shown() {
     }
 }
 
-/// Field defect: the earlier limits are spent although a later one refuses.
+/// Guards against this defect: the earlier limits are spent although a later one refuses.
 #[tokio::test]
 async fn refusal_spends_nothing_from_any_limit() {
     for text in ["fixed-window 5/minute; fixed-window 1/second", "fixed-window 1/second; fixed-window 5/minute"] {
@@ -121,7 +121,7 @@ async fn inner_numbers_stay_if_stacked_layers_have_equal_remaining_units() {
     }
 }
 
-/// Field defect: with stacked layers, a 429 has `remaining: 96`.
+/// Guards against this defect: with stacked layers, a 429 has `remaining: 96`.
 #[tokio::test]
 async fn inner_refusal_keeps_its_own_numbers() {
     let (service, _clock) = stacked("fixed-window 100/minute", "fixed-window 3 per 10 seconds");
@@ -133,7 +133,8 @@ async fn inner_refusal_keeps_its_own_numbers() {
     assert_eq!((numbers(&refused), retry_after(&refused)), (Some([3, 0, T0 + 10]), Some(10)));
 }
 
-/// Field defect: with stacked layers, a 429 has the numbers of a layer that did not refuse.
+/// Guards against this defect: with stacked layers, a 429 has the numbers of a layer that did not
+/// refuse.
 #[tokio::test]
 async fn inner_refusal_keeps_its_own_numbers_if_fewer_units_remain_outside() {
     let (storage, _clock) = memory_with_manual_clock();

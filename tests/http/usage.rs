@@ -68,14 +68,14 @@ async fn refused_client_sees_its_wait() {
 }
 
 #[tokio::test]
-async fn names_are_escaped() {
+async fn names_are_escaped_in_json() {
     let layer = RateLimitLayer::new(policy("1/hour").with_name("a\"b\\c"), Header::new("x-client"));
     let usage = json_of(from(&app(&layer), "/usage", "a").await).await;
     assert_eq!(usage["limits"][0]["name"], json!("a\"b\\c"));
 }
 
 #[tokio::test]
-async fn usage_of_requests_that_are_not_limited() {
+async fn usage_of_a_request_that_is_not_limited_is_limited_false() {
     let none = policy_by(|_: &Head<'_>| None::<tower_ratelimit::Policy>);
     let skipped = layer("1/hour").skip(|_: &Head<'_>| true);
     for layer in [RateLimitLayer::new(none, Header::new("x-client")), skipped] {
@@ -84,7 +84,7 @@ async fn usage_of_requests_that_are_not_limited() {
 }
 
 #[tokio::test]
-async fn usage_of_chosen_and_live_and_looked_up_policies() {
+async fn usage_reports_chosen_live_and_looked_up_policies() {
     let chosen = policy_by(|head: &Head<'_>| policy(if head.headers["x-client"] == "a" { "2/hour" } else { "5/hour" }));
     let live = LivePolicy::new(policy("1/hour").with_name("api"));
     let lookup = PolicyLookup::new(
@@ -112,7 +112,7 @@ async fn usage_of_chosen_and_live_and_looked_up_policies() {
 }
 
 #[tokio::test]
-async fn errors_have_a_status() {
+async fn usage_errors_have_a_status_and_a_json_body() {
     let app_of = |layer: &RateLimitLayer<FakeStorage>| app(layer);
     let layer = layer("1/hour").storage(failing(), OnError::Admit);
     let response = from(&app_of(&layer), "/usage", "a").await;

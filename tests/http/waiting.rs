@@ -66,7 +66,7 @@ async fn units_left<St: Storage<Error: Debug>>(limiter: &RateLimiter<St>) -> u32
     limiter.peek(&Key::everybody()).await.unwrap().remaining()
 }
 
-/// Field defect: a clone of the inner service is called without being polled ready.
+/// Guards against this defect: a clone of the inner service is called without being polled ready.
 #[tokio::test]
 async fn ready_service_is_called_without_a_clone() {
     let mut service = layer("fixed-window 2/minute", memory_with_manual_clock().0).layer(Probe::new());
@@ -78,7 +78,7 @@ async fn ready_service_is_called_without_a_clone() {
     assert_eq!(service.get_ref().calls.load(Ordering::SeqCst), 2);
 }
 
-/// Field defect: a clone of the inner service is called without being polled ready.
+/// Guards against this defect: a clone of the inner service is called without being polled ready.
 #[tokio::test]
 async fn ready_service_moves_into_the_future_while_the_storage_is_pending() {
     let mut service = layer("fixed-window 3/minute", slow(memory_with_manual_clock().0)).layer(Probe::new());
@@ -90,7 +90,7 @@ async fn ready_service_moves_into_the_future_while_the_storage_is_pending() {
     assert_eq!(third.await.unwrap().into_body(), "2");
 }
 
-/// Field defect: the inner service is called before the decision.
+/// Guards against this defect: the inner service is called before the decision.
 #[tokio::test]
 async fn inner_service_is_not_called_before_the_decision() {
     let inner = Inner::default();

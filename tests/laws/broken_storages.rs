@@ -58,7 +58,7 @@ enum StorageFault {
     RefundsExpiredHits,
     /// Decides a charge like a hit.
     RefusesCharges,
-    /// Refunds the whole hit if it cost less.
+    /// Refunds the whole hit if its actual cost is lower than its estimated cost.
     SettlesTheWholeHit,
     /// Loads and stores in two steps when it settles.
     SettlesInSteps,
@@ -187,7 +187,7 @@ impl Broken {
         yield_now().await;
         match self.fault {
             StorageFault::FailsOnConflict if self.load(policy, key) != before => {
-                return Err("others were faster".into());
+                return Err("another process changed the state".into());
             }
             // The check has admitted.
             StorageFault::ChecksThenWrites if decision.is_admitted() => {
@@ -331,7 +331,7 @@ fn each_fault_breaks_its_law() {
         (StorageFault::LosesUpdates, "law 9: "),
         (StorageFault::LosesAnUpdateInAThousand, "law 9: "),
         (StorageFault::ChecksThenWrites, "law 9: "),
-        (StorageFault::FailsOnConflict, "law 9: the storage failed: others were faster"),
+        (StorageFault::FailsOnConflict, "law 9: the storage failed: another process changed the state"),
         (StorageFault::ChargesOneUnit, "law 5: "),
         (StorageFault::ChargesForFreeHits, "law 5: "),
         (StorageFault::SpendsInPeeks, "law 5: "),
@@ -398,7 +398,7 @@ fn storage_over_a_broken_store_breaks_its_laws() {
     let over = |store| Cas::new(store).deadline(Duration::from_secs(20));
     assert_each_breaks(faults, |fault| {
         let laws = StorageLaws::new(|clock| over(FakeCasStore::with_fault(fault)).clock(clock));
-        // The second handle's clock has not advanced.
+        // A new clock is correct, because the clock does not advance in the concurrent laws.
         laws.scripts(96)
             .second_handle(move |storage| over(storage.store().clone()).clock(ManualClock::default()))
             .check();

@@ -33,7 +33,7 @@ enum Fault {
     CapsCharges,
     /// A charge counts modulo 2^32.
     OverflowsOnCharges,
-    /// A charge starts a window of its own, without the units of the live one.
+    /// A charge starts a new window, without the units of the live window.
     ForgetsOnCharges,
 }
 
@@ -286,7 +286,7 @@ impl Strategy for Clamping {
     }
 }
 
-/// Field defect: 181 consecutive refusals each promised 0.6 s.
+/// Guards against this defect: 181 consecutive refusals have a `retry_after` of 0.6 s.
 #[test]
 fn clamping_the_debt_at_each_decision_breaks_a_law() {
     let clamping = Clamping(TokenBucket::new());

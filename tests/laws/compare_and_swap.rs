@@ -90,9 +90,9 @@ async fn recalled_text_that_is_outdated_does_not_decide() {
     for _ in 0..2 {
         assert_eq!(one.hit(&key).await.unwrap().remaining(), 1);
         assert_eq!(two.hit(&key).await.unwrap().remaining(), 0);
-        assert!(one.hit(&key).await.unwrap().is_refused(), "one recalls that a unit remains");
+        assert!(one.hit(&key).await.unwrap().is_refused(), "`one` recalls that a unit remains");
         two.clear(&key).await.unwrap();
-        // One recalls that no unit remains.
+        // `one` recalls that no unit remains.
         assert_eq!(one.hit(&key).await.unwrap().remaining(), 1);
         two.clear(&key).await.unwrap();
     }

@@ -9,47 +9,47 @@ use tower_ratelimit::{
     TokenBucket,
 };
 
-/// Field defects: WRONGTYPE between strategies on one key, counts of one period in another, and
-/// keys that run together.
+/// Guards against these defects: a WRONGTYPE error if two strategies use one key, counts of
+/// one period in another, and different keys with the same text.
 #[test]
 fn memory_obeys_the_laws() {
     StorageLaws::new(memory).check();
 }
 
 #[test]
-fn fixed_window() {
+fn fixed_window_obeys_the_laws() {
     StrategyLaws::new(FixedWindow::new()).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
 }
 
 #[test]
-fn fixed_window_aligned() {
+fn fixed_window_aligned_obeys_the_laws() {
     StrategyLaws::new(FixedWindow::aligned()).promise(|quota| 2 * u64::from(quota.amount())).check();
 }
 
 #[test]
-fn elastic_window() {
+fn elastic_window_obeys_the_laws() {
     StrategyLaws::new(ElasticWindow::new()).promise(|quota| quota.amount().into()).check();
 }
 
 #[test]
-fn moving_window() {
+fn moving_window_obeys_the_laws() {
     StrategyLaws::new(MovingWindow::new()).promise(|quota| quota.amount().into()).check();
 }
 
 #[test]
-fn sliding_window_counter() {
+fn sliding_window_counter_obeys_the_laws() {
     // Rounding the previous bucket's share down can admit one more than 2N - 1. At N = 1 the share
     // is always 0.
     StrategyLaws::new(SlidingWindowCounter::new()).promise(|quota| 2 * u64::from(quota.amount())).check();
 }
 
 #[test]
-fn sliding_window_counter_aligned() {
+fn sliding_window_counter_aligned_obeys_the_laws() {
     StrategyLaws::new(SlidingWindowCounter::aligned()).promise(|quota| 2 * u64::from(quota.amount())).check();
 }
 
 #[test]
-fn token_bucket() {
+fn token_bucket_obeys_the_laws() {
     StrategyLaws::new(TokenBucket::new())
         .with_bursts()
         .promise(|quota| u64::from(quota.burst_size().unwrap_or(quota.amount())) + u64::from(quota.amount()))
@@ -57,7 +57,7 @@ fn token_bucket() {
 }
 
 #[test]
-fn leaky_bucket() {
+fn leaky_bucket_obeys_the_laws() {
     for places in [0, 3] {
         let promise = move |quota: &tower_ratelimit::Quota| u64::from(places) + 1 + u64::from(quota.amount());
         StrategyLaws::new(LeakyBucket::new().queue(places)).promise(promise).check();
@@ -81,7 +81,7 @@ fn memory_decides_like_the_model() {
     decides_like_the_model(&policies.map(policy), memory);
 }
 
-/// Field defect: check and increment are two steps.
+/// Guards against this defect: check and increment are two steps.
 #[test]
 fn memory_is_exact_under_threads() {
     for text in [

@@ -109,8 +109,8 @@ fn refusal_cache_obeys_the_laws() {
     .check();
 }
 
-/// Law 8, at any later instant: refusals and waits equal the model's to the microsecond. So do the
-/// other numbers, until units are refilled that the cache does not know of.
+/// Law 8, at any later instant: refusals and waits equal the model's to the microsecond. The
+/// other numbers are equal until units refill, which the cache does not notice.
 #[tokio::test]
 async fn cached_refusals_and_waits_equal_the_models() {
     let more =

@@ -137,7 +137,8 @@ async fn unchanged_states_are_not_swapped() {
     assert_eq!(store.trips(), (1, 0));
 }
 
-/// Field defect: exhausted compare-and-swap attempts are a storage error, which fail-open admits.
+/// Guards against this defect: exhausted compare-and-swap attempts are a storage error, which
+/// fail-open admits.
 #[tokio::test]
 async fn losing_every_swap_is_a_contended_refusal() {
     let store = FakeCasStore::default();
@@ -237,7 +238,7 @@ async fn hit_whose_reply_is_lost_is_not_refused_as_contended() {
 /// Law 9, with a store that is as slow as the deadlines: a refusal has spent nothing, and
 /// `may_have_counted` of an error is correct.
 #[tokio::test(start_paused = true)]
-async fn only_admitted_hits_and_hits_in_doubt_are_counted() {
+async fn only_admitted_hits_and_hits_that_may_have_counted_are_counted() {
     const LIMIT: u32 = 1_000_000;
     let (mut refused, mut doubts) = (0, 0);
     for seed in 0..30_u64 {
@@ -275,7 +276,7 @@ async fn only_admitted_hits_and_hits_in_doubt_are_counted() {
 }
 
 #[tokio::test]
-async fn states_are_kept_longer_than_needed_by_the_skew() {
+async fn time_to_live_of_a_state_includes_max_skew() {
     let store = FakeCasStore::default();
     for (max_skew, longer) in [(0, 500), (200, 500), (5_000, 5_000), (60_000, 60_000)] {
         let storage = over(&store).max_skew(Duration::from_millis(max_skew));
@@ -299,7 +300,7 @@ async fn hanging_store_is_a_timeout_and_not_contention() {
     assert!(started.elapsed() < Duration::from_millis(150) + MARGIN);
     store.hang(false);
     assert!(limiter.hit(&key()).await.unwrap().is_admitted());
-    // The load has a reply, but the swap has none, so the hit is in doubt.
+    // The load has a reply, but the swap has none, so the hit may have counted.
     store.hang_from_swap(1);
     assert_eq!(late(limiter.hit(&key()).await.unwrap_err()), (true, true));
     store.hang_from_swap(0);
@@ -363,7 +364,7 @@ async fn future_that_is_never_polled_does_nothing() {
     quiet(limiter.storage()).await;
 }
 
-/// Field defect: a slow key delays another key.
+/// Guards against this defect: a slow key delays another key.
 #[tokio::test]
 async fn slow_key_does_not_delay_another() {
     let store = FakeCasStore::default();
@@ -406,7 +407,7 @@ fn stopped_runtime_does_not_block_another() {
 
 /// The error of a late hit is correct about its count.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn timed_out_hit_is_uncounted_or_reported_as_in_doubt() {
+async fn timed_out_hit_is_uncounted_or_its_error_may_have_counted() {
     let policy = Policy::new(SlowStrategy, Quota::per_day(100));
     let storage = Cas::new(FakeCasStore::default()).deadline(Duration::from_millis(30));
     let error = storage.decide(StorageRequest::new(&policy, &key(), Op::Hit, 1)).await.unwrap_err();
@@ -446,7 +447,7 @@ async fn policies_of_one_name_have_separate_states_and_clears() {
     assert_eq!(daily.peek(&key()).await.unwrap().remaining(), 1);
     daily.clear(&key()).await.unwrap();
     assert_eq!(store.text("tier|t:k"), "");
-    // In one batch.
+    // Concurrent hits and clears of both policies share one batch.
     let daily = RateLimiter::with_storage(daily.policy(), hourly.storage().clone());
     let key = key();
     store.trips();
@@ -520,7 +521,7 @@ async fn policy_too_large_for_the_store_is_rejected_when_built() {
     assert!((least - 200..=least).contains(&longest), "{longest} bytes, and {least} were required");
 }
 
-/// The states of other policies of the name make the text too long.
+/// The states of other policies with the same name make the text too long.
 #[tokio::test]
 async fn too_long_text_is_not_sent() {
     let store = FakeCasStore::with_max_len(150);
@@ -536,7 +537,7 @@ async fn too_long_text_is_not_sent() {
 }
 
 #[test]
-fn deadlines_are_checked() {
+fn deadline_outside_of_one_millisecond_to_one_hour_panics() {
     let cas = || Cas::new(FakeCasStore::default());
     for deadline in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
         let error = panic_message(|| cas().deadline(deadline));

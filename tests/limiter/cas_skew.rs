@@ -113,10 +113,10 @@ async fn busy_nodes_decide_like_one_node_with_the_fastest_clock() {
     }
 }
 
-/// The key has one time line, which never goes back and is never ahead of the fastest clock. The
-/// promise holds on it for any order of nodes, with refunds and after pauses.
+/// The times of the decisions on one key never go back, and are never ahead of the fastest clock.
+/// In these times, no period has more units than promised, with refunds and after pauses.
 #[tokio::test]
-async fn nodes_in_any_order_keep_the_promise_on_one_time_line() {
+async fn nodes_in_any_order_admit_no_more_than_promised_in_the_times_of_the_key() {
     for (number, (text, most)) in POLICIES.into_iter().enumerate() {
         for skew in SKEWS {
             let (policy, context) = (policy(text), format!("{text}, {skew} tenths ahead"));
@@ -181,14 +181,14 @@ async fn node_in_the_wrong_year_does_not_lock_out_clients() {
         nodes.advance(u64::try_from(wait.as_micros()).unwrap());
         assert!(nodes.hit(0, 1).await.is_admitted(), "{text}: not admitted after {wait:?}");
         // The other node continues in its own year.
-        let second_handle = nodes.hit(1, 1).await;
-        assert_eq!(second_handle.at(), nodes.world.now().plus(YEAR), "{text}");
+        let ahead = nodes.hit(1, 1).await;
+        assert_eq!(ahead.at(), nodes.world.now().plus(YEAR), "{text}");
     }
 }
 
-/// The states of other policies of the name are moved, too.
+/// A hit in the correct year also moves the states of other policies with the same name.
 #[tokio::test]
-async fn states_of_all_policies_of_a_name_leave_the_wrong_year() {
+async fn states_of_all_policies_of_a_name_are_moved_from_the_wrong_year() {
     let [fixed, moving] =
         ["fixed-window 2/second", "moving-window 2/second"].map(|text| policy(text).with_name("tier"));
     let nodes = Nodes::new(&fixed, &[0, YEAR]);
@@ -204,7 +204,7 @@ async fn states_of_all_policies_of_a_name_leave_the_wrong_year() {
 }
 
 #[test]
-fn max_skew_is_checked() {
+fn max_skew_above_one_day_panics() {
     let cas = || Cas::new(FakeCasStore::default());
     let error = panic_message(|| cas().max_skew(Duration::from_secs(86_401)));
     assert!(error.contains("use at most a day, for example Duration::from_secs(5)"), "{error}");
@@ -226,7 +226,7 @@ async fn no_instant_is_stored_if_max_skew_is_zero() {
     assert_eq!(store.text("p|t:k"), "");
 }
 
-/// A text that an older release wrote has no instant.
+/// A storage with a `max_skew` of zero writes such texts.
 #[tokio::test]
 async fn text_without_an_instant_is_parsed() {
     let clock = ManualClock::default();

@@ -1,5 +1,6 @@
 //! A memory storage whose clock advances in ticks, as the system's coarse clock does: strategies
-//! admit no more than they promise plus the units of one tick, and `retry_after` is never too short.
+//! admit no more than they promise plus the units of one tick, and `retry_after` is never too
+//! short.
 
 use std::time::Duration;
 
@@ -49,8 +50,7 @@ impl Clock for TickingClock {
     }
 }
 
-/// A client that hits, and that comes back after `retry_after` about every second time that it is
-/// refused.
+/// A client that sends hits, and waits for `retry_after` after about half of its refusals.
 struct Client {
     exact: ManualClock,
     limiter: RateLimiter,
@@ -113,7 +113,7 @@ impl Client {
 }
 
 #[tokio::test]
-async fn promise_holds_but_for_the_units_of_one_tick() {
+async fn no_period_minus_one_tick_has_more_units_than_promised() {
     for (text, most) in POLICIES {
         let mut exact = Client::new(text, 1, 0);
         exact.run().await;
@@ -129,7 +129,7 @@ async fn promise_holds_but_for_the_units_of_one_tick() {
     }
 }
 
-/// Otherwise the test above could not fail.
+/// Shows that the test above can fail.
 #[tokio::test]
 async fn clock_that_lags_further_breaks_the_promise() {
     let tick = PERIOD / 4;
@@ -150,7 +150,7 @@ async fn retry_after_is_never_too_short() {
     }
 }
 
-/// Otherwise the test above could not fail.
+/// Shows that the test above can fail.
 #[tokio::test]
 async fn retry_after_without_the_resolution_would_be_too_short() {
     for (text, _) in POLICIES.into_iter().filter(|(text, _)| !text.contains("aligned")) {

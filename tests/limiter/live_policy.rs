@@ -20,7 +20,7 @@ fn alice() -> Key {
     Key::from("alice")
 }
 
-/// A storage that keeps no larger capacity.
+/// A storage that rejects policies with a larger capacity.
 fn small_storage(capacity: u32) -> FakeStorage {
     FakeStorage::around(MemoryStorage::new()).holding_at_most(capacity)
 }

@@ -17,7 +17,8 @@ fn hit(limiter: &RateLimiter, key: impl Into<Key>) -> Decision {
     now(limiter.hit(&key.into()))
 }
 
-/// Field defects: unbounded maps, and a full map that admits every new client without counting.
+/// Guards against these defects: unbounded maps, and a full map that admits every new client
+/// without counting.
 #[test]
 fn flood_of_keys_stays_within_the_cap_and_evicts_no_refused_key() {
     for (policy, max_keys) in [("2/minute", 1), ("2/minute", 7), ("fixed-window 2/minute", 1_000), ("2/minute", 5_000)]
@@ -95,7 +96,7 @@ fn expired_keys_are_evicted_first() {
     assert_eq!(now(limiter.peek(&1_u64.into())).remaining(), 1);
 }
 
-/// Field defects: garbage collection stops after the first request, or is left to the user.
+/// Guards against these defects: expired keys are removed only once, or only by the user.
 #[test]
 fn hits_on_one_key_sweep_all_expired_keys() {
     for policy in ["5/second", "moving-window 5/second", "token-bucket 5/second; elastic-window 3/second; 9/second"] {
@@ -136,7 +137,7 @@ fn calls_that_spend_nothing_store_nothing() {
     assert_eq!(limiter.storage().stats().keys, 0);
 }
 
-/// Field defect: a cap of 0 disables the limit.
+/// Guards against this defect: a cap of 0 disables the limit.
 #[test]
 fn max_keys_of_zero_is_an_error() {
     let error = MemoryStorage::builder().max_keys(0).build().unwrap_err();
@@ -163,7 +164,7 @@ fn policies_share_states_only_under_equal_names() {
     assert_eq!(remaining(policy("elastic-window 5/minute; 9/hour").with_name("free")), [5, 8]);
 }
 
-/// Field defect: `remaining` is negative after the limit was lowered.
+/// Guards against this defect: `remaining` is negative after the limit was lowered.
 #[test]
 fn lowered_limit_refuses_until_the_spent_units_fit() {
     for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter"] {
@@ -195,7 +196,7 @@ fn bucket_with_a_changed_quota_keeps_the_instant_at_which_it_is_full() {
     assert_eq!(now(after.peek(&"alice".into())).remaining(), 6);
 }
 
-/// For admitted and refused hits.
+/// Covers admitted and refused hits.
 #[test]
 fn hit_on_a_stored_key_does_not_allocate() {
     let mut policies: Vec<String> = STRATEGY_NAMES.map(|strategy| format!("{strategy} 1000/minute")).into();
@@ -330,7 +331,7 @@ fn storage_is_usable_after_a_panic_in_a_strategy() {
     assert_eq!(fixed.storage().stats().keys, 1, "sweeping continues");
 }
 
-/// Field defect: an idle client gets burst + 1 units.
+/// Guards against this defect: an idle client gets burst + 1 units.
 #[test]
 fn fresh_and_idle_keys_are_treated_equally() {
     for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter", "token-bucket"] {
@@ -342,7 +343,7 @@ fn fresh_and_idle_keys_are_treated_equally() {
     }
 }
 
-/// Field defect: two limits whose 30-bit hashes collide share their states.
+/// Guards against this defect: two limits whose 30-bit hashes collide share their states.
 #[test]
 fn limits_with_colliding_hashes_count_separately() {
     let (first, second) = ("fixed-window 10/minute", "fixed-window 100/2786174215 ms");
@@ -369,7 +370,7 @@ fn digests_of_a_policy_differ() {
     assert_eq!(digests.len(), 42);
 }
 
-/// Field defect: the earlier limits are spent although a later one refuses.
+/// Guards against this defect: the earlier limits are spent although a later one refuses.
 #[test]
 fn refusal_spends_nothing_from_any_limit() {
     let (limiter, _) = limiter("10/minute; fixed-window 1/minute", 10);
@@ -426,7 +427,7 @@ fn repeatedly_refused_key_is_admitted_after_its_wait() {
     }
 }
 
-/// Also if the cost would take very long to refill.
+/// Even if the cost would take very long to refill.
 #[test]
 fn cost_above_the_capacity_is_refused() {
     for (policy, cost) in [("1/year", 584_943), ("1/day", 213_503_983), ("1/365 days", u32::MAX)] {
@@ -505,7 +506,7 @@ fn try_admit_returns_false_for_peeks() {
     assert!(storage.try_admit(StorageRequest::new(&policy, &key, Op::Hit, 1), None));
 }
 
-/// In between, the key is hit by its own policy, or by one of the same name with more limits.
+/// Between the refusals, the same policy hits the key, or one with the same name and more limits.
 #[test]
 fn repeated_refusal_reports_units_refilled_since() {
     let one = r#""u": token-bucket 10/second"#;
@@ -539,7 +540,7 @@ fn keys_with_and_without_a_trailing_zero_byte_differ() {
     assert!(limiter.admit(&"a".into()) && limiter.admit(&"a\0".into()) && !limiter.admit(&"a".into()));
 }
 
-/// For policies of one limit and of several.
+/// Covers policies of one limit and of several.
 #[test]
 fn refusal_found_by_try_admit_counts_once() {
     use tower_ratelimit::storage::{Storage, StorageRequest};

@@ -47,7 +47,8 @@ fn flood(storage: &MemoryStorage, clock: &ManualClock, policy: &Policy, hits: u6
     }
 }
 
-/// Field defect: a log doubles after one key of weight 1 was evicted, to 4.2 times the bound.
+/// Guards against this defect: a log doubles after one key of weight 1 was evicted, to 4.2 times
+/// the bound.
 #[test]
 fn bytes_stay_within_their_bound_for_any_number_of_limits() {
     for limits in [1, 2, 6, 7, 20] {
@@ -89,7 +90,7 @@ fn counted_bytes_equal_the_allocated_bytes() {
     }
 }
 
-/// Field defect: 30 addresses lock out all others.
+/// Guards against this defect: 30 addresses lock out all others.
 #[test]
 fn long_logs_that_cannot_grow_refuse_their_own_clients_only() {
     let (storage, clock) = storage(50_000, 4 * MIB);
@@ -217,7 +218,7 @@ fn too_small_max_bytes_is_an_error() {
     assert!(MemoryStorage::builder().max_bytes(65_536).build().is_ok());
 }
 
-/// Field defect: the memory of a flood is freed only after millions of hits.
+/// Guards against this defect: the memory of a flood is freed only after millions of hits.
 #[test]
 fn memory_of_a_flood_is_freed_within_a_few_thousand_hits_or_peeks() {
     for text in ["fixed-window 5/second", "fixed-window 5/second; 9/second", "moving-window 5/second"] {

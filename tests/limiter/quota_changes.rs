@@ -6,6 +6,7 @@ use common::{STRATEGY_NAMES, memory_with_manual_clock, policy};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{Key, MemoryStorage, RateLimiter};
 
+/// One key under policies that change, and the clock of its storage.
 struct Account(MemoryStorage, ManualClock);
 
 impl Account {
@@ -27,7 +28,7 @@ impl Account {
     }
 }
 
-/// Field defect: lowering or raising a limit deletes the spent units.
+/// Guards against this defect: lowering or raising a limit deletes the spent units.
 #[tokio::test]
 async fn windows_keep_the_units_that_were_spent() {
     for strategy in STRATEGY_NAMES.into_iter().filter(|name| !name.ends_with("bucket")) {
@@ -141,10 +142,10 @@ const CHANGED: [(&str, &str); 6] = [
     ("leaky-bucket 10/minute queue 19", "leaky-bucket 10/minute queue 3"),
 ];
 
-/// Field defect: 181 consecutive refusals each promised 0.6 s, and the client was admitted after
-/// 108.6 s.
+/// Guards against this defect: 181 consecutive refusals have a `retry_after` of 0.6 s, and the
+/// client is admitted after 108.6 s.
 #[tokio::test]
-async fn retry_after_of_a_bucket_is_tight_after_its_quota_changed() {
+async fn retry_after_of_a_bucket_is_exact_after_its_quota_changed() {
     let micro = Duration::from_micros(1);
     for (before, after) in CHANGED {
         let (account, key) = (Account::new(), Key::from("a"));
@@ -168,7 +169,7 @@ async fn retry_after_of_a_bucket_is_tight_after_its_quota_changed() {
     }
 }
 
-/// In a rolling deployment two quotas decide in turn.
+/// In a rolling deployment, two quotas decide on one key in turn.
 #[tokio::test]
 async fn alternating_quotas_do_not_reduce_the_wait() {
     let account = Account::new();

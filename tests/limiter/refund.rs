@@ -65,7 +65,7 @@ fn refund_returns_the_cost_of_the_hit() {
     }
 }
 
-/// Field defect: a refund goes to the next window and makes it negative.
+/// Guards against this defect: a refund goes to the next window and makes it negative.
 #[test]
 fn refund_of_an_expired_hit_returns_nothing() {
     for (policy, forgotten_after) in [

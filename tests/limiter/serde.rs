@@ -46,7 +46,7 @@ fn values_are_written_as_the_texts_that_they_parse_from() {
 }
 
 #[test]
-fn unknown_text_gives_the_error_of_the_parser() {
+fn invalid_text_returns_the_error_of_the_parser() {
     for (read, parsed) in [
         errors::<Quota>("10/fortnight"),
         errors::<Policy>("fixd-window 1/s"),
@@ -92,7 +92,7 @@ fn storage_url_hides_its_password() {
 }
 
 #[test]
-fn types_are_fields_of_a_configuration() {
+fn types_can_be_fields_of_a_configuration() {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Config {
         policy: Policy,

@@ -35,7 +35,7 @@ fn wait_of(policy: &Policy, states: &[State], now: Timestamp) -> u64 {
 }
 
 #[test]
-fn bad_settlements_are_typed_errors_and_change_nothing() {
+fn invalid_settlements_are_typed_errors_and_change_nothing() {
     for text in EVERY {
         let (limiter, _) = limiter(text);
         let hit = now(limiter.hit_with_cost(&alice(), 3));
@@ -98,7 +98,7 @@ fn client_in_debt_is_refused_until_its_cost_fits() {
     }
 }
 
-/// A refused key answers from a hint, without the lock of its shard.
+/// A refused key is refused from a hint, without the lock of its shard.
 #[test]
 fn charge_replaces_the_refusal_hint() {
     let (limiter, _) = limiter("token-bucket 5/second");
@@ -132,11 +132,11 @@ fn refund_after_an_overdraft_keeps_the_overdraft() {
     let hit = now(limiter.hit_with_cost(&alice(), 4));
     let _ = now(limiter.charge(&alice(), 26));
     now(limiter.refund(&alice(), &hit).unwrap());
-    // 26 units are owed, of which 10 are the bucket's.
+    // The debt is 26 units: the 10 units of the bucket, and an overdraft of 16.
     assert_eq!(now(limiter.hit(&alice())).retry_after(), Some(Duration::from_millis(1_700)));
 }
 
-/// An overdraft counts as at most about twice what was owed.
+/// An overdraft counts as at most about twice its size.
 #[test]
 fn clock_that_goes_back_at_most_doubles_the_wait_of_an_overdraft() {
     for text in ["token-bucket 10/minute burst 20", "leaky-bucket 10/minute queue 19"] {
@@ -161,9 +161,10 @@ fn clock_that_goes_back_at_most_doubles_the_wait_of_an_overdraft() {
     }
 }
 
-/// The client does not owe what only the larger bucket held.
+/// The client owes the overdraft and the capacity of the new bucket, but not the rest of a larger
+/// old bucket.
 #[test]
-fn change_of_the_quota_keeps_what_was_owed_beyond_it() {
+fn change_of_the_quota_keeps_an_overdraft() {
     for [before, after] in [
         ["token-bucket 10/minute burst 20", "token-bucket 100/minute burst 20"],
         ["token-bucket 10/minute burst 200", "token-bucket 10/minute burst 20"],
@@ -172,7 +173,7 @@ fn change_of_the_quota_keeps_what_was_owed_beyond_it() {
         let capacity = before.limits()[0].capacity();
         let mut states = [State::Fresh];
         let _ = before.decide(&mut states, START, Op::Charge, capacity + 5);
-        // Five units of the old quota, at its rate, and an exhausted bucket of the new one.
+        // An overdraft of five units at the old rate, and one unit at the new rate.
         let owed = 30_000_000 + 60_000_000 / u64::from(after.limits()[0].quota().amount());
         let wait = wait_of(&after, &states, START);
         let full = u64::from(capacity) * 6_000_000;

@@ -12,7 +12,7 @@ use tower_ratelimit::{
 };
 
 #[test]
-fn quota_is_a_sliding_window_and_with_a_burst_a_token_bucket() {
+fn quota_uses_a_sliding_window_counter_or_with_a_burst_a_token_bucket() {
     assert_eq!(Policy::from(Quota::per_minute(60)).to_string(), "sliding-window-counter 60/minute");
     assert_eq!(Policy::from(Quota::per_second(10).burst(20)).to_string(), "token-bucket 10/second burst 20");
     assert_eq!("60/minute".parse(), Ok(Policy::from(Quota::per_minute(60))));
@@ -116,7 +116,7 @@ fn errors_quote_the_text_and_suggest_a_correction() {
     }
 }
 
-/// Field defect: a policy's name is injected into a structured field.
+/// Guards against this defect: a policy's name is injected into a structured field.
 #[test]
 fn invalid_header_names_are_build_errors() {
     for name in ["", "a\nb", "a\u{0}", "caf\u{e9}", "\u{7f}"] {
@@ -160,7 +160,7 @@ fn limits_are_named_by_policy_and_number() {
     assert_eq!((two.limit_name(0), two.limit_name(1)), ("free-1".into(), "daily".into()));
 }
 
-/// Field defect: composite keys joined by a separator run together.
+/// Guards against this defect: different composite keys are equal after joining with a separator.
 #[test]
 fn keys_of_different_values_differ() {
     let (a, ab, bc, c) = (Key::from("a"), Key::from("ab"), Key::from("bc"), Key::from("c"));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use common::fake_cas_store::FakeCasStore;
-use common::vectors::{Place, STEPS, assert_all_agree, documents, replay};
+use common::vectors::{ReplayTarget, STEPS, assert_all_agree, documents, replay};
 use tokio::runtime::Runtime;
 use tower_ratelimit::storage::Cas;
 
@@ -30,9 +30,9 @@ fn compare_and_swap_storage_agrees_with_every_vector() {
 fn wrong_expectation_is_reported() {
     let document = documents().find(|document| document.contains("\"strategy\": \"fixed-window\"")).unwrap();
     let wrong = document.replacen("\"remaining\":2", "\"remaining\":3", 1);
-    let place = Place::at("memory://").unwrap();
-    let (_, mismatches) = place.replay(&wrong).unwrap();
+    let target = ReplayTarget::at("memory://").unwrap();
+    let (_, mismatches) = target.replay(&wrong).unwrap();
     assert_eq!(mismatches.len(), 1);
     assert!(mismatches[0].starts_with("fixed/rejected-hits-count-cost, step 0: expected admitted remaining 3"));
-    assert!(place.replay("{}").is_err());
+    assert!(target.replay("{}").is_err());
 }

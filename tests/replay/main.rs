@@ -9,7 +9,7 @@
 
 use std::process::ExitCode;
 
-use common::vectors::{Error, Place};
+use common::vectors::{Error, ReplayTarget};
 
 fn main() -> ExitCode {
     let mut files: Vec<String> = std::env::args().skip(1).collect();
@@ -22,8 +22,8 @@ fn main() -> ExitCode {
         eprintln!("usage: replay [--storage URL] FILE..");
         return ExitCode::from(2);
     }
-    let place = match Place::at(&url) {
-        Ok(place) => place,
+    let target = match ReplayTarget::at(&url) {
+        Ok(target) => target,
         Err(error) => {
             eprintln!("--storage: {error}");
             return ExitCode::from(2);
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     };
     let (mut steps, mut mismatches) = (0, 0);
     for file in files {
-        match std::fs::read_to_string(&file).map_err(Error::from).and_then(|text| place.replay(&text)) {
+        match std::fs::read_to_string(&file).map_err(Error::from).and_then(|text| target.replay(&text)) {
             Ok((replayed, wrong)) => {
                 for line in &wrong {
                     println!("{line}");

@@ -1,4 +1,4 @@
-//! The line that says which tests this run leaves out.
+//! Prints the groups of tests that this run omits.
 
 #[cfg(not(all(
     feature = "grpc",
@@ -19,7 +19,7 @@ fn left_out_tests_are_announced() {
         (cfg!(feature = "laws"), "the law suites"),
     ];
     let left_out: Vec<&str> = left_out.into_iter().filter(|(enabled, _)| !enabled).map(|(_, tests)| tests).collect();
-    // Not by a macro, whose output the test harness captures.
+    // `eprintln!` is not used, because the test harness captures its output.
     writeln!(std::io::stderr(), "left out: the tests of {}. To run all tests: scripts/test", left_out.join(", "))
         .unwrap();
     let all = std::fs::read_to_string(std::path::Path::new(crate::ROOT).join("scripts/test")).unwrap();

@@ -37,12 +37,12 @@ const LAYERS: [&[&str]; 19] = [
 /// The modules that decide on limits. They use none of the crates below.
 const PURE: [&str; 8] = ["error", "time", "key", "text", "quota", "strategy", "decision", "policy"];
 const NOT_PURE: [&str; 8] = ["http", "tokio", "tower_layer", "tower_service", "axum", "tonic", "quanta", "tracing"];
-/// Crates of servers, each with the modules that may use it. Keys are read from what a server
-/// attaches to a request. A storage uses tonic as a client.
+/// Crates of servers, each with the modules that may use it. Extractors read the types that a
+/// server attaches to a request. A storage uses tonic as a client.
 const SERVERS: [(&str, &[&str]); 2] = [("axum", &["extract", "usage_handler"]), ("tonic", &["extract", "storage"])];
 
-/// The files that import each other in a circle, by folder. Add none: a reader has to know all files
-/// of a circle at once.
+/// The files that import each other in a circle, by folder. Add none: a reader has to know all
+/// files of a circle at once.
 const CIRCLES: [(&str, &[&str]); 2] = [
     ("storage/memory", &["answer", "decide", "evict", "insert", "small"]),
     // Sentinels are servers with connections of their own.
@@ -64,7 +64,7 @@ fn imports_go_downward() {
 }
 
 #[test]
-fn files_of_a_folder_import_one_way() {
+fn files_of_a_folder_do_not_import_each_other() {
     let mut folders: BTreeMap<PathBuf, BTreeMap<String, String>> = BTreeMap::new();
     for (_, file, code) in sources() {
         let name = file.file_stem().unwrap().to_str().unwrap().to_owned();

@@ -29,11 +29,7 @@ pub fn measure() -> [Panel; 3] {
 }
 
 /// Returns the curves of `figures`, with one point per count.
-fn curves<const N: usize>(
-    names: [&str; N],
-    counts: &[u32],
-    figures: impl Fn(u32) -> [f64; N],
-) -> Vec<Curve> {
+fn curves<const N: usize>(names: [&str; N], counts: &[u32], figures: impl Fn(u32) -> [f64; N]) -> Vec<Curve> {
     let mut curves = names.map(|name| Curve { name: name.to_owned(), points: Vec::new() });
     for &count in counts {
         for (curve, figure) in curves.iter_mut().zip(figures(count)) {

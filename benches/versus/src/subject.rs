@@ -8,8 +8,9 @@ use governor::DefaultKeyedRateLimiter;
 use governor::clock::{DefaultClock, QuantaInstant};
 use governor::middleware::{RateLimitingMiddleware, StateInformationMiddleware};
 use governor::state::keyed::DefaultKeyedStateStore;
+use tower_ratelimit::storage::CoarseClock;
 use tower_ratelimit::strategy::Strategy;
-use tower_ratelimit::{Key, Policy, Quota, RateLimiter, SlidingWindowCounter, TokenBucket};
+use tower_ratelimit::{Key, MemoryStorage, Policy, Quota, RateLimiter, SlidingWindowCounter, TokenBucket};
 
 use crate::keys::PeerKey;
 
@@ -90,6 +91,11 @@ pub fn gcra_quota() -> gcra::Quota {
 
 fn of(amount: u32) -> NonZeroU32 {
     NonZeroU32::new(amount).expect("not zero")
+}
+
+pub fn with_coarse_clock(policy: Policy) -> RateLimiter {
+    let storage = MemoryStorage::builder().clock(CoarseClock::new()).build().expect("the configuration is valid");
+    RateLimiter::with_storage(policy, storage)
 }
 
 /// Returns `true` if a hit is admitted, like governor's `check_key`.

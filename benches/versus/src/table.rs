@@ -51,6 +51,23 @@ impl Table {
         names.into_iter().any(|name| self.wants(name.as_ref()))
     }
 
+    /// Prints the geometric mean of the ratios of several rows, and whether it meets the goal. Prints
+    /// nothing if there are none.
+    pub fn mean(&mut self, name: &str, ratios: &[f64], goal: Goal) {
+        let Goal::SpeedAtLeast(least) = goal else { panic!("a mean is that of speeds") };
+        if ratios.is_empty() {
+            return;
+        }
+        let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+        let verdict = self.count(mean >= least);
+        line(name, "", "", &format!("{mean:.2}"), &goal.to_string(), verdict);
+    }
+
+    fn count(&mut self, met: bool) -> &'static str {
+        *(if met { &mut self.met } else { &mut self.missed }) += 1;
+        if met { "met" } else { "missed" }
+    }
+
     /// Prints a row if it matches the filter.
     pub fn row(&mut self, name: &str, unit: Unit, ours: &Samples, against: Against<'_>, goal: Goal) {
         if !self.wants(name) {
@@ -70,17 +87,7 @@ impl Table {
             Goal::AtMost(most) => Some(ours.median() <= most),
             Goal::None => None,
         };
-        let verdict = match verdict {
-            Some(true) => {
-                self.met += 1;
-                "met"
-            }
-            Some(false) => {
-                self.missed += 1;
-                "missed"
-            }
-            None => "",
-        };
+        let verdict = verdict.map_or("", |met| self.count(met));
         let theirs = format!("{other} {}", unit.show(theirs.median()));
         let goal = match goal {
             Goal::AtMost(most) => format!("<= {}", unit.show(most)),

@@ -8,7 +8,7 @@ const status = document.getElementById("status");
 const timeline = document.getElementById("timeline");
 const share = document.getElementById("share");
 
-/** The number of the last request. Answers to earlier ones are dropped. */
+/** The number of the last request. Responses to earlier ones are dropped. */
 let asked = 0;
 let width = 0;
 

@@ -37,7 +37,8 @@ impl StatusDetails {
         Self(status)
     }
 
-    /// Returns the field value. `wait_millis` is the delay of the `RetryInfo`, or `None` to omit it.
+    /// Returns the field value. `wait_millis` is the delay of the `RetryInfo`, or `None` to omit
+    /// it.
     pub(super) fn value(&self, wait_millis: Option<u64>) -> HeaderValue {
         let mut status = self.0.clone();
         if let Some(millis) = wait_millis {

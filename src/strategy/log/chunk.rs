@@ -15,7 +15,7 @@ pub(super) struct Entry {
 pub(super) struct Chunk<Data> {
     /// The running total before the first entry.
     pub(super) before: u64,
-    /// The base of the first entry's time.
+    /// The instant to which the time of the first entry is relative.
     pub(super) base: Timestamp,
     /// The instant of the last entry.
     pub(super) last: Timestamp,

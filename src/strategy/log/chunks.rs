@@ -5,15 +5,15 @@ use super::chunk::{Chunk, Entry};
 use super::varint;
 use crate::Timestamp;
 
-/// The minimum size of a chunk in bytes. A chunk has a sixteenth of the size of the log, within
-/// these bounds.
+/// The minimum and maximum size of a chunk in bytes. A chunk has a sixteenth of the size of the
+/// log, within these bounds.
 ///
 /// Smaller chunks reduce the memory for the first chunk, which is decoded. Larger chunks reduce the
 /// length of the list, which a refund has to update.
 const LEAST: usize = 128;
 pub(super) const MOST: usize = 1_024;
 
-/// The size of a chunk in the list, without its data.
+/// The size in bytes of a chunk in the list, without its data.
 const LISTED: usize = mem::size_of::<Chunk<Box<[u8]>>>();
 
 /// Encoded [entries](super::varint) in chunks, so that no operation touches all of them.

@@ -106,8 +106,8 @@ impl Entries {
         index.checked_sub(1).map_or(self.dropped, |last| self.ring[last].total)
     }
 
-    /// Returns the instant of the first entry for which the predicate is `false`. The predicate must
-    /// be `false` for all later entries.
+    /// Returns the instant of the first entry for which the predicate is `false`. The predicate
+    /// must be `false` for all later entries.
     #[inline]
     pub(super) fn first_not(&self, predicate: impl Fn(&Entry) -> bool) -> Option<Timestamp> {
         let index = self.leading(&predicate);
@@ -119,8 +119,8 @@ impl Entries {
 
     /// Returns the number of leading entries of the ring for which the predicate is `true`.
     ///
-    /// Each hit drops the expired entries, so the answer is usually small. The first few entries are
-    /// scanned, and a binary search follows only if that does not suffice.
+    /// Each hit drops the expired entries, so the result is usually small. So the first few entries
+    /// are scanned before a binary search.
     #[inline]
     fn leading(&self, predicate: impl Fn(&Entry) -> bool) -> usize {
         const FEW: usize = 4;

@@ -10,8 +10,8 @@ use std::mem;
 use self::entries::Entries;
 use crate::Timestamp;
 
-/// A log of admitted units. It has one entry for each instant at which units were admitted, with the
-/// running total.
+/// A log of admitted units. It has one entry for each instant at which units were admitted, with
+/// the running total.
 ///
 /// A decision is a binary search over the running totals. It takes little longer on ten thousand
 /// entries than on ten.
@@ -71,8 +71,8 @@ impl Log {
     }
 
     /// Returns the maximum number of bytes that a hit at `now` adds to the log. It is 0 if there is
-    /// room for an entry, or if an expired entry makes room. Otherwise, a long log grows by one
-    /// chunk: a sixteenth of its size, at least 128 and at most 1,024 bytes.
+    /// room for an entry, or if an expired entry makes room. Otherwise, a log of up to 128 entries
+    /// doubles its capacity, and a longer log grows by a part of a chunk.
     #[inline]
     pub fn growth_at(&self, now: Timestamp) -> usize {
         let growth = self.entries.growth();
@@ -96,7 +96,7 @@ impl Log {
         self.entries.last_at()
     }
 
-    /// Returns the units that are younger than `period`.
+    /// Returns the number of units that were added less than `period` microseconds before `now`.
     pub(super) fn active(&self, now: Timestamp, period: u64) -> u64 {
         self.entries.total() - self.entries.total_before(|entry| now.since(entry.at) >= period)
     }

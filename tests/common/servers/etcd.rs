@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use super::process::Process;
 use super::{STARTS_WITHIN, free_port, wait_until};
 
-/// Names a program to start instead of `etcd`.
+/// The environment variable that names a program to start instead of `etcd`.
 const PROGRAM: &str = "TOWER_RATELIMIT_ETCD_SERVER";
 
-/// The package that installs it.
+/// The Debian package of the server.
 const PACKAGES: &str = "etcd-server";
 
 /// A cluster of members, at least one.
@@ -63,7 +63,7 @@ impl Etcd {
                 member.begin();
             }
             let mut etcd = Self { members };
-            // Another process may have taken a port.
+            // Starts the members again if another process has taken a port.
             if etcd.members.iter_mut().all(Member::becomes_healthy) {
                 return etcd;
             }
@@ -190,7 +190,7 @@ impl Member {
         self.process = None;
     }
 
-    /// Starts it again on the same ports, with its data.
+    /// Starts the process again on the same ports, with its data.
     pub fn restart(&mut self) {
         let started = Instant::now();
         loop {
@@ -251,7 +251,7 @@ fn supports_no_fsync() -> bool {
     *FASTER
 }
 
-/// Returns the body of the response.
+/// Sends an HTTP request to this port. Returns the body of the response.
 fn http(port: u16, what: &str, body: &str, token: Option<&str>) -> io::Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;

@@ -2,7 +2,7 @@
 
 use super::{Server, wait_until};
 
-/// Three primaries that share the slots. Without a node, only its own slots are unavailable.
+/// Three primaries that share the slots. While a node is down, only its own slots are unavailable.
 #[derive(Debug)]
 pub struct Cluster {
     pub nodes: Vec<Server>,

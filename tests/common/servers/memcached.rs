@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::process::Process;
 use super::{STARTS_WITHIN, free_port, wait_until};
 
-/// Names a program to start instead of `memcached`.
+/// The environment variable that names a program to start instead of `memcached`.
 const PROGRAM: &str = "TOWER_RATELIMIT_MEMCACHED_SERVER";
 
 const PACKAGES: &str = "memcached";
@@ -37,7 +37,8 @@ impl Memcached {
             if server.begin() {
                 return server;
             }
-            // Another process took the port, or the server rejects its options.
+            // Retries, because another process may have taken the port. Fails later if the server
+            // rejects its options.
             assert!(started.elapsed() < STARTS_WITHIN, "the server does not start: {server:?}");
         }
     }
@@ -96,7 +97,7 @@ impl Memcached {
         self.process = None;
     }
 
-    /// Starts it again on the same port, without its items.
+    /// Starts the process again on the same port, without its items.
     pub fn restart(&mut self) {
         let started = Instant::now();
         self.kill();

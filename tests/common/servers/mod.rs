@@ -32,7 +32,7 @@ use self::process::Process;
 pub use self::proxy::{Mode, Proxy};
 pub use self::resp::Reply;
 
-/// Names a program to start instead of `redis-server`.
+/// The environment variable that names a program to start instead of `redis-server`.
 const PROGRAM: &str = "TOWER_RATELIMIT_REDIS_SERVER";
 
 /// The name of the configuration file in the folder of each server.
@@ -41,7 +41,7 @@ const CONFIG: &str = "server.conf";
 /// The time that a server may take to start.
 const STARTS_WITHIN: Duration = Duration::from_secs(10);
 
-/// A server with the faults that tests need, on one port.
+/// A server on one port, with methods that cause outages.
 pub trait FaultyServer: Send + Sync + Sized + 'static {
     fn launch() -> Self;
     fn port(&self) -> u16;
@@ -49,7 +49,7 @@ pub trait FaultyServer: Send + Sync + Sized + 'static {
     /// Kills the process (SIGKILL).
     fn kill(&mut self);
 
-    /// Starts it again on the same port.
+    /// Starts the process again on the same port.
     fn restart(&mut self);
 
     /// Suspends the process (SIGSTOP): it accepts connections, but replies to nothing.
@@ -92,11 +92,12 @@ macro_rules! faulty_server {
 faulty_server!(Server);
 faulty_server!(Memcached);
 
-/// Without waiting for the disk. The tests kill processes, which loses nothing in the system's cache.
+/// The server does not wait for the disk. The tests kill processes only, which loses nothing that
+/// is in the system's cache.
 impl FaultyServer for Postgres {
     fn launch() -> Self {
         let server = Self::start(&["fsync=off"]);
-        // Otherwise the first connection creates the table, which takes longer than to connect.
+        // Creates the table before the test, because that takes longer than to connect.
         server.ask(&PostgresStorage::new(&server.url()).unwrap().definition());
         server
     }
@@ -178,7 +179,7 @@ impl Server {
             if server.begin() {
                 return server;
             }
-            // Another process took the port.
+            // Retries, because another process may have taken the port.
         }
     }
 
@@ -214,7 +215,7 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Returns a folder for files of this server, like a unix socket.
+    /// Returns a folder for files of this server, such as a Unix socket.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -259,7 +260,8 @@ impl Server {
         }
     }
 
-    /// Starts it again on the same port, without its data unless that was written to a file.
+    /// Starts the process again on the same port, without its data unless the data was written to a
+    /// file.
     pub fn restart(&mut self) {
         let started = Instant::now();
         self.kill();

@@ -38,7 +38,7 @@ impl Postgres {
         let started = Instant::now();
         while !server.begin() {
             assert!(started.elapsed() < STARTS_WITHIN, "the server does not start: {server:?}");
-            // Another process took the port.
+            // Retries, because another process may have taken the port.
             server.port = free_port();
         }
         server
@@ -50,7 +50,7 @@ impl Postgres {
         let mut command = unprivileged(bin().join("postgres"));
         command.arg("-D").arg(&data).args(["-p", &self.port.to_string(), "-c", "listen_addresses=127.0.0.1"]);
         command.arg("-c").arg(format!("unix_socket_directories={}", self.folder.display()));
-        // Many servers share the machine.
+        // Small buffers, because many servers share the machine.
         command.args(["-c", "shared_buffers=16MB", "-c", "max_wal_size=64MB"]);
         for option in &self.options {
             command.args(["-c", option]);
@@ -84,11 +84,11 @@ impl Postgres {
         &self.folder
     }
 
-    /// Replaces the rules of access. The running server reads them at once.
+    /// Replaces the rules of access, and reloads them in the running server.
     pub fn set_access(&self, rules: &str) {
         fs::write(self.folder.join("data/pg_hba.conf"), rules).unwrap();
         self.ask("SELECT pg_reload_conf()");
-        // The server reads the file a moment later.
+        // The server reloads the file in the background.
         thread::sleep(Duration::from_millis(200));
     }
 
@@ -113,13 +113,26 @@ impl Postgres {
         }
     }
 
-    /// Starts it again on the same port, with its data.
+    /// Starts the process again on the same port, with its data.
     pub fn restart(&mut self) {
         let started = Instant::now();
         self.kill();
         while !self.begin() {
             assert!(started.elapsed() < STARTS_WITHIN, "the server does not start again");
             thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Limits the size of each file that the server writes, or removes the limit. Writes beyond it
+    /// fail as on a full disk.
+    pub fn limit_files(&self, bytes: Option<u64>) {
+        let limit = bytes.map_or_else(|| "unlimited".to_owned(), |bytes| bytes.to_string());
+        let server = self.process.as_ref().unwrap().id();
+        for process in [vec![server], children(server)].concat() {
+            let limit = format!("--fsize={limit}:unlimited");
+            let output = unprivileged("prlimit").args(["--pid", &process.to_string(), &limit]).output().unwrap();
+            // A child may have ended.
+            assert!(output.status.success() || !children(server).contains(&process), "{output:?}");
         }
     }
 
@@ -154,7 +167,7 @@ impl Drop for Postgres {
     }
 }
 
-/// A data directory that each server copies. It takes over a second to make one.
+/// A data directory that each server copies, because creating one takes more than a second.
 static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = scratch("template").join("data");
     let mut command = unprivileged(bin().join("initdb"));
@@ -190,7 +203,8 @@ fn bin() -> PathBuf {
     newest.map_or_else(PathBuf::new, |version| version.path().join("bin"))
 }
 
-/// A command of the user `postgres` if this is root, because PostgreSQL refuses to run as root.
+/// Returns a command that runs as the user `postgres` if this process runs as root, because
+/// PostgreSQL refuses to run as root.
 fn unprivileged(program: impl AsRef<std::ffi::OsStr>) -> Command {
     if !is_root() {
         return Command::new(program);

@@ -10,7 +10,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts it. `packages` are the packages to install if the program is missing.
+    /// Starts the process. `packages` are the packages to install if the program is missing.
     pub(crate) fn start(command: &mut Command, packages: &str) -> Self {
         let mut child = match command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
             Ok(child) => child,
@@ -19,8 +19,8 @@ impl Process {
                  apt-get install -y --no-install-recommends {packages}"
             ),
         };
-        // Reads until the test process closes the pipe. PR_SET_PDEATHSIG would already act when a
-        // thread ends.
+        // The watchdog reads until the test process closes the pipe. `PR_SET_PDEATHSIG` would kill
+        // the server when the thread that started it ends.
         let watch = format!("read _; kill -9 {}", child.id());
         match Command::new("sh").args(["-c", &watch]).stdin(Stdio::piped()).stderr(Stdio::null()).spawn() {
             Ok(watchdog) => Self { child, watchdog },
@@ -39,7 +39,7 @@ impl Process {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Returns when all of its threads are suspended, which may take a moment on a busy machine.
+    /// Suspends the process (SIGSTOP), and waits until all of its threads are suspended.
     pub(crate) fn stop(&self) {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.id());
@@ -54,7 +54,7 @@ impl Process {
         self.signal("CONT");
     }
 
-    /// Ends it (SIGTERM), and returns when it has ended.
+    /// Ends the process (SIGTERM), and waits until it has ended.
     pub(crate) fn end(mut self) {
         self.signal("TERM");
         super::wait_until("the process ends", || self.has_ended());

@@ -10,13 +10,13 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Pass,
-    /// Replies arrive later by this much.
+    /// Each reply is delayed by this duration.
     Delay(Duration),
     /// The server does not receive the requests.
     SwallowRequests,
     /// The server executes the requests, but the client does not receive the replies.
     SwallowReplies,
-    /// Like `LoseReplies`, but the connection is closed when the server replies.
+    /// Like `SwallowReplies`, but the connection is closed when the server replies.
     CutAtReply,
     /// Replies are replaced by bytes of another protocol.
     Garbage,

@@ -126,6 +126,31 @@ fn read_only_server_is_a_clear_error_and_recovers() {
 }
 
 #[test]
+fn full_disk_is_a_clear_error_that_counts_nothing_and_recovers() {
+    let server = Postgres::start(&[]);
+    // With one connection, no later one has to create the table.
+    let one = PostgresStorage::new(&format!("{}?connections=1", server.url())).unwrap().deadline(LONG);
+    let limiter = limiter(one);
+    let first_hit = |client: u64| RUNTIME.block_on(limiter.hit(&Key::from(client)));
+    assert_eq!(first_hit(0).unwrap().remaining(), 999);
+    // The segments of the log have 16 MiB and must fit, so the table has to be larger. Two rows fill a
+    // page up to its fill factor.
+    server.ask(
+        "INSERT INTO tower_ratelimit SELECT 'filler:' || n, repeat('x', 1960), now() + interval '1 day' \
+         FROM generate_series(1, 5000) AS n",
+    );
+    let size = server.ask("SELECT pg_relation_size('tower_ratelimit')").parse().unwrap();
+    assert!(size > 17 << 20, "{size}");
+    server.limit_files(Some(size));
+    let (client, error) = (1..1_000).find_map(|client| Some((client, first_hit(client).err()?))).unwrap();
+    assert_eq!(error.kind(), StorageErrorKind::Refused);
+    assert!(format!("{error:#}").contains("could not extend file") && !error.may_have_counted(), "{error:?}");
+    server.limit_files(None);
+    assert_eq!(first_hit(client).unwrap().remaining(), 999);
+    assert_eq!(first_hit(0).unwrap().remaining(), 998);
+}
+
+#[test]
 fn server_without_free_connections_is_a_clear_error() {
     let server = Postgres::start(&["max_connections=4", "superuser_reserved_connections=0", "max_wal_senders=0"]);
     let one = limiter(storage(&server));

@@ -85,12 +85,12 @@ pub fn measure(table: &mut Table) {
     };
     row(BARE, &bare, "tower_governor", &peers_bare, Goal::CostAtMost(1.0));
     row(HEADERS, &with_headers, "tower_governor", &peers_with_headers, Goal::CostAtMost(0.65));
-    row(REFUSAL, &refusal, "admission", &with_headers, Goal::CostAtMost(1.3));
+    row(REFUSAL, &refusal, "admission", &with_headers, Goal::CostAtMost(1.4));
     row(PEERS_REFUSAL, &refusal, "tower_governor", &peers_refusal, Goal::None);
     row(STACKED, &stacked, "3 tower_governors", &peers_stacked, Goal::CostAtMost(0.6));
     row(ONE_OF_THREE, &three_limits, "3 tower_governors", &peers_stacked, Goal::None);
     let [ours, theirs] = &allocations;
-    table.row(ALLOCATIONS, Unit::Allocations, ours, ("tower_governor", theirs), Goal::AtMost(3.0));
+    table.row(ALLOCATIONS, Unit::Allocations, ours, ("tower_governor", theirs), Goal::AtMost(2.0));
 }
 
 pub fn ours() -> RateLimitLayer {
