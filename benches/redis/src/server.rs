@@ -30,8 +30,8 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Returns the processor times of this process and of the server in microseconds. Both do their work
-    /// in one thread.
+    /// Returns the processor times of this process and of the server in microseconds. Both do their
+    /// work in one thread.
     pub fn processor_times(&self) -> [f64; 2] {
         ["self".to_owned(), self.process.id().to_string()].map(|process| {
             let text = std::fs::read_to_string(format!("/proc/{process}/schedstat")).expect("this is Linux");

@@ -85,7 +85,7 @@ async fn key_that_the_server_refuses_fails_alone() {
     server.ask(&["ACL", "SETUSER", "some", "on", ">password", "+@all", "~rl:{p|n:?}", "~rl:{p|n:[1-4]?}"]);
     let storage = storage(&server.url().replace("redis://", "redis://some:password@"));
     let policy = policy("10/day").with_name("p");
-    hit(&storage, &policy, 1, 1).await.unwrap();
+    let _ = hit(&storage, &policy, 1, 1).await.unwrap();
     for round in 1..=3 {
         for (client, result) in hits(&storage, &policy).await.into_iter().enumerate() {
             match result {
