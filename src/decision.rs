@@ -3,6 +3,7 @@
 mod charge;
 mod settle;
 mod verdict;
+mod wait;
 
 use std::array;
 use std::cmp::Reverse;

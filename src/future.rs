@@ -19,15 +19,19 @@ use tower_service::Service;
 use self::finding::Finding;
 #[cfg(not(feature = "lookup"))]
 use self::no_finding::Finding;
-use crate::middleware::admission::{Action, LayerState, ResponsePlan};
+use crate::middleware::admission::{Action, ResponsePlan};
 use crate::middleware::post_response::QueueSlot;
+use crate::middleware::state::LayerState;
+use crate::middleware::waiting_room::{Deciding, Pause};
+use crate::waiting::Attempted;
 use crate::{Decision, Rejection, Storage, headers};
 
 pin_project! {
     /// The response future of [`RateLimit`](crate::RateLimit).
     ///
     /// Dropping the future while it waits for the delay of a leaky bucket refunds the hit. The
-    /// refund frees the request's slot only if it is the last one in the queue.
+    /// refund frees the request's slot only if it is the last one in the queue. Dropping it while
+    /// it [waits](crate::RateLimitLayer::wait) to be admitted spends nothing.
     #[must_use = "futures do nothing unless they are polled"]
     pub struct ResponseFuture<S, B, St, R>
     where
@@ -161,22 +165,32 @@ where
 }
 
 pin_project! {
-    /// A request that waits for the storage, and after that for the delay of a leaky bucket.
+    /// A request that waits for the storage, then for its turn, and then for the delay of a leaky
+    /// bucket.
     pub(crate) struct Waiting<S, B, St, R>
     where
         St: Storage,
     {
         shared: Arc<LayerState<St, R>>,
-        // While the storage decides, the service is the one that was polled ready. During and after
-        // a delay it is a clone, which has to be polled ready before it is called.
+        // While the storage decides first, the service is the one that was polled ready. While the
+        // request waits for its turn or its delay, and after that, it is a clone, which has to be
+        // polled ready before it is called.
         call: Option<(S, Request<B>)>,
-        deciding: St::DecideFuture,
+        deciding: Deciding<St>,
         slot: QueueSlot<St>,
         #[pin]
         delay: Option<Sleep>,
-        // The decision of a request whose delay is over.
-        after_delay: Option<Box<Decision>>,
+        // The step after the wait, once the service is ready.
+        next: Option<Next<St>>,
     }
+}
+
+/// The step of a request that has waited with a clone of the service.
+enum Next<St: Storage> {
+    /// The request is admitted.
+    Admitted(Box<Decision>),
+    /// The storage has failed, and the request is forwarded without limits.
+    Forward(ResponsePlan<St>),
 }
 
 impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
@@ -184,18 +198,19 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
         ready: S,
         request: Request<B>,
         shared: Arc<LayerState<St, R>>,
-        deciding: St::DecideFuture,
+        deciding: Deciding<St>,
         slot: QueueSlot<St>,
     ) -> Self
     where
         S: Clone,
     {
         let delay = slot.delayed.as_ref().map(|decision| tokio::time::sleep(decision.delay()));
-        let service = if delay.is_some() { unready(&ready) } else { ready };
-        Self { shared, call: Some((service, request)), deciding, slot, delay, after_delay: None }
+        let holds_nothing = delay.is_some() || matches!(deciding, Deciding::Turn(_));
+        let service = if holds_nothing { unready(&ready) } else { ready };
+        Self { shared, call: Some((service, request)), deciding, slot, delay, next: None }
     }
 
-    /// Polls the storage, then the delay, then the service. Returns the next state.
+    /// Polls the storage, then the turn, the delay and the service. Returns the next state.
     fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<AfterWaiting<S, B, St, R>>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone,
@@ -207,24 +222,49 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
             if let Some(delay) = this.delay.as_mut().as_pin_mut() {
                 ready!(delay.poll(cx));
                 this.delay.set(None);
-                *this.after_delay = this.slot.delayed.take();
+                *this.next = this.slot.delayed.take().map(Next::Admitted);
             }
-            if let Some(decision) = &*this.after_delay {
+            if this.next.is_some() {
                 ready!(service.poll_ready(cx))?;
-                let now = this.slot.peek_now();
-                let now = now.as_ref().unwrap_or(decision);
-                break this.shared.admitted_after(decision, now, this.slot.storage_request(), request);
             }
-            let decided = ready!(Pin::new(&mut *this.deciding).poll(cx));
-            match this.shared.apply(decided, this.slot.storage_request(), request) {
-                Action::Forward(plan) => break plan,
+            if let Some(next) = this.next.take() {
+                let decision = match next {
+                    Next::Admitted(decision) => decision,
+                    Next::Forward(plan) => break plan,
+                };
+                let now = if decision.is_at_once() { None } else { this.slot.peek_now() };
+                let now = now.as_ref().unwrap_or(&decision);
+                break this.shared.admitted_after(&decision, now, this.slot.storage_request(), request);
+            }
+            let action = match this.deciding {
+                Deciding::First(deciding) => {
+                    let decided = ready!(Pin::new(deciding).poll(cx));
+                    this.shared.apply(decided, this.slot.storage_request(), request)
+                }
+                Deciding::Turn(turn) => {
+                    let Attempted { policy, decided } = ready!(turn.as_mut().poll(cx));
+                    this.slot.set_policy(policy);
+                    this.shared.apply_turn(decided, this.slot.storage_request(), request)
+                }
+            };
+            match action {
+                Action::Forward(plan) if matches!(this.deciding, Deciding::First(_)) => break plan,
+                Action::Forward(plan) => *this.next = Some(Next::Forward(plan)),
                 Action::Respond(response) => return Poll::Ready(Ok(State::Refused { response: Some(response) })),
-                Action::Wait(decision) => {
+                Action::Wait(Pause::Delay(decision)) => {
                     let delay = decision.delay();
                     this.slot.delayed = Some(decision);
                     this.shared.report_delayed(this.slot);
                     *service = unready(service);
-                    this.delay.set(Some(tokio::time::sleep(delay)));
+                    if delay.is_zero() {
+                        *this.next = this.slot.delayed.take().map(Next::Admitted);
+                    } else {
+                        this.delay.set(Some(tokio::time::sleep(delay)));
+                    }
+                }
+                Action::Wait(Pause::Turn(turn)) => {
+                    *service = unready(service);
+                    *this.deciding = Deciding::Turn(turn);
                 }
             }
         };

@@ -75,6 +75,7 @@
 //! | `testing` | property tests for custom strategies and storages |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod background;
 mod client_usage;
 mod decision;
 mod error;
@@ -106,6 +107,7 @@ mod text;
 mod time;
 #[cfg(feature = "axum")]
 mod usage_handler;
+mod waiting;
 
 pub use self::client_usage::{Usage, UsageError};
 pub use self::decision::{Charge, Decision, DecisionSource, SettleError};

@@ -1,7 +1,12 @@
 //! The rate limiter without HTTP.
 
+mod acquire;
+
+use std::sync::Arc;
+
 use crate::error::or_panic;
 use crate::storage::{MemoryStorage, Storage, StorageRequest};
+use crate::waiting::Queues;
 use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError, SharedPolicy};
 
 /// A rate limiter that is independent of HTTP: a policy on a storage.
@@ -63,6 +68,8 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError, Sha
 pub struct RateLimiter<St = MemoryStorage> {
     policy: SharedPolicy,
     storage: St,
+    /// The hits that wait in `acquire`.
+    queues: Arc<Queues>,
 }
 
 impl RateLimiter {
@@ -121,12 +128,12 @@ impl<St: Storage> RateLimiter<St> {
     /// Returns an error if the storage cannot keep the policy.
     pub fn try_with_storage(policy: impl IntoPolicy, storage: St) -> Result<Self, ConfigError> {
         let policy = bound(policy.into_shared(), &storage)?;
-        Ok(Self { policy, storage })
+        Ok(Self::of(policy, storage))
     }
 
-    /// Creates the limiter of a layer, whose policy is validated.
+    /// Creates the limiter of a policy that is validated.
     pub(crate) fn of(policy: SharedPolicy, storage: St) -> Self {
-        Self { policy, storage }
+        Self { policy, storage, queues: Arc::default() }
     }
 
     /// Spends one unit of `key` from each limit of the policy if all of them admit it, and none
@@ -306,7 +313,7 @@ impl<St: Storage> RateLimiter<St> {
     /// ```
     #[must_use]
     pub fn current(&self) -> Self {
-        Self { policy: self.policy().into_shared(), storage: self.storage.clone() }
+        Self { policy: self.policy().into_shared(), ..self.clone() }
     }
 
     /// Returns the policy, which follows the changes of a live one.

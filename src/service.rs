@@ -9,7 +9,8 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use crate::future::{ResponseFuture, Waiting};
-use crate::middleware::admission::{Action, Hold, LayerState};
+use crate::middleware::admission::{Action, Hold};
+use crate::middleware::state::LayerState;
 use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 
 /// Limits the requests to the inner service. Created by [`RateLimitLayer`](crate::RateLimitLayer).
@@ -18,8 +19,9 @@ use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 /// error of the inner service. The middleware adds header fields to the response.
 ///
 /// The service calls the inner service that was polled ready. A request that waits for the delay of
-/// a leaky bucket is the exception: it keeps a clone, which is polled ready after the delay. So it
-/// occupies no permit of a `ConcurrencyLimit` and no slot of a `Buffer` while it waits.
+/// a leaky bucket, or [instead of being refused](crate::RateLimitLayer::wait), is the exception: it
+/// keeps a clone, which is polled ready after the wait. So it occupies no permit of a
+/// `ConcurrencyLimit` and no slot of a `Buffer` while it waits.
 pub struct RateLimit<S, St = MemoryStorage, R = TextRejection> {
     inner: S,
     shared: Handle<St, R>,

@@ -11,7 +11,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AU
 use http::{Request, StatusCode};
 
 use crate::client_usage::{Usage, UsageError};
-use crate::middleware::admission::LayerState;
+use crate::middleware::state::LayerState;
 use crate::text::write_json_string;
 use crate::{MemoryStorage, Storage, TextRejection};
 

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn page_has_refusals_shadow_refusals_and_sources() {
+    fn metrics_page_contains_refusals_shadow_refusals_and_sources() {
         let recorder = recorder().unwrap().build_recorder();
         let handle = recorder.handle();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

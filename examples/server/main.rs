@@ -61,7 +61,7 @@ fn policies_of<'a>(head: &Head<'a>) -> &'a Policies {
     head.extensions.get::<Arc<Policies>>().expect("the outermost layer inserts the policies")
 }
 
-/// Checks that the storage can keep the policies.
+/// Checks that the storage supports the policies.
 fn check(policies: &Policies, storage: &AnyStorage) -> Result<(), String> {
     policies.all().try_for_each(|(place, policy)| {
         let checked = [policy].into_iter().chain(policy.shadows()).try_for_each(|policy| storage.validate(policy));
@@ -69,8 +69,8 @@ fn check(policies: &Policies, storage: &AnyStorage) -> Result<(), String> {
     })
 }
 
-/// Returns the storage with its wrappers, and the leases. The breaker is innermost, because it has
-/// to see each call to the server.
+/// Returns the storage with its wrappers, and the leases to close at shutdown. The breaker is
+/// innermost, because it must observe each call to the server.
 fn storage(options: &Options) -> (AnyStorage, Option<Leases<AnyStorage>>) {
     let mut storage = options.storage.clone();
     if let Some(replicas) = options.replicas {
@@ -91,7 +91,7 @@ fn layer(
 ) -> Result<RateLimitLayer<AnyStorage, Box<dyn Rejection<Body>>>, String> {
     let mut layer = RateLimitLayer::new(policy, options.key()?)
         .try_storage(storage.clone(), options.on_error)
-        .map_err(|error| format!("--storage or --lease cannot keep a --policy or --route: {error}"))?
+        .map_err(|error| format!("--storage or --lease does not support a --policy or --route: {error}"))?
         .headers(options.headers)
         .rejection(options.rejection.rejection());
     if let Some(header) = options.cost_header.clone() {

@@ -23,7 +23,7 @@ An axum server with rate limits. /status/CODE answers with that status, every ot
                          default = \"10/minute\", [routes] \"/login\" = \"5/minute\", [tiers] paid = \"100/second\"
 --tier-header NAME       header field with the client's tier in that file (default x-tier). Only a proxy in front
                          of the server may set it
---storage URL            where states are kept: memory:// (the default), redis://HOST, memcached://HOST, etcd://HOST,
+--storage URL            URL of the storage: memory:// (the default), redis://HOST, memcached://HOST, etcd://HOST,
                          postgres://USER@HOST/DATABASE or sqlite:PATH; all but memory need a feature of
                          cargo run: --features redis, memcached, etcd, postgres or sqlite
 --on-error ACTION        admits (admit, the default) or refuses (refuse) requests while the storage fails
@@ -158,7 +158,7 @@ impl Options {
                 self.listen = value.parse().map_err(invalid)?;
             }
             "--policy" => {
-                // Parses it alone first, so that an error quotes this flag only.
+                // The value is parsed alone first, so that an error quotes only this flag.
                 policy(value.strip_prefix("shadow ").unwrap_or(&value))?;
                 limits.push(value);
             }
@@ -241,7 +241,7 @@ impl Options {
         .map_err(str::to_owned)
     }
 
-    /// Rejects wrappers around the memory storage, because they save round trips to a server.
+    /// Rejects wrappers around the memory storage, because they only save round trips to a server.
     fn check_wrappers(&self, url: &str) -> Result<(), String> {
         let flags = [(self.deny_cache, "--deny-cache"), (self.lease.is_some(), "--lease")];
         match flags.into_iter().find(|(is_there, _)| *is_there && url.starts_with("memory:")) {

@@ -9,13 +9,13 @@ use serde::Deserialize;
 use serde::de::Error as _;
 use tower_ratelimit::{ConfigError, Policy};
 
-/// The time between two looks at the file.
+/// The time between two checks of the file.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// An editor may write a file in several steps. A changed file is read again after this time, and
-/// is used if it is still the same.
+/// is used if its content is still the same.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// The policies of requests, from the flags or from a file.
+/// The content of a policies file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Policies {
@@ -65,7 +65,7 @@ fn named_tiers<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<BTre
     name_all.collect()
 }
 
-/// The current policies. Clones are handles on the same policies.
+/// The current policies. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Current(Arc<RwLock<Arc<Policies>>>);
 
@@ -104,8 +104,8 @@ impl PoliciesFile {
 
     /// Reloads the file at SIGHUP and whenever its content changes. `check` validates the policies.
     ///
-    /// Comparing the content works with every editor: it does not matter if the file is written in
-    /// place or replaced by another one, nor how exact its time stamp is.
+    /// Comparing the content works with every editor, for a file that is written in place and for
+    /// one that is replaced. It does not depend on the precision of time stamps.
     pub(crate) async fn follow(mut self, current: Current, check: impl Fn(&Policies) -> Result<(), String>) {
         loop {
             let content = tokio::select! {
@@ -126,7 +126,7 @@ impl PoliciesFile {
                     current.set(policies);
                     tracing::info!(file = %self.path.display(), "policies reloaded");
                 }
-                Err(error) => tracing::warn!(error, "cannot reload the policies, the old ones stay"),
+                Err(error) => tracing::warn!(error, "cannot reload the policies, the old ones remain in effect"),
             }
         }
     }

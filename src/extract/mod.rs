@@ -5,15 +5,13 @@
 //! [`and`](KeyExtractor::and) combine extractors.
 
 mod allow_list;
-#[cfg(feature = "axum")]
-mod charge;
 mod client_ip;
 mod closure;
 mod combine;
-#[cfg(feature = "axum")]
-mod decision;
 mod extension;
 mod forwarded;
+#[cfg(feature = "axum")]
+mod handler;
 mod head;
 mod header;
 mod ip;
@@ -30,14 +28,12 @@ use crate::Key;
 use crate::lint::Lint;
 
 pub use self::allow_list::{AddressSource, AllowList};
-#[cfg(feature = "axum")]
-pub use self::charge::NoCharge;
 pub use self::client_ip::ClientIp;
 pub use self::closure::{IntoKey, key_by};
 pub use self::combine::{And, Or};
-#[cfg(feature = "axum")]
-pub use self::decision::NoDecision;
 pub use self::extension::Extension;
+#[cfg(feature = "axum")]
+pub use self::handler::{NoCharge, NoDecision};
 pub use self::head::Head;
 pub use self::header::Header;
 pub use self::ip::PeerIp;

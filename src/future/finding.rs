@@ -8,7 +8,8 @@ use tower_service::Service;
 
 use super::{State, Waiting};
 use crate::lookup;
-use crate::middleware::admission::{Action, Hold, LayerState};
+use crate::middleware::admission::{Action, Hold};
+use crate::middleware::state::LayerState;
 use crate::{Rejection, Storage};
 
 /// A request that waits for the look-up of its policy. It keeps the service that was polled ready.

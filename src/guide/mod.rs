@@ -37,7 +37,8 @@
 //! 4. The [cost](crate::RateLimitLayer::cost) is computed. A request that costs 0 passes, and its
 //!    header fields report the state of the limits.
 //! 5. All limits of the policy decide together. If one refuses, the response is 429, and the inner
-//!    service never sees the request.
+//!    service never sees the request. With [`wait`](crate::RateLimitLayer::wait), the request may wait
+//!    here until it is admitted.
 //! 6. [Shadow limits](crate::Policy#shadow-limits) count the request if it was admitted.
 //! 7. The inner service is called, after the delay if the limit is a leaky bucket.
 //! 8. [`settle`](crate::RateLimitLayer::settle) or
@@ -100,7 +101,7 @@
 //!   would be admitted. The elastic window is the exception: a refusal extends its window.
 //! - Memory is bounded: see [memory](operating#memory-of-the-process).
 //! - A client cannot choose its identity: see [proxies](keys_and_proxies#behind-a-proxy).
-//! - The service that was polled ready is the one that is called, except after a delay. Errors and
+//! - The service that was polled ready is the one that is called, except after a delay or a wait. Errors and
 //!   bodies are the inner service's own.
 //! - Your service stays up while the storage is down: see [outages].
 //! - The crate contains no `unsafe` code.

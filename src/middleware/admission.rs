@@ -1,6 +1,5 @@
 //! Admission of a request: key, cost, decision and response.
 
-use std::sync::Arc;
 use std::task::Poll;
 
 use http::{Request, Response};
@@ -9,24 +8,16 @@ use crate::extract::Head;
 use crate::headers::Numbers;
 #[cfg(feature = "lookup")]
 use crate::lookup::Finding;
-use crate::middleware::config::LayerConfig;
 use crate::middleware::context::{ChargeContext, poll_once};
 use crate::middleware::hits::Hits;
-use crate::middleware::lints::Lints;
 use crate::middleware::options::Settling;
 use crate::middleware::post_response::{PostResponse, QueueSlot, Settlement};
 use crate::middleware::shadow_check::ShadowCheck;
+use crate::middleware::state::LayerState;
+use crate::middleware::waiting_room::{Deciding, Pause};
 use crate::observe::{Event, EventKind};
 use crate::storage::{StorageRequest, Summary};
 use crate::{Decision, Key, Op, Policy, Rejection, SharedPolicy, Storage};
-
-/// The state that all services of a layer share.
-pub(crate) struct LayerState<St, R> {
-    pub(crate) config: LayerConfig,
-    pub(crate) storage: St,
-    pub(crate) rejection: Arc<R>,
-    pub(crate) lints: Lints,
-}
 
 /// The next step for a request.
 pub(crate) enum Action<St: Storage, ResBody, W = Hold<St>> {
@@ -37,15 +28,12 @@ pub(crate) enum Action<St: Storage, ResBody, W = Hold<St>> {
 
 /// The reason for which a request waits.
 pub(crate) enum Hold<St: Storage> {
-    /// The storage, or the delay of the slot's decision.
-    Queue(QueueSlot<St>, St::DecideFuture),
+    /// The storage, the request's turn, or the delay of the slot's decision.
+    Queue(QueueSlot<St>, Deciding<St>),
     /// The look-up of the policy.
     #[cfg(feature = "lookup")]
     Lookup(Finding),
 }
-
-/// The decision of a request that waits for its delay. It has not been reported yet.
-pub(crate) type Delayed = Box<Decision>;
 
 /// The work that is left for the response of an admitted request.
 pub(crate) struct ResponsePlan<St: Storage> {
@@ -65,12 +53,6 @@ impl<St: Storage> ResponsePlan<St> {
     #[inline]
     pub(crate) fn only(numbers: Option<Numbers>) -> Self {
         Self { numbers, after: None }
-    }
-}
-
-impl<St, R> LayerState<St, R> {
-    pub(crate) fn new(config: LayerConfig, storage: St, rejection: Arc<R>) -> Arc<Self> {
-        Arc::new(Self { config, storage, rejection, lints: Lints::default() })
     }
 }
 
@@ -174,7 +156,10 @@ impl<St: Storage, R> LayerState<St, R> {
             return Action::Forward(ResponsePlan::only(numbers));
         }
         match summary.refusal(&storage_request) {
-            Some(refusal) => Action::Respond(self.refuse(&refusal, storage_request, request)),
+            Some(refusal) => match self.refuse_or_wait(&refusal, storage_request, request) {
+                Ok(turn) => self.hold(None, Deciding::Turn(turn), storage_request),
+                Err(response) => Action::Respond(response),
+            },
             None => self.decide(storage_request, request),
         }
     }
@@ -186,26 +171,16 @@ impl<St: Storage, R> LayerState<St, R> {
     {
         // Polls once here, so that an immediate decision does not need a boxed future.
         let mut deciding = self.storage.decide(storage_request);
-        let delayed = match poll_once(&mut deciding) {
+        match poll_once(&mut deciding) {
             Poll::Ready(decided) => match self.apply(decided, storage_request, request) {
-                Action::Forward(plan) => return Action::Forward(plan),
-                Action::Respond(response) => return Action::Respond(response),
-                Action::Wait(delayed) => Some(delayed),
+                Action::Forward(plan) => Action::Forward(plan),
+                Action::Respond(response) => Action::Respond(response),
+                Action::Wait(Pause::Delay(decision)) => {
+                    self.hold(Some(decision), Deciding::First(deciding), storage_request)
+                }
+                Action::Wait(Pause::Turn(turn)) => self.hold(None, Deciding::Turn(turn), storage_request),
             },
-            Poll::Pending => None,
-        };
-        let StorageRequest { policy, key, cost, .. } = storage_request;
-        let slot = QueueSlot::new(self.charge_context(policy, key, false), cost, delayed);
-        self.report_delayed(&slot);
-        Action::Wait(Hold::Queue(slot, deciding))
-    }
-
-    /// Reports a delayed decision. Its slot is already guarded, so a panic of the observer refunds
-    /// the hit.
-    pub(crate) fn report_delayed(&self, slot: &QueueSlot<St>) {
-        if let Some(decision) = &slot.delayed {
-            let storage_request = slot.storage_request();
-            self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
+            Poll::Pending => self.hold(None, Deciding::First(deciding), storage_request),
         }
     }
 
@@ -216,7 +191,7 @@ impl<St: Storage, R> LayerState<St, R> {
         decided: Result<Decision, St::Error>,
         storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
-    ) -> Action<St, ResBody, Delayed>
+    ) -> Action<St, ResBody, Pause<St>>
     where
         R: Rejection<ResBody>,
     {
@@ -225,10 +200,13 @@ impl<St: Storage, R> LayerState<St, R> {
             Err(error) => return self.on_storage_error(&error.into(), storage_request, &Head::of(request)),
         };
         if decision.is_admitted() && !decision.is_at_once() {
-            return Action::Wait(Box::new(decision.clone()));
+            return Action::Wait(Pause::Delay(Box::new(decision.clone())));
         }
         if decision.is_refused() {
-            return Action::Respond(self.refuse(decision, storage_request, request));
+            return match self.refuse_or_wait(decision, storage_request, request) {
+                Ok(turn) => Action::Wait(Pause::Turn(turn)),
+                Err(response) => Action::Respond(response),
+            };
         }
         self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
         Action::Forward(self.admitted_after(decision, decision, storage_request, request))
@@ -285,7 +263,7 @@ impl<St: Storage, R> LayerState<St, R> {
         ResponsePlan { numbers: None, after: Some(Box::new(after)) }
     }
 
-    fn charge_context(&self, policy: &Policy, key: &Key, shadow: bool) -> ChargeContext<St> {
+    pub(super) fn charge_context(&self, policy: &Policy, key: &Key, shadow: bool) -> ChargeContext<St> {
         let (storage, reporter) = (self.storage.clone(), self.config.reporter.clone());
         ChargeContext { storage, policy: policy.clone(), key: key.clone(), reporter, shadow }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::extract::{Head, KeyExtractor};
 use crate::lint::Lint;
 use crate::middleware::options::{CostFn, PolicySource, Settling, Skip};
+use crate::middleware::waiting_room::WaitBounds;
 use crate::observe::Reporter;
 use crate::{Headers, SharedPolicy};
 
@@ -28,6 +29,7 @@ pub(crate) struct LayerConfig {
     pub(crate) cost: Option<Arc<CostFn>>,
     pub(crate) settling: Option<Settling>,
     pub(crate) on_error: OnError,
+    pub(crate) wait: Option<WaitBounds>,
     pub(crate) headers: Headers,
     pub(crate) shadow: bool,
     pub(crate) shares_decision: bool,
@@ -48,6 +50,7 @@ impl LayerConfig {
             cost: None,
             settling: None,
             on_error: OnError::Refuse,
+            wait: None,
             headers: Headers::default(),
             shadow: false,
             shares_decision: false,

@@ -1,8 +1,8 @@
 //! Work on a storage beside a request, with events for its results.
 
-use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 
+pub(super) use crate::background::{RunOutcome, poll_once, run_or_spawn};
 use crate::observe::{Event, EventKind, Reporter};
 use crate::storage::StorageRequest;
 use crate::{Decision, Key, Op, Policy, Storage};
@@ -56,39 +56,5 @@ impl<St: Storage> ChargeContext<St> {
         }
         let Self { policy, key, shadow, .. } = self;
         self.reporter.report(&Event { kind, policy, key: Some(key), shadow: *shadow });
-    }
-}
-
-/// Polls without a waker, for futures that may be ready immediately.
-pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
-    Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
-}
-
-/// The outcome of work that may be moved to a background task.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum RunOutcome {
-    Finished,
-    /// The work runs in a task of the tokio runtime.
-    Spawned,
-    /// The work was dropped because there is no tokio runtime.
-    Dropped,
-}
-
-/// Runs the future and then `then`: immediately if the future is ready, else in a task of the tokio
-/// runtime if there is one.
-pub(super) fn run_or_spawn<F>(mut future: F, then: impl FnOnce(F::Output) + Send + 'static) -> RunOutcome
-where
-    F: Future + Unpin + Send + 'static,
-{
-    if let Poll::Ready(output) = poll_once(&mut future) {
-        then(output);
-        return RunOutcome::Finished;
-    }
-    match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => {
-            runtime.spawn(async move { then(future.await) });
-            RunOutcome::Spawned
-        }
-        Err(_) => RunOutcome::Dropped,
     }
 }

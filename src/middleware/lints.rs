@@ -1,30 +1,15 @@
-//! Finds the lints of a layer and reports each once.
+//! The lints that a layer has reported.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use http::Request;
-
-use super::admission::LayerState;
-use crate::extract::Head;
 use crate::lint::Lint;
-use crate::strategy::Strategy;
-use crate::{ElasticWindow, Limit, Policy, Storage};
 
 /// The number of requests that are inspected after the start.
 const INSPECTED_REQUESTS: u32 = 1_024;
 
-/// One in so many inspected requests is marked, to find a layer that it passes twice. A mark
-/// allocates.
-const REQUESTS_PER_MARK: u32 = 64;
-
-/// A layer warns if fewer exhausted clients than this fill the storage.
-const FEW_CLIENTS: u64 = 10_000;
-
-const DAY: u64 = 86_400_000_000;
-
 /// The lints that a layer has reported, and the number of requests that it still inspects.
 #[derive(Debug)]
-pub(crate) struct Lints {
+pub(super) struct Lints {
     started: AtomicBool,
     left: AtomicU32,
     reported: AtomicU32,
@@ -37,71 +22,25 @@ impl Default for Lints {
 }
 
 impl Lints {
+    /// Returns `true` at the first call.
+    pub(super) fn start(&self) -> bool {
+        !self.started.swap(true, Ordering::Relaxed)
+    }
+
     /// Returns `true` for the first requests, which are to be inspected.
     #[inline]
-    pub(crate) fn is_inspecting(&self) -> bool {
+    pub(super) fn is_inspecting(&self) -> bool {
         self.left.load(Ordering::Relaxed) > 0
     }
-}
 
-/// A request extension with the layers that have marked the request.
-#[derive(Clone, Default)]
-struct PassedLayers(Vec<usize>);
-
-impl<St: Storage, R> LayerState<St, R> {
-    /// Reports the lints that need no request.
-    pub(crate) fn start(&self) {
-        if self.lints.started.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        self.warn(self.config.lints(None));
-        if let Some(policy) = self.config.policies.shared() {
-            self.lint_policy(&policy.read());
-        }
-    }
-
-    /// Reports the lints that need a request.
-    #[cold]
-    pub(super) fn inspect<B>(&self, request: &mut Request<B>, policy: &Policy) {
+    /// Counts an inspected request, and returns the number of requests that were left before it.
+    pub(super) fn count_inspected(&self) -> u32 {
         let count = |left: u32| left.checked_sub(1);
-        let left = self.lints.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).unwrap_or(1);
-        self.warn(self.config.lints(Some(&Head::of(request))));
-        if self.config.policies.shared().is_none() {
-            self.lint_policy(policy);
-        }
-        let this_layer = std::ptr::from_ref(self).addr();
-        if request.extensions().get().is_some_and(|PassedLayers(passed)| passed.contains(&this_layer)) {
-            self.warn([Lint::SameLayerTwice]);
-        } else if left.is_multiple_of(REQUESTS_PER_MARK) {
-            request.extensions_mut().get_or_insert_with(PassedLayers::default).0.push(this_layer);
-        }
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).unwrap_or(1)
     }
 
-    fn warn(&self, lints: impl IntoIterator<Item = Lint>) {
-        for lint in lints {
-            if self.lints.reported.fetch_or(lint.bit(), Ordering::Relaxed) & lint.bit() == 0 {
-                self.config.reporter.warn(lint);
-            }
-        }
+    /// Returns `true` at the first call with this lint.
+    pub(super) fn is_first(&self, lint: Lint) -> bool {
+        self.reported.fetch_or(lint.bit(), Ordering::Relaxed) & lint.bit() == 0
     }
-
-    /// Reports the lints of a policy.
-    pub(super) fn lint_policy(&self, policy: &Policy) {
-        self.warn(self.policy_lints(policy));
-    }
-
-    fn policy_lints(&self, policy: &Policy) -> impl Iterator<Item = Lint> {
-        let is_elastic = |limit: &Limit| limit.strategy().name() == ElasticWindow::new().name();
-        let is_refunded = self.config.settling.is_some() && policy.limits().iter().any(is_elastic);
-        let clients = self.storage.clients_to_fill(policy).filter(|clients| *clients < FEW_CLIENTS);
-        let is_aligned = policy.limits().iter().any(is_aligned_to_weeks_or_more);
-        let elastic = is_refunded.then_some(Lint::ElasticWindowRefunded);
-        let small = clients.map(|clients| Lint::SmallStorage { clients });
-        elastic.into_iter().chain(small).chain(is_aligned.then_some(Lint::AlignedCalendar))
-    }
-}
-
-fn is_aligned_to_weeks_or_more(limit: &Limit) -> bool {
-    let is_aligned = matches!(limit.strategy().name(), "fixed-window-aligned" | "sliding-window-counter-aligned");
-    is_aligned && [7, 30, 365].iter().any(|days| limit.quota().period_micros().is_multiple_of(days * DAY))
 }

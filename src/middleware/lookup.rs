@@ -4,8 +4,9 @@ use std::sync::{Arc, LazyLock};
 
 use http::Request;
 
-use super::admission::{Action, Hold, LayerState, ResponsePlan};
+use super::admission::{Action, Hold, ResponsePlan};
 use super::config::OnError;
+use super::state::LayerState;
 use crate::client_usage::UsageError;
 use crate::extract::{Head, KeyError};
 use crate::lookup::{Found, LookupError, Outcome, Tenant};

@@ -5,6 +5,7 @@ pub(crate) mod admission;
 pub(crate) mod config;
 pub(crate) mod context;
 mod hits;
+mod inspect;
 mod lints;
 #[cfg(feature = "lookup")]
 mod lookup;
@@ -13,7 +14,10 @@ pub(crate) mod options;
 pub(crate) mod post_response;
 mod reject;
 pub(crate) mod shadow_check;
+pub(crate) mod state;
 mod usage;
+mod wait;
+pub(crate) mod waiting_room;
 
 pub use self::config::OnError;
 pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip, policy_by};

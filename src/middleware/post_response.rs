@@ -10,7 +10,7 @@ use super::hits::{ChargeOfResponse, Hits, PendingCharge};
 use super::options::{ResponseHead, SettleFn, Settling};
 use crate::headers::{Numbers, OtherFields};
 use crate::storage::StorageRequest;
-use crate::{Charge, Decision, Headers, Op, Storage, headers};
+use crate::{Charge, Decision, Headers, Op, Policy, Storage, headers};
 
 /// The work that is left when the response of an admitted request is ready.
 pub(crate) struct PostResponse<St: Storage> {
@@ -98,6 +98,11 @@ pub(crate) struct QueueSlot<St: Storage> {
 impl<St: Storage> QueueSlot<St> {
     pub(crate) fn new(context: ChargeContext<St>, cost: u32, delayed: Option<Box<Decision>>) -> Self {
         Self { context, cost, delayed }
+    }
+
+    /// Sets the policy, which may have changed while the request waited.
+    pub(crate) fn set_policy(&mut self, policy: Policy) {
+        self.context.policy = policy;
     }
 
     pub(crate) fn storage_request(&self) -> StorageRequest<'_> {

@@ -5,8 +5,10 @@ use std::mem;
 use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Request, Response};
 
-use super::admission::{Action, Delayed, LayerState, ResponsePlan};
+use super::admission::{Action, ResponsePlan};
 use super::config::OnError;
+use super::state::LayerState;
+use super::waiting_room::Pause;
 use crate::extract::{Head, KeyError};
 use crate::observe::EventKind;
 use crate::storage::StorageRequest;
@@ -41,7 +43,7 @@ impl<St: Storage, R> LayerState<St, R> {
         error: &BoxError,
         storage_request: StorageRequest<'_>,
         head: &Head<'_>,
-    ) -> Action<St, ResBody, Delayed>
+    ) -> Action<St, ResBody, Pause<St>>
     where
         R: Rejection<ResBody>,
     {

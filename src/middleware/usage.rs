@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use http::Request;
 
-use super::admission::LayerState;
+use super::state::LayerState;
 use crate::client_usage::{Usage, UsageError};
 use crate::extract::{Head, KeyError};
 use crate::storage::StorageRequest;

@@ -1,4 +1,7 @@
-use super::{Limit, Policy, SharedPolicy};
+//! Conversions into policies.
+
+use super::shared::SharedPolicy;
+use super::{Limit, Policy};
 use crate::Quota;
 
 /// Types that convert into a [`Policy`]: `Policy` itself, a [`Quota`], a [`Limit`] and a

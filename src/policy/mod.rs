@@ -1,10 +1,12 @@
 //! Policies: the limits that apply to one key.
 
+mod cell;
 mod decide;
 mod into;
 mod limit;
 mod live;
 mod name;
+mod shared;
 mod text;
 
 use std::borrow::Cow;
@@ -17,7 +19,8 @@ pub use self::decide::Op;
 pub use self::into::IntoPolicy;
 pub use self::limit::Limit;
 pub(crate) use self::limit::SHADOW;
-pub use self::live::{LivePolicy, SharedPolicy};
+pub use self::live::LivePolicy;
+pub use self::shared::SharedPolicy;
 use crate::error::or_panic;
 use crate::strategy::Strategy;
 use crate::{ConfigError, Quota};

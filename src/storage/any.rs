@@ -25,8 +25,8 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// A future that is ready at the first poll costs no allocation. Any other future costs one. With
 /// `memory://`, a decision neither allocates nor waits.
 ///
-/// Each method polls the future of the inner storage once. Call the methods of a shared storage
-/// inside the tokio runtime that awaits their futures.
+/// Each method polls the inner storage's future once before it returns. If the inner storage needs
+/// tokio, call the methods inside the runtime that awaits the returned futures.
 ///
 /// # Errors
 ///
@@ -58,7 +58,7 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 pub struct AnyStorage(Arc<dyn DynStorage>);
 
 impl AnyStorage {
-    /// Erases the type of `storage`. Clones share it.
+    /// Erases the type of `storage`. Clones of the result share `storage`.
     pub fn new(storage: impl Storage) -> Self {
         Self(Arc::new(storage))
     }
@@ -217,7 +217,7 @@ impl<St: Storage> DynStorage for St {
     }
 }
 
-/// The future of an [`AnyStorage`].
+/// The future that the methods of [`AnyStorage`] return.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct AnyFuture<T>(State<T>);
 

@@ -44,7 +44,8 @@ mod enabled {
         result
     }
 
-    /// A call in flight. It ends when it is dropped, also if the caller leaves early.
+    /// A call in flight. Dropping this value records the latency and the outcome, so that a call
+    /// whose future is dropped early is recorded too.
     struct Measurement {
         storage: &'static str,
         begun: Instant,

@@ -64,7 +64,7 @@ pub enum StorageErrorKind {
 }
 
 impl StorageErrorKind {
-    /// Returns `true` if a storage may execute a call that fails in this way.
+    /// Returns `true` if the storage may have executed a call that failed with this kind of error.
     const fn may_have_counted(self) -> bool {
         match self {
             Self::Timeout | Self::ConnectionLost | Self::UnexpectedReply | Self::Cancelled | Self::Other => true,
@@ -139,7 +139,7 @@ impl StorageError {
         self.0.may_have_counted
     }
 
-    /// Adds a level. The new error has the same kind, and `self` as its source.
+    /// Creates an error of the same kind with `message`, and with `self` as its source.
     pub(super) fn context(self, message: &'static str) -> Self {
         let may_have_counted = self.may_have_counted();
         Self::new(self.kind(), message).with_may_have_counted(may_have_counted).with_source(self)

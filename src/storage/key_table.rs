@@ -54,7 +54,7 @@ pub(super) struct Bucket<'a, T> {
 }
 
 impl<T> Table<T> {
-    /// Creates a table for up to `max_keys` keys, which is between 1 and [`MOST`].
+    /// Creates a table for up to `max_keys` keys, which must be between 1 and [`MOST`].
     pub(super) fn new(max_keys: usize) -> Self {
         let buckets = (max_keys / WAYS).max(1);
         Self {

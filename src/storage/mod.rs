@@ -143,7 +143,8 @@ impl Summary {
         }
     }
 
-    /// Removes a refusal, so that the caller calls [`Storage::decide`].
+    /// Removes a refusal from the summary, so that the caller calls [`Storage::decide`]. Returns
+    /// `false`, the result of [`Storage::try_admit`] in this case.
     pub(crate) fn remove_refusal(summary: Option<&mut Self>) -> bool {
         if let Some(summary) = summary {
             *summary = Self::default();
@@ -159,7 +160,7 @@ impl Default for Summary {
     }
 }
 
-/// Keeps the states of keys, and decides on them atomically.
+/// Stores the rate limit states of keys, and makes atomic decisions on them.
 ///
 /// For a decision, a storage
 ///
@@ -251,8 +252,8 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// changed and counted nothing, and the caller calls [`decide`](Self::decide).
     ///
     /// If the policy has one limit, and the hit is refused by it, the storage may also fill in
-    /// `summary` and return `false`. Then the caller may refuse the hit without calling `decide`.
-    /// A storage that wraps another one resets the summary if its own `decide` matters.
+    /// `summary` and return `false`. Then the caller may refuse the hit without calling `decide`. A
+    /// wrapper whose own `decide` must run in this case resets the summary to its default.
     ///
     /// The default implementation returns `false`.
     #[inline]
@@ -315,8 +316,8 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns `true` if this storage is or wraps a [`Breaker`], which another breaker cannot
-    /// contain. Defaults to `false`. A storage that wraps another one returns its result.
+    /// Returns `true` if this storage is or wraps a [`Breaker`]. A breaker cannot contain another
+    /// one. Defaults to `false`. A wrapper returns the result of its inner storage.
     fn contains_breaker(&self) -> bool {
         false
     }

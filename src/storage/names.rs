@@ -18,8 +18,8 @@ pub(super) fn of(policy: &Policy, key: &Key) -> String {
     short(name, LONGEST)
 }
 
-/// Returns a prefix as the beginning of keys, before a `:`. It contains no `:` of its own, so a range
-/// of keys from `shop:` has no keys of the prefix `shop:staging`.
+/// Encodes a prefix, which a `:` follows in each key. The result contains no `:`, so the keys that
+/// begin with `shop:` include no keys of the prefix `shop:staging`.
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "sqlite"))]
 pub(super) fn prefix(prefix: &str) -> Arc<str> {
     prefix.replace('%', "%25").replace(':', "%3A").into()

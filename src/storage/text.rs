@@ -5,8 +5,8 @@
 //! - `[TAG UNTIL,AMOUNT,AMOUNT]` for two amounts
 //! - `[TAG UNTIL,INSTANT*UNITS,INSTANT*UNITS]` for a log
 //!
-//! The prefix `@INSTANT` is optional: the newest instant at which the key was decided. Only
-//! [`Cas`](super::Cas) writes it, because on Redis the server's clock decides.
+//! The prefix `@INSTANT` is optional: the newest instant at which the key was decided. The Redis
+//! storage does not write it, because its server has the only clock.
 //!
 //! Two processes may configure the same policy differently. So a text can contain entries of other
 //! limits, which are kept. An entry that cannot be parsed is read as [`State::Fresh`].
@@ -17,8 +17,8 @@ use super::names;
 use crate::strategy::{Log, State};
 use crate::{Policy, Timestamp};
 
-/// Later instants are invalid. A valid one is at most two of the longest periods after an instant
-/// of this century.
+/// Instants from this one on are invalid, in microseconds since 1970. A valid instant is at most
+/// two of the longest periods after an instant of this century.
 const LATEST: u64 = 1 << 54;
 
 /// Returns the states of the policy's limits.
@@ -66,7 +66,7 @@ pub(super) fn numbers<'a>(text: &'a str, tag: &str) -> Option<&'a str> {
     rest.split_once(']').map(|(numbers, _)| numbers)
 }
 
-/// Parses a number of digits only. `str::parse` would allow a sign.
+/// Parses a number that consists of digits only. `str::parse` would allow a sign.
 pub(super) fn number(text: &str) -> Option<u64> {
     let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| is_digits)

@@ -14,8 +14,8 @@ use crate::{BoxError, ConfigError, Decision, Key, Op, Policy};
 /// A wrapper that adds a timeout to a storage. The shared storages of this crate already have one.
 ///
 /// A call that takes longer fails with the kind [`Timeout`](StorageErrorKind::Timeout), and its
-/// future is dropped. The time starts at the first poll of the future. The storage may execute the call after the timeout, so the hit
-/// may have been counted.
+/// future is dropped. The time is counted from the first poll of the future. The storage may
+/// execute the call after the timeout, so the hit may have been counted.
 ///
 /// A call that is not ready at the first poll needs a tokio runtime, and fails without one.
 ///

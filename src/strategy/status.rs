@@ -84,6 +84,26 @@ impl Status {
         }
     }
 
+    /// Changes the status of a refused hit to that after `micros`, in which nothing else was decided.
+    /// A wait that is over becomes the shortest one.
+    pub(crate) fn pass(&mut self, micros: u64) {
+        if self.reset_after > 0 {
+            self.reset_after = self.reset_after.saturating_sub(micros).max(1);
+        }
+        if !self.is_admitted() && self.wait != NEVER {
+            self.wait = self.wait.saturating_sub(micros).max(1);
+        }
+    }
+
+    /// Turns an admission of `cost` units that were refunded into a status of now, and into a refusal
+    /// if its delay exceeds `max_delay`.
+    pub(crate) fn refuse_delay(&mut self, cost: u32, max_delay: u64) {
+        let remaining = self.remaining.saturating_add(cost).min(self.capacity);
+        let excess = self.wait.saturating_sub(max_delay);
+        let verdict = if excess > 0 { Verdict::Refused } else { Verdict::Admitted };
+        *self = Self { verdict, remaining, wait: excess, until: Timestamp::EPOCH, ..*self };
+    }
+
     /// Returns `true` if this limit admits. Another limit of the policy may refuse.
     #[inline]
     pub const fn is_admitted(&self) -> bool {

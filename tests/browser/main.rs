@@ -9,7 +9,7 @@ use visit::Visit;
 const LANES: &str = "document.querySelectorAll('#lanes svg').length";
 
 #[tokio::test]
-async fn typed_policy_shows_lanes_and_nonsense_an_error() {
+async fn valid_policy_shows_lanes_and_invalid_policy_shows_an_error() {
     let visit = Visit::start("").await;
     visit.until(&format!("{LANES} === 6")).await;
     for title in
@@ -72,7 +72,7 @@ async fn pages_fit_narrow_and_wide_screens_in_light_and_dark() {
             assert!(wide <= width, "{tab} is {wide} pixels wide on a screen of {width}");
         }
     }
-    // Each picture has a text, and so has each field and button.
+    // Each picture, field and button has an accessible name.
     let unnamed: u32 = visit
         .value(
             "document.querySelectorAll('#lanes svg:not([role=img][aria-label*=admitted])').length

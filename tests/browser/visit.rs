@@ -1,4 +1,4 @@
-//! A visit of the playground: a server, a browser, and what its console reported.
+//! A visit of the playground: a server, a browser, and the errors of its console.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use chromiumoxide::cdp::js_protocol::runtime::{ConsoleApiCalledType, EventConsol
 use chromiumoxide::page::{Page, ScreenshotParams};
 use futures_util::StreamExt;
 
-/// The longest time until a condition holds. It is long, because machines of tests are busy.
+/// The longest time until a condition holds. It is long, because test machines can be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Visit {
@@ -115,7 +115,7 @@ impl Visit {
         let features = vec![feature("prefers-color-scheme", scheme), feature("prefers-reduced-motion", "reduce")];
         self.page.emulate_media_features(features).await.expect("the screen can be emulated");
         self.resize(width).await;
-        // The page draws its lanes again after a change of its width.
+        // The page draws its lanes again after its width has changed.
         tokio::time::sleep(Duration::from_millis(400)).await;
         let drawn = "document.getElementById('lanes').getAttribute('aria-busy') !== 'true'";
         while !self.value::<bool>(drawn).await {
@@ -160,7 +160,7 @@ async fn browse() -> Browser {
     let profile = format!("profile-{}-{}", std::process::id(), PROFILES.fetch_add(1, Ordering::Relaxed));
     let config = BrowserConfig::builder()
         .new_headless_mode()
-        // Containers of tests cannot create the sandbox. The page is our own.
+        // Test containers cannot create the sandbox, which a trusted page does not need.
         .no_sandbox()
         .arg("disable-gpu")
         .launch_timeout(PATIENCE)
@@ -202,8 +202,8 @@ async fn listen(page: &Page, errors: &Arc<Mutex<Vec<String>>>) {
     });
 }
 
-/// Chromium logs each status of at least 400. Refusals and rejected policies are what the page is
-/// for.
+/// Returns `true` for an error that the tests expect. Chromium logs each status of at least 400,
+/// and the page shows refusals and invalid policies.
 fn is_expected(text: &str, url: &str) -> bool {
     let path = url.splitn(4, '/').nth(3).unwrap_or_default();
     text.contains("status of 429") && (path.starts_with("try?") || path == "simulate")

@@ -1,5 +1,5 @@
-//! Prints the bytes of a client on each storage, and the decisions per second of one Redis node and
-//! of a cluster of three.
+//! Prints the bytes that a client takes on each storage, and the decisions per second of one Redis
+//! node and of a cluster of three.
 //!
 //! `scripts/capacity` runs it. It runs without the test harness, because it prints tables. It fails
 //! if a client takes a tenth more bytes than the guide `how_far_does_it_scale` documents.
@@ -18,16 +18,18 @@ const POLICIES: [&str; 4] =
 
 const DOCS: &str = include_str!("../../src/guide/how_far_does_it_scale.md");
 
-/// The clients of each measurement. etcd syncs each write to the disk, so it gets fewer: the first
-/// argument, or this number.
+/// The number of clients in each measurement.
 const CLIENTS: u64 = 5_000;
+/// The number of clients on etcd, which syncs each write to the disk. The first argument of the
+/// program replaces it.
 const CLIENTS_OF_ETCD: u64 = 200;
 
-/// The calls in flight, and the duration of a measurement of the rate.
+/// The number of calls in flight.
 const IN_FLIGHT: u64 = 64;
+/// The duration of a measurement of the rate.
 const SPAN: Duration = Duration::from_secs(2);
 
-/// Uses up the policy for each client.
+/// Spends the whole quota of each client.
 async fn fill<S: Storage>(storage: &S, policy: &Policy, clients: u64) {
     let callers = (0..IN_FLIGHT).map(|caller| {
         let (storage, policy) = (storage.clone(), policy.clone());
@@ -69,7 +71,7 @@ async fn on_redis(policy: &Policy) -> [u64; 4] {
         value.unwrap().parse::<u64>().unwrap()
     };
     let storage = any(&server.url());
-    // Loads the script and connects.
+    // Connects and loads the script before the measurement starts.
     fill(&storage, policy, 1).await;
     server.ask(&["FLUSHALL"]);
     let names = ["used_memory", "total_net_input_bytes", "total_net_output_bytes"];
@@ -81,7 +83,7 @@ async fn on_redis(policy: &Policy) -> [u64; 4] {
     [keys.iter().map(usage).sum(), growth / CLIENTS, received / CLIENTS / 10, sent / CLIENTS / 10]
 }
 
-/// Returns the items' bytes, which contain the header of each item.
+/// Returns the bytes of the items per client, including the header of each item.
 async fn on_memcached(policy: &Policy) -> u64 {
     let server = Memcached::start(&[]);
     fill(&any(&server.url()), policy, CLIENTS).await;

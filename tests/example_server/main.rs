@@ -13,7 +13,7 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }
 
-/// Returns the output of a server that exits at once.
+/// Returns the output of a server that rejects its flags and exits.
 fn refused(flags: &[&str]) -> Output {
     let (out, error) = (Stdio::piped(), Stdio::piped());
     let mut child = Command::new(server()).args(flags).stdout(out).stderr(error).spawn().unwrap();
@@ -53,7 +53,7 @@ fn several_policy_flags_are_limits_of_one_policy() {
 }
 
 #[test]
-fn routes_are_stacked_inside() {
+fn route_limits_apply_in_addition_to_the_limits_of_every_request() {
     let server =
         Server::start(&["--policy", "9/hour", "--route", "/login=fixed-window 1/hour", "--route", "/b=2/hour"]);
     assert_eq!(server.status("/login", ""), 200);
@@ -257,7 +257,7 @@ fn settle_header_flag_corrects_the_cost_by_the_response() {
         assert_eq!((field(&head, "x-cost"), field(&head, "x-ratelimit-remaining")), (cost, Some(remaining)), "{path}");
     }
     let (status, head) = get("/status/200?cost=0");
-    // 60 units are owed and 10 are missing: 70 minutes.
+    // The bucket owes 60 units, and the hit needs 10. At 60 units per hour, that takes 70 minutes.
     let retry_after: u32 = field(&head, "retry-after").unwrap().parse().unwrap();
     assert!(status == 429 && (4_100..=4_200).contains(&retry_after), "{head}");
 }
@@ -284,7 +284,7 @@ fn documented_lines() -> Vec<Line> {
     let lines: Vec<Line> = servers
         .map(|line| {
             let (cargo, server) = line.split_once("-- ").unwrap();
-            // Only double quotes, and no escapes: every second part is in quotes.
+            // The lines have only double quotes and no escapes, so every second part is quoted.
             let parts = server.split('"').enumerate();
             let flags = parts.flat_map(|(at, part)| match at % 2 {
                 0 => part.split_whitespace().collect::<Vec<_>>(),
@@ -467,7 +467,6 @@ fn invalid_cache_and_lease_flags_suggest_valid_ones() {
     }
 }
 
-/// Counts in a file survive a process that is killed.
 #[cfg(feature = "sqlite")]
 #[test]
 fn counts_in_a_file_survive_a_killed_process() {
@@ -485,7 +484,7 @@ fn counts_in_a_file_survive_a_killed_process() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// Two processes on PostgreSQL admit exactly the limit together, also while the server restarts.
+/// A hit without a reply may have been counted, so the clients count failed hits separately.
 #[cfg(feature = "servers")]
 #[test]
 fn two_processes_on_postgres_admit_the_limit_while_the_server_restarts() {
@@ -503,7 +502,8 @@ fn two_processes_on_postgres_admit_the_limit_while_the_server_restarts() {
                     loop {
                         match server.get("/", "") {
                             (200, _) => admitted += 1,
-                            // A contended hit can be retried at once, and the others tomorrow.
+                            // A contended hit has a wait of 1 second. A hit above the limit waits
+                            // until the next day.
                             (429, head) if head.contains("retry-after: 1\r\n") => {}
                             (429, _) => return (admitted, failed),
                             (503, _) => failed += 1,

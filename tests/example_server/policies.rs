@@ -17,7 +17,7 @@ use crate::{field, refused};
 /// The longest wait for a change to take effect.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A policies file in a folder of its own.
+/// A policies file in its own folder.
 struct PoliciesFile {
     folder: PathBuf,
     path: PathBuf,
@@ -142,7 +142,7 @@ fn bad_file_at_reload_keeps_the_old_limits_and_logs_the_reason() {
     let mut log = BufReader::new(server.child.stderr.take().unwrap()).lines().map(Result::unwrap);
     file.replace("default = \"fixed-window 1000/hour\"\n[tiers]\npaid = \"10/fortnight\"\n");
     let line = log.next().unwrap();
-    for part in ["WARN", "cannot reload the policies, the old ones stay", "line 3, column 8", "fortnight"] {
+    for part in ["WARN", "cannot reload the policies, the old ones remain in effect", "line 3, column 8", "fortnight"] {
         assert!(line.contains(part), "{line}");
     }
     assert_eq!(limit(&server, "/", "").as_deref(), Some("1000"));

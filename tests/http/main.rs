@@ -26,4 +26,5 @@ mod shadow;
 mod stacked_refusals;
 mod stacking;
 mod usage;
+mod wait;
 mod waiting;

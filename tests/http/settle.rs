@@ -2,7 +2,8 @@
 
 use std::convert::Infallible;
 use std::future::{pending, ready};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use axum::Router;
@@ -14,6 +15,7 @@ use common::{
     poll, remaining, retry_after, slow, status,
 };
 use http::{Request, Response};
+use tokio::runtime::Builder;
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::extract::{Head, NoCharge};
 use tower_ratelimit::storage::Breaker;
@@ -289,6 +291,45 @@ async fn undecided_shadow_limit_is_settled_after_it_is_decided() {
     assert_eq!(numbers(&response), None);
     yields().await;
     assert_eq!(take(&outcomes), ["admitted?", "refunded 15?"]);
+}
+
+/// No lock of the charge is held while the observer is called. The test has a thread of its own,
+/// because a lock would block it forever.
+#[test]
+fn observer_may_use_the_charge_of_its_request() {
+    let (send, outcomes) = mpsc::channel();
+    thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        send.send(runtime.block_on(settle_in_the_observer())).unwrap();
+    });
+    let outcomes = outcomes.recv_timeout(Duration::from_secs(20)).expect("the observer waits for a lock");
+    assert_eq!(outcomes, ["admitted", "admitted?", "refunded 17", "refunded 17?"]);
+}
+
+/// Settles a charge whenever its observer is called. The storage decides slowly and refunds at
+/// once, so each event is reported by another part of the charge.
+async fn settle_in_the_observer() -> Vec<String> {
+    let storage = slow(memory_with_manual_clock().0);
+    storage.set_changes(Behavior::Works);
+    let (outcomes, taken) = (Outcomes::default(), Taken::default());
+    let (events, charge) = (Arc::clone(&outcomes), Arc::clone(&taken));
+    let layer =
+        layer("fixed-window 100/hour; shadow fixed-window 100/hour", storage).observer(move |event: &Event<'_>| {
+            let (units, mark) = (event.settled_units(), if event.shadow { "?" } else { "" });
+            let units = units.map(|units| format!(" {units}")).unwrap_or_default();
+            events.lock().unwrap().push(format!("{}{units}{mark}", event.outcome()));
+            let charge = charge.lock().unwrap().clone();
+            let _ = charge.map(|charge| charge.settle(3));
+        });
+    let inner = service_fn(move |request: Request<()>| {
+        *taken.lock().unwrap() = request.extensions().get().cloned();
+        async {
+            yields().await;
+            Ok::<_, Infallible>(Response::new(String::new()))
+        }
+    });
+    assert_eq!(status(&layer.settle_later().layer(inner), get("/20")).await, 200);
+    take(&outcomes)
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! The limiter without HTTP: the memory storage, compare-and-swap storages, refunds, changed
 //! quotas.
 
+mod acquire;
 mod cas;
 mod cas_skew;
 mod coarse_clock;

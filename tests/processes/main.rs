@@ -23,16 +23,18 @@ const PROCESSES: usize = 8;
 const TASKS: usize = 4;
 const LIMIT: u32 = 500;
 
-/// Selects the processes that settle hits, the hits that all of them settle together, and the tasks
-/// of each process. The limit is never reached.
+/// The policy that makes the processes settle hits.
 const SETTLE: &str = "settle";
+/// The number of hits that all processes settle together.
 const SETTLED: usize = 10_000;
+/// The number of tasks per process that settle hits.
 const SETTLERS: usize = 5;
+/// The limit of the settled hits, which is never reached.
 const PLENTY: u32 = 1_000_000;
 /// The keys of the settled hits.
 const KEYS: u64 = 8;
 
-/// Selects the custom strategy, which Redis runs by compare-and-swap.
+/// The policy with a custom strategy, which Redis runs by compare-and-swap.
 const FOREIGN: &str = "foreign";
 
 fn main() {
@@ -94,7 +96,7 @@ async fn units_counted(url: &str) -> u32 {
 /// One of the eight processes.
 struct Process {
     child: Child,
-    says: BufReader<ChildStdout>,
+    stdout: BufReader<ChildStdout>,
 }
 
 impl Process {
@@ -102,16 +104,17 @@ impl Process {
         let mut command = Command::new(env::current_exe().unwrap());
         command.env(URL, url).env(POLICY, policy).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let says = BufReader::new(child.stdout.take().unwrap());
-        Self { child, says }
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        Self { child, stdout }
     }
 }
 
-/// Starts all processes at once after they have connected. Returns the admitted hits of each.
+/// Starts all processes at the same time, after they have connected. Returns the number that each
+/// of them prints.
 fn together(mut many: Vec<Process>) -> Vec<u32> {
     for process in &mut many {
         let mut line = String::new();
-        process.says.read_line(&mut line).unwrap();
+        process.stdout.read_line(&mut line).unwrap();
         assert_eq!(line, "connected\n");
     }
     for process in &mut many {
@@ -119,7 +122,7 @@ fn together(mut many: Vec<Process>) -> Vec<u32> {
     }
     let ended = many.into_iter().map(|mut process| {
         let mut admitted = String::new();
-        process.says.read_to_string(&mut admitted).unwrap();
+        process.stdout.read_to_string(&mut admitted).unwrap();
         assert!(process.child.wait().unwrap().success());
         admitted.trim().parse().unwrap()
     });
@@ -137,7 +140,8 @@ fn limiter(url: &str, policy: &str) -> RateLimiter<AnyStorage> {
     RateLimiter::with_storage(policy, storage)
 }
 
-/// Hits until it is refused, or settles its part of the hits, in several tasks on one connection.
+/// Runs as one of the eight processes: hits until it is refused, or settles its part of the hits,
+/// in several tasks on one connection.
 #[tokio::main(flavor = "current_thread")]
 async fn one_of_many(url: &str, policy: &str) {
     let limiter = limiter(url, policy);

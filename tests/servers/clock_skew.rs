@@ -49,8 +49,9 @@ async fn hit_by_turns<S: Storage>(limiters: Vec<RateLimiter<S>>) -> (u32, Durati
     (admitted, started.elapsed())
 }
 
-/// Asserts that three nodes, the fastest of which is ahead by `skew`, admit no more than promised
-/// if the key's time line jumps by `residual` once: when a slow node was the first to hit.
+/// Asserts that three nodes together admit at most the documented number of hits. The clock of the
+/// fastest node is ahead by `skew` microseconds. If a slower node hits first, the key's time can
+/// jump ahead once, by at most `residual` microseconds.
 async fn assert_promise<S: Storage>(skew: u64, residual: u64, storage: impl Fn(u64) -> S) {
     let mut all = JoinSet::new();
     for (number, (text, in_a_second)) in POLICIES.into_iter().enumerate() {

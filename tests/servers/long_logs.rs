@@ -38,7 +38,7 @@ fn long_logs_are_accepted_if_allowed() {
     let memcached = MemcachedStorage::new(MEMCACHED).unwrap();
     let etcd = EtcdStorage::new(ETCD).unwrap();
     assert!(memcached.validate(&long).is_err() && etcd.validate(&long).is_err());
-    // Other settings do not reset it.
+    // Later settings keep the permission.
     let memcached = memcached.allow_long_logs().prefix("p");
     let etcd = etcd.allow_long_logs().prefix("p");
     assert_eq!((memcached.validate(&long), etcd.validate(&long)), (Ok(()), Ok(())));

@@ -33,7 +33,7 @@ where
     [hit, refused, ask(Op::Peek).1]
 }
 
-/// Every strategy, and three limits at once.
+/// Returns a policy for each strategy, and one with three limits.
 fn policies() -> impl Iterator<Item = Policy> {
     let several = "fixed-window 3/day; moving-window 5/day; token-bucket 9/day";
     EVERY_STRATEGY
@@ -99,7 +99,7 @@ fn postgres_hit_takes_one_round_trip() {
     let storage = PostgresStorage::new(&server.url()).unwrap().deadline(LONG);
     // The first hit loads the server's time.
     let _ = RUNTIME.block_on(storage.decide(StorageRequest::new(&foreign(3), &Key::from("first"), Op::Hit, 1)));
-    // Sweeps run beside the hits.
+    // Sweeps run in the background, so they do not count.
     let count = || {
         let calls = "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements \
                      WHERE query LIKE '%tower_ratelimit%' AND query NOT LIKE '%SKIP LOCKED%' AND query NOT LIKE '%pg_stat%'";

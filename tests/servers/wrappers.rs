@@ -41,9 +41,9 @@ fn nodes_on_redis_share_one_window_exactly() {
     assert!(trips < 400, "{trips} commands for 4,800 hits");
 }
 
-/// The example server returns its leased units at SIGTERM.
+/// The example server refunds its leased units at SIGTERM.
 #[test]
-fn example_server_returns_its_lease_when_it_is_terminated() {
+fn example_server_refunds_its_lease_when_it_is_terminated() {
     let redis = Server::start(&[]);
     let url = redis.url();
     let flags = ["--storage", &url, "--policy", "fixed-window 1000/day", "--key", "global"];

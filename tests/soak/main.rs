@@ -4,8 +4,7 @@
 //! The test asserts that no response is late or missing, that no key is admitted more often than
 //! documented for the mode, and that the memory of the servers does not grow.
 //!
-//! `scripts/soak 5m` runs it for five minutes. It runs without the test
-//! harness, because it prints a table.
+//! `scripts/soak 5m` runs it for five minutes. It has no test harness, because it prints a table.
 
 mod chaos;
 

@@ -1,19 +1,22 @@
 //! The structure of the sources: modules import lower modules only, and files stay small.
 
+mod imports;
 mod left_out;
 mod readme;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use self::imports::{Import, imports};
 
 /// The root of the repository.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// The modules of `src` in layers, lowest first. A module imports only from lower layers and from
 /// itself. `lib.rs` imports all of them.
-const LAYERS: [&[&str]; 19] = [
-    &["error", "time", "key", "sync", "lint"],
+const LAYERS: [&[&str]; 20] = [
+    &["error", "time", "key", "sync", "lint", "background"],
     &["text"],
     &["quota"],
     &["strategy"],
@@ -21,6 +24,7 @@ const LAYERS: [&[&str]; 19] = [
     &["policy"],
     &["storage", "extract"],
     &["lookup", "client_usage"],
+    &["waiting"],
     &["limiter"],
     &["rejection"],
     &["headers"],
@@ -41,57 +45,40 @@ const NOT_PURE: [&str; 8] = ["http", "tokio", "tower_layer", "tower_service", "a
 /// server attaches to a request. A storage uses tonic as a client.
 const SERVERS: [(&str, &[&str]); 2] = [("axum", &["extract", "usage_handler"]), ("tonic", &["extract", "storage"])];
 
-/// The files that import each other in a circle, by folder. Add none: a reader has to know all
-/// files of a circle at once.
-const CIRCLES: [(&str, &[&str]); 2] = [
-    ("storage/memory", &["answer", "decide", "evict", "insert", "small"]),
-    // Sentinels are servers with connections of their own.
-    ("storage/redis/link", &["node", "sentinel"]),
-];
-
 #[test]
 fn imports_go_downward() {
-    let items = reexports();
-    for (module, file, code) in sources() {
-        for used in imported_modules(&code, &items) {
-            assert!(
-                used == module || layer(&used) < layer(&module),
-                "{} imports {used}, which is not lower",
-                file.display()
-            );
-        }
+    for Import { file, from, to } in imports() {
+        assert!(!to.is_empty(), "{} imports an item of lib.rs: {from:?}", file.display());
+        let (from, to) = (&from[0], &to[0]);
+        assert!(to == from || layer(to) < layer(from), "{} imports {to}, which is not lower", file.display());
     }
 }
 
+/// The files and folders of each folder import each other one way. A reader of a circle has to know
+/// all of its files at once.
 #[test]
-fn files_of_a_folder_do_not_import_each_other() {
-    let mut folders: BTreeMap<PathBuf, BTreeMap<String, String>> = BTreeMap::new();
-    for (_, file, code) in sources() {
-        let name = file.file_stem().unwrap().to_str().unwrap().to_owned();
-        if !["mod", "tests", "loom"].contains(&&*name) {
-            folders.entry(file.parent().unwrap().to_owned()).or_default().insert(name, code);
+fn files_of_a_folder_import_one_way() {
+    // For each folder, the files and folders in it, and those that they import.
+    let mut folders: BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
+    for Import { from, to, .. } in imports() {
+        let depth = from.iter().zip(&to).take_while(|(from, to)| from == to).count();
+        let siblings = from.get(depth).zip(to.get(depth)).filter(|_| depth > 0);
+        let is_test = from.iter().chain(&to).any(|name| ["tests", "loom"].contains(&&**name));
+        if let Some((from_name, to_name)) = siblings.filter(|_| !is_test) {
+            let files = folders.entry(from[..depth].to_vec()).or_default();
+            files.entry(from_name.clone()).or_default().insert(to_name.clone());
         }
     }
-    folders.remove(&Path::new(ROOT).join("src"));
+    assert!(folders.len() > 10, "the imports were found");
     for (folder, files) in folders {
-        let siblings = |name: &String| {
-            let paths = files[name].split("super::").skip(1).flat_map(first_names);
-            paths.filter(|path| files.contains_key(*path) && path != name).map(str::to_owned).collect::<Vec<_>>()
-        };
+        let folder = folder.join("/");
         for start in files.keys() {
-            let (mut seen, mut next) = (Vec::new(), siblings(start));
-            while let Some(name) = next.pop().filter(|_| !seen.contains(start)) {
-                if !seen.contains(&name) {
-                    next.extend(siblings(&name));
-                    seen.push(name);
-                }
+            let (mut seen, mut next) = (BTreeSet::new(), vec![start]);
+            while let Some(name) = next.pop() {
+                let imported = files.get(name).into_iter().flatten();
+                next.extend(imported.filter(|name| seen.insert(name.as_str())));
             }
-            let known = |(known, files): &(&str, &[&str])| folder.ends_with(known) && files.contains(&start.as_str());
-            assert!(
-                !seen.contains(start) || CIRCLES.iter().any(known),
-                "{}/{start}.rs imports itself through {seen:?}",
-                folder.display()
-            );
+            assert!(!seen.contains(start.as_str()), "{folder}/{start} imports itself through {seen:?}");
         }
     }
 }
@@ -157,66 +144,8 @@ fn without_comments(file: &Path) -> String {
     text.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
-/// The module of each public item of `lib.rs`.
-fn reexports() -> BTreeMap<String, String> {
-    let text = without_comments(&Path::new(ROOT).join("src/lib.rs"));
-    let mut items = BTreeMap::new();
-    for statement in text.split(';').filter_map(|part| part.split("pub use self::").nth(1)) {
-        let (module, names) = statement.split_once("::").unwrap();
-        for name in words(names) {
-            items.insert(name.to_owned(), module.to_owned());
-        }
-    }
-    assert_eq!(items["Quota"], "quota");
-    items
-}
-
-/// The modules that the code imports by a path from the crate's root or from the parent module.
-fn imported_modules(code: &str, items: &BTreeMap<String, String>) -> Vec<String> {
-    let mut modules = Vec::new();
-    for path in code.split("crate::").skip(1).chain(code.split("super::").skip(1)) {
-        for name in first_names(path) {
-            let module = items.get(name).map_or(name, String::as_str);
-            let known = LAYERS.iter().any(|modules| modules.contains(&module));
-            modules.extend(known.then(|| module.to_owned()));
-        }
-    }
-    modules
-}
-
-/// The first name of a path, or of each path in a list: `a`, `b` and `d` of `{a, b::{c}, d}`.
-fn first_names(path: &str) -> Vec<&str> {
-    let Some(list) = path.strip_prefix('{') else { return words(path).take(1).collect() };
-    let (mut names, mut depth, mut start) = (Vec::new(), 0, 0);
-    for (at, c) in list.char_indices() {
-        match c {
-            '{' => depth += 1,
-            '}' if depth > 0 => depth -= 1,
-            ',' | '}' if depth == 0 => {
-                names.extend(words(&list[start..at]).next());
-                start = at + 1;
-                if c == '}' {
-                    break;
-                }
-            }
-            _ => {}
-        }
-    }
-    names
-}
-
-#[test]
-fn first_names_of_nested_lists_are_read() {
-    assert_eq!(first_names("{a, b::{c, x::{y}}, d}; use crate::e;"), ["a", "b", "d"]);
-    assert_eq!(first_names("layer as _;"), ["layer"]);
-}
-
 fn mentions(code: &str, name: &str) -> bool {
     let path = format!("{name}::");
     code.match_indices(&path)
         .any(|(at, _)| !code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_'))
-}
-
-fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }

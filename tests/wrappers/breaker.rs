@@ -29,7 +29,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 type WithFallback = Breaker<FakeStorage, MemoryStorage>;
 
-/// A limiter whose fallback is one of `replicas`, with its primary and its fallback.
+/// Returns a limiter on a breaker for `replicas` replicas, its primary, and its fallback.
 fn limiter(text: &str, behavior: Behavior, replicas: u32) -> (RateLimiter<WithFallback>, FakeStorage, MemoryStorage) {
     let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(behavior), memory_with_manual_clock());
     let breaker = Breaker::new(primary.clone()).fallback(fallback.clone(), replicas);
@@ -183,9 +183,9 @@ async fn only_consecutive_failures_of_writes_count() {
 
 #[tokio::test(start_paused = true)]
 async fn refused_and_contended_hits_are_not_failures() {
-    let (outrun, _) =
+    let (contended, _) =
         FakeStorage::scripted(|request| Some(Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 7).contended())));
-    let breaker = Breaker::new(outrun).failures(1).fallback(memory_with_manual_clock().0, 2);
+    let breaker = Breaker::new(contended).failures(1).fallback(memory_with_manual_clock().0, 2);
     let limiter = RateLimiter::with_storage(policy("9/day"), breaker);
     for _ in 0..20 {
         let decision = limiter.hit(&Key::everybody()).await.unwrap();
@@ -212,12 +212,13 @@ async fn refusals_that_only_read_do_not_reset_failures() {
     for failures in 1..=5 {
         let refused = limiter.hit(&hot).await.unwrap();
         assert!(refused.is_refused() && !refused.is_from_fallback());
-        let newcomer = limiter.hit(&Key::from(format!("newcomer {failures}"))).await.unwrap();
-        assert!(newcomer.is_admitted() && newcomer.is_from_fallback());
+        let new_key = limiter.hit(&Key::from(format!("new {failures}"))).await.unwrap();
+        assert!(new_key.is_admitted() && new_key.is_from_fallback());
         assert_eq!(state().failures, failures);
     }
     assert_eq!(state().phase, Phase::Open);
-    // A refusal may probe nevertheless, because a spent window has nothing but refusals.
+    // A refused probe closes the circuit too, because a spent window returns only
+    // refusals.
     sleep(SHORTEST).await;
     assert!(!limiter.hit(&hot).await.unwrap().is_from_fallback());
     assert_eq!((state().phase, state().failures), (Phase::Closed, 0));
@@ -244,7 +245,7 @@ async fn policies_too_large_for_the_primary_do_not_affect_the_circuit() {
         assert!(hit(&kept).await.is_from_fallback());
     }
     store.hang_from_swap(0);
-    // It is not a failed probe either.
+    // A hit with an unsupported policy does not count as a failed probe either.
     sleep(SHORTEST).await;
     assert!(hit(&too_long).await.is_from_fallback());
     assert_eq!((state().phase, state().failures), (Phase::Open, 5));
@@ -323,7 +324,7 @@ async fn probe_without_a_result_expires_after_a_second() {
     assert!(spend(&limiter, 1).await.is_from_fallback());
     assert_eq!(primary.decisions(), 7);
     assert_eq!(circuit(&limiter).state().failures, 6);
-    // Its late result closes the circuit.
+    // The late success of the first probe closes the circuit.
     assert!(!lost.await.unwrap().is_from_fallback());
     assert_eq!(circuit(&limiter).state().phase, Phase::Closed);
 }
@@ -438,7 +439,7 @@ async fn refund_may_probe_and_its_failure_counts() {
     assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 100);
 }
 
-/// Field defect: the fallback gives every replica the whole quota.
+/// Guards against a defect seen in practice: the fallback gives every replica the whole quota.
 #[tokio::test(start_paused = true)]
 async fn each_replica_admits_exactly_its_divided_quota() {
     let more = ["leaky-bucket 10/second queue 20", "token-bucket 10/second burst 50", "10/second; moving-window 7/day"];
@@ -495,7 +496,7 @@ async fn three_replicas_together_admit_at_most_the_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fallback_keeps_the_rules_of_elastic_windows_and_queues() {
+async fn fallback_extends_elastic_windows_and_queues_hits() {
     let ((primary, _), (fallback, clock)) = (FakeStorage::in_memory(Behavior::Fails), memory_with_manual_clock());
     let breaker = Breaker::new(primary).fallback(fallback, 2);
     let elastic = RateLimiter::with_storage(policy("elastic-window 2 per 10 seconds"), breaker.clone());
@@ -586,7 +587,7 @@ async fn nested_breakers_are_rejected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn memory_and_fallback_admit_at_once() {
+async fn try_admit_uses_a_memory_primary_or_the_fallback() {
     let (policy, key) = (policy("fixed-window 8/day"), Key::everybody());
     let request = StorageRequest::new(&policy, &key, Op::Hit, 1);
     let breaker = Breaker::new(memory_with_manual_clock().0);
@@ -638,7 +639,7 @@ async fn each_policy_is_divided_once_even_if_names_are_equal() {
     let tier = |amount| Policy::named("tier").limit(divided.clone(), Quota::per_minute(amount));
     for _ in 0..10 {
         for amount in [20, 40] {
-            // Also if a new policy is made for each request.
+            // Equal policies that are created per request are not divided again.
             for policy in [tier(amount), tier(amount)] {
                 let hit = breaker.decide(StorageRequest::new(&policy, &Key::everybody(), Op::Hit, 1)).await.unwrap();
                 assert_eq!(hit.capacity(), amount / 2);

@@ -79,7 +79,7 @@ async fn clear_all_drops_cached_refusals() {
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
 }
 
-/// A refusal that was on its way during the clear is not cached.
+/// A refusal that was in flight during the clear is not cached.
 #[tokio::test]
 async fn clear_all_invalidates_hits_in_flight() {
     let storage = FakeStorage::around(memory_with_manual_clock().0);

@@ -29,7 +29,7 @@ fn leased(slice: u32) -> (Leased, FakeStorage<MemoryStorage>, ManualClock) {
     (Leases::new(storage.clone(), slice).clock(clock.clone()), storage, clock)
 }
 
-/// Starts this many hits of one unit, which all wait for the storage.
+/// Starts `count` hits of one unit, which all wait for the storage.
 fn waiting_hits<St: Storage>(
     storage: &St,
     policy: &Policy,
@@ -97,8 +97,8 @@ async fn cost_is_paid_from_the_lease_and_the_storage() {
     assert_eq!(remains(&storage, &policy).await, 0);
 }
 
-/// Nodes in turn, with random costs, refunds and new windows. A window never exceeds the limit, and
-/// the unused units are on other nodes.
+/// The nodes hit in random order, with random costs, refunds and new windows. The units admitted in
+/// a window never exceed the limit.
 #[tokio::test]
 async fn several_nodes_never_exceed_the_limit() {
     let mut numbers = Numbers(42);
@@ -251,7 +251,7 @@ async fn leased_units_are_not_spent_after_their_window() {
     }
 }
 
-/// The numbers are in the storage's time.
+/// The times in a local decision are those of the storage's clock.
 #[tokio::test]
 async fn local_hit_reports_the_time_of_the_storage() {
     let (leases, storage, clock) = leased(10);
@@ -302,7 +302,7 @@ async fn clear_drops_the_lease_and_a_slice_in_flight() {
     assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
     leases.clear(&policy, &key).await.unwrap();
     assert_eq!((leases.len(), remains(&storage, &policy).await), (0, 1000));
-    // While a slice is in flight.
+    // The same while a slice is in flight.
     storage.close();
     let mut late = start_hit(&leases, &policy, &key, 1);
     assert!(poll(&mut late).is_pending());
@@ -384,7 +384,7 @@ fn slice_that_arrives_after_a_clear_in_another_runtime_is_dropped() {
     assert_eq!((leases.len(), one.block_on(remains(&storage, &policy))), (0, 1000));
 }
 
-/// A hit in another runtime took its units beside the lease, so a refund goes to the storage.
+/// A hit in another runtime bypasses the lease, so its refund goes to the storage.
 #[test]
 fn refund_of_a_hit_in_another_runtime_goes_to_the_storage() {
     let (leases, storage, _) = leased(6);
@@ -598,8 +598,8 @@ fn stopped_runtime_does_not_block_callers() {
     assert!(error.to_string().contains("need a running tokio runtime"), "{error}");
     let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
     let inside = one.enter();
-    let mut standing = start_hit(&leases, &policy, &key, 1);
-    assert!(poll(&mut standing).is_pending());
+    let mut waiting = start_hit(&leases, &policy, &key, 1);
+    assert!(poll(&mut waiting).is_pending());
     drop(inside);
     storage.open();
     two.block_on(async {
@@ -608,7 +608,7 @@ fn stopped_runtime_does_not_block_callers() {
     });
     drop(one);
     two.block_on(async {
-        assert!(standing.await.is_err(), "the worker has ended");
+        assert!(waiting.await.is_err(), "the worker has ended");
         assert_eq!(hit(&leases, &policy, "a", 1).await.remaining(), 999);
         assert_eq!(leases.len(), 1);
     });
@@ -616,7 +616,7 @@ fn stopped_runtime_does_not_block_callers() {
 
 /// In a full table the least recently used lease is evicted, and its units are refunded.
 #[tokio::test]
-async fn evicted_leases_return_their_units() {
+async fn evicted_leases_are_refunded() {
     let (leases, storage, clock) = leased(10);
     let (leases, policy) = (leases.max_keys(2), policy("fixed-window 1000/day"));
     for key in ["a", "b", "a", "c", "d"] {

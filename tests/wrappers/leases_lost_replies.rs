@@ -99,8 +99,8 @@ async fn request_is_for_one_waiting_hit_after_a_failure() {
     assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
 }
 
-/// An outage hits all keys, so one failure stops the slices of all keys. Another key's success does
-/// not prove that this key's server works.
+/// An outage affects all keys, so one failure stops the slices of all keys. Another key's success
+/// does not prove that this key's server works.
 #[tokio::test]
 async fn one_failure_stops_the_slices_of_all_keys() {
     let (leases, _, requests) = recorded();
@@ -198,8 +198,8 @@ fn cancelled_request_counts_as_a_lost_reply() {
     assert_eq!(requests.take("a"), [SLICE, 1, SLICE]);
 }
 
-/// The table has room for two keys. During the outage the lease is worth more than the memory of
-/// keys that failed.
+/// The table has room for two keys. During an outage, a lease is more useful than the record of a
+/// key that failed.
 #[tokio::test]
 async fn keys_that_failed_are_evicted_before_leases() {
     let (leases, storage, _) = recorded();

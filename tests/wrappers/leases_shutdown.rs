@@ -177,7 +177,7 @@ async fn close_reports_a_failed_refund_and_tries_all_others() {
     storage.set_changes(Behavior::Fails);
     assert_eq!(message(leases.close().await.unwrap_err()), format!("storage failed: {FAILURE}"));
     assert_eq!(storage.take_changes(), 3);
-    // The slice that is in flight when the leases are closed.
+    // The same for a slice that is in flight when the leases are closed.
     let (leases, storage, _) = leased(10);
     storage.close();
     let mut hit = start_hit(&leases, &policy, &Key::from("a"), 1);

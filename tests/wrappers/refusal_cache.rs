@@ -122,7 +122,8 @@ async fn costs_above_the_remaining_units_are_cache_hits() {
     }
 }
 
-/// Field defect: a client with five costs reached the storage with 19,999 of 20,000 hits.
+/// Guards against a defect seen in practice: a client with five costs reached the storage with
+/// 19,999 of 20,000 hits.
 #[tokio::test]
 async fn client_that_varies_its_costs_reaches_the_storage_at_most_four_times() {
     for text in [
@@ -443,7 +444,8 @@ async fn failures_are_not_cached() {
     assert!(hit(&cache, &policy, "a", 1).await.is_refused(), "cached refusals stay");
 }
 
-/// Field defects: unbounded maps, and a flood of keys that evicts refused keys.
+/// Guards against defects seen in practice: unbounded maps, and a flood of keys that evicts refused
+/// keys.
 #[tokio::test]
 async fn flood_of_keys_stays_within_max_keys() {
     for max_keys in [1, 3, 16, 100, 1_000] {

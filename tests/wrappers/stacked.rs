@@ -12,8 +12,8 @@ const MS: Duration = Duration::from_millis(1);
 
 type WithFallback = Breaker<FakeStorage, MemoryStorage>;
 
-/// A breaker that opens at the first failure and whose fallback is one of `replicas`, with its
-/// primary.
+/// Returns a breaker for `replicas` replicas that opens at the first failure, its primary, and the
+/// clock of both.
 fn breaker(replicas: u32) -> (WithFallback, FakeStorage, ManualClock) {
     let (primary, clock) = FakeStorage::in_memory(Behavior::Works);
     let fallback = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
@@ -78,7 +78,7 @@ async fn leases_are_spent_during_an_outage_and_none_are_taken_from_the_fallback(
             assert!(!decision.is_from_fallback());
             assert_eq!(decision.remaining(), 1_000 - spent);
         }
-        // Three leased units are left, and stay for smaller costs.
+        // The three leased units that are left are kept for smaller costs.
         let decision = spend(&limiter, 5).await;
         assert!(decision.is_admitted() && decision.is_from_fallback());
         assert_eq!((decision.capacity(), decision.remaining()), (250, 245));

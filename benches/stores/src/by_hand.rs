@@ -6,7 +6,7 @@ use std::str::FromStr;
 use deadpool_postgres::tokio_postgres::{Config, NoTls};
 use deadpool_postgres::{Manager, Pool};
 
-/// The connections of the pool. The storage has four, which it pipelines.
+/// The number of connections in the pool. The storage uses four connections with pipelining.
 const CONNECTIONS: usize = 8;
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS by_hand (

@@ -1,4 +1,5 @@
-//! Decisions per second and latencies on stores, beside a statement that is written by hand.
+//! Measures decisions per second and latencies on stores, and on PostgreSQL those of a statement
+//! that is written by hand.
 //!
 //! `scripts/stores` starts the servers and runs it. The arguments are the URLs of storages. Each
 //! `postgres://` URL also measures the statement.
@@ -16,12 +17,13 @@ use tower_ratelimit::{Key, Policy, RateLimiter};
 use self::by_hand::ByHand;
 use self::measure::{Row, measure};
 
-/// The distinct keys. The process remembers all of them.
+/// The number of distinct keys. All of them fit into the memory of recent keys of
+/// `PostgresStorage`.
 const KEYS: u64 = 10_000;
 
 const IN_FLIGHT: [usize; 3] = [1, 16, 64];
 
-/// Returns the time of a measurement.
+/// Returns the duration of a measurement: `STORES_SECONDS`, or 3 seconds.
 fn time() -> Duration {
     let seconds = std::env::var("STORES_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs_f64(seconds.unwrap_or(3.0))
@@ -37,7 +39,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         }
         let separator = if url.contains('?') { '&' } else { '?' };
         let storage: AnyStorage = format!("{url}{separator}deadline=5s").parse()?;
-        // No hit is refused.
+        // The limit is so large that no hit is refused.
         let policy: Policy = "fixed-window 4000000000/day".parse()?;
         let limiter = RateLimiter::with_storage(policy, storage);
         for (keys, count) in [("distinct", KEYS), ("one", 1)] {

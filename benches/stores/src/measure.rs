@@ -1,4 +1,4 @@
-//! Tasks that hit as fast as they can, and their latencies.
+//! Runs tasks that hit as fast as they can, and measures the latencies.
 
 use std::fmt;
 use std::sync::Arc;

@@ -18,7 +18,7 @@ pub enum Goal {
     SpeedAtLeast(f64),
     /// The largest ratio of our cost to the other's.
     CostAtMost(f64),
-    /// The largest figure of ours, independent of the other's.
+    /// The largest value of our figure, independent of the other's.
     AtMost(f64),
     /// No goal.
     None,

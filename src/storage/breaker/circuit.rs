@@ -35,8 +35,8 @@ pub(super) struct Settings {
 
 struct Inner {
     settings: Settings,
-    /// The number of times that the circuit opened or closed. It is closed if the number is even. A
-    /// result that started in an earlier epoch is ignored.
+    /// The number of times that the circuit opened or closed. The circuit is closed if the number
+    /// is even. The result of a call that started in an earlier epoch is ignored.
     epoch: AtomicU64,
     /// The number of consecutive failures. Changed only with the lock held.
     failures: AtomicU32,
@@ -50,10 +50,11 @@ struct Inner {
 
 #[derive(Default)]
 struct ProbeState {
-    /// The latest time between two probes, before jitter.
+    /// The current time between two probes, before jitter.
     wait: Duration,
     /// The number of the probe that is in flight.
     probe: Option<u64>,
+    /// The number of probes that were started.
     probes: u64,
     /// The latest error of the primary.
     error: Option<StorageError>,
@@ -61,7 +62,7 @@ struct ProbeState {
 
 /// The permission to call the primary. The caller reports the result with
 /// [`succeeded`](Self::succeeded), [`decided`](Self::decided) or [`failed`](Self::failed). Dropping
-/// the permit of a probe abandons the probe.
+/// the permit of a probe without a result abandons the probe.
 pub(super) struct Permit {
     circuit: Circuit,
     epoch: u64,
@@ -130,7 +131,8 @@ impl Circuit {
         self.now() >= self.0.not_before.load(Ordering::Relaxed)
     }
 
-    /// Returns the time until the primary may be called, in microseconds, at least 1.
+    /// Returns the time until the primary may be called again, in microseconds, at least 1. If the
+    /// circuit is closed, this is the shortest time between probes.
     pub(super) fn until_probe(&self) -> u64 {
         if self.is_closed() {
             return micros(self.0.settings.shortest);
@@ -255,8 +257,9 @@ impl Permit {
         self.probe = None;
     }
 
-    /// Records a decision. A refusal ends a probe, but does not reset the count of failures: the
-    /// primary may have decided it without a write.
+    /// Records a decision. A probe that is refused closes the circuit, like one that is admitted.
+    /// Any other refusal does not reset the count of failures, because the primary may have decided
+    /// it without a write.
     pub(super) fn decided(self, is_admitted: bool) {
         if is_admitted || self.probe.is_some() {
             self.succeeded();
@@ -291,7 +294,8 @@ mod tests {
 
     use super::*;
 
-    /// Threads check the time before they take the lock, so that several can reach it.
+    /// Threads check the time before they take the lock. So several threads can find that a probe
+    /// is due.
     #[test]
     fn only_one_of_many_threads_probes() {
         let shortest = Duration::from_millis(1);
@@ -309,7 +313,7 @@ mod tests {
                         barrier.wait();
                         let permit = circuit.try_acquire(true);
                         permits.fetch_add(permit.is_some().into(), Ordering::Relaxed);
-                        // Keeps the permit until all threads have tried.
+                        // Dropping the permit earlier would allow another probe.
                         barrier.wait();
                     });
                 }

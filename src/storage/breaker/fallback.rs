@@ -59,9 +59,9 @@ fn hash(policy: &Policy) -> u64 {
     hasher.finish()
 }
 
-/// Adjusts a decision of the fallback. A cost that exceeds the divided capacity but fits into the
-/// whole one may be admitted by the primary, so its refusal gets a `retry_after` of `wait`
-/// microseconds, the time until the primary is called again.
+/// Adds a `retry_after` to a refusal by the fallback whose cost exceeds the divided capacity but
+/// fits into the original one. The fallback can never admit this cost, but the primary can. `wait`
+/// is the time until the primary is called again, in microseconds.
 pub(super) fn adjust_retry_after(original: &Policy, decision: Decision, wait: u64) -> Decision {
     let can_fit = |position: usize, status: &Status| {
         !status.is_admitted()
@@ -127,7 +127,7 @@ mod tests {
         let fallback = Fallback::new(MemoryStorage::new(), NonZeroU32::new(2).unwrap());
         let cached = || fallback.divided.read().unwrap().values().map(Vec::len).sum::<usize>();
         for amount in 2..5_000 {
-            // Half of them share a name.
+            // Half of the policies share a name.
             let policy = Policy::from(Quota::per_minute(amount));
             let policy = if amount % 2 == 0 { policy.with_name("tier") } else { policy };
             for _ in 0..2 {

@@ -129,12 +129,12 @@ pub struct Changing<P: Storage, F: Storage> {
 }
 
 impl<P: Storage, F: Storage> Changing<P, F> {
-    /// Returns a future that is ready at once.
+    /// Returns a future that is immediately ready.
     pub(super) fn empty() -> Self {
         Self { primary: None, fallback: None, failed: None }
     }
 
-    /// Adds a change of the primary. It fails if the circuit is open.
+    /// Adds a change of the primary. If the circuit is open, the future fails instead.
     pub(super) fn primary(self, parts: &Parts<P, F>, change: impl FnOnce(&P) -> P::UpdateFuture) -> Self {
         match parts.circuit.try_acquire(true) {
             Some(permit) => Self { primary: Some((change(&parts.primary), permit)), ..self },

@@ -36,9 +36,10 @@ use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 /// assert_eq!(circuit.state().failures, 0);
 /// ```
 ///
-/// The breaker opens after 5 consecutive failures ([`failures`](Self::failures)). It probes the
-/// primary with one hit after 100 milliseconds, and then up to every second while probes fail
-/// ([`probe_after`](Self::probe_after)). The first successful probe closes the breaker.
+/// The breaker opens after 5 consecutive failures ([`failures`](Self::failures)). After 100
+/// milliseconds, one hit probes the primary. The time between probes doubles with each failed
+/// probe, up to 1 second ([`probe_after`](Self::probe_after)). The first successful probe closes
+/// the breaker.
 ///
 /// While it is open, the fallback decides. It applies each policy [divided](Policy::divide) by the
 /// number of replicas. Without a fallback, decisions fail immediately, and
@@ -52,8 +53,8 @@ use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 /// # Errors
 ///
 /// - A decision fails with [`StorageError`] if neither storage decides.
-/// - A refund fails if the storage that made the decision fails, or if this was the primary and the
-///   breaker is open.
+/// - A refund fails if the storage that made the decision fails, or if that storage is the primary
+///   and the breaker is open.
 /// - A clear fails if the primary or the fallback is not cleared.
 #[derive(Clone, Debug)]
 pub struct Breaker<P, F = NoFallback>(Arc<Parts<P, F>>);
@@ -82,7 +83,8 @@ impl<P: Storage> Breaker<P> {
     }
 }
 
-/// A decision records one source, so the refund of a nested breaker could reach the wrong storage.
+/// Panics if `storage` is or wraps a breaker. A decision records only one source, so a refund
+/// through nested breakers could reach the wrong storage.
 #[track_caller]
 fn assert_contains_no_breaker(storage: &impl Storage) {
     assert!(

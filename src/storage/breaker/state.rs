@@ -11,7 +11,7 @@ pub enum Phase {
     Closed,
     /// The primary is not called.
     Open,
-    /// One hit is probing the primary.
+    /// One hit, refund or clear is probing the primary.
     Probing,
 }
 
@@ -25,14 +25,14 @@ pub struct CircuitState {
     /// The number of consecutive failures of the primary. It is reset to 0 when the primary admits a
     /// hit, refunds a hit or clears a key.
     pub failures: u32,
-    /// The time until the next probe, or `None` if the breaker is not [open](Phase::Open). Zero means
-    /// that the next hit probes.
+    /// The time until the next probe, or `None` if the breaker is not [open](Phase::Open). Zero
+    /// means that the next hit, refund or clear probes the primary.
     pub probe_in: Option<Duration>,
     /// The number of decisions by the primary, including peeks.
     pub by_primary: u64,
     /// The number of decisions by the fallback, including peeks.
     pub by_fallback: u64,
-    /// The number of hits and peeks that failed.
+    /// The number of hits and peeks that neither storage decided.
     pub by_none: u64,
 }
 

@@ -8,17 +8,20 @@ use crate::storage::text;
 use crate::strategy::State;
 use crate::{Decision, Op, Policy, Timestamp};
 
-/// States are kept longer than they last, by this or by `max_skew` if that is more. A node whose
-/// clock is behind must still find the instant of the last decision.
+/// The shortest time for which the store keeps states after they expire. If `max_skew` is longer,
+/// it applies instead. A node whose clock is behind must still find the instant of the last
+/// decision.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// The states of a key during a batch of jobs.
 ///
-/// The text is parsed for the policy of the current job. It is written and parsed again if the next
-/// job has a different policy with the same name.
+/// The text is parsed for the policy of the current job. If the next job has a different policy
+/// with the same name, the states are written back and parsed again for that policy.
 #[derive(Debug)]
 pub(in crate::storage) struct Batch<'a> {
+    /// The stored states before the first job.
     loaded: &'a str,
+    /// `true` if the states were moved back in time, so that they differ from the stored ones.
     is_moved: bool,
     now: Timestamp,
     text: String,
@@ -78,9 +81,9 @@ impl<'a> Batch<'a> {
 
     /// Returns the text to store and the time to keep it, or `None` if nothing has changed.
     ///
-    /// The text contains the instant of the decision. After a refund of all units, the text is only
-    /// that instant. Without it, a node whose clock is behind could decide at an earlier time.
-    /// Clearing a key removes the instant.
+    /// The text begins with the instant of the decision, unless `max_skew` is zero. Without this
+    /// instant, a node whose clock is behind could decide at an earlier time. After a refund of all
+    /// units, the text is only the instant. Clearing a key removes the instant.
     pub(in crate::storage) fn finish(mut self, max_skew: Duration) -> Option<(String, Duration)> {
         self.write_back();
         if !self.changed || self.text == self.loaded {

@@ -36,5 +36,6 @@ pub(super) fn cancelled() -> StorageError {
 }
 
 pub(super) fn no_runtime() -> StorageError {
-    StorageError::new(StorageErrorKind::Cancelled, "no tokio runtime; await the call inside of one").uncounted()
+    StorageError::new(StorageErrorKind::Cancelled, "no tokio runtime: await the call inside a tokio runtime")
+        .uncounted()
 }

@@ -16,7 +16,7 @@ use crate::{Decision, Policy, Timestamp};
 /// The retry time of a contended hit, in microseconds.
 const RETRY_AFTER: u64 = 20_000;
 
-/// The largest number of swaps that a job may lose. After that it is contended.
+/// The number of lost swaps after which a job is answered as contended.
 const ATTEMPTS: u32 = 24;
 
 /// The result of a job. Only a hit has a decision.
@@ -65,9 +65,9 @@ struct Progress(Mutex<Stage>);
 struct Stage {
     /// The last time at which other jobs or processes were known to delay this one.
     contended: Option<Timestamp>,
-    /// The job is part of a swap that was sent, or that is about to be sent.
+    /// `true` if the job is part of a swap that was sent, or that is about to be sent.
     sent: bool,
-    /// The caller has left. A job that was not sent before is never sent.
+    /// `true` if the caller has left. A job that was not sent before is never sent.
     left: bool,
 }
 
@@ -109,8 +109,8 @@ impl Job {
         self.progress.lock().sent = false;
     }
 
-    /// Returns the job if it can still be executed in time, assuming that a round trip takes
-    /// `trip`.
+    /// Returns the job if it can still be executed before its deadline, assuming that a round trip
+    /// takes `trip`. Otherwise answers its caller and returns `None`.
     ///
     /// A contended job without enough time is not sent. Its caller gets a definite answer instead:
     /// the hit was not counted.
@@ -139,7 +139,7 @@ impl Job {
     }
 
     /// Sends the answer to the caller, if it still waits. A caller that left after its job was sent
-    /// has got an error for which `may_have_counted` is `true`.
+    /// has already returned an error for which `may_have_counted` is `true`.
     pub(super) fn answer(self, answer: Answer) {
         // The caller checks for an answer under the same lock before it leaves.
         let _stage = self.progress.lock();

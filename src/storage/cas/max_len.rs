@@ -55,7 +55,7 @@ pub(super) fn check_logs(policy: &Policy, max_entries: u32) -> Result<(), Config
 }
 
 fn max_bytes(limit: &Limit) -> u64 {
-    // Percent-encoding makes three bytes of one.
+    // Percent-encoding can turn one byte into three.
     let name = 3 * limit.strategy().name().len() as u64;
     LIMIT + name + ENTRY * entries(limit)
 }

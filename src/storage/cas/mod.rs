@@ -31,7 +31,8 @@ use crate::{BoxError, Timestamp};
 /// The comparison and the replacement must be one atomic step. Otherwise a text that another
 /// process stores in between is lost. `testing::CasLaws` (feature `testing`) tests that.
 ///
-/// The futures of both methods are dropped when they exceed the timeout.
+/// [`Cas`] drops the futures of [`load`](Self::load) and [`swap`](Self::swap) when they exceed its
+/// timeout.
 ///
 /// # Examples
 ///
@@ -80,7 +81,8 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// The version of the text of a key, for example a number that changes with each write, or the
     /// text itself. A missing key has a version too.
     ///
-    /// A counter must never repeat. If a key is removed and written again, the counter continues.
+    /// If the version is a counter, a key must never have the same value twice, even if the key is
+    /// removed and written again.
     type Version: Send + Sync + 'static;
 
     /// Returns the text of a key, and its version.
@@ -117,14 +119,15 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
         ready(Ok(()))
     }
 
-    /// Returns the last text of a key that the store knows without a round trip, or `None`, the
-    /// default.
+    /// Returns the latest text of a key that the store knows without a round trip. Defaults to
+    /// `None`.
     ///
-    /// [`Cas`] decides on this text and swaps at once, which saves the round trip of
+    /// [`Cas`] decides on this text and swaps immediately, which saves the round trip of
     /// [`load`](Self::load). The text may be outdated, because the swap compares its version. A
     /// decision that would not change the text is made again on a loaded one.
     ///
-    /// A text is outdated after each lost swap, so return another one or `None` then.
+    /// After a lost swap, the recalled text is outdated. Return a newer text or `None` from then
+    /// on.
     fn recall(&self, key: &str) -> Option<Loaded<Self::Version>> {
         let _ = key;
         None

@@ -9,8 +9,8 @@ use tokio::runtime::Id;
 use super::job::Job;
 use crate::Timestamp;
 
-/// A key and a runtime. Each runtime has its own workers, because another runtime may not be
-/// running when the callers are.
+/// A key and a runtime. Each runtime has its own workers, because a worker in another runtime may
+/// stop while its callers still wait.
 pub(super) type Place = (Id, Arc<str>);
 
 /// The waiting jobs of each key that has a worker. The lock is never held during a call to the

@@ -12,7 +12,8 @@ use crate::storage::text;
 use crate::time::micros;
 use crate::{ConfigError, Timestamp};
 
-/// The default of `max_skew`. Machines with NTP differ by less, and a client can wait that long.
+/// The default of `max_skew`. The clocks of machines with NTP differ by less. In the worst case, a
+/// client waits this much too long.
 pub(in crate::storage) const MAX_SKEW: Duration = Duration::from_secs(5);
 
 /// The largest `max_skew`.
@@ -38,7 +39,7 @@ impl Skew {
         Self { max, warned: Mutex::default() }
     }
 
-    /// Returns `false` if each node decides at its own time.
+    /// Returns `false` if `max_skew` is zero, so that each node decides at its own time.
     fn is_on(&self) -> bool {
         !self.max.is_zero()
     }
@@ -82,7 +83,7 @@ impl Skew {
 pub(in crate::storage) struct View<'a> {
     pub(in crate::storage) at: Timestamp,
     pub(in crate::storage) states: Cow<'a, str>,
-    /// The states were moved back, so they differ from the stored ones.
+    /// `true` if the states were moved back in time, so that they differ from the stored ones.
     pub(in crate::storage) is_moved: bool,
 }
 

@@ -19,8 +19,7 @@ use crate::storage::deadline::{self, DEADLINE};
 use crate::storage::{Clock, Storage, StorageError, StorageRequest, names, text};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
-/// The largest number of log entries of a key on memcached and etcd, unless long logs are allowed.
-/// That is 19 kB.
+/// The largest number of log entries of a key, unless long logs are allowed. They take up to 19 kB.
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 const LONGEST_LOG: u32 = 1_000;
 
@@ -102,7 +101,7 @@ impl<S: CasStorage> Cas<S> {
     }
 
     /// Sets the clock. Defaults to the store's clock, or this machine's clock if the store reports
-    /// no time. For tests, or if this machine's clock is not reliable.
+    /// no time. Useful in tests, and on machines with an unreliable clock.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let shared = self.shared.with(Some(Time::Clock(Arc::new(clock))), self.shared.skew.max());
@@ -112,8 +111,9 @@ impl<S: CasStorage> Cas<S> {
     /// Sets the time by which the newest decision on a key may be ahead of this node's clock.
     /// Defaults to 5 seconds.
     ///
-    /// See [clocks](Self#clocks). States are kept longer by this time. 0 disables the comparison:
-    /// each node decides by its own clock, and a node whose clock is years ahead can lock a key.
+    /// See [clocks](Self#clocks). States are kept longer by this time. Zero disables the
+    /// comparison: each node decides by its own clock, and a node whose clock is years ahead can
+    /// block a key for years.
     ///
     /// # Panics
     ///

@@ -21,7 +21,8 @@ const IMMEDIATE_RETRIES: u32 = 4;
 pub(super) struct Worker<S: CasStorage> {
     shared: Arc<CasShared<S>>,
     place: Place,
-    /// The longest recent round trip to the store. It decays with each shorter one.
+    /// The longest recent round trip to the store. It decays by an eighth with each shorter round
+    /// trip.
     trip: Duration,
     is_done: bool,
 }
@@ -51,7 +52,7 @@ impl<S: CasStorage> Worker<S> {
         }
     }
 
-    /// Executes these jobs. Jobs that arrive later wait for the next batch, because the loaded
+    /// Executes a batch of jobs. Jobs that arrive later wait for the next batch, because the loaded
     /// state may be older than a result that their callers have seen.
     async fn run_batch(&mut self, jobs: Vec<Job>) {
         let mut jobs = self.in_time(jobs);
@@ -61,7 +62,7 @@ impl<S: CasStorage> Worker<S> {
             match self.attempt(jobs, &recalled, true).await {
                 Ok(()) => return,
                 Err((remaining, newer)) => {
-                    // The text was outdated, which is no contention.
+                    // An outdated recalled text does not count as a lost race.
                     remaining.iter().for_each(Job::take_back);
                     (jobs, newest) = (self.in_time(remaining), newer);
                 }

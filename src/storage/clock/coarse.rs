@@ -10,21 +10,20 @@ use super::{Clock, Timestamp};
 /// A [`SystemClock`](super::SystemClock) that does not read the processor's tick counter, and lags
 /// by up to a tick.
 ///
-/// It is faster where the tick counter is slow, as on some virtual machines. Elsewhere it gains
-/// nothing: measure it on your machine.
+/// It is faster on machines whose tick counter is slow to read, for example some virtual machines.
+/// On other machines it is not faster, so measure it on yours.
 ///
 /// A tick is the interval of the kernel's timer interrupt: 1 to 4 milliseconds on most Linux
 /// systems, and 10 on some. The clock reads `CLOCK_MONOTONIC_COARSE`, which the kernel updates once
-/// per tick. On other systems than Linux there is no such clock. There, a `CoarseClock` is as exact
-/// and as slow as a `SystemClock`.
+/// per tick. On systems other than Linux, a `CoarseClock` reads the same clock as a `SystemClock`.
 ///
 /// The effects on a [`MemoryStorage`](crate::MemoryStorage):
 ///
 /// - A decision is made at the time of the last tick. So a client may be refused for up to a tick
 ///   after its units have become available.
-/// - No strategy admits more than it promises, plus the units of one tick. For example, a window of
-///   N per second admits at most N in each second of this clock, which may be up to a tick shorter
-///   or longer than a second.
+/// - Quotas are enforced in the time of this clock. For example, a window of N per second admits at
+///   most N in each second of this clock, which may be up to a tick shorter or longer than a real
+///   second.
 /// - `retry_after` and `Retry-After` are never too short. They are up to a tick longer, because the
 ///   storage adds the [`resolution`](Clock::resolution).
 ///
@@ -108,7 +107,8 @@ mod linux {
         Duration::from_micros(micros(clock_getres(CLOCK)) + 1)
     }
 
-    /// Returns the whole microseconds. Linux has had this clock since 2.6.32, so there is no error.
+    /// Converts a reading to whole microseconds. Reading cannot fail, because Linux has had this
+    /// clock since 2.6.32.
     #[allow(clippy::cast_sign_loss)] // the clock starts at 0
     #[inline]
     fn micros(time: nix::Result<TimeSpec>) -> u64 {

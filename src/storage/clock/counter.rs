@@ -8,8 +8,9 @@ use crate::time::micros;
 #[derive(Debug)]
 pub(super) struct Ticks {
     counter: quanta::Clock,
+    /// The value of the counter at the start.
     first: u64,
-    /// In 2^-64 microseconds.
+    /// The length of a tick, in 2^-64 microseconds.
     micros_per_tick: u64,
     start: Instant,
 }
@@ -24,7 +25,7 @@ impl Source for Ticks {
     #[inline]
     fn elapsed(&self) -> u64 {
         let ticks = self.counter.raw().saturating_sub(self.first);
-        #[allow(clippy::cast_possible_truncation)] // the upper half
+        #[allow(clippy::cast_possible_truncation)] // the upper 64 bits of 128
         let elapsed = ((u128::from(ticks) * u128::from(self.micros_per_tick)) >> 64) as u64;
         elapsed
     }

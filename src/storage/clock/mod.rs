@@ -63,7 +63,7 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
     }
 }
 
-/// Monotonic time that starts at the wall clock's time. The clock of a [`MemoryStorage`].
+/// A monotonic clock that starts at the wall clock's time. [`MemoryStorage`] uses it by default.
 ///
 /// With the feature `quanta` (default) it reads the processor's tick counter, which is faster than
 /// the system's clock, and corrects the result by the system's monotonic clock once a second.
@@ -74,8 +74,8 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 /// windows would last longer. Times of day in response headers follow the wall clock in both cases.
 /// The wall clock is checked once a second.
 ///
-/// The time does not go back, with one exception: readings during a correction may differ by the
-/// size of that correction.
+/// The time does not go back, with one exception: while one thread corrects the clock, the readings
+/// of other threads may differ by the size of the correction.
 ///
 /// [`MemoryStorage`]: crate::MemoryStorage
 #[derive(Debug, Default)]

@@ -112,7 +112,8 @@ mod tests {
         }
     }
 
-    /// Field defect: `X-RateLimit-Reset` was an hour off until the restart.
+    /// Guards against a defect seen in practice: after the wall clock was set back by an hour,
+    /// `X-RateLimit-Reset` was an hour off until the process restarted.
     #[test]
     fn wall_clock_that_is_set_back_changes_only_the_times_of_day() {
         let clock = WallTime::<Ticks>::default();

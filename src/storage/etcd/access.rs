@@ -13,8 +13,8 @@ impl EtcdStorage {
     /// and the password in the URL.
     ///
     /// Use it for passwords that rotate. etcd revokes the tokens of a user whose password changes.
-    /// The storage then reconnects with new credentials. If the provider fails, so does the attempt
-    /// to connect, and the storage tries again.
+    /// The storage then reconnects with new credentials. If the provider fails, the attempt to
+    /// connect fails too, and the storage tries again.
     ///
     /// Connecting takes at most one second, including the provider. The guide on
     /// [operating](crate::guide::operating#logins-that-rotate) has more details.

@@ -47,7 +47,8 @@ impl Storage for EtcdStorage {
 }
 
 impl EtcdStorage {
-    /// Replaces the timeout of [`Cas`](crate::storage::Cas), which does not know the members.
+    /// Names the members in timeout errors of [`Cas`](crate::storage::Cas), which does not know
+    /// them.
     fn naming_members<T: 'static>(&self, result: BoxFuture<T>) -> BoxFuture<T> {
         let members = self.store.members.clone();
         Box::pin(async move {

@@ -7,8 +7,8 @@ use tonic::{Code, Status};
 
 use crate::storage::{StorageError, StorageErrorKind};
 
-/// The gRPC status of a call that was sent, as the source of its error. It is the member's, or was
-/// created here because the response could not be read.
+/// The gRPC status of a call that was sent, as the source of its error. The member sent it, or the
+/// client created it because the response could not be read.
 #[derive(Debug)]
 struct EtcdCause(Status);
 
@@ -18,8 +18,8 @@ pub(super) fn from_status(member: &str, status: Status) -> StorageError {
     let (code, was_refused) = (status.code(), means_not_executed(&status));
     let cause = EtcdCause(status);
     match code {
-        // Only statuses that were created on this side have a source: for a broken stream, or for a
-        // response that cannot be decoded.
+        // Only a status that the client created has a source. The stream broke, or the response
+        // cannot be decoded.
         _ if is_local => StorageError::connection_lost(member, cause),
         _ if was_refused => StorageError::refused(member, cause),
         Code::DeadlineExceeded => StorageError::timed_out(member).with_source(cause),
@@ -105,7 +105,8 @@ impl fmt::Display for EtcdCause {
 
 impl Error for EtcdCause {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        // The message is that of the status's source.
+        // `Display` writes the message of the status's source, so the chain continues after that
+        // source.
         self.0.source().and_then(Error::source)
     }
 }

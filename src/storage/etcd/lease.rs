@@ -14,16 +14,18 @@ use super::wire::LeaseGrant;
 use crate::storage::StorageError;
 use crate::storage::net::{Reconnecting, Usable};
 
-/// The shortest step, in seconds, to which the end of a lease is rounded up.
+/// The shortest step, in seconds. The end of a lease is rounded up to a multiple of a step.
 ///
-/// A grant is a write, so keys share leases. Steps are powers of two, and at most a quarter of the
-/// time to live if that is longer than this step.
+/// Rounding lets keys share leases, because granting a lease is a write to etcd. Steps are powers
+/// of two. A step longer than this one is at most a quarter of the time to live.
 const SHORTEST_STEP: u64 = 4;
 
-/// The longest time to live. etcd grants at most 9,000,000,000 seconds, including the rounding.
+/// The longest time to live of a key. After rounding up, it stays below 9,000,000,000 seconds, the
+/// most that etcd grants.
 const LONGEST_TTL: Duration = Duration::from_secs(7_000_000_000);
 
-/// The most keys per lease. etcd deletes all keys of a lease at once, and other calls wait.
+/// The maximum number of keys per lease. etcd deletes all keys of a lease in one step, and other
+/// calls wait meanwhile.
 const MAX_KEYS: u32 = 5_000;
 
 /// The leases that this process uses.
@@ -39,6 +41,7 @@ pub(super) struct Leases {
 #[derive(Debug)]
 pub(super) struct Lease {
     id: i64,
+    /// The number of writes that used this lease.
     keys: AtomicU32,
 }
 

@@ -11,8 +11,8 @@ use super::link::Members;
 use super::wire::{Compare, Delete, DeleteRange, OpKind, Put, Range, RangeResponse, Txn};
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped};
 
-/// The longest value, in bytes. A call to etcd has at most 1,572,864 bytes, including the key. The
-/// flag `--max-request-bytes` of etcd changes that limit.
+/// The longest value, in bytes. By default, etcd accepts calls of at most 1,572,864 bytes,
+/// including the key (`--max-request-bytes`).
 const MAX_LEN: usize = 1_500_000;
 
 #[derive(Clone, Debug)]

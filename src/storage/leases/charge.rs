@@ -1,4 +1,4 @@
-//! Charges: units that are taken from a slice, whatever remains.
+//! Charges, which take units from a slice even if it has too few.
 
 use std::sync::Arc;
 
@@ -7,7 +7,8 @@ use super::shared::LeaseTable;
 use crate::storage::StorageRequest;
 use crate::{Key, Policy, Storage, Timestamp};
 
-/// Units that a charge took from a slice. They go back when this is dropped.
+/// Units that a charge took from a slice. Dropping this value puts them back, unless
+/// [`keep`](Self::keep) was called.
 pub(super) struct Taken<St: Storage> {
     shared: Arc<LeaseTable<St>>,
     policy: Policy,
@@ -17,8 +18,8 @@ pub(super) struct Taken<St: Storage> {
 }
 
 impl<St: Storage> LeaseTable<St> {
-    /// Charges units to the key's slice, as many as it has. If that is a part of the charge, also
-    /// returns these units.
+    /// Charges as many units to the key's slice as it has. If these are only a part of the charge,
+    /// also returns them.
     pub(super) fn charge(self: &Arc<Self>, request: &StorageRequest<'_>) -> (Charged, Option<Taken<St>>) {
         let (place, now) = (self.place(request.policy, request.key), self.clock.now());
         let mut bucket = self.table.lock(place);

@@ -14,7 +14,7 @@ use super::shared::LeaseTable;
 use crate::storage::StorageError;
 use crate::{Decision, Key, Policy, Storage};
 
-/// The most refunds in flight at once.
+/// The maximum number of refunds in flight.
 const IN_FLIGHT: usize = 64;
 
 /// The unspent units of one lease, as a hit that can be refunded.
@@ -67,7 +67,8 @@ impl<St: Storage> LeaseTable<St> {
     }
 }
 
-/// Refunds all leases in a background task. The last handle and all workers have been dropped.
+/// Refunds all leases in a background task when the last handle and all workers have been dropped.
+/// Outside of a tokio runtime, the leases are not refunded.
 impl<St: Storage> Drop for LeaseTable<St> {
     fn drop(&mut self) {
         let Ok(runtime) = Handle::try_current() else { return };

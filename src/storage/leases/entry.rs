@@ -20,7 +20,7 @@ pub(super) struct LeaseEntry {
     pub(super) worker: WorkerState,
     /// The time of the latest use, for eviction.
     pub(super) used: Timestamp,
-    /// Counts clears. A slice that was requested before a clear is not stored.
+    /// The number of clears. A slice that was requested before a clear is discarded.
     pub(super) changes: u64,
     /// `true` if the latest request for units failed. The storage may have counted it.
     pub(super) is_uncertain: bool,

@@ -20,7 +20,8 @@ pub struct Deciding<St: Storage> {
     /// The cost of the request. The slice may have paid a part of a charge, so the storage decides on
     /// less.
     cost: u32,
-    /// The units of that part. They go back if the storage does not charge the rest.
+    /// The units of the part that the slice has paid. They go back to the slice if the storage does
+    /// not charge the rest.
     taken: Option<Taken<St>>,
 }
 
@@ -39,7 +40,7 @@ impl<St: Storage> Deciding<St> {
     }
 }
 
-#[allow(clippy::large_enum_variant, reason = "it is polled where it is made; boxing would cost a hit an allocation")]
+#[allow(clippy::large_enum_variant, reason = "boxing it would cost an allocation per hit")]
 pub(super) enum Progress<St: Storage> {
     Local(Option<Decision>),
     Wait(oneshot::Receiver<Answer>, OwnedRequest<St>),

@@ -70,13 +70,14 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// A decision on a hit. If the hit was admitted, dropping the reply refunds it.
+    /// Creates a reply with a decision on a hit. If the hit was admitted, dropping the reply
+    /// refunds it.
     pub(super) fn of(decision: Decision, leases: Arc<dyn TakeBack>, policy: &Policy, key: &Key) -> Self {
         let refund_to = decision.is_admitted().then(|| (leases, policy.clone(), key.clone()));
         Self { decision: Some(decision), refund_to }
     }
 
-    /// A decision without units, which needs no refund.
+    /// Creates a reply with a decision that spent no units, so that it needs no refund.
     pub(super) fn without_units(decision: Decision) -> Self {
         Self { decision: Some(decision), refund_to: None }
     }

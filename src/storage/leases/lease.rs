@@ -3,7 +3,7 @@
 use crate::strategy::Status;
 use crate::{Decision, Policy, Timestamp};
 
-/// Units that the storage counts as spent, and that are not spent yet.
+/// Units that the storage counts as spent, and that this node has not spent yet.
 #[derive(Debug)]
 pub(super) struct Lease {
     pub(super) policy: Policy,
@@ -11,18 +11,18 @@ pub(super) struct Lease {
     /// The window of the slice: its end and its anchor, as returned by the storage.
     pub(super) window: (Timestamp, u32),
     pub(super) unspent: u32,
-    /// `true` after a charge to the storage. Refunds go there as well, because they pay the charge
-    /// before they make units available.
+    /// `true` after units were charged to the storage. Refunds then go to the storage too, because
+    /// a refund pays off the charge before it makes units available.
     pub(super) is_charged: bool,
     /// The units that remained in the storage after its latest answer.
     pub(super) in_storage: u32,
     /// The time of the decision by the storage's clock.
     at: Timestamp,
-    /// The time when the decision arrived, by the local clock. At least as much time has passed
-    /// since the decision.
+    /// The time when the decision arrived, by the local clock. The decision was made at this time
+    /// or before.
     received: Timestamp,
-    /// The time until which the window is certainly open, by the local clock. It counts from before
-    /// the request was sent.
+    /// The time until which the window is certainly open, by the local clock: the time to the
+    /// window's end, counted from when the request was sent.
     pub(super) end: Timestamp,
 }
 
@@ -35,7 +35,8 @@ pub(super) enum Charged {
 }
 
 impl Lease {
-    /// Creates a lease from the hit that the storage admitted. It was sent at `sent`.
+    /// Creates a lease from a hit that the storage admitted. The hit was sent at `sent`, and the
+    /// decision arrived at `received`.
     pub(super) fn of(policy: &Policy, slice: &Decision, sent: Timestamp, received: Timestamp) -> Self {
         let status = slice.shown();
         Self {
@@ -71,7 +72,7 @@ impl Lease {
         Some(Decision::of(at, cost, self.spent(at)).of_policy(self.policy.digest()))
     }
 
-    /// Takes units for a charge, as many as there are. The caller charges the rest to the storage.
+    /// Takes up to `units` for a charge. The caller charges the rest to the storage.
     pub(super) fn take_for_charge(&mut self, units: u32) -> u32 {
         let taken = units.min(self.unspent);
         self.unspent -= taken;
@@ -79,7 +80,7 @@ impl Lease {
         taken
     }
 
-    /// Spends units for a charge, as many as there are.
+    /// Spends up to `units` for a charge.
     pub(super) fn charge(&mut self, units: u32, now: Timestamp) -> Charged {
         let taken = self.take_for_charge(units);
         if taken < units {
@@ -91,16 +92,17 @@ impl Lease {
         )
     }
 
-    /// Returns the status of a hit on this lease. It can be refunded here or to the storage.
+    /// Returns the status of a hit on this lease. The hit can be refunded to the lease or to the
+    /// storage.
     fn spent(&self, at: Timestamp) -> Status {
         let (until, anchor) = self.window;
         let remaining = self.unspent.saturating_add(self.in_storage).min(self.capacity);
         Status::admitted(self.capacity, remaining, until.since(at)).spent(until, anchor)
     }
 
-    /// Puts back units that a hit has spent of this window. Returns `false` if the hit is of another
-    /// window, if units of the window were charged to the storage, or if the lease would exceed the
-    /// units that can be unspent. The hit must be refunded to the storage then.
+    /// Puts back units that a hit has spent of this window. Returns `false` if the hit is of
+    /// another window, if units of the window were charged to the storage, or if the window cannot
+    /// have that many unspent units. The caller must then refund the hit to the storage.
     pub(super) fn put_back(&mut self, window: (Timestamp, u32), units: u32) -> bool {
         let unspent = self.unspent.saturating_add(units);
         let is_same = window == self.window && !self.is_charged;
@@ -142,7 +144,8 @@ pub(super) fn derive_refusal(refusal: &Decision, cost: u32) -> Option<Decision> 
     (cost > remaining && cost <= capacity).then(|| Decision::of(refusal.at(), cost, status).of_same_policy(refusal))
 }
 
-/// Decides a hit or peek by the remaining units of the window and the time until it ends.
+/// Decides a hit or peek by the remaining units of the window. `reset` is the time until the window
+/// ends, in microseconds.
 pub(super) fn decide_locally(policy: &Policy, at: Timestamp, cost: u32, remaining: u32, reset: u64) -> Decision {
     let capacity = policy.limits()[0].capacity();
     let remaining = remaining.min(capacity);
@@ -161,7 +164,7 @@ pub(super) fn charged_locally(policy: &Policy, decision: &Decision, remaining: u
     Decision::of(decision.at(), decision.cost(), status).of_policy(policy.digest())
 }
 
-/// Returns the window of a hit.
+/// Returns the window of a hit: its end and its anchor.
 pub(super) fn window(decision: &Decision) -> (Timestamp, u32) {
     let hit = decision.shown().hit(decision.at(), decision.cost());
     (hit.until, hit.anchor)

@@ -52,7 +52,7 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// The storage counts leased units as spent, so all nodes together never admit more than the limit.
 /// Units that a node has leased and not spent are not available to other nodes. Choose a slice of
 /// about one percent of the limit. As the window runs out, slices shrink: a slice never exceeds one
-/// sixteenth of the remaining units. It ends with its window.
+/// sixteenth of the remaining units. A slice expires with its window.
 ///
 /// The policy must be a single [`FixedWindow`](crate::FixedWindow), anchored or aligned. Other
 /// policies fail [validation](Storage::validate). Shadow limits, and policies chosen per request
@@ -71,8 +71,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// # Errors
 ///
 /// If the storage fails, all hits that wait for the request fail with the same [`StorageError`]. A
-/// hit can wait for two timeouts of the storage: for the request in flight, and for its own. With a
-/// fallback inside, it can wait for a third one.
+/// hit can wait for two timeouts of the storage: for the request in flight, and for its own. If the
+/// storage contains a breaker with a fallback, a hit can wait for a third timeout.
 #[derive(Clone)]
 pub struct Leases<St: Storage>(Arc<LeaseTable<St>>);
 
@@ -129,7 +129,7 @@ impl<St: Storage> Leases<St> {
         self.0.counters.counted().0
     }
 
-    /// Returns how often units were requested from the inner storage.
+    /// Returns the number of requests for units to the inner storage.
     pub fn misses(&self) -> u64 {
         self.0.counters.counted().1
     }
@@ -152,8 +152,8 @@ impl<St: Storage> Leases<St> {
     /// another runtime requested them. Slices whose windows have ended are dropped.
     ///
     /// Nothing happens before the future is polled. If it is dropped before it is ready, the units
-    /// of refunds in flight can be lost. The others stay until `close` is called again or the last
-    /// handle is dropped.
+    /// of refunds in flight can be lost. All other units stay leased until `close` is called again
+    /// or the last handle is dropped.
     ///
     /// # Errors
     ///
@@ -236,7 +236,7 @@ impl<St: Storage> Storage for Leases<St> {
     }
 
     /// Units that a hit has not spent go back to the slice. Units that it spent in addition are
-    /// taken from the slice, and what the slice does not have is charged to the storage.
+    /// taken from the slice. If the slice has too few, the rest is charged to the storage.
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
         if !decision.has_spent() || actual == decision.cost() {
             return Change(ChangeState::Local);
@@ -258,7 +258,7 @@ impl<St: Storage> Storage for Leases<St> {
         self.0.inner.check()
     }
 
-    /// Drops all leases too.
+    /// Clears the inner storage, and drops all leases.
     fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
         let forget = ForgetOnDrop(Arc::clone(&self.0));
         let cleared = self.0.inner.clear_all();

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts failed requests for units, over all keys. During an outage, all keys request single units
-/// instead of slices.
+/// Counts failed requests for units, over all keys. During an outage, each request is for the units
+/// of one hit instead of a slice.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
     failures: AtomicU64,

@@ -11,8 +11,8 @@ use crate::{Decision, Policy, Storage};
 
 impl<St: Storage> LeaseWorker<St> {
     /// Serves waiting hits from the lease, in order, while it has enough units. Serves at most
-    /// `most` hits. With `open`, it serves only from a window that is open. Returns the number of
-    /// served hits.
+    /// `most` hits. If `open` is `true`, the lease's window must still be open. Returns the number
+    /// of served hits.
     pub(super) fn serve_from_lease(&mut self, policy: &Policy, most: usize, open: bool) -> usize {
         let now = self.shared.clock.now();
         let mut served = Vec::new();
@@ -55,8 +55,8 @@ impl<St: Storage> LeaseWorker<St> {
         });
     }
 
-    /// Refuses the waiting hits, because the storage was full or contended. They get its
-    /// `retry_after`.
+    /// Refuses the waiting hits, because the storage was full or contended. Each hit gets the
+    /// `retry_after` of `refusal`.
     pub(super) fn refuse_undecided(&mut self, policy: &Policy, refusal: &Decision, waiting: usize) {
         let wait = refusal.shown().retry_after().map_or(0, micros);
         self.reply_to(policy, waiting, |cost| {

@@ -104,7 +104,8 @@ impl<St: Storage> LeaseTable<St> {
         }
         if starts_worker {
             let mut worker = Box::pin(LeaseWorker::new(Arc::clone(self), place, key.clone()).run());
-            // Most requests complete in the first poll, and all of them do in memory.
+            // A storage in memory is ready at the first poll, so a task is spawned only if the
+            // worker is still pending.
             if worker.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
                 && let Some(runtime) = runtime
             {
@@ -134,8 +135,8 @@ impl<St: Storage> LeaseTable<St> {
             return None;
         }
         if lease.is_unspent() && entry.worker == WorkerState::Idle {
-            // Refunds the whole lease, as if there had been no hit: the next hit starts a new
-            // window.
+            // No hit of this window is left, so the whole lease is refunded. Then the next hit can
+            // start a new window.
             let hit = lease.as_hit()?;
             let policy = lease.policy.clone();
             entry.lease = None;

@@ -14,9 +14,9 @@ use crate::storage::key_table::TableKey;
 use crate::storage::{StorageError, StorageRequest};
 use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
 
-/// A slice is at most this part of the remaining units, or of the limit if the remaining units are
-/// unknown. So this many nodes can take a slice at the start of a window, and few units stay on one
-/// node while others refuse hits.
+/// The largest slice is the remaining units divided by this number. If the remaining units are
+/// unknown, it is the limit divided by this number. So 16 nodes can take a slice at the start of a
+/// window, and few units stay on one node while others refuse hits.
 const SLICES_PER_WINDOW: u32 = 16;
 
 /// The maximum number of attempts with a smaller slice after a refusal. The next attempts request
@@ -83,7 +83,8 @@ impl<St: Storage> LeaseWorker<St> {
     fn collect(&mut self) -> bool {
         let mut bucket = self.shared.table.lock(self.place);
         if let Some(entry) = bucket.find() {
-            // Asking for jobs ends the worker if there are none, so do not ask while some are left.
+            // `next_jobs` ends the worker if there are none, so it is called only when no jobs are
+            // left.
             while self.jobs.is_empty() {
                 let more = entry.next_jobs();
                 if more.is_empty() {
@@ -99,7 +100,8 @@ impl<St: Storage> LeaseWorker<St> {
         !self.jobs.is_empty()
     }
 
-    /// Refunds a lease of another quota with the same name. This policy cannot spend it.
+    /// Refunds the key's lease if it belongs to another policy with the same name, because `policy`
+    /// cannot spend it.
     async fn refund_other_policy(&mut self, policy: &Policy) {
         let lease = self.with_entry(|entry| entry.lease.take_if(|lease| lease.policy != *policy)).flatten();
         if let Some(lease) = lease
@@ -109,7 +111,7 @@ impl<St: Storage> LeaseWorker<St> {
         }
     }
 
-    /// Refunds the lease after a close.
+    /// Refunds the lease after a close. Sends an error to the callers that wait in `close`.
     async fn refund_lease(&mut self) {
         let lease = self.with_entry(|entry| entry.lease.take()).flatten();
         if let Some(lease) = lease
@@ -135,7 +137,7 @@ impl<St: Storage> LeaseWorker<St> {
             }
             Command::Settle(hit, actual) => inner.settle(policy, &self.key, hit, *actual).await.map(|()| None),
             Command::Hit(_) | Command::Clear => {
-                // The lease may have been taken for hits before the clear.
+                // Hits before the clear may have added a lease.
                 self.with_entry(|entry| entry.lease = None);
                 inner.clear(policy, &self.key).await.map(|()| None)
             }
@@ -213,7 +215,7 @@ impl<St: Storage> LeaseWorker<St> {
             // The primary did not answer, and may have counted the hit.
             Ok(decision) if decision.is_from_fallback() => self.failed(),
             Err(_) => self.failed(),
-            // The storage counted nothing. This does not prove that it works.
+            // The storage counted nothing, which does not prove that it has recovered.
             Ok(decision) if decision.is_contended() || decision.is_storage_full() => {}
             Ok(_) => {
                 shared.outage.answered(failures);
@@ -223,7 +225,8 @@ impl<St: Storage> LeaseWorker<St> {
         decided
     }
 
-    /// Records a failure. This key and all others request single units from now on.
+    /// Records a failure. Until a later request succeeds, all keys request the units of one hit
+    /// instead of a slice.
     fn failed(&self) {
         self.shared.outage.failed();
         self.with_entry(|entry| entry.is_uncertain = true);

@@ -14,8 +14,9 @@ use crate::storage::net;
 use crate::storage::url::Address;
 use crate::storage::{CasStorage, Clock, Loaded, StorageError, Swapped};
 
-/// The largest text in bytes. The largest item of a server is 1 MiB by default, including the key
-/// and a header. A server that gets a larger one deletes the old item, so none is sent.
+/// The largest text in bytes. By default, a server stores items of up to 1 MiB, including the key
+/// and a header. A server that gets a larger item deletes the old one, so larger texts are not
+/// sent.
 const LARGEST: usize = (1 << 20) - 1_024;
 
 /// A client for all servers. Clones share the connections.

@@ -137,7 +137,8 @@ mod tests {
 
     use super::*;
 
-    /// Field defect: replies were off by one, so each caller got the reply of another one.
+    /// Guards against a defect seen in practice: replies were off by one, so each caller got the
+    /// reply to another caller's request.
     #[tokio::test]
     async fn connection_ends_after_a_reply_that_does_not_match_its_request() {
         let (here, mut there) = tokio::io::duplex(1_024);

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::storage::names;
 
-/// The largest length of a key in the protocol.
+/// The largest length of a key in the protocol, in bytes.
 const LONGEST: usize = 250;
 
 /// Returns the key of a state: `PREFIX:NAME`, with a space as `\s`, `#` as `\h` and `\` as `\\`.

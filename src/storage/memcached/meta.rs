@@ -10,10 +10,10 @@ pub(super) const NOOP: &[u8] = b"mn\r\n";
 /// A request for the server's statistics, which contain its time.
 pub(super) const STATS: &[u8] = b"stats\r\n";
 
-/// The largest number of statistics in a reply. Servers have some hundred.
+/// The largest number of statistics in a reply. Servers report a few hundred.
 const MAX_STATS: usize = 10_000;
 
-/// The largest length of a line from a memcached server.
+/// The largest length of a line from a memcached server, in bytes.
 const MAX_LINE: u64 = 2_048;
 
 /// The CAS value of an item. A server never repeats one until it restarts.
@@ -63,8 +63,9 @@ impl Reply {
     pub(super) fn answers(&self, request: &[u8]) -> bool {
         match (self, request.get(..2)) {
             (Self::Refused(_), _) => true,
-            // Some proxies answer `stats` with an error. The request is one line, so only one error
-            // follows. Other requests have several lines, and each could get its own error.
+            // Some proxies answer `stats` with an error. That is a complete reply, because the
+            // request is a single line. A request of several lines could get an error for each
+            // line.
             (Self::Misunderstood(_) | Self::Stats { .. }, verb) => verb == Some(b"st"),
             (_, Some(b"st")) => false,
             (Self::Value { .. }, verb) => verb == Some(b"mg"),

@@ -8,7 +8,7 @@
 
 use crate::storage::url::Address;
 
-/// The number of hashes per server. Each hash is four points.
+/// The number of hashes per server. Each hash gives four points.
 const HASHES: u32 = 40;
 
 /// The port that is left out of a server's name.

@@ -1,8 +1,8 @@
 //! Estimates the time of a server. Its keys are decided and expire at that time.
 //!
 //! A server reports its time in `stats`, in whole seconds. So a node knows the difference to its
-//! own clock to about a second. It corrects larger differences only. Nodes with NTP correct
-//! nothing.
+//! own clock only to within 1.5 seconds, and corrects only larger differences. With NTP on all
+//! machines, there is nothing to correct.
 
 use std::fmt;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl ServerTime {
         }
     }
 
-    /// Returns the machine's time, corrected by the server's.
+    /// Returns the estimate of the server's time: the machine's time plus the correction.
     pub(super) fn now(&self) -> Timestamp {
         self.corrected(self.machine.now())
     }
@@ -108,7 +108,8 @@ impl ServerTime {
     }
 }
 
-/// Converts microseconds to a signed number. The fallback is later than every valid instant.
+/// Converts microseconds to a signed number. A number that does not fit is replaced by one that is
+/// later than every valid instant.
 fn signed(micros: u64) -> i64 {
     i64::try_from(micros).unwrap_or(i64::MAX / 4)
 }

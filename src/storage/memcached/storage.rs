@@ -27,7 +27,7 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// let storage = MemcachedStorage::new("memcached://one,two/?prefix=shop")?.deadline(Duration::from_millis(50));
 ///
 /// let error = MemcachedStorage::new("http://one").unwrap_err();
-/// assert!(error.to_string().starts_with("cannot read the URL \"http://one\": its scheme is \"http\", write memcached://"));
+/// assert!(error.to_string().starts_with("cannot read the URL \"http://one\": unknown scheme \"http\": write memcached://"));
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 ///
@@ -46,8 +46,8 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
 /// | `deadline` | `100ms` | the timeout of a call |
-/// | `max-skew` | `5s` | [`max_skew`](Self::max_skew) |
-/// | `long-logs` | `refuse` | `allow` calls [`allow_long_logs`](Self::allow_long_logs) |
+/// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
+/// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
 ///
 /// # Connections
 ///
@@ -65,8 +65,8 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///
 /// # Errors
 ///
-/// Calls fail with [`StorageError`] if a server fails or does not reply within the
-/// timeout. A state that was sent is not sent again, because the server may have stored it: see
+/// Calls fail with [`StorageError`] if a server fails or does not reply within the timeout. A write
+/// that was sent is not retried, because the server may have executed it: see
 /// [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct MemcachedStorage {
@@ -97,7 +97,7 @@ impl MemcachedStorage {
         Self { cas: self.cas.with_store(self.client.clone()).deadline(self.deadline), ..self }
     }
 
-    /// Sets the prefix of all keys, instead of the URL's. Defaults to `rl`.
+    /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
     ///
     /// Programs with the same prefix on the same servers share their counts.
     ///
@@ -123,8 +123,8 @@ impl MemcachedStorage {
         Self { deadline, ..self }.with_changed_client()
     }
 
-    /// Allows policies that can keep more than 1,000 log entries per key. By default they are
-    /// rejected.
+    /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By
+    /// default, such policies are rejected.
     ///
     /// Of the built-in strategies, only the moving window keeps a log. Each hit loads and stores
     /// the whole log: 5,000 entries are 95 kB in each direction. Prefer
@@ -134,9 +134,11 @@ impl MemcachedStorage {
         Self { cas: self.cas.long_logs(true), ..self }
     }
 
-    /// Sets the time by which the newest decision on a key may be ahead of this node's clock,
-    /// instead of the URL's. Defaults to 5 seconds. The guide explains
-    /// [clocks](crate::guide::several_processes#clocks).
+    /// Sets the time by which a key's newest decision may be ahead of this process's clock. If it
+    /// is further ahead, the process decides by its own clock and logs a warning. Overrides the
+    /// URL. Defaults to 5 seconds.
+    ///
+    /// The guide explains [clock skew](crate::guide::several_processes#clocks).
     ///
     /// # Panics
     ///
@@ -147,17 +149,17 @@ impl MemcachedStorage {
         Self { cas: self.cas.max_skew(max_skew), ..self }
     }
 
-    /// Sets the clock, instead of this machine's and the servers'. For tests (feature `testing`).
+    /// Replaces the clocks of this machine and of the servers. For tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { cas: self.cas.clock(clock), ..self }
     }
 
-    /// Sets this machine's clock. For tests of clocks that differ (feature `testing`).
+    /// Replaces this machine's clock. For tests of clock skew (feature `testing`).
     ///
-    /// Unlike [`clock`](Self::clock), it is corrected by the servers' time. The returned storage
-    /// opens new connections.
+    /// Unlike the clock set by [`clock`](Self::clock), this one is corrected by the servers' time.
+    /// The returned storage opens new connections.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn machine_clock(mut self, machine: impl Clock) -> Self {

@@ -1,4 +1,4 @@
-//! Tests of the client against a scripted server.
+//! Tests of the client against a fake server.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,7 +17,7 @@ use crate::storage::{CasStorage, Clock, StorageError, Swapped};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// A server that knows the meta commands of this crate. Clones share it.
+/// A fake server that implements the meta commands that this crate sends. Clones share its state.
 #[derive(Clone, Default)]
 struct FakeServer(Arc<Mutex<State>>);
 
@@ -28,7 +28,7 @@ struct State {
     /// The last version that was assigned.
     last: u64,
     connections: Vec<AbortHandle>,
-    /// Pairs of a part of a key and the reply to a write.
+    /// Scripted replies to writes. A reply is sent if the key contains the first string.
     scripted: Vec<(&'static str, &'static str)>,
     /// The seconds by which the server's clock is ahead. With `None`, the server does not support
     /// `stats`.
@@ -169,7 +169,7 @@ async fn swap_stores_only_in_place_of_the_loaded_version() {
     assert_eq!(text(&client).await, "\u{e9}");
 }
 
-/// A server restarts its versions when it restarts.
+/// A restarted server assigns the same versions again.
 #[tokio::test]
 async fn version_from_before_a_restart_swaps_nothing() {
     let (server, client) = FakeServer::start().await;

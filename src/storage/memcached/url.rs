@@ -31,7 +31,7 @@ impl Target {
         let unix = match parts.scheme {
             "memcached" => false,
             "memcached+unix" => true,
-            other => return Err(wrong(format!("its scheme is {other:?}, {EXAMPLES}"))),
+            other => return Err(wrong(format!("unknown scheme {other:?}: {EXAMPLES}"))),
         };
         let Authority { login, hosts } = Authority::parse(parts.authority, PORT, wrong)?;
         if login.password.is_some() {
@@ -48,13 +48,13 @@ impl Target {
             vec![Address::Unix(path.into())]
         } else {
             if hosts.is_empty() {
-                return Err(wrong(format!("it names no host; {EXAMPLES}")));
+                return Err(wrong(format!("the host is missing: {EXAMPLES}")));
             }
             if path.len() > 1 {
                 return Err(wrong(format!("memcached has no databases, but the path is {path:?}; leave it out")));
             }
             if let Some((_, twice)) = hosts.iter().enumerate().find(|(at, host)| hosts[..*at].contains(host)) {
-                return Err(wrong(format!("it names {twice} twice; write it once")));
+                return Err(wrong(format!("the host {twice} occurs twice; write it once")));
             }
             hosts.into_iter().map(Address::Tcp).collect()
         };

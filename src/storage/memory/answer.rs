@@ -1,4 +1,3 @@
-use super::small::array_of;
 use crate::storage::{StorageRequest, Summary};
 use crate::strategy::{Outcome, Part, State, Status};
 use crate::{Decision, Limit, Timestamp, decision};
@@ -195,4 +194,10 @@ fn write_statuses<const N: usize>(
     for i in 0..N {
         limits[i].tell(&states[i], now, request.cost, parts[i], &mut statuses[i]);
     }
+}
+
+/// Converts a slice with one element per limit to an array.
+#[inline(always)]
+pub(super) fn array_of<const N: usize, T>(slice: &[T]) -> &[T; N] {
+    slice.try_into().expect("one element per limit")
 }

@@ -1,6 +1,6 @@
 use std::sync::atomic::Ordering;
 
-use super::decide::Lookup;
+use super::lookup::Lookup;
 use super::shard::{KeyHash, LOG, Shard};
 use super::size::{Need, Size};
 use super::usage::{Lack, Usage};

@@ -1,7 +1,7 @@
 use super::MemoryInner;
 use super::answer::Mode;
-use super::decide::Lookup;
 use super::evict::{MAX_KEYS_SEARCHED, NoRoom};
+use super::lookup::Lookup;
 use super::shard::{LOG, Shard};
 use super::size::Need;
 use super::slot::Slot;

@@ -2,8 +2,10 @@ mod answer;
 mod builder;
 mod decide;
 mod evict;
+mod general;
 mod insert;
 mod logs;
+mod lookup;
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
 mod padded;
@@ -33,7 +35,7 @@ use foldhash::quality::RandomState;
 
 use self::answer::Mode;
 pub use self::builder::{MemoryStorageBuilder, OnFull};
-use self::decide::with_states;
+use self::general::with_states;
 use self::padded::Padded;
 use self::shard::KeyHash;
 use self::size::Size;

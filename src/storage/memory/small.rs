@@ -1,9 +1,9 @@
 use std::cell::Cell;
 
 use super::MemoryInner;
-use super::answer::Answer;
-use super::decide::Lookup;
+use super::answer::{Answer, array_of};
 use super::insert::NewKey;
+use super::lookup::Lookup;
 use super::shard::SWEEP_EVERY;
 use super::slot::Slot;
 use crate::storage::StorageRequest;
@@ -107,12 +107,6 @@ impl MemoryInner {
         }
         Some(refused)
     }
-}
-
-/// Converts a slice with one element per limit to an array.
-#[inline(always)]
-pub(super) fn array_of<const N: usize, T>(slice: &[T]) -> &[T; N] {
-    slice.try_into().expect("one element per limit")
 }
 
 /// Counts a decision that did not lock its shard, per thread. Returns `true` if a sweep is due.

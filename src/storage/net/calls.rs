@@ -8,13 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
-use super::{Reconnecting, Usable};
+use super::reconnect::{Reconnecting, Usable};
+use super::waiters::{MOST, overloaded};
 use crate::storage::StorageError;
-
-/// The largest number of calls in flight on one connection. The docs of the storages state it.
-pub(in crate::storage) const MOST: usize = 1_024;
 
 /// The smallest value of the limit.
 const LEAST: usize = 16;
@@ -25,13 +23,6 @@ const REPLIES_PER_STEP: usize = 16;
 /// A connection is replaced when calls have waited without a reply for this many half deadlines. If
 /// all callers wait for the whole deadline, that is after three calls.
 const HALF_DEADLINES: u32 = 5;
-
-/// Returns this error after three quarters of the call's timeout. Without the delay, callers that
-/// retry at once would take all processor time from the connection.
-pub(in crate::storage) async fn overloaded<T>(error: StorageError, timeout: Duration) -> Result<T, StorageError> {
-    sleep(timeout * 3 / 4).await;
-    Err(error)
-}
 
 /// The state of the calls on one connection.
 pub(in crate::storage) struct Calls {
@@ -53,31 +44,6 @@ struct Silence {
     timeout: Duration,
     /// The time when the limit last fell. Calls that began before do not lower it again.
     lowered: Option<Instant>,
-}
-
-/// Counts the callers that wait for a connection. Their number has a limit too.
-#[derive(Default)]
-pub(super) struct Waiters(AtomicUsize);
-
-/// Counts one waiting caller until it is dropped.
-pub(super) struct Waiter<'a>(&'a Waiters);
-
-impl Waiters {
-    /// Adds a caller. Returns `None` if too many callers wait.
-    pub(super) fn enter(&self) -> Option<Waiter<'_>> {
-        let waiter = Waiter(self);
-        (self.0.fetch_add(1, Ordering::Relaxed) < MOST).then_some(waiter)
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// A connection whose calls are counted.
@@ -185,7 +151,8 @@ impl Calls {
         let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let from = silence.until.map_or(begun, |until| until.max(begun));
-        // A call that ends this late is on a busy machine, which may not have read the reply yet.
+        // A call that ends this late indicates a busy machine, which may not have read the reply
+        // yet.
         if now < begun + timeout * 3 / 2 {
             silence.total += now.saturating_duration_since(from);
         }

@@ -1,4 +1,4 @@
-//! Several tries to connect at the same time. The first result wins.
+//! Runs several tries to connect at the same time, and returns the first result.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn quick_try_is_the_only_one() {
+    async fn later_tries_do_not_start_if_the_first_one_is_fast() {
         let started = Instant::now();
         let tries = [0, 1, 2, 3].map(async |number| {
             assert_eq!(number, 0, "the others do not begin");

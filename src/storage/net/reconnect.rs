@@ -9,8 +9,8 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
 use super::CONNECT_WITHIN;
-use super::calls::{MOST, Waiters, overloaded};
 use super::race::{TRIES, race};
+use super::waiters::{MOST, Waiters, overloaded};
 use crate::storage::StorageError;
 
 /// The backoff after a failed attempt. Each failure doubles it, up to [`MAX_BACKOFF`].
@@ -156,7 +156,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
     }
 
     /// Discards the value. With an `error`, callers get that error until the backoff is over.
-    /// Without one, the next caller makes another value at once.
+    /// Without one, the next caller makes another value immediately.
     pub(in crate::storage) fn give_up(&self, value: &Arc<T>, error: Option<&StorageError>) {
         let mut state = self.lock();
         if state.value.as_ref().is_some_and(|current| Arc::ptr_eq(current, value)) {
@@ -175,7 +175,8 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
         state.attempts += 1;
         let begun = Running { number: state.attempts, ended, until: Instant::now() + STALLED_AFTER };
         state.attempt = Some(begun.clone());
-        // A runtime that shuts down drops a spawned task at once. Dropping the task takes the lock.
+        // Releases the lock first: a runtime that shuts down drops a spawned task immediately, and
+        // dropping the task takes the lock.
         drop(state);
         let mut attempt = Attempt { of: Arc::clone(self), number: begun.number, made: None, _running: running };
         tokio::spawn(async move {

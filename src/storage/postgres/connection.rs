@@ -1,4 +1,4 @@
-//! A connection of our own, with the prepared statements.
+//! A connection that the storage opens itself, with its prepared statements.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use crate::storage::StorageError;
 use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Usable};
 
 /// An open connection, and the task that does its I/O. Dropping it aborts the task, because a
-/// server that hangs would keep it alive.
+/// server that hangs would keep the task alive.
 pub(super) struct Connection {
     pub(super) client: Client,
     statements: Vec<tokio_postgres::Statement>,
@@ -31,7 +31,7 @@ pub(super) struct Settings {
     /// The addresses, for messages.
     pub(super) server: Arc<str>,
     pub(super) table: Table,
-    /// Creates the table if it does not exist.
+    /// `true` if a missing table is created.
     pub(super) migrates: bool,
     pub(super) deadline: Duration,
 }

@@ -32,8 +32,8 @@ pub(super) fn is_serialization_failure(error: &Error) -> bool {
     [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED].iter().any(|other| code == Some(other))
 }
 
-/// Returns `true` if another connection may reach a server that works: after a failover, or if the
-/// table was dropped and has to be created.
+/// Returns `true` if a new connection may succeed: it can reach the new primary after a failover,
+/// or create a table that was dropped.
 pub(super) fn needs_another_connection(error: &Error) -> bool {
     is_missing_table(error) || error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
 }

@@ -1,4 +1,4 @@
-//! The way to the server: connections of our own, or the program's pool.
+//! The connections to the server: the storage's own, or those of the program's pool.
 
 use std::fmt;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Link {
         Self::Own { settings, connections, next: Arc::default() }
     }
 
-    /// Returns a link with another table. Connections of our own are opened again.
+    /// Returns a link with another table. The storage's own connections are opened again.
     pub(super) fn with_table(&self, table: Table) -> Self {
         match self {
             Self::Own { settings, connections, .. } => {
@@ -52,7 +52,8 @@ impl Link {
         }
     }
 
-    /// Returns a link with another statement timeout. Connections of our own are opened again.
+    /// Returns a link with another statement timeout. The storage's own connections are opened
+    /// again.
     pub(super) fn with_deadline(&self, deadline: Duration) -> Self {
         match self {
             Self::Own { settings, connections, .. } => {
@@ -93,8 +94,8 @@ impl Link {
         error
     }
 
-    /// Executes a statement once. The future can be dropped at any time. The server may execute the
-    /// statement all the same.
+    /// Executes a statement once. The future can be dropped at any time. The server may still
+    /// execute the statement.
     pub(super) async fn query(
         &self,
         statement: Statement,

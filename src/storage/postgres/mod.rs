@@ -22,11 +22,13 @@ use self::sweep::Sweep;
 use self::table::Table;
 use self::url::Target;
 use crate::error::or_panic;
+#[cfg(feature = "testing")]
+use crate::storage::Clock;
 use crate::storage::cas::skew::MAX_SKEW;
 use crate::storage::deadline::DEADLINE;
 use crate::storage::net::until_ready;
 use crate::storage::url::{PREFIX, checked_prefix};
-use crate::storage::{Cas, Clock, StorageError, deadline, names};
+use crate::storage::{Cas, StorageError, deadline, names};
 use crate::{ConfigError, Timestamp};
 
 /// The label `storage` of the metrics.
@@ -52,14 +54,13 @@ const LABEL: &str = "postgres";
 /// # Decisions
 ///
 /// A hit is a statement that stores the new state if no other process has stored one meanwhile. The
-/// process remembers the states of the keys that it used last, and the server's time. So an
-/// admitted hit takes one round trip, and so does a refused hit or a peek, which only reads. If
-/// another process has changed the key, a hit takes another round trip. It never admits more than
-/// the limit. A hit that loses every race is refused as
-/// [contended](crate::Decision::is_contended). [`Cas`] has the details.
+/// process remembers the states of the keys that it used last, and the server's time. So a hit
+/// takes one round trip, admitted or refused. A peek takes one, too. If another process has changed
+/// the key, a hit takes another round trip. It never admits more than the limit. A hit that loses
+/// every race is refused as [contended](crate::Decision::is_contended). [`Cas`] has the details.
 ///
-/// Concurrent hits of a process on the same key share one statement. Each statement is a
-/// transaction of its own.
+/// Concurrent hits of a process on the same key share one statement. Each statement is a separate
+/// transaction.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built: see [long logs](crate::guide::several_processes#long-logs).
@@ -75,15 +76,15 @@ const LABEL: &str = "postgres";
 /// | `migrate` | `true` | creates the table if a new connection does not find it |
 /// | `unlogged` | `false` | creates the table [unlogged](Self::unlogged) |
 /// | `connections` | `4` | the number of connections, which all callers share |
-/// | `max-skew` | `5s` | [`max_skew`](Self::max_skew) |
-/// | `long-logs` | `refuse` | `allow` calls [`allow_long_logs`](Self::allow_long_logs) |
+/// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
+/// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
 ///
 /// The other options are those of the crate `tokio-postgres`. Some are useful here:
 ///
 /// - `host=/var/run/postgresql` connects to a Unix socket.
-/// - `options=-c%20synchronous_commit%3Doff` answers before the server has written to its disk. A
-///   crash of the server loses the hits of at most the last second.
-/// - With several hosts, the storage connects to the one that is not a replica.
+/// - `options=-c%20synchronous_commit%3Doff` makes the server reply before it has written to its
+///   disk. A crash of the server loses the hits of at most the last second.
+/// - With several hosts, the storage connects to the one that accepts writes.
 ///
 /// URLs do not support TLS. For TLS, use a pool: see [`from_pool`](Self::from_pool).
 ///
@@ -100,10 +101,9 @@ const LABEL: &str = "postgres";
 /// ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 /// ```
 ///
-/// The user needs the rights to select, insert, update and delete. Every eighth write of a
-/// process deletes the expired rows on the next four pages of the table, without an index. So an
-/// expired row is deleted at the latest after twice as many writes of a process as the table has
-/// pages of 8 kB.
+/// The user needs the rights to select, insert, update and delete. Every eighth write of a process
+/// deletes the expired rows on the next four pages of the table, without an index. So if the table
+/// has N pages of 8 kB, an expired row is deleted within 2 N writes of a process.
 ///
 /// # Errors
 ///
@@ -223,8 +223,8 @@ impl PostgresStorage {
         self.with_changed_store()
     }
 
-    /// Allows policies that can keep more than 1,000 log entries per key. By default they are
-    /// rejected.
+    /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By
+    /// default, such policies are rejected.
     ///
     /// Of the built-in strategies, only the moving window keeps a log. Each hit sends the old and
     /// the new log: 5,000 entries are 190 kB. Prefer
@@ -247,7 +247,7 @@ impl PostgresStorage {
         Self { cas: self.cas.max_skew(max_skew), ..self }
     }
 
-    /// Sets the clock, instead of the server's. For tests (feature `testing`).
+    /// Replaces the server's clock. For tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {

@@ -22,7 +22,7 @@ pub(super) struct Recent(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The keys that were used last. When it is full, it becomes the old generation.
+    /// The keys that were used last. A full map becomes the old generation.
     new: HashMap<Box<str>, Box<str>>,
     old: HashMap<Box<str>, Box<str>>,
     /// The server's time, and this machine's when the reply arrived.
@@ -30,10 +30,10 @@ struct Inner {
 }
 
 impl Recent {
-    /// Returns the last known text of a key, and the server's time. The text is empty for a key
-    /// that is not known, because most of these do not exist.
+    /// Returns the last known text of a key, and the server's time. The text is empty for an
+    /// unknown key, because most unknown keys do not exist on the server.
     ///
-    /// The time is late by the time that a reply takes.
+    /// The returned time lags behind the server's by the delay of a reply.
     pub(super) fn recall(&self, key: &str) -> Option<(String, Timestamp)> {
         let inner = self.lock();
         let (server, at) = inner.time?;

@@ -66,7 +66,7 @@ impl CasStorage for Store {
     ) -> Result<Swapped<String>, StorageError> {
         let (key, deadline) = (self.key(key), self.deadline());
         let keep = i64::try_from(micros(keep)).unwrap_or(i64::MAX);
-        // If the statement fails, the text is unknown.
+        // Forgets the text first, because it is unknown if the statement fails.
         self.recent.record(&key, "");
         let reply = match (version.is_empty(), text.is_empty()) {
             (true, true) => {
@@ -141,8 +141,36 @@ impl Store {
         format!("{}:{key}", self.prefix)
     }
 
-    /// Shortly before `Cas` times out, so that the connection notices the missing reply.
+    /// Returns an instant shortly before `Cas` times out, so that the connection notices a missing
+    /// reply.
     fn deadline(&self) -> Instant {
         Instant::now() + self.deadline * 15 / 16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::storage::{Storage, StorageRequest};
+    use crate::{Key, Op, Policy, PostgresStorage, Quota};
+
+    const DEADLINE: Duration = Duration::from_millis(160);
+
+    /// The time is virtual, so only timers take time.
+    #[tokio::test(start_paused = true)]
+    async fn connection_times_out_before_the_storage() {
+        // It accepts connections and never replies.
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("postgres://app@{}/app", server.local_addr().unwrap());
+        let storage = PostgresStorage::new(&url).unwrap().deadline(DEADLINE);
+        let (policy, key) = (Policy::from(Quota::per_day(5)), Key::from("k"));
+        for op in [Op::Peek, Op::Hit] {
+            let begun = Instant::now();
+            let error = storage.decide(StorageRequest::new(&policy, &key, op, 1)).await.unwrap_err();
+            assert!(error.is_timeout() && error.to_string().starts_with("no connection to 127.0.0.1:"), "{error:?}");
+            assert!(begun.elapsed() < DEADLINE, "{op:?}: {:?}", begun.elapsed());
+        }
     }
 }

@@ -26,12 +26,13 @@ pub(super) struct Sweep {
 }
 
 impl Sweep {
-    /// `first` is the first page. It differs between processes, so that they sweep different pages.
+    /// Creates a sweep that starts at page `first`. Each process starts at a different page, so
+    /// that processes sweep different pages.
     pub(super) fn new(first: i64) -> Self {
         Self { writes: AtomicU32::new(0), page: AtomicI64::new(first), is_running: AtomicBool::new(false) }
     }
 
-    /// Counts a write. Sweeps in a background task if it is due and no other sweep runs.
+    /// Counts a write. Starts a sweep in a background task if one is due and none is running.
     pub(super) fn after_write(self: &Arc<Self>, link: &Link, timeout: Duration) {
         if !(self.writes.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(WRITES)
             || self.is_running.swap(true, Ordering::Relaxed)
@@ -41,14 +42,14 @@ impl Sweep {
         let (sweep, link) = (Running(Arc::clone(self)), link.clone());
         tokio::spawn(async move {
             let page = sweep.0.page.fetch_add(PAGES, Ordering::Relaxed);
-            // After an error, another write tries again. A hit reports an outage.
+            // The error is ignored: a later write sweeps again, and hits report an outage.
             let _ = link.query(Statement::Sweep, &[&page, &PAGES], Instant::now() + timeout).await;
             drop(sweep);
         });
     }
 }
 
-/// Ends a sweep when it is dropped, also by a runtime that shuts down.
+/// Marks the sweep as ended when it is dropped, even by a runtime that shuts down.
 struct Running(Arc<Sweep>);
 
 impl Drop for Running {

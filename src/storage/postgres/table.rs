@@ -37,7 +37,7 @@ impl Table {
         Self { unlogged, ..self.clone() }
     }
 
-    /// Returns the name for a statement, in quotes.
+    /// Returns the quoted name for a statement, with the schema if it is set.
     fn quoted(&self) -> String {
         let schema = self.schema.as_ref().map(|schema| format!("\"{schema}\".")).unwrap_or_default();
         format!("{schema}\"{}\"", self.name)
@@ -45,8 +45,8 @@ impl Table {
 
     /// Returns the statements that create the table.
     ///
-    /// - Only `key` has an index, so an update changes no index (HOT), and the free space of a page
-    ///   keeps the new version of a row on its page.
+    /// - Only `key` has an index, so an update changes no index (HOT). Half of each page is kept
+    ///   free for new versions of its rows.
     /// - The order of `key` is that of its bytes, for `Statement::DeleteAll`.
     pub(super) fn definition(&self) -> String {
         let unlogged = if self.unlogged { "UNLOGGED " } else { "" };
@@ -59,7 +59,8 @@ impl Table {
     }
 
     /// Returns the statements of `migrate`, which run as one transaction. The lock makes other
-    /// processes wait: `IF NOT EXISTS` alone fails if two of them create the table at once.
+    /// processes wait: `IF NOT EXISTS` alone fails if two of them create the table at the same
+    /// time.
     pub(super) fn migration(&self) -> String {
         let schema = self.schema.as_ref().map(|schema| {
             // CREATE SCHEMA IF NOT EXISTS needs the right to create one even if it exists.

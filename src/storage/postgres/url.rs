@@ -1,4 +1,4 @@
-//! Parses the URL: our options, and the client's.
+//! Parses the URL: the options of the storage, and those of `tokio-postgres`.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -81,7 +81,8 @@ impl Target {
         if config.get_hosts().is_empty() {
             return Err(wrong(format!("the host is missing: {EXAMPLES}")));
         }
-        // A replica cannot count. With one host, the first write finds out without a round trip.
+        // A replica rejects writes. With one host, the check is left out to save its round trip:
+        // the first write to a replica fails.
         if config.get_target_session_attrs() == TargetSessionAttrs::Any && config.get_hosts().len() > 1 {
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }

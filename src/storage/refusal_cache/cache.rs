@@ -58,8 +58,8 @@ impl Cache {
 
     fn place(&self, policy: &Policy, key: &Key) -> TableKey {
         // A shadow policy has the digest of its policy, but its own states.
-        let what = if policy.is_shadow() { policy.limit_digests().first().copied().unwrap_or_default() } else { 0 };
-        self.table.place(policy, what, key)
+        let kind = if policy.is_shadow() { policy.limit_digests().first().copied().unwrap_or_default() } else { 0 };
+        self.table.place(policy, kind, key)
     }
 
     /// Returns `true` if the cache can answer a hit.
@@ -162,10 +162,10 @@ impl KeyEntry {
 
     /// Returns the refusal that answers a hit.
     ///
-    /// Some costs have only a lower bound of the wait. They are a miss, so that the storage returns
-    /// the exact wait. A lower bound is used only if the key has no room for another refusal or a
-    /// hit is already in flight. So a client that varies its costs does not reach the storage with
-    /// each of them.
+    /// For some costs, the cached refusals give only a lower bound of the wait. Such a hit is a
+    /// miss, so that the storage returns the exact wait. A lower bound is used only if the key has
+    /// no room for another refusal or a hit is already in flight. So a client that varies its costs
+    /// does not reach the storage with every hit.
     fn find(&self, request: &StorageRequest<'_>, now: Timestamp) -> Option<&CachedRefusal> {
         let answers = || self.refusals.iter().filter(|refusal| refusal.answers(request.policy, request.cost, now));
         // The last refusal is the newest.
@@ -194,7 +194,7 @@ pub(super) struct InFlight {
     policy: Policy,
     place: TableKey,
     cost: u32,
-    /// The time before the request was sent.
+    /// A time just before the request was sent.
     sent: Timestamp,
     changes: u64,
     is_undecided: bool,

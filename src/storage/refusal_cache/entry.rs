@@ -9,16 +9,16 @@ use crate::{Decision, Limit, Policy, Timestamp};
 pub(super) struct CachedRefusal {
     policy: Policy,
     decision: Decision,
-    /// The time before the request was sent.
+    /// A time just before the request was sent.
     sent: Timestamp,
-    /// The time when the decision arrived. The storage decided earlier, so the time since then is a
-    /// lower bound. A derived `retry_after` is never too short.
+    /// The time when the decision arrived. The decision is at least as old as the time since then,
+    /// so a derived `retry_after` is never too short.
     received: Timestamp,
-    /// The end of the time to live. It counts from `sent`, before the storage decided, so that it
+    /// The end of the time to live, counted from `sent`. The storage decided after that, so the end
     /// is never too late.
     pub(super) end: Timestamp,
-    /// The latest time at which the refusal may be served stale, while a caller asks the storage
-    /// again: one more `ttl`, unless `retry_after` ends earlier.
+    /// The time until which the refusal may be served stale while a hit is in flight: one more
+    /// `ttl`, unless `retry_after` ends earlier.
     stale_end: Timestamp,
     serves_stale: bool,
 }
@@ -52,19 +52,18 @@ impl CachedRefusal {
         self.decision.cost()
     }
 
-    /// Returns `true` if the entry has expired, also for stale answers, or if the clock has gone
+    /// Returns `true` if the entry is too old even for a stale answer, or if the clock has gone
     /// back.
     pub(super) fn is_expired(&self, now: Timestamp) -> bool {
         now < self.received || now >= self.stale_end
     }
 
-    /// Lets the expired entry keep answering while one caller asks the storage about a hit of this
-    /// cost.
+    /// Serves the entry after its time to live while a hit of this cost is in flight.
     pub(super) fn serve_stale(&mut self, policy: &Policy, cost: u32, now: Timestamp) {
         self.serves_stale |= self.refuses(policy, cost, now);
     }
 
-    /// Stops answering after the end.
+    /// Stops serving the entry after its time to live.
     pub(super) fn stop_serving_stale(&mut self) {
         self.serves_stale = false;
     }
@@ -146,7 +145,7 @@ impl Answer {
     fn after(&self, cost: u32, passed: u64) -> Status {
         let status = &self.status;
         if !self.is_exact && status.retry_micros() <= passed {
-            // The limit may admit the cost by now or later. Another limit of the policy refuses it.
+            // This limit may already admit the cost. Another limit of the policy refuses it.
             let reset = status.reset_after_micros().saturating_sub(passed).max(1);
             return Status::refused(status.capacity(), status.remaining(), reset, Some(1));
         }

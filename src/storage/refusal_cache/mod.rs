@@ -138,7 +138,8 @@ impl<St: Storage> RefusalCache<St> {
         self.cache.counters.counted().1
     }
 
-    /// Returns the number of cached keys, including expired ones that no hit has removed yet.
+    /// Returns the number of keys with cached refusals, including expired refusals that no hit has
+    /// removed yet.
     pub fn len(&self) -> usize {
         self.cache.len()
     }
@@ -203,7 +204,7 @@ impl<St: Storage> Storage for RefusalCache<St> {
         self.inner.check()
     }
 
-    /// Removes all cached refusals too.
+    /// Clears the inner storage, and removes all cached refusals.
     fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
         let invalidate = InvalidateAllOnDrop(Arc::clone(&self.cache));
         let cleared = self.inner.clear_all();
@@ -249,10 +250,7 @@ impl<St: fmt::Debug> fmt::Debug for RefusalCache<St> {
 pub struct Answer<F>(Progress<F>);
 
 #[derive(Debug)]
-#[allow(
-    clippy::large_enum_variant,
-    reason = "it is polled where it is made; boxing would cost a refusal an allocation"
-)]
+#[allow(clippy::large_enum_variant, reason = "boxing it would cost an allocation per refusal")]
 enum Progress<F> {
     Cached(Option<Decision>),
     Inner(F, Option<InFlight>),
@@ -313,9 +311,9 @@ struct InvalidateOnDrop {
 }
 
 impl InvalidateOnDrop {
-    /// Call this after the inner storage has returned its future. The storage may apply the change
-    /// now or at any later poll. So the refusals are removed now, and again when the future
-    /// completes or is dropped.
+    /// Removes the key's refusals now, and again when the guard is dropped. Call this after the
+    /// inner storage has returned its future, which may apply the change at once or at any later
+    /// poll.
     fn new(cache: &Arc<Cache>, policy: &Policy, key: &Key) -> Self {
         cache.invalidate(policy, key);
         Self { cache: Arc::clone(cache), policy: policy.clone(), key: key.clone() }

@@ -105,7 +105,7 @@ impl SqliteStorage {
         let (shared, clock, timeout) = (Arc::clone(&self.shared), self.clock.clone(), self.deadline);
         async move {
             if Handle::try_current().is_err() {
-                let message = "no tokio runtime; await the call inside of one";
+                let message = "no tokio runtime: await the call inside a tokio runtime";
                 return Err(StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(false));
             }
             let started = Instant::now();

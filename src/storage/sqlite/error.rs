@@ -28,9 +28,11 @@ pub(super) fn rolled_back(path: &Path, error: Error) -> StorageError {
         Some(ErrorCode::CannotOpen) => {
             format!("cannot open {path}: check that the directory exists and that the program may write to it")
         }
-        Some(ErrorCode::NotADatabase) => format!("cannot open {path}: move it away, the storage creates another file"),
+        Some(ErrorCode::NotADatabase) => {
+            format!("cannot open {path}: move the file away, and the storage creates a new one")
+        }
         Some(ErrorCode::DatabaseCorrupt) => {
-            format!("cannot use {path}: move it away, the storage creates another file")
+            format!("cannot use {path}: move the file away, and the storage creates a new one")
         }
         Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
             format!("cannot write to {path}: check the permissions of the file and of its directory")

@@ -14,7 +14,7 @@ const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS tower_ratelimit (
     key TEXT PRIMARY KEY, state TEXT NOT NULL, gone_at INTEGER NOT NULL
 ) WITHOUT ROWID, STRICT";
 
-/// The wait for other processes while the file is opened.
+/// The longest wait for other processes while the file is opened.
 const OPENS_WITHIN: Duration = Duration::from_secs(1);
 
 /// The number of pages in the write-ahead log at which a commit writes them to the database. The
@@ -37,7 +37,7 @@ pub(super) struct File {
 impl File {
     /// Opens the file, and creates it and its table if necessary.
     pub(super) fn open(path: &Path, durability: Durability) -> rusqlite::Result<Self> {
-        // No `SQLITE_OPEN_URI`: a file may be called `file:a?b`.
+        // `SQLITE_OPEN_URI` is not set, because a file may be called `file:a?b`.
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX
@@ -52,12 +52,12 @@ impl File {
         };
         connection.pragma_update(None, "synchronous", synchronous)?;
         connection.execute(SCHEMA, [])?;
-        // From here on, the worker waits for other processes by itself.
+        // From here on, the worker itself waits and retries while another process holds the lock.
         connection.busy_timeout(Duration::ZERO)?;
         Ok(Self { connection, identity: Identity::of(path), swept: String::new() })
     }
 
-    /// Makes the disk full when the file has this number of pages.
+    /// Limits the file to this number of pages, to simulate a full disk.
     #[cfg(test)]
     pub(super) fn limit_pages(&self, pages: u32) {
         self.connection.pragma_update(None, "max_page_count", pages).unwrap();
@@ -69,7 +69,8 @@ impl File {
         Identity::of(path) == self.identity
     }
 
-    /// Begins a transaction. With `writes` it gets the write lock, which one process has at a time.
+    /// Begins a transaction. If `writes` is `true`, it takes the write lock, which only one process
+    /// can hold.
     pub(super) fn begin(&self, writes: bool) -> rusqlite::Result<()> {
         self.connection.prepare_cached(if writes { "BEGIN IMMEDIATE" } else { "BEGIN" })?.execute([])?;
         Ok(())
@@ -135,10 +136,14 @@ impl File {
         Ok(deleted as u64)
     }
 
-    /// Writes the log to the disk, and its pages to the database. Other processes continue. Returns
-    /// `false` if another process was doing the same, so that this one did nothing.
+    /// Writes the log to the disk, and its pages to the database. Other processes are not blocked.
+    /// Returns `false` if pages are left, because another process was doing the same, or still reads
+    /// older pages.
     pub(super) fn checkpoint(&self) -> rusqlite::Result<bool> {
-        self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| Ok(row.get::<_, i64>(0)? == 0))
+        self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
+            let (is_busy, in_log, written): (bool, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            Ok(!is_busy && in_log == written)
+        })
     }
 }
 
@@ -146,7 +151,8 @@ fn wall_clock() -> i64 {
     i64::try_from(Timestamp::wall_clock().as_micros()).unwrap_or(i64::MAX)
 }
 
-/// The device and the number of a file. Other systems than Unix do not delete open files.
+/// The device and the inode of a file. Needed only on Unix, where a file can be deleted or replaced
+/// while it is open.
 #[derive(PartialEq, Eq)]
 struct Identity(u64, u64);
 

@@ -15,7 +15,7 @@ use crate::{Decision, Op, Policy};
 /// The work of a call.
 #[derive(Debug)]
 pub(super) enum Work {
-    /// Looks at the states of a key.
+    /// Reads the states of a key.
     Peek { policy: Policy, key: Arc<str>, op: Op, cost: u32 },
     /// Changes the states of a key.
     Change { policy: Policy, key: Arc<str>, command: Command },
@@ -29,7 +29,7 @@ pub(super) enum Work {
 #[derive(Debug)]
 pub(super) enum Answer {
     Decided(Decision),
-    /// The number of deleted keys.
+    /// The number of deleted keys, or 0 for a call that deletes none.
     Done(u64),
 }
 
@@ -53,9 +53,9 @@ pub(super) struct Waiting {
 
 #[derive(Debug, Default)]
 struct Stage {
-    /// The job is part of an open transaction, or was committed.
+    /// `true` if the job is part of an open transaction, or was committed.
     begun: bool,
-    /// The caller has left. A job that has not begun by then is never executed.
+    /// `true` if the caller has left. A job that has not begun by then is never executed.
     left: bool,
 }
 
@@ -64,7 +64,7 @@ struct Stage {
 pub(super) struct Place(Arc<AtomicUsize>);
 
 impl Place {
-    /// Returns `None` if `most` jobs wait already.
+    /// Counts a job. Returns `None` if `most` jobs are waiting already.
     pub(super) fn take(jobs: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let place = Self(Arc::clone(jobs));
         (jobs.fetch_add(1, Ordering::Relaxed) < most).then_some(place)

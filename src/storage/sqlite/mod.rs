@@ -26,9 +26,9 @@ use crate::storage::deadline::DEADLINE;
 use crate::storage::url::{PREFIX, checked_prefix};
 use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 
-/// Keeps rate limit states in a file, for the processes of one machine.
+/// Shares rate limit states between the processes of one machine in an SQLite file.
 ///
-/// The states survive restarts of the program. It needs no server: SQLite is compiled in.
+/// The states survive restarts of the program. No server is needed, because SQLite is compiled in.
 ///
 /// # Examples
 ///
@@ -56,10 +56,10 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 ///
 /// A thread executes the calls of a storage and its clones. Calls that wait at the same time share
 /// one transaction, and are answered after its commit. So a hit is counted exactly once or not at
-/// all, also by several processes, and a process that is killed loses nothing that it has answered.
+/// all, even with several processes. A process that is killed loses no hit that it has answered.
 ///
 /// Decisions are made at this machine's time. Each hit stores the state of its key, so a strategy
-/// with a long log writes that log on each hit.
+/// with a log writes the whole log on each hit.
 ///
 /// # Options
 ///
@@ -79,8 +79,8 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 /// - The file must be on a local disk. Network file systems do not support the shared memory that
 ///   SQLite needs.
 /// - The table is called `tower_ratelimit`, and is created if it does not exist. Each write deletes
-///   expired rows among the next four rows of the table. So an expired row is deleted at the latest
-///   after a quarter as many writes as the table has rows.
+///   expired rows among the next four rows of the table. So if the table has N rows, an expired row
+///   is deleted within N / 4 writes of a process.
 ///
 /// # Errors
 ///
@@ -109,7 +109,8 @@ pub struct SqliteStorage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
-    /// The file is synced once a second. A power failure loses at most the hits of the last second.
+    /// The file is synced once a second. A power failure loses at most the hits of the last second,
+    /// or those since the start of a transaction in which another process reads the file.
     #[default]
     EverySecond,
     /// Each transaction is synced before its hits are answered. A power failure loses nothing, and
@@ -117,7 +118,7 @@ pub enum Durability {
     EveryCommit,
 }
 
-/// The file, and the thread that is started for the first call.
+/// The file, and the channel to the thread, which is started for the first call.
 struct Shared {
     path: PathBuf,
     durability: Durability,
@@ -151,7 +152,8 @@ impl SqliteStorage {
     }
 
     fn with(path: PathBuf, prefix: &str, deadline: Duration, durability: Durability) -> Result<Self, ConfigError> {
-        // Reports a wrong path when the program starts. The thread opens a connection of its own.
+        // Opens the file only to report a wrong path when the program starts. The thread opens its
+        // own connection.
         if let Err(error) = File::open(&path, durability) {
             return Err(ConfigError::new(chain(&rolled_back(&path, error))));
         }
@@ -186,7 +188,7 @@ impl SqliteStorage {
     /// Sets the protection against a power failure. Overrides the URL. Defaults to
     /// [`Durability::EverySecond`].
     ///
-    /// The returned storage has a thread and a connection of its own.
+    /// The returned storage has its own thread and connection.
     #[must_use]
     pub fn durability(self, durability: Durability) -> Self {
         let shared = Arc::new(Shared::new(self.shared.path.clone(), durability));

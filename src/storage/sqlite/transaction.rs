@@ -52,7 +52,7 @@ fn execute_key<'a>(
     for (index, job) in jobs {
         let now = || job.clock.as_ref().map_or_else(Timestamp::wall_clock, Clock::now);
         answers[index] = match &job.work {
-            // Peeks run beside the hits of the same transaction, so they may ignore them.
+            // A peek is concurrent with the hits of the same transaction, so it may ignore them.
             Work::Peek { policy, op, cost, .. } => {
                 let view = skew.view(&loaded, now());
                 let mut states = text::read(policy, &view.states);

@@ -18,10 +18,11 @@ use crate::storage::cas::skew::{MAX_SKEW, Skew};
 /// The largest number of calls in a transaction.
 const MAX_BATCH: usize = 512;
 
-/// The time between two checkpoints. A power failure loses at most this much.
+/// The time between two checkpoints. A power failure loses at most the hits of this time.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(1);
 
-/// The waits for the lock of another process. A transaction takes about as long as the first one.
+/// The first wait for the lock of another process, which is about the time of a transaction. Each
+/// further wait is half as long again, up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_micros(300);
 const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
@@ -64,7 +65,7 @@ impl Worker {
         while let Some(job) = self.next(calls) {
             let mut jobs = vec![job];
             fill(&mut jobs, calls);
-            // A custom strategy may panic. The open transaction ends with its connection.
+            // A custom strategy may panic. Dropping the connection rolls back the open transaction.
             if catch_unwind(AssertUnwindSafe(|| self.run_batch(jobs, calls))).is_err() {
                 self.file = None;
             }
@@ -84,7 +85,8 @@ impl Worker {
         calls.recv().ok()
     }
 
-    /// Executes these calls in one transaction. Waits for the lock as long as a caller waits.
+    /// Executes these calls in one transaction. While another process holds the lock, retries as
+    /// long as a caller waits.
     fn run_batch(&mut self, mut jobs: Vec<Job>, calls: &Receiver<Job>) {
         let mut wait = FIRST_WAIT;
         loop {
@@ -116,8 +118,8 @@ impl Worker {
         }
     }
 
-    /// Executes the calls, commits, and then answers. On an error, nothing was changed and no
-    /// caller has an answer.
+    /// Executes the calls, commits, and then answers. After an error, no caller has an answer.
+    /// Nothing was changed, unless the error is that of the commit.
     fn transact(&mut self, jobs: &mut Vec<Job>) -> Result<(), Failure> {
         let writes = jobs.iter().any(Job::writes);
         let file = match self.file.take().filter(|file| file.is_at(&self.path)) {
@@ -156,7 +158,7 @@ impl Worker {
         if self.durability == Durability::EverySecond {
             match self.file.as_ref().map(File::checkpoint) {
                 Some(Ok(true)) | None => {}
-                // The checkpoint of the other process may lack the last writes of this one.
+                // The last writes may not be on the disk.
                 Some(Ok(false)) => self.unsynced = Some(Instant::now()),
                 Some(Err(error)) if is_busy(&error) => self.unsynced = Some(Instant::now()),
                 // The next call opens the file again, and gets the error if it is permanent.

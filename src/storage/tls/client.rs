@@ -26,7 +26,7 @@ struct Names {
     ca: String,
     cert: String,
     key: String,
-    /// The correction.
+    /// The advice that ends a message.
     help: &'static str,
 }
 
@@ -35,7 +35,7 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// Returns a message if a file cannot be read or contains something else.
+    /// Returns a message if a file cannot be read, or does not contain the expected PEM.
     pub(super) fn from_files(paths: &Paths, alpn: Option<&'static [u8]>) -> Result<Self, String> {
         let read = |path: &String, option: &str| {
             fs::read(path).map_err(|error| {
@@ -60,7 +60,7 @@ impl Tls {
         Self::with_names(&config, alpn, &names)
     }
 
-    /// Replaces the certificates and keeps the protocol.
+    /// Returns a copy with the certificates of `config` and the same ALPN protocol.
     ///
     /// # Errors
     ///

@@ -3,7 +3,7 @@ use std::fmt;
 /// The certificates for TLS connections to a server, as PEM. See `RedisStorage::try_tls` and
 /// `EtcdStorage::try_tls`.
 ///
-/// The options `ca`, `cert` and `key` of a URL read the same from files.
+/// The URL options `ca`, `cert` and `key` read the same certificates from files.
 ///
 /// ```no_run
 /// # #[cfg(feature = "redis-rustls")]

@@ -1,4 +1,4 @@
-//! Replaces TLS if no feature enables it.
+//! A replacement for [`Tls`] if no feature enables TLS.
 
 use std::io;
 

@@ -59,7 +59,8 @@ fn every_vector_agrees() {
     common::vectors::assert_all_agree(&etcd.url());
 }
 
-/// Field defects: check and increment are two steps, or GET then SET in a shared store.
+/// Guards against defects seen in practice: check and increment are two steps, or GET then SET in a
+/// shared store.
 #[test]
 fn four_processes_admit_exactly_the_limit() {
     let store = Etcd::calm();

@@ -1,4 +1,4 @@
-//! Leases, with which keys expire.
+//! The leases of etcd, which delete expired keys.
 
 use common::harness::Answer;
 use common::servers::{Etcd, wait_until};
@@ -7,7 +7,7 @@ use tower_ratelimit::{Key, Policy, RateLimiter};
 
 use super::{LONG, entry_points, storage};
 
-/// An operator may revoke a lease, or restore etcd from a backup.
+/// A lease can disappear: an operator revokes it, or restores etcd from a backup.
 #[tokio::test]
 async fn revoked_lease_is_replaced() {
     let etcd = Etcd::start(1);
@@ -21,7 +21,7 @@ async fn revoked_lease_is_replaced() {
     assert_eq!(entry_points.used().await, 3);
 }
 
-/// Field defects: keys never expire, and an index set grows forever.
+/// Guards against defects seen in practice: keys never expire, and an index set grows forever.
 #[tokio::test]
 async fn keys_and_leases_expire_with_their_state() {
     let etcd = Etcd::start(1);

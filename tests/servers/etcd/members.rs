@@ -28,7 +28,7 @@ async fn settles(entry_points: &EntryPoints<EtcdStorage>) -> (usize, Duration) {
 }
 
 #[tokio::test]
-async fn any_member_may_die_hang_and_return() {
+async fn storage_recovers_when_any_member_dies_or_hangs() {
     let mut etcd = Etcd::start(3);
     let entry_points = entry_points(&etcd.url());
     entry_points.recover().await;

@@ -1,10 +1,15 @@
 //! The backends of the suite: a storage, a policy, and the server that they need.
 
+use std::marker::PhantomData;
 use std::time::Duration;
 
+use common::harness::AGAIN;
 use common::servers::{Etcd, FaultyServer, Memcached, Postgres, Server};
 use common::{foreign, policy};
-use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage, StorageError};
+use tokio::time::{Instant, sleep, timeout_at};
+use tower_ratelimit::storage::{
+    AnyStorage, EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage, StorageError,
+};
 use tower_ratelimit::{Policy, Storage};
 
 /// A storage on one server.
@@ -12,7 +17,7 @@ pub(crate) trait Backend: 'static {
     type Server: FaultyServer;
     type Storage: Storage<Error = StorageError>;
 
-    /// A timeout within which a hit succeeds when nothing is wrong.
+    /// A timeout that is long enough for a hit without faults.
     const TIMEOUT: Duration;
 
     /// The tolerance for results after their timeout on a busy machine.
@@ -182,5 +187,50 @@ impl Backend for PostgresServer {
 
     async fn ready(storage: &PostgresStorage, timeout: Duration) -> Result<(), StorageError> {
         storage.ready(timeout).await
+    }
+}
+
+/// A backend whose storage has its type erased.
+pub(crate) struct Erased<B>(PhantomData<B>);
+
+pub(crate) type ErasedRedis = Erased<Redis>;
+pub(crate) type ErasedMemcached = Erased<MemcachedServer>;
+pub(crate) type ErasedEtcd = Erased<EtcdMember>;
+pub(crate) type ErasedPostgres = Erased<PostgresServer>;
+
+impl<B: Backend> Backend for Erased<B> {
+    type Server = B::Server;
+    type Storage = AnyStorage;
+
+    const TIMEOUT: Duration = B::TIMEOUT;
+    const MARGIN: Duration = B::MARGIN;
+    const READS_FIRST: bool = B::READS_FIRST;
+    const KEEPS_COUNTS: bool = B::KEEPS_COUNTS;
+
+    fn storage(port: u16, timeout: Duration) -> AnyStorage {
+        AnyStorage::new(B::storage(port, timeout))
+    }
+
+    fn policy(limit: u32) -> Policy {
+        B::policy(limit)
+    }
+
+    /// Repeats the check, because an erased storage has no method `ready`.
+    async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
+        let deadline = Instant::now() + timeout;
+        // The first check has the timeout of the storage.
+        let mut checked = storage.check().await;
+        while let Err(error) = checked {
+            if Instant::now() + AGAIN >= deadline {
+                return Err(error);
+            }
+            sleep(AGAIN).await;
+            checked = timeout_at(deadline, storage.check()).await.unwrap_or(Err(error));
+        }
+        Ok(())
+    }
+
+    fn flush_caches(server: &B::Server) {
+        B::flush_caches(server);
     }
 }

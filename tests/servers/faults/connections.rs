@@ -17,12 +17,13 @@ use super::{LONG, QUICK, limiter, quick_hit, recovers};
 on_every_backend! { [tokio::test] [await] [
     silent_connection_is_replaced_after_three_timeouts,
     silent_connection_is_replaced_when_callers_leave_early,
-    calls_that_do_not_fit_are_not_sent,
+    calls_beyond_the_limit_are_not_sent,
     many_retrying_callers_on_one_thread_make_progress,
     calls_share_a_connection_and_do_not_wait_for_each_other,
 ] }
 
-/// Field defect: a connection is used forever although its server has vanished.
+/// Guards against a defect seen in practice: a connection is used forever although its server has
+/// vanished.
 async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
@@ -70,8 +71,9 @@ async fn silent_connection_is_replaced_when_callers_leave_early<B: Backend>() {
     assert_eq!(proxy.connections(), 2);
 }
 
-/// Field defect: the queue of requests is unbounded while the server hangs.
-async fn calls_that_do_not_fit_are_not_sent<B: Backend>() {
+/// Guards against a defect seen in practice: the queue of requests is unbounded while the server
+/// hangs.
+async fn calls_beyond_the_limit_are_not_sent<B: Backend>() {
     const CALLERS: u64 = 1_500;
     let server = B::Server::launch();
     let limiter = limiter::<B>(server.port(), 2 * SECOND);
@@ -94,7 +96,8 @@ async fn calls_that_do_not_fit_are_not_sent<B: Backend>() {
     }
 }
 
-/// There are more callers than the server can answer within the deadline, and each retries at once.
+/// There are more callers than the server can answer within the deadline, and each retries
+/// immediately.
 async fn many_retrying_callers_on_one_thread_make_progress<B: Backend>() {
     const CALLERS: u64 = 3_000;
     let server = B::Server::launch();
@@ -114,7 +117,8 @@ async fn many_retrying_callers_on_one_thread_make_progress<B: Backend>() {
     assert!(answers.load(Ordering::Relaxed) >= CALLERS, "{answers:?}");
 }
 
-/// Field defect: a lock around each call. Sequential hits would take four seconds.
+/// Guards against a defect seen in practice: a lock around each call. Sequential hits would take
+/// four seconds.
 async fn calls_share_a_connection_and_do_not_wait_for_each_other<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());

@@ -26,7 +26,7 @@ async fn lost_reply_never_counts_a_hit_twice<B: Backend>() {
 }
 
 async fn loses_replies<B: Backend>(mode: Mode) {
-    // Other tasks measure their time on this thread.
+    // Starting a server blocks, and other tasks measure their time on this thread.
     let server = spawn_blocking(B::Server::launch).await.unwrap();
     let proxy = Proxy::start(server.port());
     let (direct, entry_points) = (limiter::<B>(server.port(), LONG), entry_points::<B>(proxy.port()));

@@ -13,19 +13,31 @@ use tower_ratelimit::{Key, Storage};
 use super::backend::Backend;
 use super::{QUICK, entry_points, limiter, not_ready, quick_hit, ready, recovers};
 
-on_every_backend! { [tokio::test] [await] [
+/// Runs each test on every backend, and on one of each kind with an erased storage.
+macro_rules! outages {
+    ($tests:tt) => {
+        on_every_backend! { [tokio::test] [await] $tests }
+        on_backends! {
+            [tokio::test] [await] $tests
+            erased_redis: ErasedRedis, erased_memcached: ErasedMemcached, erased_etcd: ErasedEtcd,
+            erased_postgres: ErasedPostgres
+        }
+    };
+}
+
+outages! { [
     storage_recovers_from_network_faults,
-    server_may_start_after_the_storage,
-    server_may_die_and_return,
+    storage_connects_to_a_server_that_starts_later,
+    storage_recovers_after_its_server_dies,
     hanging_server_delays_requests_until_the_timeout,
     hanging_server_does_not_delay_other_callers,
     unreachable_server_fails_calls_at_once,
     failed_connects_are_retried_with_backoff,
-    connect_that_began_during_packet_loss_is_overtaken,
+    later_try_overtakes_a_connect_that_lost_its_packets,
 ] }
 
-/// Field defect: a limiter cannot start while its server is down.
-async fn server_may_start_after_the_storage<B: Backend>() {
+/// Guards against a defect seen in practice: a limiter cannot start while its server is down.
+async fn storage_connects_to_a_server_that_starts_later<B: Backend>() {
     let mut server = B::Server::launch();
     server.kill();
     let entry_points = entry_points::<B>(server.port());
@@ -43,7 +55,7 @@ async fn server_may_start_after_the_storage<B: Backend>() {
     entry_points.recover().await;
 }
 
-async fn server_may_die_and_return<B: Backend>() {
+async fn storage_recovers_after_its_server_dies<B: Backend>() {
     let mut server = B::Server::launch();
     let entry_points = entry_points::<B>(server.port());
     entry_points.recover().await;
@@ -61,12 +73,12 @@ async fn server_may_die_and_return<B: Backend>() {
     }
 }
 
-/// Field defect: requests hang when the server stops replying.
+/// Guards against a defect seen in practice: requests hang when the server stops replying.
 async fn hanging_server_delays_requests_until_the_timeout<B: Backend>() {
     let server = B::Server::launch();
     let entry_points = entry_points::<B>(server.port());
     entry_points.recover().await;
-    // Both longer and shorter than the time to replace the connection.
+    // The first outage is longer than the time to replace the connection, the second is shorter.
     for is_long in [true, false] {
         let before = entry_points.used().await;
         server.stop();
@@ -140,7 +152,7 @@ async fn failed_connects_are_retried_with_backoff<B: Backend>() {
         calls += 1;
     }
     let attempts = proxy.attempts();
-    // After 20, 40, 80 and 160 ms.
+    // The backoff is 20, 40, 80 and 160 ms.
     assert!(calls > 50 && (2..=6).contains(&attempts), "{calls} calls, {attempts} connects");
     server.restart();
     let took = recovers::<B>(&limiter).await;
@@ -156,11 +168,12 @@ async fn storage_recovers_from_network_faults<B: Backend>() {
 }
 
 async fn recovers_from<B: Backend>(mode: Mode) {
-    // Other tasks measure their time on this thread.
+    // Starting a server blocks, and other tasks measure their time on this thread.
     let server = spawn_blocking(B::Server::launch).await.unwrap();
     let proxy = Proxy::start(server.port());
     let storage = B::storage(proxy.port(), QUICK);
-    // While it connects, on an open connection, and while it connects again.
+    // The fault begins while the storage connects, on an open connection, and while it connects
+    // again.
     for connects in [true, false, true] {
         if connects {
             proxy.cut();
@@ -177,7 +190,7 @@ async fn recovers_from<B: Backend>(mode: Mode) {
 }
 
 /// The network loses all packets for half a second, including those of a connection attempt.
-async fn connect_that_began_during_packet_loss_is_overtaken<B: Backend>() {
+async fn later_try_overtakes_a_connect_that_lost_its_packets<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), QUICK);

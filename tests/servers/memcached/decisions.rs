@@ -53,8 +53,8 @@ fn every_vector_agrees() {
     common::vectors::assert_all_agree(&url_of(&many(3)));
 }
 
-/// Field defects: check and increment are two steps, or GET then SET in a shared store. Contended
-/// hits are retried.
+/// Guards against defects seen in practice: check and increment are two steps, or GET then SET in a
+/// shared store. Contended hits are retried.
 #[test]
 fn eight_processes_admit_exactly_the_limit() {
     let store = Memcached::start(&[]);
@@ -88,7 +88,7 @@ fn eight_processes_admit_exactly_the_limit() {
     }
 }
 
-/// Field defect: a memcached expiry above 30 days is not enforced.
+/// Guards against a defect seen in practice: a memcached expiry above 30 days is not enforced.
 #[test]
 fn long_periods_are_enforced() {
     let server = Memcached::start(&[]);
@@ -111,7 +111,8 @@ fn long_periods_are_enforced() {
     }
 }
 
-/// Field defects: milliseconds are passed as seconds, and keys never expire.
+/// Guards against defects seen in practice: milliseconds are passed as seconds, and keys never
+/// expire.
 #[test]
 fn keys_expire_with_their_state() {
     let server = Memcached::start(&[]);
@@ -171,7 +172,7 @@ fn unreadable_state_is_treated_as_fresh() {
     });
 }
 
-/// Field defect: parts of composite keys run together.
+/// Guards against a defect seen in practice: parts of composite keys run together.
 #[test]
 fn different_names_have_different_keys() {
     let servers = many(3);

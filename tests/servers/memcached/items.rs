@@ -10,12 +10,13 @@ use tower_ratelimit::{Key, RateLimiter};
 
 use super::{LONG, storage};
 
-/// Field defect: an item with a time to live above 30 days expires at once.
+/// Guards against a defect seen in practice: an item with a time to live above 30 days expires at
+/// once.
 #[tokio::test]
 async fn items_live_as_long_as_their_window() {
     let server = Memcached::start(&[]);
     let storage = storage(&server.url()).deadline(LONG);
-    // Expiries are in whole seconds, and the first second may end at once. Items live for
+    // Expiries are in whole seconds, and the first second may end immediately. Items live for
     // `max_skew` (5 s) longer, and some seconds more if the expiry is an instant of the server's
     // clock.
     for (days, least, most) in
@@ -53,14 +54,16 @@ async fn cleared_item_is_removed() {
     assert_eq!(server.ask("mg rl:p|t:k"), ["EN"]);
 }
 
-/// A state of another limit under the policy's name, of this many bytes. The storage keeps it.
+/// Returns a state of another limit under the same policy name, with this number of bytes. The
+/// storage keeps such states.
 fn other_state(bytes: usize) -> String {
     // It expires in decades.
     let start = "[9.other/1 9000000000000000,";
     format!("{start}{}]", "1".repeat(bytes - start.len() - 1))
 }
 
-/// Field defect: a server deletes the old item when it receives one that is too large.
+/// Guards against a defect seen in practice: a server deletes the old item when it receives one
+/// that is too large.
 #[tokio::test]
 async fn longest_state_is_stored_under_the_longest_key() {
     /// One megabyte, minus the key and the overhead of memcached.

@@ -40,23 +40,23 @@ async fn server_that_dies_or_hangs_fails_only_its_own_keys() {
         servers.iter().position(is_at).unwrap()
     };
     let homes: Vec<usize> = names.iter().map(home).collect();
-    let storage_full = (0..3).find(|server| homes.contains(server) && homes.iter().any(|home| home != server)).unwrap();
+    let victim = (0..3).find(|server| homes.contains(server) && homes.iter().any(|home| home != server)).unwrap();
     for hangs in [false, true] {
         if hangs {
-            servers[storage_full].stop();
+            servers[victim].stop();
         } else {
-            servers[storage_full].kill();
+            servers[victim].kill();
         }
         for _ in 0..2 {
             for (name, home) in names.iter().zip(&homes) {
-                let expected = if *home == storage_full { Answer::Failed } else { Answer::Admitted };
+                let expected = if *home == victim { Answer::Failed } else { Answer::Admitted };
                 assert_eq!(answers(name).await, [expected; 3], "{name}, hanging: {hangs}");
             }
         }
         if hangs {
-            servers[storage_full].resume();
+            servers[victim].resume();
         } else {
-            servers[storage_full].restart();
+            servers[victim].restart();
         }
         let started = Instant::now();
         for name in &names {

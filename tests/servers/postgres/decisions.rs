@@ -51,7 +51,8 @@ fn every_vector_agrees() {
     common::vectors::assert_all_agree(&server.url());
 }
 
-/// Field defects: check and increment are two steps, or SELECT then UPDATE.
+/// Guards against defects seen in practice: check and increment are two steps, or SELECT then
+/// UPDATE.
 #[test]
 fn four_processes_admit_exactly_the_limit() {
     let server = Postgres::start(&[]);

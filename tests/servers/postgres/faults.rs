@@ -53,7 +53,7 @@ fn dropped_table_is_a_clear_error_and_is_created_again() {
     assert_eq!(hit(&limiter).unwrap(), 999);
 }
 
-/// The lock of another transaction, for example of a session that is idle in transaction.
+/// Another transaction holds the lock, for example in a session that is idle in transaction.
 #[test]
 fn locked_row_is_an_error_at_the_deadline_and_counts_nothing() {
     let server = Postgres::start(&[]);
@@ -102,7 +102,7 @@ fn serialization_failure_is_retried() {
     assert_eq!(1_000 - peeked.remaining() as usize, admitted);
 }
 
-/// A replica, and the old primary after a failover.
+/// A server is read-only if it is a replica, or the old primary after a failover.
 #[test]
 fn read_only_server_is_a_clear_error_and_recovers() {
     let server = Postgres::start(&[]);
@@ -128,13 +128,13 @@ fn read_only_server_is_a_clear_error_and_recovers() {
 #[test]
 fn full_disk_is_a_clear_error_that_counts_nothing_and_recovers() {
     let server = Postgres::start(&[]);
-    // With one connection, no later one has to create the table.
+    // With one connection, the table is created before the disk is full.
     let one = PostgresStorage::new(&format!("{}?connections=1", server.url())).unwrap().deadline(LONG);
     let limiter = limiter(one);
     let first_hit = |client: u64| RUNTIME.block_on(limiter.hit(&Key::from(client)));
     assert_eq!(first_hit(0).unwrap().remaining(), 999);
-    // The segments of the log have 16 MiB and must fit, so the table has to be larger. Two rows fill a
-    // page up to its fill factor.
+    // A segment of the write-ahead log has 16 MiB and must fit, so the table has to be larger. Two
+    // rows fill a page up to its fill factor.
     server.ask(
         "INSERT INTO tower_ratelimit SELECT 'filler:' || n, repeat('x', 1960), now() + interval '1 day' \
          FROM generate_series(1, 5000) AS n",

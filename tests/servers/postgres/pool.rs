@@ -71,7 +71,8 @@ fn exhausted_pool_is_an_error_at_the_deadline_and_counts_nothing() {
     });
 }
 
-/// Field defect: a pool lends a connection whose server hangs, to one caller after another.
+/// Guards against a defect seen in practice: a pool lends a connection whose server hangs, to one
+/// caller after another.
 #[test]
 fn connection_that_hangs_is_removed_from_the_pool() {
     let server = Postgres::start(&[]);

@@ -21,7 +21,7 @@ fn ten_processes_can_migrate_at_once() {
         for migrated in tasks.join_all().await {
             migrated.unwrap();
         }
-        // Those that create the table when they connect can do so at once too.
+        // Processes that create the table when they connect can do so at the same time, too.
         let mut tasks = JoinSet::new();
         for _ in 0..10 {
             let storage = storage(&server).table("others");
@@ -99,7 +99,7 @@ fn expired_rows_are_deleted_by_later_writes() {
     assert!(plan.contains("Tid Range Scan"), "{plan}");
 }
 
-/// An update that changes an index would write to each of its pages, and leave more to vacuum.
+/// An update that changes an index is slower, and leaves more rows to vacuum.
 #[test]
 fn updates_change_no_index() {
     let server = Postgres::start(&["synchronous_commit=off"]);

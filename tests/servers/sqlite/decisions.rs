@@ -25,7 +25,7 @@ fn storage_obeys_the_laws() {
     let folder = Folder::new();
     let storage = open(&folder.file());
     StorageLaws::new(|clock| on(&storage, clock))
-        // This one has a thread and a connection of its own, as in another process.
+        // The second handle has its own thread and connection, as in another process.
         .second_handle(|storage| storage.clone().durability(Durability::EverySecond))
         .scripts(64)
         .and_policies([

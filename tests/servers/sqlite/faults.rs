@@ -64,9 +64,9 @@ fn hit_waits_for_the_lock_of_another_process() {
     assert_eq!(hits, [true; 20]);
 }
 
-/// A transaction that another process holds for long does not fill the memory of this one.
+/// While another process holds the lock for a long time, the waiting calls do not fill the memory.
 #[test]
-fn calls_that_do_not_fit_are_not_queued() {
+fn calls_beyond_the_limit_are_not_queued() {
     let folder = Folder::new();
     let limiter = limiter(open(&folder.file()).deadline(Duration::from_secs(2)));
     let other = lock(&folder);

@@ -14,7 +14,7 @@ pub(crate) enum Kind {
     Stopped,
     /// Suspended, and resumed after a pause.
     Paused,
-    /// Restarted at once.
+    /// Restarted without a pause.
     Restarted,
 }
 

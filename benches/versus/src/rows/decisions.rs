@@ -30,7 +30,8 @@ pub fn measure(table: &mut Table) {
     table.mean("TokenBucket, mean of all rows", &ratios, MEAN);
 }
 
-/// Measures the rows of one set of keys, and appends governor's time in units of ours to `ratios`.
+/// Measures the rows of one set of keys, and appends the ratio of governor's time to ours to
+/// `ratios`.
 fn key_set<K: PeerKey>(table: &mut Table, ratios: &mut Vec<f64>, label: &str, count: u32, key: fn(u32) -> K) {
     let rows = [(1, "1 thread"), (THREADS, "2 threads")].map(|(threads, suffix)| {
         let bucket = format!("TokenBucket, {label}, {suffix}");
@@ -64,7 +65,7 @@ fn key_set<K: PeerKey>(table: &mut Table, ratios: &mut Vec<f64>, label: &str, co
     }
 }
 
-/// A function that hits a limiter.
+/// A function that hits a limiter, and returns `true` if the hit was admitted.
 trait Admits: Fn(&RateLimiter, &Key) -> bool + Copy + Sync {}
 
 impl<F: Fn(&RateLimiter, &Key) -> bool + Copy + Sync> Admits for F {}

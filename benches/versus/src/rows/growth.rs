@@ -13,6 +13,7 @@ const FILLS: usize = 3;
 
 /// The number of hits above the 99.999th percentile.
 const SLOWEST: usize = KEYS as usize / 100_000;
+/// The CPU time above which a hit counts as slow, in nanoseconds.
 const SLOW: u64 = 300_000;
 
 pub fn measure(table: &mut Table) {

@@ -10,7 +10,8 @@ use crate::table::{Goal, Table, Unit};
 
 const KEYS: u32 = 1_000_000;
 
-/// The first sample. Tables grow in steps, so the result is the mean of several samples.
+/// The number of keys at the first sample. Tables grow in steps, so the result is the mean of
+/// several samples.
 const FIRST_SAMPLE: usize = 500_000;
 const SAMPLE_EVERY: usize = 50_000;
 

@@ -1,7 +1,7 @@
 //! Models of the circuit. `scripts/loom` runs all of their interleavings.
 //!
-//! The clock is tokio's paused clock. A shortest wait of zero has always passed, and one of an hour
-//! never passes.
+//! The clock is tokio's paused clock. If the shortest time between probes is zero, a probe is
+//! always due. If it is an hour, no probe is ever due.
 
 use tokio::runtime::Builder;
 
@@ -70,10 +70,10 @@ fn open_circuit_does_not_probe_early() {
     model(|race| {
         let circuit = circuit(1, HOUR, HOUR);
         let permit = circuit.try_acquire(true);
-        let look =
+        let is_closed_or_waits =
             |circuit: &Circuit| circuit.is_closed() || !circuit.is_probe_due() && circuit.try_acquire(true).is_none();
-        let ((), is_right) = race.run(&circuit, |_| fail(permit), look);
-        assert!(is_right);
+        let ((), holds) = race.run(&circuit, |_| fail(permit), is_closed_or_waits);
+        assert!(holds);
     });
 }
 
@@ -149,13 +149,13 @@ fn failed_and_dropped_probes_allow_the_next_one() {
     for longest in [HOUR, Duration::ZERO] {
         model(move |race| {
             let circuit = open(longest);
-            let fail_if_asked = |circuit: &Circuit| {
+            let fail_if_permitted = |circuit: &Circuit| {
                 let permit = circuit.try_acquire(true);
                 if permit.is_some() {
                     fail(permit);
                 }
             };
-            race.run(&circuit, |circuit| drop(circuit.try_acquire(true)), fail_if_asked);
+            race.run(&circuit, |circuit| drop(circuit.try_acquire(true)), fail_if_permitted);
             assert_eq!(circuit.state().phase, Phase::Open);
             assert!(circuit.try_acquire(true).is_some());
         });

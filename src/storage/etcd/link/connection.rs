@@ -73,7 +73,7 @@ impl Connection {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        // The URL's parser has checked the host. This parser could be stricter.
+        // The host comes from a parsed URL, but the parser of `http` could be stricter.
         let origin = Uri::builder().scheme(scheme).authority(member).path_and_query("/").build();
         let origin = origin.map_err(|error| StorageError::unreachable(member, error))?;
         let mut builder = Builder::new(TokioExecutor::new());
@@ -93,7 +93,8 @@ impl Connection {
         let login = access.login.get().await.map_err(|error| StorageError::unreachable(&self.member, error))?;
         let (Some(name), Some(password)) = (login.user, login.password) else {
             return match self.call(&Status {}).await {
-                // A member that denies the user the status call works.
+                // A member that refuses the call for lack of permission is reachable, so the
+                // connection is usable.
                 Err(error) if error.kind() != StorageErrorKind::Refused || has_no_leader(&error) => Err(error),
                 _ => Ok(()),
             };
@@ -115,7 +116,7 @@ impl Connection {
 
     /// Sends a call once, and returns the response.
     ///
-    /// The future can be dropped at any time. The member may execute the call all the same.
+    /// The future can be dropped at any time. The member may still execute the call.
     pub(super) async fn call<C: Call>(&self, call: &C) -> Result<C::Response, StorageError> {
         let mut request = tonic::Request::new(call.clone());
         // With this metadata, a member without a leader fails the call at once instead of waiting.
@@ -176,7 +177,7 @@ impl Service<Request<Body>> for Requests {
     }
 }
 
-/// The connection failed before the response arrived.
+/// The error of a connection that failed before the response arrived.
 #[derive(Debug)]
 struct TransportError {
     message: String,

@@ -66,8 +66,8 @@ impl Member {
     /// It waits for a connection until `failover_at`. For the response it waits until `deadline`,
     /// or only until `failover_at` if the call is idempotent, so that another member can be tried.
     ///
-    /// The call is sent once. It is sent again only on a new connection, if it was not sent on the
-    /// first one, or if the member no longer accepts the token and did not execute it.
+    /// The call is retried once on a new connection if it was not sent, or if the member rejected
+    /// the token. In both cases the member has not executed it.
     pub(super) async fn call<C: Call>(
         &self,
         call: &C,
@@ -87,7 +87,8 @@ impl Member {
                 Ok(response) => return Ok(response),
                 Err(error) => error,
             };
-            // The call was not executed. The connection was closed, or its token is invalid.
+            // In both cases the call was not executed: the connection was closed, or its token is
+            // invalid.
             let retries = is_first && (is_unsent(&error) || is_unauthenticated(&error));
             if retries || is_unsent(&error) || error.kind() == StorageErrorKind::ConnectionLost {
                 self.connection.give_up(&open, None);

@@ -46,11 +46,12 @@ impl Members {
 
     /// Sends a call to a member, and returns the response.
     ///
-    /// If a call was not sent, was not executed, or is idempotent, it fails over to the next
-    /// member. Any other call is sent once.
+    /// Fails over to the next member if the call was not sent, or if the member has no leader. An
+    /// idempotent call also fails over if the connection breaks, or if the member is unavailable or
+    /// does not reply in time.
     ///
-    /// The future can be dropped at any time. etcd may execute the call all the same. Other calls
-    /// on the connection are not affected.
+    /// The future can be dropped at any time. etcd may still execute the call. Other calls on the
+    /// connection are not affected.
     ///
     /// # Errors
     ///

@@ -42,7 +42,7 @@ impl Link {
             Servers::Single(address) => Topology::Single(Node::at(address, access.clone())),
             #[cfg(feature = "redis-sentinel")]
             Servers::Sentinels { hosts, service, login } => {
-                Topology::Single(Node::with_sentinels(Sentinels::new(hosts, service, login, access.clone())))
+                Topology::Single(Node::new(Sentinels::new(hosts, service, login, access.clone())))
             }
             #[cfg(feature = "redis-cluster")]
             Servers::Cluster(hosts) => Topology::Cluster(Cluster::new(hosts, access.clone())),

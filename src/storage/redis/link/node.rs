@@ -1,6 +1,7 @@
-//! The connection to one server. Its address is fixed, or found through sentinels.
+//! The connection to one server. Its address is fixed, or a [`Route`] finds it.
 
 use std::fmt;
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -10,8 +11,6 @@ use tokio::time::{Instant, timeout_at};
 use super::super::error::{from_redis, is_permission_denied, needs_new_connection};
 use super::super::url::Access;
 use super::connect::Connection;
-#[cfg(feature = "redis-sentinel")]
-use super::sentinel::Sentinels;
 use crate::storage::net::{Calls, Connected, Reconnecting, Usable};
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
@@ -21,16 +20,48 @@ use crate::storage::{StorageError, StorageErrorKind};
 pub(in super::super) struct Node(Arc<NodeInner>);
 
 struct NodeInner {
-    route: Route,
+    route: Arc<dyn Route>,
     connection: Arc<Reconnecting<OpenConnection>>,
 }
 
-/// The way to find the server.
-#[derive(Clone)]
-enum Route {
-    Fixed(Arc<(Address, Access)>),
-    #[cfg(feature = "redis-sentinel")]
-    Sentinels(Arc<Sentinels>),
+/// Finds a server. The [`fmt::Display`] form names the server in error messages.
+pub(super) trait Route: fmt::Display + Send + Sync + 'static {
+    /// Opens a connection to the server. Returns it with the server's address.
+    fn connect(self: Arc<Self>) -> BoxFuture<Result<(Connection, Address), StorageError>>;
+
+    /// Returns `true` if the caller is to check with [`has_moved`](Self::has_moved) that its
+    /// connection still leads to the server.
+    fn take_check(&self) -> bool {
+        false
+    }
+
+    /// Returns `true` if the server is no longer at this address.
+    fn has_moved(self: Arc<Self>, _from: Address) -> BoxFuture<bool> {
+        Box::pin(ready(false))
+    }
+}
+
+pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// A server with a fixed address.
+struct Fixed {
+    address: Address,
+    access: Access,
+}
+
+impl Route for Fixed {
+    fn connect(self: Arc<Self>) -> BoxFuture<Result<(Connection, Address), StorageError>> {
+        Box::pin(async move {
+            let (connection, _) = Connection::open(&self.address, &self.access, &redis::cmd("PING")).await?;
+            Ok((connection, self.address.clone()))
+        })
+    }
+}
+
+impl fmt::Display for Fixed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(f)
+    }
 }
 
 /// An open connection.
@@ -38,6 +69,12 @@ pub(super) struct OpenConnection {
     connection: Connection,
     address: Address,
     calls: Calls,
+}
+
+impl OpenConnection {
+    fn new(connection: Connection, address: Address) -> Self {
+        Self { connection, address, calls: Calls::default() }
+    }
 }
 
 impl Usable for OpenConnection {
@@ -54,18 +91,12 @@ impl Connected for OpenConnection {
 
 impl Node {
     pub(super) fn at(address: Address, access: Access) -> Self {
-        let name = address.to_string();
-        Self::new(Route::Fixed(Arc::new((address, access))), &name)
+        Self::new(Fixed { address, access })
     }
 
-    #[cfg(feature = "redis-sentinel")]
-    pub(super) fn with_sentinels(sentinels: Sentinels) -> Self {
-        let name = sentinels.to_string();
-        Self::new(Route::Sentinels(Arc::new(sentinels)), &name)
-    }
-
-    fn new(route: Route, name: &str) -> Self {
-        Self(Arc::new(NodeInner { route, connection: Reconnecting::new(name) }))
+    pub(super) fn new(route: impl Route) -> Self {
+        let connection = Reconnecting::new(&route.to_string());
+        Self(Arc::new(NodeInner { route: Arc::new(route), connection }))
     }
 
     /// Returns the name of the server for error messages.
@@ -111,9 +142,12 @@ impl Node {
         if Instant::now() >= deadline {
             return Err(StorageError::not_connected(self.name()));
         }
-        let open = self.0.connection.get(deadline, || self.0.route.clone().connect()).await?;
-        #[cfg(feature = "redis-sentinel")]
-        self.check_primary(&open);
+        let connect = || {
+            let connecting = Arc::clone(&self.0.route).connect();
+            async { connecting.await.map(|(connection, address)| OpenConnection::new(connection, address)) }
+        };
+        let open = self.0.connection.get(deadline, connect).await?;
+        self.check_route(&open);
         Ok(open)
     }
 
@@ -138,38 +172,18 @@ impl Node {
         reply
     }
 
-    /// Asks the sentinels in the background, and drops the connection if the primary has changed. A
-    /// former primary can still accept writes, which are lost later.
-    #[cfg(feature = "redis-sentinel")]
-    fn check_primary(&self, open: &Arc<OpenConnection>) {
-        let Route::Sentinels(sentinels) = &self.0.route else { return };
-        if !sentinels.take_check() {
+    /// Checks the address in the background, and drops the connection if the server has moved.
+    fn check_route(&self, open: &Arc<OpenConnection>) {
+        if !self.0.route.take_check() {
             return;
         }
-        let (sentinels, connection, open) = (Arc::clone(sentinels), Arc::clone(&self.0.connection), Arc::clone(open));
+        let has_moved = Arc::clone(&self.0.route).has_moved(open.address.clone());
+        let (connection, open) = (Arc::clone(&self.0.connection), Arc::clone(open));
         tokio::spawn(async move {
-            if sentinels.primary().await.is_ok_and(|host| Address::Tcp(host) != open.address) {
+            if has_moved.await {
                 connection.give_up(&open, None);
             }
         });
-    }
-}
-
-impl Route {
-    /// Opens a connection. The future is boxed, because sentinels are nodes too.
-    fn connect(self) -> Pin<Box<dyn Future<Output = Result<OpenConnection, StorageError>> + Send>> {
-        Box::pin(async move {
-            let (connection, address) = match &self {
-                Self::Fixed(target) => {
-                    let (address, access) = &**target;
-                    let (connection, _) = Connection::open(address, access, &redis::cmd("PING")).await?;
-                    (connection, address.clone())
-                }
-                #[cfg(feature = "redis-sentinel")]
-                Self::Sentinels(sentinels) => sentinels.connect().await?,
-            };
-            Ok(OpenConnection { connection, address, calls: Calls::default() })
-        })
     }
 }
 

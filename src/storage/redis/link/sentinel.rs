@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::{Value, cmd};
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::super::url::Access;
 use super::connect::Connection;
-use super::node::Node;
+use super::node::{BoxFuture, Node, Route};
 use crate::storage::StorageError;
 use crate::storage::credentials::LoginSource;
 use crate::storage::url::{Address, Host, Login};
@@ -39,19 +39,8 @@ impl Sentinels {
         Self { nodes, preferred: AtomicUsize::new(0), service, access, checked_at: Mutex::new(Instant::now()) }
     }
 
-    /// Connects to the server that the sentinels report. Checks with `ROLE` that it is a primary.
-    pub(super) async fn connect(&self) -> Result<(Connection, Address), StorageError> {
-        let address = Address::Tcp(self.primary().await?);
-        let (connection, role) = Connection::open(&address, &self.access, &cmd("ROLE")).await?;
-        if !matches!(&role, Value::Array(parts) if parts.first().and_then(text) == Some("master")) {
-            let why = format!("the sentinels report {address}, which is not a primary according to ROLE");
-            return Err(StorageError::unreachable(&self.to_string(), why));
-        }
-        Ok((connection, address))
-    }
-
     /// Returns the address of the primary, from the first sentinel that knows it.
-    pub(super) async fn primary(&self) -> Result<Host, StorageError> {
+    async fn primary(&self) -> Result<Host, StorageError> {
         let mut command = cmd("SENTINEL");
         command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
         let (preferred, count) = (self.preferred.load(Ordering::Relaxed), self.nodes.len());
@@ -72,15 +61,35 @@ impl Sentinels {
         }
         Err(last.unwrap_or_else(|| StorageError::unreachable(&self.to_string(), "the URL has no sentinels")))
     }
+}
 
-    /// Returns `true` to one caller per [`CHECK_INTERVAL`]. That caller asks the sentinels again.
-    pub(super) fn take_check(&self) -> bool {
+impl Route for Sentinels {
+    /// Connects to the server that the sentinels report. Checks with `ROLE` that it is a primary.
+    fn connect(self: Arc<Self>) -> BoxFuture<Result<(Connection, Address), StorageError>> {
+        Box::pin(async move {
+            let address = Address::Tcp(self.primary().await?);
+            let (connection, role) = Connection::open(&address, &self.access, &cmd("ROLE")).await?;
+            if !matches!(&role, Value::Array(parts) if parts.first().and_then(text) == Some("master")) {
+                let why = format!("the sentinels report {address}, which is not a primary according to ROLE");
+                return Err(StorageError::unreachable(&self.to_string(), why));
+            }
+            Ok((connection, address))
+        })
+    }
+
+    /// Returns `true` to one caller per [`CHECK_INTERVAL`].
+    fn take_check(&self) -> bool {
         let mut checked_at = self.checked_at.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = checked_at.elapsed() >= CHECK_INTERVAL;
         if is_due {
             *checked_at = Instant::now();
         }
         is_due
+    }
+
+    /// Asks the sentinels. A former primary can still accept writes, which are lost later.
+    fn has_moved(self: Arc<Self>, from: Address) -> BoxFuture<bool> {
+        Box::pin(async move { self.primary().await.is_ok_and(|host| Address::Tcp(host) != from) })
     }
 }
 

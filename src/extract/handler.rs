@@ -1,0 +1,87 @@
+//! The extractors of axum handlers for the values that a layer inserts into a request.
+
+use std::convert::Infallible;
+use std::fmt;
+
+use axum::extract::{FromRequestParts, OptionalFromRequestParts};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use http::request::Parts;
+
+use crate::{Charge, Decision};
+
+/// Makes the type an extractor. The request may have no value, so it needs a rejection.
+macro_rules! extract_from_extensions {
+    ($(#[$doc:meta])* $value:ident, $(#[$rejection_doc:meta])* $rejection:ident: $message:literal) => {
+        $(#[$doc])*
+        impl<S: Sync> FromRequestParts<S> for $value {
+            type Rejection = $rejection;
+
+            async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, $rejection> {
+                parts.extensions.get().cloned().ok_or($rejection)
+            }
+        }
+
+        impl<S: Sync> OptionalFromRequestParts<S> for $value {
+            type Rejection = Infallible;
+
+            async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+                Ok(parts.extensions.get().cloned())
+            }
+        }
+
+        $(#[$rejection_doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct $rejection;
+
+        impl fmt::Display for $rejection {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str($message)
+            }
+        }
+
+        impl std::error::Error for $rejection {}
+
+        impl IntoResponse for $rejection {
+            fn into_response(self) -> Response {
+                let mut response = (StatusCode::INTERNAL_SERVER_ERROR, "internal server error\n").into_response();
+                response.extensions_mut().insert(self);
+                response
+            }
+        }
+    };
+}
+
+extract_from_extensions! {
+    /// Extracts the decision of a layer with [`share_decision`](crate::RateLimitLayer::share_decision).
+    /// Use `Option<Decision>` if a request may have none: it is not limited, or the storage failed.
+    ///
+    /// ```
+    /// use axum::Router;
+    /// use axum::routing::get;
+    /// use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer};
+    ///
+    /// let app: Router = Router::new()
+    ///     .route("/", get(|decision: Decision| async move { format!("{} to go\n", decision.remaining()) }))
+    ///     .layer(RateLimitLayer::new(Quota::per_minute(60), Global).share_decision());
+    /// ```
+    Decision,
+    /// The rejection of the extractor [`Decision`]: the request has no decision. Responds with 500.
+    /// The response body does not contain the cause.
+    NoDecision:
+    "the request has no rate limit decision: call share_decision() on the layer, \
+     or extract Option<Decision> if requests may be unlimited"
+}
+
+extract_from_extensions! {
+    /// Extracts the charge of the innermost layer with
+    /// [`settle_later`](crate::RateLimitLayer::settle_later). Use `Option<Charge>` if a request may
+    /// have none: it is not limited, or the storage failed.
+    Charge,
+    /// The rejection of the extractor [`Charge`]: the request has no charge. Responds with 500. The
+    /// response body does not contain the cause.
+    NoCharge:
+    "the request has no charge to settle: call settle_later() on the layer, \
+     or extract Option<Charge> if requests may be unlimited"
+}

@@ -1,0 +1,96 @@
+//! The handles that a layer returns: limiters, the usage of a client, and the storage.
+
+#[cfg(feature = "axum")]
+use std::sync::Arc;
+
+use http::Request;
+
+use super::RateLimitLayer;
+use crate::client_usage::{Usage, UsageError};
+#[cfg(feature = "axum")]
+use crate::usage_handler::UsageHandler;
+use crate::{ConfigError, IntoPolicy, RateLimiter, Storage};
+
+/// Limiters, usage and storage of the layer.
+impl<St: Storage, R> RateLimitLayer<St, R> {
+    /// Returns a limiter that shares the policy and the storage of this layer, to peek at a key,
+    /// clear it, or charge it outside of a request. It follows the changes of a
+    /// [`LivePolicy`](crate::LivePolicy).
+    ///
+    /// Returns `None` if the policy is chosen for each request. Then use
+    /// [`limiter_for`](Self::limiter_for).
+    pub fn limiter(&self) -> Option<RateLimiter<St>> {
+        let policy = self.shared.config.policies.shared()?;
+        Some(RateLimiter::of(policy.clone(), self.storage_handle()))
+    }
+
+    /// Returns a limiter that shares the storage of this layer, for a policy that
+    /// [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the storage cannot keep the policy.
+    pub fn limiter_for(&self, policy: impl IntoPolicy) -> Result<RateLimiter<St>, ConfigError> {
+        RateLimiter::try_with_storage(policy, self.storage_handle())
+    }
+
+    /// Returns the units that the client of `request` has left, or `None` if it is not limited.
+    /// Spends nothing. With the feature `axum`, `usage_handler` serves this as JSON.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_ratelimit::{Global, Quota, RateLimitLayer};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = RateLimitLayer::new(Quota::per_minute(60), Global);
+    /// let usage = layer.usage(&Request::new(())).await?.expect("every request is limited");
+    /// assert_eq!(usage.decision().remaining(), 60);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the request has no key, or if the storage or the look-up of the policy
+    /// fails.
+    pub fn usage<B>(
+        &self,
+        request: &Request<B>,
+    ) -> impl Future<Output = Result<Option<Usage>, UsageError>> + Send + use<St, R, B> {
+        self.shared.usage(request)
+    }
+
+    /// Returns an axum handler that responds with the usage of the request's own client as JSON. It
+    /// spends nothing.
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
+    ///
+    /// let limit = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new());
+    /// let app: Router = Router::new()
+    ///     .route("/", get(|| async { "hello" }))
+    ///     .layer(limit.clone())
+    ///     // After the layer, so that looking at the usage is not limited.
+    ///     .route("/usage", get(limit.usage_handler()));
+    /// ```
+    ///
+    /// | response | if |
+    /// |---|---|
+    /// | 200 with the [usage](crate::Usage::to_json) | the client is limited |
+    /// | 200 with `{"limited":false}` | the client is not limited |
+    /// | 400, 401 or 500 | the request has no key |
+    /// | 503 with `Retry-After` | the storage or the look-up of the policy fails |
+    ///
+    /// The key of a request must not depend on the route.
+    #[cfg(feature = "axum")]
+    pub fn usage_handler(&self) -> UsageHandler<St, R> {
+        UsageHandler::new(Arc::clone(&self.shared))
+    }
+
+    /// Returns a clone of the storage handle.
+    pub fn storage_handle(&self) -> St {
+        self.shared.storage.clone()
+    }
+}

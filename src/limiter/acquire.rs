@@ -1,0 +1,143 @@
+//! Waiting for a hit to be admitted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::RateLimiter;
+use crate::waiting::{Attempted, Queues, Refusal, Spent, Waiter, later};
+use crate::{Decision, Key, Storage};
+
+impl<St: Storage> RateLimiter<St> {
+    /// Spends one unit of `key` like [`hit`](Self::hit), but waits for up to `max_wait` instead of
+    /// refusing. The future does nothing until it is polled.
+    ///
+    /// Returns the decision as soon as the hit is admitted and its [`delay`](Decision::delay) is
+    /// over. Returns the refusal at once if waiting cannot succeed within `max_wait`:
+    ///
+    /// - Its `retry_after` is longer than the time that is left.
+    /// - It has no `retry_after`, for example because the cost exceeds the capacity.
+    /// - The delay of a leaky bucket is longer than the time that is left.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Key, Quota, RateLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = RateLimiter::new(Quota::per_second(10).burst(1));
+    /// let host = Key::from("api.example.com");
+    /// for _ in 0..3 {
+    ///     // The second and the third call wait for 100 ms each.
+    ///     assert!(limiter.acquire(&host, Duration::from_secs(5)).await?.is_admitted());
+    /// }
+    /// assert!(limiter.acquire(&host, Duration::from_millis(1)).await?.is_refused());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Order
+    ///
+    /// A call first makes a hit. Refused calls for the same key wait in a queue, in the order of
+    /// their refusals. Clones of a limiter share it. Only the first call of a queue asks the storage
+    /// again, after its `retry_after` and up to 10 % of jitter, but not later than `max_wait` allows.
+    /// So a window that turns causes one storage call for each call that it admits, and one more. A
+    /// new call whose first hit finds a free unit overtakes the queue. A call with a large cost does
+    /// not let cheaper calls pass that wait behind it.
+    ///
+    /// Each attempt uses the current policy of a [`LivePolicy`](crate::LivePolicy). A sleeping call
+    /// does not notice a change before its next attempt.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future spends nothing. A hit in flight on a remote storage is refunded in a task
+    /// of the tokio runtime. A hit that waits for the delay of a leaky bucket is refunded too, which
+    /// frees its slot in the bucket's queue if that is the last one.
+    ///
+    /// # Errors
+    ///
+    /// Returns the storage's error if the storage fails. The memory storage never fails.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it has to wait outside of a tokio runtime with time enabled.
+    pub fn acquire(
+        &self,
+        key: &Key,
+        max_wait: Duration,
+    ) -> impl Future<Output = Result<Decision, St::Error>> + Send + use<St> {
+        self.acquire_with_cost(key, 1, max_wait)
+    }
+
+    /// Like [`acquire`](Self::acquire), but for `cost` units. Spends all of them or none.
+    ///
+    /// # Errors
+    ///
+    /// Returns the storage's error if the storage fails. The memory storage never fails.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it has to wait outside of a tokio runtime with time enabled.
+    pub fn acquire_with_cost(
+        &self,
+        key: &Key,
+        cost: u32,
+        max_wait: Duration,
+    ) -> impl Future<Output = Result<Decision, St::Error>> + Send + use<St> {
+        let queues = Arc::clone(&self.queues);
+        let (storage, policy) = (self.storage.clone(), self.policy.clone());
+        acquire(Waiter { storage, policy, key: key.clone(), cost }, queues, max_wait)
+    }
+}
+
+async fn acquire<St: Storage>(
+    waiter: Waiter<St>,
+    queues: Arc<Queues>,
+    max_wait: Duration,
+) -> Result<Decision, St::Error> {
+    let deadline = later(Instant::now(), max_wait);
+    let Attempted { mut policy, decided } = waiter.attempt().await;
+    let mut decision = decided?;
+    if decision.is_refused() {
+        let admitted = waiter.wait(&queues, Refusal::new(decision, policy), deadline).await;
+        (policy, decision) = (admitted.policy, admitted.decided?);
+    }
+    let (delay, left) = (decision.delay(), deadline.saturating_duration_since(Instant::now()));
+    if delay.is_zero() {
+        return Ok(decision);
+    }
+    let delayed = Delayed { decision: Some(decision), spent: Spent::new(waiter.storage, policy, waiter.key) };
+    if delay > left {
+        return Ok(delayed.refused(left));
+    }
+    sleep(delay).await;
+    Ok(delayed.admitted())
+}
+
+/// A hit that waits for its delay. Dropping it refunds the hit.
+struct Delayed<St: Storage> {
+    decision: Option<Decision>,
+    spent: Spent<St>,
+}
+
+impl<St: Storage> Delayed<St> {
+    fn admitted(mut self) -> Decision {
+        self.decision.take().expect("taken only once")
+    }
+
+    /// Refunds the hit, and returns its refusal.
+    fn refused(mut self, max_delay: Duration) -> Decision {
+        let decision = self.decision.take().expect("taken only once");
+        self.spent.refund(&decision);
+        decision.refuse_delay(max_delay)
+    }
+}
+
+impl<St: Storage> Drop for Delayed<St> {
+    fn drop(&mut self) {
+        if let Some(decision) = &self.decision {
+            self.spent.refund(decision);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Requests that wait instead of being refused.
+
+use std::sync::Arc;
+
+use http::{Request, Response};
+use tokio::time::Instant;
+
+use super::admission::{Action, Hold};
+use super::post_response::QueueSlot;
+use super::state::LayerState;
+use super::waiting_room::{Deciding, Pause, Turn, WaitingRoom};
+use crate::extract::Head;
+use crate::observe::EventKind;
+use crate::storage::StorageRequest;
+use crate::waiting::{Refusal, Waiter, later};
+use crate::{Decision, IntoPolicy, Rejection, Storage};
+
+impl<St: Storage, R> LayerState<St, R> {
+    /// Lets a refused request wait for its turn, if the layer waits, the request can be admitted in
+    /// time, and a seat is free. Otherwise returns the response, and takes the request's extensions.
+    #[inline(never)]
+    pub(super) fn refuse_or_wait<B, ResBody>(
+        &self,
+        decision: &Decision,
+        storage_request: StorageRequest<'_>,
+        request: &mut Request<B>,
+    ) -> Result<Turn<St>, Response<ResBody>>
+    where
+        R: Rejection<ResBody>,
+    {
+        let turn = self.room.as_ref().and_then(|room| self.turn(room, decision, storage_request));
+        turn.ok_or_else(|| self.refuse(decision, storage_request, request))
+    }
+
+    fn turn(
+        &self,
+        room: &Arc<WaitingRoom>,
+        decision: &Decision,
+        storage_request: StorageRequest<'_>,
+    ) -> Option<Turn<St>> {
+        let StorageRequest { policy, key, cost, .. } = storage_request;
+        let deadline = later(Instant::now(), room.bounds.max_wait);
+        let refusal = Refusal::new(decision.clone(), policy.clone());
+        let seat = refusal.ends_by(deadline).then(|| room.seat()).flatten()?;
+        // A live policy may change while the request waits. A chosen one does not.
+        let policy = self.config.policies.shared().cloned().unwrap_or_else(|| policy.clone().into_shared());
+        let waiter = Waiter { storage: self.storage.clone(), policy, key: key.clone(), cost };
+        Some(Box::pin(async move { waiter.wait(seat.queues(), refusal, deadline).await }))
+    }
+
+    /// Lets a request wait for its decision, or for the delay of its decision.
+    pub(super) fn hold<ResBody>(
+        &self,
+        delayed: Option<Box<Decision>>,
+        deciding: Deciding<St>,
+        storage_request: StorageRequest<'_>,
+    ) -> Action<St, ResBody> {
+        let StorageRequest { policy, key, cost, .. } = storage_request;
+        let slot = QueueSlot::new(self.charge_context(policy, key, false), cost, delayed);
+        self.report_delayed(&slot);
+        Action::Wait(Hold::Queue(slot, deciding))
+    }
+
+    /// Reports a delayed decision. Its slot is already guarded, so a panic of the observer refunds
+    /// the hit.
+    pub(crate) fn report_delayed(&self, slot: &QueueSlot<St>) {
+        if let Some(decision) = &slot.delayed {
+            let storage_request = slot.storage_request();
+            self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
+        }
+    }
+
+    /// Applies the decision of a request that has waited for its turn. An admitted request waits for
+    /// its delay, which may be zero, and for the inner service.
+    pub(crate) fn apply_turn<B, ResBody>(
+        &self,
+        decided: Result<Decision, St::Error>,
+        storage_request: StorageRequest<'_>,
+        request: &mut Request<B>,
+    ) -> Action<St, ResBody, Pause<St>>
+    where
+        R: Rejection<ResBody>,
+    {
+        match decided {
+            Ok(decision) if decision.is_admitted() => Action::Wait(Pause::Delay(Box::new(decision))),
+            Ok(decision) => Action::Respond(self.refuse(&decision, storage_request, request)),
+            Err(error) => self.on_storage_error(&error.into(), storage_request, &Head::of(request)),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The waiting requests of a layer, and what they wait for.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::waiting::{Attempted, Queues};
+use crate::{Decision, Storage};
+
+/// The bounds of [`RateLimitLayer::wait`](crate::RateLimitLayer::wait).
+#[derive(Clone, Copy)]
+pub(crate) struct WaitBounds {
+    pub(crate) max_wait: Duration,
+    pub(crate) max_waiting: usize,
+}
+
+/// The waiting requests of a layer.
+pub(crate) struct WaitingRoom {
+    pub(super) bounds: WaitBounds,
+    waiting: AtomicUsize,
+    queues: Queues,
+}
+
+/// A request that waits until it is admitted, or cannot be admitted in time.
+pub(crate) type Turn<St> = Pin<Box<dyn Future<Output = Attempted<St>> + Send>>;
+
+/// The decision that a request waits for.
+pub(crate) enum Deciding<St: Storage> {
+    First(St::DecideFuture),
+    /// The decision after the first one was a refusal.
+    Turn(Turn<St>),
+}
+
+/// The reason for which a decided request waits.
+pub(crate) enum Pause<St: Storage> {
+    /// The delay of the decision, which has not been reported yet.
+    Delay(Box<Decision>),
+    Turn(Turn<St>),
+}
+
+/// The seat of a waiting request. Dropping it frees the seat.
+pub(super) struct Seat(Arc<WaitingRoom>);
+
+impl WaitingRoom {
+    pub(crate) fn new(bounds: WaitBounds) -> Arc<Self> {
+        Arc::new(Self { bounds, waiting: AtomicUsize::new(0), queues: Queues::default() })
+    }
+
+    /// Takes a seat. Returns `None` if all of them are taken.
+    pub(super) fn seat(self: &Arc<Self>) -> Option<Seat> {
+        let more = |waiting: usize| (waiting < self.bounds.max_waiting).then_some(waiting + 1);
+        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Seat(Arc::clone(self)))
+    }
+}
+
+impl Seat {
+    pub(super) fn queues(&self) -> &Queues {
+        &self.0.queues
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,108 @@
+//! The current policy of a live policy, and its users.
+
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+
+use super::Policy;
+use crate::ConfigError;
+
+/// The number of distinct policies that a request reads without a lock.
+const SLOTS: usize = 64;
+
+/// A policy that can be replaced, and the layers and limiters that use it.
+pub(super) struct PolicyCell {
+    /// The position of the current policy in `slots`, or `SLOTS` if it is in `overflow`.
+    current: AtomicUsize,
+    /// The distinct policies so far. A slot never changes after it is filled, so a reader can
+    /// borrow its policy.
+    slots: [OnceLock<Policy>; SLOTS],
+    overflow: RwLock<Option<Policy>>,
+    users: Mutex<Vec<Weak<PolicyUser>>>,
+}
+
+/// A layer or a limiter that uses a live policy.
+pub(super) struct PolicyUser {
+    validate: Box<Validate>,
+    /// `true` if the policy has changed since the user last read this field.
+    pub(super) has_changed: AtomicBool,
+}
+
+pub(super) type Validate = dyn Fn(&Policy) -> Result<(), ConfigError> + Send + Sync;
+
+impl PolicyCell {
+    pub(super) fn new(policy: &Policy) -> Self {
+        let slots = [const { OnceLock::new() }; SLOTS];
+        let overflow = RwLock::new(None);
+        let cell = Self { current: AtomicUsize::new(0), slots, overflow, users: Mutex::default() };
+        cell.publish(policy);
+        cell
+    }
+
+    /// Replaces the policy, if all users can keep it.
+    pub(super) fn set(&self, policy: &Policy) -> Result<(), ConfigError> {
+        // The lock is held until the policy is published, so a user that joins meanwhile validates
+        // the new policy.
+        let mut users = self.users();
+        users.retain(|user| user.strong_count() > 0);
+        let present: Vec<_> = users.iter().filter_map(Weak::upgrade).collect();
+        present.iter().try_for_each(|user| (user.validate)(policy))?;
+        self.publish(policy);
+        for user in &present {
+            user.has_changed.store(true, Ordering::Relaxed);
+        }
+        drop(users);
+        Ok(())
+    }
+
+    /// Returns the current policy, borrowed if no lock is needed to read it.
+    pub(super) fn read(&self) -> Cow<'_, Policy> {
+        self.in_slot().map_or_else(|| Cow::Owned(self.in_overflow()), Cow::Borrowed)
+    }
+
+    /// Returns the current policy if it is in a slot.
+    #[inline]
+    pub(super) fn in_slot(&self) -> Option<&Policy> {
+        self.slots.get(self.current.load(Ordering::Acquire))?.get()
+    }
+
+    #[cold]
+    pub(super) fn in_overflow(&self) -> Policy {
+        let overflow = self.overflow.read().unwrap_or_else(PoisonError::into_inner);
+        overflow.clone().expect("filled before `current` points to it")
+    }
+
+    /// Adds a user, which has to support the current policy and all later ones. The user leaves
+    /// when it is dropped.
+    pub(super) fn join(&self, validate: Box<Validate>) -> Result<Arc<PolicyUser>, ConfigError> {
+        let mut users = self.users();
+        validate(&self.read())?;
+        let user = Arc::new(PolicyUser { validate, has_changed: AtomicBool::new(false) });
+        users.push(Arc::downgrade(&user));
+        Ok(user)
+    }
+
+    fn publish(&self, policy: &Policy) {
+        let Self { current, slots, overflow, .. } = self;
+        let slot = slots.iter().position(|slot| match slot.get() {
+            Some(earlier) => earlier.is_interchangeable_with(policy),
+            None => slot.set(policy.clone()).is_ok(),
+        });
+        if slot.is_none() {
+            *overflow.write().unwrap_or_else(PoisonError::into_inner) = Some(policy.clone());
+        }
+        current.store(slot.unwrap_or(SLOTS), Ordering::Release);
+    }
+
+    fn users(&self) -> MutexGuard<'_, Vec<Weak<PolicyUser>>> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Policy {
+    /// Returns `true` if either policy can take the place of the other. Texts do not contain the
+    /// settings of custom strategies, so policies with such strategies have to be clones.
+    fn is_interchangeable_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self == other && self.to_string().parse().as_ref() == Ok(self)
+    }
+}

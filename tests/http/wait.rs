@@ -1,0 +1,417 @@
+//! Requests that wait instead of being refused. Tokio's time is paused.
+
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::future::{Ready, ready};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use common::{Behavior, FakeStorage, Inner, ask, get, numbers, policy, retry_after, slow, status};
+use http::{Request, Response, StatusCode};
+use tokio::task::{JoinHandle, yield_now};
+use tokio::time::{Instant, sleep};
+use tower::limit::ConcurrencyLimit;
+use tower::{Layer, Service, ServiceExt};
+use tower_ratelimit::extract::Head;
+use tower_ratelimit::storage::{AnyStorage, TokioClock};
+use tower_ratelimit::{
+    Decision, Event, Global, Headers, Key, LivePolicy, MemoryStorage, OnError, RateLimitLayer, ResponseHead, Storage,
+    policy_by,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn memory() -> MemoryStorage {
+    MemoryStorage::builder().clock(TokioClock::new()).build().unwrap()
+}
+
+fn layer<St: Storage>(text: &str, storage: St) -> RateLimitLayer<St> {
+    RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).wait(MINUTE, 1_000)
+}
+
+/// Lets the spawned tasks run until all of them wait.
+async fn settle() {
+    for _ in 0..20 {
+        yield_now().await;
+    }
+}
+
+/// Sends a request in a task, and lets it run until it waits.
+async fn start<S>(service: &S, path: &str) -> JoinHandle<Response<String>>
+where
+    S: Service<Request<()>, Response = Response<String>, Error: Debug, Future: Send> + Clone + Send + 'static,
+{
+    let (service, request) = (service.clone(), get(path));
+    let task = tokio::spawn(async move { service.oneshot(request).await.unwrap() });
+    settle().await;
+    task
+}
+
+async fn left<St: Storage<Error: Debug>>(layer: &RateLimitLayer<St>) -> u32 {
+    layer.limiter().unwrap().peek(&Key::everybody()).await.unwrap().remaining()
+}
+
+/// Asserts that a time is `due`, or later by timers and jitter.
+fn assert_due(time: Duration, due: Duration) {
+    assert!((due..=due + due / 10 + Duration::from_millis(5)).contains(&time), "due after {due:?}, was after {time:?}");
+}
+
+/// A service that panics if it is called without being polled ready. A new clone is never ready.
+#[derive(Default)]
+struct Probe {
+    ready: bool,
+    calls: Arc<AtomicUsize>,
+}
+
+impl Clone for Probe {
+    fn clone(&self) -> Self {
+        Self { ready: false, calls: Arc::clone(&self.calls) }
+    }
+}
+
+impl Service<Request<()>> for Probe {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<String>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.ready = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        assert!(std::mem::take(&mut self.ready), "called without being polled ready");
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        ready(Ok(Response::new(String::new())))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_waits_until_it_is_admitted() {
+    async fn check<St: Storage<Error: Debug>>(storage: St) {
+        let layer = layer("fixed-window 2 per 10 seconds", storage);
+        let probe = Probe::default();
+        let service = layer.layer(probe.clone());
+        let begin = Instant::now();
+        for (calls, due, remaining) in [(1, 0, 1), (2, 0, 0), (3, 10, 1), (4, 10, 0), (5, 20, 1)] {
+            let response = ask(&service, get("/")).await;
+            assert_eq!((response.status(), retry_after(&response)), (StatusCode::OK, None));
+            assert_eq!(numbers(&response).map(|[limit, left, _]| [limit, left]), Some([2, remaining]));
+            let time = begin.elapsed();
+            assert!(time >= due * SECOND && time <= (due + 3) * SECOND, "due after {due} s, was after {time:?}");
+            assert_eq!(probe.calls.load(Ordering::SeqCst), calls);
+        }
+    }
+    check(memory()).await;
+    check(slow(memory())).await;
+    check(AnyStorage::new(memory())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_would_wait_too_long_is_refused_at_once() {
+    let layer = layer("fixed-window 1 per 61 seconds", memory());
+    let (inner, begin) = (Inner::default(), Instant::now());
+    let service = layer.layer(inner.clone());
+    assert_eq!(status(&service, get("/")).await, 200);
+    let response = ask(&service, get("/")).await;
+    assert_eq!((response.status().as_u16(), retry_after(&response)), (429, Some(61)));
+    assert_eq!((begin.elapsed(), inner.calls()), (Duration::ZERO, 1));
+
+    let costly = RateLimitLayer::new(policy("fixed-window 1/second"), Global)
+        .storage(memory(), OnError::Refuse)
+        .cost(|_: &Head<'_>| 2_u32)
+        .wait(Duration::MAX, usize::MAX);
+    let response = ask(&costly.layer(inner), get("/")).await;
+    assert_eq!((response.status().as_u16(), retry_after(&response)), (429, None));
+    assert_eq!(begin.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusal_after_waiting_reports_the_limits_of_that_instant() {
+    async fn check<St: Storage<Error: Debug>>(storage: St) {
+        let layer = layer("fixed-window 1 per 50 seconds", storage).headers(Headers::x_rate_limit().reset_in_seconds());
+        let inner = Inner::default();
+        let service = layer.layer(inner.clone());
+        let begin = Instant::now();
+        let mut requests = Vec::new();
+        for _ in 0..4 {
+            requests.push(start(&service, "/").await);
+        }
+        let mut responses = Vec::new();
+        for request in requests {
+            responses.push(request.await.unwrap());
+        }
+        assert_due(begin.elapsed(), 50 * SECOND);
+        let statuses: Vec<u16> = responses.iter().map(|response| response.status().as_u16()).collect();
+        assert_eq!((statuses, inner.calls()), (vec![200, 200, 429, 429], 2));
+        for refused in &responses[2..] {
+            assert_eq!((retry_after(refused), numbers(refused)), (Some(50), Some([1, 0, 50])));
+            assert_eq!(refused.headers()["cache-control"], "no-store");
+            assert!(refused.extensions().get::<Decision>().unwrap().is_refused());
+        }
+    }
+    check(memory()).await;
+    check(slow(memory())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_most_max_waiting_requests_wait() {
+    async fn check<St: Storage<Error: Debug>>(storage: St) {
+        let layer = layer("fixed-window 1 per 10 seconds", storage).wait(MINUTE, 2);
+        let service = layer.layer(Inner::default());
+        assert_eq!(status(&service, get("/")).await, 200);
+        let [first, second] = [start(&service, "/").await, start(&service, "/").await];
+        let begin = Instant::now();
+        let response = ask(&service.clone(), get("/")).await;
+        assert_eq!((response.status().as_u16(), retry_after(&response)), (429, Some(10)));
+        assert_eq!(begin.elapsed(), Duration::ZERO);
+
+        // A client that disconnects frees its place, and so does an admitted request.
+        first.abort();
+        settle().await;
+        let third = start(&service, "/").await;
+        assert_eq!(status(&service, get("/")).await, 429);
+        assert_eq!(second.await.unwrap().status(), 200);
+        let fourth = start(&service, "/").await;
+        assert_eq!(status(&service, get("/")).await, 429);
+        assert_eq!([third.await.unwrap().status(), fourth.await.unwrap().status()], [200, 200]);
+    }
+    check(memory()).await;
+    check(slow(memory())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn disconnected_client_spends_nothing() {
+    async fn check<St: Storage<Error: Debug>>(storage: St) {
+        let layer = layer("fixed-window 1 per 10 seconds", storage);
+        let inner = Inner::default();
+        let service = layer.layer(inner.clone());
+        assert_eq!(status(&service, get("/")).await, 200);
+        let waiting = [start(&service, "/").await, start(&service, "/").await];
+        waiting.iter().for_each(JoinHandle::abort);
+        sleep(20 * SECOND).await;
+        assert_eq!((left(&layer).await, inner.calls()), (1, 1));
+    }
+    check(memory()).await;
+    check(slow(memory())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn hit_in_flight_of_a_disconnected_client_is_refunded() {
+    let storage = FakeStorage::around(memory());
+    let layer = layer("fixed-window 1 per 10 seconds", storage.clone());
+    let service = layer.layer(Inner::default());
+    assert_eq!(status(&service, get("/")).await, 200);
+    let waiting = start(&service, "/").await;
+    storage.close();
+    sleep(12 * SECOND).await;
+    waiting.abort();
+    settle().await;
+    storage.open();
+    settle().await;
+    assert_eq!((left(&layer).await, storage.changes()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_request_holds_no_permit() {
+    let by_client = |head: &Head<'_>| Ok(Some(Key::from(head.uri().path())));
+    let layer = RateLimitLayer::new(policy("fixed-window 1 per 10 seconds"), by_client)
+        .storage(memory(), OnError::Refuse)
+        .wait(MINUTE, 10);
+    for is_slow in [false, true] {
+        let limited = layer.clone();
+        let service = ConcurrencyLimit::new(Inner::default(), 1);
+        let service = if is_slow {
+            tower::util::BoxCloneSyncService::new(limited.storage(slow(memory()), OnError::Refuse).layer(service))
+        } else {
+            tower::util::BoxCloneSyncService::new(limited.layer(service))
+        };
+        let begin = Instant::now();
+        assert_eq!(status(&service, get("/alice")).await, 200);
+        let waiting = start(&service, "/alice").await;
+        assert_eq!(status(&service, get("/bob")).await, 200);
+        assert_eq!(begin.elapsed(), Duration::ZERO);
+        assert_eq!(waiting.await.unwrap().status(), 200);
+        assert_due(begin.elapsed(), 10 * SECOND);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn admitted_request_waits_for_a_busy_inner_service() {
+    let mut busy = ConcurrencyLimit::new(Inner::default(), 1);
+    let service = layer("fixed-window 1 per 10 seconds", memory()).layer(busy.clone());
+    assert_eq!(status(&service, get("/")).await, 200);
+    let waiting = start(&service, "/").await;
+    busy.ready().await.unwrap();
+    sleep(15 * SECOND).await;
+    assert!(!waiting.is_finished(), "the only permit is taken");
+    drop(busy);
+    assert_eq!(waiting.await.unwrap().status(), 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn storage_calls_of_waiting_requests_are_bounded_by_what_is_admitted() {
+    let storage = FakeStorage::around(memory());
+    let service = layer("fixed-window 10 per 50 seconds", storage.clone()).layer(Inner::default());
+    let requests: Vec<_> = (0..1_000).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+    let mut admitted = 0;
+    for request in requests {
+        admitted += u32::from(request.await.unwrap().unwrap().status() == 200);
+    }
+    assert_eq!((admitted, storage.decisions()), (20, 1_000 + 10 + 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_error_applies_if_the_storage_fails_during_the_wait() {
+    for (on_error, expected) in [(OnError::Refuse, 503), (OnError::Admit, 200)] {
+        let storage = FakeStorage::around(memory());
+        let layer = RateLimitLayer::new(policy("fixed-window 1 per 10 seconds"), Global)
+            .storage(storage.clone(), on_error)
+            .wait(MINUTE, 10);
+        let service = layer.layer(Probe::default());
+        assert_eq!(status(&service, get("/")).await, 200);
+        let waiting = [start(&service, "/").await, start(&service, "/").await];
+        storage.set(Behavior::Fails);
+        for request in waiting {
+            let response = request.await.unwrap();
+            assert_eq!((response.status().as_u16(), numbers(&response)), (expected, None));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_waits_for_all_limits_of_the_policy() {
+    let service = layer("fixed-window 1/second; fixed-window 2 per 10 seconds", memory()).layer(Inner::default());
+    let begin = Instant::now();
+    for due in [0, 1, 10] {
+        assert_eq!(status(&service, get("/")).await, 200);
+        assert_due(begin.elapsed(), due * SECOND);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_request_follows_a_live_policy_but_keeps_a_chosen_one() {
+    let api = |text: &str| policy(text).with_name("api");
+    let (raised, old) = (api("fixed-window 5 per 10 seconds"), api("fixed-window 1 per 10 seconds"));
+    let live = LivePolicy::new(old.clone());
+    let follows = RateLimitLayer::new(live.clone(), Global).storage(memory(), OnError::Refuse).wait(12 * SECOND, 10);
+    let keeps = RateLimitLayer::new(policy_by(move |_: &Head<'_>| old.clone()), Global)
+        .storage(memory(), OnError::Refuse)
+        .wait(12 * SECOND, 10);
+    for (layer, limit) in [(follows, 5), (keeps, 1)] {
+        let service = layer.layer(Inner::default());
+        assert_eq!(status(&service, get("/")).await, 200);
+        let waiting = [start(&service, "/").await, start(&service, "/").await];
+        live.set(raised.clone()).unwrap();
+        let mut seen = Vec::new();
+        for request in waiting {
+            let response = request.await.unwrap();
+            seen.push((response.status().as_u16(), numbers(&response).map(|[limit, ..]| limit)));
+        }
+        let second = if limit == 5 { 200 } else { 429 };
+        assert_eq!(seen, [(200, Some(limit)), (second, Some(limit))]);
+    }
+}
+
+/// The bucket's own queue delays a request that was admitted to it.
+#[tokio::test(start_paused = true)]
+async fn request_waits_for_a_slot_of_a_leaky_bucket_and_then_for_its_delay() {
+    let service = layer("leaky-bucket 1 per 10 seconds queue 1", memory()).layer(Probe::default());
+    let begin = Instant::now();
+    let mut requests = Vec::new();
+    for _ in 0..3 {
+        requests.push(start(&service, "/").await);
+    }
+    for (request, due) in requests.into_iter().zip([0, 10, 20]) {
+        assert_eq!(request.await.unwrap().status(), 200);
+        assert_due(begin.elapsed(), due * SECOND);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_is_dropped_during_the_delay_after_its_wait_is_refunded() {
+    let layer = layer("leaky-bucket 1 per 10 seconds queue 1", memory());
+    let service = layer.layer(Inner::default());
+    assert_eq!(status(&service, get("/")).await, 200);
+    let [queued, waiting] = [start(&service, "/").await, start(&service, "/").await];
+    assert_eq!(queued.await.unwrap().status(), 200);
+    sleep(2 * SECOND).await;
+    assert_eq!(left(&layer).await, 0, "the waiting request has the slot");
+    waiting.abort();
+    settle().await;
+    assert_eq!(left(&layer).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn observer_gets_one_event_when_the_wait_is_over() {
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let (seen, begin) = (Arc::clone(&events), Instant::now());
+    let observer = move |event: &Event<'_>| seen.lock().unwrap().push((event.outcome(), begin.elapsed().as_secs()));
+    let layer = layer("fixed-window 1 per 50 seconds", memory()).observer(observer);
+    let service = layer.layer(Inner::default());
+    let mut requests = Vec::new();
+    for _ in 0..3 {
+        requests.push(start(&service, "/").await);
+    }
+    for request in requests {
+        request.await.unwrap();
+    }
+    let events: Vec<_> = events.lock().unwrap().iter().map(|(outcome, at)| (*outcome, *at >= 50)).collect();
+    assert_eq!(events, [("admitted", false), ("admitted", true), ("refused", true)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waited_request_is_settled_by_its_response() {
+    let layer = layer("fixed-window 1 per 10 seconds", memory())
+        .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED);
+    let service = layer.layer(common::AnswersWithStatus);
+    assert_eq!(status(&service, get("/401")).await, 401);
+    assert_eq!(start(&service, "/200").await.await.unwrap().status(), 200);
+    assert_eq!(left(&layer).await, 1, "the waited request was refunded");
+    let waited = start(&service, "/401").await.await.unwrap();
+    assert_eq!((waited.status().as_u16(), left(&layer).await), (401, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waited_request_has_its_decision_and_is_counted_by_shadow_limits() {
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&events);
+    let observer = move |event: &Event<'_>| seen.lock().unwrap().push((event.shadow, event.outcome()));
+    let layer = layer("fixed-window 1 per 10 seconds; shadow fixed-window 1/minute", memory())
+        .share_decision()
+        .observer(observer);
+    let inner = tower::service_fn(|request: Request<()>| {
+        let has_decision = request.extensions().get().is_some_and(Decision::is_admitted);
+        ready(Ok::<_, Infallible>(Response::new(has_decision.to_string())))
+    });
+    let service = layer.layer(inner);
+    for _ in 0..2 {
+        assert_eq!(ask(&service, get("/")).await.into_body(), "true");
+    }
+    let expected = [(false, "admitted"), (true, "admitted"), (false, "admitted"), (true, "refused")];
+    assert_eq!(*events.lock().unwrap(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn shadow_layer_lets_nothing_wait() {
+    let service = layer("fixed-window 1/minute", memory()).shadow().layer(Inner::default());
+    let begin = Instant::now();
+    for _ in 0..3 {
+        assert_eq!(status(&service, get("/")).await, 200);
+    }
+    assert_eq!(begin.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn layer_without_the_option_refuses_at_once() {
+    let layer = RateLimitLayer::new(policy("fixed-window 1/second"), Global).storage(memory(), OnError::Refuse);
+    let (service, begin) = (layer.layer(Inner::default()), Instant::now());
+    for expected in [200, 429] {
+        assert_eq!(status(&service, get("/")).await, expected);
+    }
+    let none = layer.wait(MINUTE, 0).layer(Inner::default());
+    assert_eq!((status(&none, get("/")).await, begin.elapsed()), (429, Duration::ZERO));
+}

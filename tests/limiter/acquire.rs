@@ -1,0 +1,471 @@
+//! Waiting for units with `acquire`. Tokio's time is paused.
+
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{Behavior, FAILURE, FakeStorage, failing, policy, poll, slow};
+use tokio::task::{JoinHandle, yield_now};
+use tokio::time::{Instant, advance, sleep, timeout};
+use tower_ratelimit::storage::{AnyStorage, TokioClock};
+use tower_ratelimit::{Decision, Key, LivePolicy, MemoryStorage, RateLimiter, Storage};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Tokio's timers are up to a millisecond late. Jitter is at most a tenth of a wait.
+const LATE: Duration = Duration::from_millis(2);
+
+fn memory() -> MemoryStorage {
+    MemoryStorage::builder().clock(TokioClock::new()).build().unwrap()
+}
+
+fn limiter(text: &str) -> RateLimiter<FakeStorage> {
+    RateLimiter::with_storage(policy(text), FakeStorage::around(memory()))
+}
+
+fn alice() -> Key {
+    Key::from("alice")
+}
+
+async fn left<St: Storage<Error: Debug>>(limiter: &RateLimiter<St>) -> u32 {
+    limiter.peek(&alice()).await.unwrap().remaining()
+}
+
+/// Lets the spawned tasks run until all of them wait.
+async fn settle() {
+    for _ in 0..20 {
+        yield_now().await;
+    }
+}
+
+/// Starts a call, and lets it run until it waits.
+async fn start<St: Storage<Error: Debug + Send>>(
+    limiter: &RateLimiter<St>,
+    cost: u32,
+    max_wait: Duration,
+) -> JoinHandle<Result<Decision, St::Error>> {
+    let call = tokio::spawn(limiter.acquire_with_cost(&alice(), cost, max_wait));
+    settle().await;
+    call
+}
+
+/// Asserts that a time is `due`, or later by timers and jitter.
+fn assert_due(time: Duration, due: Duration) {
+    assert!((due..=due + due / 10 + LATE).contains(&time), "due after {due:?}, was after {time:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_is_admitted_when_the_window_turns() {
+    async fn check<St: Storage<Error: Debug>>(storage: St) {
+        let limiter = RateLimiter::with_storage(policy("fixed-window 2 per 10 seconds"), storage);
+        let begin = Instant::now();
+        for due in [0, 0, 10, 10, 20].map(Duration::from_secs) {
+            assert!(limiter.acquire(&alice(), MINUTE).await.unwrap().is_admitted());
+            let time = begin.elapsed();
+            assert!((due..due + 3 * SECOND).contains(&time), "due after {due:?}, was after {time:?}");
+        }
+        assert_eq!(left(&limiter).await, 1);
+    }
+    check(memory()).await;
+    check(slow(memory())).await;
+    check(AnyStorage::new(memory())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn jitter_is_at_most_a_tenth_of_the_wait() {
+    let mut waits = Vec::new();
+    for _ in 0..50 {
+        let limiter = limiter("fixed-window 1/second");
+        let _ = limiter.hit(&alice()).await.unwrap();
+        let begin = Instant::now();
+        assert!(limiter.acquire(&alice(), MINUTE).await.unwrap().is_admitted());
+        assert_due(begin.elapsed(), SECOND);
+        waits.push(begin.elapsed().as_millis());
+    }
+    waits.sort_unstable();
+    waits.dedup();
+    assert!(waits.len() > 10, "the waits differ: {waits:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn jitter_never_exceeds_max_wait() {
+    for _ in 0..50 {
+        let limiter = limiter("fixed-window 1/second");
+        let _ = limiter.hit(&alice()).await.unwrap();
+        let begin = Instant::now();
+        let max_wait = SECOND + Duration::from_millis(3);
+        assert!(limiter.acquire(&alice(), max_wait).await.unwrap().is_admitted());
+        assert!(begin.elapsed() <= max_wait + LATE, "{:?}", begin.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_that_would_wait_too_long_is_refused_at_once() {
+    let limiter = limiter("fixed-window 2 per 10 seconds");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let begin = Instant::now();
+    for (cost, max_wait, retry_after) in [
+        (2, Duration::from_millis(9_999), Some(10 * SECOND)),
+        (2, Duration::ZERO, Some(10 * SECOND)),
+        (3, Duration::MAX, None),
+    ] {
+        let refused = limiter.acquire_with_cost(&alice(), cost, max_wait).await.unwrap();
+        assert!(refused.is_refused());
+        assert_eq!((refused.retry_after(), refused.cost(), begin.elapsed()), (retry_after, cost, Duration::ZERO));
+    }
+    assert_eq!(limiter.storage().take_decisions(), 4, "one hit for each call");
+    assert_eq!(left(&limiter).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn longest_max_wait_is_supported() {
+    let limiter = limiter("fixed-window 1 per 20 years");
+    let begin = Instant::now();
+    for _ in 0..2 {
+        assert!(limiter.acquire(&alice(), Duration::MAX).await.unwrap().is_admitted());
+    }
+    assert_due(begin.elapsed(), 20 * 365 * 86_400 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_of_cost_zero_spends_nothing_and_never_waits() {
+    let limiter = limiter("fixed-window 1/second");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let begin = Instant::now();
+    assert!(limiter.acquire_with_cost(&alice(), 0, MINUTE).await.unwrap().is_admitted());
+    assert_eq!(begin.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_call_spends_nothing() {
+    let limiter = limiter("fixed-window 1/second");
+    drop(limiter.acquire(&alice(), MINUTE));
+    assert_eq!((left(&limiter).await, limiter.storage().take_decisions()), (1, 1), "it is lazy");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let [first, second] = [start(&limiter, 1, MINUTE).await, start(&limiter, 1, MINUTE).await];
+    first.abort();
+    second.abort();
+    sleep(2 * SECOND).await;
+    assert_eq!(left(&limiter).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn next_call_takes_the_turn_of_a_dropped_one() {
+    let limiter = limiter("fixed-window 1/second");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let [first, second] = [start(&limiter, 1, MINUTE).await, start(&limiter, 1, MINUTE).await];
+    let begin = Instant::now();
+    first.abort();
+    assert!(second.await.unwrap().unwrap().is_admitted());
+    assert_due(begin.elapsed(), SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hit_in_flight_is_refunded_when_its_call_is_dropped() {
+    let limiter = limiter("fixed-window 2/second");
+    let storage = limiter.storage();
+    let behind_the_gate = RateLimiter::with_storage(limiter.policy(), storage.inner().clone());
+    for is_retry in [false, true] {
+        if is_retry {
+            assert!(limiter.hit_with_cost(&alice(), 2).await.unwrap().is_admitted());
+        } else {
+            storage.close();
+        }
+        let call = start(&limiter, 2, MINUTE).await;
+        if is_retry {
+            storage.close();
+            sleep(Duration::from_millis(1_105)).await;
+        }
+        call.abort();
+        settle().await;
+        assert_eq!(left(&behind_the_gate).await, 0, "the hit is in flight");
+        storage.open();
+        settle().await;
+        assert_eq!(left(&behind_the_gate).await, 2, "it was refunded");
+        sleep(2 * SECOND).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_are_admitted_in_the_order_of_their_refusals() {
+    let limiter = limiter("fixed-window 2/second");
+    let _ = limiter.hit_with_cost(&alice(), 2).await.unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let calls: Vec<_> = (0..7)
+        .map(|number| {
+            let (limiter, order) = (limiter.clone(), Arc::clone(&order));
+            tokio::spawn(async move {
+                assert!(limiter.acquire(&alice(), MINUTE).await.unwrap().is_admitted());
+                order.lock().unwrap().push(number);
+            })
+        })
+        .collect();
+    for call in calls {
+        call.await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5, 6]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cheaper_call_waits_behind_an_expensive_one() {
+    let limiter = limiter("token-bucket 10/second");
+    let _ = limiter.hit_with_cost(&alice(), 10).await.unwrap();
+    let begin = Instant::now();
+    let expensive = start(&limiter, 8, MINUTE).await;
+    let cheap = start(&limiter, 1, MINUTE).await;
+    assert!(cheap.await.unwrap().unwrap().is_admitted());
+    assert!(expensive.is_finished());
+    assert_due(begin.elapsed(), Duration::from_millis(900));
+}
+
+/// Counts the storage calls of each millisecond.
+async fn sample(limiter: &RateLimiter<FakeStorage>, time: Duration) -> Vec<u64> {
+    let begin = Instant::now();
+    let mut calls = Vec::new();
+    while begin.elapsed() < time {
+        settle().await;
+        calls.push(limiter.storage().take_decisions());
+        advance(Duration::from_millis(1)).await;
+    }
+    calls
+}
+
+#[tokio::test(start_paused = true)]
+async fn storage_calls_of_a_thousand_waiting_calls_are_bounded_by_what_is_admitted() {
+    let limiter = limiter("fixed-window 10/second");
+    let admitted = Arc::new(AtomicU32::new(0));
+    for _ in 0..1_000 {
+        let (call, admitted) = (limiter.acquire(&alice(), Duration::from_millis(20_500)), Arc::clone(&admitted));
+        tokio::spawn(async move {
+            admitted.fetch_add(u32::from(call.await.unwrap().is_admitted()), Ordering::Relaxed);
+        });
+    }
+    for _ in 0..1_100 {
+        yield_now().await;
+    }
+    assert_eq!(limiter.storage().take_decisions(), 1_000, "the first hit of each call");
+    let calls = sample(&limiter, 22 * SECOND).await;
+    // Each window is up to a tenth of a second longer, because its first hit begins it.
+    let windows = calls.iter().filter(|calls| **calls > 1).count();
+    assert!((18..=20).contains(&windows), "{windows}");
+    assert_eq!(admitted.load(Ordering::Relaxed), 10 + 10 * u32::try_from(windows).unwrap());
+    assert!(calls.iter().sum::<u64>() <= 11 * (windows as u64 + 1), "{}", calls.iter().sum::<u64>());
+    assert!(calls.iter().all(|calls| *calls <= 11), "ten are admitted, and one is refused");
+}
+
+#[tokio::test(start_paused = true)]
+async fn queue_is_refused_by_one_call_when_its_time_is_over() {
+    let limiter = limiter("fixed-window 10 per 60 seconds");
+    let calls: Vec<_> = (0..1_000).map(|_| tokio::spawn(limiter.acquire(&alice(), 70 * SECOND))).collect();
+    let begin = Instant::now();
+    let mut refused = Vec::new();
+    for call in calls {
+        refused.extend(call.await.unwrap().unwrap().retry_after());
+    }
+    assert_due(begin.elapsed(), MINUTE);
+    assert_eq!(refused, vec![MINUTE; 980]);
+    assert_eq!(limiter.storage().take_decisions(), 1_000 + 10 + 1);
+}
+
+/// All calls have the deadline at which the window turns.
+#[tokio::test(start_paused = true)]
+async fn window_that_turns_at_the_deadline_is_used_up() {
+    async fn check<St: Storage<Error: Debug + Send>>(storage: St) {
+        let limiter = RateLimiter::with_storage(policy("fixed-window 10 per 60 seconds"), storage);
+        let calls: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.acquire(&alice(), MINUTE))).collect();
+        let begin = Instant::now();
+        let mut admitted = 0;
+        for call in calls {
+            admitted += u32::from(call.await.unwrap().unwrap().is_admitted());
+        }
+        assert_eq!(admitted, 20);
+        assert!(begin.elapsed() < MINUTE + Duration::from_millis(12), "{:?}", begin.elapsed());
+    }
+    check(memory()).await;
+    check(slow(memory())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusal_at_the_deadline_reports_the_last_refusal_of_the_queue_as_of_now() {
+    let limiter = limiter("fixed-window 1 per 10 seconds");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let first = start(&limiter, 1, MINUTE).await;
+    let second = start(&limiter, 1, 13 * SECOND).await;
+    assert!(first.await.unwrap().unwrap().is_admitted());
+    let refused = second.await.unwrap().unwrap();
+    let retry_after = refused.retry_after().unwrap();
+    assert!(retry_after <= 10 * SECOND && retry_after > 9 * SECOND, "{retry_after:?}");
+    let peeked = limiter.peek(&alice()).await.unwrap();
+    assert_eq!((peeked.retry_after(), refused.remaining()), (Some(retry_after), 0));
+}
+
+/// The first call of the queue holds the turn. The second one gives up behind it.
+#[tokio::test(start_paused = true)]
+async fn refusal_behind_another_call_ages() {
+    let limiter = limiter("token-bucket 1/second burst 10");
+    let _ = limiter.hit_with_cost(&alice(), 10).await.unwrap();
+    let first = start(&limiter, 10, MINUTE).await;
+    let begin = Instant::now();
+    sleep(SECOND / 2).await;
+    let second = start(&limiter, 1, 2 * SECOND).await;
+    let refused = second.await.unwrap().unwrap();
+    assert!(refused.is_refused());
+    let time = begin.elapsed();
+    assert!(time >= 5 * SECOND / 2 && time < Duration::from_millis(2_512), "{time:?}");
+    // A unit is available, but the call ahead needs it.
+    assert_eq!(refused.retry_after(), Some(Duration::from_micros(1)));
+    assert!(first.await.unwrap().unwrap().is_admitted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_of_the_storage_ends_the_wait_of_the_whole_queue() {
+    let limiter = limiter("fixed-window 1/second");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let calls = [(); 20].map(|()| tokio::spawn(limiter.acquire(&alice(), MINUTE)));
+    settle().await;
+    let begin = Instant::now();
+    limiter.storage().set(Behavior::FailsAfter(SECOND));
+    for call in calls {
+        assert_eq!(call.await.unwrap().unwrap_err().to_string(), FAILURE);
+    }
+    // The first call fails after two seconds. Then the others ask, spread over 100 ms.
+    assert!(begin.elapsed() < Duration::from_millis(3_300), "{:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_of_the_first_hit_is_returned_at_once() {
+    let limiter = RateLimiter::with_storage(policy("1/second"), failing());
+    let begin = Instant::now();
+    assert_eq!(limiter.acquire(&alice(), MINUTE).await.unwrap_err().to_string(), FAILURE);
+    assert_eq!(begin.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn queue_goes_on_after_a_failure_of_the_storage() {
+    let limiter = limiter("fixed-window 1/second");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let first = start(&limiter, 1, MINUTE).await;
+    let others = [(); 4].map(|()| tokio::spawn(limiter.acquire(&alice(), MINUTE)));
+    settle().await;
+    limiter.storage().set(Behavior::Fails);
+    assert!(first.await.unwrap().is_err());
+    limiter.storage().set(Behavior::Works);
+    for call in others {
+        assert!(call.await.unwrap().unwrap().is_admitted());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_waits_for_all_limits_of_the_policy() {
+    let limiter = limiter("fixed-window 1/second; fixed-window 2 per 10 seconds");
+    let begin = Instant::now();
+    for due in [0, 1, 10] {
+        assert!(limiter.acquire(&alice(), MINUTE).await.unwrap().is_admitted());
+        assert_due(begin.elapsed(), Duration::from_secs(due));
+    }
+    assert_eq!(limiter.storage().take_decisions(), 5, "three hits and two refusals");
+}
+
+#[tokio::test(start_paused = true)]
+async fn next_attempt_uses_the_current_live_policy() {
+    let api = |text: &str| policy(text).with_name("api");
+    for (text, admitted) in [("fixed-window 1/second", 1), ("fixed-window 5/second", 5)] {
+        let live = LivePolicy::new(api("fixed-window 2/second"));
+        let limiter = RateLimiter::with_storage(live.clone(), FakeStorage::around(memory()));
+        let _ = limiter.hit_with_cost(&alice(), 2).await.unwrap();
+        let calls = [(); 8].map(|()| tokio::spawn(limiter.acquire(&alice(), Duration::from_millis(1_500))));
+        settle().await;
+        live.set(api(text)).unwrap();
+        let mut count = 0;
+        for call in calls {
+            count += u32::from(call.await.unwrap().unwrap().is_admitted());
+        }
+        assert_eq!(count, admitted, "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn newer_refusal_of_the_key_postpones_the_attempt() {
+    for cost in [1, 2] {
+        let limiter = limiter("elastic-window 2/second");
+        let _ = limiter.hit_with_cost(&alice(), 2).await.unwrap();
+        let begin = Instant::now();
+        let waiting = start(&limiter, cost, MINUTE).await;
+        sleep(SECOND / 2).await;
+        // Extends the window, and joins the queue.
+        let second = start(&limiter, 1, MINUTE).await;
+        assert!(waiting.await.unwrap().unwrap().is_admitted());
+        let time = begin.elapsed();
+        assert!(time >= Duration::from_millis(1_500) && time < Duration::from_millis(1_700), "{time:?}");
+        second.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn delay_of_a_leaky_bucket_is_part_of_the_wait() {
+    let limiter = limiter("leaky-bucket 1 per 10 seconds queue 2");
+    let begin = Instant::now();
+    // The fourth call waits 10 s for a slot, and 20 s in the queue of the bucket.
+    let calls = [(); 4].map(|()| tokio::spawn(limiter.acquire(&alice(), 40 * SECOND)));
+    for (call, due) in calls.into_iter().zip([0, 10, 20, 30]) {
+        assert!(call.await.unwrap().unwrap().is_admitted());
+        let time = begin.elapsed();
+        let due = Duration::from_secs(due);
+        assert!((due..=due + SECOND + 2 * LATE).contains(&time), "due after {due:?}, was after {time:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_is_refused_and_refunded_if_the_delay_is_too_long() {
+    let limiter = limiter("leaky-bucket 1 per 10 seconds queue 2");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let begin = Instant::now();
+    let refused = limiter.acquire(&alice(), 7 * SECOND).await.unwrap();
+    assert!(refused.is_refused());
+    assert_eq!((refused.retry_after(), refused.remaining()), (Some(3 * SECOND), 2));
+    assert_eq!(left(&limiter).await, 2);
+    assert_eq!(begin.elapsed(), Duration::ZERO);
+    sleep(3 * SECOND).await;
+    assert!(limiter.acquire(&alice(), 7 * SECOND).await.unwrap().is_admitted());
+    assert_due(begin.elapsed(), 10 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_that_is_dropped_during_its_delay_is_refunded() {
+    async fn check<St: Storage<Error: Debug>>(storage: St) {
+        let limiter = RateLimiter::with_storage(policy("leaky-bucket 1 per 10 seconds queue 2"), storage);
+        let _ = limiter.hit(&alice()).await.unwrap();
+        let mut waiting = Box::pin(limiter.acquire(&alice(), MINUTE));
+        for _ in 0..4 {
+            assert!(poll(&mut waiting).is_pending());
+        }
+        assert_eq!(left(&limiter).await, 1);
+        drop(waiting);
+        settle().await;
+        assert_eq!(left(&limiter).await, 2);
+    }
+    check(memory()).await;
+    check(slow(memory())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_and_limiters_do_not_wait_for_each_other() {
+    let limiter = limiter("fixed-window 1 per 10 seconds");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let waiting = start(&limiter, 1, MINUTE).await;
+    let bob = timeout(SECOND, limiter.acquire(&Key::from("bob"), MINUTE)).await;
+    assert!(bob.unwrap().unwrap().is_admitted());
+    assert!(waiting.await.unwrap().unwrap().is_admitted());
+}
+
+#[test]
+fn call_that_need_not_wait_needs_no_runtime() {
+    let limiter = RateLimiter::new(policy("fixed-window 1/hour"));
+    for admitted in [true, false] {
+        let mut call = Box::pin(limiter.acquire(&alice(), SECOND));
+        let std::task::Poll::Ready(Ok(decision)) = poll(&mut call) else { panic!("it waits") };
+        assert_eq!(decision.is_admitted(), admitted);
+    }
+}
