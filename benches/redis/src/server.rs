@@ -71,10 +71,8 @@ pub async fn micros_of(command: &str, connection: &mut MultiplexedConnection) ->
         .lines()
         .find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")))
         .expect("the command was called");
-    let value = line
-        .split(',')
-        .find_map(|field| field.strip_prefix("usec="))
-        .expect("the server reports the time per call");
+    let value =
+        line.split(',').find_map(|field| field.strip_prefix("usec=")).expect("the server reports the time per call");
     value.parse().expect("the time is a number")
 }
 
