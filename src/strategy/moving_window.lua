@@ -29,16 +29,16 @@ local CHUNK, ROW, LONGEST = 256, 10, 536870912
 -- logs grow in place.
 local REWRITTEN = 12288
 
--- log_reader returns the functions that read entries, and log_rare the other functions that few hits
--- need. They are created on first use, because Lua creates functions in each call.
+-- log_reader returns the functions that read entries, and log_rare the other functions that few
+-- hits need. They are created on first use, because Lua creates functions in each call.
 local log_reader
 
 -- Returns the log at the current time. The fields are those of its record, or zeros. The last three
 -- are the arguments.
 function log_open(now, key, stored, till, units, oldest, first, length, room, head, tail, amount, period, bytes)
   local width = bytes + 4
-  -- Most fields are listed here, because Lua reallocates a table that grows. Others are `ages`, `each`,
-  -- `rows` and `asked`.
+  -- Most fields are listed here, because Lua reallocates a table that grows. Others are `ages`,
+  -- `each`, `rows` and `asked`.
   local log = {
     now = now, key = key, stored = stored, amount = amount, period = period, newest = till - period,
     -- Converting the number to text takes longer than comparing it.
@@ -136,8 +136,8 @@ function log_add(log, cost)
       from = log_reader().at(log, place)
       log.tail, log.tail_row = from and (from / log.width - offset) / CHUNK, row
     end
-    -- A write at the end of the string would give even a lost log the expected length. So the length
-    -- is checked before.
+    -- A write at the end of the string would give even a lost log the expected length. So the
+    -- length is checked before.
     local is_there = from and (from + log.width < log.size or forgive('STRLEN', log.key) == log.size)
     if is_there and not is_kept then
       redis.call('PEXPIRE', log.key, keep)
@@ -178,9 +178,9 @@ function log_reader()
     return chunk and (chunk * CHUNK + offset) * log.width
   end
 
-  -- Returns the age of an entry and its units, or nothing if the log is lost. The age is negative if
-  -- the clock has gone back. Reads the next entry too. `ages` and `each` cache the ages and units by
-  -- place.
+  -- Returns the age of an entry and its units, or nothing if the log is lost. The age is negative
+  -- if the clock has gone back. Reads the next entry too. `ages` and `each` cache the ages and
+  -- units by place.
   local function entry(log, index)
     local place, ages, each = (log.first + index) % log.room, log.ages, log.each
     if not ages then
@@ -211,9 +211,9 @@ function log_reader()
     end
   end
 
-  -- Returns the index of the first entry whose age matches, the length if none matches, or nil if the
-  -- log is lost. All entries after a match must match. This is a binary search, but it tries the
-  -- first two entries first, because one of them is nearly always the result.
+  -- Returns the index of the first entry whose age matches, the length if none matches, or nil if
+  -- the log is lost. All entries after a match must match. This is a binary search, but it tries
+  -- the first two entries first, because one of them is nearly always the result.
   local function search(log, is_so)
     local low, high = 0, log.length
     while low < high do

@@ -30,8 +30,8 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Returns the processor times of this process and of the server in microseconds. Both do their work
-    /// in one thread.
+    /// Returns the processor times of this process and of the server in microseconds. Both do their
+    /// work in one thread.
     pub fn processor_times(&self) -> [f64; 2] {
         ["self".to_owned(), self.process.id().to_string()].map(|process| {
             let text = std::fs::read_to_string(format!("/proc/{process}/schedstat")).expect("this is Linux");
@@ -71,10 +71,8 @@ pub async fn micros_of(command: &str, connection: &mut MultiplexedConnection) ->
         .lines()
         .find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")))
         .expect("the command was called");
-    let value = line
-        .split(',')
-        .find_map(|field| field.strip_prefix("usec="))
-        .expect("the server reports the time per call");
+    let value =
+        line.split(',').find_map(|field| field.strip_prefix("usec=")).expect("the server reports the time per call");
     value.parse().expect("the time is a number")
 }
 

@@ -22,8 +22,8 @@ use crate::storage::{StorageError, StorageErrorKind};
 
 /// The most hits in one call.
 ///
-/// Other clients of the server wait for the whole call, which takes about 4 us per hit. More hits per
-/// call gain little.
+/// Other clients of the server wait for the whole call, which takes about 4 us per hit. More hits
+/// per call gain little.
 const MOST: usize = 16;
 
 /// A hit waits for others only if at least this many hits are in flight.

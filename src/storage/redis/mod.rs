@@ -50,9 +50,9 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// One Lua script checks and updates all limits of a policy in one round trip. It uses the server's
 /// clock. All processes together admit exactly as many hits as the limit allows.
 ///
-/// Hits that wait at the same time share a call: up to 16 hits on policies with the same strategies,
-/// except [`MovingWindow`](crate::MovingWindow). Each hit keeps its own timeout, result and error. A
-/// cluster gets a call for each hit.
+/// Hits that wait at the same time share a call: up to 16 hits on policies with the same
+/// strategies, except [`MovingWindow`](crate::MovingWindow). Each hit keeps its own timeout, result
+/// and error. A cluster gets a call for each hit.
 ///
 /// A strategy without a [script](crate::strategy::Strategy::script) uses compare-and-swap. That
 /// takes two round trips or more, and a hit that loses every race is refused as

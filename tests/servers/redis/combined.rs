@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use common::random::Numbers;
-use common::servers::storage::{RUNTIME, on};
+use common::servers::storage::on;
 use common::servers::{Mode, Proxy, Server};
 use common::{EVERY_STRATEGY, policy};
 use futures_util::future::{join_all, poll_immediate};
@@ -24,8 +24,8 @@ async fn hits(storage: &RedisStorage, policy: &Policy) -> Vec<Result<Decision, S
     join_all((0..CLIENTS).map(|client| hit(storage, policy, client, 1))).await
 }
 
-#[test]
-fn combined_hits_decide_like_the_strategies() {
+#[tokio::test]
+async fn combined_hits_decide_like_the_strategies() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x5a5a_1234_9876_0001);
     let is_small = |text: &&str| !text.contains("moving-window");
@@ -37,7 +37,7 @@ fn combined_hits_decide_like_the_strategies() {
         for step in 0..40 {
             let costs: Vec<u32> = (0..CLIENTS).map(|_| numbers.one_of(&[1, 1, 1, 2, 3])).collect();
             let all = (0..).zip(&costs).map(|(client, cost)| hit(&storage, &policy, client, *cost));
-            let decided = RUNTIME.block_on(async { join_all(all).await });
+            let decided = join_all(all).await;
             for ((client, cost), decision) in (0..CLIENTS).zip(costs).zip(decided) {
                 let expected = model.decide(&policy, &Key::from(client), Op::Hit, cost, clock.now());
                 assert_eq!(decision.unwrap(), expected, "{text}, step {step}, client {client}");
@@ -51,13 +51,13 @@ fn combined_hits_decide_like_the_strategies() {
     }
 }
 
-#[test]
-fn combined_hits_on_one_key_admit_exactly_the_limit() {
+#[tokio::test]
+async fn combined_hits_on_one_key_admit_exactly_the_limit() {
     let server = Server::start(&[]);
     for text in ["fixed-window 40/day", "40/day", "token-bucket 40/day", "moving-window 40/day"] {
         let (storage, policy) = (on(&server, ManualClock::default()), policy(text));
         let all = (0..100).map(|_| hit(&storage, &policy, 7, 1));
-        let decided = RUNTIME.block_on(async { join_all(all).await });
+        let decided = join_all(all).await;
         let admitted = decided.into_iter().map(Result::unwrap).filter(Decision::is_admitted);
         let mut remaining: Vec<u32> = admitted.map(|decision| decision.remaining()).collect();
         remaining.sort_unstable();
@@ -85,7 +85,7 @@ async fn key_that_the_server_refuses_fails_alone() {
     server.ask(&["ACL", "SETUSER", "some", "on", ">password", "+@all", "~rl:{p|n:?}", "~rl:{p|n:[1-4]?}"]);
     let storage = storage(&server.url().replace("redis://", "redis://some:password@"));
     let policy = policy("10/day").with_name("p");
-    hit(&storage, &policy, 1, 1).await.unwrap();
+    let _ = hit(&storage, &policy, 1, 1).await.unwrap();
     for round in 1..=3 {
         for (client, result) in hits(&storage, &policy).await.into_iter().enumerate() {
             match result {
@@ -94,7 +94,7 @@ async fn key_that_the_server_refuses_fails_alone() {
                     assert_eq!(decision.remaining(), 10 - round - u32::from(client == 1), "{client}");
                 }
                 Err(error) => {
-                    assert!(client >= 50 && error.to_string().contains("NOPERM"), "{client}: {error:#}");
+                    assert!(client >= 50 && format!("{error:#}").contains("NOPERM"), "{client}: {error:#}");
                     assert!(!error.may_have_counted());
                 }
             }

@@ -3,6 +3,7 @@
 use common::policy;
 use common::servers::Server;
 use common::servers::storage::{RUNTIME, on};
+use futures_util::future::join_all;
 use tower_ratelimit::storage::{ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::strategy::{Hit, Script, State, Status, Strategy};
 use tower_ratelimit::{FixedWindow, Key, Limit, MovingWindow, Op, Policy, Quota, Storage, Timestamp, TokenBucket};
@@ -160,4 +161,40 @@ fn error_of_a_script_is_reported_and_counts_nothing() {
         "{error}"
     );
     assert!(!error.may_have_counted() && std::error::Error::source(&error).is_some());
+}
+
+#[tokio::test]
+async fn hit_whose_script_fails_does_not_fail_those_in_the_same_call() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default());
+    let sources: &'static [&'static str] = &["function moody_hit(now, cost, till, count, anchor, amount, period)
+          if amount == 13 then
+            error('OH no')
+          end
+          return now + period, count + cost, 0, 0
+        end\n"];
+    let policy = |amount| {
+        let script = Some(Script { name: "moody", sources, arguments: Vec::new(), delays: false });
+        let strategy = Renamed { name: "moody", strategy: FixedWindow::new(), script };
+        Policy::from(Limit::new(strategy, Quota::per_day(amount))).with_name(amount.to_string())
+    };
+    let (good, bad, key) = (policy(12), policy(13), Key::from("k"));
+    let policies: Vec<&Policy> = (0..40).map(|number| if number % 10 == 9 { &bad } else { &good }).collect();
+    let hits = policies.iter().map(|policy| storage.decide(StorageRequest::new(policy, &key, Op::Hit, 1)));
+    let before = server.calls("evalsha");
+    let decided = join_all(hits).await;
+    let mut remaining = Vec::new();
+    for (policy, result) in policies.into_iter().zip(decided) {
+        match result {
+            Ok(decision) => remaining.push(decision.remaining()),
+            Err(error) => {
+                assert!(format!("{error:#}").contains("OH no") && !error.may_have_counted(), "{error:#}");
+                assert!(std::ptr::eq(policy, &raw const bad));
+            }
+        }
+    }
+    remaining.sort_unstable();
+    let expected: Vec<u32> = std::iter::repeat_n(0, 36 - 12).chain(0..12).collect();
+    assert_eq!(remaining, expected);
+    assert!(server.calls("evalsha") - before < 20);
 }

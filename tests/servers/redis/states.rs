@@ -253,8 +253,8 @@ fn period_that_a_script_cannot_count_is_rejected_by_the_limiter() {
     }
 }
 
-/// The tolerance in microseconds: the longest time that a key outlives its state, and the time between two
-/// reads of the clock.
+/// The tolerance in microseconds: the longest time that a key outlives its state, and the time
+/// between two reads of the clock.
 const MARGIN: i64 = 500_000 + 500_000 + 100_000;
 
 /// Compares the expiry of keys and states on the server's clock.

@@ -30,8 +30,8 @@ const WRITTEN: &str = "TAG$, till$, first$, second$";
 const LOG_WRITTEN: &str = "TAG$, log$.till, log$.units, log$.oldest, log$.first, log$.length, log$.room, \
                            log$.head or 0, log$.tail or 0";
 
-/// The most limits, and arguments of limits, whose variables are local variables. A Lua function can
-/// have only 200 of them. With more, the variables are fields of tables, which are slower.
+/// The most limits, and arguments of limits, whose variables are local variables. A Lua function
+/// can have only 200 of them. With more, the variables are fields of tables, which are slower.
 const MAX_LIMITS_IN_LOCALS: usize = 8;
 const MAX_ARGUMENTS_IN_LOCALS: usize = 48;
 
@@ -52,8 +52,8 @@ pub(super) fn text(kind: ScriptKind, parts: &[Part]) -> String {
 
 /// Returns the text of a script that decides on several hits, if these limits allow it.
 ///
-/// Logs do not, because their functions refer to `KEYS`. Variables in tables do not either, because a
-/// function can refer to only 60 variables outside of it.
+/// Logs do not, because their functions refer to `KEYS`. Variables in tables do not either, because
+/// a function can refer to only 60 variables outside of it.
 pub(super) fn combined_text(kind: ScriptKind, parts: &[Part]) -> Option<String> {
     let is_possible = kind == ScriptKind::Hit && !in_tables(parts) && parts.iter().all(|part| !part.is_log);
     let hit = HIT.replace("-- begin\n", "");
@@ -61,12 +61,12 @@ pub(super) fn combined_text(kind: ScriptKind, parts: &[Part]) -> Option<String> 
     is_possible.then(|| assemble(kind, parts, &template(), ["key", "packed", "own"]))
 }
 
-/// Returns the text of a script. `names` stand for the key of the small states, the packed arguments
-/// and the time of a test's clock.
+/// Returns the text of a script. `names` stand for the key of the small states, the packed
+/// arguments and the time of a test's clock.
 fn assemble(kind: ScriptKind, parts: &[Part], template: &str, names: [&str; 3]) -> String {
     let size: usize = parts.iter().map(Part::size).sum();
-    // A variable outside of a function takes longer than a number, so only the functions of logs use
-    // variables.
+    // A variable outside of a function takes longer than a number, so only the functions of logs
+    // use variables.
     let constants = [
         ("GRACE", u64::from(GRACE)),
         ("STEP", STEP.into()),

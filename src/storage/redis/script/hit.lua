@@ -1,9 +1,9 @@
 -- Decides on a hit. It takes units from the limits only if all limits admit it.
 --
--- Returns a string: the time, a byte that is 1 if the hit is admitted or else 0, in the order of the
--- limits the delay of each that delays and, if the hit is refused, the results of log_status for each
--- log, and the records of the small states. After an admission, the record of a log has its numbers. A table would cost the
--- server more.
+-- Returns a string: the time, a byte that is 1 if the hit is admitted or else 0, in the order of
+-- the limits the delay of each that delays and, if the hit is refused, the results of log_status
+-- for each log, and the records of the small states. After an admission, the record of a log has
+-- its numbers. A table would cost the server more.
 -- begin
 -- read
 local admitted = 1

@@ -41,8 +41,8 @@ type Cache = HashMap<(ScriptKind, Vec<Shape>), Arc<Script>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     name: &'static str,
-    /// The address of the strategy's static list of Lua sources. It is compared and hashed instead of
-    /// the list.
+    /// The address of the strategy's static list of Lua sources. It is compared and hashed instead
+    /// of the list.
     sources: usize,
     arguments: usize,
     delays: bool,
@@ -66,7 +66,8 @@ struct Text {
 struct Part {
     /// The prefix of the names of its functions.
     function: String,
-    /// The index of its digest in the packed arguments, from 1. The arguments of its strategy follow.
+    /// The index of its digest in the packed arguments, from 1. The arguments of its strategy
+    /// follow.
     first: usize,
     /// The number of the arguments of its strategy.
     arguments: usize,
@@ -99,8 +100,8 @@ pub(super) enum ReplyPart {
     /// The delay of the hit, in microseconds.
     Delay,
     /// The units in a log, the time until more units remain, and the time until the cost fits, in
-    /// microseconds. The reply does not contain the log itself. After an admission, it contains none of
-    /// these values, because the record suffices.
+    /// microseconds. The reply does not contain the log itself. After an admission, it contains
+    /// none of these values, because the record suffices.
     Log,
 }
 
@@ -258,13 +259,14 @@ impl Text {
 
 /// Packed numbers, as little-endian doubles.
 ///
-/// The first one is less than 2^32, so it begins with a zero byte. A server that quotes the arguments
-/// in an error stops there. Other bytes could make the error invalid UTF-8, which the client cannot
-/// parse.
+/// The first one is less than 2^32, so it begins with a zero byte. A server that quotes the
+/// arguments in an error stops there. Other bytes could make the error invalid UTF-8, which the
+/// client cannot parse.
 struct Arguments(Vec<u8>);
 
 impl Arguments {
-    /// Appends a number as a double. Those above 2^53 are rounded, because all numbers in Lua are doubles.
+    /// Appends a number as a double. Those above 2^53 are rounded, because all numbers in Lua are
+    /// doubles.
     #[expect(clippy::cast_precision_loss, reason = "the script would round the number as well")]
     fn push(&mut self, number: u64) {
         self.0.extend((number as f64).to_le_bytes());
@@ -272,8 +274,8 @@ impl Arguments {
 }
 
 impl ReplyPart {
-    /// Returns the bytes of the values, which are big-endian numbers of 8 bytes. `is_spent` is `true`
-    /// after a hit that was admitted.
+    /// Returns the bytes of the values, which are big-endian numbers of 8 bytes. `is_spent` is
+    /// `true` after a hit that was admitted.
     pub(super) fn size(self, is_spent: bool) -> usize {
         match self {
             Self::Delay => 8,
