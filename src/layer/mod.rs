@@ -1,4 +1,4 @@
-//! The layer.
+//! The layer and its options.
 
 mod handles;
 mod wait;
@@ -226,8 +226,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.settle(move |response: &ResponseHead<'_>| if charge(response) { None } else { Some(0) })
     }
 
-    /// Corrects the cost of each request to the cost that the head of its response contains. `None`
-    /// keeps the [estimated cost](Self::cost).
+    /// Corrects the cost of each request to the units that `actual` returns for the head of its
+    /// response. `None` keeps the [estimated cost](Self::cost).
     ///
     /// ```
     /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, ResponseHead};

@@ -101,7 +101,7 @@ impl<St: Storage> ShadowCheck<St> {
     }
 }
 
-/// A request without a response stays charged.
+/// A request without a response keeps its estimated cost.
 impl<St: Storage> Drop for ShadowCheck<St> {
     fn drop(&mut self) {
         self.end(None);

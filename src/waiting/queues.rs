@@ -38,7 +38,7 @@ pub(super) struct Place<'a> {
 }
 
 impl Queues {
-    /// Adds a hit to its queue. Its place in the order is that of its first [`Place::turn`].
+    /// Adds a hit to its queue. The first polls of [`Place::turn`] determine the order of the hits.
     pub(super) fn join(&self, policy: u128, key: &Key) -> Place<'_> {
         let id = (policy, key.clone());
         let mut queues = self.lock();

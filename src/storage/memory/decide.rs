@@ -1,4 +1,4 @@
-//! The entry of each decision, which selects the path by the number of limits.
+//! The entry points of decisions. They select the code path by the number of limits.
 
 use super::MemoryInner;
 use super::answer::{Answer, Fast, Full, Mode};
