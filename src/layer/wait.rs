@@ -40,7 +40,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///
     /// # Panics
     ///
-    /// The future of a request panics if it has to wait outside of a tokio runtime with time enabled.
+    /// The future of a request panics if it has to wait outside of a tokio runtime with time
+    /// enabled.
     pub fn wait(self, max_wait: Duration, max_waiting: usize) -> Self {
         self.with_config(|config| config.wait = Some(WaitBounds { max_wait, max_waiting }))
     }

@@ -76,7 +76,7 @@ impl<St: Storage, R> LayerState<St, R> {
         self.try_hit(StorageRequest::new(policy, key, Op::Hit, 1), request)
     }
 
-    /// Like [`admit`](Self::admit), for a layer that is not [plain](LayerConfig::plain).
+    /// Like [`admit`](Self::admit), for a layer that is not plain (see `LayerConfig::plain`).
     #[inline(never)]
     fn admit_by_options<B, ResBody>(&self, request: &mut Request<B>) -> Action<St, ResBody>
     where
@@ -137,8 +137,8 @@ impl<St: Storage, R> LayerState<St, R> {
         self.try_hit(storage_request, request)
     }
 
-    /// Decides a hit of a layer that needs no full decision for an admission, but at most the numbers
-    /// of `X-RateLimit-*`.
+    /// Decides a hit of a layer that needs no full decision for an admission, but at most the
+    /// numbers of `X-RateLimit-*`.
     #[inline(always)]
     fn try_hit<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<St, ResBody>
     where

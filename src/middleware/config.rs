@@ -36,8 +36,8 @@ pub(crate) struct LayerConfig {
     pub(crate) reporter: Reporter,
     /// `true` if an admission needs the full decision, not only the numbers of `X-RateLimit-*`.
     pub(crate) wants_decisions: bool,
-    /// The policy of a plain layer, which has no options that depend on the request. Each request is a
-    /// hit of one unit on this policy, and its admission needs no full decision.
+    /// The policy of a plain layer, which has no options that depend on the request. Each request
+    /// is a hit of one unit on this policy, and its admission needs no full decision.
     pub(crate) plain: Option<SharedPolicy>,
 }
 

@@ -22,8 +22,8 @@ impl<St: Storage> ChargeContext<St> {
         StorageRequest::new(&self.policy, &self.key, op, cost)
     }
 
-    /// Corrects the cost of a hit to `actual` units. Returns `false` if the storage is not immediately
-    /// ready. Then a task of the tokio runtime continues, if there is a runtime.
+    /// Corrects the cost of a hit to `actual` units. Returns `false` if the storage is not
+    /// immediately ready. Then a task of the tokio runtime continues, if there is a runtime.
     pub(crate) fn settle(&self, decision: &Decision, actual: u32) -> bool {
         if actual == decision.cost() {
             return true;

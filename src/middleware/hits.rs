@@ -83,8 +83,8 @@ impl<St: Storage> PendingCharge<St> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts back a shadow check that was taken out to be polled. If the charge was settled meanwhile,
-    /// settles the check immediately.
+    /// Puts back a shadow check that was taken out to be polled. If the charge was settled
+    /// meanwhile, settles the check immediately.
     fn put_back(&self, shadow_check: ShadowCheck<St>) {
         let mut state = self.state();
         match &mut *state {
@@ -118,7 +118,8 @@ impl<St: Storage> OpenCharge for PendingCharge<St> {
             };
             hits
         };
-        // The lock is not held, because the storage may take long, and the observer may use the charge.
+        // The lock is not held, because the storage may take long, and the observer may use the
+        // charge.
         let settled = self.in_runtime(|| hits.settle(Some(actual)));
         *self.state() = State::Settled { actual, hit: settled };
         Ok(())
@@ -149,7 +150,8 @@ pub(crate) struct ChargeOfResponse<St: Storage>(pub(crate) Arc<PendingCharge<St>
 
 impl<St: Storage> ChargeOfResponse<St> {
     pub(crate) fn poll(&self, cx: &mut Context<'_>) {
-        // The lock is not held, because the storage may take long, and the observer may use the charge.
+        // The lock is not held, because the storage may take long, and the observer may use the
+        // charge.
         for mut shadow_check in self.undecided() {
             shadow_check.poll(cx);
             self.0.put_back(shadow_check);

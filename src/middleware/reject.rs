@@ -15,8 +15,8 @@ use crate::storage::StorageRequest;
 use crate::{BoxError, Decision, Key, LimitExceeded, Policy, RejectReason, Rejection, Storage, headers};
 
 impl<St: Storage, R> LayerState<St, R> {
-    /// Reports a refusal and builds its response. The response reuses the extensions of the request,
-    /// which are empty afterwards.
+    /// Reports a refusal and builds its response. The response reuses the extensions of the
+    /// request, which are empty afterwards.
     #[inline(never)]
     pub(super) fn refuse<B, ResBody>(
         &self,
@@ -38,7 +38,8 @@ impl<St: Storage, R> LayerState<St, R> {
         response
     }
 
-    /// Reports a failure of the storage, and forwards or rejects the request as [`OnError`] selects.
+    /// Reports a failure of the storage, and forwards or rejects the request as [`OnError`]
+    /// selects.
     #[cold]
     pub(super) fn on_storage_error<ResBody>(
         &self,

@@ -100,8 +100,9 @@ impl PolicyCell {
 }
 
 impl Policy {
-    /// Returns `true` if the policies decide alike. Equality compares texts, which do not contain the
-    /// settings of custom strategies. So a policy with a custom strategy must be a clone of the other.
+    /// Returns `true` if the policies decide alike. Equality compares texts, which do not contain
+    /// the settings of custom strategies. So a policy with a custom strategy must be a clone of the
+    /// other.
     fn is_interchangeable_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0) || self == other && self.to_string().parse().as_ref() == Ok(self)
     }

@@ -7,10 +7,11 @@ use crate::{Decision, Limit, Timestamp, decision};
 pub(super) enum Mode {
     /// A full decision. The hit is always stored.
     Decision,
-    /// A `bool`, which is `true` if the hit is admitted without a delay. A delayed hit is not stored.
+    /// A `bool`, which is `true` if the hit is admitted without a delay. A delayed hit is not
+    /// stored.
     Admit,
-    /// Like `Admit`, but a refused hit is not stored either, because the caller then requests a full
-    /// decision.
+    /// Like `Admit`, but a refused hit is not stored either, because the caller then requests a
+    /// full decision.
     TryAdmit,
 }
 
@@ -33,9 +34,9 @@ pub(super) trait Answer {
 
     fn mode(&self) -> Mode;
 
-    /// Returns the result of a refusal, based on a state that the shard has published. Returns `None`
-    /// if the state does not refuse the request any more. `state` is a copy that this method may
-    /// change.
+    /// Returns the result of a refusal, based on a state that the shard has published. Returns
+    /// `None` if the state does not refuse the request any more. `state` is a copy that this method
+    /// may change.
     fn refuse_again(
         &mut self,
         request: &StorageRequest<'_>,
@@ -44,8 +45,8 @@ pub(super) trait Answer {
         now: Timestamp,
     ) -> Option<Self::Output>;
 
-    /// Returns the result of a decision on `N` limits. `states` are their states after the decision,
-    /// and `parts` are the effects of the decision on them.
+    /// Returns the result of a decision on `N` limits. `states` are their states after the
+    /// decision, and `parts` are the effects of the decision on them.
     fn by_states<const N: usize>(
         self,
         request: &StorageRequest<'_>,
@@ -54,8 +55,8 @@ pub(super) trait Answer {
         parts: [Part; N],
     ) -> Self::Output;
 
-    /// Returns the result for a new key that is refused because the storage is full. `soonest` is the
-    /// time in microseconds until there may be room.
+    /// Returns the result for a new key that is refused because the storage is full. `soonest` is
+    /// the time in microseconds until there may be room.
     fn storage_full(self, request: &StorageRequest<'_>, now: Timestamp, soonest: u64) -> Self::Output;
 
     /// Converts a decision to the result.

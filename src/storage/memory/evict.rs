@@ -15,8 +15,8 @@ pub(super) const MAX_KEYS_SEARCHED: usize = 8;
 /// The maximum number of slots per shard that are searched for a key with a log.
 const MAX_SLOTS_SEARCHED: usize = 256;
 
-/// The minimum pause between two searches of all shards, in microseconds. The first one has found no
-/// key to evict.
+/// The minimum pause between two searches of all shards, in microseconds. The first one has found
+/// no key to evict.
 const MIN_PAUSE: u64 = 1_000;
 
 /// The pause per shard, in microseconds.
@@ -174,8 +174,8 @@ fn longest_period(policy: &Policy) -> u64 {
     policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0)
 }
 
-/// Returns the time in microseconds until the oldest entry of each growing log has expired. Then the
-/// logs need not grow for the hit.
+/// Returns the time in microseconds until the oldest entry of each growing log has expired. Then
+/// the logs need not grow for the hit.
 fn expires_in(states: &[State], now: Timestamp) -> u64 {
     let expiry = |state: &State| match state {
         State::Log(log) if log.growth_at(now) > 0 => log.oldest_expires_at(),

@@ -34,8 +34,8 @@ enum Put {
 
 impl MemoryInner {
     /// Decides a hit of a new key on a policy with one limit and a small state. This is the common
-    /// case in a flood of new keys. Returns `None` in all other cases. Nothing has changed then, and
-    /// the general path must decide.
+    /// case in a flood of new keys. Returns `None` in all other cases. Nothing has changed then,
+    /// and the general path must decide.
     pub(super) fn insert_new(
         &self,
         lookup: &mut Lookup<'_>,
@@ -100,9 +100,9 @@ impl MemoryInner {
 }
 
 impl Shard {
-    /// Inserts a slot with a new hash at its place, `start`. If the storage is full, the slot replaces
-    /// a key that can be evicted. The candidates follow the place of the slot, so one pass finds the
-    /// key to evict and a gap.
+    /// Inserts a slot with a new hash at its place, `start`. If the storage is full, the slot
+    /// replaces a key that can be evicted. The candidates follow the place of the slot, so one pass
+    /// finds the key to evict and a gap.
     fn put(&mut self, start: usize, slot: Slot, full: bool, now: Timestamp) -> Put {
         if !full {
             self.table.insert_at(start, slot);

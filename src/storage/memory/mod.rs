@@ -70,13 +70,13 @@ use crate::{Decision, Key, Op, Policy};
 ///
 /// # Eviction
 ///
-/// - If the storage is full, a new key evicts another one. The storage looks at a few keys, first in the shard of the new
-///   key and then in all others. It evicts an expired key, or else the one that would expire first.
-///   It never evicts a key that is being refused, so a flood of new keys frees no key from its
-///   limit.
+/// - If the storage is full, a new key evicts another one. The storage looks at a few keys, first
+///   in the shard of the new key and then in all others. It evicts an expired key, or else the one
+///   that would expire first. It never evicts a key that is being refused, so a flood of new keys
+///   frees no key from its limit.
 /// - If all of these keys are being refused, the new key is refused. Its decision is marked as
-///   [storage full](Decision::is_storage_full). With [`OnFull::Admit`], the new key is admitted and not
-///   stored.
+///   [storage full](Decision::is_storage_full). With [`OnFull::Admit`], the new key is admitted and
+///   not stored.
 /// - A short log that has to grow evicts keys with other logs. A long log that cannot grow evicts
 ///   no key. Its own client is refused until its oldest entry expires.
 ///
@@ -120,8 +120,8 @@ struct MemoryInner {
     bounds: Bounds,
     on_full: OnFull,
     counts: Counts,
-    /// The times until which other shards are not searched, in microseconds: for any key to evict, and
-    /// for a key with a log.
+    /// The times until which other shards are not searched, in microseconds: for any key to evict,
+    /// and for a key with a log.
     full_until: [AtomicU64; 2],
     /// The number of the shard that is being swept.
     sweeping: AtomicUsize,

@@ -17,9 +17,9 @@ use crate::sync::atomic::{AtomicU64, Ordering, fence};
 /// - The writer's release fence pairs with the reader's acquire fence. A reader that has read any
 ///   field of a write also sees that the version has changed.
 ///
-/// The caller must [clear the hint](Self::clear) before it changes the key's state. So the state of a
-/// published hint is current, and refuses until time has passed. The clock can go back, so a hint is
-/// not read before the time at which it was written.
+/// The caller must [clear the hint](Self::clear) before it changes the key's state. So the state of
+/// a published hint is current, and refuses until time has passed. The clock can go back, so a hint
+/// is not read before the time at which it was written.
 ///
 /// `scripts/loom` checks this protocol.
 #[derive(Debug, Default)]

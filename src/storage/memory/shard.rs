@@ -47,9 +47,10 @@ pub(super) const LOG: u32 = 1;
 pub(super) const SWEEP_EVERY: u32 = 16;
 
 impl Shard {
-    /// Returns the time of the decision. `read` is the time before the lock was taken, because reading
-    /// the clock under the lock would hold it longer. If another thread has decided at a later time
-    /// since, the clock is read again. So the time of a shard goes back only if the clock does.
+    /// Returns the time of the decision. `read` is the time before the lock was taken, because
+    /// reading the clock under the lock would hold it longer. If another thread has decided at a
+    /// later time since, the clock is read again. So the time of a shard goes back only if the
+    /// clock does.
     #[inline]
     pub(super) fn time(&mut self, read: Timestamp, clock: &Time) -> Timestamp {
         self.latest = if read < self.latest { clock.now_again() } else { read };

@@ -2,8 +2,8 @@ use crate::policy::SHADOW;
 use crate::strategy::{Outcome, State, Status};
 use crate::{Limit, Timestamp};
 
-/// One state of one key. A small state, which is a [`State::Counts`], fits into the slot. A log does
-/// not, so its slot has the index of the log.
+/// One state of one key. A small state, which is a [`State::Counts`], fits into the slot. A log
+/// does not, so its slot has the index of the log.
 ///
 /// The slot is vacant if `until` is the epoch, because such a state has expired.
 ///
@@ -21,8 +21,8 @@ pub(super) struct Slot {
     pub(super) until: Timestamp,
     /// The second amount.
     pub(super) second: u32,
-    /// The time from the next available unit to `until`, in microseconds, rounded down. Infinite if a
-    /// unit remained after the last update, and for shadow limits.
+    /// The time from the next available unit to `until`, in microseconds, rounded down. Infinite if
+    /// a unit remained after the last update, and for shadow limits.
     pub(super) admits_before: f32,
 }
 

@@ -92,8 +92,8 @@ impl MemoryInner {
         }
     }
 
-    /// Refuses a request by the published state, without a lock. Returns `None` if that state does not
-    /// refuse the request any more.
+    /// Refuses a request by the published state, without a lock. Returns `None` if that state does
+    /// not refuse the request any more.
     #[inline(never)]
     fn refuse_again<A: Answer>(
         &self,
@@ -113,7 +113,8 @@ impl MemoryInner {
 
 /// Counts a decision that did not lock its shard, per thread. Returns `true` if a sweep is due.
 fn is_sweep_due() -> bool {
-    // loom runs a model many times, and all runs must be alike. The count would persist between them.
+    // loom runs a model many times, and all runs must be alike. The count would persist between
+    // them.
     if cfg!(tower_ratelimit_loom) {
         return false;
     }

@@ -224,8 +224,8 @@ mod tests {
         assert_eq!(include_str!("capacity.md"), table, "replace capacity.md by:\n{table}");
     }
 
-    /// Returns `true` if this number of clients can use up a policy, with hits spread over the period,
-    /// before the storage is full and refuses or evicts any of them.
+    /// Returns `true` if this number of clients can use up a policy, with hits spread over the
+    /// period, before the storage is full and refuses or evicts any of them.
     fn fit(policy: &Policy, max_bytes: usize, clients: u64) -> bool {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().max_bytes(max_bytes).clock(clock.clone()).build().unwrap();

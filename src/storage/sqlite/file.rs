@@ -107,8 +107,8 @@ impl File {
         Ok(())
     }
 
-    /// Deletes expired rows among the next rows of the table, in the order of their keys. The number of
-    /// rows is a multiple of `writes`, the number of keys that the transaction writes.
+    /// Deletes expired rows among the next rows of the table, in the order of their keys. The
+    /// number of rows is a multiple of `writes`, the number of keys that the transaction writes.
     pub(super) fn sweep(&mut self, writes: u32) -> rusqlite::Result<()> {
         let rows = writes.saturating_mul(SWEPT_PER_WRITE);
         let next = "SELECT max(key), count(*), min(gone_at) FROM \
@@ -138,9 +138,9 @@ impl File {
         Ok(deleted as u64)
     }
 
-    /// Makes a checkpoint: writes the write-ahead log to the disk, and its pages to the database. Does
-    /// not block other processes. Returns `false` if the log still has pages that are not in the
-    /// database, because another process makes a checkpoint or still reads older pages.
+    /// Makes a checkpoint: writes the write-ahead log to the disk, and its pages to the database.
+    /// Does not block other processes. Returns `false` if the log still has pages that are not in
+    /// the database, because another process makes a checkpoint or still reads older pages.
     pub(super) fn checkpoint(&self) -> rusqlite::Result<bool> {
         self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
             let (is_busy, in_log, written): (bool, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);

@@ -119,8 +119,8 @@ impl Worker {
         }
     }
 
-    /// Executes the calls in a transaction. Answers the callers only after the commit. After an error,
-    /// no caller has an answer.
+    /// Executes the calls in a transaction. Answers the callers only after the commit. After an
+    /// error, no caller has an answer.
     fn transact(&mut self, jobs: &mut Vec<Job>) -> Result<(), Failure> {
         let writes = jobs.iter().any(Job::writes);
         let file = match self.file.take().filter(|file| file.is_at(&self.path)) {
