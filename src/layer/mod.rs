@@ -58,8 +58,9 @@ impl RateLimitLayer {
     /// Creates a layer that keeps its counts in memory.
     ///
     /// `policy` is a [`Policy`](crate::Policy), a [`Quota`](crate::Quota), a
-    /// [`LivePolicy`](crate::LivePolicy), which can be replaced later, or the result of
+    /// [`LivePolicy`](crate::LivePolicy), which can change later, or the result of
     /// [`policy_by`](crate::policy_by), which chooses a policy for each request.
+    /// [`IntoPolicySource`] lists all types.
     pub fn new(policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
         Self::with_storage(policy, key, MemoryStorage::new())
     }

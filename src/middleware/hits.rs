@@ -96,6 +96,7 @@ impl<St: Storage> PendingCharge<St> {
         }
     }
 
+    /// Calls `f` in the runtime of the request if the current thread has no runtime.
     fn in_runtime<T>(&self, f: impl FnOnce() -> T) -> T {
         let outside = self.runtime.as_ref().filter(|_| Handle::try_current().is_err());
         let _entered = outside.map(Handle::enter);

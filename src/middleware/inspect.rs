@@ -15,6 +15,7 @@ const REQUESTS_PER_MARK: u32 = 64;
 /// A layer warns if fewer exhausted clients than this fill the storage.
 const FEW_CLIENTS: u64 = 10_000;
 
+/// A day in microseconds.
 const DAY: u64 = 86_400_000_000;
 
 /// A request extension with the addresses of the layers that have marked the request.

@@ -66,6 +66,7 @@ impl PolicyCell {
         self.slots.get(self.current.load(Ordering::Acquire))?.get()
     }
 
+    /// Returns the latest policy that found no free slot. Takes a lock.
     #[cold]
     pub(super) fn in_overflow(&self) -> Policy {
         let overflow = self.overflow.read().unwrap_or_else(PoisonError::into_inner);

@@ -260,7 +260,7 @@ async fn waiting_calls_cause_one_storage_call_per_admission_and_one_more_per_win
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_refusal_ends_the_wait_of_all_calls_that_it_outlasts() {
+async fn refusal_beyond_the_deadline_ends_the_wait_of_the_whole_queue() {
     let limiter = limiter("fixed-window 10 per 60 seconds");
     let calls: Vec<_> = (0..1_000).map(|_| tokio::spawn(limiter.acquire(&alice(), 70 * SECOND))).collect();
     let begin = Instant::now();

@@ -109,7 +109,7 @@ fn layer(module: &str) -> usize {
         .unwrap_or_else(|| panic!("{module} is in no layer of this list"))
 }
 
-/// Each source file except `lib.rs`: its module, its path and its code without comments.
+/// Returns the module, the path and the code without comments of each source file except `lib.rs`.
 fn sources() -> Vec<(String, PathBuf, String)> {
     let src = Path::new(ROOT).join("src");
     let mut files = Vec::new();

@@ -15,8 +15,8 @@ pub(super) const MAX_KEYS_SEARCHED: usize = 8;
 /// The maximum number of slots per shard that are searched for a key with a log.
 const MAX_SLOTS_SEARCHED: usize = 256;
 
-/// The minimum pause between two searches of all shards, in microseconds. The first one has found
-/// no key to evict.
+/// The minimum pause in microseconds after a search of all shards has found no key to evict. During
+/// the pause, only the shard of the new key is searched.
 const MIN_PAUSE: u64 = 1_000;
 
 /// The pause per shard, in microseconds.

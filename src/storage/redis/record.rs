@@ -39,7 +39,7 @@ pub(super) const LOG_SIZE: usize = 44;
 /// The bit of a digest whose record belongs to a moving window.
 const LOG: u32 = 1 << 31;
 
-/// Later instants are invalid, as in the scripts.
+/// A record with a later instant is invalid, as in the scripts.
 const LATEST: u64 = 1 << 54;
 
 /// Returns the digests of the limits. `logs` has `true` for each moving window.

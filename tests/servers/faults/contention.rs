@@ -52,7 +52,7 @@ async fn contention_between_processes_is_not_a_storage_failure<B: Backend>() {
     assert!((1..=LIMIT as usize).contains(&admitted));
 }
 
-/// The round trip is so long that the timeout passes before the last attempt of a swap.
+/// The round trip is so long that the timeout passes before the last compare-and-swap attempt.
 async fn contention_in_one_process_is_not_a_storage_failure<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());

@@ -13,8 +13,7 @@ use tower_ratelimit::{Key, Storage};
 use super::backend::Backend;
 use super::{QUICK, entry_points, limiter, not_ready, quick_hit, ready, recovers};
 
-/// Creates the tests for every backend, and for an [`AnyStorage`](super::backend::Erased) around
-/// one of each server.
+/// Creates the tests for every backend, and for an erased storage on each kind of server.
 macro_rules! outages {
     ($tests:tt) => {
         on_every_backend! { [tokio::test] [await] $tests }

@@ -12,8 +12,8 @@ use tower_ratelimit::{Header, Key, RateLimiter};
 
 use super::{LONG, PLENTY, not_ready, ready, storage};
 
-/// Guards against a defect seen in practice: scripts with several keys fail with
-/// `CROSSSLOT` on a cluster.
+/// Guards against a defect seen in practice: scripts with several keys fail with `CROSSSLOT` on a
+/// cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_counts_exactly_and_the_keys_of_a_policy_share_a_slot() {
     let cluster = Cluster::start();

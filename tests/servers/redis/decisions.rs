@@ -228,8 +228,7 @@ fn keys_expire_with_their_state() {
     common::servers::wait_until("all keys have expired", || server.ask(&["DBSIZE"]) == Reply::Text("0".to_owned()));
 }
 
-/// Guards against a defect seen in practice: two strategies on one key fail with
-/// `WRONGTYPE`.
+/// Guards against a defect seen in practice: two strategies on one key fail with `WRONGTYPE`.
 #[test]
 fn unreadable_state_is_treated_as_fresh() {
     let server = Server::start(&[]);
@@ -289,8 +288,7 @@ fn unreadable_state_is_swapped_for_a_fresh_one() {
     });
 }
 
-/// Guards against a defect seen in practice: scripts are not loaded again after
-/// `SCRIPT FLUSH`.
+/// Guards against a defect seen in practice: scripts are not loaded again after `SCRIPT FLUSH`.
 #[test]
 fn flushed_scripts_are_loaded_again() {
     let server = Server::start(&[]);
@@ -311,8 +309,8 @@ fn every_vector_agrees() {
     common::vectors::assert_all_agree(&server.url());
 }
 
-/// Guards against a defect seen in practice: the check and the increment are two
-/// commands, so processes admit more than the limit.
+/// Guards against a defect seen in practice: the check and the increment are two commands, so
+/// processes admit more than the limit.
 #[test]
 fn eight_processes_admit_exactly_the_limit() {
     let store = Server::start(&[]);

@@ -101,8 +101,8 @@ fn log_does_not_grow_with_refunded_hits() {
     assert_eq!(next().remaining(), 2_000 - 1_001);
 }
 
-/// Guards against a defect seen in practice: a refund rewrites all later entries,
-/// which takes 50 ms for 10,000 entries.
+/// Guards against a defect seen in practice: a refund rewrites all later entries, which takes 50 ms
+/// for 10,000 entries.
 #[test]
 fn refund_moves_a_bounded_part_of_the_log() {
     let server = Server::start(&[]);

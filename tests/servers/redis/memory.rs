@@ -17,8 +17,7 @@ fn documented() -> Vec<(String, u32, u64)> {
     cells.map(|cells| (cells[0].clone(), cells[1].parse().unwrap(), cells[2].parse().unwrap())).collect()
 }
 
-/// Guards against a defect seen in practice: nothing documents the memory of a
-/// client.
+/// Guards against a defect seen in practice: nothing documents the memory of a client.
 #[tokio::test]
 async fn client_takes_as_much_memory_as_documented() {
     let rows = documented();

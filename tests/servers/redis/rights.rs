@@ -104,8 +104,8 @@ async fn documented_rights_suffice_for_every_call() {
     assert_eq!(server.ask(&["DBSIZE"]).to_string(), "0");
 }
 
-/// Guards against a defect seen in practice: without the right to run `SETRANGE`,
-/// clients are not limited, and the storage returns no error.
+/// Guards against a defect seen in practice: without the right to run `SETRANGE`, clients are not
+/// limited, and the storage returns no error.
 #[tokio::test]
 async fn missing_right_is_an_error_and_never_exceeds_the_limit() {
     let server = Server::start(&[]);
@@ -165,7 +165,7 @@ async fn renamed_command_is_an_error() {
     }
 }
 
-/// A script that fails halfway counts nothing.
+/// A hit whose script fails halfway counts nothing.
 #[tokio::test]
 async fn failed_hit_is_not_counted_after_the_right_is_granted() {
     let server = Server::start(&[]);

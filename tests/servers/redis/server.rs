@@ -19,8 +19,8 @@ fn both() -> [Policy; 2] {
     [policy(PLENTY), foreign(1_000_000)]
 }
 
-/// Guards against a defect seen in practice: the fallback gives each of three
-/// replicas the whole quota.
+/// Guards against a defect seen in practice: the fallback gives each of three replicas the whole
+/// quota.
 #[tokio::test]
 async fn fallback_decides_while_the_server_is_dead_or_hangs() {
     let policy = policy("fixed-window 3000000/day");
@@ -65,8 +65,7 @@ async fn fallback_decides_while_the_server_is_dead_or_hangs() {
     }
 }
 
-/// Guards against a defect seen in practice: scripts are not loaded again after
-/// `SCRIPT FLUSH`.
+/// Guards against a defect seen in practice: scripts are not loaded again after `SCRIPT FLUSH`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_scripts_are_loaded_again_under_load() {
     let server = Server::start(&[]);

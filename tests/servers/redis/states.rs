@@ -301,8 +301,8 @@ fn keys_live_as_long_as_their_state() {
     }
 }
 
-/// Guards against a defect seen in practice: 61 consecutive refusals each had a
-/// `retry_after` of 60 s, and the client was admitted after 3,660 s.
+/// Guards against a defect seen in practice: 61 consecutive refusals each had a `retry_after` of 60
+/// s, and the client was admitted after 3,660 s.
 #[test]
 fn refusals_after_a_clock_went_back_report_the_same_end() {
     let server = Server::start(&[]);
