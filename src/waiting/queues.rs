@@ -73,11 +73,12 @@ impl Place<'_> {
         self.queue.turn.close();
     }
 
+    /// Stores the queue's last refusal.
     pub(super) fn record(&self, refusal: &Refusal) {
         *self.refusal() = Some(refusal.clone());
     }
 
-    /// Forgets the last refusal after an admission: the next hit may be admitted too.
+    /// Removes the last refusal after an admission, because the next hit may be admitted too.
     pub(super) fn forget_refusal(&self) {
         *self.refusal() = None;
     }

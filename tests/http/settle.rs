@@ -72,11 +72,13 @@ fn keeps_charge(
     })
 }
 
+/// Returns the units that remain for every request of the layer.
 fn left(text: &str, storage: &MemoryStorage) -> u32 {
     let limiter = RateLimiter::with_storage(policy(text).with_name("tokens"), storage.clone());
     common::now(limiter.peek(&Key::everybody())).remaining()
 }
 
+/// Lets the spawned tasks run until all of them wait.
 async fn yields() {
     for _ in 0..20 {
         tokio::task::yield_now().await;

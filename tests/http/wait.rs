@@ -50,6 +50,7 @@ where
     task
 }
 
+/// Returns the units that remain for every request of the layer.
 async fn left<St: Storage<Error: Debug>>(layer: &RateLimitLayer<St>) -> u32 {
     layer.limiter().unwrap().peek(&Key::everybody()).await.unwrap().remaining()
 }

@@ -29,6 +29,7 @@ fn alice() -> Key {
     Key::from("alice")
 }
 
+/// Returns the units that remain for [`alice`].
 async fn left<St: Storage<Error: Debug>>(limiter: &RateLimiter<St>) -> u32 {
     limiter.peek(&alice()).await.unwrap().remaining()
 }

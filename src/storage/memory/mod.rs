@@ -163,7 +163,8 @@ impl MemoryStorage {
         }))
     }
 
-    /// Returns `true` if a hit is admitted without a delay. Otherwise the hit counts as refused.
+    /// Returns `true` if a hit is admitted without a delay. A hit that would be delayed is not
+    /// stored.
     pub(crate) fn admit(&self, request: &StorageRequest<'_>) -> bool {
         self.0.try_admit(request, Mode::Admit, None)
     }

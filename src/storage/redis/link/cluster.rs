@@ -130,6 +130,7 @@ impl Cluster {
 }
 
 impl ClusterInner {
+    /// Returns the handle to a node, and creates it if there is none.
     fn node(&self, host: &Host) -> Node {
         let mut nodes = self.nodes();
         let existing = nodes.get(host).cloned();

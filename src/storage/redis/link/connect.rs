@@ -68,6 +68,7 @@ impl Connection {
         }
     }
 
+    /// Logs in on an open stream, and selects the database.
     async fn over<S>(stream: S, db: u32, login: &Login) -> Result<Self, RedisError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

@@ -90,10 +90,12 @@ impl Connected for OpenConnection {
 }
 
 impl Node {
+    /// Creates a handle to the server at a fixed address.
     pub(super) fn at(address: Address, access: Access) -> Self {
         Self::new(Fixed { address, access })
     }
 
+    /// Creates a handle to the server that `route` finds.
     pub(super) fn new(route: impl Route) -> Self {
         let connection = Reconnecting::new(&route.to_string());
         Self(Arc::new(NodeInner { route: Arc::new(route), connection }))
