@@ -1,8 +1,8 @@
 //! Limits the requests of an HTTP client for each host, and honours the server's `Retry-After`.
 //!
-//! `cargo run --example client --features client` starts a server that admits 3 requests per second, and sends it 8
-//! requests. The client admits 10 per second and 2 at once, so the first ones wait for the client's
-//! own limit, and later ones for the server's.
+//! `cargo run --example client --features client` starts a server that admits 3 requests per
+//! second, and sends it 8 requests. The client's own limit is 10 requests per second and 2 at once.
+//! So the first requests wait for the client's limit, and later ones for the server's.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -21,14 +21,15 @@ use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep_until};
 use tower_ratelimit::{BoxError, Global, Key, Policy, Quota, RateLimitLayer, RateLimiter};
 
-/// A request fails if it would have to wait longer than this for the client's limit or the server's.
+/// The maximum wait for the client's limit, and the maximum `Retry-After` that the client waits
+/// for.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 const MAX_ATTEMPTS: u32 = 5;
 
 struct LimitedClient {
     http: Client<HttpConnector, Empty<Bytes>>,
     limiter: RateLimiter,
-    /// The hosts that have asked to wait, and until when.
+    /// The hosts that have asked the client to wait, and the ends of their pauses.
     paused: Mutex<HashMap<String, Instant>>,
 }
 
@@ -38,14 +39,15 @@ impl LimitedClient {
         Self { http, limiter: RateLimiter::new(quota), paused: Mutex::default() }
     }
 
-    /// Sends a request when the client's limit and the server admit it.
+    /// Waits until the client's limit admits the request, and sends it. If the server refuses it
+    /// with `Retry-After`, waits and sends it again, up to [`MAX_ATTEMPTS`] times in total.
     async fn get(&self, uri: &Uri) -> Result<Response<Incoming>, BoxError> {
         let host = uri.authority().ok_or("the URL has no host")?.as_str();
         for attempt in 1.. {
             if self.limiter.acquire(&Key::from(host), MAX_WAIT).await?.is_refused() {
                 return Err(format!("too many requests to {host} wait already").into());
             }
-            self.pause_is_over(host).await;
+            self.wait_for_pause(host).await;
             let response = self.http.get(uri.clone()).await?;
             let is_refused =
                 [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&response.status());
@@ -67,7 +69,7 @@ impl LimitedClient {
         *latest = end.max(*latest);
     }
 
-    async fn pause_is_over(&self, host: &str) {
+    async fn wait_for_pause(&self, host: &str) {
         // Another response may have extended the pause meanwhile.
         while let Some(end) = self.paused_until(host) {
             sleep_until(end).await;

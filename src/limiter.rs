@@ -131,7 +131,7 @@ impl<St: Storage> RateLimiter<St> {
         Ok(Self::of(policy, storage))
     }
 
-    /// Creates the limiter of a policy that is validated.
+    /// Creates a limiter with a policy that was validated.
     pub(crate) fn of(policy: SharedPolicy, storage: St) -> Self {
         Self { policy, storage, queues: Arc::default() }
     }
@@ -232,8 +232,8 @@ impl<St: Storage> RateLimiter<St> {
         self.policy.with(|policy| self.storage.decide(StorageRequest::new(policy, key, Op::Charge, units)))
     }
 
-    /// Corrects the cost of the hit that returned `decision` to `actual` units. For requests whose
-    /// cost is known only after they were admitted.
+    /// Corrects the cost of the hit that returned `decision` to `actual` units. Use it for requests
+    /// whose cost is known only after they were admitted.
     ///
     /// If the hit has spent less, the difference is [charged](Self::charge) now. If it has spent
     /// more, the difference is refunded:
@@ -245,7 +245,7 @@ impl<St: Storage> RateLimiter<St> {
     ///   that began in the same microsecond, or a new hit in the same bucket of an aligned sliding
     ///   window, cannot be distinguished from the old one.
     ///
-    /// Settle each hit only once. The storage does not record it.
+    /// Settle each hit only once. The storage does not detect a second settlement.
     ///
     /// ```
     /// use tower_ratelimit::{Key, Quota, RateLimiter, SettleError};

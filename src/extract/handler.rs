@@ -10,7 +10,8 @@ use http::request::Parts;
 
 use crate::{Charge, Decision};
 
-/// Makes the type an extractor. The request may have no value, so it needs a rejection.
+/// Implements the extractor for a value in the request's extensions, and its rejection of a request
+/// without that value.
 macro_rules! extract_from_extensions {
     ($(#[$doc:meta])* $value:ident, $(#[$rejection_doc:meta])* $rejection:ident: $message:literal) => {
         $(#[$doc])*

@@ -34,8 +34,9 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         RateLimiter::try_with_storage(policy, self.storage_handle())
     }
 
-    /// Returns the units that the client of `request` has left, or `None` if it is not limited.
-    /// Spends nothing. With the feature `axum`, `usage_handler` serves this as JSON.
+    /// Returns the policy of the client of `request` and the units that it has left, or `None` if
+    /// the client is not limited. Spends nothing. With the feature `axum`, `usage_handler` serves
+    /// this as JSON.
     ///
     /// ```
     /// use http::Request;
@@ -83,7 +84,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// | 400, 401 or 500 | the request has no key |
     /// | 503 with `Retry-After` | the storage or the look-up of the policy fails |
     ///
-    /// The key of a request must not depend on the route.
+    /// The key and the policy of a request must not depend on its path. Otherwise the handler
+    /// responds with the usage of another key or policy.
     #[cfg(feature = "axum")]
     pub fn usage_handler(&self) -> UsageHandler<St, R> {
         UsageHandler::new(Arc::clone(&self.shared))

@@ -1,4 +1,4 @@
-//! The layer.
+//! The layer and its options.
 
 mod handles;
 mod wait;
@@ -58,8 +58,9 @@ impl RateLimitLayer {
     /// Creates a layer that keeps its counts in memory.
     ///
     /// `policy` is a [`Policy`](crate::Policy), a [`Quota`](crate::Quota), a
-    /// [`LivePolicy`](crate::LivePolicy), which can be replaced later, or the result of
+    /// [`LivePolicy`](crate::LivePolicy), which can change later, or the result of
     /// [`policy_by`](crate::policy_by), which chooses a policy for each request.
+    /// [`IntoPolicySource`] lists all types.
     pub fn new(policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
         Self::with_storage(policy, key, MemoryStorage::new())
     }
@@ -226,8 +227,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.settle(move |response: &ResponseHead<'_>| if charge(response) { None } else { Some(0) })
     }
 
-    /// Corrects the cost of each request to the cost that the head of its response contains. `None`
-    /// keeps the [estimated cost](Self::cost).
+    /// Corrects the cost of each request to the units that `actual` returns for the head of its
+    /// response. `None` keeps the [estimated cost](Self::cost).
     ///
     /// ```
     /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, ResponseHead};

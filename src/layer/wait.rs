@@ -4,7 +4,7 @@ use super::RateLimitLayer;
 use crate::Storage;
 use crate::middleware::waiting_room::WaitBounds;
 
-/// Waiting.
+/// Waiting instead of refusing.
 impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Lets requests wait for up to `max_wait` instead of refusing them. At most `max_waiting`
     /// requests of this layer wait at a time. Defaults to refusing at once.
@@ -28,11 +28,11 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///
     /// A waiting request holds no permit of the inner service: it keeps a clone, which is polled
     /// ready after the wait. If the client disconnects, nothing is spent. The delay of a
-    /// [`LeakyBucket`](crate::LeakyBucket) does not count as waiting. It follows after it.
+    /// [`LeakyBucket`](crate::LeakyBucket) follows after the wait, and is not part of it.
     ///
     /// The waiting requests keep their memory and their connections. So choose `max_waiting` for
     /// what the server can hold, and `max_wait` shorter than the timeouts of clients and proxies. A
-    /// client that sends requests without pause can take all places of a layer.
+    /// single client can take all `max_waiting` places of a layer.
     ///
     /// The observer and the log get one event for a request, when its wait is over. A
     /// [shadow](Self::shadow) layer refuses nothing, so nothing waits. If the storage fails while a
@@ -40,7 +40,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///
     /// # Panics
     ///
-    /// Requests panic if they have to wait outside of a tokio runtime with time enabled.
+    /// The future of a request panics if it has to wait outside of a tokio runtime with time
+    /// enabled.
     pub fn wait(self, max_wait: Duration, max_waiting: usize) -> Self {
         self.with_config(|config| config.wait = Some(WaitBounds { max_wait, max_waiting }))
     }

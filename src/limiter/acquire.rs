@@ -42,9 +42,9 @@ impl<St: Storage> RateLimiter<St> {
     /// A call first makes a hit. Refused calls for the same key wait in a queue, in the order of
     /// their refusals. Clones of a limiter share it. Only the first call of a queue asks the storage
     /// again, after its `retry_after` and up to 10 % of jitter, but not later than `max_wait` allows.
-    /// So a window that turns causes one storage call for each call that it admits, and one more. A
-    /// new call whose first hit finds a free unit overtakes the queue. A call with a large cost does
-    /// not let cheaper calls pass that wait behind it.
+    /// So a window that turns causes one storage call for each call that it admits, and one for the
+    /// first refusal. A new call whose first hit finds a free unit overtakes the queue. Cheap calls
+    /// wait until an expensive call ahead of them in the queue is admitted.
     ///
     /// Each attempt uses the current policy of a [`LivePolicy`](crate::LivePolicy). A sleeping call
     /// does not notice a change before its next attempt.
@@ -61,7 +61,7 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// # Panics
     ///
-    /// Panics if it has to wait outside of a tokio runtime with time enabled.
+    /// The future panics if it has to wait outside of a tokio runtime with time enabled.
     pub fn acquire(
         &self,
         key: &Key,
@@ -78,7 +78,7 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// # Panics
     ///
-    /// Panics if it has to wait outside of a tokio runtime with time enabled.
+    /// The future panics if it has to wait outside of a tokio runtime with time enabled.
     pub fn acquire_with_cost(
         &self,
         key: &Key,

@@ -28,9 +28,9 @@ pub(crate) enum Action<St: Storage, ResBody, W = Hold<St>> {
 
 /// The reason for which a request waits.
 pub(crate) enum Hold<St: Storage> {
-    /// The storage, the request's turn, or the delay of the slot's decision.
+    /// Waits for the storage, for the request's turn, or for the delay of the slot's decision.
     Queue(QueueSlot<St>, Deciding<St>),
-    /// The look-up of the policy.
+    /// Waits for the look-up of the policy.
     #[cfg(feature = "lookup")]
     Lookup(Finding),
 }
@@ -76,7 +76,7 @@ impl<St: Storage, R> LayerState<St, R> {
         self.try_hit(StorageRequest::new(policy, key, Op::Hit, 1), request)
     }
 
-    /// As `admit`, for a layer whose options depend on the request.
+    /// Like [`admit`](Self::admit), for a layer that is not plain (see `LayerConfig::plain`).
     #[inline(never)]
     fn admit_by_options<B, ResBody>(&self, request: &mut Request<B>) -> Action<St, ResBody>
     where
@@ -97,7 +97,7 @@ impl<St: Storage, R> LayerState<St, R> {
         self.admit_by_policy(&policy, None, request)
     }
 
-    /// Decides a request by its policy, and by this key instead of the extractor's if there is one.
+    /// Decides a request under a policy. `key` replaces the key of the extractor if it is `Some`.
     #[inline]
     pub(super) fn admit_by_policy<B, ResBody>(
         &self,
@@ -137,7 +137,8 @@ impl<St: Storage, R> LayerState<St, R> {
         self.try_hit(storage_request, request)
     }
 
-    /// Decides a hit whose admission needs no more than `X-RateLimit-*`.
+    /// Decides a hit of a layer that needs no full decision for an admission, but at most the
+    /// numbers of `X-RateLimit-*`.
     #[inline(always)]
     fn try_hit<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<St, ResBody>
     where
@@ -184,7 +185,8 @@ impl<St: Storage, R> LayerState<St, R> {
         }
     }
 
-    /// Applies the storage's decision to the request. Takes the extensions of a refused request.
+    /// Applies the storage's decision to the request. The response to a refused request reuses its
+    /// extensions, which are empty afterwards.
     #[inline]
     pub(crate) fn apply<B, ResBody>(
         &self,

@@ -9,13 +9,13 @@ use crate::middleware::waiting_room::WaitBounds;
 use crate::observe::Reporter;
 use crate::{Headers, SharedPolicy};
 
-/// The outcome of a request if the storage fails. The guide on [outages](crate::guide::outages)
+/// The handling of a request if the storage fails. The guide on [outages](crate::guide::outages)
 /// compares the two variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a failure either admits or refuses")]
 pub enum OnError {
-    /// Forwards the request, and its response gets no header fields. The service stays available,
-    /// without limits.
+    /// Forwards the request, and writes no header fields. The service stays available, without
+    /// limits.
     Admit,
     /// Responds with 503 and `Retry-After: 1`. The limits hold, but the service is unavailable.
     Refuse,
@@ -36,8 +36,8 @@ pub(crate) struct LayerConfig {
     pub(crate) reporter: Reporter,
     /// `true` if an admission needs the full decision, not only the numbers of `X-RateLimit-*`.
     pub(crate) wants_decisions: bool,
-    /// The policy of a plain layer: every request is a hit of one unit on it, and does not need the
-    /// full decision. Such a layer checks no other option for each request.
+    /// The policy of a plain layer, which has no options that depend on the request. Each request
+    /// is a hit of one unit on this policy, and its admission needs no full decision.
     pub(crate) plain: Option<SharedPolicy>,
 }
 
@@ -61,7 +61,7 @@ impl LayerConfig {
         .with(|_| ())
     }
 
-    /// Returns the changed configuration, with a fresh log for the new layer.
+    /// Returns the changed configuration. The log lines of the new layer are throttled separately.
     pub(crate) fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self.reporter = self.reporter.for_another_layer();
@@ -74,7 +74,7 @@ impl LayerConfig {
         self
     }
 
-    /// Returns `true` if the request is not limited.
+    /// Returns `true` if one of the layer's [skips](Skip) selects the request.
     #[inline]
     pub(crate) fn skips(&self, head: &Head<'_>) -> bool {
         self.skip.iter().any(|skip| skip.skips(head))

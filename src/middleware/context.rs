@@ -1,4 +1,4 @@
-//! Work on a storage beside a request, with events for its results.
+//! Storage calls after the decision on a request, which report their results to the observer.
 
 use std::task::Poll;
 
@@ -22,8 +22,8 @@ impl<St: Storage> ChargeContext<St> {
         StorageRequest::new(&self.policy, &self.key, op, cost)
     }
 
-    /// Corrects the cost of a hit. Returns `true` if this is complete, and `false` if it runs in a
-    /// task of the tokio runtime or could not run.
+    /// Corrects the cost of a hit to `actual` units. Returns `false` if the storage is not
+    /// immediately ready. Then a task of the tokio runtime continues, if there is a runtime.
     pub(crate) fn settle(&self, decision: &Decision, actual: u32) -> bool {
         if actual == decision.cost() {
             return true;

@@ -83,9 +83,9 @@ impl<St: Storage> PendingCharge<St> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Settles a shadow check that was undecided when the response was ready, now or with the
-    /// others.
-    fn decided(&self, shadow_check: ShadowCheck<St>) {
+    /// Puts back a shadow check that was taken out to be polled. If the charge was settled
+    /// meanwhile, settles the check immediately.
+    fn put_back(&self, shadow_check: ShadowCheck<St>) {
         let mut state = self.state();
         match &mut *state {
             State::Open(hits) => hits.shadow_checks.push(shadow_check),
@@ -96,6 +96,7 @@ impl<St: Storage> PendingCharge<St> {
         }
     }
 
+    /// Calls `f` in the runtime of the request if the current thread has no runtime.
     fn in_runtime<T>(&self, f: impl FnOnce() -> T) -> T {
         let outside = self.runtime.as_ref().filter(|_| Handle::try_current().is_err());
         let _entered = outside.map(Handle::enter);
@@ -118,7 +119,8 @@ impl<St: Storage> OpenCharge for PendingCharge<St> {
             };
             hits
         };
-        // The lock is free, because the storage and the observer may take their time.
+        // The lock is not held, because the storage may take long, and the observer may use the
+        // charge.
         let settled = self.in_runtime(|| hits.settle(Some(actual)));
         *self.state() = State::Settled { actual, hit: settled };
         Ok(())
@@ -149,14 +151,15 @@ pub(crate) struct ChargeOfResponse<St: Storage>(pub(crate) Arc<PendingCharge<St>
 
 impl<St: Storage> ChargeOfResponse<St> {
     pub(crate) fn poll(&self, cx: &mut Context<'_>) {
-        // The lock is free, because the storage and the observer may take their time.
+        // The lock is not held, because the storage may take long, and the observer may use the
+        // charge.
         for mut shadow_check in self.undecided() {
             shadow_check.poll(cx);
-            self.0.decided(shadow_check);
+            self.0.put_back(shadow_check);
         }
     }
 
-    /// Takes the shadow checks that are not decided yet.
+    /// Takes out the shadow checks that are not decided yet.
     fn undecided(&self) -> Vec<ShadowCheck<St>> {
         match &mut *self.0.state() {
             State::Open(hits) => hits.shadow_checks.extract_if(.., |check| check.is_undecided()).collect(),
@@ -173,12 +176,12 @@ impl<St: Storage> ChargeOfResponse<St> {
     }
 }
 
-/// When the response is ready, nothing polls its shadow checks any more. So tasks decide the rest.
+/// After the response, nothing polls its shadow checks any more. Tasks continue the undecided ones.
 impl<St: Storage> Drop for ChargeOfResponse<St> {
     fn drop(&mut self) {
         for shadow_check in self.undecided() {
             let charge = Arc::clone(&self.0);
-            shadow_check.decide_in_task(move |decided| charge.decided(decided));
+            shadow_check.decide_in_task(move |decided| charge.put_back(decided));
         }
     }
 }

@@ -8,16 +8,17 @@ use crate::lint::Lint;
 use crate::strategy::Strategy;
 use crate::{ElasticWindow, Limit, Policy, Storage};
 
-/// One in so many inspected requests is marked, to find a layer that it passes twice. A mark
-/// allocates.
+/// One of this many inspected requests is marked, to detect a layer that requests pass twice. The
+/// others are not marked, because a mark allocates.
 const REQUESTS_PER_MARK: u32 = 64;
 
 /// A layer warns if fewer exhausted clients than this fill the storage.
 const FEW_CLIENTS: u64 = 10_000;
 
+/// A day in microseconds.
 const DAY: u64 = 86_400_000_000;
 
-/// A request extension with the layers that have marked the request.
+/// A request extension with the addresses of the layers that have marked the request.
 #[derive(Clone, Default)]
 struct PassedLayers(Vec<usize>);
 

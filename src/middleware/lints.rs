@@ -27,7 +27,7 @@ impl Lints {
         !self.started.swap(true, Ordering::Relaxed)
     }
 
-    /// Returns `true` for the first requests, which are to be inspected.
+    /// Returns `true` if the next request is to be inspected.
     #[inline]
     pub(super) fn is_inspecting(&self) -> bool {
         self.left.load(Ordering::Relaxed) > 0

@@ -21,13 +21,14 @@ pub(crate) type SettleFn = dyn Fn(&ResponseHead<'_>) -> Option<u32> + Send + Syn
 /// The source of a request's actual cost.
 #[derive(Clone)]
 pub(crate) enum Settling {
-    /// The head of the response. `None` keeps the estimated cost.
+    /// A closure over the head of the response. Its result `None` keeps the estimated cost.
     ByResponse(Arc<SettleFn>),
     /// A [`Charge`](crate::Charge) in the request's extensions.
     Later,
 }
 
-/// The source of a request's policy: one fixed policy, or the closure of [`policy_by`].
+/// The source of a request's policy: a fixed or live policy, the closure of [`policy_by`], or a
+/// `PolicyLookup` (feature `lookup`).
 #[derive(Clone)]
 pub struct PolicySource(pub(crate) Choice);
 
@@ -40,8 +41,8 @@ pub(crate) enum Choice {
 }
 
 impl PolicySource {
-    /// Returns the policy for the request, or `None` if the request is not limited. A
-    /// [look-up](Self::lookup) needs another way.
+    /// Returns the policy for the request, or `None` if the request is not limited. Also returns
+    /// `None` for a [look-up](Self::lookup), which is asynchronous.
     #[inline]
     pub(crate) fn of(&self, head: &Head<'_>) -> Option<Cow<'_, Policy>> {
         match &self.0 {
@@ -52,7 +53,7 @@ impl PolicySource {
         }
     }
 
-    /// Returns the look-up that chooses the policy.
+    /// Returns the look-up that chooses the policy, if there is one.
     #[cfg(feature = "lookup")]
     pub(crate) fn lookup(&self) -> Option<&dyn Lookup> {
         match &self.0 {
@@ -61,7 +62,7 @@ impl PolicySource {
         }
     }
 
-    /// Returns the policy, fixed or live, if all requests have the same one.
+    /// Returns the fixed or live policy, or `None` if the policy depends on the request.
     pub(crate) fn shared(&self) -> Option<&SharedPolicy> {
         if let Choice::Always(policy) = &self.0 { Some(policy) } else { None }
     }
@@ -154,8 +155,9 @@ impl fmt::Debug for PolicySource {
 
 /// Chooses the policy of each request by its head: for tiers, tenants or exceptions.
 ///
-/// The closure returns a [`Policy`], a [`Quota`](crate::Quota), a [`Limit`](crate::Limit), or an
-/// `Option` of one. `None` means that the request is not limited. Create the policies once and
+/// The closure returns a [`Policy`], a [`Quota`](crate::Quota), a [`Limit`](crate::Limit), a
+/// [`LivePolicy`](crate::LivePolicy), or an `Option` of one. `None` means that the request is not
+/// limited. Create the policies once and
 /// clone them, which is cheap. Give each policy its own name, because policies with the same name
 /// share their states.
 ///

@@ -22,7 +22,8 @@ pub(crate) struct PostResponse<St: Storage> {
 /// The settlement of a request.
 #[expect(clippy::large_enum_variant, reason = "a `PostResponse` is on the heap already")]
 pub(crate) enum Settlement<St: Storage> {
-    /// The head of the response settles it. Without a closure, the request stays charged.
+    /// The closure settles it by the head of the response. Without a closure, the request keeps its
+    /// cost.
     ByResponse(Hits<St>, Option<Arc<SettleFn>>),
     /// A [`Charge`](crate::Charge) settles it.
     Later(ChargeOfResponse<St>),
@@ -86,8 +87,8 @@ impl<St: Storage> PostResponse<St> {
     }
 }
 
-/// A waiting request. Dropping it before the end of its delay refunds the hit, which frees its slot
-/// in the queue of a leaky bucket.
+/// The hit of a waiting request. Dropping it before the end of its delay refunds the hit, which
+/// frees its slot in the queue of a leaky bucket.
 pub(crate) struct QueueSlot<St: Storage> {
     context: ChargeContext<St>,
     cost: u32,
@@ -110,7 +111,8 @@ impl<St: Storage> QueueSlot<St> {
         self.context.storage_request(op, self.cost)
     }
 
-    /// Peeks at the key after the delay. Returns `None` if the storage is not immediately ready.
+    /// Peeks at the key after the delay. Returns `None` if the storage fails or is not immediately
+    /// ready.
     pub(crate) fn peek_now(&self) -> Option<Decision> {
         self.context.peek_now()
     }

@@ -15,7 +15,8 @@ use crate::storage::StorageRequest;
 use crate::{BoxError, Decision, Key, LimitExceeded, Policy, RejectReason, Rejection, Storage, headers};
 
 impl<St: Storage, R> LayerState<St, R> {
-    /// Reports a refusal and builds its response. Takes the extensions of the request.
+    /// Reports a refusal and builds its response. The response reuses the extensions of the
+    /// request, which are empty afterwards.
     #[inline(never)]
     pub(super) fn refuse<B, ResBody>(
         &self,
@@ -37,6 +38,8 @@ impl<St: Storage, R> LayerState<St, R> {
         response
     }
 
+    /// Reports a failure of the storage, and forwards or rejects the request as [`OnError`]
+    /// selects.
     #[cold]
     pub(super) fn on_storage_error<ResBody>(
         &self,
@@ -56,7 +59,8 @@ impl<St: Storage, R> LayerState<St, R> {
         Action::Respond(self.unavailable(head))
     }
 
-    /// Returns the response while the storage fails.
+    /// Builds the response to a request that cannot be decided because the storage or the look-up
+    /// failed.
     pub(super) fn unavailable<ResBody>(&self, head: &Head<'_>) -> Response<ResBody>
     where
         R: Rejection<ResBody>,
@@ -66,7 +70,7 @@ impl<St: Storage, R> LayerState<St, R> {
         response
     }
 
-    /// Handles a request that is not limited, or whose key is missing.
+    /// Forwards a request that is not limited, or rejects one whose key is missing.
     #[cold]
     pub(super) fn forward_or_reject<B, ResBody>(
         &self,
@@ -83,7 +87,7 @@ impl<St: Storage, R> LayerState<St, R> {
         }
     }
 
-    /// Handles a request without a key or a cost.
+    /// Rejects a request without a key or a cost. A shadow layer forwards it.
     #[cold]
     pub(super) fn reject_without_key<ResBody>(
         &self,

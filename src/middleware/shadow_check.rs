@@ -21,6 +21,7 @@ enum Progress<D> {
 }
 
 impl<St: Storage> ShadowCheck<St> {
+    /// Starts the hit, and polls it once.
     pub(crate) fn begin(context: ChargeContext<St>, cost: u32) -> Self {
         let deciding = context.storage.decide(context.storage_request(Op::Hit, cost));
         let mut shadow_check = Self { context, progress: Progress::Deciding(deciding) };
@@ -101,7 +102,7 @@ impl<St: Storage> ShadowCheck<St> {
     }
 }
 
-/// A request without a response stays charged.
+/// A request without a response keeps its estimated cost.
 impl<St: Storage> Drop for ShadowCheck<St> {
     fn drop(&mut self) {
         self.end(None);

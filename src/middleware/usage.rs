@@ -10,7 +10,7 @@ use crate::extract::{Head, KeyError};
 use crate::storage::StorageRequest;
 use crate::{Key, Op, Policy, Storage};
 
-/// The limits of a client.
+/// The policy and the key of a limited client.
 type Limited = (Policy, Key);
 
 impl<St: Storage, R> LayerState<St, R> {

@@ -17,7 +17,8 @@ use crate::{Decision, IntoPolicy, Rejection, Storage};
 
 impl<St: Storage, R> LayerState<St, R> {
     /// Lets a refused request wait for its turn, if the layer waits, the request can be admitted in
-    /// time, and a seat is free. Otherwise returns the response, and takes the request's extensions.
+    /// time, and a seat is free. Otherwise returns the response to the [refused](Self::refuse)
+    /// request as an error.
     #[inline(never)]
     pub(super) fn refuse_or_wait<B, ResBody>(
         &self,

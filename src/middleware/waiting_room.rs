@@ -1,4 +1,4 @@
-//! The waiting requests of a layer, and what they wait for.
+//! The waiting requests of a layer.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ pub(crate) struct WaitingRoom {
     queues: Queues,
 }
 
-/// A request that waits until it is admitted, or cannot be admitted in time.
+/// The wait of a request. It ends when the request is admitted, or cannot be admitted in time.
 pub(crate) type Turn<St> = Pin<Box<dyn Future<Output = Attempted<St>> + Send>>;
 
 /// The decision that a request waits for.
 pub(crate) enum Deciding<St: Storage> {
     First(St::DecideFuture),
-    /// The decision after the first one was a refusal.
+    /// The decision after the wait that a refusal has caused.
     Turn(Turn<St>),
 }
 
-/// The reason for which a decided request waits.
+/// The reason for which a request waits after a decision.
 pub(crate) enum Pause<St: Storage> {
     /// The delay of the decision, which has not been reported yet.
     Delay(Box<Decision>),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use super::Policy;
 use crate::ConfigError;
 
-/// The number of distinct policies that a request reads without a lock.
+/// The number of distinct policies that requests can read without a lock.
 const SLOTS: usize = 64;
 
 /// A policy that can be replaced, and the layers and limiters that use it.
@@ -66,6 +66,7 @@ impl PolicyCell {
         self.slots.get(self.current.load(Ordering::Acquire))?.get()
     }
 
+    /// Returns the latest policy that found no free slot. Takes a lock.
     #[cold]
     pub(super) fn in_overflow(&self) -> Policy {
         let overflow = self.overflow.read().unwrap_or_else(PoisonError::into_inner);
@@ -100,8 +101,9 @@ impl PolicyCell {
 }
 
 impl Policy {
-    /// Returns `true` if either policy can take the place of the other. Texts do not contain the
-    /// settings of custom strategies, so policies with such strategies have to be clones.
+    /// Returns `true` if the policies decide alike. Equality compares texts, which do not contain
+    /// the settings of custom strategies. So a policy with a custom strategy must be a clone of the
+    /// other.
     fn is_interchangeable_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0) || self == other && self.to_string().parse().as_ref() == Ok(self)
     }

@@ -20,7 +20,7 @@ impl<St: Storage> Spent<St> {
     pub(crate) fn refund(&self, decision: &Decision) {
         if decision.has_spent() {
             let refund = self.storage.settle(&self.policy, &self.key, decision, 0);
-            // A refund that fails leaves the hit charged. The hit has no caller to report that to.
+            // A failed refund leaves the hit charged. No caller is left that could get the error.
             run_or_spawn(refund, drop);
         }
     }

@@ -20,18 +20,18 @@ pub(crate) use self::refusal::Refusal;
 use crate::storage::StorageRequest;
 use crate::{Decision, Key, Op, Policy, SharedPolicy, Storage};
 
-/// The longest jitter.
+/// The maximum jitter after the end of a refusal.
 const MAX_JITTER: Duration = Duration::from_secs(1);
 
 /// The time by which a hit in a queue may exceed its deadline, if units become available just at
 /// the deadline. Timers are up to a millisecond late, and the hits ahead need their decisions first.
 const GRACE: Duration = Duration::from_millis(10);
 
-/// The time over which the hits of a queue ask the storage on their own, after it has failed.
+/// After a storage failure, each hit of a queue asks the storage itself, within this time.
 const MAX_SPREAD: Duration = Duration::from_millis(100);
 
-/// The time that stands for never. An `Instant` cannot be much later.
-const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+/// The maximum wait. An `Instant` in a more distant future can overflow on some systems.
+const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 86_400);
 
 /// A hit that can be made several times, until it is admitted.
 pub(crate) struct Waiter<St> {
@@ -65,6 +65,7 @@ impl<St: Storage> Waiter<St> {
             let Ok(turn) = timeout_at(later(deadline, GRACE), place.turn()).await else {
                 return place.latest(refusal).into_attempted();
             };
+            // The queue was dissolved after a storage failure.
             if turn.is_none() {
                 sleep(random_up_to(MAX_SPREAD)).await;
             }
@@ -119,7 +120,7 @@ fn random_up_to(longest: Duration) -> Duration {
     Duration::from_micros(RandomState::new().hash_one(micros) % (micros + 1))
 }
 
-/// Returns the instant after `wait`, for any `wait`.
+/// Returns the instant after `wait`, which can be any duration.
 pub(crate) fn later(instant: Instant, wait: Duration) -> Instant {
-    instant.checked_add(wait.min(NEVER)).unwrap_or(instant)
+    instant.checked_add(wait.min(LONGEST_WAIT)).unwrap_or(instant)
 }

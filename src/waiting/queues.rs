@@ -38,7 +38,7 @@ pub(super) struct Place<'a> {
 }
 
 impl Queues {
-    /// Adds a hit to its queue. Its place in the order is that of its first [`Place::turn`].
+    /// Adds a hit to its queue. The first polls of [`Place::turn`] determine the order of the hits.
     pub(super) fn join(&self, policy: u128, key: &Key) -> Place<'_> {
         let id = (policy, key.clone());
         let mut queues = self.lock();
@@ -73,11 +73,12 @@ impl Place<'_> {
         self.queue.turn.close();
     }
 
+    /// Stores the queue's last refusal.
     pub(super) fn record(&self, refusal: &Refusal) {
         *self.refusal() = Some(refusal.clone());
     }
 
-    /// Forgets the last refusal after an admission: the next hit may be admitted too.
+    /// Removes the last refusal after an admission, because the next hit may be admitted too.
     pub(super) fn forget_refusal(&self) {
         *self.refusal() = None;
     }

@@ -15,7 +15,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// Creates the refusal that has just arrived.
+    /// Creates a refusal from a decision that the storage has just returned.
     pub(crate) fn new(decision: Decision, policy: Policy) -> Self {
         let received = Instant::now();
         let end = decision.retry_after().map(|wait| later(received, wait));
@@ -50,7 +50,7 @@ impl Refusal {
         Self { end: self.end.max(Some(end)), ..self }
     }
 
-    /// Returns the refusal as of now.
+    /// Returns the refusal with the waits that are left now.
     pub(super) fn into_attempted<St: Storage>(self) -> Attempted<St> {
         let now = Instant::now();
         let mut decision = self.decision.after(now.saturating_duration_since(self.received));

@@ -1,4 +1,4 @@
-//! Costs that are known after the request was admitted: by the head of the response, or later.
+//! Requests that are settled after their admission: by the head of the response, or later.
 
 use std::convert::Infallible;
 use std::future::{pending, ready};
@@ -36,7 +36,7 @@ fn layer<St: Storage>(text: &str, storage: St) -> RateLimitLayer<St> {
     RateLimitLayer::new(policy(text).with_name("tokens"), Global).storage(storage, OnError::Refuse).cost(cost)
 }
 
-/// Collects the outcomes with their units, and a `?` after those of shadow limits.
+/// Adds an observer that collects the outcomes and their units. A `?` marks those of shadow limits.
 fn observed<St: Storage>(layer: RateLimitLayer<St>) -> (RateLimitLayer<St>, Outcomes) {
     let outcomes = Outcomes::default();
     let events = Arc::clone(&outcomes);
@@ -72,11 +72,13 @@ fn keeps_charge(
     })
 }
 
+/// Returns the units that remain for every request of the layer.
 fn left(text: &str, storage: &MemoryStorage) -> u32 {
     let limiter = RateLimiter::with_storage(policy(text).with_name("tokens"), storage.clone());
     common::now(limiter.peek(&Key::everybody())).remaining()
 }
 
+/// Lets the spawned tasks run until all of them wait.
 async fn yields() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
@@ -252,7 +254,7 @@ async fn each_stacked_layer_has_its_own_charge() {
 }
 
 #[tokio::test]
-async fn shadow_limits_settle_too() {
+async fn shadow_limits_are_settled_too() {
     for later in [false, true] {
         for is_slow in [false, true] {
             let (storage, _clock) = memory_with_manual_clock();
@@ -293,8 +295,8 @@ async fn undecided_shadow_limit_is_settled_after_it_is_decided() {
     assert_eq!(take(&outcomes), ["admitted?", "refunded 15?"]);
 }
 
-/// No lock of the charge is held while the observer is called. The test has a thread of its own,
-/// because a lock would block it forever.
+/// The charge holds no lock while it calls the observer. The test runs in a separate thread,
+/// because a deadlock would block it forever.
 #[test]
 fn observer_may_use_the_charge_of_its_request() {
     let (send, outcomes) = mpsc::channel();
@@ -413,7 +415,7 @@ fn charge_settles_in_a_thread_without_a_runtime() {
 }
 
 #[tokio::test]
-async fn last_option_that_settles_replaces_the_others() {
+async fn last_settle_option_replaces_the_others() {
     let (storage, _clock) = memory_with_manual_clock();
     let never = |_: &ResponseHead<'_>| false;
     let service = layer(POLICY, storage).settle_later().charge_when(never).settle(|_: &ResponseHead<'_>| Some(30));

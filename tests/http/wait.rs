@@ -50,11 +50,12 @@ where
     task
 }
 
+/// Returns the units that remain for every request of the layer.
 async fn left<St: Storage<Error: Debug>>(layer: &RateLimitLayer<St>) -> u32 {
     layer.limiter().unwrap().peek(&Key::everybody()).await.unwrap().remaining()
 }
 
-/// Asserts that a time is `due`, or later by timers and jitter.
+/// Asserts that `time` is `due`, or later by at most the jitter and the lateness of timers.
 fn assert_due(time: Duration, due: Duration) {
     assert!((due..=due + due / 10 + Duration::from_millis(5)).contains(&time), "due after {due:?}, was after {time:?}");
 }
@@ -253,7 +254,7 @@ async fn admitted_request_waits_for_a_busy_inner_service() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn storage_calls_of_waiting_requests_are_bounded_by_what_is_admitted() {
+async fn waiting_requests_cause_one_storage_call_per_admission_and_one_more() {
     let storage = FakeStorage::around(memory());
     let service = layer("fixed-window 10 per 50 seconds", storage.clone()).layer(Inner::default());
     let requests: Vec<_> = (0..1_000).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
@@ -316,7 +317,7 @@ async fn waiting_request_follows_a_live_policy_but_keeps_a_chosen_one() {
     }
 }
 
-/// The bucket's own queue delays a request that was admitted to it.
+/// A request first waits for a place in the bucket's queue. The place then delays it.
 #[tokio::test(start_paused = true)]
 async fn request_waits_for_a_slot_of_a_leaky_bucket_and_then_for_its_delay() {
     let service = layer("leaky-bucket 1 per 10 seconds queue 1", memory()).layer(Probe::default());
@@ -332,7 +333,7 @@ async fn request_waits_for_a_slot_of_a_leaky_bucket_and_then_for_its_delay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_that_is_dropped_during_the_delay_after_its_wait_is_refunded() {
+async fn request_dropped_during_the_delay_after_its_wait_is_refunded() {
     let layer = layer("leaky-bucket 1 per 10 seconds queue 1", memory());
     let service = layer.layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
@@ -406,7 +407,7 @@ async fn shadow_layer_lets_nothing_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn layer_without_the_option_refuses_at_once() {
+async fn layer_without_wait_refuses_at_once() {
     let layer = RateLimitLayer::new(policy("fixed-window 1/second"), Global).storage(memory(), OnError::Refuse);
     let (service, begin) = (layer.layer(Inner::default()), Instant::now());
     for expected in [200, 429] {

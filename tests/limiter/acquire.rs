@@ -14,7 +14,7 @@ use tower_ratelimit::{Decision, Key, LivePolicy, MemoryStorage, RateLimiter, Sto
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Tokio's timers are up to a millisecond late. Jitter is at most a tenth of a wait.
+/// The tolerated lateness of timers. Each of tokio's timers is up to a millisecond late.
 const LATE: Duration = Duration::from_millis(2);
 
 fn memory() -> MemoryStorage {
@@ -29,6 +29,7 @@ fn alice() -> Key {
     Key::from("alice")
 }
 
+/// Returns the units that remain for [`alice`].
 async fn left<St: Storage<Error: Debug>>(limiter: &RateLimiter<St>) -> u32 {
     limiter.peek(&alice()).await.unwrap().remaining()
 }
@@ -51,7 +52,7 @@ async fn start<St: Storage<Error: Debug + Send>>(
     call
 }
 
-/// Asserts that a time is `due`, or later by timers and jitter.
+/// Asserts that `time` is `due`, or later by at most the jitter and the lateness of timers.
 fn assert_due(time: Duration, due: Duration) {
     assert!((due..=due + due / 10 + LATE).contains(&time), "due after {due:?}, was after {time:?}");
 }
@@ -142,7 +143,11 @@ async fn call_of_cost_zero_spends_nothing_and_never_waits() {
 async fn dropped_call_spends_nothing() {
     let limiter = limiter("fixed-window 1/second");
     drop(limiter.acquire(&alice(), MINUTE));
-    assert_eq!((left(&limiter).await, limiter.storage().take_decisions()), (1, 1), "it is lazy");
+    assert_eq!(
+        (left(&limiter).await, limiter.storage().take_decisions()),
+        (1, 1),
+        "a future that is not polled makes no hit"
+    );
     let _ = limiter.hit(&alice()).await.unwrap();
     let [first, second] = [start(&limiter, 1, MINUTE).await, start(&limiter, 1, MINUTE).await];
     first.abort();
@@ -220,7 +225,7 @@ async fn cheaper_call_waits_behind_an_expensive_one() {
     assert_due(begin.elapsed(), Duration::from_millis(900));
 }
 
-/// Counts the storage calls of each millisecond.
+/// Counts the storage calls in each millisecond.
 async fn sample(limiter: &RateLimiter<FakeStorage>, time: Duration) -> Vec<u64> {
     let begin = Instant::now();
     let mut calls = Vec::new();
@@ -233,7 +238,7 @@ async fn sample(limiter: &RateLimiter<FakeStorage>, time: Duration) -> Vec<u64> 
 }
 
 #[tokio::test(start_paused = true)]
-async fn storage_calls_of_a_thousand_waiting_calls_are_bounded_by_what_is_admitted() {
+async fn waiting_calls_cause_one_storage_call_per_admission_and_one_more_per_window() {
     let limiter = limiter("fixed-window 10/second");
     let admitted = Arc::new(AtomicU32::new(0));
     for _ in 0..1_000 {
@@ -256,7 +261,7 @@ async fn storage_calls_of_a_thousand_waiting_calls_are_bounded_by_what_is_admitt
 }
 
 #[tokio::test(start_paused = true)]
-async fn queue_is_refused_by_one_call_when_its_time_is_over() {
+async fn refusal_beyond_the_deadline_ends_the_wait_of_the_whole_queue() {
     let limiter = limiter("fixed-window 10 per 60 seconds");
     let calls: Vec<_> = (0..1_000).map(|_| tokio::spawn(limiter.acquire(&alice(), 70 * SECOND))).collect();
     let begin = Instant::now();
@@ -271,7 +276,7 @@ async fn queue_is_refused_by_one_call_when_its_time_is_over() {
 
 /// All calls have the deadline at which the window turns.
 #[tokio::test(start_paused = true)]
-async fn window_that_turns_at_the_deadline_is_used_up() {
+async fn window_that_turns_at_the_deadline_admits_all_of_its_units() {
     async fn check<St: Storage<Error: Debug + Send>>(storage: St) {
         let limiter = RateLimiter::with_storage(policy("fixed-window 10 per 60 seconds"), storage);
         let calls: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.acquire(&alice(), MINUTE))).collect();
@@ -303,7 +308,7 @@ async fn refusal_at_the_deadline_reports_the_last_refusal_of_the_queue_as_of_now
 
 /// The first call of the queue holds the turn. The second one gives up behind it.
 #[tokio::test(start_paused = true)]
-async fn refusal_behind_another_call_ages() {
+async fn retry_after_decreases_while_a_call_waits_behind_another() {
     let limiter = limiter("token-bucket 1/second burst 10");
     let _ = limiter.hit_with_cost(&alice(), 10).await.unwrap();
     let first = start(&limiter, 10, MINUTE).await;
@@ -343,7 +348,7 @@ async fn failure_of_the_first_hit_is_returned_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn queue_goes_on_after_a_failure_of_the_storage() {
+async fn queued_calls_are_admitted_after_a_storage_failure() {
     let limiter = limiter("fixed-window 1/second");
     let _ = limiter.hit(&alice()).await.unwrap();
     let first = start(&limiter, 1, MINUTE).await;

@@ -15,8 +15,8 @@ pub(crate) struct Import {
     pub(crate) to: Names,
 }
 
-/// Reads all imports: the paths that start with `crate`, `super` or `self`, anywhere in the code.
-/// An item that a module re-exports counts as one of its original module.
+/// Returns all imports: the paths that start with `crate`, `super` or `self`, anywhere in the code.
+/// A re-exported item counts as an item of its original module.
 pub(crate) fn imports() -> Vec<Import> {
     let src = Path::new(ROOT).join("src");
     let mut files = Vec::new();
@@ -55,7 +55,7 @@ pub(crate) fn imports() -> Vec<Import> {
     imports
 }
 
-/// The module of a file in `src`.
+/// Returns the module of a file in `src`.
 fn module(file: &Path) -> Names {
     let mut names: Names =
         file.with_extension("").components().map(|name| name.as_os_str().to_str().unwrap().to_owned()).collect();
@@ -63,7 +63,7 @@ fn module(file: &Path) -> Names {
     names
 }
 
-/// The items that a module re-exports, each with its original path.
+/// Returns the items that a module re-exports, each with its original path.
 fn reexports(module: &[String], code: &str) -> Vec<(Names, Names)> {
     let uses = code.match_indices(" use ").filter(|(at, _)| {
         let line = code[..*at].rsplit('\n').next().unwrap();
@@ -74,7 +74,7 @@ fn reexports(module: &[String], code: &str) -> Vec<(Names, Names)> {
     paths.map(|path| ([module, &path[path.len() - 1..]].concat(), path)).filter(|(name, path)| name != path).collect()
 }
 
-/// The path from the root of the crate.
+/// Returns the path from the root of the crate.
 fn absolute(module: &[String], path: &[&str]) -> Names {
     let supers = path.iter().take_while(|name| **name == "super").count();
     let parent = match path[0] {
@@ -85,7 +85,7 @@ fn absolute(module: &[String], path: &[&str]) -> Names {
     parent.iter().cloned().chain(names).collect()
 }
 
-/// The paths of the code that start at the crate's root, at the parent or at the module itself.
+/// Returns the paths in the code that start with `crate`, `super` or `self`.
 fn paths(code: &str) -> Vec<Vec<&str>> {
     let mut paths = Vec::new();
     for start in ["crate::", "super::", "self::"] {

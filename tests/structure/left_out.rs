@@ -8,7 +8,7 @@
     feature = "servers"
 )))]
 #[test]
-fn left_out_tests_are_announced() {
+fn run_without_all_features_prints_the_omitted_tests() {
     use std::io::Write;
 
     let left_out = [

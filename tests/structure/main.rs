@@ -38,7 +38,7 @@ const LAYERS: [&[&str]; 20] = [
     &["testing"],
 ];
 
-/// The modules that decide on limits. They use none of the crates below.
+/// The modules that decide on limits. They use none of the crates in `NOT_PURE`.
 const PURE: [&str; 8] = ["error", "time", "key", "text", "quota", "strategy", "decision", "policy"];
 const NOT_PURE: [&str; 8] = ["http", "tokio", "tower_layer", "tower_service", "axum", "tonic", "quanta", "tracing"];
 /// Crates of servers, each with the modules that may use it. Extractors read the types that a
@@ -46,7 +46,7 @@ const NOT_PURE: [&str; 8] = ["http", "tokio", "tower_layer", "tower_service", "a
 const SERVERS: [(&str, &[&str]); 2] = [("axum", &["extract", "usage_handler"]), ("tonic", &["extract", "storage"])];
 
 #[test]
-fn imports_go_downward() {
+fn modules_import_only_lower_modules() {
     for Import { file, from, to } in imports() {
         assert!(!to.is_empty(), "{} imports an item of lib.rs: {from:?}", file.display());
         let (from, to) = (&from[0], &to[0]);
@@ -54,10 +54,9 @@ fn imports_go_downward() {
     }
 }
 
-/// The files and folders of each folder import each other one way. A reader of a circle has to know
-/// all of its files at once.
+/// To understand one file of an import cycle, a reader would have to know all of them.
 #[test]
-fn files_of_a_folder_import_one_way() {
+fn files_of_a_folder_have_no_import_cycle() {
     // For each folder, the files and folders in it, and those that they import.
     let mut folders: BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
     for Import { from, to, .. } in imports() {
@@ -110,7 +109,7 @@ fn layer(module: &str) -> usize {
         .unwrap_or_else(|| panic!("{module} is in no layer of this list"))
 }
 
-/// Each source file except `lib.rs`: its module, its path and its code without comments.
+/// Returns the module, the path and the code without comments of each source file except `lib.rs`.
 fn sources() -> Vec<(String, PathBuf, String)> {
     let src = Path::new(ROOT).join("src");
     let mut files = Vec::new();

@@ -1,5 +1,5 @@
-//! The README and the guides: their examples and links exist, also for readers of the published
-//! package.
+//! The README and the guides: their examples, code and tables are up to date, and their links exist
+//! in the published package.
 
 use std::fs;
 use std::path::Path;

@@ -2,15 +2,16 @@ use crate::storage::{StorageRequest, Summary};
 use crate::strategy::{Outcome, Part, State, Status};
 use crate::{Decision, Limit, Timestamp, decision};
 
-/// The result that the caller of a hit needs, which determines if the hit is stored.
+/// The kind of result that a caller needs. It determines which hits are stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     /// A full decision. The hit is always stored.
     Decision,
-    /// `true` if the hit is admitted without a delay. A delayed hit is not stored.
+    /// A `bool`, which is `true` if the hit is admitted without a delay. A delayed hit is not
+    /// stored.
     Admit,
-    /// As `Admit`, but a refused hit is not stored either, because the caller requests a decision
-    /// next.
+    /// Like `Admit`, but a refused hit is not stored either, because the caller then requests a
+    /// full decision.
     TryAdmit,
 }
 
@@ -33,8 +34,9 @@ pub(super) trait Answer {
 
     fn mode(&self) -> Mode;
 
-    /// Returns the refusal of the key whose state its shard has published, or `None` if the state no
-    /// longer refuses the request. `state` is a copy that this method may change.
+    /// Returns the result of a refusal, based on a state that the shard has published. Returns
+    /// `None` if the state does not refuse the request any more. `state` is a copy that this method
+    /// may change.
     fn refuse_again(
         &mut self,
         request: &StorageRequest<'_>,
@@ -43,7 +45,8 @@ pub(super) trait Answer {
         now: Timestamp,
     ) -> Option<Self::Output>;
 
-    /// Returns the result from the states after the decision.
+    /// Returns the result of a decision on `N` limits. `states` are their states after the
+    /// decision, and `parts` are the effects of the decision on them.
     fn by_states<const N: usize>(
         self,
         request: &StorageRequest<'_>,
@@ -52,15 +55,15 @@ pub(super) trait Answer {
         parts: [Part; N],
     ) -> Self::Output;
 
-    /// Returns the result of a new key that a full storage refuses. `soonest` is the time in
-    /// microseconds until there is room.
+    /// Returns the result for a new key that is refused because the storage is full. `soonest` is
+    /// the time in microseconds until there may be room.
     fn storage_full(self, request: &StorageRequest<'_>, now: Timestamp, soonest: u64) -> Self::Output;
 
-    /// Returns the result from a decision.
+    /// Converts a decision to the result.
     fn by_decision(self, decision: Decision) -> Self::Output;
 }
 
-/// Fills in a decision. In place, because decisions are large.
+/// Writes a full [`Decision`]. Writes it in place, because decisions are large.
 pub(super) struct Full<'a>(pub(super) &'a mut Decision);
 
 impl Answer for Full<'_> {
@@ -109,8 +112,8 @@ impl Answer for Full<'_> {
     }
 }
 
-/// Returns `true` if the hit is admitted without a delay. Then it also writes the summary, if the
-/// caller needs one. With one limit it writes the summary of a refusal too.
+/// Returns `true` if the hit is admitted without a delay, and then writes the summary if the caller
+/// needs one. With a single limit, it also writes the summary of a refusal.
 pub(super) struct Fast<'a> {
     pub(super) mode: Mode,
     pub(super) summary: Option<&'a mut Summary>,
@@ -124,7 +127,6 @@ impl Answer for Fast<'_> {
         self.mode
     }
 
-    /// Without a summary, a hit on a copy is cheaper than the numbers of a status.
     #[inline(always)]
     fn refuse_again(
         &mut self,
@@ -139,6 +141,7 @@ impl Answer for Fast<'_> {
                 limit.write_status(state, now, request.cost, None, &mut summary.limit);
                 !summary.limit.is_admitted()
             }
+            // A hit on the copy is cheaper than the computation of a status.
             None => request.cost > 0 && limit.hit(state, now, request.cost) == Outcome::Refused,
         };
         is_refused.then_some(false)
@@ -173,7 +176,7 @@ impl Answer for Fast<'_> {
     }
 
     fn by_decision(self, decision: Decision) -> bool {
-        // A full storage counts the refusal in `decide`.
+        // Without a summary, the caller calls `decide`, which counts the refusal of a full storage.
         if let Some(summary) = self.summary.filter(|_| !decision.is_storage_full()) {
             *summary = Summary { at: decision.at(), limit: *decision.shown() };
         }

@@ -13,18 +13,18 @@ const BYTES_PER_KEY: usize = 128;
 /// The minimum of the default of `max_bytes`.
 const MIN_DEFAULT_BYTES: usize = 1 << 20;
 
-/// The smallest valid `max_bytes`. A few keys with many limits fit into it.
+/// The smallest valid `max_bytes`, which has room for a few keys with many limits.
 const MIN_BYTES: usize = 65_536;
 
 /// The decision on a new key if a [`MemoryStorage`] is full and cannot evict a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a new key is either refused or admitted")]
 pub enum OnFull {
-    /// Refuses the new key. All limits hold, and new clients are refused until a stored key
-    /// expires.
+    /// Refuses the new key. All limits hold, and new clients are refused until a stored key expires
+    /// or can be evicted.
     #[default]
     Refuse,
-    /// Admits the new key without storing it. New clients are served, and no limit holds for them.
+    /// Admits the new key without storing it. New clients are served without limits.
     Admit,
 }
 
@@ -48,10 +48,10 @@ impl MemoryStorageBuilder {
         Self { max_keys, ..self }
     }
 
-    /// Sets the maximum number of bytes of all states. Defaults to 128 times
+    /// Sets the maximum size of all states in bytes. Defaults to 128 times
     /// [`max_keys`](Self::max_keys), but at least 1 MiB.
     ///
-    /// [`MemoryStorage`] documents the memory per client.
+    /// See [memory per client](MemoryStorage#memory-per-client).
     pub fn max_bytes(self, max_bytes: usize) -> Self {
         Self { max_bytes: Some(max_bytes), ..self }
     }

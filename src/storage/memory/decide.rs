@@ -1,4 +1,4 @@
-//! The entry of each decision, which selects the path by the number of limits.
+//! The entry points of decisions. They select the code path by the number of limits.
 
 use super::MemoryInner;
 use super::answer::{Answer, Fast, Full, Mode};
@@ -26,6 +26,7 @@ impl MemoryInner {
     pub(super) fn try_admit(&self, request: &StorageRequest<'_>, mode: Mode, summary: Option<&mut Summary>) -> bool {
         let Some(summary) = summary else { return self.answer(request, Fast { mode, summary: None }) };
         let is_admitted = self.answer(request, Fast { mode, summary: Some(summary) });
+        // Header fields report the time of the wall clock, like `Decision::wall_at`.
         summary.at = summary.at.minus(u64::from(self.clock.ahead()) * 1_000_000);
         is_admitted
     }

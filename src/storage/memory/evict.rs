@@ -9,29 +9,33 @@ use crate::storage::StorageRequest;
 use crate::strategy::State;
 use crate::{Op, Policy, Timestamp};
 
-/// The number of keys per shard that are considered for eviction.
+/// The maximum number of keys per shard that are considered for eviction.
 pub(super) const MAX_KEYS_SEARCHED: usize = 8;
 
-/// The number of slots per shard that are searched for keys with a log.
+/// The maximum number of slots per shard that are searched for a key with a log.
 const MAX_SLOTS_SEARCHED: usize = 256;
 
-/// The pause after a search of all shards has found no room: a minimum in microseconds, and
-/// microseconds per shard. The pause is longer after a search for logs.
-const PAUSE: u64 = 1_000;
-const PAUSE_FOR_EACH: u64 = 8;
-const PAUSE_FOR_LOGS: u64 = 8;
+/// The minimum pause in microseconds after a search of all shards has found no key to evict. During
+/// the pause, only the shard of the new key is searched.
+const MIN_PAUSE: u64 = 1_000;
 
-/// The wait of a refused new key, in microseconds, if it is unknown when there will be room.
+/// The pause per shard, in microseconds.
+const PAUSE_PER_SHARD: u64 = 8;
+
+/// The factor by which the pause is longer after a search for a key with a log.
+const LOG_PAUSE_FACTOR: u64 = 8;
+
+/// The wait of a refused hit, in microseconds, if the time until there is room is unknown.
 const UNKNOWN_WAIT: u64 = 1_000_000;
 
-/// The reason why a hit finds no room.
+/// The reason for which a hit finds no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoRoom {
-    /// All considered keys are being refused. Has the time until the first of them is admitted, in
-    /// microseconds.
+    /// All considered keys are being refused. The value is the time in microseconds until the first
+    /// of them is admitted again.
     Full(u64),
-    /// The key's own log is long and cannot grow before its oldest entry expires. Has the time
-    /// until then, in microseconds.
+    /// The key's own log is long, and cannot grow before its oldest entry expires. The value is the
+    /// time in microseconds until then.
     OwnLog(u64),
 }
 
@@ -46,15 +50,15 @@ impl NoRoom {
 /// The result of a search for a key to evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Search {
-    /// The states in these slots can be evicted.
+    /// The states of a key that can be evicted are in this range of slots.
     Found(usize, usize),
-    /// All considered keys are being refused. Has the time until the first of them is admitted, in
-    /// microseconds.
+    /// All considered keys are being refused. The value is the time in microseconds until the first
+    /// of them is admitted again.
     Full(u64),
 }
 
 impl MemoryInner {
-    /// Makes room for the states of a hit.
+    /// Evicts keys until there is room for the states of a hit.
     #[cold]
     pub(super) fn make_room(
         &self,
@@ -120,11 +124,11 @@ impl MemoryInner {
         mut soonest: u64,
     ) -> Result<(), u64> {
         // During a flood of new keys, all shards are searched only once per pause.
-        let (full_until, times) = match lack {
+        let (full_until, factor) = match lack {
             Lack::Room => (&self.full_until[0], 1),
-            Lack::LogRoom => (&self.full_until[1], PAUSE_FOR_LOGS),
+            Lack::LogRoom => (&self.full_until[1], LOG_PAUSE_FACTOR),
         };
-        let pause = times * PAUSE.max(PAUSE_FOR_EACH * self.shards.len() as u64);
+        let pause = factor * MIN_PAUSE.max(PAUSE_PER_SHARD * self.shards.len() as u64);
         let left = Timestamp::from_micros(full_until.load(Ordering::Relaxed)).since(now);
         let is_full = (1..=pause).contains(&left);
         for other in (1..self.shards.len()).map(|step| (number + step) % self.shards.len()) {
@@ -170,7 +174,8 @@ fn longest_period(policy: &Policy) -> u64 {
     policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0)
 }
 
-/// Returns the time in microseconds until no log has to grow for a hit.
+/// Returns the time in microseconds until the oldest entry of each growing log has expired. Then
+/// the logs need not grow for the hit.
 fn expires_in(states: &[State], now: Timestamp) -> u64 {
     let expiry = |state: &State| match state {
         State::Log(log) if log.growth_at(now) > 0 => log.oldest_expires_at(),

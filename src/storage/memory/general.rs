@@ -83,8 +83,8 @@ impl MemoryInner {
     }
 }
 
-/// The logs of a key while a decision is made on them. If the strategy panics, they are lost, and
-/// dropping this releases their bytes.
+/// The size of the logs that are taken out of their shard during a decision. If a custom strategy
+/// panics, the logs are lost, and dropping this guard subtracts their bytes from the usage.
 struct LogGuard<'a> {
     shared: &'a MemoryInner,
     logs: usize,
@@ -97,7 +97,7 @@ impl Drop for LogGuard<'_> {
     }
 }
 
-/// Calls `f` with a fresh state for each limit. Up to four are on the stack.
+/// Calls `f` with a fresh state for each limit. Up to four states are on the stack.
 #[inline]
 pub(super) fn with_states<T>(policy: &Policy, f: impl FnOnce(&mut [State]) -> T) -> T {
     match policy.limits().len() {

@@ -15,27 +15,27 @@ use crate::{Op, Timestamp};
 pub(super) enum NewKey {
     /// The hit was admitted. This is its state and outcome.
     Decided(State, Outcome),
-    /// The storage is full, and all considered keys are being refused. Has the time until the first
-    /// of them is admitted, in microseconds.
+    /// The storage is full, and all considered keys are being refused. The value is the time in
+    /// microseconds until the first of them is admitted again.
     Full(u64),
 }
 
-/// The result of an insertion.
+/// The result of the insertion of a slot.
 enum Put {
-    /// The slot is in a gap.
+    /// The slot was added.
     Added,
     /// The slot replaces this slot of an evicted key.
     Replaced(Slot),
     /// The storage is full, as in [`NewKey::Full`].
     Full(u64),
-    /// The general code must decide.
+    /// Nothing has changed, and the general path must decide.
     Unclear,
 }
 
 impl MemoryInner {
-    /// Decides the common case of a flood of new keys: a hit on a policy with one limit and a small
-    /// state. Returns `None` for other cases. Nothing has changed then, and the general code must
-    /// decide.
+    /// Decides a hit of a new key on a policy with one limit and a small state. This is the common
+    /// case in a flood of new keys. Returns `None` in all other cases. Nothing has changed then,
+    /// and the general path must decide.
     pub(super) fn insert_new(
         &self,
         lookup: &mut Lookup<'_>,
@@ -100,9 +100,9 @@ impl MemoryInner {
 }
 
 impl Shard {
-    /// Inserts a slot with a new hash. If the storage is full, it replaces one of the keys that
-    /// [can be evicted](MemoryInner::make_room). The place of the new slot and these keys are
-    /// adjacent, so both are found in one pass.
+    /// Inserts a slot with a new hash at its place, `start`. If the storage is full, the slot
+    /// replaces a key that can be evicted. The candidates follow the place of the slot, so one pass
+    /// finds the key to evict and a gap.
     fn put(&mut self, start: usize, slot: Slot, full: bool, now: Timestamp) -> Put {
         if !full {
             self.table.insert_at(start, slot);

@@ -37,7 +37,7 @@ impl Logs {
         self.0.capacity() > 64 && self.0.len() < self.0.capacity() / 8 * 3
     }
 
-    /// Moves all logs to a smaller slab. `indices` are all indices in use.
+    /// Moves all logs to a smaller slab. `indices` are all indices in use, and are updated.
     pub(super) fn shrink<'a>(&mut self, indices: impl Iterator<Item = &'a mut u32>) {
         let mut smaller = Slab::with_capacity(self.0.len() + self.0.len() / 3);
         for index in indices {

@@ -1,4 +1,4 @@
-//! Looks up the key of a request, and ends the look-up.
+//! Locates and locks the states of a request's key.
 
 use super::MemoryInner;
 use super::padded::Padded;

@@ -150,8 +150,8 @@ fn cleared_hint_is_not_read_after_a_release_store() {
     });
 }
 
-/// The same with the whole storage. The model makes too few decisions for a sweep, so that all runs
-/// are alike.
+/// Repeats the model above with the whole storage. It makes too few decisions for a sweep, so that
+/// all runs are alike.
 #[test]
 fn cleared_key_is_admitted_after_a_release_store() {
     fn policy() -> Policy {

@@ -56,12 +56,13 @@ use crate::{Decision, Key, Op, Policy};
 ///
 /// The storage holds at most 1,000,000 keys ([`max_keys`](MemoryStorageBuilder::max_keys)) and at
 /// most 128 bytes for each of them ([`max_bytes`](MemoryStorageBuilder::max_bytes)). It never
-/// exceeds either bound. The bytes are exact to within 10 %, plus about 3 kB per shard. There is
-/// one shard for each 8,192 keys of `max_keys`.
+/// exceeds either bound. The allocated memory differs from the counted bytes by at most 10 %, plus
+/// about 3 kB per shard. There is about one shard for each 8,192 keys of `max_keys`, and at most
+/// 4,096.
 ///
-/// Logs of moving windows take at most half of the bytes. A log is long if it takes more than
-/// 1/10,000 of that half, and more than 128 entries take. Long logs take at most three quarters of
-/// that half. The rest stays available to short logs.
+/// Logs of moving windows take at most half of the bytes. A log is long if it has more than about
+/// 128 entries and takes more than 1/10,000 of that half. Long logs cannot grow into the last
+/// quarter of that half, which is reserved for short logs.
 ///
 /// Each hit and each peek does a small part of a sweep, so expired keys are removed even if their
 /// clients never return. After a flood of keys has expired, the next few thousand hits release its
@@ -69,18 +70,18 @@ use crate::{Decision, Key, Op, Policy};
 ///
 /// # Eviction
 ///
-/// - A new key evicts another one. The storage looks at a few keys, first in the shard of the new
-///   key and then in all others. It evicts an expired key, or else the one that would expire first.
-///   It never evicts a key that is being refused, so a flood of new keys frees no key from its
-///   limit.
-/// - If all of these keys are being refused, the new key is refused. Such a decision is [storage
-///   full](Decision::is_storage_full). With [`OnFull::Admit`], the new key is admitted and not
-///   stored.
+/// - If the storage is full, a new key evicts another one. The storage looks at a few keys, first
+///   in the shard of the new key and then in all others. It evicts an expired key, or else the one
+///   that would expire first. It never evicts a key that is being refused, so a flood of new keys
+///   frees no key from its limit.
+/// - If all of these keys are being refused, the new key is refused. Its decision is marked as
+///   [storage full](Decision::is_storage_full). With [`OnFull::Admit`], the new key is admitted and
+///   not stored.
 /// - A short log that has to grow evicts keys with other logs. A long log that cannot grow evicts
 ///   no key. Its own client is refused until its oldest entry expires.
 ///
 /// A key is being refused if it has no units left. A key that is refused only because the cost
-/// exceeds its remaining units can be evicted. All policies of a storage share its room.
+/// exceeds its remaining units can be evicted. All policies of a storage share its bounds.
 /// [`stats`](Self::stats) counts the hits that found no room.
 ///
 /// # Memory per client
@@ -96,8 +97,8 @@ use crate::{Decision, Key, Op, Policy};
 /// The storage keeps a hash of each key instead of the key. The hash has 95 bits and is seeded with
 /// random secrets. Two random keys collide with a probability of 2^-95. The two halves of the hash of
 /// a long key share some of the secrets, so two long keys that were chosen in advance collide with a
-/// probability of about 2^-47. Nobody can compute a colliding pair, because the secrets are random in
-/// each process.
+/// probability of about 2^-47. An attacker cannot compute a colliding pair, because the secrets are
+/// random in each process.
 ///
 /// # Examples
 ///
@@ -113,14 +114,14 @@ pub struct MemoryStorage(Arc<MemoryInner>);
 
 struct MemoryInner {
     shards: Box<[Padded]>,
-    /// The number of bits to shift the upper 63 bits of a hash by to get the number of its shard.
+    /// Shifting the upper 63 bits of a hash by this number of bits returns the number of its shard.
     shift: u32,
     usage: Usage,
     bounds: Bounds,
     on_full: OnFull,
     counts: Counts,
-    /// The times until which no other shard is searched for a key to evict, and for a log to evict,
-    /// in microseconds.
+    /// The times until which other shards are not searched, in microseconds: for any key to evict,
+    /// and for a key with a log.
     full_until: [AtomicU64; 2],
     /// The number of the shard that is being swept.
     sweeping: AtomicUsize,
@@ -162,7 +163,8 @@ impl MemoryStorage {
         }))
     }
 
-    /// Returns `true` if a hit is admitted without a delay. Otherwise the hit counts as refused.
+    /// Returns `true` if a hit is admitted without a delay. A hit that would be delayed is not
+    /// stored.
     pub(crate) fn admit(&self, request: &StorageRequest<'_>) -> bool {
         self.0.try_admit(request, Mode::Admit, None)
     }
@@ -243,7 +245,8 @@ impl Storage for MemoryStorage {
         ready(Ok(()))
     }
 
-    /// Removes all keys of all policies. It is ready at once, and never fails.
+    /// Removes all keys of all policies, and returns their number. The future is ready immediately
+    /// and never fails.
     ///
     /// ```
     /// use tower_ratelimit::storage::Storage;
@@ -260,7 +263,7 @@ impl Storage for MemoryStorage {
     /// # }
     /// ```
     fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
-        ready(Ok(self.0.forget_all()))
+        ready(Ok(self.0.remove_all()))
     }
 
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
@@ -270,8 +273,8 @@ impl Storage for MemoryStorage {
 
 impl MemoryInner {
     /// Removes all keys. Returns their number.
-    fn forget_all(&self) -> u64 {
-        let forget = |padded: &Padded| {
+    fn remove_all(&self) -> u64 {
+        let remove = |padded: &Padded| {
             let mut shard = padded.lock();
             padded.clear_any_hint();
             let freed = shard.reset();
@@ -279,7 +282,7 @@ impl MemoryInner {
             self.usage.settle(freed, Size::default());
             freed.keys as u64
         };
-        self.shards.iter().map(forget).sum()
+        self.shards.iter().map(remove).sum()
     }
 
     /// Returns the keyed hash of the key under this policy, and the number of its shard.

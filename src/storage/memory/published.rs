@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// The number of keys in all memory storages of the process.
+/// The gauge of the keys in all memory storages of the process.
 const KEYS: &str = "ratelimit_memory_keys";
 
-/// The number of keys that were evicted before they expired.
+/// The counter of the keys that were evicted before they expired.
 const EVICTIONS: &str = "ratelimit_memory_evictions_total";
 
 /// The numbers that a storage has published so far. Its gauge is shared with other storages, so it
@@ -62,7 +62,7 @@ fn as_f64(keys: usize) -> f64 {
     keys as f64
 }
 
-/// The keys of a dropped storage are gone.
+/// Subtracts the keys of a dropped storage from the gauge.
 impl Drop for Published {
     fn drop(&mut self) {
         self.keys(0);

@@ -17,9 +17,9 @@ use crate::sync::atomic::{AtomicU64, Ordering, fence};
 /// - The writer's release fence pairs with the reader's acquire fence. A reader that has read any
 ///   field of a write also sees that the version has changed.
 ///
-/// [Clear the hint](Self::clear) before you change the key's state. While a hint is published,
-/// only the time may change the meaning of the state. The clock can go back, so a hint is not read
-/// before the time at which it was written.
+/// The caller must [clear the hint](Self::clear) before it changes the key's state. So the state of
+/// a published hint is current, and refuses until time has passed. The clock can go back, so a hint
+/// is not read before the time at which it was written.
 ///
 /// `scripts/loom` checks this protocol.
 #[derive(Debug, Default)]
@@ -34,8 +34,8 @@ pub(super) struct RefusalHint {
 }
 
 impl RefusalHint {
-    /// Returns the state of this key, if the hint has its hash, was not written after `now`, and is
-    /// not being written.
+    /// Returns the state of the key, or `None` if the hint is for another key, was written after
+    /// `now`, or is being written.
     #[inline]
     pub(super) fn read(&self, key: KeyHash, digest: u32, now: Timestamp) -> Option<State> {
         let version = self.version.load(Ordering::Acquire);
@@ -45,9 +45,9 @@ impl RefusalHint {
         let amounts = self.amounts.load(Ordering::Relaxed);
         let written = self.written.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        let belong_together = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
-        let is_about_it = hash == key.hash && limit == u64::from(key.limit(digest));
-        if !belong_together || !is_about_it || now.as_micros() < written {
+        let is_consistent = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
+        let is_for_key = hash == key.hash && limit == u64::from(key.limit(digest));
+        if !is_consistent || !is_for_key || now.as_micros() < written {
             return None;
         }
         #[allow(clippy::cast_possible_truncation)] // the two halves

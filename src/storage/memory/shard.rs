@@ -33,6 +33,7 @@ pub(super) struct KeyHash {
 }
 
 impl KeyHash {
+    /// Returns the value of [`Slot::limit`] for a limit with this digest, without the bit [`LOG`].
     pub(super) fn limit(self, digest: u32) -> u32 {
         (self.rest ^ digest) & !(LOG | SHADOW) | (digest & SHADOW)
     }
@@ -46,9 +47,10 @@ pub(super) const LOG: u32 = 1;
 pub(super) const SWEEP_EVERY: u32 = 16;
 
 impl Shard {
-    /// Returns the time of the decision. The clock is read before the lock is taken, to hold the
-    /// lock for less time. If another thread has decided at a later time since, the clock is read
-    /// again. So the time of a key's states goes back only if the clock does.
+    /// Returns the time of the decision. `read` is the time before the lock was taken, because
+    /// reading the clock under the lock would hold it longer. If another thread has decided at a
+    /// later time since, the clock is read again. So the time of a shard goes back only if the
+    /// clock does.
     #[inline]
     pub(super) fn time(&mut self, read: Timestamp, clock: &Time) -> Timestamp {
         self.latest = if read < self.latest { clock.now_again() } else { read };
@@ -78,7 +80,7 @@ impl Shard {
     }
 
     /// Moves the states of a key out of its slots, in the order of the policy's limits. Returns the
-    /// size of the key, without the logs of other limits.
+    /// size of the key, without the logs of limits that the policy does not have.
     #[inline]
     pub(super) fn load(&mut self, run: Range<usize>, key: KeyHash, digests: &[u32], states: &mut [State]) -> Size {
         let mut size = Size { keys: usize::from(!run.is_empty()), slots: run.len(), logs: 0 };
@@ -96,8 +98,8 @@ impl Shard {
     }
 
     /// Writes the states of a key back to its slots. `statuses` are those of its limits, or `None`
-    /// if the states have not changed. Returns the new size of the key, without the logs of other
-    /// limits.
+    /// if the states have not changed. Returns the new size of the key, without the logs of limits
+    /// that the policy does not have.
     pub(super) fn save(
         &mut self,
         mut run: Range<usize>,
@@ -165,7 +167,7 @@ impl Shard {
         self.table.slots()
     }
 
-    /// Removes a key. Returns its size.
+    /// Removes the states of a key for these limits. Returns the freed size.
     pub(super) fn clear(&mut self, key: KeyHash, digests: &[u32]) -> Size {
         let mut freed = Size::default();
         for &digest in digests {

@@ -5,8 +5,8 @@ use std::mem;
 use crate::strategy::{Log, State};
 use crate::{Limit, Policy, Timestamp};
 
-/// The bytes per state, including the vacant slots. 73 % to 88 % of the slots of a large table are
-/// used.
+/// The bytes per state: 32 bytes for its slot, and 8 bytes for the vacant slots of the table. In a
+/// large table, 73 % to 88 % of the slots are used.
 pub(super) const SLOT_BYTES: usize = 40;
 
 /// The bytes of an entry in the slab of logs.
@@ -44,7 +44,7 @@ pub(super) fn log_bytes(log: &Log) -> usize {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Need {
     pub(super) size: Size,
-    /// The number of bytes of the longest log that grows.
+    /// The bytes of the longest growing log, after it has grown.
     pub(super) longest: usize,
 }
 

@@ -2,8 +2,10 @@ use crate::policy::SHADOW;
 use crate::strategy::{Outcome, State, Status};
 use crate::{Limit, Timestamp};
 
-/// One state of one key. The slot is vacant if `until` is the epoch, because such a state has
-/// expired.
+/// One state of one key. A small state, which is a [`State::Counts`], fits into the slot. A log
+/// does not, so its slot has the index of the log.
+///
+/// The slot is vacant if `until` is the epoch, because such a state has expired.
 ///
 /// Fields that a strategy writes one after the other are not adjacent. Otherwise the compiler would
 /// merge their loads, and a merged load of recently written parts stalls (store-to-load forwarding
@@ -19,8 +21,8 @@ pub(super) struct Slot {
     pub(super) until: Timestamp,
     /// The second amount.
     pub(super) second: u32,
-    /// The time between the moment at which a unit is available again and `until`, in microseconds,
-    /// rounded down. Infinite if the last update left a unit, and for shadow limits.
+    /// The time from the next available unit to `until`, in microseconds, rounded down. Infinite if
+    /// a unit remained after the last update, and for shadow limits.
     pub(super) admits_before: f32,
 }
 
@@ -47,7 +49,8 @@ impl Slot {
         let State::Counts { until, amounts: [first, second] } = *state else { return };
         match outcome {
             Outcome::Spent { .. } => self.admits_before = f32::INFINITY,
-            // The time is known, unless the quota has changed since the last unit was spent.
+            // `admits_before` stays the same, unless the quota has changed since the last unit was
+            // spent.
             Outcome::Refused if self.refuses(state) => return,
             Outcome::SpentLast { .. } | Outcome::Refused => {
                 self.set_admits_before(until, now, &limit.check(state, now, 1));

@@ -1,3 +1,5 @@
+//! The fast path, which decides if all states of the key exist and are small.
+
 use std::cell::Cell;
 
 use super::MemoryInner;
@@ -10,10 +12,9 @@ use crate::storage::StorageRequest;
 use crate::strategy::{Outcome, State};
 use crate::{Limit, Op, Timestamp};
 
-/// The fast path: all states of the key exist and are small.
 impl MemoryInner {
-    /// Decides a request with a policy of `N` limits. The states are decided on a copy, so that
-    /// the general code can decide the request if the fast path does not apply.
+    /// Decides a request with a policy of `N` limits. It changes a copy of the states, so that the
+    /// general path can decide if the fast path does not apply.
     #[inline(always)]
     pub(super) fn decide_small<const N: usize, A: Answer>(
         &self,
@@ -91,7 +92,8 @@ impl MemoryInner {
         }
     }
 
-    /// Refuses a request by the published state, if that still refuses it. Takes no lock.
+    /// Refuses a request by the published state, without a lock. Returns `None` if that state does
+    /// not refuse the request any more.
     #[inline(never)]
     fn refuse_again<A: Answer>(
         &self,
@@ -111,7 +113,8 @@ impl MemoryInner {
 
 /// Counts a decision that did not lock its shard, per thread. Returns `true` if a sweep is due.
 fn is_sweep_due() -> bool {
-    // The count would persist between runs of a model, and all runs must be alike.
+    // loom runs a model many times, and all runs must be alike. The count would persist between
+    // them.
     if cfg!(tower_ratelimit_loom) {
         return false;
     }

@@ -19,7 +19,8 @@ pub struct MemoryStats {
     pub bytes: usize,
     /// The number of bytes of the logs of moving windows.
     pub log_bytes: usize,
-    /// The number of keys that were evicted before they expired. Their clients start afresh.
+    /// The number of keys that were evicted before they expired. Their clients have all units
+    /// again.
     pub evicted: u64,
     /// The number of hits of new keys that were refused because the storage was full.
     pub newcomers_refused: u64,

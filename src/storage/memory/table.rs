@@ -146,8 +146,7 @@ impl Table {
         self.used -= 1;
     }
 
-    /// Shrinks the table if more than a quarter of it is vacant, so that a state takes about 40
-    /// bytes.
+    /// Shrinks a large table if less than 73 % of it is used, so that a state takes about 40 bytes.
     pub(super) fn shrink(&mut self) {
         if self.spread > 64 && self.used < self.spread * 73 / 100 {
             self.resize(self.used + self.used / 4);
@@ -180,6 +179,8 @@ impl Table {
         self.slots.iter_mut().filter(|slot| !slot.is_vacant())
     }
 
+    /// Returns the first slot for states with this hash. Smaller hashes can displace them to later
+    /// slots.
     #[inline]
     fn home(&self, hash: u64) -> usize {
         #[allow(clippy::cast_possible_truncation)] // less than `spread`
@@ -229,7 +230,7 @@ mod tests {
                         model.remove(&(hash, limit));
                         table.shrink();
                     }
-                    // Replaces a close slot after the place, if there is one.
+                    // Replaces one of the next 20 slots, if one of them is used.
                     None if random >> 62 == 3 => {
                         let place = table.place(hash);
                         let Some(victim) = (place..place + 20).find(|&at| table.get(at).is_some()) else { continue };

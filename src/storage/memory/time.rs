@@ -6,8 +6,9 @@ use crate::Timestamp;
 use crate::storage::CoarseClock;
 use crate::storage::{Clock, SystemClock};
 
-/// The clock. An enum, so that reading one of the library's own clocks needs no dynamic dispatch.
-/// With a tag of its own, because a tag inside the tick counter takes more instructions to read.
+/// The clock of a storage. It is an enum, so that reading one of the library's own clocks needs no
+/// dynamic dispatch. `repr(u8)` keeps the tag separate, because a tag inside a clock's fields takes
+/// more instructions to read.
 #[derive(Debug)]
 #[repr(u8)]
 pub(super) enum Time {

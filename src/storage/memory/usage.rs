@@ -194,7 +194,7 @@ mod tests {
             "| policy | bytes per client that has used it up | clients that fill the default storage | requests of these clients |\n\
              |---|---|---|---|\n",
         );
-        for (name, texts) in [
+        for (quota, strategies) in [
             (
                 "10/minute",
                 &[
@@ -211,21 +211,21 @@ mod tests {
             ("10000/day", &["moving-window"]),
             ("1000000/day", &["moving-window"]),
         ] {
-            for strategy in texts {
-                let policy: Policy = format!("{strategy} {name}").parse().unwrap();
+            for strategy in strategies {
+                let policy: Policy = format!("{strategy} {quota}").parse().unwrap();
                 let bytes = bytes_of_exhausted(&policy);
                 let clients = MemoryStorage::new().clients_to_fill(&policy).unwrap();
                 let requests = clients * u64::from(policy.limits()[0].quota().amount());
                 let [bytes, clients, requests] =
                     [bytes as u64, clients, requests].map(|number| grouped(rounded(number)));
-                writeln!(table, "| `{strategy} {name}` | {bytes} | {clients} | {requests} |").unwrap();
+                writeln!(table, "| `{strategy} {quota}` | {bytes} | {clients} | {requests} |").unwrap();
             }
         }
         assert_eq!(include_str!("capacity.md"), table, "replace capacity.md by:\n{table}");
     }
 
-    /// Returns `true` if this number of clients can use up a policy without refusals or evictions
-    /// by a full storage. Their hits are spread over the period.
+    /// Returns `true` if this number of clients can use up a policy, with hits spread over the
+    /// period, before the storage is full and refuses or evicts any of them.
     fn fit(policy: &Policy, max_bytes: usize, clients: u64) -> bool {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().max_bytes(max_bytes).clock(clock.clone()).build().unwrap();

@@ -7,8 +7,8 @@ use tokio::time::sleep;
 
 use crate::storage::StorageError;
 
-/// The largest number of calls in flight on one connection, and of callers that wait for one. The
-/// docs of the storages state it.
+/// The maximum number of calls in flight on one connection, and of callers that wait for one. The
+/// documentation of the storages contains this number.
 pub(in crate::storage) const MOST: usize = 1_024;
 
 /// Returns this error after three quarters of the call's timeout. Without the delay, callers that

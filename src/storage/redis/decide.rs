@@ -89,7 +89,7 @@ impl Storage for RedisStorage {
 }
 
 impl RedisStorage {
-    /// Returns the time of the test's clock, if there is one.
+    /// Returns the time of the clock that replaces the server's in tests, if there is one.
     fn now(&self) -> Option<Timestamp> {
         self.clock.as_ref().map(|clock| clock.now())
     }

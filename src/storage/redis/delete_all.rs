@@ -34,7 +34,7 @@ impl RedisStorage {
 
     /// Runs one `SCAN`. Returns the next cursor and the names of the keys found.
     async fn scan(&self, node: &Node, cursor: &str) -> Result<(String, Vec<Vec<u8>>), StorageError> {
-        // Pattern characters in the prefix match literally.
+        // Escaped pattern characters match literally.
         let prefix = self.prefix.chars().fold(String::new(), |mut text, c| {
             if matches!(c, '*' | '?' | '[' | ']' | '\\') {
                 text.push('\\');

@@ -39,7 +39,7 @@ pub(super) fn unexpected_script_reply(reply: &redis::Value) -> StorageError {
     StorageError::unexpected_reply("the server", format!("the script returned {reply:?}"))
 }
 
-/// Returns `true` if the server has not cached the script. It executed nothing.
+/// Returns `true` if the server has not cached the script. Then it has executed nothing.
 pub(super) fn is_script_missing(error: &StorageError) -> bool {
     is_server_error(error, ServerErrorKind::NoScript)
 }

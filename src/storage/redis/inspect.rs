@@ -1,4 +1,4 @@
-//! Shows the stored states of a key to operators.
+//! Returns the stored states of a key as text, for operators.
 
 use redis::{Value, cmd};
 use tokio::time::Instant;
@@ -9,7 +9,8 @@ use crate::storage::StorageError;
 use crate::{Key, Policy};
 
 impl RedisStorage {
-    /// Returns the stored states of a key as text, with one line per limit. For operators.
+    /// Returns the stored states of a key as text, with one line per limit. Use it to inspect a key
+    /// by hand.
     ///
     /// A line has the limit's position, strategy and period in microseconds, the instant at which its
     /// state expires in microseconds of Unix time, and the numbers that the [guide] describes. A

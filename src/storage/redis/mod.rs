@@ -113,7 +113,7 @@ impl RedisStorage {
         Ok(Self { link, target, prefix, deadline, scripts, combiner: Arc::default(), cas, clock: None })
     }
 
-    /// Rebuilds what depends on settings, with the current prefix, timeout and clock.
+    /// Rebuilds compare-and-swap and the combiner, with the current prefix, timeout and clock.
     fn with_new_cas(self) -> Self {
         let cas = swap::cas(&self.link, &self.prefix, self.deadline, self.clock.clone());
         Self { cas, combiner: Arc::default(), ..self }
@@ -170,10 +170,11 @@ impl RedisStorage {
     }
 }
 
-/// The label `storage` of the metrics.
+/// The value of the metrics label `storage`.
 const LABEL: &str = "redis";
 
-/// The longest timeout of `ready`. An instant in the far future can overflow on some systems.
+/// The maximum timeout of `ready`. An `Instant` in a more distant future can overflow on some
+/// systems.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 impl fmt::Debug for RedisStorage {

@@ -15,13 +15,16 @@
 //! | 4 | | the chunk of the oldest entry |
 //! | 4 | | the chunk of the newest entry |
 //!
+//! A log has places for entries. If it has more than 256 of them, they are divided into chunks.
+//! `strategy/moving_window.lua` documents the layout.
+//!
 //! The digest is the first four bytes of the MD5 of the limit's [tag](crate::storage::names::tag),
 //! except for the highest bit. So it is the same in every build. If two limits of a policy have
 //! the same digest, the later one gets the next free number.
 //!
-//! Two releases may configure the same policy differently. So records of other limits can follow,
-//! and the scripts keep them until they expire. A record that is expired counts as fresh. Bytes
-//! after the last whole record are dropped.
+//! Two releases of a program may configure the same policy differently. So records of other limits
+//! can follow, and the scripts keep them until they expire. An expired record counts as fresh.
+//! Bytes after the last whole record are dropped.
 
 use std::fmt::Write;
 
@@ -36,7 +39,7 @@ pub(super) const LOG_SIZE: usize = 44;
 /// The bit of a digest whose record belongs to a moving window.
 const LOG: u32 = 1 << 31;
 
-/// Later instants are invalid, as in the scripts.
+/// A record with a later instant is invalid, as in the scripts.
 const LATEST: u64 = 1 << 54;
 
 /// Returns the digests of the limits. `logs` has `true` for each moving window.

@@ -18,7 +18,7 @@ pub(super) fn decision(request: StorageRequest<'_>, call: &Call, reply: &Value) 
     let (numbers, stored) = reply.split_at_checked(size)?;
     let at = Timestamp::from_micros(u64::from_be_bytes(*at));
     let spends = request.op == Op::Hit && request.cost > 0;
-    // The numbers after a charge are those of a peek that costs nothing.
+    // A charge has the same numbers as a peek of cost 0 after it.
     let cost = if request.op == Op::Charge { 0 } else { request.cost };
     let outcome = |delay| match (spends, admitted) {
         (false, _) => None,
@@ -52,8 +52,8 @@ pub(super) fn decision(request: StorageRequest<'_>, call: &Call, reply: &Value) 
     is_consistent.then_some(decision)
 }
 
-/// Returns the status of a log. The reply has its units, the time until more units remain, and the
-/// time until the cost fits.
+/// Returns the status of a log that contains `units` units. `reset` is the time until more units
+/// remain, and `retry` the time until the cost fits, both in microseconds.
 fn log_status(
     limit: &Limit,
     at: Timestamp,

@@ -39,7 +39,7 @@ pub(super) struct SwapStore {
 
 /// Creates the compare-and-swap storage on these servers.
 pub(super) fn cas(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Option<Arc<dyn Clock>>) -> Cas<SwapStore> {
-    // A command times out shortly before `Cas` does. So the connection notices the missing reply,
+    // A command times out shortly before `Cas` does. So the connection counts the missing reply,
     // and the error names the server.
     let store = SwapStore { link: link.clone(), prefix: Arc::clone(prefix), deadline: deadline * 15 / 16 };
     let cas = Cas::new(store).metrics_label(super::LABEL).deadline(deadline);

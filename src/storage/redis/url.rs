@@ -7,7 +7,7 @@ use crate::storage::credentials::LoginSource;
 use crate::storage::tls::Tls;
 use crate::storage::url::{self, Address, Authority, Host, Login, Options, Parts, Wrong};
 
-/// The settings of a URL.
+/// The settings in a URL.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) servers: Servers,
@@ -150,7 +150,7 @@ fn sentinel_login(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<Login,
     Ok(login)
 }
 
-/// The path, percent-decoded.
+/// The path of a URL, percent-decoded.
 struct Segments {
     path: String,
 }

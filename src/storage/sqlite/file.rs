@@ -8,8 +8,8 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use super::Durability;
 use crate::Timestamp;
 
-/// `gone_at` is the wall clock's time, in microseconds since the epoch, at which the row can be
-/// deleted. It has no index, because every hit changes it: see [`File::sweep`].
+/// The table of the states. `gone_at` is the wall clock's time, in microseconds since the epoch, at
+/// which the row can be deleted. It has no index, because every hit would change it.
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS tower_ratelimit (
     key TEXT PRIMARY KEY, state TEXT NOT NULL, gone_at INTEGER NOT NULL
 ) WITHOUT ROWID, STRICT";
@@ -17,8 +17,9 @@ const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS tower_ratelimit (
 /// The longest wait for other processes while the file is opened.
 const OPENS_WITHIN: Duration = Duration::from_secs(1);
 
-/// The number of pages in the write-ahead log at which a commit writes them to the database. The
-/// worker does that once a second, so this only limits the log under heavy load.
+/// The number of pages in the write-ahead log at which a commit writes them to the database. With
+/// [`Durability::EverySecond`], the worker does that once a second, so this number only limits the
+/// log under heavy load.
 const LOG_PAGES: u32 = 4_000;
 
 /// The number of rows that a transaction checks for each key that it writes. It must be more than
@@ -106,7 +107,8 @@ impl File {
         Ok(())
     }
 
-    /// Deletes expired rows among the next few rows of the table, in the order of their keys.
+    /// Deletes expired rows among the next rows of the table, in the order of their keys. The
+    /// number of rows is a multiple of `writes`, the number of keys that the transaction writes.
     pub(super) fn sweep(&mut self, writes: u32) -> rusqlite::Result<()> {
         let rows = writes.saturating_mul(SWEPT_PER_WRITE);
         let next = "SELECT max(key), count(*), min(gone_at) FROM \
@@ -136,9 +138,9 @@ impl File {
         Ok(deleted as u64)
     }
 
-    /// Writes the log to the disk, and its pages to the database. Other processes are not blocked.
-    /// Returns `false` if pages are left, because another process was doing the same, or still reads
-    /// older pages.
+    /// Makes a checkpoint: writes the write-ahead log to the disk, and its pages to the database.
+    /// Does not block other processes. Returns `false` if the log still has pages that are not in
+    /// the database, because another process makes a checkpoint or still reads older pages.
     pub(super) fn checkpoint(&self) -> rusqlite::Result<bool> {
         self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
             let (is_busy, in_log, written): (bool, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);

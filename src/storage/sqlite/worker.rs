@@ -15,10 +15,11 @@ use super::transaction::execute;
 use crate::storage::StorageError;
 use crate::storage::cas::skew::{MAX_SKEW, Skew};
 
-/// The largest number of calls in a transaction.
+/// The maximum number of calls in a transaction.
 const MAX_BATCH: usize = 512;
 
-/// The time between two checkpoints. A power failure loses at most the hits of this time.
+/// The time between two checkpoints with [`Durability::EverySecond`]. A power failure loses at most
+/// the hits since the last complete checkpoint.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(1);
 
 /// The first wait for the lock of another process, which is about the time of a transaction. Each
@@ -37,11 +38,11 @@ pub(super) struct Worker {
     unsynced: Option<Instant>,
 }
 
-/// A transaction that failed.
+/// The failure of a transaction.
 enum Failure {
-    /// It was rolled back.
+    /// The transaction was rolled back.
     RolledBack(rusqlite::Error),
-    /// The commit failed.
+    /// The commit failed, and may have changed the database.
     AtCommit(rusqlite::Error),
 }
 
@@ -118,8 +119,8 @@ impl Worker {
         }
     }
 
-    /// Executes the calls, commits, and then answers. After an error, no caller has an answer.
-    /// Nothing was changed, unless the error is that of the commit.
+    /// Executes the calls in a transaction. Answers the callers only after the commit. After an
+    /// error, no caller has an answer.
     fn transact(&mut self, jobs: &mut Vec<Job>) -> Result<(), Failure> {
         let writes = jobs.iter().any(Job::writes);
         let file = match self.file.take().filter(|file| file.is_at(&self.path)) {

@@ -29,10 +29,10 @@ pub(crate) trait Backend: 'static {
     /// `true` if the server keeps its counts over a restart.
     const KEEPS_COUNTS: bool;
 
-    /// The storage on the server behind a port.
+    /// Returns a storage on the server behind a port.
     fn storage(port: u16, timeout: Duration) -> Self::Storage;
 
-    /// A policy for a day with this limit.
+    /// Returns a policy that admits `limit` units per day.
     fn policy(limit: u32) -> Policy {
         policy(&format!("fixed-window {limit}/day; moving-window {limit}/day"))
     }
@@ -52,7 +52,7 @@ pub(crate) trait CountsReplies: Backend {
     fn writes(server: &Self::Server) -> u64;
 }
 
-/// Redis, where a script decides.
+/// Redis with a policy that a script decides.
 pub(crate) struct Redis;
 
 impl Backend for Redis {
@@ -84,7 +84,7 @@ impl CountsReplies for Redis {
     }
 }
 
-/// Redis, where the policy's strategy has no script and states are compared and swapped.
+/// Redis with a policy whose strategy has no script, so compare-and-swap decides.
 pub(crate) struct RedisSwap;
 
 impl Backend for RedisSwap {
@@ -190,7 +190,7 @@ impl Backend for PostgresServer {
     }
 }
 
-/// A backend whose storage has its type erased.
+/// A backend whose storage is in an [`AnyStorage`].
 pub(crate) struct Erased<B>(PhantomData<B>);
 
 pub(crate) type ErasedRedis = Erased<Redis>;

@@ -17,7 +17,7 @@ use super::{LONG, QUICK, limiter, quick_hit, recovers};
 on_every_backend! { [tokio::test] [await] [
     silent_connection_is_replaced_after_three_timeouts,
     silent_connection_is_replaced_when_callers_leave_early,
-    calls_beyond_the_limit_are_not_sent,
+    calls_above_the_limit_of_calls_in_flight_are_not_sent,
     many_retrying_callers_on_one_thread_make_progress,
     calls_share_a_connection_and_do_not_wait_for_each_other,
 ] }
@@ -73,7 +73,7 @@ async fn silent_connection_is_replaced_when_callers_leave_early<B: Backend>() {
 
 /// Guards against this defect: the queue of requests is unbounded while the server
 /// hangs.
-async fn calls_beyond_the_limit_are_not_sent<B: Backend>() {
+async fn calls_above_the_limit_of_calls_in_flight_are_not_sent<B: Backend>() {
     const CALLERS: u64 = 1_500;
     let server = B::Server::launch();
     let limiter = limiter::<B>(server.port(), 2 * SECOND);

@@ -1,4 +1,4 @@
-//! Many callers that compare and swap one key.
+//! Contention: many callers on one key of a storage that uses compare-and-swap.
 
 use common::harness::{Answer, DEADLINE, limited, timely};
 use common::servers::{FaultyServer, Mode, Proxy};
@@ -52,7 +52,7 @@ async fn contention_between_processes_is_not_a_storage_failure<B: Backend>() {
     assert!((1..=LIMIT as usize).contains(&admitted));
 }
 
-/// The round trip is so long that the timeout passes before the last attempt.
+/// The round trip is so long that the timeout passes before the last compare-and-swap attempt.
 async fn contention_in_one_process_is_not_a_storage_failure<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());

@@ -65,18 +65,18 @@ use self::backend::Backend;
 /// A limit that no test reaches.
 const PLENTY: u32 = 10_000;
 
-/// A timeout that only a hanging test reaches.
+/// A timeout that only a test that hangs reaches.
 const LONG: Duration = Duration::from_secs(20);
 
 /// A short timeout.
 const QUICK: Duration = Duration::from_millis(100);
 
-/// Two services and a limiter on the server behind a port.
+/// Returns two services and a limiter on the server behind a port.
 fn entry_points<B: Backend>(port: u16) -> EntryPoints<B::Storage> {
     EntryPoints::new(&B::policy(PLENTY), B::storage(port, common::harness::DEADLINE), || Global)
 }
 
-/// A limiter on the server behind a port.
+/// Returns a limiter on the server behind a port.
 fn limiter<B: Backend>(port: u16, timeout: Duration) -> RateLimiter<B::Storage> {
     RateLimiter::with_storage(B::policy(PLENTY), B::storage(port, timeout))
 }

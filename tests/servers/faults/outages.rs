@@ -13,7 +13,7 @@ use tower_ratelimit::{Key, Storage};
 use super::backend::Backend;
 use super::{QUICK, entry_points, limiter, not_ready, quick_hit, ready, recovers};
 
-/// Runs each test on every backend, and on one of each kind with an erased storage.
+/// Creates the tests for every backend, and for an erased storage on each kind of server.
 macro_rules! outages {
     ($tests:tt) => {
         on_every_backend! { [tokio::test] [await] $tests }
@@ -33,7 +33,7 @@ outages! { [
     hanging_server_does_not_delay_other_callers,
     unreachable_server_fails_calls_at_once,
     failed_connects_are_retried_with_backoff,
-    later_try_overtakes_a_connect_that_lost_its_packets,
+    storage_reconnects_although_an_earlier_connect_lost_its_packets,
 ] }
 
 /// Guards against this defect: a limiter cannot start while its server is down.
@@ -189,8 +189,9 @@ async fn recovers_from<B: Backend>(mode: Mode) {
     }
 }
 
-/// The network loses all packets for half a second, including those of a connection attempt.
-async fn later_try_overtakes_a_connect_that_lost_its_packets<B: Backend>() {
+/// The network loses all packets for half a second, including those of a connect. A later connect
+/// succeeds while that one still waits.
+async fn storage_reconnects_although_an_earlier_connect_lost_its_packets<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), QUICK);

@@ -10,7 +10,7 @@ use tower_ratelimit::Key;
 use super::backend::Backend;
 use super::{LONG, QUICK, limiter};
 
-on_every_backend! { [test] [] [storage_outlives_its_runtime, runtime_ends_while_the_storage_connects] }
+on_every_backend! { [test] [] [storage_outlives_its_runtime, runtime_can_shut_down_while_the_storage_connects] }
 
 fn current_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
@@ -26,8 +26,9 @@ fn storage_outlives_its_runtime<B: Backend>() {
     assert_eq!(current_thread().block_on(used(&direct)), 3);
 }
 
-/// A runtime that shuts down drops a task as soon as it is spawned, with the locks that it holds.
-fn runtime_ends_while_the_storage_connects<B: Backend>() {
+/// A runtime that shuts down drops a new task inside of the call that spawns it. The drop must not
+/// need a lock that this call holds.
+fn runtime_can_shut_down_while_the_storage_connects<B: Backend>() {
     let unreachable = limiter::<B>(1, QUICK);
     for _ in 0..50 {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

@@ -11,7 +11,8 @@ use tower_ratelimit::{BoxError, Global};
 
 use super::{PLENTY, entry_points, not_ready, ready, storage};
 
-/// The client crate's connection manager does not reconnect after a rejected login.
+/// Guards against a defect of another client: the connection manager of the `redis` crate does not
+/// reconnect after a rejected login.
 #[tokio::test]
 async fn storage_becomes_ready_when_a_wrong_password_is_corrected() {
     let server = Server::start(&["--requirepass", "first"]);
@@ -48,7 +49,7 @@ async fn requests_are_decided_when_a_wrong_password_is_corrected() {
     entry_points.recover().await;
 }
 
-/// A password that a provider returns, and the number of calls.
+/// A provider of a password, which counts its calls.
 #[derive(Clone, Default)]
 struct Vault {
     password: Arc<Mutex<Option<&'static str>>>,

@@ -12,7 +12,8 @@ use tower_ratelimit::{Header, Key, RateLimiter};
 
 use super::{LONG, PLENTY, not_ready, ready, storage};
 
-/// Guards against this defect: multi-key scripts fail with `CROSSSLOT` on a cluster.
+/// Guards against this defect: scripts with several keys fail with `CROSSSLOT` on a
+/// cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_counts_exactly_and_the_keys_of_a_policy_share_a_slot() {
     let cluster = Cluster::start();
@@ -57,7 +58,7 @@ async fn cluster_counts_exactly_and_the_keys_of_a_policy_share_a_slot() {
     }
 }
 
-/// Returns a key on each node.
+/// Returns a client's key for each node.
 fn homes(cluster: &Cluster, policy: &str) -> [String; 3] {
     let mut homes = [const { None }; 3];
     for number in 0.. {
@@ -102,7 +103,8 @@ async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
         }
         let (mut slowest, mut slowest_dead, mut rounds) = (Duration::ZERO, Duration::ZERO, 0);
         let alive: Vec<usize> = (0..3).filter(|node| *node != dead).collect();
-        // Until the other nodes have marked it as failed, plus three rounds.
+        // Continues until the other nodes have marked the dead one as failed, and for three more
+        // rounds.
         let mut known_for = 0;
         while known_for < 3 {
             for &node in &alive {
@@ -157,7 +159,7 @@ async fn cluster_is_ready_when_all_of_its_nodes_are() {
 }
 
 #[tokio::test]
-async fn moved_slots_are_followed() {
+async fn hits_follow_a_slot_that_moves_to_another_node() {
     let cluster = Cluster::start();
     let storage = storage(&cluster.url());
     ready(&storage).await;
@@ -184,7 +186,8 @@ async fn moved_slots_are_followed() {
     // Neither node has this key, so the old one redirects with `ASK`.
     assert_eq!(hit(&other).await, 8);
     assert_eq!(cluster.nodes[to].ask(&["DBSIZE"]).to_string(), "1", "the new node counts");
-    // The second key is still on the old node.
+    // The new node has neither key of this script. They could still be on the old node, so it
+    // replies with `TRYAGAIN`.
     let error = with_log.hit(&Key::from("k")).await.unwrap_err();
     assert!(format!("{error:#}").contains("TRYAGAIN") && !error.may_have_counted(), "{error}");
     let port = cluster.nodes[to].port().to_string();

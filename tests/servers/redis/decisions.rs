@@ -1,4 +1,4 @@
-//! Decisions on a real server: the laws, the golden vectors, exact totals.
+//! Decisions on a real server: the storage laws, the golden vectors and exact totals.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn storage_obeys_the_laws() {
         Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
         Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
     ];
-    // As many limits as the script unrolls, and more.
+    // With up to eight limits, the script has local variables. With more, it has tables.
     for limits in [5, 8, 9, 17] {
         mixed.push(policy(&EVERY_STRATEGY.iter().cycle().take(limits).copied().collect::<Vec<_>>().join("; ")));
     }
@@ -39,7 +39,7 @@ fn concurrent_hits_are_admitted_exactly_up_to_the_limit() {
     }
 }
 
-/// Returns the entries that the server should have stored, with logs as `instant*units`.
+/// Returns the expected text of the stored states, with the entries of logs as `instant*units`.
 pub(super) fn stored(policy: &Policy, states: &[State], now: Timestamp) -> Vec<String> {
     let texts = policy.limits().iter().zip(tags(policy)).zip(states).map(|((limit, tag), state)| {
         let until = state.until().as_micros();
@@ -64,8 +64,8 @@ pub(super) fn tags(policy: &Policy) -> Vec<String> {
     policy.limits().iter().enumerate().map(tag).collect()
 }
 
-/// Returns the entries that the server has stored and that have not expired, with logs decoded by a
-/// script.
+/// Returns the text of the states that the server has stored and that have not expired, in the
+/// format of [`stored`]. A script decodes the logs.
 pub(super) fn found(server: &Server, policy: &Policy, states: &str, now: Timestamp) -> Vec<String> {
     let records = records::read(server, states, &tags(policy)).into_iter();
     let live = records.filter(|(_, numbers)| numbers[0] > now.as_micros());
@@ -142,7 +142,7 @@ fn decisions_and_stored_states_equal_those_of_the_strategies() {
                     4 if numbers.below(4) == 0 => numbers.below(2 * longest),
                     _ => 0,
                 };
-                // Later instants are not exact in a double.
+                // Later instants are not exact in Lua, whose numbers are doubles.
                 let most = (1_u64 << 52).saturating_sub(clock.now().as_micros());
                 clock.advance(Duration::from_micros(wait.min(most)));
                 let now = clock.now();
@@ -179,7 +179,7 @@ fn decisions_and_stored_states_equal_those_of_the_strategies() {
 }
 
 #[test]
-fn different_names_have_different_keys_that_share_a_slot() {
+fn clients_have_different_keys_and_each_client_has_one_slot() {
     let server = Server::start(&[]);
     let storage = on(&server, ManualClock::default()).prefix("names");
     RUNTIME.block_on(async {
@@ -209,7 +209,7 @@ fn different_names_have_different_keys_that_share_a_slot() {
     });
 }
 
-/// Field defects: keys never expire, and an index set grows forever.
+/// Guards against defects seen in practice: keys never expire, or a set of all keys grows forever.
 #[test]
 fn keys_expire_with_their_state() {
     let server = Server::start(&[]);
@@ -228,7 +228,7 @@ fn keys_expire_with_their_state() {
     common::servers::wait_until("all keys have expired", || server.ask(&["DBSIZE"]) == Reply::Text("0".to_owned()));
 }
 
-/// Guards against this defect: strategies on one key fail with WRONGTYPE.
+/// Guards against this defect: two strategies on one key fail with `WRONGTYPE`.
 #[test]
 fn unreadable_state_is_treated_as_fresh() {
     let server = Server::start(&[]);
@@ -288,7 +288,7 @@ fn unreadable_state_is_swapped_for_a_fresh_one() {
     });
 }
 
-/// Guards against this defect: scripts are not reloaded after `SCRIPT FLUSH`.
+/// Guards against this defect: scripts are not loaded again after `SCRIPT FLUSH`.
 #[test]
 fn flushed_scripts_are_loaded_again() {
     let server = Server::start(&[]);
@@ -309,7 +309,8 @@ fn every_vector_agrees() {
     common::vectors::assert_all_agree(&server.url());
 }
 
-/// Field defects: check and increment are two steps, or GET then SET in a shared store.
+/// Guards against this defect: the check and the increment are two commands, so
+/// processes admit more than the limit.
 #[test]
 fn eight_processes_admit_exactly_the_limit() {
     let store = Server::start(&[]);
@@ -322,8 +323,8 @@ fn eight_processes_admit_exactly_the_limit() {
             .collect();
         let ask = |server: &common::example_process::Server| (0..25).filter(|_| server.status("/", "") == 200).count();
         let admitted: usize = std::thread::scope(|scope| {
-            let asking: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();
-            asking.into_iter().map(|thread| thread.join().unwrap()).sum()
+            let threads: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
         assert_eq!(admitted, 100, "{policy}");
     }
@@ -357,8 +358,8 @@ fn processes_with_leases_and_caches_admit_exactly_the_limit() {
             (0..3).map(|_| common::example_process::Server::start(&[&flags[..], more].concat())).collect();
         let ask = |server: &common::example_process::Server| (0..120).filter(|_| server.status("/", "") == 200).count();
         let admitted: usize = std::thread::scope(|scope| {
-            let asking: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();
-            asking.into_iter().map(|thread| thread.join().unwrap()).sum()
+            let threads: Vec<_> = servers.iter().map(|server| scope.spawn(|| ask(server))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
         assert_eq!(admitted, 100, "{more:?}");
     }

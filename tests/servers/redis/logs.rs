@@ -20,9 +20,10 @@ fn refund(storage: &RedisStorage, policy: &Policy, hit: &Decision) {
     RUNTIME.block_on(storage.settle(policy, &Key::from("k"), hit, 0)).unwrap();
 }
 
-/// The log grows, entries expire, chunks are emptied and joined, and the clock goes back.
+/// Covers logs that grow, entries that expire, chunks that are emptied and joined, and a clock that
+/// goes back.
 #[test]
-fn long_logs_in_redis_give_the_decisions_of_the_rust_strategy() {
+fn long_logs_in_redis_decide_like_the_rust_strategy() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x0dd_ba11_5eed_1234);
     for (amount, fill, steps, entries) in
@@ -45,7 +46,7 @@ fn long_logs_in_redis_give_the_decisions_of_the_rust_strategy() {
                 };
                 clock.set(clock.now().minus(if step < fill { back / 20_000 } else { back }));
                 let now = clock.now();
-                // Every other thousand of steps, two of three are refunds.
+                // In every second thousand of steps, two thirds are refunds.
                 let refunds = match step {
                     _ if step < fill => 1,
                     _ if step / 1_000 % 2 == 0 => 2,
@@ -100,7 +101,8 @@ fn log_does_not_grow_with_refunded_hits() {
     assert_eq!(next().remaining(), 2_000 - 1_001);
 }
 
-/// Guards against this defect: a refund rewrites all later entries, 50 ms for ten thousand.
+/// Guards against this defect: a refund rewrites all later entries, which takes 50 ms
+/// for 10,000 entries.
 #[test]
 fn refund_moves_a_bounded_part_of_the_log() {
     let server = Server::start(&[]);

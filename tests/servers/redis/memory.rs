@@ -8,7 +8,8 @@ use super::{ready, storage};
 
 const DOCS: &str = include_str!("../../../src/guide/operating.md");
 
-/// The rows of the table: a policy, the hits of the client, and the documented bytes.
+/// Returns the rows of the documented table: a policy, the hits of the client, and the documented
+/// bytes.
 fn documented() -> Vec<(String, u32, u64)> {
     let table = DOCS.split("# Redis memory").nth(1).unwrap().split("\n# ").next().unwrap();
     let rows = table.lines().filter_map(|line| line.strip_prefix("| `"));
@@ -16,7 +17,7 @@ fn documented() -> Vec<(String, u32, u64)> {
     cells.map(|cells| (cells[0].clone(), cells[1].parse().unwrap(), cells[2].parse().unwrap())).collect()
 }
 
-/// Guards against this defect: the documentation lacks the memory of a client.
+/// Guards against this defect: nothing documents the memory of a client.
 #[tokio::test]
 async fn client_takes_as_much_memory_as_documented() {
     let rows = documented();

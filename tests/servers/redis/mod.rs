@@ -1,4 +1,4 @@
-//! Redis: decisions, states and scripts on a server, and servers of several kinds.
+//! Redis: decisions, stored states, scripts, access, and the kinds of servers.
 
 mod access;
 mod cluster;
@@ -21,7 +21,7 @@ use common::harness::{DEADLINE, EntryPoints, SECOND, within};
 use tower_ratelimit::storage::{RedisStorage, StorageError};
 use tower_ratelimit::{Global, Policy};
 
-/// A timeout that only a hanging test reaches.
+/// A timeout that only a test that hangs reaches.
 const LONG: Duration = Duration::from_secs(20);
 
 /// The tolerance for results after a short timeout on a busy machine.

@@ -1,4 +1,4 @@
-//! Users without all command rights get errors and never fresh states.
+//! The command rights of the server's user. A missing right is an error and never resets a state.
 
 use std::iter;
 use std::time::Duration;
@@ -16,18 +16,19 @@ use super::{LONG, ready, storage};
 /// The guide with the `ACL SETUSER` line.
 const DOCS: &str = include_str!("../../../src/guide/operating.md");
 
-/// The maximum time of a failing check.
+/// The timeout of a call of `ready` that fails.
 const CHECK: Duration = Duration::from_millis(500);
 
 /// Commands that only other databases, sentinels or clusters need.
 const NOT_ON_ONE_SERVER: [&str; 4] = ["select", "role", "cluster|slots", "asking"];
 
-/// Returns the words of the documented line.
+/// Returns the words of the documented command.
 fn documented() -> Vec<&'static str> {
     let line = DOCS.lines().find_map(|line| line.strip_prefix("ACL SETUSER ")).unwrap();
     iter::once("ACL").chain(["SETUSER"]).chain(line.split(' ')).collect()
 }
 
+/// Returns the commands that the documented user may run.
 fn commands() -> Vec<&'static str> {
     documented().into_iter().filter_map(|word| word.strip_prefix('+')).collect()
 }
@@ -44,6 +45,7 @@ struct Outcome {
 }
 
 impl Outcome {
+    /// Returns the value, or collects the error.
     fn note<T>(&mut self, result: Result<T, StorageError>) -> Option<T> {
         result.map_err(|error| self.errors.push(error)).ok()
     }
@@ -68,10 +70,12 @@ async fn hits(storage: &RedisStorage, policy: &Policy, key: &Key) -> Outcome {
     outcome
 }
 
-/// The limit of every policy here, plus the refunded hit.
+/// The maximum number of admitted hits: the limit of each policy in this file, and the refunded
+/// hit.
 const MOST: usize = 6 + 1;
 
-/// Each strategy with a limit of six, several limits together, and a strategy without a script.
+/// Returns a policy with a limit of six for each strategy, one with several limits, and one whose
+/// strategy has no script.
 fn policies() -> Vec<Policy> {
     let six = |text: &str| text.replace("3 per 7 seconds", "6/day").replace("queue 0", "queue 5");
     let without_burst = EVERY_STRATEGY.iter().filter(|text| !text.contains("burst"));
@@ -82,7 +86,7 @@ fn policies() -> Vec<Policy> {
 }
 
 #[tokio::test]
-async fn documented_user_may_do_everything() {
+async fn documented_rights_suffice_for_every_call() {
     let server = Server::start(&[]);
     server.ask(&documented());
     let storage = storage_of_the_user(&server);
@@ -100,12 +104,13 @@ async fn documented_user_may_do_everything() {
     assert_eq!(server.ask(&["DBSIZE"]).to_string(), "0");
 }
 
-/// Guards against this defect: a user without `SETRANGE` is not limited, and gets no error.
+/// Guards against this defect: without the right to run `SETRANGE`, clients are not
+/// limited, and the storage returns no error.
 #[tokio::test]
-async fn missing_right_is_an_error_and_never_admits_more() {
+async fn missing_right_is_an_error_and_never_exceeds_the_limit() {
     let server = Server::start(&[]);
     for command in commands().into_iter().filter(|command| !NOT_ON_ONE_SERVER.contains(command)) {
-        // Without states, or with existing ones.
+        // The key has no states, or existing ones.
         for has_states in [false, true] {
             server.ask(&["FLUSHALL"]);
             server.ask(&["SCRIPT", "FLUSH"]);
@@ -160,7 +165,7 @@ async fn renamed_command_is_an_error() {
     }
 }
 
-/// A script that fails halfway counts nothing.
+/// A hit whose script fails halfway counts nothing.
 #[tokio::test]
 async fn failed_hit_is_not_counted_after_the_right_is_granted() {
     let server = Server::start(&[]);
@@ -183,7 +188,7 @@ async fn failed_hit_is_not_counted_after_the_right_is_granted() {
     }
 }
 
-/// Logs that are about to grow, from one entry to several chunks, alone and beside another log.
+/// Covers logs of different lengths that are about to grow, alone and beside another log.
 #[test]
 fn failed_hit_or_refund_changes_no_log() {
     let server = Server::start(&[]);
@@ -211,7 +216,8 @@ fn failed_hit_or_refund_changes_no_log() {
                     server.ask(&["ACL", "SETUSER", "ratelimit", &format!("-{command}")]);
                     let mut failed = 0;
                     for at_once in [true, false] {
-                        // At the instant of the newest entry, which changes in place, and later.
+                        // A hit at the instant of the newest entry changes that entry. A later hit
+                        // adds an entry.
                         if !at_once {
                             clock.advance(Duration::from_millis(1));
                         }
@@ -244,7 +250,7 @@ fn failed_hit_or_refund_changes_no_log() {
 }
 
 #[tokio::test]
-async fn missing_right_on_one_node_is_found() {
+async fn ready_detects_a_missing_right_on_one_node() {
     let cluster = Cluster::start();
     for node in &cluster.nodes {
         node.ask(&documented());

@@ -14,12 +14,13 @@ use tower_ratelimit::{Global, Key, MemoryStorage, Policy, RateLimiter};
 
 use super::{LONG, PLENTY, entry_points, not_ready, ready, storage};
 
-/// One policy that a script decides, and one whose states are compared and swapped.
+/// Returns a policy that a script decides, and one that compare-and-swap decides.
 fn both() -> [Policy; 2] {
     [policy(PLENTY), foreign(1_000_000)]
 }
 
-/// Guards against this defect: the fallback gives every replica the whole quota.
+/// Guards against this defect: the fallback gives each of three replicas the whole
+/// quota.
 #[tokio::test]
 async fn fallback_decides_while_the_server_is_dead_or_hangs() {
     let policy = policy("fixed-window 3000000/day");
@@ -46,7 +47,7 @@ async fn fallback_decides_while_the_server_is_dead_or_hangs() {
         }
         let (started, before) = (Instant::now(), circuit.state());
         while started.elapsed() < SECOND + SECOND / 2 {
-            // Each hit completes in time, probes too.
+            // Each hit completes in time, including those that probe the server.
             assert_eq!(entry_points.hit().await, [Answer::Admitted; 3]);
             let hit = timely(entry_points.limiter.hit(&key)).await.unwrap();
             assert_eq!((hit.is_from_fallback(), hit.capacity()), (true, 1_000_000));
@@ -64,7 +65,7 @@ async fn fallback_decides_while_the_server_is_dead_or_hangs() {
     }
 }
 
-/// Guards against this defect: scripts are not reloaded after `SCRIPT FLUSH`.
+/// Guards against this defect: scripts are not loaded again after `SCRIPT FLUSH`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_scripts_are_loaded_again_under_load() {
     let server = Server::start(&[]);
@@ -99,7 +100,7 @@ async fn flushed_scripts_are_loaded_again_under_load() {
     });
 }
 
-/// Without memory, neither one of several limits nor a part of a log is counted.
+/// A hit on several limits or on a log counts entirely or not at all.
 #[tokio::test]
 async fn server_out_of_memory_counts_nothing() {
     for policy in both() {

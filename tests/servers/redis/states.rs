@@ -94,7 +94,7 @@ fn damaged_log_is_valid_again_after_a_period() {
     }
 }
 
-/// Bytes of rows and entries are overwritten, or the small states hold other numbers.
+/// Overwrites bytes of the log's rows and entries, and numbers in its record.
 #[test]
 fn damaged_log_of_several_chunks_is_valid_again_after_a_period() {
     let server = Server::start(&[]);
@@ -144,7 +144,7 @@ fn damaged_log_of_several_chunks_is_valid_again_after_a_period() {
     }
 }
 
-/// Two releases decide in turn, as in a rolling deployment.
+/// Three releases decide in turn, as in a rolling deployment.
 #[test]
 fn releases_with_different_limits_decide_like_the_model() {
     let server = Server::start(&[]);
@@ -236,7 +236,7 @@ fn clock_that_goes_back_decides_like_the_strategies() {
 }
 
 #[test]
-fn period_that_a_script_cannot_count_is_rejected_by_the_limiter() {
+fn period_that_is_not_exact_in_a_script_is_rejected_by_the_limiter() {
     let server = Server::start(&[]);
     let storage = on(&server, ManualClock::default());
     let longest = Quota::per(2, Duration::from_micros(1 << 52));
@@ -245,7 +245,7 @@ fn period_that_a_script_cannot_count_is_rejected_by_the_limiter() {
     assert!(format!("{error:#}").contains("use a period of at most 71 years"), "{error}");
     let key = Key::from("k");
     let decided = RUNTIME.block_on(storage.decide(StorageRequest::new(&counter, &key, Op::Hit, 1)));
-    assert!(message(decided.unwrap_err()).contains("71 years"), "a policy that is chosen for a request");
+    assert!(message(decided.unwrap_err()).contains("71 years"), "the storage rejects the policy too");
     let half = Policy::new(SlidingWindowCounter::aligned(), Quota::per(2, Duration::from_micros(1 << 51)));
     for policy in [half, Policy::new(FixedWindow::new(), longest), Policy::new(MovingWindow::new(), longest)] {
         RateLimiter::try_with_storage(policy.clone(), storage.clone()).unwrap();
@@ -253,7 +253,7 @@ fn period_that_a_script_cannot_count_is_rejected_by_the_limiter() {
     }
 }
 
-/// The tolerance in microseconds: the longest time that a key outlives its state, and the time
+/// The tolerance in microseconds: the maximum time by which a key outlives its state, and the time
 /// between two reads of the clock.
 const MARGIN: i64 = 500_000 + 500_000 + 100_000;
 
@@ -301,10 +301,10 @@ fn keys_live_as_long_as_their_state() {
     }
 }
 
-/// Guards against this defect: 61 consecutive refusals each promised 60 s, and the client was
-/// admitted after 3,660 s.
+/// Guards against this defect: 61 consecutive refusals each had a `retry_after` of 60
+/// s, and the client was admitted after 3,660 s.
 #[test]
-fn refusals_after_a_clock_went_back_promise_one_instant() {
+fn refusals_after_a_clock_went_back_report_the_same_end() {
     let server = Server::start(&[]);
     for text in EVERY_STRATEGY {
         let (clock, policy) = (ManualClock::default(), policy(&text.replace("7 seconds", "minute")));

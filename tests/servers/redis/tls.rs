@@ -39,7 +39,7 @@ async fn only_certificates_that_the_url_names_are_trusted() {
 }
 
 #[tokio::test]
-async fn server_of_a_private_authority_accepts_only_its_clients() {
+async fn server_accepts_only_clients_with_a_certificate_of_its_authority() {
     let files = Certificates::authority();
     let path = |name: &str| files.path(name);
     let port = common::servers::free_port();

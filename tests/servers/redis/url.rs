@@ -88,8 +88,8 @@ fn error_of_an_invalid_url_hides_the_login() {
         let error = RedisStorage::new(url).expect_err(url);
         assert!(!format!("{error} {error:?}").contains("secret"), "{url}: {error}");
     }
-    let fine = RedisStorage::new("redis+sentinel://me:secret@host/s?sentinel-password=secret").unwrap();
-    assert!(!format!("{fine:?}").contains("secret"), "{fine:?}");
+    let valid = RedisStorage::new("redis+sentinel://me:secret@host/s?sentinel-password=secret").unwrap();
+    assert!(!format!("{valid:?}").contains("secret"), "{valid:?}");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn valid_urls_are_accepted() {
 }
 
 #[test]
-fn builder_checks_prefix_and_deadline() {
+fn builder_rejects_an_invalid_prefix_or_deadline() {
     let storage = || RedisStorage::new("redis://h").unwrap();
     for prefix in ["", "a b", "a{", "}", "caf\u{e9}", &"a".repeat(65)] {
         assert!(panic_message(|| storage().prefix(prefix)).contains(prefix));

@@ -21,8 +21,8 @@ use crate::storage::StorageError;
 use crate::storage::net::Reconnecting;
 use crate::storage::url::{Address, Host};
 
-/// The maximum number of times that a command is sent. It is sent again only after a redirection,
-/// which means that it was not executed.
+/// The maximum number of times that a command is sent. It is sent again only after a reply that
+/// means that the node has not executed it.
 const MAX_ATTEMPTS: usize = 5;
 
 /// The delay after `TRYAGAIN`, which a node returns while it migrates a slot.
@@ -105,7 +105,7 @@ impl Cluster {
         Ok(slots.holders().into_iter().map(|host| self.0.node(host)).collect())
     }
 
-    /// Returns a key in a slot of each node. `name` makes the candidates from a number.
+    /// Returns a key in a slot of each node. `name` returns a different candidate for each number.
     pub(super) async fn key_on_each(
         &self,
         deadline: Instant,
@@ -130,6 +130,7 @@ impl Cluster {
 }
 
 impl ClusterInner {
+    /// Returns the handle to a node, and creates it if there is none.
     fn node(&self, host: &Host) -> Node {
         let mut nodes = self.nodes();
         let existing = nodes.get(host).cloned();
@@ -178,7 +179,8 @@ impl ClusterInner {
 }
 
 impl Host {
-    /// Returns the host in a redirection. A redirection without a name is to a port of this host.
+    /// Returns the host that a redirection from this host names. A redirection without a host name
+    /// is to another port of this host.
     fn redirected_to(&self, target: &str) -> Self {
         let host = target.rsplit_once(':').and_then(|(name, port)| {
             let name = if matches!(name, "" | "?") { &self.name } else { name };

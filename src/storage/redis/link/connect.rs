@@ -29,8 +29,8 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects to `address`, sends `hello`, and returns the connection and the reply.
     ///
-    /// An accepted connection proves little. The server may need a password, may still load its
-    /// data, or may not speak the protocol.
+    /// The reply proves that the server can run commands. A server that only accepts the connection
+    /// may need a password, may still load its data, or may not speak the protocol.
     pub(super) async fn open(address: &Address, access: &Access, hello: &Cmd) -> Result<(Self, Value), StorageError> {
         let server = address.to_string();
         let connected = async {
@@ -68,6 +68,7 @@ impl Connection {
         }
     }
 
+    /// Logs in on an open stream, and selects the database.
     async fn over<S>(stream: S, db: u32, login: &Login) -> Result<Self, RedisError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -102,9 +103,8 @@ impl Drop for Connection {
     }
 }
 
-/// Hides an error message that contains the password.
-///
-/// A server without the `AUTH` command quotes the arguments of the unknown command.
+/// Replaces an error whose message contains the password. A server without the `AUTH` command
+/// quotes the arguments of the unknown command.
 fn hide_password(error: StorageError, server: &str, login: &Login) -> StorageError {
     match &login.password {
         Some(password) if format!("{error:#}").contains(&**password) => {

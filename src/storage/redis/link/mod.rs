@@ -57,13 +57,13 @@ impl Link {
     /// execute it. In a cluster, the first key selects the node. That is the argument after the
     /// number of keys for `EVAL` and `EVALSHA`, else the first argument.
     ///
-    /// The future can be dropped at any time. The server may execute the command all the same.
+    /// The future can be dropped at any time. The server may execute the command nevertheless.
     /// Other commands on the connection are not affected.
     ///
     /// # Errors
     ///
-    /// Returns an error if connecting and the reply together take longer than until `deadline`, or
-    /// if the reply is an error or an array that contains one.
+    /// Returns an error if no reply has arrived at `deadline`, which includes the time to connect.
+    /// Also returns an error if the reply is an error, or an array that contains one.
     pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, StorageError> {
         match &self.0 {
             Topology::Single(node) => node.run(command, deadline).await,
@@ -92,7 +92,8 @@ impl Link {
         }
     }
 
-    /// Returns a key for each server that holds keys. `name` makes the candidates from a number.
+    /// Returns a key for each server that holds keys. `name` returns a different candidate for each
+    /// number.
     #[allow(clippy::unused_async, reason = "a single server needs no request")]
     pub(super) async fn key_on_each(
         &self,

@@ -29,13 +29,13 @@ pub(super) trait Route: fmt::Display + Send + Sync + 'static {
     /// Opens a connection to the server. Returns it with the server's address.
     fn connect(self: Arc<Self>) -> BoxFuture<Result<(Connection, Address), StorageError>>;
 
-    /// Returns `true` if the caller is to check with [`has_moved`](Self::has_moved) that its
-    /// connection still leads to the server.
+    /// Returns `true` if a check with [`has_moved`](Self::has_moved) is due, which the caller then
+    /// makes.
     fn take_check(&self) -> bool {
         false
     }
 
-    /// Returns `true` if the server is no longer at this address.
+    /// Returns `true` if the server has left this address.
     fn has_moved(self: Arc<Self>, _from: Address) -> BoxFuture<bool> {
         Box::pin(ready(false))
     }
@@ -90,10 +90,12 @@ impl Connected for OpenConnection {
 }
 
 impl Node {
+    /// Creates a handle to the server at a fixed address.
     pub(super) fn at(address: Address, access: Access) -> Self {
         Self::new(Fixed { address, access })
     }
 
+    /// Creates a handle to the server that `route` finds.
     pub(super) fn new(route: impl Route) -> Self {
         let connection = Reconnecting::new(&route.to_string());
         Self(Arc::new(NodeInner { route: Arc::new(route), connection }))
@@ -116,7 +118,7 @@ impl Node {
         self.receive(&open, deadline, commands.send_packed_command(command)).await
     }
 
-    /// Checks that the server replies. A reply that denies the user `PING` counts too.
+    /// Checks that the server replies. A user without the right to run `PING` passes the check.
     pub(super) async fn ping(&self, deadline: Instant) -> Result<(), StorageError> {
         match self.run(&redis::cmd("PING"), deadline).await {
             Err(error) if !is_permission_denied(&error) => Err(error),

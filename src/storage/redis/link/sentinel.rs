@@ -87,7 +87,8 @@ impl Route for Sentinels {
         is_due
     }
 
-    /// Asks the sentinels. A former primary can still accept writes, which are lost later.
+    /// Asks the sentinels. A former primary can still accept writes, which are lost when it becomes
+    /// a replica.
     fn has_moved(self: Arc<Self>, from: Address) -> BoxFuture<bool> {
         Box::pin(async move { self.primary().await.is_ok_and(|host| Address::Tcp(host) != from) })
     }

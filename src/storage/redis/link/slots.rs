@@ -49,9 +49,10 @@ impl Slots {
         hosts
     }
 
-    /// Returns a key in a slot of each node. `name` makes the candidates from a number.
+    /// Returns a key in a slot of each node. `name` returns a different candidate for each number.
     ///
-    /// It tries 64 candidates per slot, which is enough for a node with a single slot.
+    /// Tries up to 64 candidates per slot, which is enough to find a key of a node with a single
+    /// slot.
     pub(super) fn key_on_each(&self, name: impl Fn(u32) -> String) -> Vec<String> {
         let mut hosts = self.holders();
         let mut keys = Vec::with_capacity(hosts.len());
@@ -87,7 +88,7 @@ impl Range {
     }
 }
 
-/// Returns the slot of the command's first key. Without a key, any slot will do.
+/// Returns the slot of the command's first key. The slot of a command without a key is arbitrary.
 pub(super) fn slot_of(command: &Cmd) -> u16 {
     let mut arguments = command.args_iter().map(|argument| match argument {
         Arg::Simple(bytes) => bytes,

@@ -15,7 +15,7 @@ const WRITE: &str = include_str!("write.lua");
 /// scripts leave them out, because Lua creates every function in each call.
 const ONLY_FOR_SETTLING: &str = "-- Only for settling.\n";
 
-/// The variables that a template has for each limit.
+/// The variables of a script for each limit.
 const VARIABLES: &str = "digest, till, first, second, new_till, new_first, new_second, delay, ahead, \
                          units, oldest, length, room, head, tail, log";
 
@@ -30,8 +30,8 @@ const WRITTEN: &str = "TAG$, till$, first$, second$";
 const LOG_WRITTEN: &str = "TAG$, log$.till, log$.units, log$.oldest, log$.first, log$.length, log$.room, \
                            log$.head or 0, log$.tail or 0";
 
-/// The most limits, and arguments of limits, whose variables are local variables. A Lua function
-/// can have only 200 of them. With more, the variables are fields of tables, which are slower.
+/// The maximum numbers of limits and of their arguments for which a script uses local variables. A
+/// Lua function can have only 200 of them. A script with more limits uses tables, which are slower.
 const MAX_LIMITS_IN_LOCALS: usize = 8;
 const MAX_ARGUMENTS_IN_LOCALS: usize = 48;
 
@@ -50,10 +50,12 @@ pub(super) fn text(kind: ScriptKind, parts: &[Part]) -> String {
     assemble(kind, parts, template, ["KEYS[1]", "ARGV[1]", "ARGV[NOW]"])
 }
 
-/// Returns the text of a script that decides on several hits, if these limits allow it.
+/// Returns the text of a script that decides on several hits, or `None` if these limits do not
+/// allow it:
 ///
-/// Logs do not, because their functions refer to `KEYS`. Variables in tables do not either, because
-/// a function can refer to only 60 variables outside of it.
+/// - a limit with a log, because the functions of logs refer to `KEYS`
+/// - limits whose variables are in tables, because a Lua function can refer to only 60 variables
+///   outside of it
 pub(super) fn combined_text(kind: ScriptKind, parts: &[Part]) -> Option<String> {
     let is_possible = kind == ScriptKind::Hit && !in_tables(parts) && parts.iter().all(|part| !part.is_log);
     let hit = HIT.replace("-- begin\n", "");
@@ -61,12 +63,12 @@ pub(super) fn combined_text(kind: ScriptKind, parts: &[Part]) -> Option<String> 
     is_possible.then(|| assemble(kind, parts, &template(), ["key", "packed", "own"]))
 }
 
-/// Returns the text of a script. `names` stand for the key of the small states, the packed
-/// arguments and the time of a test's clock.
+/// Returns the text of a script. `names` are the Lua expressions for the key of the small states,
+/// the packed arguments, and the time that replaces the server's.
 fn assemble(kind: ScriptKind, parts: &[Part], template: &str, names: [&str; 3]) -> String {
     let size: usize = parts.iter().map(Part::size).sum();
-    // A variable outside of a function takes longer than a number, so only the functions of logs
-    // use variables.
+    // Lua reads a number faster than a variable outside of the function. So constants are inserted
+    // as numbers. Only the functions of logs, which are not templates, read variables.
     let constants = [
         ("GRACE", u64::from(GRACE)),
         ("STEP", STEP.into()),
@@ -129,7 +131,7 @@ fn unpacked_arguments(kind: ScriptKind, parts: &[Part], in_tables: bool) -> Stri
     }
 }
 
-/// Returns the declaration of the variables of all limits.
+/// Returns the Lua declaration of the variables of all limits.
 fn variables(parts: &[Part], in_tables: bool) -> String {
     if in_tables {
         let tables = vec!["{}"; VARIABLES.split(',').count()].join(", ");
@@ -247,12 +249,12 @@ impl Part {
             .collect()
     }
 
-    /// Returns the format and the variables of the limit's record.
+    /// Returns the `struct` format of the limit's record, and the variables to unpack it into.
     fn record(&self) -> (&'static str, &'static str) {
         if self.is_log { LOG_RECORD } else { RECORD }
     }
 
-    /// Returns the format and the new values of the limit's record.
+    /// Returns the `struct` format of the limit's record, and the values to pack into it.
     fn written(&self) -> (&'static str, &'static str) {
         if self.is_log { (LOG_RECORD.0, LOG_WRITTEN) } else { (RECORD.0, WRITTEN) }
     }

@@ -15,7 +15,7 @@ use crate::storage::{StorageRequest, names};
 use crate::strategy::Script as StrategyScript;
 use crate::{Decision, Key, Op, Policy, Timestamp};
 
-/// The least time by which a key outlives its state, in milliseconds.
+/// The minimum time by which a key outlives its state, in milliseconds.
 pub(super) const GRACE: u32 = 500;
 
 /// The expiry of a key is rounded up to a multiple of this time, in microseconds.
@@ -62,7 +62,7 @@ struct Text {
     hash: String,
 }
 
-/// The values of a limit that are inserted into a template.
+/// A limit, as far as it is relevant for the text of a script.
 struct Part {
     /// The prefix of the names of its functions.
     function: String,
@@ -93,7 +93,7 @@ pub(super) struct Call {
     reply_parts: Vec<ReplyPart>,
 }
 
-/// The values that the reply has for a limit, besides its small state.
+/// The values of a limit in a reply, in addition to its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplyPart {
     Nothing,
