@@ -50,10 +50,13 @@ pub(super) fn text(kind: ScriptKind, parts: &[Part]) -> String {
     assemble(kind, parts, template, ["KEYS[1]", "ARGV[1]", "ARGV[NOW]"])
 }
 
-/// Returns the text of a script that decides on several hits, if these limits allow it.
+/// Returns the text of a script that decides on several hits, or `None` if that is not possible
+/// with these limits.
 ///
-/// Logs do not, because their functions refer to `KEYS`. Variables in tables do not either, because
-/// a function can refer to only 60 variables outside of it.
+/// - It is not possible with logs, because their functions refer to `KEYS`.
+/// - It is not possible with more limits than fit in local variables. The hit is inside a function
+///   in this script, and a Lua function can refer to only 60 outer variables. Each function of a
+///   strategy is one of them.
 pub(super) fn combined_text(kind: ScriptKind, parts: &[Part]) -> Option<String> {
     let is_possible = kind == ScriptKind::Hit && !in_tables(parts) && parts.iter().all(|part| !part.is_log);
     let hit = HIT.replace("-- begin\n", "");
@@ -65,8 +68,8 @@ pub(super) fn combined_text(kind: ScriptKind, parts: &[Part]) -> Option<String> 
 /// arguments and the time of a test's clock.
 fn assemble(kind: ScriptKind, parts: &[Part], template: &str, names: [&str; 3]) -> String {
     let size: usize = parts.iter().map(Part::size).sum();
-    // A variable outside of a function takes longer than a number, so only the functions of logs
-    // use variables.
+    // Lua reads an outer variable of a function more slowly than a number. So the template contains
+    // the numbers, and only the functions of logs use variables.
     let constants = [
         ("GRACE", u64::from(GRACE)),
         ("STEP", STEP.into()),
