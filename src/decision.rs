@@ -191,8 +191,8 @@ impl Decision {
         self.is_admitted() && self.limits().iter().all(|status| status.delay_micros() == 0)
     }
 
-    /// Returns the delay of an admitted hit: the maximum over all limits. It is zero without a
-    /// leaky bucket.
+    /// Returns the delay of an admitted hit: the maximum over all limits. Returns zero for a
+    /// refused hit. Of the built-in strategies, only the leaky bucket delays hits.
     pub fn delay(&self) -> Duration {
         let longest = self.limits().iter().map(Status::delay_micros).max();
         Duration::from_micros(longest.filter(|_| self.is_admitted()).unwrap_or(0))

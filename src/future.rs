@@ -127,8 +127,10 @@ where
     }
 }
 
-/// Polls the inner future and writes the header fields into its response in place. Responses are
-/// large, so this is a separate function that does not move them.
+/// Polls the inner future. When it is ready, settles the request and writes the header fields into
+/// the response in place. Until then, also polls the shadow checks.
+///
+/// Responses are large. The function is not inlined, so that the compiler does not move them.
 #[inline(never)]
 fn poll_inner<F, St, ResBody, E>(
     inner: Pin<&mut F>,

@@ -15,6 +15,9 @@ use crate::{ConfigError, Key};
 
 /// The address of the client behind trusted proxies.
 ///
+/// [`behind`](Self::behind) trusts the proxies in given networks.
+/// [`behind_hops`](Self::behind_hops) trusts a number of proxies, whatever their addresses are.
+///
 /// Each proxy appends the address of its peer to a header field. Entries that the client itself
 /// sent in this field are further left. The field is `X-Forwarded-For` unless
 /// [`header`](Self::header) or [`forwarded`](Self::forwarded) selects another.
@@ -35,7 +38,9 @@ use crate::{ConfigError, Key};
 ///    are converted to IPv4.
 ///
 /// The key is the same as that of [`PeerIp`](crate::PeerIp) for this address: the IPv4 address, or
-/// the /64 of an IPv6 address. Without a peer address the key is missing, and the response is 500.
+/// the /64 of an IPv6 address. If the server did not attach the address of the peer, the key is
+/// missing and the response is 500, unless [`behind_hops`](Self::behind_hops) finds the client in
+/// the field.
 ///
 /// ```
 /// use std::net::{IpAddr, SocketAddr};
@@ -206,8 +211,8 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// Returns an error with status 500 if the peer is the client and the server did not attach its
-    /// address.
+    /// Returns an error with status 500 if the server did not attach the address of the peer,
+    /// unless [`behind_hops`](Self::behind_hops) finds the client in the field.
     pub fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError> {
         let lines = head.headers.get_all(&self.field).iter().rev();
         let mut entries = lines.flat_map(|line| Entries::of(line.as_bytes(), self.grammar));

@@ -56,7 +56,8 @@ macro_rules! extract_from_extensions {
 
 extract_from_extensions! {
     /// Extracts the decision of a layer with [`share_decision`](crate::RateLimitLayer::share_decision).
-    /// Use `Option<Decision>` if a request may have none: it is not limited, or the storage failed.
+    /// Use `Option<Decision>` if a request may have none, for example because it is not limited, or
+    /// because the storage failed.
     ///
     /// ```
     /// use axum::Router;

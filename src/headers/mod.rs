@@ -87,7 +87,8 @@ impl Headers {
         Self { x: false, from_now: false, draft_6: false, ietf: false, partition: None }
     }
 
-    /// Combines the fields of `self` and `others`.
+    /// Combines the fields of `self` and `others`. The options of both apply to the result. If both
+    /// have a partition key, the secret of `self` is used.
     #[must_use]
     pub const fn and(self, others: Self) -> Self {
         let partition = match self.partition {
@@ -168,7 +169,8 @@ impl Headers {
 /// The fields other than `X-RateLimit-*`.
 pub(crate) struct OtherFields {
     draft_6: Option<Numbers>,
-    /// The seconds for which another hit of the same cost would be refused, or 0.
+    /// The seconds until more units remain, rounded up, or 0 if another hit of the same cost would
+    /// be admitted now.
     wait: u32,
     lists: Option<IetfFields>,
 }

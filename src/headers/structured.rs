@@ -22,7 +22,7 @@ pub(super) fn is_list_of_strings(line: &[u8]) -> bool {
     }
 }
 
-/// The unread text. Each method returns `None` if the text does not match.
+/// The unread text. The methods that parse an item return `None` if the text does not match.
 struct Reader<'a> {
     rest: &'a [u8],
 }

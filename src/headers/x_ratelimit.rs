@@ -38,7 +38,8 @@ pub(crate) struct Numbers {
     remaining: u32,
     /// In seconds, from now or since the Unix epoch.
     reset: u64,
-    /// The seconds for which another hit of the same cost would be refused, or 0.
+    /// The seconds until more units remain, rounded up, or 0 if another hit of the same cost would
+    /// be admitted now.
     wait: u32,
 }
 
@@ -83,8 +84,8 @@ fn digits(value: &HeaderValue) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Returns the minimum number of seconds for which another hit of this cost would be refused, or 0
-/// if it would be admitted now.
+/// Returns 0 if another hit of this cost would be admitted now. Otherwise returns the seconds until
+/// more units remain, rounded up. A hit of several units may have to wait longer.
 #[inline]
 pub(super) fn wait(shown: &Status, cost: u32) -> u32 {
     if shown.remaining() >= cost { 0 } else { u32::try_from(seconds_up(shown.reset_after())).unwrap_or(u32::MAX) }

@@ -255,12 +255,12 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.with_config(|config| config.settling = Some(Settling::ByResponse(Arc::new(actual))))
     }
 
-    /// Inserts a [`Charge`](crate::Charge) into the extensions of each admitted request. It
-    /// corrects the cost of the request when the cost is known, for example at the end of a
-    /// streamed body.
+    /// Inserts a [`Charge`](crate::Charge) into the extensions of each admitted request. The
+    /// handler settles it when the actual cost is known, for example at the end of a streamed body.
+    /// A request whose charge is never settled keeps its [estimated cost](Self::cost).
     ///
-    /// A request has no charge if it is not limited, or if the storage failed. So handlers should
-    /// take an `Option<Charge>` if that is possible. With stacked layers, the handler gets the
+    /// A request has no charge if it is not limited, or if the storage failed. If either can
+    /// happen, handlers should take an `Option<Charge>`. With stacked layers, the handler gets the
     /// charge of the innermost one, and [`Charge::of_policy`](crate::Charge::of_policy) returns the
     /// others.
     ///
@@ -290,8 +290,9 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Inserts the [`Decision`](crate::Decision) into the extensions of each admitted request, for
     /// handlers. With the feature `axum`, `Decision` is an extractor.
     ///
-    /// A request has no decision if it is not limited, if the storage failed, or if it would have
-    /// been delayed in a [shadow](Self::shadow) layer. So handlers should take an
+    /// A request has no decision if it is not limited, or if the storage failed. In a
+    /// [shadow](Self::shadow) layer, it also has none if it would have been refused, if it costs
+    /// nothing, or if the storage did not decide immediately. So handlers should take an
     /// `Option<Decision>`. With stacked layers, the handler sees the decision of the innermost one.
     pub fn share_decision(self) -> Self {
         self.with_config(|config| config.shares_decision = true)

@@ -1,4 +1,4 @@
-//! Hits on shadow limits.
+//! Hits that are observed but not enforced: on shadow limits, and in layers in shadow mode.
 
 use std::mem;
 use std::pin::Pin;
@@ -8,7 +8,8 @@ use super::context::{ChargeContext, run_or_spawn};
 use crate::observe::EventKind;
 use crate::{Decision, Op, Storage};
 
-/// A hit on shadow limits. It never delays or refuses the request.
+/// A hit on the policy of a shadow limit, or of a layer in shadow mode. It never delays or refuses
+/// the request.
 pub(crate) struct ShadowCheck<St: Storage> {
     context: ChargeContext<St>,
     progress: Progress<St::DecideFuture>,

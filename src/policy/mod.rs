@@ -153,7 +153,7 @@ impl Policy {
     ///
     /// Returns an error if another limit has the same [name](Self::limit_name), because clients
     /// distinguish limits by name. For example, the second limit of `Policy::named("free")` cannot
-    /// be named `free-1`.
+    /// be named `free-1`, because that is the name of the first one if it has no name of its own.
     pub fn try_with(self, limit: Limit) -> Result<Self, ConfigError> {
         let mut limits = self.0.limits.clone();
         limits.push(limit);
@@ -234,7 +234,8 @@ impl Policy {
     }
 
     /// Divides this policy among `replicas` and returns the part of one of them. Divides the
-    /// amount, the burst and the queue length of each limit, rounded down and at least 1.
+    /// amount, the burst and the queue length of each limit, rounded down. Each is at least 1,
+    /// except for a queue of length 0, which is unchanged.
     ///
     /// The name and the [identity](Self::identity) stay, so a storage treats the result as the same
     /// policy. Add all limits before dividing: adding a limit to an unnamed divided policy gives it

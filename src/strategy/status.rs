@@ -137,7 +137,8 @@ impl Status {
         }
     }
 
-    /// Returns the delay of an admitted hit. It is zero except for a leaky bucket.
+    /// Returns the delay of an admitted hit, or zero for a refused hit. Of the built-in strategies,
+    /// only the leaky bucket delays hits.
     pub const fn delay(&self) -> Duration {
         Duration::from_micros(self.delay_micros())
     }

@@ -50,11 +50,12 @@ impl<S: CasStorage, M: Fn() -> S> CasLaws<S, M> {
         Self { second_handle: Some(Box::new(second_handle)), ..self }
     }
 
-    /// Checks all laws.
+    /// Checks all laws. It starts its own tokio runtimes, so call it from a plain `#[test]`.
     ///
     /// # Panics
     ///
-    /// Panics if a law is broken. The message starts with the law.
+    /// Panics if a law is broken, with a message that starts with the law. Also panics if it is
+    /// called inside a tokio runtime.
     pub fn check(&self) {
         let runtime = runtime();
         runtime.block_on(async {

@@ -16,7 +16,8 @@ pub(super) const TASKS: u32 = 8;
 /// The maximum number of retries of a contended request.
 const MAX_RETRIES: u32 = 100_000;
 
-/// Checks law 9: concurrent hits on one key admit exactly as many units as the policy has.
+/// Checks law 9 of [`StorageLaws`](super::StorageLaws): concurrent hits on one key admit exactly as
+/// many units as the policy has.
 ///
 /// The hits come from several tasks, first on one thread and then on several. A
 /// [contended](Decision::is_contended) hit is retried. Use a storage with a fixed time, or a policy
@@ -24,7 +25,8 @@ const MAX_RETRIES: u32 = 100_000;
 ///
 /// # Panics
 ///
-/// Panics if more or fewer units are admitted, or if the storage fails.
+/// Panics if more or fewer units are admitted, or if the storage fails. Also panics if it is called
+/// inside a tokio runtime, because it starts its own.
 pub fn concurrent_hits_are_exact<St: Storage>(policy: &Policy, storage: &St) {
     for (runtime, threads) in [(runtime(), "one thread"), (runtime_of_threads(), "several threads")] {
         hits_are_exact(&runtime, policy, std::slice::from_ref(storage), threads);
@@ -48,8 +50,8 @@ pub(super) fn hits_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, ha
     );
 }
 
-/// Checks law 9 for refunds: refunds that are concurrent with hits are neither lost nor counted
-/// twice.
+/// Checks law 9 of [`StorageLaws`](super::StorageLaws) for refunds: refunds that are concurrent
+/// with hits are neither lost nor counted twice.
 ///
 /// The policy must have at least 500 units. Use a storage with a fixed time, or a policy with a
 /// long period.
@@ -57,7 +59,8 @@ pub(super) fn hits_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, ha
 /// # Panics
 ///
 /// Panics if the remaining units are not the initial units less the hits without a refund, or if
-/// the storage fails.
+/// the storage fails. Also panics if it is called inside a tokio runtime, because it starts its
+/// own.
 pub fn concurrent_refunds_are_exact<St: Storage>(policy: &Policy, storage: &St) {
     refunds_are_exact(&runtime_of_threads(), policy, storage);
 }

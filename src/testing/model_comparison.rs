@@ -63,7 +63,7 @@ impl Cost {
     }
 }
 
-/// Checks law 8: a storage decides like the [`Model`].
+/// Checks law 8 of [`StorageLaws`](super::StorageLaws): a storage decides like the [`Model`].
 ///
 /// Runs random scripts of hits, peeks, charges, settlements and clears on several keys and
 /// policies. `make` is called for each script, inside a tokio runtime. It must return an empty
@@ -71,7 +71,9 @@ impl Cost {
 ///
 /// # Panics
 ///
-/// Panics if the decisions differ. The message contains the smallest script.
+/// Panics if a decision differs, or if the storage fails. The message contains the smallest random
+/// script that fails. Also panics if it is called inside a tokio runtime, because it starts its
+/// own.
 pub fn decides_like_the_model<St: Storage>(policies: &[Policy], make: impl Fn(ManualClock) -> St) {
     decides_like_the_model_in(Config::default().cases, policies, make);
 }
@@ -85,7 +87,8 @@ pub(super) fn decides_like_the_model_in<St: Storage>(
     like_the_model("8: decisions equal the model's", scripts, policies, &make);
 }
 
-/// Checks law 10: policies with the same name share the states of equal limits, and no others.
+/// Checks law 10 of [`StorageLaws`](super::StorageLaws) for policies with the same name: they share
+/// the states of equal limits, and no others.
 ///
 /// Limits are equal if they have the same strategy, period and position. `make` is as in
 /// [`decides_like_the_model`].
@@ -93,7 +96,9 @@ pub(super) fn decides_like_the_model_in<St: Storage>(
 /// # Panics
 ///
 /// Panics if a hit by one policy changes the state of a limit that it does not share, or does not
-/// change one that it shares. The message contains the smallest random script that fails.
+/// change one that it shares, or if the storage fails. The message contains the smallest random
+/// script that fails. Also panics if it is called inside a tokio runtime, because it starts its
+/// own.
 pub fn policies_of_one_name_share_only_equal_limits<St: Storage>(make: impl Fn(ManualClock) -> St) {
     policies_of_one_name_in(Config::default().cases, make);
 }

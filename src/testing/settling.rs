@@ -12,14 +12,16 @@ use super::sequential::Inputs;
 use crate::storage::{Clock, ManualClock};
 use crate::{Key, Op, Policy, Storage};
 
-/// Checks law 9 for settled hits: concurrent hits spend exactly the sum of their actual costs.
+/// Checks law 9 of [`StorageLaws`](super::StorageLaws) for settled hits: concurrent hits spend
+/// exactly the sum of their actual costs.
 ///
 /// Tasks hit one key at the same time, and settle each hit with a varying actual cost. Use a policy
 /// with at least 1,000 units per key and a long period.
 ///
 /// # Panics
 ///
-/// Panics if the spent units are not the sum of the actual costs, or if the storage fails.
+/// Panics if the spent units are not the sum of the actual costs, or if the storage fails. Also
+/// panics if it is called inside a tokio runtime, because it starts its own.
 pub fn concurrent_settlements_are_exact<St: Storage>(policy: &Policy, storage: &St) {
     settlements_are_exact(&runtime_of_threads(), policy, storage);
 }

@@ -123,8 +123,8 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     ///
     /// # Panics
     ///
-    /// Panics if a law is broken, with a message that starts with the law. Panics inside a tokio
-    /// runtime.
+    /// Panics if a law is broken, with a message that starts with the law. Also panics if it is
+    /// called inside a tokio runtime.
     pub fn check(&self) {
         let (runtime, make) = (runtime(), &self.make);
         let policies = self.supported(EVERY_STRATEGY.map(parsed));

@@ -269,6 +269,22 @@ async fn shadow_layer_shares_its_decision_with_handlers() {
     assert_eq!(ask(&layer.layer(seen), get("/")).await.into_body(), "Some(1)");
 }
 
+#[tokio::test]
+async fn shadow_layer_shares_the_decision_on_a_delayed_request_but_no_refusal() {
+    let seen = service_fn(|request: Request<()>| {
+        let delay = request.extensions().get::<Decision>().map(Decision::delay);
+        ready(Ok::<_, Infallible>(Response::new(format!("{delay:?}"))))
+    });
+    let layer = RateLimitLayer::new(policy("leaky-bucket 1/hour queue 1"), Global)
+        .storage(memory_with_manual_clock().0, OnError::Refuse)
+        .share_decision()
+        .shadow();
+    let service = layer.layer(seen);
+    for delay in ["Some(0ns)", "Some(3600s)", "None"] {
+        assert_eq!(ask(&service, get("/")).await.into_body(), delay);
+    }
+}
+
 #[test]
 fn shadow_limit_does_not_change_the_identity_and_round_trips_as_text() {
     let plain = policy("fixed-window 9/minute");

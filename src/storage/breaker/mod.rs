@@ -37,12 +37,15 @@ use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 /// ```
 ///
 /// The breaker opens after 5 consecutive failures ([`failures`](Self::failures)). After 100
-/// milliseconds, one hit probes the primary. The time between probes doubles with each failed
-/// probe, up to 1 second ([`probe_after`](Self::probe_after)). The first successful probe closes
-/// the breaker.
+/// milliseconds, one hit, refund or clear probes the primary. The time between probes doubles with
+/// each failed probe, up to 1 second ([`probe_after`](Self::probe_after)). The first successful
+/// probe closes the breaker.
 ///
-/// While it is open, the fallback decides. It applies each policy [divided](Policy::divide) by the
-/// number of replicas. Without a fallback, decisions fail immediately, and
+/// The fallback decides while the breaker is open, and each time the primary fails to decide. It
+/// applies each policy [divided](Policy::divide) by the number of replicas. After a timeout of the
+/// primary, both storages may have counted the hit.
+///
+/// Without a fallback, decisions fail, immediately while the breaker is open, and
 /// [`OnError`](crate::OnError) applies. Clones share one state.
 ///
 /// The primary needs a timeout. The storages of this crate have one, and

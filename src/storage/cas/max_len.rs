@@ -5,8 +5,8 @@ use crate::{ConfigError, Limit, Policy};
 /// The largest number of bytes per log entry: `,`, an instant, `*` and a number of units.
 const ENTRY: u64 = 19;
 
-/// The largest number of bytes of a limit, without its name and its log: brackets, separators,
-/// position, period, an instant and two amounts.
+/// The largest number of bytes of a limit's entry, without the name of its strategy and its log
+/// entries: brackets, separators, position, period, an instant and two amounts.
 const LIMIT: u64 = 80;
 
 /// The number of bytes of the instant of the last decision, with its `@`.
@@ -55,7 +55,7 @@ pub(super) fn check_logs(policy: &Policy, max_entries: u32) -> Result<(), Config
 }
 
 fn max_bytes(limit: &Limit) -> u64 {
-    // Percent-encoding can turn one byte into three.
+    // Percent-encoding can turn one byte of the strategy's name into three.
     let name = 3 * limit.strategy().name().len() as u64;
     LIMIT + name + ENTRY * entries(limit)
 }

@@ -31,9 +31,10 @@ const LONGEST_LOG: u32 = 1_000;
 ///
 /// - A hit that loses every race is refused as [contended](Decision::is_contended). It has spent
 ///   nothing, and retrying can succeed.
-/// - A hit is executed once its future is polled. Dropping the future later does not undo the hit.
+/// - A hit may be executed as soon as its future has been polled. Dropping the future later does
+///   not undo the hit.
 /// - A call takes at most 100 milliseconds by default: see [`deadline`](Self::deadline).
-/// - Calls need a tokio runtime with time. The storage can be created outside of a runtime.
+/// - Calls need a tokio runtime with time enabled. The storage can be created outside of a runtime.
 ///
 /// The guide on [several processes](crate::guide::several_processes#your-own-store) has the
 /// details.
@@ -41,9 +42,9 @@ const LONGEST_LOG: u32 = 1_000;
 /// # Clocks
 ///
 /// A decision is made at the store's time, or at this machine's time if the store reports none. The
-/// instant of the newest decision is stored with the key, and no later decision is made before it.
-/// An instant that is more than 5 seconds ahead of this machine is ignored: see
-/// [`max_skew`](Self::max_skew). The guide has the
+/// instant of the newest decision is stored with the key. No decision is made at an earlier
+/// instant, even if the clock of the next process is behind. A stored instant that is more than 5
+/// seconds ahead of the clock is ignored: see [`max_skew`](Self::max_skew). The guide has the
 /// [guarantees](crate::guide::several_processes#clocks).
 ///
 /// # Errors
@@ -108,12 +109,14 @@ impl<S: CasStorage> Cas<S> {
         Self { shared: Arc::new(shared), ..self }
     }
 
-    /// Sets the time by which the newest decision on a key may be ahead of this node's clock.
-    /// Defaults to 5 seconds.
+    /// Sets the time by which the newest decision on a key may be ahead of the clock: the store's,
+    /// or this node's if the store reports no time. If it is further ahead, the node decides by the
+    /// clock, moves the key's states back to it, and logs a warning (feature `tracing`). Defaults
+    /// to 5 seconds.
     ///
-    /// See [clocks](Self#clocks). States are kept longer by this time. Zero disables the
-    /// comparison: each node decides by its own clock, and a node whose clock is years ahead can
-    /// block a key for years.
+    /// See [clocks](Self#clocks). States are kept longer by this time. With zero, the instant of
+    /// the newest decision is not compared with the clock. Each node decides by the clock and never
+    /// moves states back, so a node whose clock is years ahead can block a key for years.
     ///
     /// # Panics
     ///

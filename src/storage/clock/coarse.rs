@@ -7,11 +7,11 @@ use super::Ticks;
 use super::wall_time::WallTime;
 use super::{Clock, Timestamp};
 
-/// A [`SystemClock`](super::SystemClock) that does not read the processor's tick counter, and lags
-/// by up to a tick.
+/// A clock like [`SystemClock`](super::SystemClock) that reads the kernel's coarse time, and lags
+/// by up to one timer tick.
 ///
-/// It is faster on machines whose tick counter is slow to read, for example some virtual machines.
-/// On other machines it is not faster, so measure it on yours.
+/// It is faster on machines whose time-stamp counter is slow to read, for example some virtual
+/// machines. On other machines it is not faster, so measure it on yours.
 ///
 /// A tick is the interval of the kernel's timer interrupt: 1 to 4 milliseconds on most Linux
 /// systems, and 10 on some. The clock reads `CLOCK_MONOTONIC_COARSE`, which the kernel updates once
@@ -24,11 +24,12 @@ use super::{Clock, Timestamp};
 /// - Quotas are enforced in the time of this clock. For example, a window of N per second admits at
 ///   most N in each second of this clock, which may be up to a tick shorter or longer than a real
 ///   second.
-/// - `retry_after` and `Retry-After` are never too short. They are up to a tick longer, because the
-///   storage adds the [`resolution`](Clock::resolution).
+/// - `retry_after` and `Retry-After` are up to a tick longer. The storage adds the
+///   [`resolution`](Clock::resolution), so that they are not too short.
 ///
-/// If timer interrupts are delayed, as on an overcommitted virtual machine, the clock lags longer.
-/// Do not use it for periods that are not much longer than a tick.
+/// If timer interrupts are delayed, as on an overcommitted virtual machine, the clock lags longer,
+/// and `retry_after` can be too short. Do not use it for periods that are not much longer than a
+/// tick.
 ///
 /// # Examples
 ///

@@ -106,13 +106,13 @@ impl Clock for SystemClock {
 /// # Examples
 ///
 /// ```
-/// use std::time::{Duration, Instant};
+/// use std::time::Duration;
 /// use tower_ratelimit::storage::{Clock, ManualClock};
 ///
 /// let clock = ManualClock::default();
 /// let before = clock.now();
 /// clock.advance(Duration::from_millis(1));
-/// assert_eq!(clock.now().since(before), 1_000);
+/// assert_eq!(clock.now().since(before), 1_000); // microseconds
 /// ```
 #[derive(Clone, Debug)]
 pub struct ManualClock(Arc<AtomicU64>);

@@ -143,8 +143,8 @@ impl EtcdStorage {
         Self { cas: self.cas.long_logs(true), ..self }
     }
 
-    /// Sets the time by which a key's newest decision may be ahead of this process's clock. If it
-    /// is further ahead, the process decides by its own clock and logs a warning. Overrides the
+    /// Sets the time by which the newest decision on a key may be ahead of this process's clock. If
+    /// it is further ahead, the process decides by its own clock and logs a warning. Overrides the
     /// URL. Defaults to 5 seconds.
     ///
     /// The guide explains [clock skew](crate::guide::several_processes#clocks).

@@ -59,7 +59,8 @@ impl<St: Storage> LeaseTable<St> {
         refunded
     }
 
-    /// Takes the lease of a key, unless its window has ended.
+    /// Removes the lease of a key. Returns its unspent units, or `None` if there are none or their
+    /// window has ended.
     fn take_unspent(&self, entry: &mut LeaseEntry) -> Option<Unspent> {
         let lease = entry.lease.take().filter(|lease| self.clock.now() < lease.end)?;
         let hit = lease.as_hit()?;

@@ -51,17 +51,18 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// The storage counts leased units as spent, so all nodes together never admit more than the limit.
 /// Units that a node has leased and not spent are not available to other nodes. Choose a slice of
-/// about one percent of the limit. As the window runs out, slices shrink: a slice never exceeds one
-/// sixteenth of the remaining units. A slice expires with its window.
+/// about one percent of the limit. As the window runs out, slices shrink: a slice is at most one
+/// sixteenth of the remaining units, unless the hits that wait for it need more. A slice expires
+/// with its window.
 ///
 /// The policy must be a single [`FixedWindow`](crate::FixedWindow), anchored or aligned. Other
 /// policies fail [validation](Storage::validate). Shadow limits, and policies chosen per request
 /// that are not a single fixed window, are sent to the storage unchanged.
 ///
-/// At most 10,000 keys have a lease ([`max_keys`](Self::max_keys)). A new lease evicts the least
-/// recently used one and refunds it. Call [`close`](Self::close) at shutdown, or unspent units are
-/// lost until their window ends. Dropping the last handle inside a tokio runtime spawns a task that
-/// refunds them. Outside a runtime, nothing is refunded.
+/// At most 10,000 keys have a lease ([`max_keys`](Self::max_keys)). Beyond that, a new lease evicts
+/// the least recently used one and refunds it. Call [`close`](Self::close) at shutdown, or unspent
+/// units are lost until their window ends. Dropping the last handle inside a tokio runtime spawns a
+/// task that refunds them. Outside a runtime, nothing is refunded.
 ///
 /// Make `Leases` the outermost wrapper of a storage. A storage with round trips needs a tokio
 /// runtime. The guide on [several
@@ -111,8 +112,10 @@ impl<St: Storage> Leases<St> {
         self.with(max_keys, clock)
     }
 
-    /// Sets the clock that measures the validity of slices; for tests. It need not agree with the
+    /// Sets the clock that measures the validity of slices. For tests. It need not agree with the
     /// storage's clock.
+    ///
+    /// Call this before the first hit, because the returned storage starts without leases.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let max_keys = self.0.max_keys;
@@ -134,12 +137,12 @@ impl<St: Storage> Leases<St> {
         self.0.counters.counted().1
     }
 
-    /// Returns the number of keys that have a lease of an open window.
+    /// Returns the number of keys that have a lease whose window has not ended.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns `true` if no key has a lease of an open window.
+    /// Returns `true` if no key has a lease whose window has not ended.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -44,7 +44,7 @@ impl<St: Storage> LeaseTable<St> {
         self.table.place(policy, policy.limit_digests().first().copied().unwrap_or_default(), key)
     }
 
-    /// Returns the number of keys with a lease of an open window.
+    /// Returns the number of keys with a lease whose window has not ended.
     pub(super) fn len(&self) -> usize {
         let now = self.clock.now();
         self.table.count(|entry| entry.lease.as_ref().is_some_and(|lease| lease.is_live(now)))

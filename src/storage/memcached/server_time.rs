@@ -108,10 +108,10 @@ impl ServerTime {
     }
 }
 
-/// Converts microseconds to a signed number. A number that does not fit is replaced by one that is
-/// later than every valid instant.
+/// Converts microseconds to a signed number of at most `i64::MAX / 4`. This is later than every
+/// valid instant, and leaves room for the sums in [`learn`](ServerTime::learn).
 fn signed(micros: u64) -> i64 {
-    i64::try_from(micros).unwrap_or(i64::MAX / 4)
+    i64::try_from(micros).unwrap_or(i64::MAX).min(i64::MAX / 4)
 }
 
 impl fmt::Debug for ServerTime {
@@ -148,6 +148,15 @@ mod tests {
                     clock.advance(Duration::from_millis(60_123));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn largest_times_do_not_overflow() {
+        for seconds in [9_223_372_036_853, 9_223_372_036_854, 9_223_372_036_855, u64::MAX] {
+            let time = ServerTime::new(Arc::new(ManualClock::default()));
+            time.learn(time.machine(), seconds);
+            assert!(time.now() > time.machine(), "{seconds} s");
         }
     }
 

@@ -134,9 +134,9 @@ impl MemcachedStorage {
         Self { cas: self.cas.long_logs(true), ..self }
     }
 
-    /// Sets the time by which a key's newest decision may be ahead of this process's clock. If it
-    /// is further ahead, the process decides by its own clock and logs a warning. Overrides the
-    /// URL. Defaults to 5 seconds.
+    /// Sets the time by which the newest decision on a key may be ahead of this process's estimate
+    /// of the server's time. If it is further ahead, the process decides by its estimate and logs a
+    /// warning. Overrides the URL. Defaults to 5 seconds.
     ///
     /// The guide explains [clock skew](crate::guide::several_processes#clocks).
     ///

@@ -75,7 +75,7 @@ impl MemoryInner {
         answer.by_states(request, now, &states, parts)
     }
 
-    /// Decides on a new key, or on a key with a state that is a log.
+    /// Decides if a state of the key is a log or is not stored, as for a new key.
     #[inline(never)]
     fn decide_new<A: Answer>(&self, mut lookup: Lookup<'_>, request: &StorageRequest<'_>, answer: A) -> A::Output {
         let now = lookup.now;

@@ -235,8 +235,10 @@ impl PostgresStorage {
     }
 
     /// Sets the time by which the newest decision on a key may be ahead of the server's clock, for
-    /// example after a failover. Overrides the URL. Defaults to 5 seconds. The guide explains
-    /// [clocks](crate::guide::several_processes#clocks).
+    /// example after a failover. If it is further ahead, the storage decides by the server's clock
+    /// and logs a warning. Overrides the URL. Defaults to 5 seconds.
+    ///
+    /// The guide explains [clock skew](crate::guide::several_processes#clocks).
     ///
     /// # Panics
     ///
@@ -254,7 +256,8 @@ impl PostgresStorage {
         Self { cas: self.cas.clock(clock), ..self }
     }
 
-    /// Returns the statement that creates the table, for programs that run their own migrations.
+    /// Returns the statement that creates the table, for programs that run their own migrations. It
+    /// does not create the [schema](Self#options).
     pub fn definition(&self) -> String {
         self.store.link.table().definition()
     }

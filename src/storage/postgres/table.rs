@@ -132,7 +132,7 @@ pub(super) enum Statement {
     Delete,
     /// Deletes the expired rows of `$2` pages of the table, from page `$1`.
     Sweep,
-    /// Deletes the keys from `$1` to `$2`.
+    /// Deletes the keys from `$1` up to, but not including, `$2`.
     DeleteAll,
 }
 

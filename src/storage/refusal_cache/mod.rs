@@ -113,7 +113,7 @@ impl<St: Storage> RefusalCache<St> {
         self.with(max_keys, ttl, clock)
     }
 
-    /// Sets the clock that measures the age of refusals; for tests. It need not agree with the
+    /// Sets the clock that measures the age of refusals. For tests. It need not agree with the
     /// storage's clock.
     ///
     /// Call this before the first hit, because the returned cache is empty.

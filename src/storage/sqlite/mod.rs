@@ -56,10 +56,13 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 ///
 /// A thread executes the calls of a storage and its clones. Calls that wait at the same time share
 /// one transaction, and are answered after its commit. So a hit is counted exactly once or not at
-/// all, even with several processes. A process that is killed loses no hit that it has answered.
+/// all, even with several processes. A process that is killed loses no hit that it has answered. A
+/// power failure can lose the hits of the last second: see [`durability`](Self::durability).
 ///
 /// Decisions are made at this machine's time. Each hit stores the state of its key, so a strategy
 /// with a log writes the whole log on each hit.
+///
+/// Calls need a tokio runtime with time enabled. The storage can be created outside of a runtime.
 ///
 /// # Options
 ///
@@ -84,9 +87,9 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 ///
 /// # Errors
 ///
-/// Calls fail with [`StorageError`] if the file cannot be read or written, or if there was no
-/// transaction within the timeout, for example because another process holds the lock. After an
-/// error, the next call opens the file again.
+/// Calls fail with [`StorageError`] if the file cannot be read or written, if 1,024 calls are
+/// already waiting, or if there was no transaction within the timeout, for example because another
+/// process holds the lock. After an error of the file, the next call opens it again.
 ///
 /// # Linking
 ///

@@ -60,7 +60,7 @@ pub(super) fn may_be_login(host: &str) -> bool {
 }
 
 impl Host {
-    /// Parses a name or an address, with an optional port.
+    /// Parses a name or an address, with an optional port. `port` is the default.
     fn parse(text: &str, port: u16) -> Option<Self> {
         let (name, rest) = if let Some(inside) = text.strip_prefix('[') {
             let (address, rest) = inside.split_once(']')?;

@@ -165,9 +165,9 @@ async fn renamed_command_is_an_error() {
     }
 }
 
-/// A hit whose script fails halfway counts nothing.
+/// The user lacks the right to one command of the script.
 #[tokio::test]
-async fn failed_hit_is_not_counted_after_the_right_is_granted() {
+async fn script_that_fails_halfway_counts_nothing() {
     let server = Server::start(&[]);
     let key = Key::from("k");
     for command in ["set", "setrange", "pexpire", "strlen", "getrange"] {

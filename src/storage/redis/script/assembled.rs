@@ -50,12 +50,13 @@ pub(super) fn text(kind: ScriptKind, parts: &[Part]) -> String {
     assemble(kind, parts, template, ["KEYS[1]", "ARGV[1]", "ARGV[NOW]"])
 }
 
-/// Returns the text of a script that decides on several hits, or `None` if these limits do not
-/// allow it:
+/// Returns the text of a script that decides on several hits, or `None` if that is not possible
+/// with these limits.
 ///
-/// - a limit with a log, because the functions of logs refer to `KEYS`
-/// - limits whose variables are in tables, because a Lua function can refer to only 60 variables
-///   outside of it
+/// - It is not possible with logs, because their functions refer to `KEYS`.
+/// - It is not possible with more limits than fit in local variables. The hit is inside a function
+///   in this script, and a Lua function can refer to only 60 outer variables. Each function of a
+///   strategy is one of them.
 pub(super) fn combined_text(kind: ScriptKind, parts: &[Part]) -> Option<String> {
     let is_possible = kind == ScriptKind::Hit && !in_tables(parts) && parts.iter().all(|part| !part.is_log);
     let hit = HIT.replace("-- begin\n", "");
