@@ -24,14 +24,15 @@ use crate::middleware::post_response::QueueSlot;
 use crate::middleware::state::LayerState;
 use crate::middleware::waiting_room::{Deciding, Pause};
 use crate::waiting::Attempted;
-use crate::{Decision, Rejection, Storage, headers};
+use crate::{Rejection, Storage, headers};
 
 pin_project! {
     /// The response future of [`RateLimit`](crate::RateLimit).
     ///
     /// Dropping the future while it waits for the delay of a leaky bucket refunds the hit. The
     /// refund frees the request's slot only if it is the last one in the queue. Dropping it while
-    /// it [waits](crate::RateLimitLayer::wait) to be admitted spends nothing.
+    /// it [waits](crate::RateLimitLayer::wait) to be admitted spends nothing. After either wait, the
+    /// future also waits until the inner service is ready. Dropping it then refunds the hit.
     #[must_use = "futures do nothing unless they are polled"]
     pub struct ResponseFuture<S, B, St, R>
     where
@@ -189,8 +190,8 @@ pin_project! {
 
 /// The step of a request that has waited with a clone of the service.
 enum Next<St: Storage> {
-    /// The request is admitted.
-    Admitted(Box<Decision>),
+    /// The request is admitted. The slot has its decision.
+    Admitted,
     /// The storage has failed, and the request is forwarded without limits.
     Forward(ResponsePlan<St>),
 }
@@ -224,16 +225,17 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
             if let Some(delay) = this.delay.as_mut().as_pin_mut() {
                 ready!(delay.poll(cx));
                 this.delay.set(None);
-                *this.next = this.slot.delayed.take().map(Next::Admitted);
+                *this.next = Some(Next::Admitted);
             }
             if this.next.is_some() {
                 ready!(service.poll_ready(cx))?;
             }
             if let Some(next) = this.next.take() {
-                let decision = match next {
-                    Next::Admitted(decision) => decision,
-                    Next::Forward(plan) => break plan,
-                };
+                if let Next::Forward(plan) = next {
+                    break plan;
+                }
+                // Not earlier, so that dropping the request before the service is ready refunds it.
+                let decision = this.slot.delayed.take().expect("an admitted request has a decision");
                 let now = if decision.is_at_once() { None } else { this.slot.peek_now() };
                 let now = now.as_ref().unwrap_or(&decision);
                 break this.shared.admitted_after(&decision, now, this.slot.storage_request(), request);
@@ -259,7 +261,7 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
                     this.shared.report_delayed(this.slot);
                     *service = unready(service);
                     if delay.is_zero() {
-                        *this.next = this.slot.delayed.take().map(Next::Admitted);
+                        *this.next = Some(Next::Admitted);
                     } else {
                         this.delay.set(Some(tokio::time::sleep(delay)));
                     }

@@ -136,6 +136,11 @@ impl<St: Storage> RateLimiter<St> {
         Self { policy, storage, queues: Arc::default() }
     }
 
+    /// Sets the queues of the hits that wait.
+    pub(crate) fn waiting_in(self, queues: Arc<Queues>) -> Self {
+        Self { queues, ..self }
+    }
+
     /// Spends one unit of `key` from each limit of the policy if all of them admit it, and none
     /// otherwise.
     ///

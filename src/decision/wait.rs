@@ -14,12 +14,23 @@ impl Decision {
         self
     }
 
-    /// Turns the admission of a refunded hit into a refusal, because its delay is longer than
-    /// `max_delay`. Its `retry_after` is the time until the delay would be that short.
+    /// Turns an admission into a refusal, because its delay is longer than `max_delay`. Its
+    /// `retry_after` is the time until the delay would be that short. The remaining units are those
+    /// of the decision, even if it is a hit that was refunded, because the refund may have failed.
     pub(crate) fn refuse_delay(mut self, max_delay: Duration) -> Self {
-        let (cost, max_delay) = (self.cost, micros(max_delay));
-        self.statuses.as_mut_slice().iter_mut().for_each(|status| Status::refuse_delay(status, cost, max_delay));
+        let max_delay = micros(max_delay);
+        self.statuses.as_mut_slice().iter_mut().for_each(|status| status.refuse_delay(max_delay));
         self.verdict = self.verdict.instead(Verdict::REFUSED);
+        self
+    }
+
+    /// Turns a peeked admission into a refusal with the shortest `retry_after`, because other hits
+    /// wait for the same units. Does not change a refusal.
+    pub(crate) fn refuse_turn(mut self) -> Self {
+        if self.is_admitted() {
+            self.statuses.as_mut_slice().iter_mut().for_each(Status::refuse_turn);
+            self.verdict = self.verdict.instead(Verdict::REFUSED);
+        }
         self
     }
 }

@@ -1,6 +1,5 @@
 //! The handles that a layer returns: limiters, the usage of a client, and the storage.
 
-#[cfg(feature = "axum")]
 use std::sync::Arc;
 
 use http::Request;
@@ -15,13 +14,15 @@ use crate::{ConfigError, IntoPolicy, RateLimiter, Storage};
 impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Returns a limiter that shares the policy and the storage of this layer, to peek at a key,
     /// clear it, or charge it outside of a request. It follows the changes of a
-    /// [`LivePolicy`](crate::LivePolicy).
+    /// [`LivePolicy`](crate::LivePolicy). Its [`acquire`](RateLimiter::acquire) and the
+    /// [waiting](Self::wait) requests of this layer share their queues.
     ///
     /// Returns `None` if the policy is chosen for each request. Then use
     /// [`limiter_for`](Self::limiter_for).
     pub fn limiter(&self) -> Option<RateLimiter<St>> {
         let policy = self.shared.config.policies.shared()?;
-        Some(RateLimiter::of(policy.clone(), self.storage_handle()))
+        let limiter = RateLimiter::of(policy.clone(), self.storage_handle());
+        Some(limiter.waiting_in(Arc::clone(&self.shared.queues)))
     }
 
     /// Returns a limiter that shares the storage of this layer, for a policy that
@@ -31,7 +32,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///
     /// Returns an error if the storage cannot keep the policy.
     pub fn limiter_for(&self, policy: impl IntoPolicy) -> Result<RateLimiter<St>, ConfigError> {
-        RateLimiter::try_with_storage(policy, self.storage_handle())
+        let limiter = RateLimiter::try_with_storage(policy, self.storage_handle())?;
+        Ok(limiter.waiting_in(Arc::clone(&self.shared.queues)))
     }
 
     /// Returns the policy of the client of `request` and the units that it has left, or `None` if

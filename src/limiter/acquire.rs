@@ -86,8 +86,8 @@ impl<St: Storage> RateLimiter<St> {
         max_wait: Duration,
     ) -> impl Future<Output = Result<Decision, St::Error>> + Send + use<St> {
         let queues = Arc::clone(&self.queues);
-        let (storage, policy) = (self.storage.clone(), self.policy.clone());
-        acquire(Waiter { storage, policy, key: key.clone(), cost }, queues, max_wait)
+        let (storage, policy, key) = (self.storage.clone(), self.policy.clone(), key.clone());
+        acquire(Waiter { storage, policy, key, cost, delayed_until: None }, queues, max_wait)
     }
 }
 
@@ -97,12 +97,9 @@ async fn acquire<St: Storage>(
     max_wait: Duration,
 ) -> Result<Decision, St::Error> {
     let deadline = later(Instant::now(), max_wait);
-    let Attempted { mut policy, decided } = waiter.attempt().await;
-    let mut decision = decided?;
-    if decision.is_refused() {
-        let admitted = waiter.wait(&queues, Refusal::new(decision, policy), deadline).await;
-        (policy, decision) = (admitted.policy, admitted.decided?);
-    }
+    let waiter = Waiter { delayed_until: Some(deadline), ..waiter };
+    let Attempted { policy, decided } = first_attempt_and_wait(&waiter, &queues, deadline).await;
+    let decision = decided?;
     let (delay, left) = (decision.delay(), deadline.saturating_duration_since(Instant::now()));
     if delay.is_zero() {
         return Ok(decision);
@@ -113,6 +110,27 @@ async fn acquire<St: Storage>(
     }
     sleep(delay).await;
     Ok(delayed.admitted())
+}
+
+async fn first_attempt_and_wait<St: Storage>(
+    waiter: &Waiter<St>,
+    queues: &Arc<Queues>,
+    deadline: Instant,
+) -> Attempted<St> {
+    if let Some(place) = waiter.join_behind(queues, deadline) {
+        return waiter.wait(place, None, deadline).await;
+    }
+    let ((), attempted) = waiter.attempt(()).await;
+    match &attempted.decided {
+        Ok(decision) if decision.is_refused() => {
+            let refusal = Refusal::new(decision.clone(), attempted.policy.clone());
+            if !refusal.ends_by(deadline) {
+                return attempted;
+            }
+            waiter.wait(queues.join(&refusal, &waiter.key), Some(refusal), deadline).await
+        }
+        _ => attempted,
+    }
 }
 
 /// A hit that waits for its delay. Dropping it refunds the hit.
@@ -126,10 +144,10 @@ impl<St: Storage> Delayed<St> {
         self.decision.take().expect("taken only once")
     }
 
-    /// Refunds the hit, and returns its refusal.
+    /// Refunds the hit, and returns its refusal. A peek has spent nothing to refund.
     fn refused(mut self, max_delay: Duration) -> Decision {
         let decision = self.decision.take().expect("taken only once");
-        self.spent.refund(&decision);
+        self.spent.refund(&decision, ());
         decision.refuse_delay(max_delay)
     }
 }
@@ -137,7 +155,7 @@ impl<St: Storage> Delayed<St> {
 impl<St: Storage> Drop for Delayed<St> {
     fn drop(&mut self) {
         if let Some(decision) = &self.decision {
-            self.spent.refund(decision);
+            self.spent.refund(decision, ());
         }
     }
 }

@@ -131,6 +131,9 @@ impl<St: Storage, R> LayerState<St, R> {
         if config.shadow {
             return Action::Forward(self.check_in_shadow(storage_request, request));
         }
+        if let Some(turn) = self.wait_behind(storage_request) {
+            return self.hold(None, Deciding::Turn(turn), storage_request);
+        }
         if op == Op::Peek || config.wants_decisions || !policy.shadows().is_empty() {
             return self.decide(storage_request, request);
         }

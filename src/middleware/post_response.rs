@@ -87,12 +87,12 @@ impl<St: Storage> PostResponse<St> {
     }
 }
 
-/// The hit of a waiting request. Dropping it before the end of its delay refunds the hit, which
-/// frees its slot in the queue of a leaky bucket.
+/// The hit of a waiting request. Dropping it while it has a decision refunds the hit, which frees its
+/// slot in the queue of a leaky bucket.
 pub(crate) struct QueueSlot<St: Storage> {
     context: ChargeContext<St>,
     cost: u32,
-    /// The decision, while the request waits for its delay.
+    /// The decision, while the request waits for its delay and then for the inner service.
     pub(crate) delayed: Option<Box<Decision>>,
 }
 

@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use super::admission::{Action, Hold};
 use super::post_response::QueueSlot;
 use super::state::LayerState;
-use super::waiting_room::{Deciding, Pause, Turn, WaitingRoom};
+use super::waiting_room::{Deciding, Pause, Seat, Turn, WaitingRoom};
 use crate::extract::Head;
 use crate::observe::EventKind;
 use crate::storage::StorageRequest;
-use crate::waiting::{Refusal, Waiter, later};
+use crate::waiting::{Place, Refusal, Waiter, later};
 use crate::{Decision, IntoPolicy, Rejection, Storage};
 
 impl<St: Storage, R> LayerState<St, R> {
@@ -39,14 +39,30 @@ impl<St: Storage, R> LayerState<St, R> {
         decision: &Decision,
         storage_request: StorageRequest<'_>,
     ) -> Option<Turn<St>> {
-        let StorageRequest { policy, key, cost, .. } = storage_request;
         let deadline = later(Instant::now(), room.bounds.max_wait);
-        let refusal = Refusal::new(decision.clone(), policy.clone());
+        let refusal = Refusal::new(decision.clone(), storage_request.policy.clone());
         let seat = refusal.ends_by(deadline).then(|| room.seat()).flatten()?;
+        let waiter = self.waiter(storage_request);
+        let place = room.queues.join(&refusal, &waiter.key);
+        Some(wait(waiter, place, Some(refusal), deadline, seat))
+    }
+
+    /// Lets a new request wait behind others of its key, if it can be admitted in time and a seat is
+    /// free. Otherwise it makes its first hit, which can overtake them.
+    #[inline]
+    pub(super) fn wait_behind(&self, storage_request: StorageRequest<'_>) -> Option<Turn<St>> {
+        let room = self.room.as_ref().filter(|room| !room.queues.is_empty())?;
+        let deadline = later(Instant::now(), room.bounds.max_wait);
+        let (seat, waiter) = (room.seat()?, self.waiter(storage_request));
+        let place = waiter.join_behind(&room.queues, deadline)?;
+        Some(wait(waiter, place, None, deadline, seat))
+    }
+
+    fn waiter(&self, storage_request: StorageRequest<'_>) -> Waiter<St> {
+        let StorageRequest { policy, key, cost, .. } = storage_request;
         // A live policy may change while the request waits. A chosen one does not.
         let policy = self.config.policies.shared().cloned().unwrap_or_else(|| policy.clone().into_shared());
-        let waiter = Waiter { storage: self.storage.clone(), policy, key: key.clone(), cost };
-        Some(Box::pin(async move { waiter.wait(seat.queues(), refusal, deadline).await }))
+        Waiter { storage: self.storage.clone(), policy, key: key.clone(), cost, delayed_until: None }
     }
 
     /// Lets a request wait for its decision, or for the delay of its decision.
@@ -88,4 +104,17 @@ impl<St: Storage, R> LayerState<St, R> {
             Err(error) => self.on_storage_error(&error.into(), storage_request, &Head::of(request)),
         }
     }
+}
+
+fn wait<St: Storage>(
+    waiter: Waiter<St>,
+    place: Place,
+    refusal: Option<Refusal>,
+    deadline: Instant,
+    seat: Seat,
+) -> Turn<St> {
+    Box::pin(async move {
+        let _seat = seat;
+        waiter.wait(place, refusal, deadline).await
+    })
 }

@@ -19,7 +19,7 @@ pub(crate) struct WaitBounds {
 pub(crate) struct WaitingRoom {
     pub(super) bounds: WaitBounds,
     waiting: AtomicUsize,
-    queues: Queues,
+    pub(super) queues: Arc<Queues>,
 }
 
 /// The wait of a request. It ends when the request is admitted, or cannot be admitted in time.
@@ -43,8 +43,8 @@ pub(crate) enum Pause<St: Storage> {
 pub(super) struct Seat(Arc<WaitingRoom>);
 
 impl WaitingRoom {
-    pub(crate) fn new(bounds: WaitBounds) -> Arc<Self> {
-        Arc::new(Self { bounds, waiting: AtomicUsize::new(0), queues: Queues::default() })
+    pub(crate) fn new(bounds: WaitBounds, queues: Arc<Queues>) -> Arc<Self> {
+        Arc::new(Self { bounds, waiting: AtomicUsize::new(0), queues })
     }
 
     /// Takes a seat. Returns `None` if all of them are taken.
@@ -52,12 +52,6 @@ impl WaitingRoom {
         let more = |waiting: usize| (waiting < self.bounds.max_waiting).then_some(waiting + 1);
         self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         Some(Seat(Arc::clone(self)))
-    }
-}
-
-impl Seat {
-    pub(super) fn queues(&self) -> &Queues {
-        &self.0.queues
     }
 }
 

@@ -184,6 +184,11 @@ impl Policy {
 
     /// Returns `true` if this is the policy of a shadow limit.
     #[inline]
+    /// Returns `true` if an admitted hit can be delayed.
+    pub(crate) fn delays(&self) -> bool {
+        self.limits().iter().any(|limit| limit.strategy().delays())
+    }
+
     pub(crate) fn is_shadow(&self) -> bool {
         self.limit_digests().first().is_some_and(|digest| digest & SHADOW != 0)
     }

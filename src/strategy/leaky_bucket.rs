@@ -110,6 +110,10 @@ impl Strategy for LeakyBucket {
         self.debt(quota, state, now).settle(state, now);
     }
 
+    fn delays(&self) -> bool {
+        true
+    }
+
     /// Divides the queue as well. At least one slot stays if there was one, unless its delay would
     /// exceed 142 years.
     fn divide(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Divided> {

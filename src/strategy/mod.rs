@@ -183,6 +183,13 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Returns `true` if [`spend`](Self::spend) can return a delay. Then
+    /// [`RateLimiter::acquire`](crate::RateLimiter::acquire) peeks before each hit, so that a hit whose
+    /// delay would be too long takes no slot. Defaults to `false`.
+    fn delays(&self) -> bool {
+        false
+    }
+
     /// Checks a hit of at least 1 unit, and spends or refuses. Called for the only limit of a
     /// policy, or for one of several limits if the storage can undo it. Override it only if one
     /// combined step is faster.

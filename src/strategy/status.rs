@@ -95,13 +95,17 @@ impl Status {
         }
     }
 
-    /// Turns an admission of `cost` units that were refunded into a status of now, and into a refusal
-    /// if its delay exceeds `max_delay`.
-    pub(crate) fn refuse_delay(&mut self, cost: u32, max_delay: u64) {
-        let remaining = self.remaining.saturating_add(cost).min(self.capacity);
+    /// Turns an admission into a refusal if its delay exceeds `max_delay`. It cannot be refunded any
+    /// more.
+    pub(crate) fn refuse_delay(&mut self, max_delay: u64) {
         let excess = self.wait.saturating_sub(max_delay);
         let verdict = if excess > 0 { Verdict::Refused } else { Verdict::Admitted };
-        *self = Self { verdict, remaining, wait: excess, until: Timestamp::EPOCH, ..*self };
+        *self = Self { verdict, wait: excess, until: Timestamp::EPOCH, ..*self };
+    }
+
+    /// Turns an admission into a refusal with the shortest wait.
+    pub(crate) fn refuse_turn(&mut self) {
+        *self = Self { verdict: Verdict::Refused, wait: 1, until: Timestamp::EPOCH, ..*self };
     }
 
     /// Returns `true` if this limit admits. Another limit of the policy may refuse.

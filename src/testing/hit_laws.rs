@@ -101,6 +101,7 @@ pub(super) fn hit_equals_check_then_spend(policy: &Policy, states: &[State], now
         let checked = strategy.check(quota, &in_two, now, cost);
         let done = if checked.is_admitted() {
             let delay = strategy.spend(quota, &mut in_two, now, cost);
+            prop_assert!(strategy.delays() || delay == 0, "a hit is delayed, but `delays` is false");
             crate::strategy::Outcome::spent(delay, checked.remaining() > cost)
         } else {
             strategy.refuse(quota, &mut in_two, now);

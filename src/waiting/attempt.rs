@@ -16,49 +16,55 @@ impl<St: Storage> Spent<St> {
         Self { storage, policy, key }
     }
 
-    /// Refunds the hit: immediately if the storage is ready, else in a task.
-    pub(crate) fn refund(&self, decision: &Decision) {
+    /// Refunds the hit: immediately if the storage is ready, else in a task. Drops `place` after
+    /// that.
+    pub(crate) fn refund<P: Send + 'static>(&self, decision: &Decision, place: P) {
         if decision.has_spent() {
             let refund = self.storage.settle(&self.policy, &self.key, decision, 0);
             // A failed refund leaves the hit charged. No caller is left that could get the error.
-            run_or_spawn(refund, drop);
+            run_or_spawn(refund, move |_| drop(place));
         }
     }
 }
 
 /// A hit in flight. If it is dropped, it continues in a task, and is refunded if it was admitted.
-pub(super) struct Attempt<St: Storage> {
+///
+/// It keeps its place in the queue until then. Otherwise the next hit would ask before the refund,
+/// and would be refused.
+pub(super) struct Attempt<St: Storage, P: Send + 'static> {
     /// `None` while it is polled, so that `drop` does not poll it again after a panic.
-    hit: Option<(St::DecideFuture, Spent<St>)>,
+    hit: Option<(St::DecideFuture, Spent<St>, P)>,
 }
 
-impl<St: Storage> Attempt<St> {
-    pub(super) fn new(deciding: St::DecideFuture, spent: Spent<St>) -> Self {
-        Self { hit: Some((deciding, spent)) }
+impl<St: Storage, P: Send + 'static> Attempt<St, P> {
+    pub(super) fn new(deciding: St::DecideFuture, spent: Spent<St>, place: P) -> Self {
+        Self { hit: Some((deciding, spent, place)) }
     }
 }
 
-impl<St: Storage> Unpin for Attempt<St> {}
+impl<St: Storage, P: Send + 'static> Unpin for Attempt<St, P> {}
 
-impl<St: Storage> Future for Attempt<St> {
-    type Output = Result<Decision, St::Error>;
+impl<St: Storage, P: Send + 'static> Future for Attempt<St, P> {
+    type Output = (P, Result<Decision, St::Error>);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let (mut deciding, spent) = self.hit.take().expect("polled after it was ready");
-        let polled = Pin::new(&mut deciding).poll(cx);
-        if polled.is_pending() {
-            self.hit = Some((deciding, spent));
+        let (mut deciding, spent, place) = self.hit.take().expect("polled after it was ready");
+        match Pin::new(&mut deciding).poll(cx) {
+            Poll::Ready(decided) => Poll::Ready((place, decided)),
+            Poll::Pending => {
+                self.hit = Some((deciding, spent, place));
+                Poll::Pending
+            }
         }
-        polled
     }
 }
 
-impl<St: Storage> Drop for Attempt<St> {
+impl<St: Storage, P: Send + 'static> Drop for Attempt<St, P> {
     fn drop(&mut self) {
-        if let Some((deciding, spent)) = self.hit.take() {
+        if let Some((deciding, spent, place)) = self.hit.take() {
             run_or_spawn(deciding, move |decided| {
                 if let Ok(decision) = decided {
-                    spent.refund(&decision);
+                    spent.refund(&decision, place);
                 }
             });
         }

@@ -1,20 +1,24 @@
 //! Hits that wait until they are admitted.
 //!
-//! The hits of one policy and key wait in a queue, and only the first of a queue asks the storage.
-//! So a window that turns causes one storage call for each hit that it admits, and one for the first
-//! hit that it refuses.
+//! The hits of one policy and key wait in a queue. After a refusal, only the first of a queue asks
+//! the storage. After an admission, as many of them ask as there are units left. So a window that
+//! turns causes one storage call for each hit that it admits, and one for the first hit that it
+//! refuses.
 
 mod attempt;
+mod place;
 mod queues;
 mod refusal;
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::attempt::Attempt;
 pub(crate) use self::attempt::Spent;
+pub(crate) use self::place::Place;
 pub(crate) use self::queues::Queues;
 pub(crate) use self::refusal::Refusal;
 use crate::storage::StorageRequest;
@@ -27,9 +31,6 @@ const MAX_JITTER: Duration = Duration::from_secs(1);
 /// the deadline. Timers are up to a millisecond late, and the hits ahead need their decisions first.
 const GRACE: Duration = Duration::from_millis(10);
 
-/// After a storage failure, each hit of a queue asks the storage itself, within this time.
-const MAX_SPREAD: Duration = Duration::from_millis(100);
-
 /// The maximum wait. An `Instant` in a more distant future can overflow on some systems.
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 86_400);
 
@@ -40,6 +41,8 @@ pub(crate) struct Waiter<St> {
     pub(crate) policy: SharedPolicy,
     pub(crate) key: Key,
     pub(crate) cost: u32,
+    /// The instant until which an admitted hit may be delayed. `None` if its delay does not matter.
+    pub(crate) delayed_until: Option<Instant>,
 }
 
 /// The last attempt of a hit.
@@ -49,60 +52,94 @@ pub(crate) struct Attempted<St: Storage> {
 }
 
 impl<St: Storage> Waiter<St> {
-    /// Makes the hit once. If the future is dropped, an admitted hit is refunded.
-    pub(crate) async fn attempt(&self) -> Attempted<St> {
+    /// Makes the hit once. If the future is dropped, an admitted hit is refunded, and `place` is
+    /// dropped after that.
+    ///
+    /// If the hit would be delayed for too long, only peeks, because a refund would not free the slot
+    /// of a delayed hit behind which others wait already. The result is then the admitted peek.
+    pub(crate) async fn attempt<P: Send + 'static>(&self, place: P) -> (P, Attempted<St>) {
         let policy = self.policy.read().into_owned();
+        if let Some(latest) = self.delayed_until.filter(|_| policy.delays()) {
+            let decided = self.storage.decide(StorageRequest::new(&policy, &self.key, Op::Peek, self.cost)).await;
+            let left = latest.saturating_duration_since(Instant::now());
+            if decided.as_ref().map_or(true, |peeked| peeked.delay() > left) {
+                return (place, Attempted { policy, decided });
+            }
+        }
         let deciding = self.storage.decide(StorageRequest::new(&policy, &self.key, Op::Hit, self.cost));
         let spent = Spent::new(self.storage.clone(), policy.clone(), self.key.clone());
-        Attempted { policy, decided: Attempt::new(deciding, spent).await }
+        let (place, decided) = Attempt::<St, P>::new(deciding, spent, place).await;
+        (place, Attempted { policy, decided })
     }
 
-    /// Waits after a refusal, until the hit is admitted, or cannot be admitted before the deadline.
-    pub(crate) async fn wait(&self, queues: &Queues, mut refusal: Refusal, deadline: Instant) -> Attempted<St> {
-        while refusal.ends_by(deadline) {
-            let place = queues.join(refusal.policy().digest(), &self.key);
-            place.record(&refusal);
-            let Ok(turn) = timeout_at(later(deadline, GRACE), place.turn()).await else {
-                return place.latest(refusal).into_attempted();
-            };
-            // The queue was dissolved after a storage failure.
-            if turn.is_none() {
-                sleep(random_up_to(MAX_SPREAD)).await;
+    /// Adds the hit to the end of its queue before its first attempt, if hits wait there that it
+    /// would overtake.
+    pub(crate) fn join_behind(&self, queues: &Arc<Queues>, deadline: Instant) -> Option<Place> {
+        if queues.is_empty() {
+            return None;
+        }
+        queues.join_behind(self.policy.with(Policy::digest), &self.key, self.cost, deadline)
+    }
+
+    /// Waits in a queue, until the hit is admitted, or cannot be admitted before the deadline.
+    /// `refusal` is the refusal of its first attempt, if there was one.
+    pub(crate) async fn wait(
+        &self,
+        mut place: Place,
+        mut refusal: Option<Refusal>,
+        deadline: Instant,
+    ) -> Attempted<St> {
+        loop {
+            if timeout_at(later(deadline, GRACE), place.turn()).await.is_err() {
+                return self.give_up(place).await;
             }
-            loop {
-                if turn.is_some() {
-                    refusal = place.latest(refusal);
-                    let end = place.end_of(&refusal);
-                    if end > deadline {
-                        return refusal.lasting_until(end).into_attempted();
-                    }
-                    if end > Instant::now() {
+            refusal = place.last_refusal().or(refusal);
+            if let Some(end) = place.end_of(refusal.as_ref()).filter(|end| *end > Instant::now()) {
+                match refusal {
+                    _ if end <= deadline => {
                         sleep_past(end, deadline).await;
                         // Newer hits may have been refused for longer.
                         continue;
                     }
+                    Some(refusal) => return refusal.lasting_until(end).into_attempted(),
+                    // The hit needs numbers for its own cost.
+                    None => {}
                 }
-                let Attempted { policy, decided } = self.attempt().await;
-                match decided {
-                    Ok(decision) if decision.is_refused() => {
-                        refusal = Refusal::new(decision, policy);
-                        place.record(&refusal);
+            }
+            let attempted;
+            (place, attempted) = self.attempt(place).await;
+            match &attempted.decided {
+                Ok(decision) if decision.is_refused() => {
+                    let last = Refusal::new(decision.clone(), attempted.policy.clone());
+                    place.refused(&last);
+                    if !last.ends_by(deadline) {
+                        return attempted;
                     }
-                    Ok(decision) => {
-                        place.forget_refusal();
-                        return Attempted { policy, decided: Ok(decision) };
-                    }
-                    Err(error) => {
-                        place.dissolve();
-                        return Attempted { policy, decided: Err(error) };
-                    }
+                    refusal = Some(last);
                 }
-                if turn.is_none() || !refusal.ends_by(deadline) {
-                    break;
+                Ok(decision) => {
+                    place.admitted(decision.remaining());
+                    return attempted;
+                }
+                Err(_) => {
+                    place.failed();
+                    return attempted;
                 }
             }
         }
-        refusal.into_attempted()
+    }
+
+    /// Refuses a hit that had no turn before its deadline. Without a refusal of the queue for its
+    /// cost, peeks at the current numbers.
+    async fn give_up(&self, place: Place) -> Attempted<St> {
+        if let Some(refusal) = place.last_refusal() {
+            return refusal.into_attempted();
+        }
+        drop(place);
+        let policy = self.policy.read().into_owned();
+        let peeking = self.storage.decide(StorageRequest::new(&policy, &self.key, Op::Peek, self.cost));
+        let decided = peeking.await.map(Decision::refuse_turn);
+        Attempted { policy, decided }
     }
 }
 

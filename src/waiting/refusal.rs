@@ -32,11 +32,6 @@ impl Refusal {
         self.end.filter(|_| cost >= self.decision.cost())
     }
 
-    /// Returns `true` if this is the newer refusal of a hit of the same cost.
-    pub(super) fn replaces(&self, other: &Self) -> bool {
-        self.decision.cost() == other.decision.cost() && self.received > other.received
-    }
-
     pub(super) fn policy(&self) -> &Policy {
         &self.policy
     }
