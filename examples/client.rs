@@ -24,6 +24,8 @@ use tower_ratelimit::{BoxError, Global, Key, Policy, Quota, RateLimitLayer, Rate
 /// The maximum wait for the client's limit, and the maximum `Retry-After` that the client waits
 /// for.
 const MAX_WAIT: Duration = Duration::from_secs(10);
+/// The maximum pause of a host, in case that its `Retry-After` is a mistake.
+const MAX_PAUSE: Duration = Duration::from_secs(86_400);
 const MAX_ATTEMPTS: u32 = 5;
 
 struct LimitedClient {
@@ -42,19 +44,18 @@ impl LimitedClient {
     /// Waits until the client's limit admits the request, and sends it. If the server refuses it
     /// with `Retry-After`, waits and sends it again, up to [`MAX_ATTEMPTS`] times in total.
     async fn get(&self, uri: &Uri) -> Result<Response<Incoming>, BoxError> {
-        let host = uri.authority().ok_or("the URL has no host")?.as_str();
+        let host = host_and_port(uri)?;
         for attempt in 1.. {
-            if self.limiter.acquire(&Key::from(host), MAX_WAIT).await?.is_refused() {
-                return Err(format!("too many requests to {host} wait already").into());
-            }
-            self.wait_for_pause(host).await;
+            self.wait_for_turn(&host).await?;
             let response = self.http.get(uri.clone()).await?;
             let is_refused =
                 [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&response.status());
-            let wait = retry_after(response.headers(), SystemTime::now()).filter(|wait| *wait <= MAX_WAIT);
-            match wait.filter(|_| is_refused && attempt < MAX_ATTEMPTS) {
-                Some(wait) => self.pause(host, wait),
-                None => return Ok(response),
+            let wait = retry_after(response.headers(), SystemTime::now()).filter(|_| is_refused);
+            let Some(wait) = wait else { return Ok(response) };
+            // Also after the last attempt, because the pause is for the other requests as well.
+            self.pause(&host, wait);
+            if attempt == MAX_ATTEMPTS {
+                return Ok(response);
             }
         }
         unreachable!("the last attempt returns")
@@ -63,16 +64,33 @@ impl LimitedClient {
     /// Pauses all requests to the host, because others would be refused too.
     fn pause(&self, host: &str, wait: Duration) {
         println!("{host} asks to wait for {wait:?}");
-        let end = Instant::now() + wait;
+        let end = Instant::now() + wait.min(MAX_PAUSE);
         let mut paused = self.paused.lock().unwrap();
         let latest = paused.entry(host.to_owned()).or_insert(end);
         *latest = end.max(*latest);
     }
 
-    async fn wait_for_pause(&self, host: &str) {
-        // Another response may have extended the pause meanwhile.
-        while let Some(end) = self.paused_until(host) {
-            sleep_until(end).await;
+    /// Waits for the end of a pause, and then for the client's limit. A request that waited for the
+    /// limit first could spend a unit long before it is sent.
+    async fn wait_for_turn(&self, host: &str) -> Result<(), BoxError> {
+        let key = Key::from(host);
+        loop {
+            // Another response may have extended the pause meanwhile.
+            while let Some(end) = self.paused_until(host) {
+                if end > Instant::now() + MAX_WAIT {
+                    return Err(format!("{host} asks to wait for more than {MAX_WAIT:?}").into());
+                }
+                sleep_until(end).await;
+            }
+            let decision = self.limiter.acquire(&key, MAX_WAIT).await?;
+            if decision.is_refused() {
+                return Err(format!("too many requests to {host} wait already").into());
+            }
+            if self.paused_until(host).is_none() {
+                return Ok(());
+            }
+            // A pause has begun meanwhile.
+            self.limiter.refund(&key, &decision)?.await?;
         }
     }
 
@@ -81,6 +99,13 @@ impl LimitedClient {
         paused.retain(|_, end| *end > Instant::now());
         paused.get(host).copied()
     }
+}
+
+/// Returns the host and the port, without the user of the URL. Host names ignore case.
+fn host_and_port(uri: &Uri) -> Result<String, BoxError> {
+    let host = uri.host().ok_or("the URL has no host")?.to_ascii_lowercase();
+    let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+    Ok(format!("{host}:{}", uri.port_u16().unwrap_or(default)))
 }
 
 /// Reads `Retry-After`: seconds, or an HTTP date.
@@ -126,6 +151,9 @@ async fn main() -> Result<(), BoxError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
 
     #[tokio::test]
@@ -136,6 +164,52 @@ mod tests {
         // The client's own limit delays the third request, and the server's limit the fourth.
         assert!(ended[2].0 >= Duration::from_millis(99), "{ended:?}");
         assert!(ended[3].0 >= Duration::from_millis(999), "{ended:?}");
+    }
+
+    #[tokio::test]
+    async fn long_pause_of_a_server_ends_later_requests_too() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let uri: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+        let calls = Arc::new(AtomicU32::new(0));
+        let seen = Arc::clone(&calls);
+        let refuse = get(move || async move {
+            seen.fetch_add(1, Ordering::Relaxed);
+            (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, u64::MAX.to_string())])
+        });
+        tokio::spawn(async { axum::serve(listener, Router::new().route("/", refuse)).await });
+        let client = LimitedClient::new(Quota::per_second(10));
+        for _ in 0..2 {
+            let error = client.get(&uri).await.unwrap_err().to_string();
+            assert!(error.ends_with("asks to wait for more than 10s"), "{error}");
+        }
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+    }
+
+    /// Otherwise it would spend a unit long before it is sent.
+    #[tokio::test]
+    async fn pause_that_begins_during_the_wait_for_the_limit_delays_the_request() {
+        let client = LimitedClient::new(Quota::per_second(5).burst(1));
+        client.wait_for_turn("host").await.unwrap();
+        let begin = Instant::now();
+        let pause = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            client.pause("host", Duration::from_millis(700));
+        };
+        let (waited, ()) = tokio::join!(client.wait_for_turn("host"), pause);
+        waited.unwrap();
+        assert!(begin.elapsed() >= Duration::from_millis(750), "{:?}", begin.elapsed());
+    }
+
+    #[test]
+    fn requests_to_one_host_and_port_have_one_key() {
+        for (uri, key) in [
+            ("http://alice:secret@API.example.com/", "api.example.com:80"),
+            ("https://api.example.com/v1", "api.example.com:443"),
+            ("http://api.example.com:8080/", "api.example.com:8080"),
+        ] {
+            assert_eq!(host_and_port(&uri.parse().unwrap()).unwrap(), key);
+        }
+        assert!(host_and_port(&Uri::from_static("/path")).is_err());
     }
 
     #[test]

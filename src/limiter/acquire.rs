@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::RateLimiter;
-use crate::waiting::{Attempted, Queues, Refusal, Spent, Waiter, later};
+use crate::waiting::{Attempted, Place, Queues, Refusal, Spent, Waiter, later};
 use crate::{Decision, Key, Storage};
 
 impl<St: Storage> RateLimiter<St> {
@@ -14,11 +14,16 @@ impl<St: Storage> RateLimiter<St> {
     /// refusing. The future does nothing until it is polled.
     ///
     /// Returns the decision as soon as the hit is admitted and its [`delay`](Decision::delay) is
-    /// over. Returns the refusal at once if waiting cannot succeed within `max_wait`:
+    /// over. Returns a refusal as soon as an attempt shows that waiting cannot succeed within
+    /// `max_wait`:
     ///
     /// - Its `retry_after` is longer than the time that is left.
     /// - It has no `retry_after`, for example because the cost exceeds the capacity.
-    /// - The delay of a leaky bucket is longer than the time that is left.
+    /// - The delay of a leaky bucket is longer than the time that is left. `acquire` peeks before it
+    ///   takes a slot of a bucket, which costs one more storage call.
+    ///
+    /// A call behind others makes no attempt before its turn. So it can be refused as late as at the
+    /// end of `max_wait`, even if a call ahead of it waits for longer.
     ///
     /// ```
     /// use std::time::Duration;
@@ -42,9 +47,20 @@ impl<St: Storage> RateLimiter<St> {
     /// A call first makes a hit. Refused calls for the same key wait in a queue, in the order of
     /// their refusals. Clones of a limiter share it. Only the first call of a queue asks the storage
     /// again, after its `retry_after` and up to 10 % of jitter, but not later than `max_wait` allows.
-    /// So a window that turns causes one storage call for each call that it admits, and one for the
-    /// first refusal. A new call whose first hit finds a free unit overtakes the queue. Cheap calls
-    /// wait until an expensive call ahead of them in the queue is admitted.
+    /// After an admission, up to 32 calls ask at the same time if as many units are left. So a window
+    /// that turns causes one storage call for each call that it admits, and one for the first refusal.
+    ///
+    /// A new call joins the end of the queue without a hit, so it cannot overtake. There are three
+    /// exceptions, which can find a free unit before the queue does: calls of
+    /// [`hit`](Self::hit), calls in other processes, and calls whose `max_wait` ends before the last
+    /// refusal of the queue. Cheap calls wait until an expensive call ahead of them is admitted.
+    ///
+    /// A call that had no turn within `max_wait` returns the last refusal of the queue, with the waits
+    /// that are left. If the queue has none for the same cost, the call peeks. If units are free then,
+    /// but calls ahead wait for them, its `retry_after` is one microsecond.
+    ///
+    /// If the storage fails, the call whose attempt failed returns the error. The queue stays, and
+    /// each round of failures lets twice as many calls ask at the same time, up to 32.
     ///
     /// Each attempt uses the current policy of a [`LivePolicy`](crate::LivePolicy). A sleeping call
     /// does not notice a change before its next attempt.
@@ -52,8 +68,12 @@ impl<St: Storage> RateLimiter<St> {
     /// # Cancellation
     ///
     /// Dropping the future spends nothing. A hit in flight on a remote storage is refunded in a task
-    /// of the tokio runtime. A hit that waits for the delay of a leaky bucket is refunded too, which
-    /// frees its slot in the bucket's queue if that is the last one.
+    /// of the tokio runtime, and the next call of the queue asks after that. A hit that waits for the
+    /// delay of a leaky bucket is refunded too, which frees its slot in the bucket's queue if that is
+    /// the last one.
+    ///
+    /// A storage whose futures never complete holds up the queue of the key. Wrap it in a
+    /// [`Timeout`](crate::storage::Timeout).
     ///
     /// # Errors
     ///
@@ -71,6 +91,10 @@ impl<St: Storage> RateLimiter<St> {
     }
 
     /// Like [`acquire`](Self::acquire), but for `cost` units. Spends all of them or none.
+    ///
+    /// The queue protects an expensive call from cheaper ones of the same limiter and its clones. Hits
+    /// in other processes, and those without a wait, can still take each unit as soon as it is free.
+    /// Then an expensive call may not be admitted within `max_wait`.
     ///
     /// # Errors
     ///
@@ -127,7 +151,8 @@ async fn first_attempt_and_wait<St: Storage>(
             if !refusal.ends_by(deadline) {
                 return attempted;
             }
-            waiter.wait(queues.join(&refusal, &waiter.key), Some(refusal), deadline).await
+            let place = Place::after(&refusal, &waiter.key, queues);
+            waiter.wait(place, Some(refusal), deadline).await
         }
         _ => attempted,
     }

@@ -69,11 +69,8 @@ impl LayerConfig {
             || self.headers.writes_other_fields()
             || self.shares_decision
             || self.reporter.observer.is_some();
-        let has_options = self.wants_decisions
-            || self.shadow
-            || self.wait.is_some()
-            || !self.skip.is_empty()
-            || self.cost.is_some();
+        let has_options =
+            self.wants_decisions || self.shadow || self.wait.is_some() || !self.skip.is_empty() || self.cost.is_some();
         self.plain = self.policies.shared().filter(|policy| !has_options && policy.can_be_plain()).cloned();
         self
     }

@@ -43,7 +43,7 @@ impl<St: Storage, R> LayerState<St, R> {
         let refusal = Refusal::new(decision.clone(), storage_request.policy.clone());
         let seat = refusal.ends_by(deadline).then(|| room.seat()).flatten()?;
         let waiter = self.waiter(storage_request);
-        let place = room.queues.join(&refusal, &waiter.key);
+        let place = Place::after(&refusal, &waiter.key, &room.queues);
         Some(wait(waiter, place, Some(refusal), deadline, seat))
     }
 

@@ -7,6 +7,7 @@
 
 mod attempt;
 mod place;
+mod queue;
 mod queues;
 mod refusal;
 
@@ -78,7 +79,8 @@ impl<St: Storage> Waiter<St> {
         if queues.is_empty() {
             return None;
         }
-        queues.join_behind(self.policy.with(Policy::digest), &self.key, self.cost, deadline)
+        let id = (self.policy.with(Policy::digest), self.key.clone());
+        Place::behind(queues, id, self.cost, deadline)
     }
 
     /// Waits in a queue, until the hit is admitted, or cannot be admitted before the deadline.

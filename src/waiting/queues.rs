@@ -3,10 +3,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::time::Instant;
-
-use super::Refusal;
-use super::place::{Place, Queue};
+use super::queue::Queue;
 use crate::Key;
 
 /// The digest of a policy, and a key.
@@ -27,19 +24,14 @@ struct Members {
 }
 
 impl Queues {
-    /// Adds a refused hit to the end of its queue.
-    pub(crate) fn join(self: &Arc<Self>, refusal: &Refusal, key: &Key) -> Place {
-        let id = (refusal.policy().digest(), key.clone());
+    /// Counts one more hit in its queue, and returns the queue.
+    pub(super) fn enter(&self, id: &Id) -> Arc<Queue> {
         let mut queues = self.lock();
         let members = queues.entry(id.clone()).or_insert_with(|| {
             self.count.fetch_add(1, Ordering::Relaxed);
             Members { queue: Arc::default(), count: 0 }
         });
-        members.count += 1;
-        let queue = Arc::clone(&members.queue);
-        drop(queues);
-        queue.record(refusal);
-        Place::new(Arc::clone(self), id, queue, refusal.cost())
+        members.enter()
     }
 
     /// Returns `true` if no hit waits.
@@ -48,26 +40,11 @@ impl Queues {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Adds a new hit to the end of its queue, if hits wait there, and the last refusal of the queue
-    /// does not prevent its admission before the deadline.
-    #[cold]
-    pub(super) fn join_behind(
-        self: &Arc<Self>,
-        policy: u128,
-        key: &Key,
-        cost: u32,
-        deadline: Instant,
-    ) -> Option<Place> {
-        let id = (policy, key.clone());
+    /// Like [`enter`](Self::enter), but only if there is a queue for which `accepts` returns `true`.
+    pub(super) fn enter_behind(&self, id: &Id, accepts: impl FnOnce(&Queue) -> bool) -> Option<Arc<Queue>> {
         let mut queues = self.lock();
-        let members = queues.get_mut(&id)?;
-        if cost == 0 || deadline <= Instant::now() || members.queue.refuses_until_after(deadline, cost) {
-            return None;
-        }
-        members.count += 1;
-        let queue = Arc::clone(&members.queue);
-        drop(queues);
-        Some(Place::new(Arc::clone(self), id, queue, cost))
+        let members = queues.get_mut(id)?;
+        accepts(&members.queue).then(|| members.enter())
     }
 
     /// Removes a hit from its queue, and the queue with its last hit.
@@ -83,6 +60,13 @@ impl Queues {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Id, Members>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Members {
+    fn enter(&mut self) -> Arc<Queue> {
+        self.count += 1;
+        Arc::clone(&self.queue)
     }
 }
 

@@ -254,6 +254,46 @@ async fn admitted_request_waits_for_a_busy_inner_service() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn request_dropped_while_the_inner_service_is_busy_is_refunded() {
+    for text in ["fixed-window 1 per 10 seconds", "leaky-bucket 1 per 10 seconds queue 0"] {
+        let mut busy = ConcurrencyLimit::new(Inner::default(), 1);
+        let layer = layer(text, memory());
+        let service = layer.layer(busy.clone());
+        assert_eq!(status(&service, get("/")).await, 200);
+        let waiting = start(&service, "/").await;
+        busy.ready().await.unwrap();
+        sleep(12 * SECOND).await;
+        assert_eq!(left(&layer).await, 0, "the request has had its turn");
+        waiting.abort();
+        settle().await;
+        assert_eq!(left(&layer).await, 1);
+    }
+}
+
+/// The units are free again before the first request of the queue asks.
+#[tokio::test(start_paused = true)]
+async fn new_requests_do_not_overtake_waiting_ones() {
+    let storage = FakeStorage::around(memory());
+    let layer = layer("fixed-window 1 per 10 seconds", storage.clone());
+    let service = layer.layer(Inner::default());
+    assert_eq!(status(&service, get("/")).await, 200);
+    let first = start(&service, "/").await;
+    let limiter = layer.limiter().unwrap();
+    limiter.clear(&Key::everybody()).await.unwrap();
+    let decisions = storage.decisions();
+    let second = start(&service, "/").await;
+    // The limiters of a layer share its queues.
+    let third = tokio::spawn(limiter.acquire(&Key::everybody(), MINUTE));
+    settle().await;
+    assert_eq!((second.is_finished(), third.is_finished(), storage.decisions()), (false, false, decisions));
+    assert_eq!(first.await.unwrap().status(), 200);
+    assert!(!second.is_finished());
+    assert_eq!(second.await.unwrap().status(), 200);
+    assert!(!third.is_finished());
+    assert!(third.await.unwrap().unwrap().is_admitted());
+}
+
+#[tokio::test(start_paused = true)]
 async fn waiting_requests_cause_one_storage_call_per_admission_and_one_more() {
     let storage = FakeStorage::around(memory());
     let service = layer("fixed-window 10 per 50 seconds", storage.clone()).layer(Inner::default());
@@ -262,7 +302,7 @@ async fn waiting_requests_cause_one_storage_call_per_admission_and_one_more() {
     for request in requests {
         admitted += u32::from(request.await.unwrap().unwrap().status() == 200);
     }
-    assert_eq!((admitted, storage.decisions()), (20, 1_000 + 10 + 1));
+    assert_eq!((admitted, storage.decisions()), (20, 11 + 11));
 }
 
 #[tokio::test(start_paused = true)]

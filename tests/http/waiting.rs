@@ -338,8 +338,9 @@ async fn request_waits_for_a_busy_inner_service_after_its_delay() {
 
 #[tokio::test(start_paused = true)]
 async fn error_of_poll_ready_after_the_delay_is_returned() {
-    let (mut service, mut handle) =
-        tower_test::mock::spawn_layer::<Request<()>, Response<String>, _>(layer(QUEUE, memory_with_manual_clock().0));
+    let layer = layer(QUEUE, memory_with_manual_clock().0);
+    let limiter = layer.limiter().unwrap();
+    let (mut service, mut handle) = tower_test::mock::spawn_layer::<Request<()>, Response<String>, _>(layer);
     handle.allow(2);
     for number in 0..2 {
         assert!(matches!(service.poll_ready::<Request<()>>(), Poll::Ready(Ok(()))));
@@ -348,6 +349,7 @@ async fn error_of_poll_ready_after_the_delay_is_returned() {
             handle.send_error("closed for today");
             let response = tokio::time::timeout(Duration::from_secs(60), response).await;
             assert_eq!(response.expect("the service becomes ready").unwrap_err().to_string(), "closed for today");
+            assert_eq!(units_left(&limiter).await, 2, "it was refunded");
         }
     }
 }

@@ -225,6 +225,83 @@ async fn cheaper_call_waits_behind_an_expensive_one() {
     assert_due(begin.elapsed(), Duration::from_millis(900));
 }
 
+#[tokio::test(start_paused = true)]
+async fn new_calls_do_not_overtake_an_expensive_one() {
+    let limiter = limiter("token-bucket 10/second");
+    let _ = limiter.hit_with_cost(&alice(), 10).await.unwrap();
+    let begin = Instant::now();
+    let expensive = start(&limiter, 10, MINUTE).await;
+    let mut cheap = Vec::new();
+    for _ in 0..30 {
+        cheap.push(start(&limiter, 1, 2 * SECOND).await);
+        sleep(Duration::from_millis(70)).await;
+    }
+    assert!(expensive.is_finished());
+    assert!(expensive.await.unwrap().unwrap().is_admitted());
+    for call in cheap.drain(..5) {
+        assert!(call.await.unwrap().unwrap().is_admitted());
+    }
+    assert!(begin.elapsed() < 3 * SECOND, "{:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_call_waits_behind_others_only_if_it_can_be_admitted_in_time() {
+    let limiter = limiter("fixed-window 1 per 10 seconds");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let waiting = start(&limiter, 1, MINUTE).await;
+    limiter.clear(&alice()).await.unwrap();
+    limiter.storage().take_decisions();
+    let behind = start(&limiter, 1, MINUTE).await;
+    assert_eq!((limiter.storage().take_decisions(), behind.is_finished()), (0, false));
+    assert!(limiter.acquire(&alice(), SECOND).await.unwrap().is_admitted());
+    let free = limiter.acquire_with_cost(&alice(), 0, MINUTE).await.unwrap();
+    assert!(free.is_admitted() && !waiting.is_finished());
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_many_calls_ask_at_once_as_units_are_left() {
+    let limiter = limiter("fixed-window 100 per 10 seconds");
+    let _ = limiter.hit_with_cost(&alice(), 100).await.unwrap();
+    let refusals = Arc::new(AtomicU32::new(0));
+    let admissions = Arc::new(Mutex::new(Vec::new()));
+    for _ in 0..150 {
+        let call = limiter.acquire(&alice(), 15 * SECOND);
+        let (admissions, refusals) = (Arc::clone(&admissions), Arc::clone(&refusals));
+        tokio::spawn(async move {
+            if call.await.unwrap().is_admitted() {
+                admissions.lock().unwrap().push(Instant::now());
+            } else {
+                refusals.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    settle().await;
+    limiter.storage().take_decisions();
+    limiter.storage().set(Behavior::WorksAfter(Duration::from_millis(5)));
+    sleep(20 * SECOND).await;
+    let admissions = admissions.lock().unwrap();
+    assert_eq!((admissions.len(), refusals.load(Ordering::Relaxed)), (100, 50));
+    // One hit, then up to 32 at a time.
+    let time = admissions[99] - admissions[0];
+    assert!(time < Duration::from_millis(40), "{time:?}");
+    assert_eq!(limiter.storage().take_decisions(), 100 + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn next_call_asks_after_the_refund_of_a_dropped_one() {
+    let limiter = limiter("fixed-window 1 per 10 seconds");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let [first, second] = [start(&limiter, 1, MINUTE).await, start(&limiter, 1, MINUTE).await];
+    limiter.storage().close();
+    sleep(12 * SECOND).await;
+    first.abort();
+    settle().await;
+    limiter.storage().open();
+    let begin = Instant::now();
+    assert!(second.await.unwrap().unwrap().is_admitted());
+    assert_eq!(begin.elapsed(), Duration::ZERO);
+}
+
 /// Counts the storage calls in each millisecond.
 async fn sample(limiter: &RateLimiter<FakeStorage>, time: Duration) -> Vec<u64> {
     let begin = Instant::now();
@@ -250,7 +327,7 @@ async fn waiting_calls_cause_one_storage_call_per_admission_and_one_more_per_win
     for _ in 0..1_100 {
         yield_now().await;
     }
-    assert_eq!(limiter.storage().take_decisions(), 1_000, "the first hit of each call");
+    assert_eq!(limiter.storage().take_decisions(), 11, "the others join the queue of the first refused call");
     let calls = sample(&limiter, 22 * SECOND).await;
     // Each window is up to a tenth of a second longer, because its first hit begins it.
     let windows = calls.iter().filter(|calls| **calls > 1).count();
@@ -271,7 +348,7 @@ async fn refusal_beyond_the_deadline_ends_the_wait_of_the_whole_queue() {
     }
     assert_due(begin.elapsed(), MINUTE);
     assert_eq!(refused, vec![MINUTE; 980]);
-    assert_eq!(limiter.storage().take_decisions(), 1_000 + 10 + 1);
+    assert_eq!(limiter.storage().take_decisions(), 11 + 11);
 }
 
 /// All calls have the deadline at which the window turns.
@@ -324,19 +401,25 @@ async fn retry_after_decreases_while_a_call_waits_behind_another() {
     assert!(first.await.unwrap().unwrap().is_admitted());
 }
 
+/// Otherwise all of them would ask at the same time, or wait for each other's timeouts.
 #[tokio::test(start_paused = true)]
-async fn failure_of_the_storage_ends_the_wait_of_the_whole_queue() {
+async fn each_round_of_storage_failures_ends_the_wait_of_twice_as_many_calls() {
     let limiter = limiter("fixed-window 1/second");
     let _ = limiter.hit(&alice()).await.unwrap();
     let calls = [(); 20].map(|()| tokio::spawn(limiter.acquire(&alice(), MINUTE)));
     settle().await;
-    let begin = Instant::now();
     limiter.storage().set(Behavior::FailsAfter(SECOND));
+    limiter.storage().take_decisions();
+    sleep(SECOND / 2).await;
+    let mut rounds = Vec::new();
+    for _ in 0..5 {
+        sleep(SECOND).await;
+        rounds.push(limiter.storage().take_decisions());
+    }
+    assert_eq!(rounds, [1, 2, 4, 8, 5]);
     for call in calls {
         assert_eq!(call.await.unwrap().unwrap_err().to_string(), FAILURE);
     }
-    // The first call fails after two seconds. Then the others ask, spread over 100 ms.
-    assert!(begin.elapsed() < Duration::from_millis(3_300), "{:?}", begin.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -354,9 +437,10 @@ async fn queued_calls_are_admitted_after_a_storage_failure() {
     let first = start(&limiter, 1, MINUTE).await;
     let others = [(); 4].map(|()| tokio::spawn(limiter.acquire(&alice(), MINUTE)));
     settle().await;
-    limiter.storage().set(Behavior::Fails);
-    assert!(first.await.unwrap().is_err());
+    limiter.storage().set(Behavior::FailsAfter(SECOND));
+    sleep(3 * SECOND / 2).await;
     limiter.storage().set(Behavior::Works);
+    assert!(first.await.unwrap().is_err());
     for call in others {
         assert!(call.await.unwrap().unwrap().is_admitted());
     }
@@ -397,10 +481,11 @@ async fn newer_refusal_of_the_key_postpones_the_attempt() {
         let limiter = limiter("elastic-window 2/second");
         let _ = limiter.hit_with_cost(&alice(), 2).await.unwrap();
         let begin = Instant::now();
-        let waiting = start(&limiter, cost, MINUTE).await;
-        sleep(SECOND / 2).await;
-        // Extends the window, and joins the queue.
+        // Its first hit is in flight when the other call is refused. It extends the window.
+        limiter.storage().set(Behavior::WorksAfter(SECOND / 2));
         let second = start(&limiter, 1, MINUTE).await;
+        limiter.storage().set(Behavior::Works);
+        let waiting = start(&limiter, cost, MINUTE).await;
         assert!(waiting.await.unwrap().unwrap().is_admitted());
         let time = begin.elapsed();
         assert!(time >= Duration::from_millis(1_500) && time < Duration::from_millis(1_700), "{time:?}");
@@ -435,6 +520,26 @@ async fn call_is_refused_and_refunded_if_the_delay_is_too_long() {
     sleep(3 * SECOND).await;
     assert!(limiter.acquire(&alice(), 7 * SECOND).await.unwrap().is_admitted());
     assert_due(begin.elapsed(), 10 * SECOND);
+}
+
+/// A refund frees only the last slot of the bucket's queue. So slots of refused calls would fill it.
+#[tokio::test(start_paused = true)]
+async fn call_whose_delay_is_too_long_takes_no_slot() {
+    let limiter = limiter("leaky-bucket 10/second queue 100");
+    limiter.storage().set(Behavior::WorksAfter(Duration::from_millis(1)));
+    let admitted = Arc::new(AtomicU32::new(0));
+    for millis in (0..20_000).step_by(5) {
+        if millis == 10_000 {
+            admitted.store(0, Ordering::Relaxed);
+        }
+        let (call, admitted) = (limiter.acquire(&alice(), SECOND), Arc::clone(&admitted));
+        tokio::spawn(async move {
+            admitted.fetch_add(u32::from(call.await.unwrap().is_admitted()), Ordering::Relaxed);
+        });
+        sleep(Duration::from_millis(5)).await;
+    }
+    let admitted = admitted.load(Ordering::Relaxed);
+    assert!((95..=101).contains(&admitted), "{admitted} in 10 seconds");
 }
 
 #[tokio::test(start_paused = true)]
