@@ -84,12 +84,14 @@ pub struct EtcdStorage {
 }
 
 impl EtcdStorage {
-    /// Creates a storage for the members in `url`. It connects on first use.
+    /// Creates a storage for the members in `url`. It connects on first use, but with TLS it loads
+    /// the certificates and the private key immediately.
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL cannot be parsed, or needs a feature that is not enabled. The
-    /// error quotes the URL without its login.
+    /// Returns an error if the URL cannot be parsed, if it needs a feature that is not enabled, or
+    /// if a certificate or the private key cannot be loaded. The error quotes the URL without its
+    /// login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { members, access, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
         let (members, leases) = (Members::new(members, access), Arc::new(Leases::new()));
