@@ -314,8 +314,8 @@ impl Policy {
     /// Returns a 128-bit hash of the [identity](Self::identity), for storages that keep hashes
     /// instead of names. The hash may change between builds of a program.
     ///
-    /// The policies in [`shadows`](Self::shadows) have the digest of this policy. Their [limit
-    /// digests](Self::limit_digests) differ.
+    /// The policies in [`shadows`](Self::shadows) have the digest of this policy. Their
+    /// [limit digests](Self::limit_digests) differ.
     #[inline]
     pub fn digest(&self) -> u128 {
         self.0.digest
