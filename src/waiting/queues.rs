@@ -88,8 +88,8 @@ impl Place<'_> {
         self.refusal().as_ref().filter(|last| last.replaces(&own)).cloned().unwrap_or(own)
     }
 
-    /// Returns the instant until which a hit is refused, by its `own` refusal and by the queue's last
-    /// one.
+    /// Returns the instant until which a hit is refused: the later of the ends of its `own` refusal
+    /// and of the queue's last one, or now if neither has an end.
     pub(super) fn end_of(&self, own: &Refusal) -> Instant {
         let of_queue = self.refusal().as_ref().and_then(|last| last.end_for(own.cost()));
         of_queue.max(own.end_for(own.cost())).unwrap_or_else(Instant::now)
