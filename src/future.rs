@@ -31,8 +31,8 @@ pin_project! {
     ///
     /// Dropping the future while it waits for the delay of a leaky bucket refunds the hit. The
     /// refund frees the request's slot only if it is the last one in the queue. Dropping it while
-    /// it [waits](crate::RateLimitLayer::wait) to be admitted spends nothing. After either wait, the
-    /// future also waits until the inner service is ready. Dropping it then refunds the hit.
+    /// it [waits](crate::RateLimitLayer::wait) to be admitted spends nothing. After either wait,
+    /// the future also waits until the inner service is ready. Dropping it then refunds the hit.
     #[must_use = "futures do nothing unless they are polled"]
     pub struct ResponseFuture<S, B, St, R>
     where

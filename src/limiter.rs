@@ -189,14 +189,17 @@ impl<St: Storage> RateLimiter<St> {
         self.settle(key, decision, 0)
     }
 
-    /// Refunds `units` of the hit that returned `decision`. Several calls can refund parts of the
-    /// same hit. Together they must not refund more than the hit has spent.
+    /// Refunds `units` of the hit that returned `decision`, by the rules of
+    /// [`settle`](Self::settle).
+    ///
+    /// Several calls can refund parts of the same hit. Together they must not refund more than the
+    /// hit has spent. Each call is checked for this, but their sum is not.
     ///
     /// # Errors
     ///
     /// Returns an error, and changes nothing, if the decision is not that of an admitted hit of
-    /// this policy, or if the hit has spent fewer units. The future returns the storage's error if
-    /// the storage fails.
+    /// this policy, or if `units` is more than the hit has spent. The future returns the storage's
+    /// error if the storage fails.
     pub fn refund_units(&self, key: &Key, decision: &Decision, units: u32) -> Result<St::UpdateFuture, SettleError> {
         decision.check_settle(self.policy.with(Policy::digest))?;
         let spent = decision.cost();

@@ -10,7 +10,8 @@ use crate::ConfigError;
 use crate::error::or_panic;
 use crate::lint::Lint;
 
-/// Extracts an address from a request. Implemented by [`PeerIp`] and [`ClientIp`].
+/// Extracts the address of the client from a request, for an [`AllowList`]. Implemented by
+/// [`PeerIp`] and [`ClientIp`].
 pub trait AddressSource: Send + Sync + 'static {
     /// Returns the address of the client. An IPv4-mapped address should be returned as IPv4.
     ///

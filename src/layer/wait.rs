@@ -23,18 +23,19 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// - `max_waiting` requests wait already.
     ///
     /// Otherwise it waits, and is refused as soon as an attempt shows that it cannot be admitted in
-    /// time, or after `max_wait` if it had no turn. The header fields then report the last refusal of
-    /// its key, with the waits that are left.
+    /// time, or after `max_wait` if it had no turn. The header fields then report the last refusal
+    /// of its key, with the waits that are left, or a peek if there is none for its cost.
     ///
     /// Requests of one key wait in the [order](crate::RateLimiter::acquire#order) of
-    /// [`RateLimiter::acquire`](crate::RateLimiter::acquire). A new request waits behind them without a
-    /// hit. If `max_waiting` requests wait already, or its `max_wait` ends too early, it makes a hit,
-    /// which can overtake them. So can requests in other processes. Under such load, a request with a
-    /// high [cost](Self::cost) may not be admitted within `max_wait`.
+    /// [`RateLimiter::acquire`](crate::RateLimiter::acquire). A new request waits behind them
+    /// without a hit. If `max_waiting` requests wait already, or its `max_wait` ends too early, it
+    /// makes a hit, which can overtake them. So can requests in other processes. Under such load, a
+    /// request with a high [cost](Self::cost) may not be admitted within `max_wait`.
     ///
     /// A waiting request holds no permit of the inner service: it keeps a clone, which is polled
-    /// ready after the wait. If the client disconnects before the service is called, nothing is spent. The delay of a
-    /// [`LeakyBucket`](crate::LeakyBucket) follows after the wait, and is not part of it.
+    /// ready after the wait. If the client disconnects before the service is called, nothing is
+    /// spent. The delay of a [`LeakyBucket`](crate::LeakyBucket) follows after the wait, and is not
+    /// part of it.
     ///
     /// The waiting requests keep their memory and their connections. So choose `max_waiting` for
     /// what the server can hold, and `max_wait` shorter than the timeouts of clients and proxies. A

@@ -19,11 +19,11 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// - Its `retry_after` is longer than the time that is left.
     /// - It has no `retry_after`, for example because the cost exceeds the capacity.
-    /// - The delay of a leaky bucket is longer than the time that is left. `acquire` peeks before it
-    ///   takes a slot of a bucket, which costs one more storage call.
+    /// - The delay of a leaky bucket is longer than the time that is left. `acquire` peeks before
+    ///   it takes a slot of a bucket, which costs one more storage call.
     ///
-    /// A call behind others makes no attempt before its turn. So it can be refused as late as at the
-    /// end of `max_wait`, even if a call ahead of it waits for longer.
+    /// A call behind others makes no attempt before its turn. So it can be refused as late as at
+    /// the end of `max_wait`, even if a call ahead of it waits for longer.
     ///
     /// ```
     /// use std::time::Duration;
@@ -47,17 +47,19 @@ impl<St: Storage> RateLimiter<St> {
     /// A call first makes a hit. Refused calls for the same key wait in a queue, in the order of
     /// their refusals. Clones of a limiter share it. Only the first call of a queue asks the storage
     /// again, after its `retry_after` and up to 10 % of jitter, but not later than `max_wait` allows.
-    /// After an admission, up to 32 calls ask at the same time if as many units are left. So a window
-    /// that turns causes one storage call for each call that it admits, and one for the first refusal.
+    /// After an admission, up to 32 calls ask at the same time if as many units are left. So a
+    /// window that turns causes one storage call for each call that it admits, and one for the
+    /// first refusal.
     ///
     /// A new call joins the end of the queue without a hit, so it cannot overtake. There are three
     /// exceptions, which can find a free unit before the queue does: calls of
-    /// [`hit`](Self::hit), calls in other processes, and calls whose `max_wait` ends before the last
-    /// refusal of the queue. Cheap calls wait until an expensive call ahead of them is admitted.
+    /// [`hit`](Self::hit), calls in other processes, and calls whose `max_wait` ends before the
+    /// last refusal of the queue. Cheap calls wait until an expensive call ahead of them is
+    /// admitted.
     ///
-    /// A call that had no turn within `max_wait` returns the last refusal of the queue, with the waits
-    /// that are left. If the queue has none for the same cost, the call peeks. If units are free then,
-    /// but calls ahead wait for them, its `retry_after` is one microsecond.
+    /// A call that had no turn within `max_wait` returns the last refusal of the queue, with the
+    /// waits that are left. If the queue has none for the same cost, the call peeks. If units are
+    /// free then, but calls ahead wait for them, its `retry_after` is one microsecond.
     ///
     /// If the storage fails, the call whose attempt failed returns the error. The queue stays, and
     /// each round of failures lets twice as many calls ask at the same time, up to 32.
@@ -68,9 +70,9 @@ impl<St: Storage> RateLimiter<St> {
     /// # Cancellation
     ///
     /// Dropping the future spends nothing. A hit in flight on a remote storage is refunded in a task
-    /// of the tokio runtime, and the next call of the queue asks after that. A hit that waits for the
-    /// delay of a leaky bucket is refunded too, which frees its slot in the bucket's queue if that is
-    /// the last one.
+    /// of the tokio runtime, and the next call of the queue asks after that. A hit that waits for
+    /// the delay of a leaky bucket is refunded too, which frees its slot in the bucket's queue if
+    /// that is the last one.
     ///
     /// A storage whose futures never complete holds up the queue of the key. Wrap it in a
     /// [`Timeout`](crate::storage::Timeout).
@@ -92,9 +94,9 @@ impl<St: Storage> RateLimiter<St> {
 
     /// Like [`acquire`](Self::acquire), but for `cost` units. Spends all of them or none.
     ///
-    /// The queue protects an expensive call from cheaper ones of the same limiter and its clones. Hits
-    /// in other processes, and those without a wait, can still take each unit as soon as it is free.
-    /// Then an expensive call may not be admitted within `max_wait`.
+    /// The queue protects an expensive call from cheaper ones of the same limiter and its clones.
+    /// Hits in other processes, and those without a wait, can still take each unit as soon as it is
+    /// free. Then an expensive call may not be admitted within `max_wait`.
     ///
     /// # Errors
     ///

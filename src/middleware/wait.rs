@@ -47,8 +47,8 @@ impl<St: Storage, R> LayerState<St, R> {
         Some(wait(waiter, place, Some(refusal), deadline, seat))
     }
 
-    /// Lets a new request wait behind others of its key, if it can be admitted in time and a seat is
-    /// free. Otherwise it makes its first hit, which can overtake them.
+    /// Lets a new request wait behind others of its key, if it can be admitted in time and a seat
+    /// is free. Otherwise it makes its first hit, which can overtake them.
     #[inline]
     pub(super) fn wait_behind(&self, storage_request: StorageRequest<'_>) -> Option<Turn<St>> {
         let room = self.room.as_ref().filter(|room| !room.queues.is_empty())?;

@@ -30,8 +30,8 @@ use crate::ConfigError;
 ///
 /// A change takes effect with the next request. A request reads the policy once: its hit, its
 /// refund and its header fields all use that policy. A request that
-/// [waits](crate::RateLimitLayer::wait) to be admitted reads the policy again at each attempt. So does
-/// [`acquire`](crate::RateLimiter::acquire).
+/// [waits](crate::RateLimitLayer::wait) to be admitted reads the policy again at each attempt. So
+/// does [`acquire`](crate::RateLimiter::acquire).
 ///
 /// # Units already spent
 ///
@@ -59,8 +59,8 @@ impl LivePolicy {
         self.0.read().into_owned()
     }
 
-    /// Replaces the policy. Requests that were admitted or refused by the old policy finish with it.
-    /// Requests that wait to be admitted use the new one from their next attempt.
+    /// Replaces the policy. Requests that were admitted or refused by the old policy finish with
+    /// it. Requests that wait to be admitted use the new one from their next attempt.
     ///
     /// # Errors
     ///

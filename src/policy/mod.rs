@@ -317,8 +317,10 @@ impl Policy {
     }
 
     /// Returns a 128-bit hash of the [identity](Self::identity), for storages that keep hashes
-    /// instead of names. A shadow limit has the digest of its policy. The hash may change between
-    /// builds of a program.
+    /// instead of names. The hash may change between builds of a program.
+    ///
+    /// The policies in [`shadows`](Self::shadows) have the digest of this policy. Their
+    /// [limit digests](Self::limit_digests) differ.
     #[inline]
     pub fn digest(&self) -> u128 {
         self.0.digest

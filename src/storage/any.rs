@@ -31,8 +31,8 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// # Errors
 ///
 /// Parsing fails if the URL is invalid, if its scheme is unknown, or if the scheme needs a feature
-/// that is not enabled. Calls return the error of the inner storage as
-/// [`StorageError::from_boxed`] converts it.
+/// that is not enabled. It also fails if a file that the URL names cannot be used. Calls return the
+/// error of the inner storage as [`StorageError::from_boxed`] converts it.
 ///
 /// # Examples
 ///

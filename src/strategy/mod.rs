@@ -184,8 +184,8 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns `true` if [`spend`](Self::spend) can return a delay. Then
-    /// [`RateLimiter::acquire`](crate::RateLimiter::acquire) peeks before each hit, so that a hit whose
-    /// delay would be too long takes no slot. Defaults to `false`.
+    /// [`RateLimiter::acquire`](crate::RateLimiter::acquire) peeks before each hit, so that a hit
+    /// whose delay would be too long takes no slot. Defaults to `false`.
     fn delays(&self) -> bool {
         false
     }

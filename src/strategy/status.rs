@@ -14,7 +14,7 @@ pub struct Status {
     remaining: u32,
     anchor: u32,
     reset_after: u64,
-    /// The delay of an admitted hit, or `retry_after` of a refused one.
+    /// The delay of an admitted hit, or the `retry_after` of a refused one, in microseconds.
     wait: u64,
     until: Timestamp,
 }
@@ -39,9 +39,9 @@ impl Status {
         Self { verdict: Verdict::Admitted, capacity, remaining, anchor, reset_after, wait: 0, until }
     }
 
-    /// Creates the status of a limit that refuses. `retry_after` is the time in microseconds until
-    /// the same hit would be admitted if the key gets no other hits, or `None` if its cost exceeds
-    /// the capacity.
+    /// Creates the status of a limit that refuses. `reset_after` is as in
+    /// [`admitted`](Self::admitted). `retry_after` is the time in microseconds until the same hit
+    /// would be admitted if the key gets no other hits, or `None` if its cost exceeds the capacity.
     #[inline]
     pub const fn refused(capacity: u32, remaining: u32, reset_after: u64, retry_after: Option<u64>) -> Self {
         let wait = match retry_after {
@@ -95,8 +95,8 @@ impl Status {
         }
     }
 
-    /// Turns an admission into a refusal if its delay exceeds `max_delay`. It cannot be refunded any
-    /// more.
+    /// Turns an admission into a refusal if its delay exceeds `max_delay`. It cannot be refunded
+    /// any more.
     pub(crate) fn refuse_delay(&mut self, max_delay: u64) {
         let excess = self.wait.saturating_sub(max_delay);
         let verdict = if excess > 0 { Verdict::Refused } else { Verdict::Admitted };

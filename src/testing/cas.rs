@@ -43,9 +43,11 @@ impl<S: CasStorage, M: Fn() -> S> CasLaws<S, M> {
         Self { make, second_handle: None }
     }
 
-    /// Checks law 9 with several handles to the same texts, as in several processes.
-    /// `second_handle` returns a new handle to the given store. Use it for stores whose clones
-    /// share more than the texts, such as a connection or a lock.
+    /// Checks law 9 with several handles to the same texts, as in several processes. Without this,
+    /// the handles are clones.
+    ///
+    /// `second_handle` returns a new handle to the texts of the given store. Use it for stores
+    /// whose clones share more than the texts, such as a connection or a lock.
     pub fn second_handle(self, second_handle: impl Fn(&S) -> S + 'static) -> Self {
         Self { second_handle: Some(Box::new(second_handle)), ..self }
     }

@@ -58,9 +58,9 @@ pub(super) fn hits_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, ha
 ///
 /// # Panics
 ///
-/// Panics if the remaining units are not the initial units less the hits without a refund, or if
-/// the storage fails. Also panics if it is called inside a tokio runtime, because it starts its
-/// own.
+/// Panics if a hit is refused, if the remaining units are not the initial units less the hits
+/// without a refund, or if the storage fails. Also panics if it is called inside a tokio runtime,
+/// because it starts its own.
 pub fn concurrent_refunds_are_exact<St: Storage>(policy: &Policy, storage: &St) {
     refunds_are_exact(&runtime_of_threads(), policy, storage);
 }

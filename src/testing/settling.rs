@@ -20,8 +20,8 @@ use crate::{Key, Op, Policy, Storage};
 ///
 /// # Panics
 ///
-/// Panics if the spent units are not the sum of the actual costs, or if the storage fails. Also
-/// panics if it is called inside a tokio runtime, because it starts its own.
+/// Panics if a hit is refused, if the spent units are not the sum of the actual costs, or if the
+/// storage fails. Also panics if it is called inside a tokio runtime, because it starts its own.
 pub fn concurrent_settlements_are_exact<St: Storage>(policy: &Policy, storage: &St) {
     settlements_are_exact(&runtime_of_threads(), policy, storage);
 }

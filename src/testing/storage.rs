@@ -93,9 +93,10 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
         Self { make, more: Vec::new(), scripts: Config::default().cases, second_handle: None }
     }
 
-    /// Checks law 9 with several handles to the same states, as in several processes.
-    /// `second_handle` returns a new handle with the clock of the given one.
+    /// Checks the concurrent hits of law 9 with several handles to the same states, as in several
+    /// processes. Without this, the handles are clones.
     ///
+    /// `second_handle` returns a new handle to the states of the given one, with the same clock.
     /// Use it for storages whose clones share more than the states, such as connections or locks,
     /// and for a [`Cas`](crate::storage::Cas), whose clones merge concurrent requests.
     pub fn second_handle(self, second_handle: impl Fn(&St) -> St + 'static) -> Self {
@@ -110,11 +111,12 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     }
 
     /// Sets the number of random scripts of law 8, and of law 10 for policies with the same name.
-    /// Defaults to 256, or to the environment variable `PROPTEST_CASES`.
+    /// Defaults to the value of the environment variable `PROPTEST_CASES`, or to 256 if it is not
+    /// set.
     ///
-    /// A script has up to 80 operations, so use fewer scripts for a slow storage. Other laws with
-    /// many operations scale with it: 256 scripts come with 167,000 keys and 4,096 concurrent hits,
-    /// and 64 scripts with 650 keys and 1,024 hits.
+    /// A script has up to 80 operations, so use fewer scripts for a slow storage. Fewer scripts
+    /// also reduce the operations of other laws: 256 or more scripts come with 167,000 keys and
+    /// 4,096 concurrent hits, and 64 scripts with 650 keys and 1,024 hits.
     pub fn scripts(self, scripts: u32) -> Self {
         Self { scripts, ..self }
     }

@@ -204,12 +204,12 @@ impl fmt::Debug for StrategyLaws {
     }
 }
 
-/// Tests proptest's default number of generated cases.
+/// Runs `test` on generated cases, as many as proptest's default. Panics if one fails.
 pub(super) fn run<G: Generator>(name: &str, cases: &G, test: impl Fn(G::Value) -> LawResult) {
     run_some(name, Config::default().cases, cases, test);
 }
 
-/// Tests this many generated cases.
+/// Runs `test` on `count` generated cases. Panics if one fails.
 pub(super) fn run_some<G: Generator>(name: &str, count: u32, cases: &G, test: impl Fn(G::Value) -> LawResult) {
     let config = Config { cases: count, failure_persistence: None, ..Config::default() };
     match TestRunner::new(config).run(cases, test) {

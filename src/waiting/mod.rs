@@ -56,8 +56,9 @@ impl<St: Storage> Waiter<St> {
     /// Makes the hit once. If the future is dropped, an admitted hit is refunded, and `place` is
     /// dropped after that.
     ///
-    /// If the hit would be delayed for too long, only peeks, because a refund would not free the slot
-    /// of a delayed hit behind which others wait already. The result is then the admitted peek.
+    /// If the hit would be delayed for too long, only peeks, because a refund would not free the
+    /// slot of a delayed hit behind which others wait already. The result is then the admitted
+    /// peek.
     pub(crate) async fn attempt<P: Send + 'static>(&self, place: P) -> (P, Attempted<St>) {
         let policy = self.policy.read().into_owned();
         if let Some(latest) = self.delayed_until.filter(|_| policy.delays()) {

@@ -30,8 +30,8 @@ impl Place {
         Self::new(queues, id, queue, refusal.cost())
     }
 
-    /// Adds a new hit to the end of its queue, if hits wait there, and the last refusal of the queue
-    /// does not prevent its admission before the deadline.
+    /// Adds a new hit to the end of its queue, if hits wait there, and the last refusal of the
+    /// queue does not prevent its admission before the deadline.
     #[cold]
     pub(super) fn behind(queues: &Arc<Queues>, id: Id, cost: u32, deadline: Instant) -> Option<Self> {
         if cost == 0 || deadline <= Instant::now() {

@@ -40,7 +40,8 @@ impl Queues {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Like [`enter`](Self::enter), but only if there is a queue for which `accepts` returns `true`.
+    /// Like [`enter`](Self::enter), but only if there is a queue for which `accepts` returns
+    /// `true`.
     pub(super) fn enter_behind(&self, id: &Id, accepts: impl FnOnce(&Queue) -> bool) -> Option<Arc<Queue>> {
         let mut queues = self.lock();
         let members = queues.get_mut(id)?;

@@ -508,7 +508,7 @@ async fn delay_of_a_leaky_bucket_is_part_of_the_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn call_is_refused_and_refunded_if_the_delay_is_too_long() {
+async fn call_is_refused_and_spends_nothing_if_the_delay_is_too_long() {
     let limiter = limiter("leaky-bucket 1 per 10 seconds queue 2");
     let _ = limiter.hit(&alice()).await.unwrap();
     let begin = Instant::now();
@@ -522,7 +522,8 @@ async fn call_is_refused_and_refunded_if_the_delay_is_too_long() {
     assert_due(begin.elapsed(), 10 * SECOND);
 }
 
-/// A refund frees only the last slot of the bucket's queue. So slots of refused calls would fill it.
+/// A refund frees only the last slot of the bucket's queue. So slots of refused calls would fill
+/// it.
 #[tokio::test(start_paused = true)]
 async fn call_whose_delay_is_too_long_takes_no_slot() {
     let limiter = limiter("leaky-bucket 10/second queue 100");

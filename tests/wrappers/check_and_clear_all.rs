@@ -79,9 +79,8 @@ async fn clear_all_drops_cached_refusals() {
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
 }
 
-/// A refusal that was in flight during the clear is not cached.
 #[tokio::test]
-async fn clear_all_invalidates_hits_in_flight() {
+async fn clear_all_keeps_refusals_in_flight_out_of_the_cache() {
     let storage = FakeStorage::around(memory_with_manual_clock().0);
     let cache = RefusalCache::new(storage.clone());
     let (policy, key) = (policy("fixed-window 1/day"), Key::from("a"));

@@ -390,9 +390,8 @@ async fn slow_refusal_is_not_cached_beyond_its_wait() {
     }
 }
 
-/// A dropped hit that may have spent units invalidates the entry.
 #[tokio::test]
-async fn dropped_hit_that_may_have_counted_invalidates() {
+async fn dropped_hit_that_may_have_counted_invalidates_the_entry() {
     let (cache, storage, clock) = cached();
     let (policy, key) = (policy("fixed-window 5/hour"), Key::from("a"));
     assert!(hit(&cache, &policy, "a", 2).await.is_admitted());

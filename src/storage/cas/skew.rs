@@ -48,11 +48,10 @@ impl Skew {
         self.max
     }
 
-    /// Returns the states in `text`, and the instant of the decision. `own` is the time of this
-    /// node.
+    /// Returns the states in `text`, and the instant to decide at. `own` is the time of this node.
     ///
-    /// If the newest decision is too far ahead, the states are moved back to the node's own time.
-    /// Otherwise they would refuse the key until that instant.
+    /// If the newest decision is too far ahead of `own`, the states are moved back to `own`.
+    /// Otherwise the key could be refused until the instant of that decision.
     pub(in crate::storage) fn view<'a>(&self, text: &'a str, own: Timestamp) -> View<'a> {
         let newest = text::decided_at(text).filter(|_| self.is_on()).unwrap_or(own).max(own);
         let (ahead, states) = (newest.since(own), text::states(text));

@@ -58,7 +58,8 @@ pub struct Cas<S> {
     deadline: Duration,
     /// The label `storage` of the metrics.
     label: &'static str,
-    /// The largest number of log entries of a key.
+    /// The maximum number of log entries that a policy may keep per key, or `None` if there is
+    /// none.
     longest_log: Option<u32>,
 }
 
@@ -109,14 +110,19 @@ impl<S: CasStorage> Cas<S> {
         Self { shared: Arc::new(shared), ..self }
     }
 
-    /// Sets the time by which the newest decision on a key may be ahead of the clock: the store's,
-    /// or this node's if the store reports no time. If it is further ahead, the node decides by the
-    /// clock, moves the key's states back to it, and logs a warning (feature `tracing`). Defaults
-    /// to 5 seconds.
+    /// Sets the time by which the newest decision on a key may be ahead of the clock. If it is
+    /// further ahead, the node decides by the clock, moves the key's states back to it, and logs a
+    /// warning (feature `tracing`). Defaults to 5 seconds.
     ///
-    /// See [clocks](Self#clocks). States are kept longer by this time. With zero, the instant of
-    /// the newest decision is not compared with the clock. Each node decides by the clock and never
-    /// moves states back, so a node whose clock is years ahead can block a key for years.
+    /// The clock is the one set with [`clock`](Self::clock). Without it, the clock is the store's,
+    /// or this node's if the store reports no time: see [clocks](Self#clocks).
+    ///
+    /// The store keeps each state for `max_skew` after it expires, and for at least 500
+    /// milliseconds.
+    ///
+    /// With zero, the instant of the newest decision is not compared with the clock. Each node
+    /// decides by the clock and never moves states back, so a node whose clock is years ahead can
+    /// block a key for years.
     ///
     /// # Panics
     ///

@@ -21,7 +21,7 @@ use crate::ConfigError;
 use crate::error::or_panic;
 use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
-use crate::storage::{Cas, Clock, StorageError, deadline, names};
+use crate::storage::{Cas, StorageError, deadline, names};
 
 /// Shares rate limit states between processes in etcd (3.4 or later).
 ///
@@ -84,12 +84,14 @@ pub struct EtcdStorage {
 }
 
 impl EtcdStorage {
-    /// Creates a storage for the members in `url`. It connects on first use.
+    /// Creates a storage for the members in `url`. It connects on first use, but with TLS it loads
+    /// the certificates and the private key immediately.
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL cannot be parsed, or needs a feature that is not enabled. The
-    /// error quotes the URL without its login.
+    /// Returns an error if the URL cannot be parsed, if it needs a feature that is not enabled, or
+    /// if a certificate or the private key cannot be loaded. The error quotes the URL without its
+    /// login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { members, access, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
         let (members, leases) = (Members::new(members, access), Arc::new(Leases::new()));
@@ -161,7 +163,7 @@ impl EtcdStorage {
     /// Replaces the system clock. For tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
-    pub fn clock(self, clock: impl Clock) -> Self {
+    pub fn clock(self, clock: impl crate::storage::Clock) -> Self {
         Self { cas: self.cas.clock(clock), ..self }
     }
 

@@ -301,8 +301,8 @@ impl<St: Storage> fmt::Debug for Leases<St> {
     }
 }
 
-/// Drops all leases when a [`clear_all`](Storage::clear_all) completes or is dropped, because they
-/// may be older than it.
+/// Forgets all leases when it is dropped. A [`clear_all`](Storage::clear_all) holds it until the
+/// clear completes or is dropped, because the leases may be older than the clear.
 struct ForgetOnDrop<St: Storage>(Arc<LeaseTable<St>>);
 
 impl<St: Storage> Drop for ForgetOnDrop<St> {

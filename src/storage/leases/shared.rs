@@ -71,8 +71,8 @@ impl<St: Storage> LeaseTable<St> {
     }
 }
 
-/// Drops the key's lease when a clear ends that did not wait for the worker. The lease may be older
-/// than the clear.
+/// Forgets the key's lease when it is dropped. A clear that does not wait for the worker holds it
+/// until the clear completes or is dropped, because the lease may be older than the clear.
 pub(super) struct InvalidateOnDrop<St: Storage> {
     shared: Arc<LeaseTable<St>>,
     place: TableKey,

@@ -1,4 +1,4 @@
-//! The general path, which decides any request.
+//! The general path, for any request.
 
 use std::mem;
 

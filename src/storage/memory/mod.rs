@@ -94,11 +94,13 @@ use crate::{Decision, Key, Op, Policy};
 ///
 /// # Collisions
 ///
-/// The storage keeps a hash of each key instead of the key. The hash has 95 bits and is seeded with
-/// random secrets. Two random keys collide with a probability of 2^-95. The two halves of the hash of
-/// a long key share some of the secrets, so two long keys that were chosen in advance collide with a
-/// probability of about 2^-47. An attacker cannot compute a colliding pair, because the secrets are
-/// random in each process.
+/// The storage keeps a hash of each key instead of the key. Keys with the same hash share their
+/// counts. The hash has 95 bits and is seeded with secrets that are random in each process, so an
+/// attacker cannot compute a colliding pair.
+///
+/// Two random keys collide with a probability of 2^-95. The two halves of the hash share some of
+/// the secrets. So a pair that was chosen without knowing the secrets collides with a probability
+/// of up to about 2^-47.
 ///
 /// # Examples
 ///

@@ -43,7 +43,8 @@ impl Slot {
         matches!(*state, State::Counts { until, .. } if until > now)
     }
 
-    /// Writes the state after a hit. Ignores a state that a slot [cannot hold](Self::can_hold).
+    /// Writes the state after a hit. Ignores a state without counts. The caller has checked that
+    /// the state [has not expired](Self::can_hold).
     #[inline]
     pub(super) fn update(&mut self, state: &State, now: Timestamp, limit: &Limit, outcome: Outcome) {
         let State::Counts { until, amounts: [first, second] } = *state else { return };

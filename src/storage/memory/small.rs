@@ -1,4 +1,4 @@
-//! The fast path, which decides if all states of the key exist and are small.
+//! The fast path, for requests whose states are all stored and small.
 
 use std::cell::Cell;
 
@@ -75,7 +75,8 @@ impl MemoryInner {
         answer.by_states(request, now, &states, parts)
     }
 
-    /// Decides if a state of the key is a log or is not stored, as for a new key.
+    /// Decides a request for which the fast path does not apply: a state of the key is a log, or is
+    /// not stored, as for a new key.
     #[inline(never)]
     fn decide_new<A: Answer>(&self, mut lookup: Lookup<'_>, request: &StorageRequest<'_>, answer: A) -> A::Output {
         let now = lookup.now;

@@ -29,7 +29,8 @@ pub(in crate::storage) struct Calls {
     in_flight: AtomicUsize,
     /// The limit of `in_flight`, times `REPLIES_PER_STEP`.
     limit: AtomicUsize,
-    /// `true` while `silence` is not empty. Most replies need not take its lock.
+    /// `true` from a call without a reply until the next reply. Only then does a reply lock
+    /// `silence`.
     is_silent: AtomicBool,
     silence: Mutex<Silence>,
 }

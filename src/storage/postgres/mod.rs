@@ -121,7 +121,8 @@ impl PostgresStorage {
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL cannot be parsed. The error quotes the URL without its login.
+    /// Returns an error if the URL cannot be parsed, or if it requires TLS. The error quotes the
+    /// URL without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { config, server, table, connections, migrates, prefix, deadline, long_logs, max_skew } =
             Target::parse(url)?;
@@ -207,8 +208,9 @@ impl PostgresStorage {
         self.with_table(table)
     }
 
-    /// Creates the table unlogged. An unlogged table is faster, because PostgreSQL does not write
-    /// it to its log. It is empty after a crash of the server, and on a replica that was promoted.
+    /// Creates the table unlogged. Overrides the URL. An unlogged table is faster, because
+    /// PostgreSQL does not write it to its log. It is empty after a crash of the server, and on a
+    /// replica that was promoted.
     ///
     /// This does not change a table that exists.
     #[must_use]

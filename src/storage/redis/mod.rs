@@ -99,12 +99,14 @@ pub struct RedisStorage {
 }
 
 impl RedisStorage {
-    /// Creates a storage for the servers in `url`. It connects on first use.
+    /// Creates a storage for the servers in `url`. It connects on first use, but with TLS it loads
+    /// the certificates and the private key immediately.
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL cannot be parsed, or needs a feature that is not enabled. The
-    /// error quotes the URL without its login.
+    /// Returns an error if the URL cannot be parsed, if it needs a feature that is not enabled or
+    /// that the system lacks, or if a certificate or the private key cannot be loaded. The error
+    /// quotes the URL without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { servers, access, prefix, deadline } = Target::parse(url)?;
         let (link, target) = (Link::new(servers.clone(), &access), Arc::new((servers, access)));

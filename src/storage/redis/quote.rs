@@ -16,8 +16,8 @@ pub(super) fn without_arguments(error: RedisError) -> RedisError {
     }
 }
 
-/// Cuts the text before a list of arguments, and replaces words with braces. Every key of this
-/// storage contains braces.
+/// Removes a list of arguments from the end of the text, and replaces each word that contains a
+/// brace by `(a key)`. Every key of this storage contains braces.
 fn redact(text: &str) -> String {
     let text = text.split_once("with args").map_or(text, |(before, _)| before.trim_end_matches([' ', ',']));
     let words = text.split(' ').map(|word| if word.contains(['{', '}']) { "(a key)" } else { word });

@@ -135,7 +135,8 @@ impl SqliteStorage {
     /// # Errors
     ///
     /// Returns an error if the file cannot be opened or created, is not a database, or cannot be
-    /// written to.
+    /// written to. Also returns an error if `path` is empty or `:memory:`: use
+    /// [`MemoryStorage`](crate::MemoryStorage) instead.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
         if let Some(text) = path.to_str() {

@@ -31,7 +31,9 @@ impl TlsConfig {
 
     /// Trusts only these certificates, as PEM. Defaults to the certificates of the system.
     ///
-    /// A certificate in `pem` is the server's own, or that of the authority that signed it.
+    /// `pem` contains the certificate of the authority that signed the server's certificate. It may
+    /// also contain the server's own certificate, if that is self-signed and not marked as an
+    /// authority (`CA:FALSE`).
     #[must_use]
     pub fn ca(self, pem: impl Into<Vec<u8>>) -> Self {
         Self { ca: Some(pem.into()), ..self }

@@ -21,9 +21,10 @@ const LISTED: usize = mem::size_of::<Chunk<Box<[u8]>>>();
 /// An operation decodes at most two chunks. A refund also changes one number in each later chunk.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks {
-    /// The full chunks, none of which is empty.
+    /// The chunks that no longer grow. A refund can shrink one, but removes it when it becomes
+    /// empty.
     sealed: VecDeque<Chunk<Box<[u8]>>>,
-    /// The total number of bytes in the full chunks.
+    /// The total number of bytes in the sealed chunks.
     bytes: usize,
     /// The chunk that grows. It may be empty.
     open: Chunk<Vec<u8>>,
@@ -90,18 +91,18 @@ impl Chunks {
         if self.sealed.len() < self.sealed.capacity() { 0 } else { 4 + self.sealed.len() / 8 }
     }
 
-    /// Returns the length at which the open chunk is full.
+    /// Returns the length at which the open chunk is sealed.
     #[inline]
     fn sealed_at(&self) -> usize {
         (self.bytes / 16).clamp(LEAST, MOST)
     }
 
-    /// Returns the running total after the full chunk at this index.
+    /// Returns the running total after the sealed chunk at this index.
     fn total_after(&self, number: usize) -> u64 {
         self.sealed.get(number + 1).map_or(self.open.before, |next| next.before)
     }
 
-    /// Returns the number of leading full chunks for whose entries the predicate is `true`.
+    /// Returns the number of leading sealed chunks for whose entries the predicate is `true`.
     fn leading(&self, predicate: impl Fn(&Entry) -> bool) -> usize {
         let (mut from, mut to) = (0, self.sealed.len());
         while from < to {
@@ -173,7 +174,7 @@ impl Chunks {
         self.lower_from(0, units);
     }
 
-    /// Lowers the running totals of all entries from the full chunk at index `number` on.
+    /// Lowers the running totals of all entries from the sealed chunk at index `number` on.
     fn lower_from(&mut self, number: usize, units: u64) {
         for chunk in self.sealed.range_mut(number..) {
             chunk.before -= units;
@@ -198,7 +199,7 @@ impl Chunks {
         self.reopen(before, &entries)
     }
 
-    /// Replaces the open chunk and the last entry by these entries, or by those of the last full
+    /// Replaces the open chunk and the last entry by these entries, or by those of the last sealed
     /// chunk if `entries` is empty. Returns `true` if no entries remain.
     fn reopen(&mut self, before: u64, entries: &[Entry]) -> bool {
         if let Some((last, others)) = entries.split_last() {
@@ -236,8 +237,8 @@ impl Chunks {
         false
     }
 
-    /// Merges a full chunk with the next one if both are nearly empty, so that refunds do not leave
-    /// a long list of small chunks. Removes the chunk if it is empty.
+    /// Merges a sealed chunk with the next one if both are nearly empty, so that refunds do not
+    /// leave a long list of small chunks. Removes the chunk if it is empty.
     fn merge(&mut self, number: usize) {
         let len = |number: usize| self.sealed.get(number).map(|chunk| chunk.data.len());
         match (len(number), len(number + 1)) {

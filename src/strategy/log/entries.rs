@@ -87,7 +87,7 @@ impl Entries {
         match &self.chunks {
             None if self.ring.len() < self.ring.capacity() => 0,
             None if self.ring.len() < LONGEST_RING => self.ring.capacity().max(4) * mem::size_of::<Entry>(),
-            // The ring shrinks by more than the chunks take.
+            // The next entry splits the log: the ring shrinks by more than the chunks take.
             None => 0,
             Some(chunks) => chunks.growth(),
         }
