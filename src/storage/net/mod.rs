@@ -10,7 +10,7 @@ mod waiters;
 
 use std::time::Duration;
 
-pub(super) use self::calls::{Calls, Connected};
+pub(super) use self::calls::{Call, Calls, Connected};
 pub(super) use self::ready::until_ready;
 pub(super) use self::reconnect::{Reconnecting, Usable};
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]

@@ -112,13 +112,13 @@ impl RedisStorage {
         let (link, target) = (Link::new(servers.clone(), &access), Arc::new((servers, access)));
         let (scripts, prefix) = (Scripts::default(), Arc::from(prefix));
         let cas = swap::cas(&link, &prefix, deadline, None);
-        Ok(Self { link, target, prefix, deadline, scripts, combiner: Arc::default(), cas, clock: None })
+        Ok(Self { link, target, prefix, deadline, scripts, combiner: Combiner::new(true), cas, clock: None })
     }
 
     /// Rebuilds compare-and-swap and the combiner, with the current prefix, timeout and clock.
     fn with_new_cas(self) -> Self {
         let cas = swap::cas(&self.link, &self.prefix, self.deadline, self.clock.clone());
-        Self { cas, combiner: Arc::default(), ..self }
+        Self { cas, combiner: Combiner::new(true), ..self }
     }
 
     /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.

@@ -72,10 +72,10 @@ impl Link {
         }
     }
 
-    /// Returns the name of the server, or `None` for a cluster.
-    pub(super) fn single_server(&self) -> Option<&str> {
+    /// Returns the only server, or `None` for a cluster.
+    pub(super) fn single(&self) -> Option<&Node> {
         match &self.0 {
-            Topology::Single(node) => Some(node.name()),
+            Topology::Single(node) => Some(node),
             #[cfg(feature = "redis-cluster")]
             Topology::Cluster(_) => None,
         }
