@@ -8,7 +8,8 @@ use common::servers::{Reply, Server};
 use futures_util::future::{join_all, poll_immediate};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
-use tower_ratelimit::storage::{RedisStorage, StorageRequest};
+use tokio::time::sleep;
+use tower_ratelimit::storage::{RedisStorage, StorageErrorKind, StorageRequest};
 use tower_ratelimit::{Key, Op, Policy, Storage};
 
 use super::{LONG, ready, storage};
@@ -23,13 +24,6 @@ fn hit(storage: &RedisStorage, policy: &Policy, client: u64) -> Hit {
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
-}
-
-/// A runtime with a thread of its own, which keeps the connection alive.
-fn connected(storage: &RedisStorage) -> Runtime {
-    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    runtime.block_on(ready(storage));
-    runtime
 }
 
 /// Polls one hit per client once.
@@ -62,8 +56,9 @@ async fn callers_that_are_not_polled_do_not_stop_other_hits() {
 fn stopped_runtime_does_not_stop_the_hits_of_another() {
     let server = Server::start(&[]);
     let (storage, policy) = (storage(&server.url()).deadline(LONG / 4), policy("10/day"));
-    let connected = connected(&storage);
     let [first, second] = [(); 2].map(|()| runtime());
+    // The connection belongs to this runtime.
+    second.block_on(ready(&storage));
     first.block_on(async {
         for client in 0..8 {
             drop(tokio::spawn(hit(&storage, &policy, client)));
@@ -75,15 +70,15 @@ fn stopped_runtime_does_not_stop_the_hits_of_another() {
     }
     drop(first);
     assert!(second.block_on(hit(&storage, &policy, 0)).unwrap().is_admitted());
-    drop(connected);
 }
 
 #[test]
 fn hits_of_a_runtime_that_ends_are_sent_by_their_callers() {
     let server = Server::start(&[]);
     let (storage, policy) = (storage(&server.url()).deadline(LONG), policy("10/day"));
-    let connected = connected(&storage);
     let [first, second] = [(); 2].map(|()| runtime());
+    // The connection belongs to this runtime.
+    second.block_on(ready(&storage));
     // The first four hits are sent without company. Their timers need their runtime.
     let waiting = first.block_on(async { begin(&storage, &policy).await.split_off(4) });
     drop(first);
@@ -93,7 +88,6 @@ fn hits_of_a_runtime_that_ends_are_sent_by_their_callers() {
     for client in 4..CLIENTS {
         assert_eq!(second.block_on(hit(&storage, &policy, client)).unwrap().remaining(), 8, "counted once");
     }
-    drop(connected);
 }
 
 #[tokio::test]
@@ -124,6 +118,46 @@ async fn dropped_hits_are_not_sent() {
         assert!(remaining == 9 || client >= 34, "{client}: {remaining}");
     }
     assert_eq!(peek(CLIENTS - 1).await.unwrap().remaining(), 10);
+}
+
+#[tokio::test]
+async fn combining_can_be_turned_off() {
+    let server = Server::start(&[]);
+    let (url, policy) = (server.url(), policy("1000/day"));
+    let calls = async |storage: RedisStorage| {
+        ready(&storage).await;
+        assert!(hit(&storage, &policy, 0).await.unwrap().is_admitted());
+        let before = server.calls("evalsha");
+        for result in join_all((0..CLIENTS).map(|client| hit(&storage, &policy, client))).await {
+            assert!(result.unwrap().is_admitted());
+        }
+        server.calls("evalsha") - before
+    };
+    assert_eq!(calls(storage(&format!("{url}?combine=false"))).await, CLIENTS);
+    assert_eq!(calls(storage(&url).combine(false).prefix("other")).await, CLIENTS);
+    assert!(calls(storage(&format!("{url}?combine=true"))).await < CLIENTS / 4);
+    assert!(calls(storage(&format!("{url}?combine=false")).combine(true)).await < CLIENTS / 4);
+}
+
+/// A hit counts as a call in flight, also if it shares a call.
+#[tokio::test]
+async fn combined_hits_count_towards_the_limit_of_calls_in_flight() {
+    let server = Server::start(&[]);
+    let (storage, policy) = (storage(&server.url()).deadline(LONG / 10), policy("10/day"));
+    ready(&storage).await;
+    assert!(hit(&storage, &policy, 0).await.unwrap().is_admitted());
+    server.stop();
+    let hits: Vec<_> = (0..4_096).map(|client| tokio::spawn(hit(&storage, &policy, client))).collect();
+    sleep(Duration::from_millis(200)).await;
+    server.resume();
+    let (mut admitted, mut refused) = (0, 0);
+    for hit in hits {
+        match hit.await.unwrap() {
+            Ok(decision) => admitted += u32::from(decision.is_admitted()),
+            Err(error) => refused += u32::from(error.kind() == StorageErrorKind::Overloaded),
+        }
+    }
+    assert!((1_000..=1_100).contains(&admitted) && admitted + refused == 4_096, "{admitted}, {refused}");
 }
 
 #[tokio::test]

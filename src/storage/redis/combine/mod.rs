@@ -161,13 +161,17 @@ impl Sending {
     /// Sends the hits in one call, and distributes the replies.
     async fn send(self) {
         // Each caller has a timeout of its own.
-        let Some(deadline) = self.group.last_deadline().filter(|_| self.group.len() > 1) else { return };
+        let Some(deadline) = self.group.last_deadline() else { return };
+        let count = self.group.len();
+        if count < 2 {
+            return;
+        }
         let mut hits = Vec::new();
         let by_hash = || {
             hits = self.group.take();
             (!hits.is_empty()).then(|| Combined::new(&calls(&hits)).by_hash())
         };
-        let reply = match self.node.run_with(deadline, by_hash).await {
+        let reply = match self.node.run_with(deadline, count, by_hash).await {
             Err(error) if is_script_missing(&error) => {
                 let by_text = Combined::new(&calls(&hits)).by_text();
                 self.node.run(&by_text, deadline).await

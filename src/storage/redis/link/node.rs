@@ -119,15 +119,16 @@ impl Node {
         self.receive(&open, call, deadline, commands.send_packed_command(command)).await
     }
 
-    /// Runs a command like [`run`](Self::run). Calls `command` immediately before sending it, and
-    /// not at all if it cannot be sent. Returns nil if `command` returns `None`.
+    /// Runs a command for several hits like [`run`](Self::run). Calls `command` immediately before
+    /// sending it, and not at all if it cannot be sent. Returns nil if `command` returns `None`.
     pub(in super::super) async fn run_with(
         &self,
         deadline: Instant,
+        hits: usize,
         command: impl FnOnce() -> Option<Cmd>,
     ) -> Result<Value, StorageError> {
         let open = self.open(deadline).await?;
-        let call = self.0.connection.begin(&open, deadline).await?;
+        let call = self.0.connection.begin_several(&open, deadline, hits).await?;
         let Some(command) = command() else { return Ok(Value::Nil) };
         let mut commands = open.connection.commands();
         self.receive(&open, call, deadline, commands.send_packed_command(&command)).await

@@ -47,10 +47,12 @@ else
   -- done
 end
 
--- write
+-- A wrong delay of a strategy ends the script here, before the hit is counted.
 local answer = pack('>I8B', now, admitted)
 -- each that delays:
 answer = answer .. pack('>I8', delay$ or 0)
+-- done
+-- write
 -- each log:
 if admitted == 0 then
   answer = answer .. pack('>I8I8I8', log_status(log$, cost))
