@@ -21,7 +21,7 @@ use crate::ConfigError;
 use crate::error::or_panic;
 use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
-use crate::storage::{Cas, Clock, StorageError, deadline, names};
+use crate::storage::{Cas, StorageError, deadline, names};
 
 /// Shares rate limit states between processes in etcd (3.4 or later).
 ///
@@ -163,7 +163,7 @@ impl EtcdStorage {
     /// Replaces the system clock. For tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
-    pub fn clock(self, clock: impl Clock) -> Self {
+    pub fn clock(self, clock: impl crate::storage::Clock) -> Self {
         Self { cas: self.cas.clock(clock), ..self }
     }
 

@@ -10,7 +10,9 @@ mod waiters;
 
 use std::time::Duration;
 
-pub(super) use self::calls::{Call, Calls, Connected};
+#[cfg(feature = "redis")]
+pub(super) use self::calls::Call;
+pub(super) use self::calls::{Calls, Connected};
 pub(super) use self::ready::until_ready;
 pub(super) use self::reconnect::{Reconnecting, Usable};
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]

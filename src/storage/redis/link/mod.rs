@@ -73,6 +73,7 @@ impl Link {
     }
 
     /// Returns the only server, or `None` for a cluster.
+    #[allow(clippy::unnecessary_wraps, reason = "there are no clusters without the feature")]
     pub(super) fn single(&self) -> Option<&Node> {
         match &self.0 {
             Topology::Single(node) => Some(node),
