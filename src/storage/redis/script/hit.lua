@@ -48,11 +48,13 @@ else
 end
 
 -- A wrong delay of a strategy ends the script here, before the hit is counted.
-local answer = pack('>I8B', now, admitted)
 -- each that delays:
-answer = answer .. pack('>I8', delay$ or 0)
+delay$ = pack('>I8', delay$ or 0)
 -- done
 -- write
+local answer = pack('>I8B', now, admitted)
+-- each that delays:
+answer = answer .. delay$
 -- each log:
 if admitted == 0 then
   answer = answer .. pack('>I8I8I8', log_status(log$, cost))
