@@ -59,6 +59,8 @@ pub(in crate::storage) struct Call<'a, T: Connected + Send + Sync + 'static> {
     connection: &'a Arc<T>,
     begun: Instant,
     timeout: Duration,
+    /// The number of hits in the call.
+    count: usize,
     is_answered: bool,
 }
 
@@ -87,16 +89,31 @@ impl<T: Connected + Send + Sync + 'static> Reconnecting<T> {
         connection: &'a Arc<T>,
         deadline: Instant,
     ) -> Result<Call<'a, T>, StorageError> {
+        self.begin_several(connection, deadline, 1).await
+    }
+
+    /// Begins a call with several hits, like [`begin`](Self::begin). The call counts as `count`
+    /// calls in flight, which can exceed the limit by less than `count`.
+    ///
+    /// # Errors
+    ///
+    /// The errors are those of `begin`.
+    pub(in crate::storage) async fn begin_several<'a>(
+        &'a self,
+        connection: &'a Arc<T>,
+        deadline: Instant,
+        count: usize,
+    ) -> Result<Call<'a, T>, StorageError> {
         let Calls { in_flight, limit, .. } = connection.calls();
         let limit = limit.load(Ordering::Relaxed) / REPLIES_PER_STEP;
-        if in_flight.fetch_add(1, Ordering::Relaxed) >= limit {
-            in_flight.fetch_sub(1, Ordering::Relaxed);
+        if in_flight.fetch_add(count, Ordering::Relaxed) >= limit {
+            in_flight.fetch_sub(count, Ordering::Relaxed);
             let timeout = deadline.saturating_duration_since(Instant::now());
             return overloaded(StorageError::overloaded(self.name(), limit), timeout).await;
         }
         let begun = Instant::now();
         let timeout = deadline.saturating_duration_since(begun);
-        Ok(Call { of: self, connection, begun, timeout, is_answered: false })
+        Ok(Call { of: self, connection, begun, timeout, count, is_answered: false })
     }
 }
 
@@ -110,9 +127,9 @@ impl<T: Connected + Send + Sync + 'static> Call<'_, T> {
 impl<T: Connected + Send + Sync + 'static> Drop for Call<'_, T> {
     fn drop(&mut self) {
         let calls = self.connection.calls();
-        calls.in_flight.fetch_sub(1, Ordering::Relaxed);
+        calls.in_flight.fetch_sub(self.count, Ordering::Relaxed);
         if self.is_answered {
-            calls.record_reply();
+            calls.record_reply(self.count);
         } else if calls.record_silence(self.begun, self.timeout) {
             self.of.give_up(self.connection, None);
         }
@@ -131,12 +148,11 @@ impl Default for Calls {
 }
 
 impl Calls {
-    fn record_reply(&self) {
-        // Calls that end at the same time may raise the limit slightly above the maximum, or lose a
-        // step.
+    fn record_reply(&self, count: usize) {
+        // Calls that end at the same time may lose a step.
         let limit = self.limit.load(Ordering::Relaxed);
         if limit < MOST * REPLIES_PER_STEP {
-            self.limit.store(limit + 1, Ordering::Relaxed);
+            self.limit.store((limit + count).min(MOST * REPLIES_PER_STEP), Ordering::Relaxed);
         }
         // Read before writing: a write would invalidate the cache line of all other threads.
         if self.is_silent.load(Ordering::Relaxed) {
@@ -204,7 +220,7 @@ mod tests {
                 tokio::time::advance(TIMEOUT).await;
                 assert!((0..50).all(|_| !calls.record_silence(begun, TIMEOUT)));
             }
-            calls.record_reply();
+            calls.record_reply(1);
         }
     }
 
@@ -216,9 +232,9 @@ mod tests {
         assert!((0..50).all(|_| !calls.record_silence(begun, TIMEOUT)));
         let lowered = limit(&calls);
         assert!((700..720).contains(&lowered), "{lowered}");
-        (0..160).for_each(|_| calls.record_reply());
+        (0..160).for_each(|_| calls.record_reply(1));
         assert_eq!(limit(&calls), lowered + 10);
-        (0..100_000).for_each(|_| calls.record_reply());
+        (0..100_000).for_each(|_| calls.record_reply(1));
         assert_eq!(limit(&calls), MOST);
         for _ in 0..50 {
             let begun = Instant::now();

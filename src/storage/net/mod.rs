@@ -10,6 +10,8 @@ mod waiters;
 
 use std::time::Duration;
 
+#[cfg(feature = "redis")]
+pub(super) use self::calls::Call;
 pub(super) use self::calls::{Calls, Connected};
 pub(super) use self::ready::until_ready;
 pub(super) use self::reconnect::{Reconnecting, Usable};

@@ -52,7 +52,8 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 ///
 /// Hits that wait at the same time share a call: up to 16 hits on policies with the same
 /// strategies, except [`MovingWindow`](crate::MovingWindow). Each hit keeps its own timeout, result
-/// and error. A cluster gets a call for each hit.
+/// and error. A cluster gets a call for each hit. Turn this off [behind a proxy](Self::combine) that
+/// selects the server by the first key of a call, such as Envoy or twemproxy.
 ///
 /// A strategy without a [script](crate::strategy::Strategy::script) uses compare-and-swap. That
 /// takes two round trips or more, and a hit that loses every race is refused as
@@ -62,6 +63,7 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
 /// | `deadline` | `100ms` | the timeout of a call |
+/// | `combine` | `true` | `false` sends each hit in a call of its own |
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
 /// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
 /// | `sentinel-user`, `sentinel-password` | no login | the login for the sentinels |
@@ -90,6 +92,7 @@ pub struct RedisStorage {
     target: Arc<(Servers, Access)>,
     prefix: Arc<str>,
     deadline: Duration,
+    combine: bool,
     scripts: Scripts,
     combiner: Arc<Combiner>,
     /// Decides policies with a strategy that has no script.
@@ -108,17 +111,18 @@ impl RedisStorage {
     /// that the system lacks, or if a certificate or the private key cannot be loaded. The error
     /// quotes the URL without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let Target { servers, access, prefix, deadline } = Target::parse(url)?;
+        let Target { servers, access, prefix, deadline, combine } = Target::parse(url)?;
         let (link, target) = (Link::new(servers.clone(), &access), Arc::new((servers, access)));
         let (scripts, prefix) = (Scripts::default(), Arc::from(prefix));
         let cas = swap::cas(&link, &prefix, deadline, None);
-        Ok(Self { link, target, prefix, deadline, scripts, combiner: Arc::default(), cas, clock: None })
+        let combiner = Combiner::new(combine);
+        Ok(Self { link, target, prefix, deadline, combine, scripts, combiner, cas, clock: None })
     }
 
     /// Rebuilds compare-and-swap and the combiner, with the current prefix, timeout and clock.
     fn with_new_cas(self) -> Self {
         let cas = swap::cas(&self.link, &self.prefix, self.deadline, self.clock.clone());
-        Self { cas, combiner: Arc::default(), ..self }
+        Self { cas, combiner: Combiner::new(self.combine), ..self }
     }
 
     /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
@@ -145,6 +149,21 @@ impl RedisStorage {
     pub fn deadline(self, deadline: Duration) -> Self {
         or_panic(deadline::checked(deadline));
         Self { deadline, ..self }.with_new_cas()
+    }
+
+    /// Sets whether hits that wait at the same time share a call. Overrides the URL. Defaults to
+    /// `true`.
+    ///
+    /// Set it to `false` behind a proxy that distributes keys to several servers, such as Envoy or
+    /// twemproxy. A call with several hits has several keys. Such a proxy sends it to the server of
+    /// the first key, so hits of the other keys count on the wrong server, and more hits than the
+    /// limit are admitted.
+    ///
+    /// A server that belongs to a cluster refuses such a call. After that, the storage sends each hit
+    /// in a call of its own. With a cluster URL it always does.
+    #[must_use]
+    pub fn combine(self, combine: bool) -> Self {
+        Self { combine, ..self }.with_new_cas()
     }
 
     /// Replaces the server's clock. For tests (feature `testing`).

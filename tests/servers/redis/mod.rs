@@ -4,6 +4,7 @@ mod access;
 mod cluster;
 mod combined;
 mod decisions;
+mod groups;
 mod logs;
 mod memory;
 mod records;

@@ -1,8 +1,8 @@
 //! Custom strategies with scripts, which do not interfere with others.
 
 use common::policy;
-use common::servers::Server;
 use common::servers::storage::{RUNTIME, on};
+use common::servers::{Reply, Server};
 use futures_util::future::join_all;
 use tower_ratelimit::storage::{ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::strategy::{Hit, Script, State, Status, Strategy};
@@ -161,6 +161,21 @@ fn error_of_a_script_is_reported_and_counts_nothing() {
         "{error}"
     );
     assert!(!error.may_have_counted() && std::error::Error::source(&error).is_some());
+}
+
+#[tokio::test]
+async fn hits_with_a_wrong_delay_fail_and_count_nothing() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default());
+    let sources: &'static [&'static str] = &["function late_hit(now, cost, till, count, anchor, amount, period)
+          return now + period, count + cost, 0, 'soon'
+        end\n"];
+    let policy = Policy::from(limit("late", sources, true));
+    let hit = |client: u64| storage.decide(StorageRequest::new(&policy, &Key::from(client), Op::Hit, 1));
+    for error in join_all((0..40).map(hit)).await.into_iter().map(Result::unwrap_err) {
+        assert!(!error.may_have_counted(), "{error:#}");
+    }
+    assert_eq!(server.ask(&["DBSIZE"]), Reply::Text("0".to_owned()));
 }
 
 #[tokio::test]

@@ -72,11 +72,11 @@ impl Link {
         }
     }
 
-    /// Returns the name of the server, or `None` for a cluster.
+    /// Returns the only server, or `None` for a cluster.
     #[allow(clippy::unnecessary_wraps, reason = "there are no clusters without the feature")]
-    pub(super) fn single_server(&self) -> Option<&str> {
+    pub(super) fn single(&self) -> Option<&Node> {
         match &self.0 {
-            Topology::Single(node) => Some(node.name()),
+            Topology::Single(node) => Some(node),
             #[cfg(feature = "redis-cluster")]
             Topology::Cluster(_) => None,
         }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use super::super::error::{from_redis, is_permission_denied, needs_new_connection};
 use super::super::url::Access;
 use super::connect::Connection;
-use crate::storage::net::{Calls, Connected, Reconnecting, Usable};
+use crate::storage::net::{Call, Calls, Connected, Reconnecting, Usable};
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
 
@@ -114,8 +114,24 @@ impl Node {
     /// Implements [`Link::run`](super::Link::run) on this server.
     pub(in super::super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, StorageError> {
         let open = self.open(deadline).await?;
+        let call = self.0.connection.begin(&open, deadline).await?;
         let mut commands = open.connection.commands();
-        self.receive(&open, deadline, commands.send_packed_command(command)).await
+        self.receive(&open, call, deadline, commands.send_packed_command(command)).await
+    }
+
+    /// Runs a command for several hits like [`run`](Self::run). Calls `command` immediately before
+    /// sending it, and not at all if it cannot be sent. Returns nil if `command` returns `None`.
+    pub(in super::super) async fn run_with(
+        &self,
+        deadline: Instant,
+        hits: usize,
+        command: impl FnOnce() -> Option<Cmd>,
+    ) -> Result<Value, StorageError> {
+        let open = self.open(deadline).await?;
+        let call = self.0.connection.begin_several(&open, deadline, hits).await?;
+        let Some(command) = command() else { return Ok(Value::Nil) };
+        let mut commands = open.connection.commands();
+        self.receive(&open, call, deadline, commands.send_packed_command(&command)).await
     }
 
     /// Checks that the server replies. A user without the right to run `PING` passes the check.
@@ -130,6 +146,7 @@ impl Node {
     #[cfg(feature = "redis-cluster")]
     pub(super) async fn run_asking(&self, command: &Cmd, deadline: Instant) -> Result<Value, StorageError> {
         let open = self.open(deadline).await?;
+        let call = self.0.connection.begin(&open, deadline).await?;
         let mut commands = open.connection.commands();
         let mut pipeline = redis::Pipeline::with_capacity(2);
         pipeline.cmd("ASKING").add_command(command.clone());
@@ -137,7 +154,7 @@ impl Node {
             let replies = commands.send_packed_commands(&pipeline, 1, 1).await?;
             Ok(replies.into_iter().next().unwrap_or(Value::Nil))
         };
-        self.receive(&open, deadline, reply).await
+        self.receive(&open, call, deadline, reply).await
     }
 
     async fn open(&self, deadline: Instant) -> Result<Arc<OpenConnection>, StorageError> {
@@ -156,10 +173,10 @@ impl Node {
     async fn receive(
         &self,
         open: &Arc<OpenConnection>,
+        call: Call<'_, OpenConnection>,
         deadline: Instant,
         reply: impl Future<Output = Result<Value, RedisError>>,
     ) -> Result<Value, StorageError> {
-        let call = self.0.connection.begin(open, deadline).await?;
         let Ok(reply) = timeout_at(deadline, reply).await else {
             return Err(StorageError::timed_out(&open.address.to_string()));
         };

@@ -5,11 +5,20 @@ use std::sync::Arc;
 use redis::{Cmd, cmd};
 
 use super::{Call, Text};
+use crate::Timestamp;
 
 /// A call of a script that decides on several hits.
 pub(in super::super) struct Combined<'a> {
     calls: &'a [&'a Call],
     text: &'a Text,
+}
+
+/// The properties that all hits of one call share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct Kin {
+    /// The address of the script, which each of the hits keeps alive.
+    script: usize,
+    now: Option<Timestamp>,
 }
 
 impl Call {
@@ -18,15 +27,14 @@ impl Call {
         self.script.combined.is_some()
     }
 
-    /// Returns `true` if one call can decide on both hits.
-    pub(in super::super) fn matches(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.script, &other.script) && self.now == other.now
+    /// Returns a value that is equal for hits on which one call can decide.
+    pub(in super::super) fn kin(&self) -> Kin {
+        Kin { script: Arc::as_ptr(&self.script).addr(), now: self.now }
     }
 }
 
 impl<'a> Combined<'a> {
-    /// Combines hits that [match](Call::matches) each other and [can be
-    /// combined](Call::can_be_combined).
+    /// Combines hits with the same [`Kin`] that [can be combined](Call::can_be_combined).
     pub(in super::super) fn new(calls: &'a [&'a Call]) -> Self {
         let text = calls.first().and_then(|call| call.script.combined.as_ref());
         Self { calls, text: text.expect("the hits can be combined") }

@@ -47,10 +47,14 @@ else
   -- done
 end
 
+-- A wrong delay of a strategy ends the script here, before the hit is counted.
+-- each that delays:
+delay$ = pack('>I8', delay$ or 0)
+-- done
 -- write
 local answer = pack('>I8B', now, admitted)
 -- each that delays:
-answer = answer .. pack('>I8', delay$ or 0)
+answer = answer .. delay$
 -- each log:
 if admitted == 0 then
   answer = answer .. pack('>I8I8I8', log_status(log$, cost))

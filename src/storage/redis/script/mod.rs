@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use redis::{Cmd, cmd};
 
-pub(super) use self::combined::Combined;
+pub(super) use self::combined::{Combined, Kin};
 use super::{keys, record};
 use crate::policy::Limit;
 use crate::storage::{StorageRequest, names};

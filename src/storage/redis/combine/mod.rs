@@ -1,0 +1,230 @@
+//! Combines hits that wait at the same time into one call of a script.
+//!
+//! A script call costs the server a few microseconds besides the decision, for example to read the
+//! clock, and the client a reply. One call for several hits divides these costs between them.
+//!
+//! A hit without company is sent at once. If other hits of the storage are in flight, it joins a
+//! [`Group`]. A task of the group yields to the runtime once, and then sends all hits that have
+//! joined in the meantime. The hits of a call are decided in order, each as by a call of its own.
+//!
+//! No hit depends on the caller of another one, which may not be polled for a while. Each runtime
+//! has its own groups, because a runtime may not be running.
+
+mod group;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use redis::Value;
+use tokio::runtime::{self, Handle};
+use tokio::sync::oneshot;
+use tokio::task::yield_now;
+use tokio::time::{Instant, timeout_at};
+
+use self::group::{Group, Hit, Member, Outcome};
+use super::error::{is_cross_slot, is_script_missing};
+use super::link::{Link, Node};
+use super::script::{Call, Combined, Kin};
+use crate::storage::{StorageError, StorageErrorKind};
+
+/// The most hits in one call.
+///
+/// Other clients of the server wait for the whole call, which takes about 4 us per hit. More hits
+/// per call gain little.
+const MOST: usize = 16;
+
+/// A hit waits for others only if at least this many hits are in flight.
+const COMPANY: usize = 4;
+
+/// Combines the hits of one storage.
+#[derive(Debug)]
+pub(super) struct Combiner {
+    /// `false` if each hit is sent in a call of its own.
+    is_enabled: AtomicBool,
+    in_flight: AtomicUsize,
+    /// The groups that hits can join. The task of a group closes it, and then sends it.
+    open: Mutex<HashMap<GroupKey, Arc<Group>>>,
+}
+
+/// The hits that can join the same group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct GroupKey {
+    runtime: runtime::Id,
+    kin: Kin,
+}
+
+/// Counts a hit in flight until it is dropped.
+struct InFlight<'a>(&'a AtomicUsize);
+
+/// Sends a group. If the runtime drops it before that, each hit is sent in a call of its own.
+struct Sending {
+    combiner: Arc<Combiner>,
+    node: Node,
+    key: GroupKey,
+    group: Arc<Group>,
+    is_closed: bool,
+}
+
+impl Combiner {
+    pub(super) fn new(is_enabled: bool) -> Arc<Self> {
+        let (is_enabled, in_flight, open) = (AtomicBool::new(is_enabled), AtomicUsize::new(0), Mutex::default());
+        Arc::new(Self { is_enabled, in_flight, open })
+    }
+
+    /// Runs the script of a call, together with those of other hits where possible.
+    ///
+    /// The future can be dropped at any time, without an effect on other hits.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        link: &Link,
+        call: &Arc<Call>,
+        deadline: Instant,
+    ) -> Result<Value, StorageError> {
+        let company = self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let _in_flight = InFlight(&self.in_flight);
+        if company >= COMPANY
+            && self.is_enabled.load(Ordering::Relaxed)
+            && call.can_be_combined()
+            && let Some(node) = link.single()
+            && let Some(result) = self.join(node, call, deadline).await
+        {
+            return result;
+        }
+        run_alone(link, call, deadline).await
+    }
+
+    /// Joins a group, and waits for the outcome.
+    async fn join(self: &Arc<Self>, node: &Node, call: &Arc<Call>, deadline: Instant) -> Outcome {
+        let (outcome, received) = oneshot::channel();
+        let member = self.enter(node, Hit { call: Arc::clone(call), deadline, outcome });
+        match timeout_at(deadline, received).await {
+            Ok(Ok(outcome)) => outcome,
+            // The runtime ended after the call was sent. The server may have executed it.
+            Ok(Err(_)) => Some(Err(StorageError::connection_lost(node.name(), "the runtime has ended"))),
+            Err(_) if member.leave() => Some(Err(StorageError::not_connected(node.name()))),
+            Err(_) => Some(Err(StorageError::timed_out(node.name()))),
+        }
+    }
+
+    /// Adds a hit to the open group of the current runtime, and spawns the task that sends it.
+    fn enter(self: &Arc<Self>, node: &Node, hit: Hit) -> Member {
+        let (runtime, call) = (Handle::current(), Arc::clone(&hit.call));
+        let key = GroupKey { runtime: runtime.id(), kin: call.kin() };
+        let mut open = self.open();
+        let (group, is_new) = match open.entry(key) {
+            Entry::Occupied(entry) => (Arc::clone(entry.get()), false),
+            Entry::Vacant(entry) => (Arc::clone(entry.insert(Arc::default())), true),
+        };
+        let is_full = group.push(hit) >= MOST;
+        if is_full {
+            open.remove(&key);
+        }
+        // A runtime that shuts down drops a spawned task immediately, which takes the lock.
+        drop(open);
+        if is_new || is_full {
+            let (combiner, node, of) = (Arc::clone(self), node.clone(), Arc::clone(&group));
+            let sending = Sending { combiner, node, key, group: of, is_closed: is_full };
+            if is_full {
+                runtime.spawn(sending.send());
+            } else {
+                runtime.spawn(sending.send_after_yield());
+            }
+        }
+        Member { group, call }
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<GroupKey, Arc<Group>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sending {
+    async fn send_after_yield(mut self) {
+        yield_now().await;
+        if self.close() {
+            self.send().await;
+        }
+    }
+
+    /// Closes the group. Returns `false` if it was full and is sent by another task.
+    fn close(&mut self) -> bool {
+        let mut open = self.combiner.open();
+        if open.get(&self.key).is_some_and(|group| Arc::ptr_eq(group, &self.group)) {
+            open.remove(&self.key);
+            self.is_closed = true;
+        }
+        self.is_closed
+    }
+
+    /// Sends the hits in one call, and distributes the replies.
+    async fn send(self) {
+        // Each caller has a timeout of its own.
+        let Some(deadline) = self.group.last_deadline() else { return };
+        let count = self.group.len();
+        if count < 2 {
+            return;
+        }
+        let mut hits = Vec::new();
+        let by_hash = || {
+            hits = self.group.take();
+            (!hits.is_empty()).then(|| Combined::new(&calls(&hits)).by_hash())
+        };
+        let reply = match self.node.run_with(deadline, count, by_hash).await {
+            Err(error) if is_script_missing(&error) => {
+                let by_text = Combined::new(&calls(&hits)).by_text();
+                self.node.run(&by_text, deadline).await
+            }
+            other => other,
+        };
+        if hits.is_empty() {
+            // The call was not sent.
+            hits = self.group.take();
+        }
+        match reply {
+            Ok(Value::Array(replies)) if replies.len() == hits.len() => {
+                for (hit, reply) in hits.into_iter().zip(replies) {
+                    // A hit that failed has counted nothing. A call of its own returns the error.
+                    hit.complete((reply != Value::Nil).then_some(Ok(reply)));
+                }
+            }
+            // The server refused the call, so it executed nothing. One key may be the cause.
+            Err(error) if error.kind() == StorageErrorKind::Refused => {
+                if is_cross_slot(&error) {
+                    self.combiner.is_enabled.store(false, Ordering::Relaxed);
+                }
+                hits.into_iter().for_each(Hit::send_alone);
+            }
+            Err(error) => hits.into_iter().for_each(|hit| hit.complete(Some(Err(error.clone())))),
+            // The caller reports the unexpected reply.
+            Ok(other) => hits.into_iter().for_each(|hit| hit.complete(Some(Ok(other.clone())))),
+        }
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        if self.is_closed || self.close() {
+            self.group.take().into_iter().for_each(Hit::send_alone);
+        }
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn calls(hits: &[Hit]) -> Vec<&Call> {
+    hits.iter().map(|hit| &*hit.call).collect()
+}
+
+/// Runs the script by its hash, or sends its text if the server has not cached it.
+pub(super) async fn run_alone(link: &Link, call: &Call, deadline: Instant) -> Result<Value, StorageError> {
+    match link.run(&call.by_hash(), deadline).await {
+        Err(error) if is_script_missing(&error) => link.run(&call.by_text(), deadline).await,
+        other => other,
+    }
+}

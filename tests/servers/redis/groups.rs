@@ -1,0 +1,185 @@
+//! Combined hits of callers that are not polled, of several runtimes, and that are never sent.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use common::policy;
+use common::servers::{Reply, Server};
+use futures_util::future::{join_all, poll_immediate};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::yield_now;
+use tokio::time::sleep;
+use tower_ratelimit::storage::{RedisStorage, StorageErrorKind, StorageRequest};
+use tower_ratelimit::{Key, Op, Policy, Storage};
+
+use super::{LONG, ready, storage};
+
+const CLIENTS: u64 = 64;
+
+type Hit = <RedisStorage as Storage>::DecideFuture;
+
+fn hit(storage: &RedisStorage, policy: &Policy, client: u64) -> Hit {
+    storage.decide(StorageRequest::new(policy, &Key::from(client), Op::Hit, 1))
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Polls one hit per client once.
+async fn begin(storage: &RedisStorage, policy: &Policy) -> Vec<Hit> {
+    let mut hits: Vec<Hit> = (0..CLIENTS).map(|client| hit(storage, policy, client)).collect();
+    for hit in &mut hits {
+        let ended = poll_immediate(hit).await;
+        assert!(ended.is_none(), "{ended:?}");
+    }
+    hits
+}
+
+#[tokio::test]
+async fn callers_that_are_not_polled_do_not_stop_other_hits() {
+    let server = Server::start(&[]);
+    let (storage, policy) = (storage(&server.url()).deadline(LONG / 4), policy("10/day"));
+    ready(&storage).await;
+    // The server caches the script, so each hit needs only one call.
+    assert!(hit(&storage, &policy, CLIENTS).await.unwrap().is_admitted());
+    let unpolled = begin(&storage, &policy).await;
+    for round in 1..=3 {
+        for result in join_all((0..CLIENTS).map(|client| hit(&storage, &policy, client))).await {
+            assert_eq!(result.unwrap().remaining(), 9 - round);
+        }
+    }
+    assert!(join_all(unpolled).await.into_iter().all(|result| result.unwrap().remaining() == 9), "sent at once");
+}
+
+#[test]
+fn stopped_runtime_does_not_stop_the_hits_of_another() {
+    let server = Server::start(&[]);
+    let (storage, policy) = (storage(&server.url()).deadline(LONG / 4), policy("10/day"));
+    let [first, second] = [(); 2].map(|()| runtime());
+    // The connection belongs to this runtime.
+    second.block_on(ready(&storage));
+    first.block_on(async {
+        for client in 0..8 {
+            drop(tokio::spawn(hit(&storage, &policy, client)));
+        }
+        yield_now().await;
+    });
+    for client in 0..8 {
+        assert!(second.block_on(hit(&storage, &policy, client)).unwrap().is_admitted());
+    }
+    drop(first);
+    assert!(second.block_on(hit(&storage, &policy, 0)).unwrap().is_admitted());
+}
+
+#[test]
+fn hits_of_a_runtime_that_ends_are_sent_by_their_callers() {
+    let server = Server::start(&[]);
+    let (storage, policy) = (storage(&server.url()).deadline(LONG), policy("10/day"));
+    let [first, second] = [(); 2].map(|()| runtime());
+    // The connection belongs to this runtime.
+    second.block_on(ready(&storage));
+    // The first four hits are sent without company. Their timers need their runtime.
+    let waiting = first.block_on(async { begin(&storage, &policy).await.split_off(4) });
+    drop(first);
+    for result in second.block_on(join_all(waiting)) {
+        assert_eq!(result.unwrap().remaining(), 9);
+    }
+    for client in 4..CLIENTS {
+        assert_eq!(second.block_on(hit(&storage, &policy, client)).unwrap().remaining(), 8, "counted once");
+    }
+}
+
+#[tokio::test]
+async fn hits_that_were_never_sent_have_not_counted() {
+    // The system accepts the connections, and no program replies.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", silent.local_addr().unwrap());
+    let (storage, policy) = (storage(&url).deadline(Duration::from_millis(100)), policy("10/day"));
+    for error in join_all((0..CLIENTS).map(|client| hit(&storage, &policy, client))).await {
+        let error = error.unwrap_err();
+        assert!(error.is_timeout() && !error.may_have_counted(), "{error:#}");
+    }
+}
+
+#[tokio::test]
+async fn dropped_hits_are_not_sent() {
+    let server = Server::start(&[]);
+    let (storage, policy) = (storage(&server.url()), policy("10/day"));
+    ready(&storage).await;
+    // The first four hits are sent without company.
+    let mut waiting = begin(&storage, &policy).await;
+    waiting.truncate(34);
+    join_all(waiting).await.into_iter().for_each(|result| assert!(result.unwrap().is_admitted()));
+    let peek = |client| storage.decide(StorageRequest::new(&policy, &Key::from(client), Op::Peek, 1));
+    // Full groups have been sent already.
+    for client in 0..CLIENTS {
+        let remaining = peek(client).await.unwrap().remaining();
+        assert!(remaining == 9 || client >= 34, "{client}: {remaining}");
+    }
+    assert_eq!(peek(CLIENTS - 1).await.unwrap().remaining(), 10);
+}
+
+#[tokio::test]
+async fn combining_can_be_turned_off() {
+    let server = Server::start(&[]);
+    let (url, policy) = (server.url(), policy("1000/day"));
+    let calls = async |storage: RedisStorage| {
+        ready(&storage).await;
+        assert!(hit(&storage, &policy, 0).await.unwrap().is_admitted());
+        let before = server.calls("evalsha");
+        for result in join_all((0..CLIENTS).map(|client| hit(&storage, &policy, client))).await {
+            assert!(result.unwrap().is_admitted());
+        }
+        server.calls("evalsha") - before
+    };
+    assert_eq!(calls(storage(&format!("{url}?combine=false"))).await, CLIENTS);
+    assert_eq!(calls(storage(&url).combine(false).prefix("other")).await, CLIENTS);
+    assert!(calls(storage(&format!("{url}?combine=true"))).await < CLIENTS / 4);
+    assert!(calls(storage(&format!("{url}?combine=false")).combine(true)).await < CLIENTS / 4);
+}
+
+/// A hit counts as a call in flight, also if it shares a call.
+#[tokio::test]
+async fn combined_hits_count_towards_the_limit_of_calls_in_flight() {
+    let server = Server::start(&[]);
+    let (storage, policy) = (storage(&server.url()).deadline(LONG / 10), policy("10/day"));
+    ready(&storage).await;
+    assert!(hit(&storage, &policy, 0).await.unwrap().is_admitted());
+    server.stop();
+    let hits: Vec<_> = (0..4_096).map(|client| tokio::spawn(hit(&storage, &policy, client))).collect();
+    sleep(Duration::from_millis(200)).await;
+    server.resume();
+    let (mut admitted, mut refused) = (0, 0);
+    for hit in hits {
+        match hit.await.unwrap() {
+            Ok(decision) => admitted += u32::from(decision.is_admitted()),
+            Err(error) => refused += u32::from(error.kind() == StorageErrorKind::Overloaded),
+        }
+    }
+    assert!((1_000..=1_100).contains(&admitted) && admitted + refused == 4_096, "{admitted}, {refused}");
+}
+
+#[tokio::test]
+async fn cluster_that_refuses_several_keys_is_remembered() {
+    let server = Server::start(&["--cluster-enabled", "yes"]);
+    let slots: Vec<String> = (0..16_384).map(|slot| slot.to_string()).collect();
+    let all = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(|slot| &**slot)).collect::<Vec<_>>();
+    server.ask(&all);
+    let (storage, policy) = (storage(&server.url()), policy("10/day"));
+    ready(&storage).await;
+    let refused = || {
+        let Reply::Text(stats) = server.ask(&["INFO", "errorstats"]) else { panic!("no text") };
+        let count = stats.lines().find_map(|line| line.strip_prefix("errorstat_CROSSSLOT:count=").map(str::to_owned));
+        count.map_or(0, |count| count.parse::<u64>().unwrap())
+    };
+    let mut before = 0;
+    for round in 1..=3 {
+        for result in join_all((0..CLIENTS).map(|client| hit(&storage, &policy, client))).await {
+            assert_eq!(result.unwrap().remaining(), 10 - round);
+        }
+        let now = refused();
+        assert!(if round == 1 { now > 0 } else { now == before }, "round {round}: {before}, {now}");
+        before = now;
+    }
+}
