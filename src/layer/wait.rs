@@ -26,7 +26,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// time, or after `max_wait` if it had no turn. The header fields then report the last refusal
     /// of its key, with the waits that are left, or a peek if there is none for its cost.
     ///
-    /// Requests of one key wait in the [order](crate::RateLimiter::acquire#order) of
+    /// Requests of one key wait in the order of
     /// [`RateLimiter::acquire`](crate::RateLimiter::acquire). A new request waits behind them
     /// without a hit. If `max_waiting` requests wait already, or its `max_wait` ends too early, it
     /// makes a hit, which can overtake them. So can requests in other processes. Under such load, a
