@@ -51,8 +51,7 @@ pub fn allocations_per_call(mut step: impl FnMut()) -> f64 {
     for _ in 0..CALLS {
         step();
     }
-    // Rounds the few allocations away that do not occur in each call.
-    (count.allocations() / f64::from(CALLS) * 100.0).round() / 100.0
+    count.allocations() / f64::from(CALLS)
 }
 
 fn record(allocations: usize, bytes: isize) {

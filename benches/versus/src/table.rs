@@ -123,7 +123,7 @@ impl Unit {
             Self::Bytes => format!("{figure:.1} B"),
             Self::Kilobytes => format!("{figure:.0} kB"),
             Self::Hits => format!("{figure:.0}"),
-            Self::Allocations => format!("{figure:.1}"),
+            Self::Allocations => format!("{figure:.3}"),
         }
     }
 }
