@@ -14,7 +14,7 @@ pub(crate) enum RunOutcome {
     Finished,
     /// The work runs in a task of the tokio runtime.
     Spawned,
-    /// The work was dropped because there is no tokio runtime.
+    /// The work was dropped because it was started outside of a tokio runtime.
     Dropped,
 }
 

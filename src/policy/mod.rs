@@ -1,5 +1,6 @@
 //! Policies: the limits that apply to one key.
 
+mod build;
 mod cell;
 mod decide;
 mod into;
@@ -11,19 +12,15 @@ mod text;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
+pub use self::build::PolicyBuilder;
 pub use self::decide::Op;
 pub use self::into::IntoPolicy;
 pub use self::limit::Limit;
 pub(crate) use self::limit::SHADOW;
 pub use self::live::LivePolicy;
 pub use self::shared::SharedPolicy;
-use crate::error::or_panic;
-use crate::strategy::Strategy;
-use crate::{ConfigError, Quota};
 
 /// The limits that apply to one key. A hit is admitted by all of them or by none.
 ///
@@ -91,190 +88,21 @@ struct Inner {
 }
 
 impl Policy {
-    /// Creates an unnamed policy of one limit.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the strategy does not support the quota. [`try_new`](Self::try_new) returns an
-    /// error instead.
-    #[track_caller]
-    pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
-        Limit::new(strategy, quota).into()
-    }
-
-    /// Like [`new`](Self::new), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the strategy does not support the quota.
-    pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
-        Ok(Limit::try_new(strategy, quota)?.into())
-    }
-
-    /// Starts a policy with a name. [`PolicyBuilder::limit`] adds the first limit.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the name is empty or not printable ASCII. [`try_with_name`](Self::try_with_name)
-    /// returns an error instead.
-    #[track_caller]
-    pub fn named(name: impl Into<String>) -> PolicyBuilder {
-        PolicyBuilder { name: or_panic(name::checked(name.into())) }
-    }
-
-    /// Adds a limit.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the strategy does not support the quota, or if another limit has the same
-    /// [name](Self::limit_name). [`Limit::try_new`] and [`try_with`](Self::try_with) return an
-    /// error instead.
-    #[must_use]
-    #[track_caller]
-    pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Self {
-        self.with(Limit::new(strategy, quota))
-    }
-
-    /// Adds a limit that was built separately.
-    ///
-    /// # Panics
-    ///
-    /// Panics if another limit has the same [name](Self::limit_name). [`try_with`](Self::try_with)
-    /// returns an error instead.
-    #[must_use]
-    #[track_caller]
-    pub fn with(self, limit: Limit) -> Self {
-        or_panic(self.try_with(limit))
-    }
-
-    /// Like [`with`](Self::with), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if another limit has the same [name](Self::limit_name), because clients
-    /// distinguish limits by name. For example, the second limit of `Policy::named("free")` cannot
-    /// be named `free-1`, because that is the name of the first one if it has no name of its own.
-    pub fn try_with(self, limit: Limit) -> Result<Self, ConfigError> {
-        let mut limits = self.0.limits.clone();
-        limits.push(limit);
-        name::distinct(Self::of(self.0.name.clone(), limits, self.shadow_limits()))
-    }
-
-    /// Adds a [shadow limit](Self#shadow-limits), which is observed but not enforced.
-    ///
-    /// ```
-    /// use tower_ratelimit::{Limit, Policy, Quota, TokenBucket};
-    ///
-    /// let policy = Policy::from(Quota::per_minute(60)).shadow(Limit::new(TokenBucket::new(), Quota::per_second(1).burst(10)));
-    /// assert_eq!(policy.limits().len(), 1);
-    /// assert_eq!(policy.shadows().len(), 1);
-    /// ```
-    #[must_use]
-    pub fn shadow(self, limit: Limit) -> Self {
-        let mut shadow = self.shadow_limits();
-        shadow.push(limit);
-        Self::of(self.0.name.clone(), self.0.limits.clone(), shadow)
-    }
-
     /// Returns the shadow limits, each as a separate policy, for example to peek at their states.
     #[inline]
     pub fn shadows(&self) -> &[Self] {
         &self.0.shadows
     }
 
-    /// Returns `true` if this is the policy of a shadow limit.
-    #[inline]
     /// Returns `true` if an admitted hit can be delayed.
     pub(crate) fn delays(&self) -> bool {
         self.limits().iter().any(|limit| limit.strategy().delays())
     }
 
+    /// Returns `true` if this is the policy of a shadow limit.
+    #[inline]
     pub(crate) fn is_shadow(&self) -> bool {
         self.limit_digests().first().is_some_and(|digest| digest & SHADOW != 0)
-    }
-
-    fn shadow_limits(&self) -> Vec<Limit> {
-        self.shadows().iter().flat_map(Self::limits).cloned().collect()
-    }
-
-    /// Sets the name.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the name is empty or not printable ASCII, or if it gives two limits the same
-    /// [name](Self::limit_name). [`try_with_name`](Self::try_with_name) returns an error instead.
-    #[must_use]
-    #[track_caller]
-    pub fn with_name(self, name: impl Into<String>) -> Self {
-        or_panic(self.try_with_name(name))
-    }
-
-    /// Like [`with_name`](Self::with_name), but returns an error instead of panicking.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the name is empty or not printable ASCII, or if it gives two limits the
-    /// same [name](Self::limit_name).
-    pub fn try_with_name(self, name: impl Into<String>) -> Result<Self, ConfigError> {
-        name::distinct(Self::of(Some(name::checked(name.into())?), self.0.limits.clone(), self.shadow_limits()))
-    }
-
-    fn of(name: Option<Box<str>>, limits: Vec<Limit>, shadow: Vec<Limit>) -> Self {
-        let identity = name.as_deref().map_or_else(|| text::of_limits(&limits), str::to_owned);
-        let digest = digest(&identity);
-        let limit_digests = limit::digests(&limits, false);
-        // Shadow limits are not part of the identity, so adding or removing one does not reset the
-        // other limits.
-        let shadow_digests = limit::digests(&shadow, true);
-        let shadows = shadow.into_iter().zip(shadow_digests).enumerate().map(|(position, (limit, limit_digest))| {
-            let called = format!("{identity} shadow-{}", position + 1);
-            // All other identities are ASCII, so this one cannot collide with them.
-            let identity = format!("{identity}\u{b7}shadow-{}", position + 1);
-            let limit_digests = vec![limit_digest];
-            let (limits, shadows) = (vec![limit], Vec::new());
-            Self(Arc::new(Inner { name: None, limits, identity, digest, limit_digests, called, shadows }))
-        });
-        let (called, shadows) = (identity.clone(), shadows.collect());
-        Self(Arc::new(Inner { name, limits, identity, digest, limit_digests, called, shadows }))
-    }
-
-    /// Divides this policy among `replicas` and returns the part of one of them. Divides the
-    /// amount, the burst and the queue length of each limit, rounded down. Each is at least 1,
-    /// except for a queue of length 0, which is unchanged.
-    ///
-    /// The name and the [identity](Self::identity) stay, so a storage treats the result as the same
-    /// policy. Add all limits before dividing: adding a limit to an unnamed divided policy gives it
-    /// a new identity.
-    ///
-    /// ```
-    /// use std::num::NonZeroU32;
-    /// use tower_ratelimit::Policy;
-    ///
-    /// let all: Policy = "token-bucket 10/second burst 50; 2/day".parse()?;
-    /// let share = all.divide(NonZeroU32::new(4).unwrap())?;
-    /// assert_eq!(share.to_string(), "token-bucket 2/second burst 12; sliding-window-counter 1/day");
-    /// assert_eq!(share.identity(), all.identity());
-    /// # Ok::<(), tower_ratelimit::ConfigError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a custom strategy does not support its divided quota. The built-in
-    /// strategies never fail.
-    pub fn divide(&self, replicas: NonZeroU32) -> Result<Self, ConfigError> {
-        if replicas == NonZeroU32::MIN {
-            return Ok(self.clone());
-        }
-        let Inner { name, identity, digest, limit_digests, called, .. } = &*self.0;
-        Ok(Self(Arc::new(Inner {
-            name: name.clone(),
-            limits: self.limits().iter().map(|limit| limit.divide(replicas)).collect::<Result<_, _>>()?,
-            identity: identity.clone(),
-            digest: *digest,
-            limit_digests: limit_digests.clone(),
-            called: called.clone(),
-            shadows: self.shadows().iter().map(|shadow| shadow.divide(replicas)).collect::<Result<_, _>>()?,
-        })))
     }
 
     /// Returns the name, or `None` for an unnamed policy.
@@ -334,45 +162,6 @@ impl Policy {
     }
 }
 
-/// A named policy without limits. Created by [`Policy::named`].
-#[derive(Clone, Debug)]
-#[must_use = "a policy needs a limit"]
-pub struct PolicyBuilder {
-    name: Box<str>,
-}
-
-impl PolicyBuilder {
-    /// Adds the first limit.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the strategy does not support the quota. [`with`](Self::with) and
-    /// [`Limit::try_new`] return an error instead.
-    #[track_caller]
-    pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Policy {
-        self.with(Limit::new(strategy, quota))
-    }
-
-    /// Adds the first limit, which was built separately.
-    pub fn with(self, limit: Limit) -> Policy {
-        Policy::of(Some(self.name), vec![limit], Vec::new())
-    }
-}
-
-impl From<Limit> for Policy {
-    fn from(limit: Limit) -> Self {
-        Self::of(None, vec![limit], Vec::new())
-    }
-}
-
-/// Uses [`TokenBucket`](crate::TokenBucket) if the quota has a burst, otherwise
-/// [`SlidingWindowCounter`](crate::SlidingWindowCounter).
-impl From<Quota> for Policy {
-    fn from(quota: Quota) -> Self {
-        Limit::from(quota).into()
-    }
-}
-
 /// Compares the names and the texts of the limits, including shadow limits.
 impl PartialEq for Policy {
     fn eq(&self, other: &Self) -> bool {
@@ -386,16 +175,4 @@ impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Policy({self})")
     }
-}
-
-/// Hashes an identity to 128 bits. Policies with the same hash would share their states, so the
-/// hash is wide enough to make collisions improbable.
-#[inline]
-fn digest(identity: &str) -> u128 {
-    let half = |half: u8| {
-        let mut hasher = DefaultHasher::new();
-        (half, identity).hash(&mut hasher);
-        u128::from(hasher.finish())
-    };
-    half(0) << 64 | half(1)
 }

@@ -20,6 +20,8 @@ mod middleware;
 mod nat64;
 #[cfg(feature = "metrics")]
 mod observe;
+mod probe;
+mod readiness;
 mod rejections;
 mod settle;
 mod shadow;
@@ -27,4 +29,3 @@ mod stacked_refusals;
 mod stacking;
 mod usage;
 mod wait;
-mod waiting;

@@ -2,10 +2,9 @@
 
 use std::convert::Infallible;
 use std::fmt::Debug;
-use std::future::{Ready, ready};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::future::ready;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use common::{Behavior, FakeStorage, Inner, ask, get, numbers, policy, retry_after, slow, status};
@@ -20,6 +19,8 @@ use tower_ratelimit::{
     Decision, Event, Global, Headers, Key, LivePolicy, MemoryStorage, OnError, RateLimitLayer, ResponseHead, Storage,
     policy_by,
 };
+
+use crate::probe::Probe;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -60,41 +61,11 @@ fn assert_due(time: Duration, due: Duration) {
     assert!((due..=due + due / 10 + Duration::from_millis(5)).contains(&time), "due after {due:?}, was after {time:?}");
 }
 
-/// A service that panics if it is called without being polled ready. A new clone is never ready.
-#[derive(Default)]
-struct Probe {
-    ready: bool,
-    calls: Arc<AtomicUsize>,
-}
-
-impl Clone for Probe {
-    fn clone(&self) -> Self {
-        Self { ready: false, calls: Arc::clone(&self.calls) }
-    }
-}
-
-impl Service<Request<()>> for Probe {
-    type Response = Response<String>;
-    type Error = Infallible;
-    type Future = Ready<Result<Response<String>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.ready = true;
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Request<()>) -> Self::Future {
-        assert!(std::mem::take(&mut self.ready), "called without being polled ready");
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        ready(Ok(Response::new(String::new())))
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn request_waits_until_it_is_admitted() {
     async fn check<St: Storage<Error: Debug>>(storage: St) {
         let layer = layer("fixed-window 2 per 10 seconds", storage);
-        let probe = Probe::default();
+        let probe = Probe::new();
         let service = layer.layer(probe.clone());
         let begin = Instant::now();
         for (calls, due, remaining) in [(1, 0, 1), (2, 0, 0), (3, 10, 1), (4, 10, 0), (5, 20, 1)] {
@@ -312,7 +283,7 @@ async fn on_error_applies_if_the_storage_fails_during_the_wait() {
         let layer = RateLimitLayer::new(policy("fixed-window 1 per 10 seconds"), Global)
             .storage(storage.clone(), on_error)
             .wait(MINUTE, 10);
-        let service = layer.layer(Probe::default());
+        let service = layer.layer(Probe::new());
         assert_eq!(status(&service, get("/")).await, 200);
         let waiting = [start(&service, "/").await, start(&service, "/").await];
         storage.set(Behavior::Fails);
@@ -360,7 +331,7 @@ async fn waiting_request_follows_a_live_policy_but_keeps_a_chosen_one() {
 /// A request first waits for a place in the bucket's queue. The place then delays it.
 #[tokio::test(start_paused = true)]
 async fn request_waits_for_a_slot_of_a_leaky_bucket_and_then_for_its_delay() {
-    let service = layer("leaky-bucket 1 per 10 seconds queue 1", memory()).layer(Probe::default());
+    let service = layer("leaky-bucket 1 per 10 seconds queue 1", memory()).layer(Probe::new());
     let begin = Instant::now();
     let mut requests = Vec::new();
     for _ in 0..3 {

@@ -3,11 +3,11 @@
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::fmt::Debug;
-use std::future::{Ready, pending, ready};
+use std::future::{pending, ready};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use common::{Inner, ask, failing, get, memory_with_manual_clock, numbers, policy, poll, retry_after, slow};
@@ -19,44 +19,7 @@ use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::TokioClock;
 use tower_ratelimit::{Event, Global, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, RejectReason, Storage};
 
-/// A service that panics if it is called without being polled ready. A new clone is never ready. It
-/// responds with the number of its clone.
-struct Probe {
-    id: usize,
-    ready: bool,
-    clones: Arc<AtomicUsize>,
-    calls: Arc<AtomicUsize>,
-}
-
-impl Probe {
-    fn new() -> Self {
-        Self { id: 0, ready: false, clones: Arc::default(), calls: Arc::default() }
-    }
-}
-
-impl Clone for Probe {
-    fn clone(&self) -> Self {
-        let id = self.clones.fetch_add(1, Ordering::SeqCst) + 1;
-        Self { id, ready: false, clones: Arc::clone(&self.clones), calls: Arc::clone(&self.calls) }
-    }
-}
-
-impl Service<Request<()>> for Probe {
-    type Response = Response<String>;
-    type Error = Infallible;
-    type Future = Ready<Result<Response<String>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.ready = true;
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Request<()>) -> Self::Future {
-        assert!(std::mem::take(&mut self.ready), "called without being polled ready");
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        ready(Ok(Response::new(self.id.to_string())))
-    }
-}
+use crate::probe::Probe;
 
 fn layer<St: Storage>(text: &str, storage: St) -> RateLimitLayer<St> {
     RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse)
