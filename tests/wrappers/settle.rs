@@ -121,6 +121,21 @@ async fn failed_charge_leaves_the_slice_as_it_was() {
     assert!(hit(&leases, &policy, "a", 8).await.is_admitted());
 }
 
+/// After a charge to the storage, refunds go to the storage. Hits of the slice show them.
+#[tokio::test]
+async fn hits_of_a_slice_show_units_that_were_refunded_to_the_storage() {
+    let (storage, clock) = memory_with_manual_clock();
+    let leases = Leases::new(storage, 4).clock(clock);
+    let (policy, key) = (policy("fixed-window 50/minute"), Key::from("a"));
+    let first = hit(&leases, &policy, "a", 2).await;
+    leases.settle(&policy, &key, &first, 4).await.unwrap();
+    let second = hit(&leases, &policy, "a", 1).await;
+    assert_eq!((second.remaining(), leases.misses()), (45, 2));
+    leases.settle(&policy, &key, &second, 0).await.unwrap();
+    let third = hit(&leases, &policy, "a", 1).await;
+    assert_eq!((third.remaining(), leases.misses()), (45, 2), "four units of the first hit, one of the third");
+}
+
 #[tokio::test]
 async fn charge_above_the_limit_is_not_undone_by_a_slice() {
     let (storage, clock) = memory_with_manual_clock();

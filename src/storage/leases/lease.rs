@@ -102,13 +102,19 @@ impl Lease {
 
     /// Puts back units that a hit has spent of this window. Returns `false` if the hit is of
     /// another window, if units of the window were charged to the storage, or if the window cannot
-    /// have that many unspent units. The caller must then refund the hit to the storage.
+    /// have that many unspent units. The caller must then refund the hit to the storage. If it is a
+    /// hit of this window, the refund is already included in the units that remain in the storage.
     pub(super) fn put_back(&mut self, window: (Timestamp, u32), units: u32) -> bool {
+        if window != self.window {
+            return false;
+        }
         let unspent = self.unspent.saturating_add(units);
-        let is_same = window == self.window && !self.is_charged;
-        let fits = is_same && unspent <= self.capacity.saturating_sub(self.in_storage);
+        let fits = !self.is_charged && unspent <= self.capacity.saturating_sub(self.in_storage);
         if fits {
             self.unspent = unspent;
+        } else {
+            let most = self.capacity.saturating_sub(self.unspent);
+            self.in_storage = self.in_storage.saturating_add(units).min(most);
         }
         fits
     }
