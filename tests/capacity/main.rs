@@ -10,11 +10,16 @@ use std::time::{Duration, Instant};
 use common::policy;
 use common::servers::{Cluster, Etcd, Memcached, Reply, Server};
 use serde_json::json;
-use tower_ratelimit::storage::{AnyStorage, Storage, StorageRequest};
+use tower_ratelimit::storage::{AnyStorage, ManualClock, Storage, StorageRequest};
 use tower_ratelimit::{BoxError, Key, MemoryStorage, Op, Policy};
 
 const POLICIES: [&str; 4] =
     ["fixed-window 10/day", "token-bucket 10/day", "10/day; 20/day; 30/day", "moving-window 10/day"];
+
+/// The number of hits that use up the smallest quota.
+const HITS: u32 = 10;
+/// The period of the policies.
+const DAY: Duration = Duration::from_secs(86_400);
 
 const DOCS: &str = include_str!("../../src/guide/how_far_does_it_scale.md");
 
@@ -29,18 +34,21 @@ const IN_FLIGHT: u64 = 64;
 /// The duration of a measurement of the rate.
 const SPAN: Duration = Duration::from_secs(2);
 
+async fn hit<S: Storage>(storage: &S, policy: &Policy, client: u64) {
+    let key = Key::from(client);
+    let decided = storage.decide(StorageRequest::new(policy, &key, Op::Hit, 1)).await.map_err(Into::into);
+    let decision = decided.unwrap_or_else(|error: BoxError| panic!("{policy}: {error:#}"));
+    assert!(decision.is_admitted());
+}
+
 /// Spends the whole quota of each client.
 async fn fill<S: Storage>(storage: &S, policy: &Policy, clients: u64) {
     let callers = (0..IN_FLIGHT).map(|caller| {
         let (storage, policy) = (storage.clone(), policy.clone());
         tokio::spawn(async move {
             for client in (0..clients).filter(|client| client % IN_FLIGHT == caller) {
-                let key = Key::from(client);
-                for _ in 0..10 {
-                    let decided =
-                        storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.map_err(Into::into);
-                    let decision = decided.unwrap_or_else(|error: BoxError| panic!("{policy}: {error:#}"));
-                    assert!(decision.is_admitted());
+                for _ in 0..HITS {
+                    hit(&storage, &policy, client).await;
                 }
             }
         })
@@ -55,9 +63,17 @@ fn any(url: &str) -> AnyStorage {
     format!("{url}{timeout}").parse().unwrap()
 }
 
+/// Spreads the hits of each client over the day, because the size of a log depends on the time
+/// between them.
 async fn on_memory(policy: &Policy) -> u64 {
-    let storage = MemoryStorage::builder().max_bytes(1 << 30).build().unwrap();
-    fill(&storage, policy, CLIENTS).await;
+    let clock = ManualClock::default();
+    let storage = MemoryStorage::builder().max_bytes(1 << 30).clock(clock.clone()).build().unwrap();
+    for _ in 0..HITS {
+        for client in 0..CLIENTS {
+            hit(&storage, policy, client).await;
+        }
+        clock.advance(DAY / HITS);
+    }
     storage.stats().bytes as u64 / CLIENTS
 }
 
@@ -80,7 +96,12 @@ async fn on_redis(policy: &Policy) -> [u64; 4] {
     let [growth, received, sent] = [0, 1, 2].map(|index| info(names[index]).saturating_sub(before[index]));
     let Reply::List(keys) = server.ask(&["KEYS", "*|n:4321}*"]) else { panic!("no list") };
     let usage = |key: &Reply| server.ask(&["MEMORY", "USAGE", &key.to_string()]).to_string().parse::<u64>().unwrap();
-    [keys.iter().map(usage).sum(), growth / CLIENTS, received / CLIENTS / 10, sent / CLIENTS / 10]
+    [
+        keys.iter().map(usage).sum(),
+        growth / CLIENTS,
+        received / CLIENTS / u64::from(HITS),
+        sent / CLIENTS / u64::from(HITS),
+    ]
 }
 
 /// Returns the bytes of the items per client, including the header of each item.
