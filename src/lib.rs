@@ -70,7 +70,7 @@
 //! | `memcached` | `MemcachedStorage` |
 //! | `etcd`, `etcd-rustls` | `EtcdStorage`, and `etcds://` URLs |
 //! | `serde` | [`Quota`], [`Policy`], [`Headers`], [`OnError`] and [`StorageUrl`](storage::StorageUrl) as strings |
-//! | `postgres` | `PostgresStorage` |
+//! | `postgres`, `postgres-rustls` | `PostgresStorage`, and `sslmode=require` in its URL |
 //! | `sqlite` | `SqliteStorage`, a file that survives restarts; compiles SQLite, which needs a C compiler |
 //! | `testing` | property tests for custom strategies and storages |
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -19,7 +19,7 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// | `redis+sentinel://host,host/service` | `RedisStorage` | `redis-sentinel` |
 /// | `memcached://host,host`, `memcached+unix://` | `MemcachedStorage` | `memcached` |
 /// | `etcd://host,host`, `etcds://` | `EtcdStorage` | `etcd`, TLS `etcd-rustls` |
-/// | `postgres://user@host/database`, `postgresql://` | `PostgresStorage` | `postgres` |
+/// | `postgres://user@host/database`, `postgresql://` | `PostgresStorage` | `postgres`, TLS `postgres-rustls` |
 /// | `sqlite:path` | `SqliteStorage` | `sqlite` |
 ///
 /// A future that is ready at the first poll costs no allocation. Any other future costs one. With

@@ -57,7 +57,7 @@ mod sqlite;
 mod storage_url;
 mod text;
 mod timeout;
-#[cfg(any(feature = "redis", feature = "etcd"))]
+#[cfg(any(feature = "redis", feature = "etcd", feature = "postgres"))]
 mod tls;
 #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 mod url;
@@ -97,7 +97,7 @@ pub use self::refusal_cache::RefusalCache;
 pub use self::sqlite::{Durability, SqliteStorage};
 pub use self::storage_url::StorageUrl;
 pub use self::timeout::Timeout;
-#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
+#[cfg(feature = "_rustls")]
 pub use self::tls::TlsConfig;
 
 /// A request to a storage for one decision.

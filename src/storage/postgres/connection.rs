@@ -8,12 +8,16 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
-use tokio_postgres::{Client, Config, NoTls};
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{Client, Config, NoTls, Socket};
+#[cfg(feature = "postgres-rustls")]
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::error::{Cause, is_missing_table};
 use super::table::{Statement, Table};
 use crate::storage::StorageError;
 use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Usable};
+use crate::storage::tls::Tls;
 
 /// An open connection, and the task that does its I/O. Dropping it aborts the task, because a
 /// server that hangs would keep the task alive.
@@ -28,6 +32,8 @@ pub(super) struct Connection {
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) config: Arc<Config>,
+    /// `None` without TLS, and always without the feature `postgres-rustls`.
+    pub(super) tls: Option<Tls>,
     /// The addresses, for messages.
     pub(super) server: Arc<str>,
     pub(super) table: Table,
@@ -41,7 +47,7 @@ impl Connection {
     pub(super) async fn open(settings: Settings) -> Result<Self, StorageError> {
         let server = &settings.server;
         let opened = async {
-            let (client, driver) = connect(&settings.config).await?;
+            let (client, driver) = connect(&settings).await?;
             let mut connection = Self { client, statements: Vec::new(), calls: Calls::default(), driver };
             match connection.prepare(&settings).await {
                 Err(error) if is_missing_table(&error) && settings.migrates => {
@@ -104,8 +110,19 @@ async fn join(mut futures: Vec<Preparing<'_>>) -> Prepared<Vec<Option<tokio_post
 }
 
 /// Opens a connection without statements.
-pub(super) async fn connect(config: &Config) -> Result<(Client, AbortHandle), tokio_postgres::Error> {
-    let (client, connection) = config.connect(NoTls).await?;
+pub(super) async fn connect(settings: &Settings) -> Result<(Client, AbortHandle), tokio_postgres::Error> {
+    match &settings.tls {
+        #[cfg(feature = "postgres-rustls")]
+        Some(tls) => connect_over(&settings.config, MakeRustlsConnect::new(tls.rustls())).await,
+        _ => connect_over(&settings.config, NoTls).await,
+    }
+}
+
+async fn connect_over<T>(config: &Config, tls: T) -> Result<(Client, AbortHandle), tokio_postgres::Error>
+where
+    T: MakeTlsConnect<Socket, Stream: Send + 'static>,
+{
+    let (client, connection) = config.connect(tls).await?;
     let driver = tokio::spawn(async move { drop(connection.await) }).abort_handle();
     Ok((client, driver))
 }

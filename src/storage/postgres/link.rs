@@ -14,6 +14,8 @@ use super::connection::{Connection, Settings, connect};
 use super::error::{self, Cause};
 use super::table::{Statement, Table};
 use crate::storage::net::Reconnecting;
+#[cfg(feature = "postgres-rustls")]
+use crate::storage::tls::Tls;
 use crate::storage::{StorageError, StorageErrorKind};
 
 type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
@@ -50,6 +52,15 @@ impl Link {
             }
             Self::Pool { pool, .. } => Self::Pool { pool: pool.clone(), table },
         }
+    }
+
+    /// Returns a link with other TLS settings, and `None` if the link has no TLS. The storage's own
+    /// connections are opened again.
+    #[cfg(feature = "postgres-rustls")]
+    pub(super) fn with_tls(&self, change: impl FnOnce(&Tls) -> Result<Tls, String>) -> Option<Result<Self, String>> {
+        let Self::Own { settings, connections, .. } = self else { return None };
+        let changed = change(settings.tls.as_ref()?);
+        Some(changed.map(|tls| Self::own(Settings { tls: Some(tls), ..settings.clone() }, connections.len())))
     }
 
     /// Returns a link with another statement timeout. The storage's own connections are opened
@@ -150,7 +161,7 @@ impl Link {
         let sql = self.table().migration();
         let executed = match self {
             Self::Own { settings, .. } => {
-                let (client, driver) = connect(&settings.config)
+                let (client, driver) = connect(settings)
                     .await
                     .map_err(|error| StorageError::unreachable(&settings.server, Cause(error)))?;
                 let executed = client.batch_execute(&sql).await;

@@ -24,6 +24,8 @@ use self::url::Target;
 use crate::error::or_panic;
 #[cfg(feature = "testing")]
 use crate::storage::Clock;
+#[cfg(feature = "postgres-rustls")]
+use crate::storage::TlsConfig;
 use crate::storage::cas::skew::MAX_SKEW;
 use crate::storage::deadline::DEADLINE;
 use crate::storage::net::until_ready;
@@ -78,6 +80,9 @@ const LABEL: &str = "postgres";
 /// | `connections` | `4` | the number of connections, which all callers share |
 /// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
 /// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
+/// | `sslmode` | `disable` | `require` or `verify-full` connects over TLS (feature `postgres-rustls`) |
+/// | `ca` | the system's certificates | the PEM file of the certificates to trust |
+/// | `cert`, `key` | none | the PEM files of a client certificate and its private key |
 ///
 /// The other options are those of the crate `tokio-postgres`. Some are useful here:
 ///
@@ -86,7 +91,8 @@ const LABEL: &str = "postgres";
 ///   disk. A crash of the server loses the hits of at most the last second.
 /// - With several hosts, the storage connects to the one that accepts writes.
 ///
-/// URLs do not support TLS. For TLS, use a pool: see [`from_pool`](Self::from_pool).
+/// With TLS, the server's certificate and its host name are verified in both modes. `prefer` is
+/// rejected, because an attacker on the network can make it connect without TLS.
 ///
 /// # The table
 ///
@@ -121,12 +127,12 @@ impl PostgresStorage {
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL cannot be parsed, or if it requires TLS. The error quotes the
-    /// URL without its login.
+    /// Returns an error if the URL cannot be parsed, or if a certificate cannot be read. The error
+    /// quotes the URL without its login.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let Target { config, server, table, connections, migrates, prefix, deadline, long_logs, max_skew } =
+        let Target { config, tls, server, table, connections, migrates, prefix, deadline, long_logs, max_skew } =
             Target::parse(url)?;
-        let settings = Settings { config: Arc::new(config), server: server.into(), table, migrates, deadline };
+        let settings = Settings { config: Arc::new(config), tls, server: server.into(), table, migrates, deadline };
         Ok(Self::over(Link::own(settings, connections), &prefix, deadline, long_logs, max_skew))
     }
 
@@ -223,6 +229,22 @@ impl PostgresStorage {
         self.store.link = self.store.link.with_table(table);
         self.store.recent = Arc::default();
         self.with_changed_store()
+    }
+
+    /// Sets the certificates for TLS. Overrides the options `ca`, `cert` and `key` of the URL.
+    ///
+    /// Call this method before the first decision, because the returned storage opens new
+    /// connections.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a part of `config` is malformed, or if the URL has no `sslmode=require`.
+    #[cfg(feature = "postgres-rustls")]
+    pub fn try_tls(mut self, config: &TlsConfig) -> Result<Self, ConfigError> {
+        let changed = self.store.link.with_tls(|tls| tls.with(config));
+        let changed = changed.ok_or_else(|| ConfigError::new("the URL has no TLS: add sslmode=require"))?;
+        self.store.link = changed.map_err(ConfigError::new)?;
+        Ok(self.with_changed_store())
     }
 
     /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By

@@ -8,6 +8,7 @@ use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 
 use super::table::Table;
 use crate::ConfigError;
+use crate::storage::tls::Tls;
 use crate::storage::url::{self, Options, Parts, Wrong};
 
 const EXAMPLES: &str = "write postgres://user:password@host/database or postgres://user@host/database";
@@ -19,6 +20,7 @@ const CONNECTIONS: usize = 4;
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) config: Config,
+    pub(super) tls: Option<Tls>,
     /// The hosts, for messages.
     pub(super) server: String,
     pub(super) table: Table,
@@ -64,17 +66,14 @@ impl Target {
                 wrong(format!("invalid connections {text:?}; write a number from 1 to 64, for example connections=4"))
             })?,
         };
+        let tls = Self::tls(&mut options, wrong)?;
         // The other options are those of the client: host, options, target_session_attrs and so on.
         let rest = options.into_rest();
         let rest: Vec<String> = rest.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
         let config = Config::from_str(&format!("postgres://{authority}{path}?{}", rest.join("&")));
         // The error names an option or a part of the URL. It does not quote a password.
         let mut config = config.map_err(|error| wrong(format!("{}: {EXAMPLES}", super::error::Cause(error))))?;
-        if config.get_ssl_mode() == SslMode::Require {
-            return Err(wrong(
-                "TLS is not supported here; use PostgresStorage::from_pool with a pool that uses TLS".into(),
-            ));
-        }
+        config.ssl_mode(if tls.is_some() { SslMode::Require } else { SslMode::Disable });
         if config.get_user().is_none() {
             return Err(wrong(format!("the user is missing: {EXAMPLES}")));
         }
@@ -92,6 +91,21 @@ impl Target {
         config.tcp_user_timeout(Duration::from_secs(2)).keepalives_idle(Duration::from_secs(15));
         let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
         let server = if hosts.is_empty() { "PostgreSQL" } else { hosts }.to_owned();
-        Ok(Self { config, server, table, connections, migrates, prefix, deadline, long_logs, max_skew })
+        Ok(Self { config, tls, server, table, connections, migrates, prefix, deadline, long_logs, max_skew })
+    }
+
+    /// Reads `sslmode`, and the options of TLS. The client's own mode `prefer` is not accepted,
+    /// because an attacker on the network can turn its TLS off.
+    fn tls(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<Option<Tls>, ConfigError> {
+        match options.take("sslmode").as_deref() {
+            None | Some("disable") => Ok(None),
+            Some("require" | "verify-full") if !cfg!(feature = "postgres-rustls") => {
+                Err(wrong("TLS needs the feature \"postgres-rustls\" of tower-ratelimit".to_owned()))
+            }
+            Some("require" | "verify-full") => Tls::from_options(options, Some(b"postgresql"), wrong).map(Some),
+            Some(other) => {
+                Err(wrong(format!("invalid sslmode {other:?}; write sslmode=require for TLS, or sslmode=disable")))
+            }
+        }
     }
 }

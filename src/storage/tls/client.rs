@@ -113,6 +113,16 @@ impl Tls {
         Ok(Self { config: Arc::new(rustls), alpn })
     }
 
+    /// Returns the settings, for a client crate that does the handshake itself.
+    #[cfg(feature = "postgres-rustls")]
+    pub(in crate::storage) fn rustls(&self) -> ClientConfig {
+        ClientConfig::clone(&self.config)
+    }
+
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "etcd")),
+        allow(dead_code, reason = "the client of PostgreSQL does the handshake itself")
+    )]
     pub(in crate::storage) async fn over(&self, stream: TcpStream, name: &str) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         TlsConnector::from(Arc::clone(&self.config)).connect(name, stream).await

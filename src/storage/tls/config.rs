@@ -1,7 +1,7 @@
 use std::fmt;
 
-/// The certificates for TLS connections to a server, as PEM. See `RedisStorage::try_tls` and
-/// `EtcdStorage::try_tls`.
+/// The certificates for TLS connections to a server, as PEM. See `RedisStorage::try_tls`,
+/// `EtcdStorage::try_tls` and `PostgresStorage::try_tls`.
 ///
 /// The URL options `ca`, `cert` and `key` read the same certificates from files.
 ///

@@ -1,26 +1,23 @@
 //! TLS connections. The certificates are loaded when the storage is created.
 
-#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
+#[cfg(feature = "_rustls")]
 mod client;
-#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
+#[cfg(feature = "_rustls")]
 mod config;
-#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls")))]
+#[cfg(not(feature = "_rustls"))]
 mod missing;
 
-#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
+#[cfg(feature = "_rustls")]
 pub(super) use self::client::Tls;
-#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls"))]
+#[cfg(feature = "_rustls")]
 pub use self::config::TlsConfig;
-#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls")))]
+#[cfg(not(feature = "_rustls"))]
 pub(super) use self::missing::Tls;
 use crate::ConfigError;
 use crate::storage::url::{Options, Wrong};
 
 /// The paths of PEM files in a URL.
-#[cfg_attr(
-    not(any(feature = "redis-rustls", feature = "etcd-rustls")),
-    allow(dead_code, reason = "without TLS nothing reads the files")
-)]
+#[cfg_attr(not(feature = "_rustls"), allow(dead_code, reason = "without TLS nothing reads the files"))]
 struct Paths {
     /// The certificates to trust.
     ca: Option<String>,

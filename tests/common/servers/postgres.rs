@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -90,6 +91,26 @@ impl Postgres {
         self.ask("SELECT pg_reload_conf()");
         // The server reloads the file in the background.
         thread::sleep(Duration::from_millis(200));
+    }
+
+    /// Enables TLS with a certificate and its key, as PEM. TCP connections without TLS are then
+    /// rejected. With an authority, so are clients without a certificate that it has signed.
+    pub fn enable_tls(&self, certificate: &[u8], key: &[u8], authority: Option<&[u8]>) {
+        let data = self.folder.join("data");
+        let owner = fs::metadata(&data).unwrap();
+        let files = [("ssl_cert_file", Some(certificate)), ("ssl_key_file", Some(key)), ("ssl_ca_file", authority)];
+        for (setting, content) in files {
+            let Some(content) = content else { continue };
+            let file = data.join(setting);
+            fs::write(&file, content).unwrap();
+            // The server accepts only a key that nobody else can read.
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+            chown(&file, Some(owner.uid()), Some(owner.gid())).unwrap();
+            self.ask(&format!("ALTER SYSTEM SET {setting} = '{setting}'"));
+        }
+        self.ask("ALTER SYSTEM SET ssl = on");
+        let verify = if authority.is_some() { " clientcert=verify-ca" } else { "" };
+        self.set_access(&format!("local all all trust\nhostssl all all 127.0.0.1/32 trust{verify}\n"));
     }
 
     /// Executes statements through the Unix socket, and returns the rows as lines.

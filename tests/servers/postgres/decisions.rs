@@ -162,7 +162,10 @@ fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
         ("postgres://a:secret@host/db?table=a-b", "invalid schema or table \"a-b\""),
         ("postgres://a:secret@host/db?unlogged=yes", "write unlogged=true or unlogged=false"),
         ("postgres://a:secret@host/db?connections=0", "invalid connections"),
-        ("postgres://a:secret@host/db?sslmode=require", "PostgresStorage::from_pool"),
+        ("postgres://a:secret@host/db?sslmode=prefer", "write sslmode=require for TLS, or sslmode=disable"),
+        ("postgres://a:secret@host/db?sslmode=require&ca=/none.pem", "cannot read \"/none.pem\""),
+        ("postgres://a:secret@host/db?sslmode=require&cert=a.pem", "write key="),
+        ("postgres://a:secret@host/db?ca=a.pem", "unknown option"),
         ("http://a:secret@host", "write postgres://"),
     ];
     for (url, part) in wrong {

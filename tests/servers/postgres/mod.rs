@@ -4,6 +4,7 @@ mod decisions;
 mod faults;
 mod pool;
 mod table;
+mod tls;
 
 use std::time::Duration;
 

@@ -1,0 +1,80 @@
+//! TLS: the certificates that a storage trusts, and those that it presents.
+
+use std::time::Duration;
+
+use common::certificates::Certificates;
+use common::message;
+use common::servers::Postgres;
+use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind, TlsConfig};
+use tower_ratelimit::{Key, Quota, RateLimiter};
+
+const LONG: Duration = Duration::from_secs(10);
+const SHORT: Duration = Duration::from_millis(200);
+
+#[tokio::test]
+async fn only_certificates_that_the_url_names_are_trusted() {
+    let (files, server) = (Certificates::create(), Postgres::start(&[]));
+    server.enable_tls(&files.read("ca.pem"), &files.read("key.pem"), None);
+    let storage = |host: &str, options: &str| {
+        let url = format!("postgres://postgres@{host}:{}/postgres?{options}", server.port());
+        PostgresStorage::new(&url).unwrap()
+    };
+    let (ca, other) = (files.path("ca.pem"), files.path("other.pem"));
+    for (host, mode) in [("localhost", "require"), ("127.0.0.1", "verify-full")] {
+        let storage = storage(host, &format!("sslmode={mode}&ca={ca}&deadline=10s"));
+        storage.ready(LONG).await.unwrap();
+        storage.migrate().await.unwrap();
+        let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
+        assert!(limiter.hit(&Key::from(host)).await.unwrap().is_admitted());
+    }
+    let encrypted = "SELECT DISTINCT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE client_port > 0";
+    assert_eq!(server.ask(encrypted), "t");
+
+    let error = storage("localhost", &format!("sslmode=require&ca={other}")).ready(SHORT).await.unwrap_err();
+    assert!(!error.may_have_counted(), "{error}");
+    assert!(message(error).contains("certificate"));
+    // The server rejects connections without TLS.
+    for options in ["", "sslmode=disable"] {
+        let error = storage("localhost", options).ready(SHORT).await.unwrap_err();
+        assert_eq!(error.kind(), StorageErrorKind::Unreachable, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn server_of_a_private_authority_accepts_only_its_clients() {
+    let (files, server) = (Certificates::authority(), Postgres::start(&[]));
+    let [cert, key, authority] = ["server.pem", "server-key.pem", "authority.pem"].map(|name| files.read(name));
+    server.enable_tls(&cert, &key, Some(&authority));
+
+    let url = |options: &str| {
+        format!("postgres://postgres@localhost:{}/postgres?sslmode=require&deadline=5s{options}", server.port())
+    };
+    let [ca, cert, key] = ["authority.pem", "client.pem", "client-key.pem"].map(|name| files.path(name));
+    let by_url = PostgresStorage::new(&url(&format!("&ca={ca}&cert={cert}&key={key}"))).unwrap();
+    let tls = TlsConfig::new().ca(authority);
+    let identity = tls.clone().client_certificate(files.read("client.pem"), files.read("client-key.pem"));
+    let by_builder = PostgresStorage::new(&url("")).unwrap().try_tls(&identity).unwrap();
+    for storage in [by_url, by_builder] {
+        storage.ready(LONG).await.unwrap();
+        let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
+        assert!(limiter.hit(&Key::from("alice")).await.unwrap().is_admitted());
+    }
+
+    let stranger = tls.clone().client_certificate(files.read("other.pem"), files.read("other-key.pem"));
+    for config in [tls, stranger] {
+        let storage = PostgresStorage::new(&url("")).unwrap().try_tls(&config).unwrap();
+        let error = storage.ready(SHORT).await.unwrap_err();
+        assert!(!error.may_have_counted(), "{error}");
+    }
+    let error = PostgresStorage::new("postgres://a@localhost").unwrap().try_tls(&identity).unwrap_err().to_string();
+    assert!(error.contains("add sslmode=require"), "{error}");
+}
+
+#[tokio::test]
+async fn server_without_tls_is_an_error_if_the_url_requires_tls() {
+    let server = Postgres::start(&["ssl=off"]);
+    let storage = PostgresStorage::new(&format!("{}?sslmode=require", server.url())).unwrap();
+    let error = storage.ready(SHORT).await.unwrap_err();
+    assert_eq!(error.kind(), StorageErrorKind::Unreachable, "{error}");
+    assert!(message(error).contains("TLS"));
+}
