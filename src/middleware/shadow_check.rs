@@ -103,7 +103,8 @@ impl<St: Storage> ShadowCheck<St> {
     }
 }
 
-/// A request without a response keeps its estimated cost.
+/// If the request ends without a response, an undecided hit continues in a task, so that it is
+/// counted and reported. An admitted hit keeps its estimated cost.
 impl<St: Storage> Drop for ShadowCheck<St> {
     fn drop(&mut self) {
         self.end(None);
