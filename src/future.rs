@@ -34,11 +34,11 @@ pin_project! {
     /// | progress | effect of a drop |
     /// |---|---|
     /// | the policy is looked up | nothing is spent |
-    /// | the storage decides for the first time | the units may have been spent, and are not refunded |
+    /// | the storage decides on the first hit | the units may have been spent, and are not refunded |
     /// | the request [waits](crate::RateLimitLayer::wait) to be admitted | nothing is spent |
     /// | a leaky bucket delays the request | the hit is refunded, unless a later hit is in the bucket's queue |
     /// | the request has waited, and the inner service is not ready | the hit is refunded, as during a delay |
-    /// | the inner service was called | the hit is kept |
+    /// | the inner service was called | the units stay spent, unless a [`Charge`](crate::Charge) corrects them |
     #[must_use = "futures do nothing unless they are polled"]
     pub struct ResponseFuture<S, B, St, R>
     where

@@ -253,11 +253,11 @@ impl<St: Storage> RateLimiter<St> {
     /// - A window or log gets the units back only if it still contains the hit.
     /// - A bucket gets back only the units that have not been refilled since.
     /// - A leaky bucket gets units back only if no later hit is in its queue.
-    /// - After a [`clear`](Self::clear), an earlier hit is normally not refunded. A limit recognizes
-    ///   the state of the hit by a short form of its start time. If a new state has the same short
-    ///   form, the new state gets the units. This happens in the same period of an aligned sliding
-    ///   window, and with 1 of 32,749 new states of a token bucket. It is improbable with the other
-    ///   strategies.
+    /// - After a [`clear`](Self::clear), an earlier hit is normally not refunded. A limit
+    ///   recognizes the state of the hit by a short form of its start time. If a new state has the
+    ///   same short form, the new state gets the units. This happens in the same period of an
+    ///   aligned sliding window, and with 1 of 32,749 new states of a token bucket. It is
+    ///   improbable with the other strategies.
     ///
     /// Settle each hit only once. The storage does not detect a second settlement.
     ///

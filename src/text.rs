@@ -108,8 +108,8 @@ impl<'a> Scanner<'a> {
         ConfigError::new(format!("cannot read {found} in {text:?}: {why}, for example \"10/minute\""))
     }
 
-    /// Returns the error for a word `found` that is not one of the `known` words. Suggests the
-    /// nearest of them, or else what is `expected`.
+    /// Returns the error for a word `found` that is not one of the `known` words. The message
+    /// suggests the nearest of them, if one is near, and contains `expected`.
     pub(crate) fn unknown(&self, what: &str, found: &str, known: &[&str], expected: &str) -> ConfigError {
         let why = match nearest(found, known) {
             Some(near) => format!("did you mean {:?}? Expected {expected}", self.text.replacen(found, near, 1)),

@@ -16,7 +16,7 @@ impl Decision {
 
     /// Turns an admission into a refusal, because its delay is longer than `max_delay`. The
     /// `retry_after` is the time until the delay of a hit would be `max_delay`. The remaining units
-    /// do not change. If the hit was refunded, they are too few, but the refund may have failed.
+    /// do not change, even if the hit was refunded, because the refund may have failed.
     pub(crate) fn refuse_delay(mut self, max_delay: Duration) -> Self {
         let max_delay = micros(max_delay);
         self.statuses.as_mut_slice().iter_mut().for_each(|status| status.refuse_delay(max_delay));

@@ -19,7 +19,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// A request whose hit was refused waits, unless one of these conditions holds. Then it is
     /// refused immediately, as without this option:
     ///
-    /// - Its `Retry-After` is longer than `max_wait`.
+    /// - The time until it can be admitted is longer than `max_wait`.
     /// - It can never be admitted, because its cost exceeds the capacity.
     /// - `max_waiting` requests already wait.
     ///

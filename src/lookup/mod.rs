@@ -22,8 +22,8 @@ use crate::extract::{Head, KeyError};
 /// database. The asynchronous counterpart of [`policy_by`](crate::policy_by).
 ///
 /// The first closure returns the id of the request's tenant, or `None` if the request is not
-/// limited. An id can have any type that can be hashed. The second closure looks up the tenant with
-/// this id. Results are cached by id.
+/// limited. The type of the id implements `Clone`, `Eq` and `Hash`. The second closure looks up the
+/// tenant with this id. Results are cached by id.
 ///
 /// ```
 /// use http::HeaderValue;

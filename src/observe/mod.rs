@@ -60,7 +60,8 @@ pub struct Event<'a> {
     /// The kind of the event.
     pub kind: EventKind<'a>,
     /// The policy that decided. Each [shadow limit](Policy#shadow-limits) is reported as a policy
-    /// of its own. If a `PolicyLookup` returned no policy, this is one with the name `unknown`.
+    /// of its own. If a `PolicyLookup` fails or rejects the request, this is a placeholder with the
+    /// name `unknown`.
     pub policy: &'a Policy,
     /// The key, or `None` if it is missing. It may be a secret or personal data, so be careful
     /// where you write it.

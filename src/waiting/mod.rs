@@ -162,7 +162,7 @@ fn random_up_to(longest: Duration) -> Duration {
     Duration::from_micros(RandomState::new().hash_one(micros) % (micros + 1))
 }
 
-/// Returns the instant after `wait`, which is shortened to [`LONGEST_WAIT`].
+/// Returns the instant that is `wait` later, but at most [`LONGEST_WAIT`] later.
 pub(crate) fn later(instant: Instant, wait: Duration) -> Instant {
     instant.checked_add(wait.min(LONGEST_WAIT)).unwrap_or(instant)
 }
