@@ -161,8 +161,9 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Skips the requests that `skip` selects. A skipped request is not counted, is not observed,
     /// and its response gets no header fields.
     ///
-    /// `skip` is a closure that takes the [`Head`], or an [`AllowList`](crate::extract::AllowList) of
-    /// networks. Each call adds a condition. A request is skipped if any of them selects it.
+    /// `skip` is a closure that takes the [`Head`], or an
+    /// [`AllowList`](crate::extract::AllowList) of networks. Each call adds a condition. A request
+    /// is skipped if any of them selects it.
     ///
     /// ```
     /// use http::Method;

@@ -235,7 +235,8 @@ impl<St: Storage, R> LayerState<St, R> {
         let (headers, StorageRequest { policy, key, cost, .. }) = (config.headers, storage_request);
         let numbers = headers.numbers_of(now);
         let shadows = if cost == 0 { &[] } else { policy.shadows() };
-        // A request that costs nothing has nothing to settle, but its handler may expect a `Charge`.
+        // A request that costs nothing has nothing to settle, but its handler may expect a
+        // `Charge`.
         let settling = config.settling.as_ref().filter(|settling| cost > 0 || matches!(settling, Settling::Later));
         if settling.is_none() && shadows.is_empty() && !headers.writes_other_fields() {
             return ResponsePlan::only(numbers);

@@ -218,7 +218,8 @@ pub trait Skip: Send + Sync + 'static {
     /// Returns `true` if the request is not limited.
     fn skips(&self, head: &Head<'_>) -> bool;
 
-    /// Returns lints, as [`KeyExtractor::lints`](crate::KeyExtractor::lints) does. Defaults to none.
+    /// Returns lints, as [`KeyExtractor::lints`](crate::KeyExtractor::lints) does. Defaults to
+    /// none.
     fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
         let _ = head;
         Vec::new()

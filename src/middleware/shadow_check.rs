@@ -43,8 +43,8 @@ impl<St: Storage> ShadowCheck<St> {
     }
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) {
-        // The future is taken out. Otherwise `drop` would poll it again if the observer panics, and a
-        // second panic aborts the process.
+        // The future is taken out. Otherwise `drop` would poll it again if the observer panics, and
+        // a second panic aborts the process.
         match mem::replace(&mut self.progress, Progress::Over) {
             Progress::Deciding(mut deciding) => match Pin::new(&mut deciding).poll(cx) {
                 Poll::Pending => self.progress = Progress::Deciding(deciding),

@@ -89,8 +89,8 @@ impl<St: Storage, R> LayerState<St, R> {
         }
     }
 
-    /// Applies the decision of a request that has waited for its turn. An admitted request waits for
-    /// its delay, which may be zero, and for the inner service.
+    /// Applies the decision of a request that has waited for its turn. An admitted request waits
+    /// for its delay, which may be zero, and for the inner service.
     pub(crate) fn apply_turn<B, ResBody>(
         &self,
         decided: Result<Decision, St::Error>,
