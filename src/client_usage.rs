@@ -7,7 +7,7 @@ use std::fmt;
 use crate::extract::KeyError;
 use crate::{BoxError, Decision, Policy};
 
-/// The limits of a client, and the units that remain of each. Returned by
+/// The limits of a client, and the remaining units of each. Returned by
 /// [`RateLimitLayer::usage`](crate::RateLimitLayer::usage).
 #[derive(Clone, Debug)]
 pub struct Usage {
@@ -25,7 +25,7 @@ impl Usage {
         &self.policy
     }
 
-    /// Returns the decision that a request of 1 unit would get now.
+    /// Returns the decision on a peek with a cost of 1.
     pub fn decision(&self) -> &Decision {
         &self.decision
     }

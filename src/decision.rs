@@ -21,8 +21,9 @@ use crate::strategy::Status;
 
 /// The result of a hit or a peek: admitted, admitted after a delay, or refused.
 ///
-/// Contains the numbers of each limit at the instant [`at`](Self::at), after the hit. The result of
-/// a peek contains the current numbers, and the verdict that a hit would get.
+/// Contains the [status of each limit](Self::limits) after the hit, at the instant
+/// [`at`](Self::at). The decision on a peek contains the current statuses, and the verdict that a
+/// hit would get.
 ///
 /// ```
 /// use tower_ratelimit::{Key, Quota, RateLimiter};
@@ -56,15 +57,20 @@ impl Decision {
         decision
     }
 
-    /// Creates the decision of a policy with one limit, on a hit of `cost` units at `at`.
+    /// Creates the decision of a policy with one limit, on a hit of `cost` units at `at`. The hit
+    /// is admitted if `status` admits it.
     pub fn of(at: Timestamp, cost: u32, status: Status) -> Self {
         Self::new(at, cost, Statuses::One([status]))
     }
 
-    /// Creates the decision of a policy from the statuses of its limits, in their order, on a hit
-    /// of `cost` units at `at`. For storages that do not call
-    /// [`Policy::decide`](crate::Policy::decide), for example because a script on a server decides.
-    /// [`Limit::answer`](crate::Limit::answer) returns such statuses.
+    /// Creates the decision of a policy on a hit of `cost` units at `at`. `statuses` contains the
+    /// status of each limit, in the order of the policy. The hit is admitted if every status admits
+    /// it.
+    ///
+    /// Use it in a storage that does not call [`Policy::decide`](crate::Policy::decide), for
+    /// example because a script on a server decides. [`Limit::answer`](crate::Limit::answer)
+    /// returns such statuses. Call [`of_policy`](Self::of_policy) on the result, so that the hit
+    /// cannot be settled under another policy.
     pub fn of_limits(at: Timestamp, cost: u32, statuses: impl ExactSizeIterator<Item = Status>) -> Self {
         let mut statuses = statuses;
         let limits = statuses.len();
@@ -227,18 +233,22 @@ impl Decision {
         self.limits().iter().max_by_key(|status| status.retry_micros()).and_then(Status::retry_after)
     }
 
-    /// Returns the numbers of each limit, in the order of the policy.
+    /// Returns the status of each limit, in the order of the policy.
     #[inline]
     pub fn limits(&self) -> &[Status] {
         self.statuses.as_slice()
     }
 
-    /// Returns the limit that header fields report.
+    /// Returns the status of the limit that header fields report.
     ///
-    /// If the hit is refused, this is the refusing limit with the longest
-    /// [`retry_after`](Status::retry_after). A limit that can never admit the hit counts as the
-    /// longest. Otherwise it is the limit with the fewest remaining units. The longest
-    /// [`reset_after`](Status::reset_after) breaks ties.
+    /// - If the hit is refused, this is the refusing limit with the longest
+    ///   [`retry_after`](Status::retry_after). A limit that can never admit the hit counts as the
+    ///   longest. Of several with the same `retry_after`, it is the one with the fewest remaining
+    ///   units.
+    /// - If the hit is admitted, this is the limit with the fewest remaining units.
+    ///
+    /// If several limits also have the same remaining units, it is the one with the longest
+    /// [`reset_after`](Status::reset_after).
     ///
     /// A decision without limits, which only [`of_limits`](Self::of_limits) creates, reports zeros.
     pub fn shown(&self) -> &Status {
@@ -246,7 +256,7 @@ impl Decision {
     }
 }
 
-/// Returns the limit that header fields report. See [`Decision::shown`].
+/// Returns the status of the limit that header fields report. See [`Decision::shown`].
 pub(crate) fn shown(limits: &[Status]) -> &Status {
     let wait = |status: &Status| (status.is_admitted(), Reverse(status.retry_micros()));
     let room = |status: &Status| (status.remaining(), Reverse(status.reset_after_micros()));

@@ -29,10 +29,16 @@ use crate::{Rejection, Storage, headers};
 pin_project! {
     /// The response future of [`RateLimit`](crate::RateLimit).
     ///
-    /// Dropping the future while it waits for the delay of a leaky bucket refunds the hit. The
-    /// refund frees the request's slot only if it is the last one in the queue. Dropping it while
-    /// it [waits](crate::RateLimitLayer::wait) to be admitted spends nothing. After either wait,
-    /// the future also waits until the inner service is ready. Dropping it then refunds the hit.
+    /// The effect of dropping the future depends on the progress of the request:
+    ///
+    /// | progress | effect of a drop |
+    /// |---|---|
+    /// | the policy is looked up | nothing is spent |
+    /// | the storage decides on the first hit | the units may have been spent, and are not refunded |
+    /// | the request [waits](crate::RateLimitLayer::wait) to be admitted | nothing is spent |
+    /// | a leaky bucket delays the request | the hit is refunded, unless a later hit is in the bucket's queue |
+    /// | the request has waited, and the inner service is not ready | the hit is refunded, as during a delay |
+    /// | the inner service was called | the units stay spent, unless a [`Charge`](crate::Charge) corrects them |
     #[must_use = "futures do nothing unless they are polled"]
     pub struct ResponseFuture<S, B, St, R>
     where
@@ -188,7 +194,7 @@ pin_project! {
     }
 }
 
-/// The step of a request that has waited with a clone of the service.
+/// The next step of a request that has waited with a clone of the service.
 enum Next<St: Storage> {
     /// The request is admitted. The slot has its decision.
     Admitted,
@@ -234,7 +240,8 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
                 if let Next::Forward(plan) = next {
                     break plan;
                 }
-                // Not earlier, so that dropping the request before the service is ready refunds it.
+                // Taken only when the service is ready, because dropping the slot with its decision
+                // refunds the hit.
                 let decision = this.slot.delayed.take().expect("an admitted request has a decision");
                 let now = if decision.is_at_once() { None } else { this.slot.peek_now() };
                 let now = now.as_ref().unwrap_or(&decision);

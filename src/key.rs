@@ -4,8 +4,8 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The number of bytes that fit without an allocation: enough for an address, a UUID, most names
-/// and most API keys.
+/// The number of bytes of a key that needs no allocation, including the byte of its kind. Enough
+/// for an address, a UUID, most names and most API keys.
 const INLINE: usize = 46;
 
 /// The identity of a client: an address, a name, an API key, or several of them

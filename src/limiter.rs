@@ -11,7 +11,8 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError, Sha
 
 /// A rate limiter that is independent of HTTP: a policy on a storage.
 ///
-/// Use it for jobs, messages and keys in a body. Cloning is cheap, and clones share their counts.
+/// Use it for jobs, for messages, and for keys in the body of a request. Cloning is cheap, and
+/// clones share their counts.
 /// [`RateLimitLayer::limiter`](crate::RateLimitLayer::limiter) returns the limiter of a layer.
 ///
 /// ```
@@ -36,7 +37,7 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError, Sha
 /// # }
 /// ```
 ///
-/// # Other requests than HTTP
+/// # Requests other than HTTP
 ///
 /// [`RateLimitLayer`](crate::RateLimitLayer) supports `http::Request` only. For a tower service
 /// with another request type, call the limiter in `filter_async`:
@@ -83,8 +84,8 @@ impl RateLimiter {
 impl RateLimiter {
     /// Spends one unit and returns `true` if the hit is admitted.
     ///
-    /// This is [`hit`](Self::hit) without `await` and without a [`Decision`], in about half the time.
-    /// A hit that a leaky bucket would delay is refused, and takes no slot in the queue.
+    /// This is [`hit`](Self::hit) without `await` and without a [`Decision`], which makes it
+    /// faster. A hit that a leaky bucket would delay is refused, and takes no slot in the queue.
     ///
     /// ```
     /// use tower_ratelimit::{Key, Quota, RateLimiter};
@@ -99,8 +100,8 @@ impl RateLimiter {
         self.admit_with_cost(key, 1)
     }
 
-    /// Like [`admit`](Self::admit), but for `cost` units. Spends all of them or none. Cost 0 is admitted
-    /// and spends nothing.
+    /// Like [`admit`](Self::admit), but for `cost` units. Spends all of them or none. Cost 0 is
+    /// admitted and spends nothing.
     #[inline]
     pub fn admit_with_cost(&self, key: &Key, cost: u32) -> bool {
         self.policy.with(|policy| self.storage.admit(&StorageRequest::new(policy, key, Op::Hit, cost)))
@@ -136,7 +137,7 @@ impl<St: Storage> RateLimiter<St> {
         Self { policy, storage, queues: Arc::default() }
     }
 
-    /// Sets the queues of the hits that wait.
+    /// Sets the queues in which calls of [`acquire`](Self::acquire) wait.
     pub(crate) fn waiting_in(self, queues: Arc<Queues>) -> Self {
         Self { queues, ..self }
     }
@@ -151,7 +152,8 @@ impl<St: Storage> RateLimiter<St> {
         self.hit_with_cost(key, 1)
     }
 
-    /// Spends `cost` units, all or none. Cost 0 is admitted and spends nothing.
+    /// Like [`hit`](Self::hit), but for `cost` units. Spends all of them or none. Cost 0 is
+    /// admitted and spends nothing.
     ///
     /// # Errors
     ///
@@ -207,12 +209,14 @@ impl<St: Storage> RateLimiter<St> {
         self.settle(key, decision, actual)
     }
 
-    /// Spends `units` of each limit, whatever remains. A charge is never refused. It can leave the
-    /// key in debt: then nothing remains, and hits are refused until enough units are free again.
+    /// Spends `units` of each limit, even if less remains. No limit refuses a charge. It can leave
+    /// the key in debt: then nothing remains, and hits are refused until enough units are free
+    /// again.
     ///
-    /// The decision has the numbers after the charge. It cannot be refunded. A charge that a full
-    /// memory storage cannot store, or that a contended storage has no time for, charges nothing.
-    /// Its decision is a refusal: see [`Decision::is_storage_full`] and [`Decision::is_contended`].
+    /// The decision contains the state after the charge. It cannot be refunded.
+    ///
+    /// A storage that is full or contended charges nothing. The decision is then a refusal: see
+    /// [`Decision::is_storage_full`] and [`Decision::is_contended`].
     ///
     /// ```
     /// use std::time::Duration;
@@ -248,10 +252,12 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// - A window or log gets the units back only if it still contains the hit.
     /// - A bucket gets back only the units that have not been refilled since.
-    /// - A leaky bucket frees only the last slot of its queue.
-    /// - A hit is not refunded after a [`clear`](Self::clear), except in two cases: a new window
-    ///   that began in the same microsecond, or a new hit in the same bucket of an aligned sliding
-    ///   window, cannot be distinguished from the old one.
+    /// - A leaky bucket gets units back only if no later hit is in its queue.
+    /// - After a [`clear`](Self::clear), an earlier hit is normally not refunded. A limit
+    ///   recognizes the state of the hit by a short form of its start time. If a new state has the
+    ///   same short form, the new state gets the units. This happens in the same period of an
+    ///   aligned sliding window, and with 1 of 32,749 new states of a token bucket. It is
+    ///   improbable with the other strategies.
     ///
     /// Settle each hit only once. The storage does not detect a second settlement.
     ///

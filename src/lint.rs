@@ -4,10 +4,10 @@ use std::fmt;
 
 /// A warning about a setting of a layer that is probably a mistake.
 ///
-/// A layer reports each lint once, as a warning in the log (feature `tracing`) with its
-/// [code](Self::code) and [documentation](Self::docs), and to the [`Observer`](crate::Observer). A
-/// lint does not change the layer's behavior. Some lints are detected by inspecting the first 1,024
-/// limited requests.
+/// A layer reports each lint once: to the [`Observer`](crate::Observer), and as a warning in the
+/// log (feature `tracing`) with the [code](Self::code) and the [documentation](Self::docs) of the
+/// lint. A lint does not change the layer's behavior. To detect some of the lints, a layer inspects
+/// its first 1,024 limited requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lint {

@@ -21,16 +21,16 @@ macro_rules! deserialize_by_parsing {
 
 deserialize_by_parsing!(Quota, Policy, Headers, OnError, StorageUrl);
 
-/// Writes the text of the quota. Fails if the text form does not support it, such as a period that
-/// is not in whole milliseconds.
+/// Writes the text of the quota. Fails if the text form does not support the quota, for example a
+/// period that is not in whole milliseconds.
 impl Serialize for Quota {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         round_trip(self, serializer)
     }
 }
 
-/// Writes the text of the policy. Fails if the text form does not support it, such as a custom
-/// strategy.
+/// Writes the text of the policy. Fails if the text form does not support the policy, for example a
+/// custom strategy.
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         round_trip(self, serializer)

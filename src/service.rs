@@ -18,10 +18,11 @@ use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 /// A refused request never reaches the inner service. An admitted request gets the response or the
 /// error of the inner service. The middleware adds header fields to the response.
 ///
-/// The service calls the inner service that was polled ready. A request that waits for the delay of
-/// a leaky bucket, or [instead of being refused](crate::RateLimitLayer::wait), is the exception: it
-/// keeps a clone, which is polled ready after the wait. So it occupies no permit of a
-/// `ConcurrencyLimit` and no slot of a `Buffer` while it waits.
+/// The service calls the inner service that was polled ready, with one exception. A request that
+/// waits for the delay of a leaky bucket, or
+/// [instead of being refused](crate::RateLimitLayer::wait), keeps a clone of the inner service,
+/// which is polled ready after the wait. So a waiting request occupies no permit of a
+/// `ConcurrencyLimit` and no slot of a `Buffer`.
 pub struct RateLimit<S, St = MemoryStorage, R = TextRejection> {
     inner: S,
     shared: Handle<St, R>,
@@ -51,7 +52,8 @@ impl<S, St: Storage, R> RateLimit<S, St, R> {
     }
 }
 
-/// Implemented for all types that are [`Clone`]. [`RateLimit`] requires a cloneable inner service.
+/// An inner service that can be cloned, as [`RateLimit`] requires. Implemented for all types that
+/// are [`Clone`].
 #[diagnostic::on_unimplemented(
     message = "the inner service `{Self}` of a rate limit is not `Clone`",
     label = "a request that waits for the storage moves the service into its future, and a clone replaces it",

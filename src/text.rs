@@ -1,4 +1,4 @@
-//! A scanner for the text form of quotas and policies, and JSON strings.
+//! A scanner for the text form of quotas and policies, and a writer of JSON strings.
 
 use std::fmt::{self, Write};
 
@@ -99,7 +99,8 @@ impl<'a> Scanner<'a> {
         self.unreadable("", self.rest, &format!("expected {expected}"))
     }
 
-    /// Returns the error for an invalid token `found`. `what` is the kind of the token.
+    /// Returns the error for an invalid token `found`. `what` names its kind, and `why` is the
+    /// reason.
     pub(crate) fn unreadable(&self, what: &str, found: &str, why: &str) -> ConfigError {
         let text = self.text;
         let what = if what.is_empty() { String::new() } else { format!("{what} ") };
@@ -107,8 +108,8 @@ impl<'a> Scanner<'a> {
         ConfigError::new(format!("cannot read {found} in {text:?}: {why}, for example \"10/minute\""))
     }
 
-    /// Returns the error for a word `found` that is not one of the `known` words. Suggests the
-    /// nearest.
+    /// Returns the error for a word `found` that is not one of the `known` words. The message
+    /// suggests the nearest of them, if one is near, and contains `expected`.
     pub(crate) fn unknown(&self, what: &str, found: &str, known: &[&str], expected: &str) -> ConfigError {
         let why = match nearest(found, known) {
             Some(near) => format!("did you mean {:?}? Expected {expected}", self.text.replacen(found, near, 1)),

@@ -83,9 +83,10 @@ impl Charge {
         self.open.policy()
     }
 
-    /// Returns the charge of the layer whose policy has this name: this charge, or that of an outer
-    /// layer. With stacked layers, the request's extensions contain the charge of the innermost
-    /// one. Returns `None` if no such layer has a charge.
+    /// Returns the charge of the layer whose [`policy`](Self::policy) is `name`: this charge, or
+    /// that of an outer layer. Returns `None` if no such layer has a charge.
+    ///
+    /// With stacked layers, the request's extensions contain the charge of the innermost one.
     ///
     /// ```
     /// use tower_ratelimit::Charge;

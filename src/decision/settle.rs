@@ -47,9 +47,11 @@ impl fmt::Display for SettleError {
 impl Error for SettleError {}
 
 impl Decision {
-    /// Sets the [digest](crate::Policy::digest) of the policy that decided.
-    /// [`RateLimiter::settle`](crate::RateLimiter::settle) then rejects the decision for other
-    /// policies. For storages that create decisions with [`of_limits`](Self::of_limits).
+    /// Sets the [digest](crate::Policy::digest) of the policy that decided. A
+    /// [`RateLimiter`](crate::RateLimiter) with another policy then refuses to settle the decision.
+    ///
+    /// A storage that creates decisions with [`of_limits`](Self::of_limits) or [`of`](Self::of)
+    /// calls this.
     pub fn of_policy(self, digest: u128) -> Self {
         Self { policy: PolicyTag::of(digest), ..self }
     }
@@ -94,6 +96,7 @@ impl Decision {
 pub(super) struct PolicyTag(u32);
 
 impl PolicyTag {
+    /// The tag of a decision whose storage set none. Any policy can settle it.
     pub(super) const UNKNOWN: Self = Self(0);
 
     #[allow(clippy::cast_possible_truncation)]

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// The storage that decided, if one storage falls back to another.
+/// The storage that decided: the primary storage, or its fallback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a storage has at most one fallback")]
 pub enum DecisionSource {
@@ -10,7 +10,8 @@ pub enum DecisionSource {
     Fallback,
 }
 
-/// The answer and the source, in one 32-bit word to keep decisions small.
+/// The answer (admitted, or the kind of refusal) and the source, in one 32-bit word to keep
+/// decisions small.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Verdict(u32);
 

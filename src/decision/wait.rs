@@ -5,8 +5,8 @@ use crate::strategy::Status;
 use crate::time::micros;
 
 impl Decision {
-    /// Returns this refusal as of `passed` later, if nothing else was decided meanwhile. Its
-    /// `retry_after` is at least a microsecond.
+    /// Returns this refusal with the time moved forward by `passed`, for a key without other
+    /// decisions meanwhile. The `retry_after` becomes shorter, but at least one microsecond.
     pub(crate) fn after(mut self, passed: Duration) -> Self {
         let passed = micros(passed);
         self.at = self.at.plus(passed);
@@ -14,9 +14,9 @@ impl Decision {
         self
     }
 
-    /// Turns an admission into a refusal, because its delay is longer than `max_delay`. Its
-    /// `retry_after` is the time until the delay would be that short. The remaining units are those
-    /// of the decision, even if it is a hit that was refunded, because the refund may have failed.
+    /// Turns an admission into a refusal, because its delay is longer than `max_delay`. The
+    /// `retry_after` is the time until the delay of a hit would be `max_delay`. The remaining units
+    /// do not change, even if the hit was refunded, because the refund may have failed.
     pub(crate) fn refuse_delay(mut self, max_delay: Duration) -> Self {
         let max_delay = micros(max_delay);
         self.statuses.as_mut_slice().iter_mut().for_each(|status| status.refuse_delay(max_delay));

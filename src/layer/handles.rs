@@ -36,9 +36,9 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         Ok(limiter.waiting_in(Arc::clone(&self.shared.queues)))
     }
 
-    /// Returns the policy of the client of `request` and the units that it has left, or `None` if
-    /// the client is not limited. Spends nothing. With the feature `axum`, `usage_handler` serves
-    /// this as JSON.
+    /// Returns the policy and the remaining units of the client that sent `request`, or `None` if
+    /// the request is not limited. Spends nothing. With the feature `axum`, `usage_handler` returns
+    /// a handler that responds with the usage as JSON.
     ///
     /// ```
     /// use http::Request;

@@ -47,8 +47,9 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 ///
 /// # Panics
 ///
-/// Panics if a leaky bucket delays a request, or a request [waits](Self::wait), outside of a tokio
-/// runtime with time enabled. Nothing else needs a runtime.
+/// The future of a request panics if a leaky bucket delays the request, or the request
+/// [waits](Self::wait), outside of a tokio runtime with time enabled. With a memory storage,
+/// nothing else needs a runtime except a `PolicyLookup`, which fails without one.
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<St = MemoryStorage, R = TextRejection> {
     pub(crate) shared: Arc<LayerState<St, R>>,
@@ -60,7 +61,7 @@ impl RateLimitLayer {
     /// `policy` is a [`Policy`](crate::Policy), a [`Quota`](crate::Quota), a
     /// [`LivePolicy`](crate::LivePolicy), which can change later, or the result of
     /// [`policy_by`](crate::policy_by), which chooses a policy for each request.
-    /// [`IntoPolicySource`] lists all types.
+    /// [`IntoPolicySource`] lists all types. `key` extracts the client's key from a request.
     pub fn new(policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
         Self::with_storage(policy, key, MemoryStorage::new())
     }
@@ -160,8 +161,9 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Skips the requests that `skip` selects. A skipped request is not counted, is not observed,
     /// and its response gets no header fields.
     ///
-    /// `skip` is a closure that takes the [`Head`], or an [`AllowList`](crate::extract::AllowList) of
-    /// networks. Each call adds a condition. A request is skipped if any of them selects it.
+    /// `skip` is a closure that takes the [`Head`], or an
+    /// [`AllowList`](crate::extract::AllowList) of networks. Each call adds a condition. A request
+    /// is skipped if any of them selects it.
     ///
     /// ```
     /// use http::Method;
@@ -216,8 +218,9 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// inner service is called. If `charge` returns `false` for the head of the response, the hit
     /// is refunded.
     ///
-    /// Do not use an [`ElasticWindow`](crate::ElasticWindow) with this option, because it locks out
-    /// well-behaved clients. [`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded)
+    /// Do not use an [`ElasticWindow`](crate::ElasticWindow) with this option, because the window
+    /// then locks out well-behaved clients.
+    /// [`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded)
     /// reports the combination. See the guide on
     /// [costs](crate::guide::costs#charge-by-the-response).
     pub fn charge_when<F>(self, charge: F) -> Self
@@ -264,8 +267,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// charge of the innermost one, and [`Charge::of_policy`](crate::Charge::of_policy) returns the
     /// others.
     ///
-    /// Replaces [`settle`](Self::settle) and [`charge_when`](Self::charge_when). See the guide on
-    /// [costs](crate::guide::costs#settle-after-a-streamed-response).
+    /// Replaces an earlier [`settle`](Self::settle) or [`charge_when`](Self::charge_when). See the
+    /// guide on [costs](crate::guide::costs#settle-after-a-streamed-response).
     pub fn settle_later(self) -> Self {
         self.with_config(|config| config.settling = Some(Settling::Later))
     }
@@ -278,8 +281,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// even without a key or if the storage fails. Responses get no header fields.
     ///
     /// The layer checks the enforced limits of the policy, not its shadow limits. Requests that
-    /// cost nothing are not counted. Use a separate memory storage, which is the default. In a
-    /// shared storage the keys of the shadow layer take memory from others.
+    /// cost nothing are not counted. Use a separate memory storage, which is the default. If layers
+    /// share a storage, the keys of the shadow layer take memory from those of the others.
     ///
     /// To run only one of several limits in shadow mode, use
     /// [`Policy::shadow`](crate::Policy::shadow).
@@ -298,9 +301,10 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.with_config(|config| config.shares_decision = true)
     }
 
-    /// Sets the observer, which receives every decision: a closure that takes the
-    /// [`Event`](crate::Event), or an [`Observer`](crate::Observer) such as `MetricsObserver`
-    /// (feature `metrics`). Defaults to none.
+    /// Sets the observer, which receives every [`Event`](crate::Event) of this layer: decisions,
+    /// failures of the storage, missing keys and settlements. `observer` is a closure that takes
+    /// the event, or an [`Observer`](crate::Observer) such as `MetricsObserver` (feature
+    /// `metrics`). Defaults to none.
     pub fn observer(self, observer: impl Observer) -> Self {
         self.with_config(|config| config.reporter.observer = Some(Arc::new(observer)))
     }

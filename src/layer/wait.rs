@@ -7,7 +7,7 @@ use crate::middleware::waiting_room::WaitBounds;
 /// Waiting instead of refusing.
 impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Lets requests wait for up to `max_wait` instead of refusing them. At most `max_waiting`
-    /// requests of this layer wait at a time. Defaults to refusing at once.
+    /// requests of this layer wait at the same time. Defaults to refusing immediately.
     ///
     /// ```
     /// use std::time::Duration;
@@ -16,34 +16,37 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// let layer = RateLimitLayer::new(Quota::per_second(10), PeerIp::new()).wait(Duration::from_secs(2), 1_000);
     /// ```
     ///
-    /// A request is refused at once, as without this option, if
+    /// A request whose hit was refused waits, unless one of these conditions holds. Then it is
+    /// refused immediately, as without this option:
     ///
-    /// - its `Retry-After` is longer than `max_wait`,
-    /// - it can never be admitted, because its cost exceeds the capacity, or
-    /// - `max_waiting` requests wait already.
+    /// - The time until it can be admitted is longer than `max_wait`.
+    /// - It can never be admitted, because its cost exceeds the capacity.
+    /// - `max_waiting` requests already wait.
     ///
-    /// Otherwise it waits, and is refused as soon as an attempt shows that it cannot be admitted in
-    /// time, or after `max_wait` if it had no turn. The header fields then report the last refusal
-    /// of its key, with the waits that are left, or a peek if there is none for its cost.
+    /// If requests of the same key already wait, a new request waits behind them without a hit. The
+    /// order is that of [`RateLimiter::acquire`](crate::RateLimiter::acquire). The new request
+    /// makes a hit, which can overtake the others, if `max_waiting` requests already wait, or if
+    /// the last refusal of the key lasts for longer than `max_wait`. Requests in other processes
+    /// can overtake too. So a request with a high [cost](Self::cost) may not be admitted within
+    /// `max_wait`.
     ///
-    /// Requests of one key wait in the order of
-    /// [`RateLimiter::acquire`](crate::RateLimiter::acquire). A new request waits behind them
-    /// without a hit. If `max_waiting` requests wait already, or its `max_wait` ends too early, it
-    /// makes a hit, which can overtake them. So can requests in other processes. Under such load, a
-    /// request with a high [cost](Self::cost) may not be admitted within `max_wait`.
+    /// A waiting request is refused as soon as an attempt shows that it cannot be admitted in time,
+    /// or after `max_wait` if it had no turn. The header fields then show the latest refusal of the
+    /// same key and cost, with times counted from now. If there is none, they show the result of a
+    /// peek.
     ///
     /// A waiting request holds no permit of the inner service: it keeps a clone, which is polled
-    /// ready after the wait. If the client disconnects before the service is called, nothing is
-    /// spent. The delay of a [`LeakyBucket`](crate::LeakyBucket) follows after the wait, and is not
-    /// part of it.
+    /// ready after the wait. If the client disconnects before the inner service is called, a hit
+    /// that was already admitted is refunded. The delay of a [`LeakyBucket`](crate::LeakyBucket)
+    /// follows after the wait, and is not part of it.
     ///
-    /// The waiting requests keep their memory and their connections. So choose `max_waiting` for
-    /// what the server can hold, and `max_wait` shorter than the timeouts of clients and proxies. A
+    /// Waiting requests keep their memory and their connections. Choose `max_waiting` so that the
+    /// server can hold as many, and `max_wait` shorter than the timeouts of clients and proxies. A
     /// single client can take all `max_waiting` places of a layer.
     ///
-    /// The observer and the log get one event for a request, when its wait is over. A
-    /// [shadow](Self::shadow) layer refuses nothing, so nothing waits. If the storage fails while a
-    /// request waits, [`OnError`](crate::OnError) applies.
+    /// The observer and the log get one event for a request, when its wait is over. In a
+    /// [shadow](Self::shadow) layer no request waits. If the storage fails while a request waits,
+    /// [`OnError`](crate::OnError) applies.
     ///
     /// # Panics
     ///

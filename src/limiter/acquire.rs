@@ -45,21 +45,21 @@ impl<St: Storage> RateLimiter<St> {
     /// # Order
     ///
     /// A call first makes a hit. Refused calls for the same key wait in a queue, in the order of
-    /// their refusals. Clones of a limiter share it. Only the first call of a queue asks the storage
-    /// again, after its `retry_after` and up to 10 % of jitter, but not later than `max_wait` allows.
-    /// After an admission, up to 32 calls ask at the same time if as many units are left. So a
-    /// window that turns causes one storage call for each call that it admits, and one for the
-    /// first refusal.
+    /// their refusals. Clones of a limiter share their queues. Only the first call of a queue asks
+    /// the storage again: after its `retry_after` and jitter of up to 10 %, at most one second, but
+    /// not later than `max_wait` allows. After an admission, up to 32 calls ask at the same time if
+    /// as many units are left. So a new window causes one storage call for each call that it
+    /// admits, and one for the first refusal.
     ///
     /// A new call joins the end of the queue without a hit, so it cannot overtake. There are three
     /// exceptions, which can find a free unit before the queue does: calls of
-    /// [`hit`](Self::hit), calls in other processes, and calls whose `max_wait` ends before the
-    /// last refusal of the queue. Cheap calls wait until an expensive call ahead of them is
+    /// [`hit`](Self::hit), calls in other processes, and calls whose `max_wait` is shorter than the
+    /// rest of the queue's last refusal. Cheap calls wait until an expensive call ahead of them is
     /// admitted.
     ///
-    /// A call that had no turn within `max_wait` returns the last refusal of the queue, with the
-    /// waits that are left. If the queue has none for the same cost, the call peeks. If units are
-    /// free then, but calls ahead wait for them, its `retry_after` is one microsecond.
+    /// A call that had no turn within `max_wait` returns the queue's last refusal for the same
+    /// cost, with its times counted from now. If there is none, the call peeks. If units are free
+    /// then, but calls ahead wait for them, its `retry_after` is one microsecond.
     ///
     /// If the storage fails, the call whose attempt failed returns the error. The queue stays, and
     /// each round of failures lets twice as many calls ask at the same time, up to 32.
@@ -69,10 +69,12 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// # Cancellation
     ///
-    /// Dropping the future spends nothing. A hit in flight on a remote storage is refunded in a task
-    /// of the tokio runtime, and the next call of the queue asks after that. A hit that waits for
-    /// the delay of a leaky bucket is refunded too, which frees its slot in the bucket's queue if
-    /// that is the last one.
+    /// Dropping the future refunds a hit that was made:
+    ///
+    /// - A hit in flight on a remote storage continues in a task of the tokio runtime, which
+    ///   refunds it if it was admitted. The next call of the queue asks after that.
+    /// - A hit that waits for the delay of a leaky bucket is refunded if no later hit is in the
+    ///   queue of the bucket. Otherwise it keeps its slot.
     ///
     /// A storage whose futures never complete holds up the queue of the key. Wrap it in a
     /// [`Timeout`](crate::storage::Timeout).

@@ -15,7 +15,7 @@ use super::flight::{self, Flight, FlightSender};
 use super::{Finding, Found, Lookup, LookupError, PolicyLookup, Tenant};
 use crate::extract::Head;
 
-/// The time between look-ups of one id while they fail.
+/// The time between look-ups of one id while they fail and an earlier result is cached.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Replaces a time to live whose end would overflow an [`Instant`].
@@ -51,7 +51,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
     }
 
     /// Joins the look-up of this id that is in flight, or starts one, and returns its future as
-    /// `Err`. Returns the tenant as `Ok` if a look-up has ended in the meantime.
+    /// `Err`. Returns the tenant as `Ok` if a look-up has succeeded in the meantime.
     #[cold]
     fn join_or_start(&self, id: I) -> Result<Arc<Tenant>, Finding> {
         let Ok(runtime) = Handle::try_current() else {
@@ -115,7 +115,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
         sender.complete(self.keep(&id, result));
     }
 
-    /// Caches the result. Returns the last good result in place of an error, if there is one.
+    /// Caches a successful result. Replaces an error by the last good result, if there is one.
     fn keep(&self, id: &I, result: Result<Arc<Tenant>, LookupError>) -> Result<Arc<Tenant>, LookupError> {
         let (tenant, ttl, is_stale) = match result {
             Ok(tenant) => (tenant, self.lookup.settings.ttl, false),

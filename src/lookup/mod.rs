@@ -18,11 +18,12 @@ pub use self::tenant::Tenant;
 use crate::error::BoxError;
 use crate::extract::{Head, KeyError};
 
-/// Chooses the policy of each request by an asynchronous look-up: for tenants whose plans are in a
-/// database. The counterpart of [`policy_by`](crate::policy_by).
+/// Chooses the policy of each request by an asynchronous look-up, for example of tenants in a
+/// database. The asynchronous counterpart of [`policy_by`](crate::policy_by).
 ///
-/// The first closure returns the tenant's id: any type that can be hashed, or `None` if the request
-/// is not limited. The second closure looks the tenant up. Results are cached by id.
+/// The first closure returns the id of the request's tenant, or `None` if the request is not
+/// limited. The type of the id implements `Clone`, `Eq` and `Hash`. The second closure looks up the
+/// tenant with this id. Results are cached by id.
 ///
 /// ```
 /// use http::HeaderValue;
@@ -58,10 +59,10 @@ use crate::extract::{Head, KeyError};
 /// - Each id has at most one look-up in flight. Requests with the same id wait for it.
 /// - A result is used for one minute ([`ttl`](Self::ttl)). The next request after that waits for a
 ///   new look-up.
-/// - If that look-up fails, the last result is used. It is used without waiting until a look-up
-///   succeeds. Meanwhile one look-up per second and id runs in the background.
-/// - If there is no result and the look-up fails, [`OnError`](crate::OnError) decides. The observer
-///   and the log get a [`LookupError`].
+/// - If that look-up fails, the last result is used until a look-up succeeds. Meanwhile requests
+///   do not wait, and start at most one look-up per second and id in the background.
+/// - If the look-up fails and there is no earlier result, [`OnError`](crate::OnError) applies. The
+///   observer and the log get a [`LookupError`].
 /// - The cache holds up to 10,000 ids ([`max_tenants`](Self::max_tenants)). Ids that are used often
 ///   stay.
 /// - At most 64 look-ups run at the same time ([`max_lookups`](Self::max_lookups)). A look-up fails
@@ -93,10 +94,12 @@ struct Settings {
 }
 
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
-    /// Creates a look-up from two closures: the id of a request, and the tenant with that id.
+    /// Creates a look-up from two closures. `id` returns the id of a request's tenant, and
+    /// `look_up` returns a future of the tenant with this id.
     ///
-    /// `id` returns an `Option` of an id, or a `Result` of that with [`KeyError`]. `look_up`
-    /// returns a [`Tenant`], or a policy or an `Option` of one, which convert into a tenant.
+    /// The result of `id` is an `Option` of an id, or a `Result` of that with [`KeyError`]. The
+    /// output of the future is a `Result` of a [`Tenant`], or of a type that converts into one,
+    /// such as a policy or an `Option` of a policy.
     pub fn new<S, O, F, Fut, T, E>(id: S, look_up: F) -> Self
     where
         S: Fn(&Head<'_>) -> O + Send + Sync + 'static,
@@ -140,7 +143,8 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
         self
     }
 
-    /// Sets the timeout of a look-up. Defaults to 1 second.
+    /// Sets the timeout of a look-up, which includes the wait for
+    /// [other look-ups](Self::max_lookups). Defaults to 1 second.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = timeout;
         self

@@ -1,7 +1,7 @@
 use crate::extract::KeyError;
 use crate::{IntoPolicy, Key, SharedPolicy};
 
-/// The result of a [`PolicyLookup`](crate::PolicyLookup): a policy, or a key error, or no limit.
+/// The result of a [`PolicyLookup`](crate::PolicyLookup): a policy, no limit, or a key error.
 ///
 /// A policy, a [`Quota`](crate::Quota), a [`Limit`](crate::Limit), a
 /// [`LivePolicy`](crate::LivePolicy), a [`KeyError`] and an `Option` of a policy convert into a

@@ -140,8 +140,9 @@ impl<St: Storage, R> LayerState<St, R> {
         self.try_hit(storage_request, request)
     }
 
-    /// Decides a hit of a layer that needs no full decision for an admission, but at most the
-    /// numbers of `X-RateLimit-*`.
+    /// The fast path, for layers that need no full decision to admit a request, but at most the
+    /// numbers for `X-RateLimit-*`. Calls `decide` if the storage did not admit the hit and
+    /// returned no refusal.
     #[inline(always)]
     fn try_hit<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<St, ResBody>
     where
@@ -188,8 +189,8 @@ impl<St: Storage, R> LayerState<St, R> {
         }
     }
 
-    /// Applies the storage's decision to the request. The response to a refused request reuses its
-    /// extensions, which are empty afterwards.
+    /// Applies the storage's decision to the request. A response to a refused request reuses the
+    /// extensions of the request, which are empty afterwards.
     #[inline]
     pub(crate) fn apply<B, ResBody>(
         &self,
@@ -217,8 +218,8 @@ impl<St: Storage, R> LayerState<St, R> {
         Action::Forward(self.admitted_after(decision, decision, storage_request, request))
     }
 
-    /// Returns the plan for the response of an admitted request. `now` has the numbers of this
-    /// instant, which differ from those of the decision after a delay.
+    /// Returns the plan for the response of an admitted request. The header fields report `now`:
+    /// the decision itself, or a peek after a delay.
     #[inline]
     pub(crate) fn admitted_after<B>(
         &self,
@@ -234,7 +235,8 @@ impl<St: Storage, R> LayerState<St, R> {
         let (headers, StorageRequest { policy, key, cost, .. }) = (config.headers, storage_request);
         let numbers = headers.numbers_of(now);
         let shadows = if cost == 0 { &[] } else { policy.shadows() };
-        // A request that costs nothing has nothing to settle, but its handler may expect a `Charge`.
+        // A request that costs nothing has nothing to settle, but its handler may expect a
+        // `Charge`.
         let settling = config.settling.as_ref().filter(|settling| cost > 0 || matches!(settling, Settling::Later));
         if settling.is_none() && shadows.is_empty() && !headers.writes_other_fields() {
             return ResponsePlan::only(numbers);
@@ -252,7 +254,7 @@ impl<St: Storage, R> LayerState<St, R> {
         ResponsePlan { numbers, after: Some(Box::new(after)) }
     }
 
-    /// Decides the request in shadow mode. The request is forwarded in any case.
+    /// Decides the request in shadow mode, in which every request is forwarded.
     #[cold]
     fn check_in_shadow<B>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> ResponsePlan<St> {
         let (config, StorageRequest { policy, key, cost, .. }) = (&self.config, storage_request);

@@ -9,8 +9,11 @@ use crate::middleware::waiting_room::WaitBounds;
 use crate::observe::Reporter;
 use crate::{Headers, SharedPolicy};
 
-/// The handling of a request if the storage fails. The guide on [outages](crate::guide::outages)
-/// compares the two variants.
+/// The handling of a request if the storage, or the look-up of its policy, fails. The guide on
+/// [outages](crate::guide::outages) compares the two variants.
+///
+/// Defaults to `Refuse` in a layer without a call of
+/// [`RateLimitLayer::storage`](crate::RateLimitLayer::storage).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a failure either admits or refuses")]
 pub enum OnError {
@@ -36,8 +39,9 @@ pub(crate) struct LayerConfig {
     pub(crate) reporter: Reporter,
     /// `true` if an admission needs the full decision, not only the numbers of `X-RateLimit-*`.
     pub(crate) wants_decisions: bool,
-    /// The policy of a plain layer, which has no options that depend on the request. Each request
-    /// is a hit of one unit on this policy, and its admission needs no full decision.
+    /// The policy of a plain layer, or `None` if the layer is not plain. A plain layer has one
+    /// policy for all requests, and none of the options that `with` checks, such as a cost, a skip
+    /// or an observer. Each request is a hit of one unit, and its admission needs no full decision.
     pub(crate) plain: Option<SharedPolicy>,
 }
 

@@ -23,7 +23,8 @@ impl<St: Storage> ChargeContext<St> {
     }
 
     /// Corrects the cost of a hit to `actual` units. Returns `false` if the storage is not
-    /// immediately ready. Then a task of the tokio runtime continues, if there is a runtime.
+    /// immediately ready. Then a task of the tokio runtime continues. Without a runtime, the hit is
+    /// reported as not settled.
     pub(crate) fn settle(&self, decision: &Decision, actual: u32) -> bool {
         if actual == decision.cost() {
             return true;

@@ -14,7 +14,7 @@ use crate::{Decision, Policy, SettleError, Storage};
 
 /// The hit of a request on the policy, and its hits on shadow limits.
 pub(crate) struct Hits<St: Storage> {
-    /// The hit on the policy. `None` if it is never settled, or if the layer is a shadow.
+    /// The hit on the policy. `None` if it is never settled, or in shadow mode.
     pub(crate) spent: Option<(ChargeContext<St>, Decision)>,
     pub(crate) shadow_checks: Vec<ShadowCheck<St>>,
 }
@@ -24,7 +24,7 @@ pub(crate) struct SettledHit<St> {
     pub(crate) context: ChargeContext<St>,
     /// `true` if the hit was refunded in part or entirely.
     pub(crate) is_refunded: bool,
-    /// `false` if the storage is still settling.
+    /// `true` if the storage replied immediately.
     pub(crate) is_complete: bool,
 }
 

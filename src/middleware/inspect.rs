@@ -12,7 +12,7 @@ use crate::{ElasticWindow, Limit, Policy, Storage};
 /// others are not marked, because a mark allocates.
 const REQUESTS_PER_MARK: u32 = 64;
 
-/// A layer warns if fewer exhausted clients than this fill the storage.
+/// A layer reports a lint if fewer clients than this fill the storage by exhausting their quotas.
 const FEW_CLIENTS: u64 = 10_000;
 
 /// A day in microseconds.

@@ -4,7 +4,7 @@ use std::str::FromStr;
 use super::OnError;
 use crate::ConfigError;
 
-/// Parses `admit` or `refuse`.
+/// Parses `admit` or `refuse`. Ignores case and white space around the word.
 impl FromStr for OnError {
     type Err = ConfigError;
 

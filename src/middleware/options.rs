@@ -153,13 +153,12 @@ impl fmt::Debug for PolicySource {
     }
 }
 
-/// Chooses the policy of each request by its head: for tiers, tenants or exceptions.
+/// Chooses the policy of each request by its head, for example for tiers or tenants.
 ///
 /// The closure returns a [`Policy`], a [`Quota`](crate::Quota), a [`Limit`](crate::Limit), a
 /// [`LivePolicy`](crate::LivePolicy), or an `Option` of one. `None` means that the request is not
-/// limited. Create the policies once and
-/// clone them, which is cheap. Give each policy its own name, because policies with the same name
-/// share their states.
+/// limited. Create the policies once and clone them, which is cheap. Give each policy its own name,
+/// because policies with the same name share their states.
 ///
 /// ```
 /// use tower_ratelimit::extract::{Extension, Head};
@@ -219,7 +218,8 @@ pub trait Skip: Send + Sync + 'static {
     /// Returns `true` if the request is not limited.
     fn skips(&self, head: &Head<'_>) -> bool;
 
-    /// Returns lints, as [`KeyExtractor::lints`](crate::KeyExtractor::lints) does. Defaults to none.
+    /// Returns lints, as [`KeyExtractor::lints`](crate::KeyExtractor::lints) does. Defaults to
+    /// none.
     fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
         let _ = head;
         Vec::new()

@@ -1,4 +1,4 @@
-//! Queueing, and the work that is left when a response is ready.
+//! The work that is left when a response is ready, and the hit of a request that waits.
 
 use std::sync::Arc;
 use std::task::Context;
@@ -22,16 +22,16 @@ pub(crate) struct PostResponse<St: Storage> {
 /// The settlement of a request.
 #[expect(clippy::large_enum_variant, reason = "a `PostResponse` is on the heap already")]
 pub(crate) enum Settlement<St: Storage> {
-    /// The closure settles it by the head of the response. Without a closure, the request keeps its
-    /// cost.
+    /// The closure settles the request by the head of its response. Without a closure, the request
+    /// keeps its estimated cost.
     ByResponse(Hits<St>, Option<Arc<SettleFn>>),
-    /// A [`Charge`](crate::Charge) settles it.
+    /// A [`Charge`](crate::Charge) settles the request.
     Later(ChargeOfResponse<St>),
 }
 
 impl<St: Storage> Settlement<St> {
-    /// Returns the settlement of a request. Inserts a [`Charge`] into the request if a handler settles
-    /// it.
+    /// Returns the settlement of a request. If a handler settles the request, inserts a [`Charge`]
+    /// into its extensions.
     pub(super) fn begin<B>(
         settling: Option<&Settling>,
         hits: Hits<St>,

@@ -43,8 +43,8 @@ impl<St: Storage> ShadowCheck<St> {
     }
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) {
-        // The future is taken out. Otherwise `drop` would poll it again if the observer panics, and a
-        // second panic aborts the process.
+        // The future is taken out. Otherwise `drop` would poll it again if the observer panics, and
+        // a second panic aborts the process.
         match mem::replace(&mut self.progress, Progress::Over) {
             Progress::Deciding(mut deciding) => match Pin::new(&mut deciding).poll(cx) {
                 Poll::Pending => self.progress = Progress::Deciding(deciding),
@@ -103,7 +103,8 @@ impl<St: Storage> ShadowCheck<St> {
     }
 }
 
-/// A request without a response keeps its estimated cost.
+/// If the request ends without a response, an undecided hit continues in a task, so that it is
+/// counted and reported. An admitted hit keeps its estimated cost.
 impl<St: Storage> Drop for ShadowCheck<St> {
     fn drop(&mut self) {
         self.end(None);

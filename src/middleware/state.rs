@@ -1,4 +1,4 @@
-//! The state that all services of a layer share.
+//! The shared state of a layer.
 
 use std::sync::Arc;
 

@@ -16,9 +16,9 @@ use crate::waiting::{Place, Refusal, Waiter, later};
 use crate::{Decision, IntoPolicy, Rejection, Storage};
 
 impl<St: Storage, R> LayerState<St, R> {
-    /// Lets a refused request wait for its turn, if the layer waits, the request can be admitted in
-    /// time, and a seat is free. Otherwise returns the response to the [refused](Self::refuse)
-    /// request as an error.
+    /// Lets a refused request wait for its turn, if the layer has the option `wait`, the request
+    /// can be admitted in time, and a seat is free. Otherwise returns the response to the
+    /// [refused](Self::refuse) request as an error.
     #[inline(never)]
     pub(super) fn refuse_or_wait<B, ResBody>(
         &self,
@@ -48,7 +48,8 @@ impl<St: Storage, R> LayerState<St, R> {
     }
 
     /// Lets a new request wait behind others of its key, if it can be admitted in time and a seat
-    /// is free. Otherwise it makes its first hit, which can overtake them.
+    /// is free. Otherwise returns `None`, and the caller makes the first hit of the request, which
+    /// can overtake the others.
     #[inline]
     pub(super) fn wait_behind(&self, storage_request: StorageRequest<'_>) -> Option<Turn<St>> {
         let room = self.room.as_ref().filter(|room| !room.queues.is_empty())?;
@@ -60,7 +61,8 @@ impl<St: Storage, R> LayerState<St, R> {
 
     fn waiter(&self, storage_request: StorageRequest<'_>) -> Waiter<St> {
         let StorageRequest { policy, key, cost, .. } = storage_request;
-        // A live policy may change while the request waits. A chosen one does not.
+        // A live policy may change while the request waits, so the waiter reads it at each attempt.
+        // A policy that was chosen for this request is kept.
         let policy = self.config.policies.shared().cloned().unwrap_or_else(|| policy.clone().into_shared());
         Waiter { storage: self.storage.clone(), policy, key: key.clone(), cost, delayed_until: None }
     }
@@ -78,8 +80,8 @@ impl<St: Storage, R> LayerState<St, R> {
         Action::Wait(Hold::Queue(slot, deciding))
     }
 
-    /// Reports a delayed decision. Its slot is already guarded, so a panic of the observer refunds
-    /// the hit.
+    /// Reports a delayed decision. The slot already has it, so if the observer panics, the drop of
+    /// the slot refunds the hit.
     pub(crate) fn report_delayed(&self, slot: &QueueSlot<St>) {
         if let Some(decision) = &slot.delayed {
             let storage_request = slot.storage_request();
@@ -87,8 +89,8 @@ impl<St: Storage, R> LayerState<St, R> {
         }
     }
 
-    /// Applies the decision of a request that has waited for its turn. An admitted request waits for
-    /// its delay, which may be zero, and for the inner service.
+    /// Applies the decision of a request that has waited for its turn. An admitted request waits
+    /// for its delay, which may be zero, and for the inner service.
     pub(crate) fn apply_turn<B, ResBody>(
         &self,
         decided: Result<Decision, St::Error>,

@@ -22,13 +22,15 @@ pub(crate) struct WaitingRoom {
     pub(super) queues: Arc<Queues>,
 }
 
-/// The wait of a request. It ends when the request is admitted, or cannot be admitted in time.
+/// The wait of a request. It ends when the request is admitted, cannot be admitted in time, or the
+/// storage fails.
 pub(crate) type Turn<St> = Pin<Box<dyn Future<Output = Attempted<St>> + Send>>;
 
 /// The decision that a request waits for.
 pub(crate) enum Deciding<St: Storage> {
+    /// The decision on the first hit.
     First(St::DecideFuture),
-    /// The decision after the wait that a refusal has caused.
+    /// The decision at the end of a wait in a queue.
     Turn(Turn<St>),
 }
 

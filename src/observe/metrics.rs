@@ -26,8 +26,8 @@ use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 /// |---|---|---|
 /// | `ratelimit_storage_duration_seconds` | `storage`, `outcome` | latency of calls to a shared storage |
 ///
-/// This observer updates the first two counters. The storages themselves update the other metrics,
-/// also without this observer and without HTTP. The guide on
+/// This observer updates the first three counters. The storages themselves update the other
+/// metrics, also without this observer and without HTTP. The guide on
 /// [operating](crate::guide::operating#metrics) explains the labels, and has a dashboard.
 ///
 /// The label `policy` is [`Policy::identity`](crate::Policy::identity). The label `mode` is
@@ -47,7 +47,7 @@ const SETTLEMENTS: &str = "ratelimit_settlements_total";
 const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 
 impl MetricsObserver {
-    /// Creates the observer, and describes metrics to the recorder if one is installed.
+    /// Creates the observer. If a recorder is installed, describes the metrics to it.
     pub fn new() -> Self {
         metrics::describe_counter!(DECISIONS, "Requests by policy and outcome.");
         metrics::describe_counter!(SETTLEMENTS, "Settlements by policy and outcome.");

@@ -22,9 +22,9 @@ use crate::{BoxError, Decision, Key, Policy};
 pub enum EventKind<'a> {
     /// The storage decided a hit or a peek.
     Decided(&'a Decision),
-    /// The storage failed.
+    /// The storage, or the look-up of the policy, failed.
     Failed {
-        /// The error of the storage.
+        /// The error of the storage or the look-up.
         error: &'a BoxError,
         /// `true` if the request was forwarded.
         admitted: bool,
@@ -39,14 +39,14 @@ pub enum EventKind<'a> {
         /// The actual cost in units, which differs from the estimated one.
         actual: u32,
     },
-    /// The storage failed to settle a hit. The hit keeps its estimated cost, unless the storage
-    /// settled the hit before it failed.
+    /// The storage failed to settle a hit, or has no tokio runtime to do so. The hit keeps its
+    /// estimated cost, unless the storage settled the hit before it failed.
     NotSettled {
         /// The decision on the hit, with its estimated cost.
         decision: &'a Decision,
         /// The actual cost in units.
         actual: u32,
-        /// The error of the storage.
+        /// The reason of the failure.
         error: &'a BoxError,
     },
     /// A [`Charge`](crate::Charge) was dropped and not settled. The hit keeps its estimated cost.
@@ -60,7 +60,8 @@ pub struct Event<'a> {
     /// The kind of the event.
     pub kind: EventKind<'a>,
     /// The policy that decided. Each [shadow limit](Policy#shadow-limits) is reported as a policy
-    /// of its own.
+    /// of its own. If a `PolicyLookup` fails or rejects the request, this is a placeholder with the
+    /// name `unknown`.
     pub policy: &'a Policy,
     /// The key, or `None` if it is missing. It may be a secret or personal data, so be careful
     /// where you write it.
@@ -127,8 +128,8 @@ pub trait Observer: Send + Sync + 'static {
     /// Receives an event.
     fn observe(&self, event: &Event<'_>);
 
-    /// Receives a lint about the layer's configuration. Called once for each layer and lint.
-    /// Ignores it by default.
+    /// Receives a lint about the layer's configuration. Called once for each layer and lint. The
+    /// default implementation does nothing.
     fn warn(&self, lint: Lint) {
         let _ = lint;
     }

@@ -45,8 +45,8 @@ impl Throttle {
         Some(std::mem::take(&mut counters.suppressed))
     }
 
-    /// Returns the total number of events if the last one was at least one interval ago. Returns it
-    /// only once, and then restarts the count.
+    /// Returns the total number of events if the last one was at least one interval ago. Then
+    /// restarts the count, so the total is returned only once.
     #[inline]
     pub(super) fn ended(&self) -> Option<u64> {
         if self.is_active.load(Ordering::Relaxed) { self.ended_by_now() } else { None }

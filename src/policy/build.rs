@@ -9,7 +9,7 @@ use crate::error::or_panic;
 use crate::strategy::Strategy;
 use crate::{ConfigError, Quota};
 
-/// Building.
+/// Creating and extending policies.
 impl Policy {
     /// Creates an unnamed policy of one limit.
     ///
@@ -118,7 +118,7 @@ impl Policy {
         name::distinct(Self::of(Some(name::checked(name.into())?), self.0.limits.clone(), self.shadow_limits()))
     }
 
-    /// Creates a policy of these enforced limits and shadow limits.
+    /// Creates a policy from its enforced limits and its shadow limits.
     pub(super) fn of(name: Option<Box<str>>, limits: Vec<Limit>, shadow: Vec<Limit>) -> Self {
         let identity = name.as_deref().map_or_else(|| text::of_limits(&limits), str::to_owned);
         let digest = digest(&identity);

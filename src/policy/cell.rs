@@ -39,7 +39,7 @@ impl PolicyCell {
         cell
     }
 
-    /// Replaces the policy, if all users can keep it.
+    /// Replaces the policy, if all users support the new one.
     pub(super) fn set(&self, policy: &Policy) -> Result<(), ConfigError> {
         // The lock is held until the policy is published, so a user that joins meanwhile validates
         // the new policy.
@@ -73,8 +73,8 @@ impl PolicyCell {
         overflow.clone().expect("filled before `current` points to it")
     }
 
-    /// Adds a user, which has to support the current policy and all later ones. The user leaves
-    /// when it is dropped.
+    /// Adds a user, which has to support the current policy and all later ones. Dropping the
+    /// returned handle removes the user.
     pub(super) fn join(&self, validate: Box<Validate>) -> Result<Arc<PolicyUser>, ConfigError> {
         let mut users = self.users();
         validate(&self.read())?;
@@ -101,9 +101,9 @@ impl PolicyCell {
 }
 
 impl Policy {
-    /// Returns `true` if the policies decide alike. Equality compares texts, which do not contain
-    /// the settings of custom strategies. So a policy with a custom strategy must be a clone of the
-    /// other.
+    /// Returns `true` if the policies are certain to decide alike. Equality compares texts, which
+    /// do not contain the settings of custom strategies. So two policies with custom strategies
+    /// are interchangeable only if one is a clone of the other.
     fn is_interchangeable_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0) || self == other && self.to_string().parse().as_ref() == Ok(self)
     }

@@ -13,8 +13,8 @@ pub enum Op {
     Hit,
     /// Returns the decision that a hit would get. Spends nothing.
     Peek,
-    /// Spends from every limit, whatever remains. It is never refused, and can put a key into debt.
-    /// The decision contains the numbers after the charge.
+    /// Spends from every limit, even if less remains. No limit refuses a charge, so a charge can
+    /// put a key into debt. The decision contains the statuses after the charge.
     Charge,
 }
 
@@ -71,8 +71,8 @@ impl Policy {
         decision
     }
 
-    /// Charges units like [`decide`](Self::decide), but adds no entry to a log. Adds the units to
-    /// the newest entry, so they expire with this entry.
+    /// Charges units like [`decide`](Self::decide), but does not make a log longer: adds the units
+    /// to its newest entry, so they expire with this entry. An empty log gets one entry.
     pub(crate) fn charge_without_growth(&self, states: &mut [State], now: Timestamp, units: u32) -> Decision {
         for (limit, state) in self.limits().iter().zip(&mut *states) {
             let newest = if let State::Log(log) = state { log.newest() } else { None };

@@ -52,8 +52,9 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// Panics if the strategy does not support the quota, for example a burst with a window.
-    /// [`try_new`](Self::try_new) returns an error instead.
+    /// Panics if the strategy does not support the quota, for example a burst with a window, or if
+    /// the text of the limit is not printable ASCII. [`try_new`](Self::try_new) returns an error
+    /// instead.
     #[track_caller]
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
         or_panic(Self::try_new(strategy, quota))
@@ -186,14 +187,14 @@ impl Limit {
         self.strategy.counts_refusals()
     }
 
-    /// Writes the numbers after the decision into `status`.
+    /// Writes the status after the decision into `status`.
     #[inline]
     pub(crate) fn write_status(&self, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status) {
         self.strategy.write_status(&self.quota, state, now, cost, part, status);
     }
 
-    /// Returns the status of a refusal without a decision: nothing remains for `retry_after`
-    /// microseconds.
+    /// Returns the status of a refusal by the storage, which has not called the strategy: nothing
+    /// remains for `retry_after` microseconds.
     pub(crate) fn refusal(&self, retry_after: u64) -> Status {
         Status::refused(self.capacity(), 0, retry_after, Some(retry_after))
     }

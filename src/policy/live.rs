@@ -43,8 +43,9 @@ use crate::ConfigError;
 /// # Cost
 ///
 /// Reading the policy takes no lock for the first 64 distinct policies. They stay in memory until
-/// the last handle is dropped. Setting one of them again takes no further memory. Each later
-/// policy replaces the one before it, and is read under a read lock.
+/// the last handle and all layers and limiters that use it are dropped. Setting one of them again
+/// takes no further memory. Each later policy replaces the one before it, and is read under a read
+/// lock.
 #[derive(Clone)]
 pub struct LivePolicy(Arc<PolicyCell>);
 

@@ -22,7 +22,8 @@ pub(crate) use self::limit::SHADOW;
 pub use self::live::LivePolicy;
 pub use self::shared::SharedPolicy;
 
-/// The limits that apply to one key. A hit is admitted by all of them or by none.
+/// The limits that apply to one key. A hit is admitted only if all of them admit it, and a refused
+/// hit spends nothing.
 ///
 /// A [`Quota`] or a [`Limit`] converts into a policy, and the text form supports all options.
 /// Cloning is cheap.
@@ -70,9 +71,9 @@ pub use self::shared::SharedPolicy;
 /// 5/second`.
 ///
 /// The middleware checks shadow limits for the requests that the enforced limits admit. It counts
-/// each of them as a separate policy ([`shadows`](Self::shadows)) and reports the decisions to its
-/// observer. The memory storage keeps shadow states next to the enforced states of the same key.
-/// They take no memory from other keys and are evicted first.
+/// each shadow limit as a separate policy ([`shadows`](Self::shadows)) and reports the decisions to
+/// its observer. The memory storage keeps shadow states next to the enforced states of the same
+/// key. Shadow states take no memory from other keys and are evicted first.
 #[derive(Clone)]
 pub struct Policy(Arc<Inner>);
 
@@ -82,7 +83,8 @@ struct Inner {
     identity: String,
     digest: u128,
     limit_digests: Vec<u32>,
-    /// The default name of a limit, or its prefix, on the wire.
+    /// The default name of a single limit on the wire. With several limits, the start of their
+    /// default names.
     called: String,
     shadows: Vec<Policy>,
 }
@@ -118,8 +120,9 @@ impl Policy {
 
     /// Returns the name by which header fields and responses report the limit at `position`.
     ///
-    /// This is the limit's own name if it has one. Otherwise it is the name of the policy, and in a
-    /// policy of several limits the limit's number follows, counted from 1, as in `free-1`.
+    /// This is the limit's own name if it has one. Otherwise it is the name of the policy, or its
+    /// text if the policy has no name. If the policy has several limits, the limit's number
+    /// follows, counted from 1, as in `free-1`.
     ///
     /// # Panics
     ///

@@ -68,8 +68,8 @@ impl SharedPolicy {
     }
 
     /// Returns the policy if requests can take the fast path. A live policy must be readable
-    /// without a lock, have no shadow limits, and be unchanged since its last lints. A fixed policy
-    /// is not checked here, but by [`can_be_plain`](Self::can_be_plain).
+    /// without a lock, have no shadow limits, and be unchanged since it was last checked for lints.
+    /// A fixed policy is not checked here, but by [`can_be_plain`](Self::can_be_plain).
     #[inline]
     pub(crate) fn plain(&self) -> Option<&Policy> {
         match &self.0 {
@@ -81,7 +81,7 @@ impl SharedPolicy {
         }
     }
 
-    /// Returns `true` if a live policy has changed since the last call.
+    /// Returns `true` if this is a live policy that has changed since the last call.
     pub(crate) fn take_changed(&self) -> bool {
         match &self.0 {
             Shared::Live { user: Some(user), .. } => {

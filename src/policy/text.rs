@@ -70,11 +70,11 @@ fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, ConfigError> {
     };
     let quota = Quota::scan(scanner)?;
     if scanner.keyword("queue") {
-        let places = scanner.number_or_zero("the queue")?;
-        let places = places.ok_or_else(|| scanner.expected("a number after \"queue\""))?;
+        let slots = scanner.number_or_zero("the queue")?;
+        let slots = slots.ok_or_else(|| scanner.expected("a number after \"queue\""))?;
         return match strategy {
             Some(strategy) if strategy.name() == LeakyBucket::new().name() => {
-                Limit::try_new(LeakyBucket::new().queue(places), quota)
+                Limit::try_new(LeakyBucket::new().queue(slots), quota)
             }
             _ => Err(scanner.unreadable("", "queue", "only a leaky bucket has a queue, write \"leaky-bucket\" first")),
         };

@@ -22,8 +22,9 @@ const LONGEST: u64 = 1 << 52;
 
 /// An amount per period, optionally with a burst: `100/minute`, `10/second burst 20`.
 ///
-/// The constructors are `const`, so the compiler rejects an invalid constant. They panic on zero.
-/// [`try_per`](Self::try_per), [`try_burst`](Self::try_burst) and parsing return an error instead.
+/// The constructors are `const`, so an invalid constant does not compile. At run time they panic on
+/// an invalid value, such as zero. [`try_per`](Self::try_per), [`try_burst`](Self::try_burst) and
+/// parsing return an error instead.
 ///
 /// A quota converts into a [`Policy`](crate::Policy) with
 /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), or with
@@ -119,7 +120,7 @@ impl Quota {
     /// Sets the number of units that can be spent at once. Defaults to the amount.
     ///
     /// A quota with a burst uses a [`TokenBucket`](crate::TokenBucket), unless you choose the
-    /// strategy. Strategies with windows reject a burst.
+    /// strategy. The other built-in strategies reject a burst.
     ///
     /// ```
     /// use tower_ratelimit::Quota;
@@ -165,8 +166,8 @@ impl Quota {
     }
 
     /// Divides the quota among `replicas` and returns the part of one of them. Divides the amount
-    /// and the burst, rounded down and at least 1. The period stays. A burst that would take more
-    /// than 142 years to refill is lowered to the largest possible one.
+    /// and the burst, rounded down and at least 1. The period stays. A burst that would then take
+    /// more than 2^52 microseconds (142 years) to refill is lowered to the largest possible one.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -230,7 +231,8 @@ impl Quota {
     }
 
     /// Checks that a capacity refills within 2^52 microseconds (142 years) at the rate of this
-    /// quota. For strategies whose capacity differs from that of the quota.
+    /// quota. A strategy whose capacity differs from that of the quota calls this to validate a
+    /// quota.
     ///
     /// # Errors
     ///

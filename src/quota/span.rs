@@ -4,7 +4,8 @@ pub(crate) const MARK_SHIFT: u32 = 26;
 /// The lowest bit of the size in the mark of a bucket's state. The bits below it hold the anchor.
 pub(crate) const MARK_SIZE: u32 = 16;
 
-/// A time span: whole microseconds, and a fraction in units of 1/amount microseconds.
+/// A time span: whole microseconds, and a fraction in units of 1/N microseconds, where N is the
+/// amount of the quota.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Span {
     pub(crate) micros: u64,
@@ -27,7 +28,8 @@ impl Span {
         shift << MARK_SHIFT | ((span >> shift) as u32) << MARK_SIZE | ((1 << MARK_SIZE) - 1)
     }
 
-    /// Divides `parts` by `amount`. Saturates at the longest span.
+    /// Returns the span of `parts` units of 1/`amount` microseconds. Saturates at `u64::MAX`
+    /// microseconds.
     #[allow(clippy::cast_possible_truncation)]
     pub(super) const fn of(amount: u32, parts: u128) -> Self {
         if parts <= u64::MAX as u128 {

@@ -1,4 +1,4 @@
-//! Quotas as text: reading and writing.
+//! Parsing quotas, and writing them as text.
 
 use std::fmt;
 use std::str::FromStr;

@@ -16,11 +16,11 @@ const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
-/// Responds with a gRPC status and no body. For tonic and other gRPC servers.
+/// Responds with a gRPC status and no body. Use it with tonic and other gRPC servers.
 ///
 /// The response is `Trailers-Only` as defined by the [protocol]: the HTTP status is 200, and the
 /// gRPC status is in the header fields. `Retry-After` and `X-RateLimit-*` are written as for other
-/// rejections. Clients find them in the metadata of the status.
+/// rejections. A client reads them from the metadata of the status.
 ///
 /// [protocol]: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 ///
@@ -28,15 +28,16 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// |---|---|
 /// | limit exceeded | 8, `RESOURCE_EXHAUSTED` |
 /// | storage failed | 14, `UNAVAILABLE` |
-/// | key or cost missing from the request | 3, `INVALID_ARGUMENT` |
-/// | client not authenticated | 16, `UNAUTHENTICATED` |
-/// | server set up wrong | 13, `INTERNAL` |
+/// | key or cost missing, status 400 | 3, `INVALID_ARGUMENT` |
+/// | key or cost missing, status 401 | 16, `UNAUTHENTICATED` |
+/// | key or cost missing, status 500 | 13, `INTERNAL` |
 ///
 /// `grpc-message` contains the text of [`TextRejection`](crate::TextRejection).
 ///
 /// `grpc-retry-pushback-ms` controls clients with a retry policy (gRFC A6). It is the time until
 /// the request would be admitted, in milliseconds, rounded up. It is 1000 if the storage failed,
-/// and -1 (never retry) if the cost exceeds the capacity.
+/// and -1 (never retry) if the cost exceeds the capacity. If the key or the cost is missing, this
+/// field and `grpc-status-details-bin` are omitted.
 ///
 /// `grpc-status-details-bin` contains a `google.rpc.Status` with the same status and message. Its
 /// details are:
@@ -47,9 +48,9 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// | `google.rpc.QuotaFailure` | a limit is exceeded | a violation for each limit that refuses |
 ///
 /// The `subject` of a violation is the [name of the limit](crate::Policy::limit_name), and its
-/// `description` is the limit as text, for example `fixed-window 10/minute`. The client's key is
-/// not in it. With tonic, `StatusExt::get_details_retry_info` of the crate `tonic-types` reads the
-/// delay.
+/// `description` is the limit as text, for example `fixed-window 10/minute`. The details never
+/// contain the client's key. With tonic, `StatusExt::get_details_retry_info` of the crate
+/// `tonic-types` reads the delay.
 ///
 /// ```
 /// # #[cfg(feature = "tonic")]

@@ -39,7 +39,7 @@ impl<'a> LimitExceeded<'a> {
         Self { decision, policy }
     }
 
-    /// Returns the decision, with the numbers of each limit.
+    /// Returns the decision, which contains the status of each limit.
     pub fn decision(self) -> &'a Decision {
         self.decision
     }

@@ -22,15 +22,17 @@ use crate::extract::{Head, KeyError};
 pub enum RejectReason<'a> {
     /// The policy refused the request.
     Limit(LimitExceeded<'a>),
-    /// The storage failed, and the layer uses [`OnError::Refuse`](crate::OnError::Refuse).
+    /// The storage, or the look-up of the policy, failed, and the layer uses
+    /// [`OnError::Refuse`](crate::OnError::Refuse).
     Storage,
     /// The request has no key or no cost.
     Key(&'a KeyError),
 }
 
 impl RejectReason<'_> {
-    /// Returns the status of the response: 429 for a limit, 503 for the storage, and
-    /// [`KeyError::status`] for a missing key or cost.
+    /// Returns the HTTP status for this reason: 429 for a limit, 503 for the storage, and
+    /// [`KeyError::status`] for a missing key or cost. A [`Rejection`] sets this status in its
+    /// response, unless its protocol needs another one, as [`GrpcRejection`] does.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Limit(_) => StatusCode::TOO_MANY_REQUESTS,
@@ -42,10 +44,15 @@ impl RejectReason<'_> {
 
 /// Builds the response to a refused request, with the body type of the inner service.
 ///
-/// Implemented by closures over [`RejectReason`] and the request's [`Head`].
+/// Implemented by closures that take a [`RejectReason`] and the request's [`Head`].
 ///
-/// If a limit refused the request, the middleware then writes `X-RateLimit-*` and `Retry-After`
-/// into the response, and `Cache-Control: no-store` unless the response has a `Cache-Control`.
+/// The middleware then adds header fields to the response:
+///
+/// | reason | fields |
+/// |---|---|
+/// | [`Limit`](RejectReason::Limit) | those of [`Headers`](crate::Headers), `Retry-After` unless the cost exceeds the capacity, and `Cache-Control: no-store` unless the response has a `Cache-Control` |
+/// | [`Storage`](RejectReason::Storage) | `Retry-After: 1` |
+/// | [`Key`](RejectReason::Key) | the `WWW-Authenticate` of the [`KeyError`], if it has one and the response has none |
 ///
 /// ```
 /// use http::Response;

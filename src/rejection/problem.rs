@@ -68,8 +68,9 @@ fn write_problem(refused: RejectReason<'_>, json: &mut String) -> fmt::Result {
     if let RejectReason::Limit(refusal) = refused {
         json.push_str(r#","violated-policies":["#);
         for (i, position) in refusal.refusing().enumerate() {
-            // Names are printable ASCII, so a Structured Field string is also a JSON string.
             let comma = if i == 0 { "" } else { "," };
+            // `quoted_name` returns a Structured Field string, which is printable ASCII, and so a
+            // valid JSON string too.
             write!(json, "{comma}{}", refusal.policy().quoted_name(position))?;
         }
         json.push(']');

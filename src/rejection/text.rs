@@ -5,11 +5,11 @@ use super::{RejectReason, Rejection};
 use crate::extract::Head;
 use crate::time::seconds_up;
 
-/// Responds with a short English text. This is the default.
+/// Responds with a short English text, such as `too many requests, retry in 5 s`. This is the
+/// default.
 ///
-/// The body for a missing key or cost is the reason of the [`KeyError`](crate::KeyError) if its
-/// status is 400 or 401. For status 500 the body is the reason in builds with debug assertions, and
-/// "internal server error" in others.
+/// If the key or the cost is missing, the text is the reason of the [`KeyError`](crate::KeyError).
+/// For an error with status 500, it is "internal server error" in builds without debug assertions.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct TextRejection;

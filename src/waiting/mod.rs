@@ -1,8 +1,8 @@
 //! Hits that wait until they are admitted.
 //!
 //! The hits of one policy and key wait in a queue. After a refusal, only the first of a queue asks
-//! the storage. After an admission, as many of them ask as there are units left. So a window that
-//! turns causes one storage call for each hit that it admits, and one for the first hit that it
+//! the storage. After an admission, as many of them ask as there are units left, up to 32. So a new
+//! window causes one storage call for each hit that it admits, and one for the first hit that it
 //! refuses.
 
 mod attempt;
@@ -28,17 +28,18 @@ use crate::{Decision, Key, Op, Policy, SharedPolicy, Storage};
 /// The maximum jitter after the end of a refusal.
 const MAX_JITTER: Duration = Duration::from_secs(1);
 
-/// The time by which a hit in a queue may exceed its deadline, if units become available just at
-/// the deadline. Timers are up to a millisecond late, and the hits ahead need their decisions first.
+/// The time by which a hit may wait for its turn beyond its deadline. Units may become available
+/// just at the deadline, timers are up to a millisecond late, and the hits ahead need their
+/// decisions first.
 const GRACE: Duration = Duration::from_millis(10);
 
 /// The maximum wait. An `Instant` in a more distant future can overflow on some systems.
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 86_400);
 
-/// A hit that can be made several times, until it is admitted.
+/// A hit that is repeated until it is admitted, or its time is over.
 pub(crate) struct Waiter<St> {
     pub(crate) storage: St,
-    /// Each attempt reads it, so the attempts follow a live policy.
+    /// The policy of the hit. Each attempt reads it, to follow the changes of a live policy.
     pub(crate) policy: SharedPolicy,
     pub(crate) key: Key,
     pub(crate) cost: u32,
@@ -84,8 +85,8 @@ impl<St: Storage> Waiter<St> {
         Place::behind(queues, id, self.cost, deadline)
     }
 
-    /// Waits in a queue, until the hit is admitted, or cannot be admitted before the deadline.
-    /// `refusal` is the refusal of its first attempt, if there was one.
+    /// Waits in a queue until the hit is admitted, the storage fails, or the hit cannot be admitted
+    /// before the deadline. `refusal` is the refusal of its first attempt, if there was one.
     pub(crate) async fn wait(
         &self,
         mut place: Place,
@@ -105,7 +106,8 @@ impl<St: Storage> Waiter<St> {
                         continue;
                     }
                     Some(refusal) => return refusal.lasting_until(end).into_attempted(),
-                    // The hit needs numbers for its own cost.
+                    // The queue's refusal is for a smaller cost. An attempt gets the one for this
+                    // cost.
                     None => {}
                 }
             }
@@ -132,8 +134,8 @@ impl<St: Storage> Waiter<St> {
         }
     }
 
-    /// Refuses a hit that had no turn before its deadline. Without a refusal of the queue for its
-    /// cost, peeks at the current numbers.
+    /// Refuses a hit that had no turn before its deadline. Returns the queue's last refusal if it
+    /// is for the same cost, else a peek.
     async fn give_up(&self, place: Place) -> Attempted<St> {
         if let Some(refusal) = place.last_refusal() {
             return refusal.into_attempted();
@@ -146,9 +148,9 @@ impl<St: Storage> Waiter<St> {
     }
 }
 
-/// Sleeps until `end`, plus jitter of up to a tenth of that time, but not past the deadline. Without
-/// jitter, all keys whose windows turn together would ask the storage at the same instant, in all
-/// processes.
+/// Sleeps until `end`, plus jitter of up to a tenth of that time and at most [`MAX_JITTER`], but
+/// not past the deadline. Without jitter, all keys whose windows end together would ask the storage
+/// at the same instant, in all processes.
 async fn sleep_past(end: Instant, deadline: Instant) {
     let wait = end.saturating_duration_since(Instant::now());
     let longest = (wait / 10).min(MAX_JITTER).min(deadline.saturating_duration_since(end));
@@ -160,7 +162,7 @@ fn random_up_to(longest: Duration) -> Duration {
     Duration::from_micros(RandomState::new().hash_one(micros) % (micros + 1))
 }
 
-/// Returns the instant after `wait`, which can be any duration.
+/// Returns the instant that is `wait` later, but at most [`LONGEST_WAIT`] later.
 pub(crate) fn later(instant: Instant, wait: Duration) -> Instant {
     instant.checked_add(wait.min(LONGEST_WAIT)).unwrap_or(instant)
 }

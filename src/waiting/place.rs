@@ -60,7 +60,7 @@ impl Place {
         Poll::Ready(())
     }
 
-    /// Stores a refusal of this hit, and gives its turn back. It keeps its place in the order.
+    /// Stores a refusal of this hit, and gives its turn back. The hit keeps its place in the order.
     pub(super) fn refused(&mut self, refusal: &Refusal) {
         if mem::take(&mut self.has_turn) {
             self.queue.refused(self.ticket, refusal);

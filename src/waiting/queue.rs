@@ -10,8 +10,8 @@ use super::Refusal;
 /// The maximum number of hits of a queue that ask the storage at the same time.
 const MAX_TURNS: usize = 32;
 
-/// The waiting hits of a policy and key. It gives turns to ask the storage, in the order of their
-/// tickets.
+/// The queue of the waiting hits of a policy and key. It gives them turns to ask the storage, in
+/// the order of their tickets.
 #[derive(Default)]
 pub(super) struct Queue(Mutex<State>);
 
@@ -54,8 +54,8 @@ impl Queue {
         Poll::Ready(())
     }
 
-    /// Stores a refusal, and takes the turn back from its hit, which keeps its ticket. Only one hit
-    /// at a time asks again.
+    /// Stores a refusal, and takes the turn back from the refused hit, which keeps its ticket.
+    /// Reduces the number of turns to one.
     pub(super) fn refused(&self, ticket: u64, refusal: &Refusal) {
         let mut state = self.lock();
         state.refusal = Some(refusal.clone());
@@ -67,8 +67,9 @@ impl Queue {
         wake(state);
     }
 
-    /// Gives as many turns as the units that remain after a hit of this cost admit, and forgets the
-    /// last refusal.
+    /// Allows as many turns as the remaining units can admit hits, if all of them cost as much as
+    /// the next hit in the queue, or `cost` if there is none. Allows at least one turn and at most
+    /// [`MAX_TURNS`]. Forgets the last refusal.
     pub(super) fn admitted(&self, cost: u32, remaining: u32) {
         let mut state = self.lock();
         let next_cost = state.waiting.values().next().map_or(cost, |next| next.cost);
@@ -77,7 +78,9 @@ impl Queue {
         (state.refusal, state.is_failing) = (None, false);
     }
 
-    /// Gives one more turn, so that each round of failures ends the wait of twice as many hits.
+    /// Allows two turns after the first failure in a row, and one more after each further failure,
+    /// up to [`MAX_TURNS`]. A failed hit leaves the queue, so each round of failures ends the wait
+    /// of twice as many hits.
     pub(super) fn failed(&self) {
         let mut state = self.lock();
         let turns = if mem::replace(&mut state.is_failing, true) { state.turns } else { 1 };
@@ -92,7 +95,7 @@ impl Queue {
         wake(state);
     }
 
-    /// Stores the last refusal.
+    /// Stores the refusal of a hit that enters the queue.
     pub(super) fn record(&self, refusal: &Refusal) {
         self.lock().refusal = Some(refusal.clone());
     }

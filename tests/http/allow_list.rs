@@ -85,7 +85,7 @@ impl AddressSource for Attached {
 }
 
 #[test]
-fn address_source_may_be_custom() {
+fn allow_list_accepts_a_custom_address_source() {
     let list = AllowList::by(Attached).allow("10.0.0.0/8");
     let mut request = from("1.2.3.4", get("/"));
     assert!(!allows(&list, &request));
@@ -94,7 +94,7 @@ fn address_source_may_be_custom() {
 }
 
 #[test]
-fn invalid_network_is_quoted_with_a_valid_one() {
+fn error_quotes_the_invalid_network_and_suggests_a_valid_one() {
     let list = AllowList::by(PeerIp::new());
     for error in
         [list.clone().try_allow("10.0.0.0/40").unwrap_err(), list.clone().try_limit("10.0.0.0/40").unwrap_err()]

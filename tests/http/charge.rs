@@ -178,7 +178,7 @@ async fn queue_slot_is_refunded_after_the_response() {
 }
 
 #[tokio::test]
-async fn inner_refusal_is_charged_like_other_responses() {
+async fn refusal_of_an_inner_layer_can_be_excluded_from_the_charge() {
     let (storage, _clock) = memory_with_manual_clock();
     let inner = RateLimitLayer::new(policy("fixed-window 1/minute"), Global).storage(storage.clone(), OnError::Refuse);
     let service = layer("fixed-window 9/minute", storage.clone())

@@ -22,14 +22,14 @@ fn behind() -> ClientIp {
     ClientIp::behind(["10.0.0.0/8", "fd00::/8"]).unwrap()
 }
 
-/// A request from `peer` with these lines of one field.
+/// Returns a request from `peer` with these lines of one field.
 fn request<T: AsRef<[u8]>>(peer: &str, field: &str, lines: impl IntoIterator<Item = T>) -> Request<()> {
     let mut request = with_lines(field, lines);
     request.extensions_mut().insert(peer.parse::<SocketAddr>().unwrap());
     request
 }
 
-/// A request without a peer address, as over a Unix socket.
+/// Returns a request without a peer address, as over a Unix socket.
 fn with_lines<T: AsRef<[u8]>>(field: &str, lines: impl IntoIterator<Item = T>) -> Request<()> {
     let mut request = get("/");
     for line in lines {
@@ -102,7 +102,7 @@ fn client_is_the_peer_without_the_field_and_the_leftmost_entry_if_all_are_proxie
 }
 
 #[test]
-fn last_line_is_read_first() {
+fn last_field_line_is_read_first() {
     for (lines, expected) in [
         (&["1.2.3.4", "5.6.7.8"][..], "5.6.7.8"),
         (&["1.2.3.4", "10.0.0.2"], "1.2.3.4"),
@@ -321,7 +321,7 @@ fn networks_are_parsed_in_every_notation() {
 }
 
 #[test]
-fn invalid_configuration_suggests_a_valid_one() {
+fn error_of_an_invalid_configuration_suggests_a_valid_one() {
     let error = |made: Result<ClientIp, tower_ratelimit::ConfigError>| made.unwrap_err().to_string();
     for (network, hint) in [
         ("", "\"10.0.0.0/8\""),
@@ -356,7 +356,7 @@ fn zero_hops_panic() {
 }
 
 #[test]
-fn number_of_hops_is_the_number_of_trusted_entries() {
+fn number_of_hops_is_the_position_of_the_client_from_the_right() {
     let list = "9.9.9.4, 9.9.9.3, 9.9.9.2, 9.9.9.1";
     for (hops, expected) in [(1, "9.9.9.1"), (2, "9.9.9.2"), (4, "9.9.9.4"), (5, "9.9.9.4"), (u32::MAX, "9.9.9.4")] {
         check(&ClientIp::behind_hops(hops), XFF, &[(list, expected)]);
@@ -390,7 +390,7 @@ fn missing_peer_address_is_an_error_only_if_it_is_needed() {
 }
 
 #[test]
-fn key_equals_that_of_the_same_peer() {
+fn client_behind_a_proxy_has_the_same_key_as_a_direct_peer() {
     for client in ["1.2.3.4", "::ffff:1.2.3.4", "2001:db8::1", "2001:db8:1:2:3:4:5:6", "::1"] {
         let direct = request::<&str>(&SocketAddr::new(ip(client), 1).to_string(), XFF, []);
         let proxied = request(PROXY, XFF, [client]);
@@ -406,7 +406,7 @@ fn key_equals_that_of_the_same_peer() {
 
 /// Guards against this defect: 200 addresses of one /64 all pass.
 #[tokio::test]
-async fn addresses_of_one_64_behind_a_proxy_are_one_client() {
+async fn addresses_of_one_ipv6_network_behind_a_proxy_are_one_client() {
     let service = once(behind());
     let mut admitted = 0;
     for host in 1..=200 {
@@ -469,7 +469,7 @@ fn text_of_the_client_in_forwarded_does_not_hide_the_entry_of_the_proxy() {
 }
 
 #[test]
-fn element_without_exactly_one_for_ends_the_search() {
+fn unreadable_element_of_forwarded_ends_the_search() {
     for element in [
         "",
         "proto=http",

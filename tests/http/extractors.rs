@@ -66,7 +66,7 @@ fn connect_info_and_a_plain_address_give_the_same_key() {
 
 /// Guards against this defect: 200 addresses of one /64 all pass.
 #[tokio::test]
-async fn addresses_of_one_64_are_one_client() {
+async fn addresses_of_one_ipv6_network_are_one_client() {
     let service = once(PeerIp::new());
     let mut admitted = 0;
     for host in 1..=200 {
@@ -77,7 +77,7 @@ async fn addresses_of_one_64_are_one_client() {
 }
 
 #[test]
-fn key_of_an_address_equals_that_of_its_requests() {
+fn key_method_returns_the_key_of_requests_from_the_address() {
     for address in ["1.2.3.4", "::ffff:1.2.3.4", "2001:db8:1:2:3:4:5:6", "::1"] {
         let socket = SocketAddr::new(address.parse().unwrap(), 1).to_string();
         for bits in [0, 48, 64, 128] {
@@ -207,7 +207,7 @@ async fn peer_ip_reads_the_address_of_mock_connect_info() {
 
 /// axum's `nest` removes the prefix from the request. Costs, skips and keys still see it.
 #[tokio::test]
-async fn nested_routers_see_the_whole_path() {
+async fn layers_in_nested_routers_see_the_whole_path() {
     let limited = || {
         let layer = RateLimitLayer::new(policy("fixed-window 10/day"), Path);
         layer
@@ -345,7 +345,7 @@ async fn key_closures_may_return_a_key_an_option_or_a_result() {
 }
 
 #[test]
-fn or_uses_the_second_only_if_the_first_is_missing() {
+fn or_uses_the_second_extractor_only_if_the_first_returns_an_error() {
     let never = |_: &Head<'_>| -> Option<Key> { panic!("called without need") };
     let request = get("/");
     let head = Head::of(&request);

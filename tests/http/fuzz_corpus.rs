@@ -20,11 +20,11 @@ fn replay(target: &str, reader: &Reader) {
 }
 
 #[test]
-fn x_forwarded_for() {
+fn seeds_of_x_forwarded_for_pass() {
     replay("x_forwarded_for", &Reader::x_forwarded_for());
 }
 
 #[test]
-fn forwarded() {
+fn seeds_of_forwarded_pass() {
     replay("forwarded", &Reader::forwarded());
 }

@@ -50,6 +50,7 @@ async fn handler_extracts_the_shared_decision() {
     assert_eq!(body(&skipped, "/may").await, (200, "none".to_owned()));
     let failing = app().layer(layer("fixed-window 5/minute").share_decision().storage(failing(), OnError::Admit));
     assert_eq!(body(&failing, "/may").await, (200, "none".to_owned()));
+    // A shadow layer shares its decisions too.
     let shadow = app().layer(layer("fixed-window 5/minute").share_decision().shadow());
     assert_eq!(body(&shadow, "/must").await, (200, "4".to_owned()));
 }
@@ -128,7 +129,7 @@ async fn preflights_are_skipped_around_a_cors_layer() {
 }
 
 #[tokio::test]
-async fn skipped_requests_are_not_passed_to_key_or_cost() {
+async fn skipped_requests_do_not_reach_the_key_extractor_or_the_cost() {
     let never = |_: &Head<'_>| -> Key { panic!("the key was requested") };
     let layer = RateLimitLayer::new(policy("1/day"), never).storage(failing(), OnError::Refuse);
     let layer = layer.cost(|_: &Head<'_>| -> u32 { panic!("the cost was requested") });

@@ -289,9 +289,8 @@ async fn delayed_response_reports_the_state_after_the_delay() {
     assert_eq!(waited.headers()["ratelimit"], "\"q\";r=2;t=60");
 }
 
-/// Each family shows the layer with fewer remaining units.
 #[tokio::test]
-async fn stacked_layers_show_the_tighter_limit_in_draft_6_too() {
+async fn draft_6_shows_the_stacked_layer_with_fewer_remaining_units() {
     for (outer, inner) in [(5, 7), (7, 5)] {
         let (storage, _clock) = memory_with_manual_clock();
         let layer = |amount| layer(policy(&format!("fixed-window {amount}/minute")), &storage, Headers::draft6());
@@ -343,7 +342,7 @@ async fn partition_key_differs_per_client_and_hides_the_key() {
     }
 }
 
-/// Guards against this defect: a policy name is injected into a structured field.
+/// Guards against this defect: the name of a policy injects a header field.
 #[test]
 fn policy_name_that_is_invalid_in_a_header_is_rejected() {
     for name in ["", "a\nb", "a\r\nx: y", "caf\u{e9}", "\u{7f}", "a\tb"] {
@@ -353,7 +352,7 @@ fn policy_name_that_is_invalid_in_a_header_is_rejected() {
     }
 }
 
-/// A strategy whose name would end the quoted string in a header.
+/// A strategy whose name would add a field to the response.
 #[derive(Clone, Copy, Debug)]
 struct Injecting;
 
@@ -365,7 +364,7 @@ impl Strategy for Injecting {
     common::decides_like_a_fixed_window!();
 }
 
-/// Guards against this defect: a policy name is injected into a structured field.
+/// Guards against this defect: the name of a strategy injects a header field.
 #[test]
 fn strategy_name_that_is_invalid_in_a_header_is_rejected() {
     let error = Policy::try_new(Injecting, Quota::per_minute(1)).unwrap_err().to_string();

@@ -107,7 +107,6 @@ async fn random_lists_of_the_inner_service_are_kept_if_they_parse() {
             inner.push_str(numbers.one_of(&PIECES));
         }
         let value = seen(Headers::ietf(), &[("ratelimit", &inner)], &["ratelimit"]).await.remove(0);
-        // The server trims white space around a field.
         let parses = members(&inner).is_some();
         assert_eq!(value != OURS, parses, "{inner:?} became {value:?}");
         assert!(members(&value).is_some(), "{value:?}");
@@ -116,9 +115,10 @@ async fn random_lists_of_the_inner_service_are_kept_if_they_parse() {
     assert!((600..5_400).contains(&kept), "{kept}");
 }
 
-/// The three fields of the inner service are kept only if all of them are valid.
+/// The three fields of the inner service are kept only if all of them are valid, and at most as
+/// many units remain as in the layer.
 #[tokio::test]
-async fn incomplete_or_unreadable_triples_of_the_inner_service_are_replaced() {
+async fn incomplete_or_invalid_numbers_of_the_inner_service_are_replaced() {
     for headers in [Headers::x_rate_limit().reset_in_seconds(), Headers::draft6()] {
         let names = if headers == Headers::draft6() {
             ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"]

@@ -135,8 +135,8 @@ fn breaker_logs_when_it_opens_and_closes() {
     assert!(closed.contains("INFO") && closed.contains("circuit breaker closed"), "{lines:?}");
 }
 
-/// The log contains the failures that opened the breaker and the opening. Later requests are logged
-/// at DEBUG only.
+/// The log has one warning about the failures and one about the opening of the breaker. Later
+/// requests are logged at DEBUG only.
 #[test]
 fn outage_with_a_breaker_logs_two_warnings() {
     let lines = log_of(|| {

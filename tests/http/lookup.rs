@@ -193,7 +193,7 @@ async fn last_good_result_is_used_while_look_ups_fail() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn on_error_decides_if_nothing_is_cached() {
+async fn on_error_applies_if_nothing_is_cached() {
     for behavior in [Behavior::Fails, Behavior::Hangs, Behavior::Panics] {
         for (on_error, expected) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {
             let database = Database::new();

@@ -206,7 +206,7 @@ async fn fresh_and_idle_clients_are_treated_equally() {
 
 /// Guards against this defect: a limit of 1 is rounded to 0 or 2.
 #[tokio::test]
-async fn limit_of_one_admits_one() {
+async fn limit_of_one_admits_exactly_one_request() {
     for strategy in ["fixed-window", "elastic-window", "moving-window", "sliding-window-counter", "token-bucket"] {
         let (service, clock) = limited(&format!("{strategy} 1/second"));
         for _ in 0..5 {
@@ -456,8 +456,7 @@ async fn large_numbers_are_written_exactly() {
     }
 }
 
-/// The accept path of a layer without options, and its refusals, skip the full decision that an
-/// observer needs.
+/// A layer without options does not create the full decision that an observer needs.
 #[tokio::test]
 async fn plain_layer_responds_like_an_observed_layer() {
     for text in EVERY_STRATEGY.into_iter().chain(["fixed-window 3/minute; moving-window 2 per 7 seconds"]) {

@@ -310,9 +310,9 @@ async fn free_requests_are_not_refunded() {
     assert_eq!(*outcomes.lock().unwrap(), ["admitted"]);
 }
 
-/// A node with a correct clock decides after a hit of a node in another year.
+/// A node with a correct clock decides after a node whose clock is a year ahead.
 #[test]
-fn clock_that_is_too_far_ahead_is_counted_and_logged_once() {
+fn clock_that_is_too_far_ahead_is_always_counted_and_logged_once() {
     let key = Key::from("alice");
     let mut counts = Vec::new();
     let lines = log_of(|| {
@@ -353,7 +353,7 @@ fn hits_on_a_full_memory_storage_are_counted() {
 }
 
 #[test]
-fn calls_to_a_store_are_measured_by_outcome_and_while_in_flight() {
+fn calls_to_a_store_are_measured_by_outcome_and_counted_while_in_flight() {
     let counters = Counters::default();
     metrics::with_local_recorder(&counters, || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
@@ -385,7 +385,7 @@ fn calls_to_a_store_are_measured_by_outcome_and_while_in_flight() {
 }
 
 #[test]
-fn keys_in_memory_and_evictions_are_published() {
+fn metrics_report_keys_in_memory_and_evictions() {
     let counters = Counters::default();
     let evictions = || {
         let counters = counters.0.lock().unwrap();

@@ -9,8 +9,8 @@ use std::task::{Context, Poll};
 use http::{Request, Response};
 use tower::Service;
 
-/// A service that panics if it is called without being polled ready. A new clone is never ready. It
-/// responds with the number of its clone.
+/// A service that panics if it is called without being polled ready. A new clone is never ready.
+/// The body of a response is the number of the clone, or 0 for the original.
 pub(crate) struct Probe {
     id: usize,
     ready: bool,

@@ -76,7 +76,7 @@ async fn inner_service_is_not_called_before_the_decision() {
 }
 
 #[tokio::test]
-async fn poll_ready_is_that_of_the_inner_service() {
+async fn poll_ready_returns_the_result_of_the_inner_service() {
     let (mut service, mut handle) = tower_test::mock::spawn_layer::<Request<()>, Response<String>, _>(layer(
         "fixed-window 1/minute",
         slow(memory_with_manual_clock().0),
@@ -97,7 +97,7 @@ async fn poll_ready_is_that_of_the_inner_service() {
 }
 
 #[tokio::test]
-async fn slow_storage_gives_the_same_responses() {
+async fn slow_storage_gives_the_same_responses_as_a_fast_one() {
     async fn answers<St: Storage>(
         storage: impl FnOnce(MemoryStorage) -> St,
     ) -> Vec<(u16, Option<[u64; 3]>, Option<u64>)> {

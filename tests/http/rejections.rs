@@ -264,7 +264,7 @@ async fn problem_rejection_escapes_limit_names() {
     }
 }
 
-/// Returns the refusing limits, the policy and the remaining units that a closure gets.
+/// Responds with the names of the refusing limits and of the policy.
 fn seen(refused: RejectReason<'_>, _: &Head<'_>) -> Response<String> {
     let RejectReason::Limit(refusal) = refused else { panic!("{refused:?}") };
     assert_eq!((&*refusal, refusal.retry_after()), (refusal.decision(), refusal.decision().retry_after()));
@@ -295,13 +295,14 @@ async fn rejection_closure_gets_the_refusing_limits() {
     check(slow(memory_with_manual_clock().0)).await;
 }
 
-/// A custom storage that always refuses by the limits of this policy, with a wait of zero.
+/// A custom storage that refuses every hit. Its decisions have a wait of zero and the limits of
+/// this policy, which can be another one than that of the layer.
 fn refuses_for(text: &'static str) -> FakeStorage {
     FakeStorage::scripted(move |_| Some(Ok(policy(text).refuse(Timestamp::EPOCH, 1, 0).contended()))).0
 }
 
 #[tokio::test]
-async fn decisions_for_other_limits_name_existing_limits_only() {
+async fn refusal_with_too_many_or_too_few_statuses_names_only_existing_limits() {
     for (answers, expected) in [("1/second", "free-1"), ("1/second; 1/minute; 1/hour", "free-1,free-2")] {
         let free = policy("1/minute; 1/hour").with_name("free");
         let layer = RateLimitLayer::new(free, Global).storage(refuses_for(answers), OnError::Refuse).rejection(seen);

@@ -152,7 +152,7 @@ async fn charge_is_settled_after_the_response() {
 }
 
 #[tokio::test]
-async fn charge_settles_only_once() {
+async fn charge_can_be_settled_only_once() {
     let (storage, _clock) = memory_with_manual_clock();
     let taken = Taken::default();
     let (layer, outcomes) = observed(layer(POLICY, storage.clone()));

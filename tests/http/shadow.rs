@@ -111,7 +111,7 @@ async fn shadow_layer_does_not_wait_for_its_storage() {
     }
     yields().await;
     assert_eq!(take(&outcomes), ["admitted?", "refused?"]);
-    // The shadow limit of a dropped request is decided, too.
+    // The hit of a dropped request is decided too.
     drop(service.call(get("/")));
     yields().await;
     assert_eq!(take(&outcomes), ["refused?"]);

@@ -35,8 +35,8 @@ async fn inner_refusal_reports_the_longer_wait_of_both_layers() {
             let service = layer(outer, &storage).headers(headers).layer(layer(inner, &storage).layer(Inner::default()));
             assert_eq!(ask(&service, get("/")).await.status(), 200);
             if outer.starts_with("leaky") {
-                // The only slot is free again after a minute. Another client has spent the inner
-                // window.
+                // The only slot is free again after a minute. A hit of the inner limiter then
+                // spends the inner window.
                 let hit = layer(inner, &storage).limiter().unwrap();
                 clock.advance(Duration::from_secs(60));
                 assert!(hit.hit(&Key::everybody()).await.unwrap().is_admitted());
@@ -90,7 +90,7 @@ async fn missing_retry_after_or_date_of_an_inner_refusal_is_unchanged() {
     }
 }
 
-/// Tests the example in the documentation of `RateLimitLayer`.
+/// Tests the example of stacked layers in the guide.
 #[tokio::test]
 async fn outer_layer_can_refund_inner_refusals() {
     async fn check<St: Storage>(outer_storage: St, wait: u64) {

@@ -97,7 +97,7 @@ async fn refusal_spends_nothing_from_any_limit() {
 }
 
 #[tokio::test]
-async fn stacked_layers_show_the_fewer_units_remaining() {
+async fn stacked_layers_show_the_numbers_with_fewer_remaining_units() {
     for (outer, inner) in [
         ("fixed-window 100/minute", "fixed-window 5 per 30 seconds"),
         ("fixed-window 5 per 30 seconds", "fixed-window 100/minute"),
@@ -121,7 +121,8 @@ async fn inner_numbers_stay_if_stacked_layers_have_equal_remaining_units() {
     }
 }
 
-/// Guards against this defect: with stacked layers, a 429 has `remaining: 96`.
+/// Guards against this defect: a 429 of the inner layer has the numbers of the outer layer, for
+/// example 96 remaining units.
 #[tokio::test]
 async fn inner_refusal_keeps_its_own_numbers() {
     let (service, _clock) = stacked("fixed-window 100/minute", "fixed-window 3 per 10 seconds");
@@ -136,7 +137,7 @@ async fn inner_refusal_keeps_its_own_numbers() {
 /// Guards against this defect: with stacked layers, a 429 has the numbers of a layer that did not
 /// refuse.
 #[tokio::test]
-async fn inner_refusal_keeps_its_own_numbers_if_fewer_units_remain_outside() {
+async fn inner_refusal_keeps_its_own_numbers_if_the_outer_layer_has_fewer_units() {
     let (storage, _clock) = memory_with_manual_clock();
     let dear = layer("fixed-window 3 per 10 seconds", &storage).cost(|_: &Head<'_>| 2);
     let service = layer("fixed-window 2/minute", &storage).layer(dear.layer(Inner::default()));
@@ -215,7 +216,7 @@ async fn services_of_one_layer_and_its_clones_share_states() {
 }
 
 #[tokio::test]
-async fn layers_share_counts_only_on_one_storage() {
+async fn layers_share_counts_only_with_the_same_storage_and_policy() {
     let make = || RateLimitLayer::new(policy("1/hour"), Global);
     for _ in 0..3 {
         assert_eq!(status(&make().layer(Inner::default()), get("/")).await, 200);

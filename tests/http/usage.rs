@@ -58,7 +58,7 @@ async fn handler_returns_the_usage_of_the_client_and_spends_nothing() {
 }
 
 #[tokio::test]
-async fn refused_client_sees_its_wait() {
+async fn usage_of_a_refused_client_contains_its_wait() {
     let app = app(&layer("token-bucket 1/hour"));
     for _ in 0..2 {
         let _ = from(&app, "/", "a").await;
@@ -75,7 +75,7 @@ async fn names_are_escaped_in_json() {
 }
 
 #[tokio::test]
-async fn usage_of_a_request_that_is_not_limited_is_limited_false() {
+async fn usage_reports_that_a_request_is_not_limited() {
     let none = policy_by(|_: &Head<'_>| None::<tower_ratelimit::Policy>);
     let skipped = layer("1/hour").skip(|_: &Head<'_>| true);
     for layer in [RateLimitLayer::new(none, Header::new("x-client")), skipped] {

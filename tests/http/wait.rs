@@ -265,7 +265,7 @@ async fn new_requests_do_not_overtake_waiting_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_requests_cause_one_storage_call_per_admission_and_one_more() {
+async fn waiting_requests_cause_one_storage_call_per_admission_and_one_per_window() {
     let storage = FakeStorage::around(memory());
     let service = layer("fixed-window 10 per 50 seconds", storage.clone()).layer(Inner::default());
     let requests: Vec<_> = (0..1_000).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
@@ -328,7 +328,7 @@ async fn waiting_request_follows_a_live_policy_but_keeps_a_chosen_one() {
     }
 }
 
-/// A request first waits for a place in the bucket's queue. The place then delays it.
+/// A request first waits for a slot in the bucket's queue, and then for the delay of this slot.
 #[tokio::test(start_paused = true)]
 async fn request_waits_for_a_slot_of_a_leaky_bucket_and_then_for_its_delay() {
     let service = layer("leaky-bucket 1 per 10 seconds queue 1", memory()).layer(Probe::new());
@@ -376,7 +376,7 @@ async fn observer_gets_one_event_when_the_wait_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waited_request_is_settled_by_its_response() {
+async fn request_that_waited_is_settled_by_its_response() {
     let layer = layer("fixed-window 1 per 10 seconds", memory())
         .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED);
     let service = layer.layer(common::AnswersWithStatus);
@@ -388,7 +388,7 @@ async fn waited_request_is_settled_by_its_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waited_request_has_its_decision_and_is_counted_by_shadow_limits() {
+async fn request_that_waited_has_its_decision_and_is_counted_by_shadow_limits() {
     let events = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&events);
     let observer = move |event: &Event<'_>| seen.lock().unwrap().push((event.shadow, event.outcome()));
@@ -408,7 +408,7 @@ async fn waited_request_has_its_decision_and_is_counted_by_shadow_limits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shadow_layer_lets_nothing_wait() {
+async fn no_request_waits_in_a_shadow_layer() {
     let service = layer("fixed-window 1/minute", memory()).shadow().layer(Inner::default());
     let begin = Instant::now();
     for _ in 0..3 {
