@@ -31,7 +31,7 @@ use crate::{Decision, Key, Policy, Timestamp};
 ///     .headers(Headers::x_rate_limit().reset_in_seconds());
 /// ```
 ///
-/// | family | fields of an admitted response |
+/// | family | fields of the response to an admitted request, here for a policy named `free` |
 /// |---|---|
 /// | [`x_rate_limit`](Self::x_rate_limit) | `X-RateLimit-Limit: 10`, `X-RateLimit-Remaining: 3`, `X-RateLimit-Reset: 1728000060` |
 /// | [`ietf`](Self::ietf) | `RateLimit-Policy: "free";q=10;w=1`, `RateLimit: "free";r=3;t=1` |
@@ -39,8 +39,8 @@ use crate::{Decision, Key, Policy, Timestamp};
 /// | [`none`](Self::none) | none |
 ///
 /// Defaults to [`x_rate_limit`](Self::x_rate_limit). [`and`](Self::and) combines families. Times
-/// are in whole seconds, rounded up. A refusal always has `Cache-Control`, and `Retry-After` unless
-/// its cost exceeds the capacity.
+/// are in whole seconds, rounded up. The response to a refused request always has `Cache-Control`.
+/// It has `Retry-After` unless the cost of the request exceeds the capacity.
 ///
 /// The guide on [headers and refusals](crate::guide::headers_and_refusals) explains each field,
 /// stacked layers, and which fields clients read.
@@ -135,7 +135,8 @@ impl Headers {
     }
 
     /// Returns the numbers for `X-RateLimit-*` after a hit of `cost` units that was decided at
-    /// `at`, or `None` if these fields are not written. `shown` is the limit to report.
+    /// `at`, or `None` if these fields are not written. `shown` is the status of the limit to
+    /// report.
     #[inline]
     pub(crate) fn numbers(self, at: Timestamp, shown: &Status, cost: u32) -> Option<Numbers> {
         let reset = match (self.x, self.from_now) {

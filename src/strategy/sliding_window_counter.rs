@@ -144,8 +144,8 @@ impl Buckets {
         weighted + u64::from(self.current)
     }
 
-    /// Returns the microseconds until the estimate falls to `units`. The estimate is above that
-    /// now.
+    /// Returns the microseconds until the estimate falls to `units`, which must be less than the
+    /// current estimate.
     fn falls_to(&self, units: u32) -> u64 {
         let falls = match units.checked_sub(self.current) {
             Some(units) => weighs_at_most(self.previous, units, self.period) - self.elapsed,

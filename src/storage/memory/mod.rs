@@ -86,9 +86,9 @@ use crate::{Decision, Key, Op, Policy};
 ///
 /// # Memory per client
 ///
-/// A state takes 40 bytes. A moving window also has a log: 16 bytes per hit for up to 128 hits, and
-/// four to six bytes per hit in longer logs. The table shows clients that have used up one limit
-/// with hits spread over the period, in a storage with the default bounds.
+/// A state takes 40 bytes. A moving window also has a log. It takes 16 bytes per hit for up to 128
+/// hits, and about three to six bytes per hit for at least 1,000 hits. The table shows clients that
+/// have used up one limit with hits spread over the period, in a storage with the default bounds.
 ///
 #[doc = include_str!("capacity.md")]
 ///

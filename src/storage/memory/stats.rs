@@ -27,7 +27,8 @@ pub struct MemoryStats {
     /// The number of hits of new keys that were admitted without being stored, because the storage
     /// was full. See [`OnFull::Admit`](super::OnFull::Admit).
     pub newcomers_admitted: u64,
-    /// The number of hits that were refused because the log of their own client could not grow.
+    /// The number of hits of stored keys that were refused because there was no room, in most cases
+    /// because the log of the key could not grow.
     pub logs_refused: u64,
 }
 
