@@ -134,9 +134,8 @@ impl Headers {
         self.draft_6 || self.ietf
     }
 
-    /// Returns the numbers for `X-RateLimit-*` after a hit of `cost` units that was decided at
-    /// `at`, or `None` if these fields are not written. `shown` is the status of the limit to
-    /// report.
+    /// Returns the values of `X-RateLimit-*` after a hit of `cost` units that was decided at `at`,
+    /// or `None` if these fields are not written. `shown` is the status of the limit to report.
     #[inline]
     pub(crate) fn numbers(self, at: Timestamp, shown: &Status, cost: u32) -> Option<Numbers> {
         let reset = match (self.x, self.from_now) {
@@ -199,14 +198,14 @@ impl fmt::Debug for Headers {
     }
 }
 
-/// Writes the numbers of an admitted request into its response.
+/// Writes the header fields of an admitted request into its response.
 ///
-/// With stacked layers, the response may already have the numbers of an inner layer. The numbers
-/// with fewer remaining units win, and the inner ones if both are equal. The IETF fields list the
-/// limits of all layers.
+/// With stacked layers, the response may already have the fields of an inner layer. The fields that
+/// report fewer remaining units win, and those of the inner layer if both report the same. The IETF
+/// fields list the limits of all layers.
 ///
-/// A refusal by an inner layer keeps its numbers. Its `Retry-After` is raised to the wait of this
-/// layer, because this layer would refuse the client until then.
+/// A refusal by an inner layer keeps its fields. Only its `Retry-After` is raised to the wait of
+/// this layer, because this layer would refuse the client until then.
 #[inline]
 pub(crate) fn write_admitted<B>(
     response: &mut Response<B>,
@@ -250,7 +249,7 @@ fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
     extend_grpc_wait(response, seconds);
 }
 
-/// Writes the numbers of a refused request into its response.
+/// Writes the header fields of a refused request into its response.
 ///
 /// Adds `Cache-Control: no-store`. Caches must not store a 429 (RFC 6585, section 4), but a custom
 /// rejection may use another status.

@@ -76,8 +76,8 @@ function bucket_rare()
     return math.min(micros, most) - excess, micros > most
   end
 
-  -- Returns the debt now: microseconds, Nths to subtract, the anchor, and true if it is an overdraft
-  -- from before the clock went back, or false if it is another overdraft.
+  -- Returns the debt now: microseconds, Nths to subtract, the anchor, and true if it is an
+  -- overdraft from before the clock went back, or false if it is another overdraft.
   local function owed(now, till, early, mark, amount, full, largest)
     if till <= now then
       return 0, 0, now % 32749

@@ -55,8 +55,9 @@ use crate::{Decision, Key, Op, Policy};
 /// # Bounds
 ///
 /// The storage holds at most 1,000,000 keys ([`max_keys`](MemoryStorageBuilder::max_keys)) and at
-/// most 128 bytes for each of them ([`max_bytes`](MemoryStorageBuilder::max_bytes)). It never
-/// exceeds either bound. The allocated memory differs from the counted bytes by at most 10 %, plus
+/// most 128 bytes for each of them ([`max_bytes`](MemoryStorageBuilder::max_bytes)). It exceeds a
+/// bound only slightly, by the states of hits that run at the same time and by the part of a long
+/// log that is decoded. The allocated memory differs from the counted bytes by at most 10 %, plus
 /// about 3 kB per shard. There is about one shard for each 8,192 keys of `max_keys`, and at most
 /// 4,096.
 ///

@@ -8,7 +8,7 @@ const KEYS: &str = "ratelimit_memory_keys";
 /// The counter of the keys that were evicted before they expired.
 const EVICTIONS: &str = "ratelimit_memory_evictions_total";
 
-/// The numbers that a storage has published so far. Its gauge is shared with other storages, so it
+/// The values that a storage has published so far. Other storages share the gauge, so each storage
 /// publishes differences.
 #[derive(Debug, Default)]
 pub(super) struct Published {

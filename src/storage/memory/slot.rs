@@ -14,7 +14,7 @@ use crate::{Limit, Timestamp};
 #[repr(C)]
 pub(super) struct Slot {
     pub(super) hash: u64,
-    /// The first amount of the state. For a log, its index.
+    /// The first amount of the state, or the index of its log.
     pub(super) first: u32,
     /// The rest of the key's hash, combined with the limit's digest.
     pub(super) limit: u32,
