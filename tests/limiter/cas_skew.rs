@@ -37,7 +37,7 @@ fn key() -> Key {
     Key::from("k")
 }
 
-/// Nodes on one store. The first has the correct time.
+/// Nodes on one store. The clock of each node is ahead of `world` by a fixed time.
 struct Nodes {
     world: ManualClock,
     clocks: Vec<(ManualClock, u64)>,

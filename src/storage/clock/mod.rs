@@ -24,7 +24,7 @@ use crate::time::micros;
 /// A source of the current time, for storages and wrappers that do not use a server's clock, and
 /// for tests.
 ///
-/// The time should not go back. If it does, no units are granted, but clients may wait longer.
+/// The time should not go back. If it does, clients get no additional units, but may wait longer.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// Returns the current time.
     fn now(&self) -> Timestamp;

@@ -117,7 +117,8 @@ pub struct MemoryStorage(Arc<MemoryInner>);
 
 struct MemoryInner {
     shards: Box<[Padded]>,
-    /// Shifting the upper 63 bits of a hash by this number of bits returns the number of its shard.
+    /// The number of bits by which the upper 63 bits of a hash are shifted right to get the number
+    /// of its shard.
     shift: u32,
     usage: Usage,
     bounds: Bounds,
