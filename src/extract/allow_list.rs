@@ -20,7 +20,8 @@ pub trait AddressSource: Send + Sync + 'static {
     /// Returns an error if the address is missing.
     fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError>;
 
-    /// Returns lints, as [`KeyExtractor::lints`] does. Defaults to none.
+    /// Returns probable mistakes in the configuration of the source, as [`KeyExtractor::lints`]
+    /// does. Defaults to none.
     fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
         let _ = head;
         Vec::new()
@@ -85,7 +86,8 @@ struct Rule {
 }
 
 impl AllowList {
-    /// Creates a list without rules, which allows no client. `source` extracts the address.
+    /// Creates a list without rules, which exempts no client from the limit. `source` extracts the
+    /// client's address.
     pub fn by(source: impl AddressSource) -> Self {
         Self { source: Arc::new(source), rules: Vec::new() }
     }

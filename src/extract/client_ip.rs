@@ -177,7 +177,7 @@ impl ClientIp {
     }
 
     /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`, by the same rules. An entry is
-    /// the parameter `for` of an element. Its name may be in any case.
+    /// the parameter `for` of an element. In its name, upper and lower case are equivalent.
     ///
     /// An element without `for`, or with two of them, is not an address. The port may be
     /// obfuscated, as in `for="1.2.3.4:_x"`.

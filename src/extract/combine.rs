@@ -2,8 +2,8 @@ use super::{Head, KeyError, KeyExtractor};
 use crate::Key;
 use crate::lint::Lint;
 
-/// An extractor that falls back to a second one if the first key is missing. Created by
-/// [`KeyExtractor::or`].
+/// An extractor that falls back to a second one if the first returns an error. If the first returns
+/// `None`, the request is not limited. Created by [`KeyExtractor::or`].
 #[derive(Clone, Copy, Debug)]
 pub struct Or<A, B> {
     first: A,

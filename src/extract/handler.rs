@@ -79,7 +79,7 @@ extract_from_extensions! {
 extract_from_extensions! {
     /// Extracts the charge of the innermost layer with
     /// [`settle_later`](crate::RateLimitLayer::settle_later). Use `Option<Charge>` if a request may
-    /// have none: it is not limited, or the storage failed.
+    /// have none, for example because it is not limited, or because the storage failed.
     Charge,
     /// The rejection of the extractor [`Charge`]: the request has no charge. Responds with 500. The
     /// response body does not contain the cause.

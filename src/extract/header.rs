@@ -7,8 +7,8 @@ use super::{Head, KeyError, KeyExtractor};
 use crate::error::or_panic;
 use crate::{ConfigError, Key};
 
-/// The value of a header field, for fields that a trusted component in front of this server sets or
-/// checks, such as the tenant from a gateway.
+/// The value of a header field as the key. Use it for fields that a trusted component in front of
+/// this server sets or checks, such as the tenant from a gateway.
 ///
 /// If the field is missing, the key is missing, and the response is 400. If the field occurs
 /// several times, the first value is the key.
@@ -52,7 +52,7 @@ use crate::{ConfigError, Key};
 pub struct Header(HeaderName);
 
 impl Header {
-    /// Creates an extractor for the field with this name, in any case.
+    /// Creates an extractor for the field with this name. Upper and lower case are equivalent.
     ///
     /// A [`HeaderName`] converts into an extractor with `from`, which cannot fail.
     ///
@@ -81,7 +81,7 @@ impl From<HeaderName> for Header {
     }
 }
 
-/// Parses a field name. `example` is a valid one for the error.
+/// Parses a field name. `example` is a valid name that the error suggests.
 pub(super) fn field_name(name: &str, example: &str) -> Result<HeaderName, ConfigError> {
     name.parse().map_err(|_| {
         ConfigError::new(format!("{name:?} is not a valid header field name: use a name such as {example:?}"))

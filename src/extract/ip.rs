@@ -9,9 +9,9 @@ use crate::lint::Lint;
 /// Uses the address of the peer, the other end of the connection, as the key.
 ///
 /// The server attaches the address to the request. It is read from axum's `ConnectInfo<SocketAddr>`
-/// (feature `axum`), else from tonic's connect info for TCP or TLS (feature `tonic`), else from a
-/// [`SocketAddr`](std::net::SocketAddr) in the extensions. Behind a proxy it is the address of the
-/// proxy. Use [`ClientIp`](crate::ClientIp) there.
+/// or `MockConnectInfo<SocketAddr>` (feature `axum`), else from tonic's connect info for TCP or TLS
+/// (feature `tonic`), else from a [`SocketAddr`](std::net::SocketAddr) in the extensions. Behind a
+/// proxy it is the address of the proxy. Use [`ClientIp`](crate::ClientIp) there.
 ///
 /// - An IPv4 address is used as it is.
 /// - An IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) is converted to IPv4.

@@ -85,14 +85,14 @@ pub trait KeyExtractor: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Returns `true` if the extractor reads a forwarding field. Then the middleware does not
-    /// report [`Lint::ForwardedPeer`]. Defaults to `false`.
+    /// Returns `true` if the extractor reads a forwarding field, such as `X-Forwarded-For`. Then
+    /// the middleware does not report [`Lint::ForwardedPeer`]. Defaults to `false`.
     fn reads_forwarding(&self) -> bool {
         false
     }
 
-    /// Falls back to the key of `other` if this key is missing. If this extractor returns `None`,
-    /// the request is not limited.
+    /// Falls back to the key of `other` if this key is missing, which means that this extractor
+    /// returns an error. If this extractor returns `None`, the request is not limited.
     ///
     /// A client that can omit the first key from its requests can use both keys, and so has two
     /// quotas.

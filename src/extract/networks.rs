@@ -30,8 +30,8 @@ impl Networks {
 
     /// Returns `true` if one of the networks contains the address, which must not be IPv4-mapped.
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
-        // Binary search, because a forwarding field can have hundreds of addresses. Only the last
-        // network that starts at or before the address can contain it.
+        // This is a binary search, because a forwarding field can have hundreds of addresses. Only
+        // the last network that starts at or before the address can contain it.
         match address {
             IpAddr::V4(v4) => {
                 let after = self.v4.partition_point(|net| net.network() <= v4);

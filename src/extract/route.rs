@@ -12,10 +12,11 @@ impl KeyExtractor for Global {
     }
 }
 
-/// The path as the client sent it. `/users/7` and `/users/8` are different keys.
+/// The path of the request as the key, as the client sent it. `/users/7` and `/users/8` are
+/// different keys.
 ///
-/// Nested routers do not change it, see [`Head::uri`]. To use the route instead, use `MatchedPath`
-/// (feature `axum`).
+/// Nested routers do not change this path, see [`Head::uri`]. To use the route instead, use
+/// `MatchedPath` (feature `axum`).
 ///
 /// A client that can request any path gets a new quota with each path. Combine this extractor with
 /// another one by [`and`](KeyExtractor::and), or add the layer only to routes without parameters.
@@ -40,8 +41,8 @@ impl KeyExtractor for Method {
     }
 }
 
-/// The route that axum matched, as written in the router: `/users/{id}` is one key (feature
-/// `axum`).
+/// The route that axum matched, as written in the router, as the key (feature `axum`).
+/// `/users/{id}` is one key for all users.
 ///
 /// Requests without a match share one key, [`Key::everybody`]. Add the layer inside of the router,
 /// with `route_layer`, or with `layer` after the routes. Outside of the router the route is not

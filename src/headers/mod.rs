@@ -31,7 +31,7 @@ use crate::{Decision, Key, Policy, Timestamp};
 ///     .headers(Headers::x_rate_limit().reset_in_seconds());
 /// ```
 ///
-/// | family | fields of an admitted response |
+/// | family | fields of the response to an admitted request, here for a policy named `free` |
 /// |---|---|
 /// | [`x_rate_limit`](Self::x_rate_limit) | `X-RateLimit-Limit: 10`, `X-RateLimit-Remaining: 3`, `X-RateLimit-Reset: 1728000060` |
 /// | [`ietf`](Self::ietf) | `RateLimit-Policy: "free";q=10;w=1`, `RateLimit: "free";r=3;t=1` |
@@ -39,8 +39,8 @@ use crate::{Decision, Key, Policy, Timestamp};
 /// | [`none`](Self::none) | none |
 ///
 /// Defaults to [`x_rate_limit`](Self::x_rate_limit). [`and`](Self::and) combines families. Times
-/// are in whole seconds, rounded up. A refusal always has `Cache-Control`, and `Retry-After` unless
-/// its cost exceeds the capacity.
+/// are in whole seconds, rounded up. The response to a refused request always has `Cache-Control`.
+/// It has `Retry-After` unless the cost of the request exceeds the capacity.
 ///
 /// The guide on [headers and refusals](crate::guide::headers_and_refusals) explains each field,
 /// stacked layers, and which fields clients read.
@@ -134,8 +134,8 @@ impl Headers {
         self.draft_6 || self.ietf
     }
 
-    /// Returns the numbers for `X-RateLimit-*` after a hit of `cost` units that was decided at
-    /// `at`, or `None` if these fields are not written. `shown` is the limit to report.
+    /// Returns the values of `X-RateLimit-*` after a hit of `cost` units that was decided at `at`,
+    /// or `None` if these fields are not written. `shown` is the status of the limit to report.
     #[inline]
     pub(crate) fn numbers(self, at: Timestamp, shown: &Status, cost: u32) -> Option<Numbers> {
         let reset = match (self.x, self.from_now) {
@@ -198,14 +198,14 @@ impl fmt::Debug for Headers {
     }
 }
 
-/// Writes the numbers of an admitted request into its response.
+/// Writes the header fields of an admitted request into its response.
 ///
-/// With stacked layers, the response may already have the numbers of an inner layer. The numbers
-/// with fewer remaining units win, and the inner ones if both are equal. The IETF fields list the
-/// limits of all layers.
+/// With stacked layers, the response may already have the fields of an inner layer. The fields that
+/// report fewer remaining units win, and those of the inner layer if both report the same. The IETF
+/// fields list the limits of all layers.
 ///
-/// A refusal by an inner layer keeps its numbers. Its `Retry-After` is raised to the wait of this
-/// layer, because this layer would refuse the client until then.
+/// A refusal by an inner layer keeps its fields. Only its `Retry-After` is raised to the wait of
+/// this layer, because this layer would refuse the client until then.
 #[inline]
 pub(crate) fn write_admitted<B>(
     response: &mut Response<B>,
@@ -249,7 +249,7 @@ fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
     extend_grpc_wait(response, seconds);
 }
 
-/// Writes the numbers of a refused request into its response.
+/// Writes the header fields of a refused request into its response.
 ///
 /// Adds `Cache-Control: no-store`. Caches must not store a 429 (RFC 6585, section 4), but a custom
 /// rejection may use another status.

@@ -34,7 +34,7 @@ fn small(number: u64) -> Option<HeaderValue> {
     Some(HeaderValue::from_static(digits.expect("digits are ASCII")))
 }
 
-/// Returns a number as a header value. For numbers that change with each request.
+/// Returns a number as a header value. Suits numbers that change with each request.
 pub(super) fn number(number: u64) -> HeaderValue {
     small(number).unwrap_or_else(|| large(number))
 }
@@ -54,8 +54,8 @@ fn large(number: u64) -> HeaderValue {
     shared.unwrap_or_else(|_| HeaderValue::from_bytes(digits)).expect("digits are a valid header value")
 }
 
-/// Returns a number as a header value. For numbers that many requests share, such as an amount or a
-/// time: each thread caches the values of recent numbers.
+/// Returns a number as a header value. Each thread caches the values of recent numbers. Suits
+/// numbers that many requests share, such as an amount or a time.
 pub(super) fn repeated(number: u64) -> HeaderValue {
     const SLOTS: usize = 64;
     thread_local! { static RECENT: RefCell<[Option<(u64, HeaderValue)>; SLOTS]> = const { RefCell::new([const { None }; SLOTS]) } }
@@ -65,7 +65,8 @@ pub(super) fn repeated(number: u64) -> HeaderValue {
         let slot = &mut recent.borrow_mut()[(number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize];
         match slot {
             Some((cached, value)) if *cached == number => value.clone(),
-            // Not a part of a block, because a cached value would keep its whole block alive.
+            // The value is not a part of a block, because a cached value would keep its whole block
+            // alive.
             _ => slot.insert((number, number.into())).1.clone(),
         }
     };

@@ -9,7 +9,8 @@ use crate::ConfigError;
 const WORDS: &str = "x, reset-in-seconds, ietf, draft6 or none";
 
 /// Parses the families `x`, `ietf` and `draft6`, separated by commas, or `none`. The word
-/// `reset-in-seconds` has the effect of [`reset_in_seconds`](Headers::reset_in_seconds).
+/// `reset-in-seconds` has the effect of [`reset_in_seconds`](Headers::reset_in_seconds). Upper and
+/// lower case are equivalent.
 ///
 /// ```
 /// use tower_ratelimit::Headers;

@@ -30,7 +30,7 @@ pub(super) const DRAFT_6: Names = Names {
     reset: HeaderName::from_static("ratelimit-reset"),
 };
 
-/// The numbers for the fields of a decision. An admitted request carries them to its response
+/// The values of the three fields for a decision. An admitted request carries them to its response
 /// instead of the whole decision, which is larger.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {

@@ -8,7 +8,7 @@
 -- arguments.
 --
 -- Arguments: the amount (N), the debt of an empty bucket in microseconds and Nths, the debt of the
--- hit in microseconds and Nths, and the largest mark. mark.rs explains marks. They are computed
+-- hit in microseconds and Nths, and the largest mark. mark.rs explains marks. Marks are computed
 -- inline, because Lua creates every function in each call.
 
 -- Returns the functions that few hits need. They are created on first use, because Lua creates
@@ -55,8 +55,8 @@ function bucket_rare()
     return rare
   end
 
-  -- Returns the size of the full bucket with this largest mark, as the mark of an overdraft has it,
-  -- and an upper bound of its microseconds.
+  -- Returns the size of the full bucket with this largest mark, as in the mark of an overdraft, and
+  -- an upper bound of its microseconds.
   local function full_size(largest)
     local steps, scale = math.floor(largest / 65536) % 1024, math.floor(largest / 67108864)
     while steps >= 32 do
@@ -65,8 +65,9 @@ function bucket_rare()
     return scale * 32 + steps, math.ldexp(steps + 1, scale)
   end
 
-  -- Returns an overdrawn debt without what it cannot have been, or what the bucket of another quota
-  -- held in addition. The second value is true if the clock has gone back.
+  -- Reduces an overdrawn debt to its upper bound, and by the difference of the two capacities if a
+  -- bucket of another quota stored it. The second value is true if the debt exceeded the bound,
+  -- because the clock has gone back.
   local function overdraft(micros, mark, full, largest)
     local bits, doublings = math.floor(mark / 524288) % 2048, math.floor(mark / 32768) % 16
     local size = math.ldexp(bits % 32 + 1, math.min(math.floor(bits / 32), 52))
@@ -75,8 +76,8 @@ function bucket_rare()
     return math.min(micros, most) - excess, micros > most
   end
 
-  -- Returns the debt now: microseconds, Nths to subtract, the anchor, and true if it is an overdraft
-  -- from before the clock went back, or false if it is another overdraft.
+  -- Returns the debt now: microseconds, Nths to subtract, the anchor, and true if it is an
+  -- overdraft from before the clock went back, or false if it is another overdraft.
   local function owed(now, till, early, mark, amount, full, largest)
     if till <= now then
       return 0, 0, now % 32749
@@ -117,8 +118,8 @@ function bucket_rare()
     return now + micros, early, scale + (micros - micros % step) / step * 65536 + anchor
   end
 
-  -- Reduces the debt to that of an empty bucket, if it is larger because the clock has gone back. An
-  -- overdraft is reduced to what it can have been.
+  -- Reduces the debt to that of an empty bucket, if it is larger because the clock has gone back.
+  -- An overdraft is reduced to its upper bound.
   local function refuse(now, till, early, mark, amount, full, full_part, largest)
     local scale = largest - largest % 67108864
     local step = 2 ^ (scale / 67108864)

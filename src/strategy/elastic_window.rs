@@ -61,7 +61,8 @@ impl Window {
     fn live(quota: &Quota, state: &State, now: Timestamp) -> Option<Self> {
         match *state {
             State::Counts { until, amounts: [count, anchor] } if count > 0 && until > now => {
-                // A stored end that is later than this was written before the clock went back.
+                // A stored end that is more than a period from now was written before the clock
+                // went back.
                 Some(Self { end: until.min(now.plus(quota.period_micros())), count, anchor })
             }
             _ => None,

@@ -48,13 +48,14 @@ impl LeakyBucket {
         Self { queue: None }
     }
 
-    /// Sets the length of the queue. With 0, a hit is either admitted immediately or refused.
+    /// Sets the length of the queue in slots. A hit takes one slot per unit of its cost. With 0, a
+    /// hit is either admitted immediately or refused. Defaults to the amount of the quota.
     #[must_use]
-    pub const fn queue(self, places: u32) -> Self {
-        Self { queue: Some(places) }
+    pub const fn queue(self, slots: u32) -> Self {
+        Self { queue: Some(slots) }
     }
 
-    fn places(self, quota: &Quota) -> u32 {
+    fn slots(self, quota: &Quota) -> u32 {
         self.queue.unwrap_or(quota.amount())
     }
 
@@ -73,7 +74,7 @@ impl Strategy for LeakyBucket {
     /// The length of the queue, plus one for the hit that is admitted immediately.
     #[inline]
     fn capacity(&self, quota: &Quota) -> u32 {
-        self.places(quota).saturating_add(1)
+        self.slots(quota).saturating_add(1)
     }
 
     fn validate(&self, quota: &Quota) -> Result<(), ConfigError> {
@@ -83,7 +84,7 @@ impl Strategy for LeakyBucket {
                  write \"queue {burst}\" instead of \"burst {burst}\" to set the length of its queue"
             )));
         }
-        if self.places(quota) == u32::MAX {
+        if self.slots(quota) == u32::MAX {
             return Err(ConfigError::new(
                 "a leaky bucket's queue must be at most 4294967294, for example \"queue 20\"",
             ));
@@ -117,9 +118,9 @@ impl Strategy for LeakyBucket {
     /// Divides the queue as well. At least one slot stays if there was one, unless its delay would
     /// exceed 142 years.
     fn divide(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Divided> {
-        let (places, share) = (self.places(quota), quota.divide(replicas));
-        let places = (places / replicas).max(places.min(1)).min(share.most_in_time() - 1);
-        Some(Divided::new(Self::new().queue(places), share))
+        let (slots, share) = (self.slots(quota), quota.divide(replicas));
+        let slots = (slots / replicas).max(slots.min(1)).min(share.most_in_time() - 1);
+        Some(Divided::new(Self::new().queue(slots), share))
     }
 
     fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
@@ -141,6 +142,6 @@ impl Strategy for LeakyBucket {
 
     fn describe(&self, quota: &Quota, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {quota}", self.name())?;
-        self.queue.map_or(Ok(()), |places| write!(f, " queue {places}"))
+        self.queue.map_or(Ok(()), |slots| write!(f, " queue {slots}"))
     }
 }

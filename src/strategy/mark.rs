@@ -42,10 +42,11 @@ const ANCHOR: u32 = (1 << 15) - 1;
 const SCALE: u32 = u32::MAX << MARK_SHIFT;
 const STEPS: u32 = (1 << (MARK_SHIFT - MARK_SIZE)) - 1;
 
-/// Overdrafts are at least this large. No other mark has a shift above 43.
+/// The mark of an overdraft is at least this large. No other mark has a shift above 43.
 const OVERDRAFT: u32 = 0b11 << 30;
 
-/// The bits of an overdraft that have the doublings, and those that have the full bucket.
+/// The bits of an overdraft's mark that contain the doublings, and those that contain the full
+/// bucket.
 const DOUBLINGS: u32 = 15 << 15;
 const FULL: u32 = !(OVERDRAFT | DOUBLINGS | ANCHOR);
 
@@ -67,7 +68,8 @@ impl Mark {
         self.0
     }
 
-    /// Sets the size. The debt must fit into the bucket with this largest mark.
+    /// Sets the size of a debt of `micros` microseconds, which must fit into the bucket with this
+    /// largest mark.
     #[allow(clippy::cast_possible_truncation)] // 10 bits
     #[inline(always)]
     pub(super) const fn with_size(self, micros: u64, largest: u32) -> Self {
@@ -75,7 +77,8 @@ impl Mark {
         Self((largest & SCALE) | steps << MARK_SIZE | (self.0 & ANCHOR))
     }
 
-    /// Sets the size of a debt that exceeds the bucket with this largest mark.
+    /// Sets the size of a debt of `micros` microseconds that exceeds the bucket with this largest
+    /// mark.
     #[cold]
     pub(super) fn overdrawn(self, micros: u64, largest: u32) -> Self {
         let full = Self(OVERDRAFT | full_bits(largest));
@@ -95,7 +98,7 @@ impl Mark {
     }
 
     /// Returns an upper bound of an overdrawn debt in microseconds. It is at most about twice the
-    /// debt.
+    /// debt, or `u64::MAX` if the debt is too large for a bound.
     pub(super) const fn most(self) -> u64 {
         match (self.0 & DOUBLINGS) >> 15 {
             15 => u64::MAX,
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_have_the_order_of_the_refill_times_of_their_buckets() {
+    fn largest_marks_have_the_order_of_the_refill_times_of_their_buckets() {
         for power in 0..52 {
             let (short, long) = (1_u64 << power, (1_u64 << power) + (1 << power) / 3);
             assert!(largest(short) <= largest(long));

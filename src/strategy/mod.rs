@@ -14,15 +14,15 @@
 //!    changes nothing.
 //! 6. A clock that goes back causes no panic and grants no units. A stored instant ahead of now
 //!    counts as now, and a bucket's debt counts as at most its capacity. A refusal stores this
-//!    correction, so `retry_after` is exact from the first refused hit on. It is never longer than
-//!    after spending the whole capacity. A debt that a charge raised above the capacity counts as
-//!    at most about twice its size.
+//!    correction, so `retry_after` is exact from the first refused hit on. `retry_after` is never
+//!    longer than after spending the whole capacity. A debt that a charge raised above the capacity
+//!    counts as at most about twice its size.
 //! 7. Strategies accept any state, cost and instant. A state that the strategy cannot have written
 //!    counts as no state.
 //!
 //! The tests have four more laws:
 //!
-//! - A log has at most the declared number of entries, unless units were charged.
+//! - A log has at most [`log_entries`](Strategy::log_entries) entries, unless units were charged.
 //! - An immediate refund undoes the hit. Refunds of parts of a hit add up.
 //! - A charge is never refused, and `retry_after` is exact above the limit as well.
 //! - After a change of the quota's amount or burst, `retry_after` is exact. A client never waits
@@ -124,7 +124,8 @@ pub use self::token_bucket::TokenBucket;
 /// let policy = Policy::new(Once, Quota::per_minute(3));
 /// ```
 pub trait Strategy: fmt::Debug + Send + Sync + 'static {
-    /// Returns the name in strings and storages. It is stored with the state, so never change it.
+    /// Returns the name of the strategy in strings, such as `token-bucket`. Storages identify
+    /// states by this name, so all counts start again if it changes.
     fn name(&self) -> &'static str;
 
     /// Returns the maximum number of units that can be spent at one instant, which
@@ -133,7 +134,7 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         quota.amount()
     }
 
-    /// Checks that this strategy supports the quota. Called when a policy is built.
+    /// Checks that this strategy supports the quota. It is called when a policy is built.
     ///
     /// # Errors
     ///
@@ -150,28 +151,29 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// Decides a hit of `cost` units without changing the state. The status contains the current
-    /// numbers.
+    /// Decides a hit of `cost` units without changing the state. The returned numbers are those
+    /// before the hit is spent.
     ///
     /// The hit is admitted if and only if `cost` is at most the remaining units. So cost 0 is
     /// always admitted.
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status;
 
-    /// Spends `cost` units, at least 1. Called only after [`check`](Self::check) has admitted the
-    /// same hit on the same state. Returns the delay in microseconds, which is 0 for most
+    /// Spends `cost` units, at least 1. It is called only after [`check`](Self::check) has admitted
+    /// the same hit on the same state. Returns the delay in microseconds, which is 0 for most
     /// strategies.
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64;
 
-    /// Updates the state after a refusal. Called also if this limit admits and another limit of the
-    /// policy refuses.
+    /// Updates the state after a refusal. It is also called if this limit admits and another limit
+    /// of the policy refuses.
     ///
     /// A refusal spends nothing, so the default implementation does nothing. There are two
     /// exceptions:
     ///
     /// - The elastic window moves its end.
     /// - A state that is ahead of `now` was written before the clock went back. It counts as
-    ///   written now, and a strategy must store that here. Otherwise it would count as written at
-    ///   each later decision, and `retry_after` would be wrong until the clock catches up.
+    ///   written at `now`, and a strategy must store it as such. Otherwise each later decision
+    ///   would count it as written at its own time, and `retry_after` would be wrong until the
+    ///   clock catches up.
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
         let _ = (quota, state, now);
     }
@@ -190,9 +192,9 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Checks a hit of at least 1 unit, and spends or refuses. Called for the only limit of a
-    /// policy, or for one of several limits if the storage can undo it. Override it only if one
-    /// combined step is faster.
+    /// Checks a hit of at least 1 unit, and spends or refuses. Storages call it for the only limit
+    /// of a policy. They also call it for one of several limits if they can undo it. Override it
+    /// only if one combined step is faster.
     #[inline]
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
         let checked = self.check(quota, state, now, cost);
@@ -214,8 +216,8 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Refunds `units` of a hit, at least 1 and at most [`Hit::cost`], into the window in which the
-    /// hit was spent, if that window still exists. Called only before [`Hit::until`]. May set an
-    /// empty state to [`State::Fresh`].
+    /// hit was spent, if that window still exists. It is called only before [`Hit::until`]. It may
+    /// set an empty state to [`State::Fresh`].
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32);
 
     /// Returns the maximum number of entries in the state's [`Log`], for storages with bounded
@@ -233,9 +235,9 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns the strategy as a Lua script, with its arguments for a hit of `cost` units. For
-    /// storages that decide inside their server. Without a script, which is the default, they
-    /// compare and swap, which takes more round trips.
+    /// Returns the strategy as a Lua script, with its arguments for a hit of `cost` units. Storages
+    /// that decide inside their server run it. Without a script, which is the default, they compare
+    /// and swap, which takes more round trips.
     fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
         let _ = (quota, cost);
         None
@@ -251,7 +253,8 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// Returns the strategy with this name or alias, in any case. The test vectors use the same names.
+/// Returns the strategy with this name or alias. Upper and lower case are equivalent. The test
+/// vectors use the same names.
 pub(crate) fn by_name(name: &str) -> Option<Arc<dyn StrategyDyn>> {
     Some(match &*name.to_ascii_lowercase() {
         "fixed-window" | "interval-token-bucket" => Arc::new(FixedWindow::new()),
@@ -266,7 +269,7 @@ pub(crate) fn by_name(name: &str) -> Option<Arc<dyn StrategyDyn>> {
     })
 }
 
-/// The names that [`by_name`] accepts, for error messages.
+/// The names that [`by_name`] accepts, without the aliases, for error messages.
 pub(crate) const NAMES: [&str; 8] = [
     "fixed-window",
     "fixed-window-aligned",
@@ -278,7 +281,7 @@ pub(crate) const NAMES: [&str; 8] = [
     "leaky-bucket",
 ];
 
-/// Returns the low bits of an instant as an anchor, which distinguishes the windows of one key.
+/// Returns the low 32 bits of an instant as an anchor, which distinguishes the windows of one key.
 #[allow(clippy::cast_possible_truncation)]
 #[inline]
 const fn low_bits(now: Timestamp) -> u32 {

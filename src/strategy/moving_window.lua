@@ -412,7 +412,7 @@ function log_rare()
     redis.call('SET', KEYS[1], log.stored, 'KEEPTTL')
   end
 
-  -- Writes the row of the last chunk. Called when the last place of the chunk is in use.
+  -- Writes the row of the last chunk. It is called when the last place of the chunk is in use.
   local function complete(log)
     local sum, from = 0, log.tail * CHUNK * log.width
     local bytes = redis.call('GETRANGE', log.key, from, from + CHUNK * log.width - 1)

@@ -5,9 +5,9 @@ use crate::{Quota, Timestamp};
 
 /// Admits N units in any span of length P, for a quota of N per P. Keeps a log of admitted hits.
 ///
-/// This is the strictest window. Each instant at which hits were admitted takes 16 bytes in a log
-/// of up to 128 entries, and four to six bytes in a longer one. A decision is a binary search in
-/// the log.
+/// This is the strictest window. The log has an entry for each instant at which hits were admitted.
+/// An entry takes 16 bytes in a log of up to 128 entries, and about three to six bytes in a log of
+/// at least 1,000. A decision is a binary search in the log.
 ///
 /// In strings: `moving-window 10/minute`.
 ///

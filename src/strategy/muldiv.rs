@@ -15,7 +15,7 @@ fn wide_div_ceil(dividend: u128, divisor: u64) -> u64 {
     u64::try_from(dividend.div_ceil(divisor.into())).unwrap_or(u64::MAX)
 }
 
-/// Returns `a * b`, which always fits.
+/// Returns `a * b`, which always fits into 128 bits.
 #[inline(always)]
 pub(super) fn product(a: u64, b: u64) -> u128 {
     u128::from(a) * u128::from(b)

@@ -6,8 +6,8 @@
 /// of `-`. Write them as global functions. The storage declares them as local.
 ///
 /// - `NAME_hit(now, cost, till, a, b, ...)` returns the state after a hit as `till, a, b, delay`,
-///   or nothing if it refuses. A fifth value of `true` means that the state is ahead of the clock.
-///   For a refusal, it follows four values of `nil`.
+///   or nothing for a refusal. A fifth value of `true` means that the state is ahead of the clock.
+///   In a refusal, four values of `nil` precede it.
 /// - `NAME_refuse(now, till, a, b, ...)` returns the state after a
 ///   [refusal](super::Strategy::refuse), or nothing if the state does not change. It is called for
 ///   a state that is ahead of the clock, and after every refusal if the strategy [counts
@@ -15,8 +15,8 @@
 /// - `NAME_charge(now, cost, till, a, b, ...)` returns the state after a
 ///   [charge](super::Strategy::charge).
 /// - `NAME_refund(now, cost, till, a, b, hit, ...)` returns the state after a refund of `cost`
-///   units of a hit (`hit.at`, `hit.till`, `hit.anchor`), with a `till` of 0 for no state, or
-///   nothing if the state does not change.
+///   units of a hit (`hit.at`, `hit.till`, `hit.anchor`), or nothing if the state does not change.
+///   A `till` of 0 means that no state is left.
 ///
 /// `till`, `a` and `b` are a [`State::Counts`](super::State::Counts), or zeros for no state. `...`
 /// stands for the [`arguments`](Self::arguments), which are numbers.

@@ -7,8 +7,8 @@ use crate::{Quota, Timestamp};
 ///
 /// Two buckets of length P are kept. The estimate is the count of the current bucket, plus the part
 /// of the previous one that the window still covers, rounded down: `floor(previous * (P - elapsed)
-/// / P) + current`. The estimate never exceeds N. Any span of P contains at most 2N units, but only
-/// clients that time their hits get near that.
+/// / P) + current`. A hit is admitted only if the estimate stays at most N. Any span of P contains
+/// at most 2N units, but only clients that time their hits get near that.
 ///
 /// The state is three integers per key. Units become available gradually, not all at once as in a
 /// fixed window.
@@ -144,8 +144,8 @@ impl Buckets {
         weighted + u64::from(self.current)
     }
 
-    /// Returns the microseconds until the estimate falls to `units`. The estimate is above that
-    /// now.
+    /// Returns the microseconds until the estimate falls to `units`, which must be less than the
+    /// current estimate.
     fn falls_to(&self, units: u32) -> u64 {
         let falls = match units.checked_sub(self.current) {
             Some(units) => weighs_at_most(self.previous, units, self.period) - self.elapsed,

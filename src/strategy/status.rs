@@ -6,7 +6,8 @@ use crate::Timestamp;
 /// The `retry_after` of a hit that can never be admitted.
 const NEVER: u64 = u64::MAX;
 
-/// The numbers of one limit in a decision.
+/// The result of a hit or peek for one limit: the admission or refusal, the remaining units, and
+/// the times until a retry and a reset. See [`Decision::limits`](crate::Decision::limits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
     verdict: Verdict,
@@ -59,8 +60,9 @@ impl Status {
         Self { wait: delay, ..self }
     }
 
-    /// Sets the data for a refund of an admitted hit: the instant at which it expires, and the
-    /// anchor of its state. For storages that receive numbers instead of states. See [`Hit`].
+    /// Sets the data that a refund of this admitted hit needs: [`Hit::until`] and [`Hit::anchor`].
+    /// Call it only in a storage that builds a `Status` from the reply of its server and has no
+    /// [`State`].
     #[must_use]
     pub const fn spent(self, until: Timestamp, anchor: u32) -> Self {
         Self { anchor, until, ..self }
@@ -84,8 +86,8 @@ impl Status {
         }
     }
 
-    /// Changes the status of a refused hit to that after `micros`, in which nothing else was decided.
-    /// A wait that is over becomes the shortest one.
+    /// Subtracts `micros` microseconds from `reset_after` and `retry_after`, as if nothing else was
+    /// decided since. A time that would fall to zero becomes 1 microsecond.
     pub(crate) fn pass(&mut self, micros: u64) {
         if self.reset_after > 0 {
             self.reset_after = self.reset_after.saturating_sub(micros).max(1);
@@ -95,15 +97,15 @@ impl Status {
         }
     }
 
-    /// Turns an admission into a refusal if its delay exceeds `max_delay`. It cannot be refunded
-    /// any more.
+    /// Turns an admission into a refusal if its delay exceeds `max_delay` microseconds. The excess
+    /// becomes its `retry_after`. The hit cannot be refunded any more, even if it stays admitted.
     pub(crate) fn refuse_delay(&mut self, max_delay: u64) {
         let excess = self.wait.saturating_sub(max_delay);
         let verdict = if excess > 0 { Verdict::Refused } else { Verdict::Admitted };
         *self = Self { verdict, wait: excess, until: Timestamp::EPOCH, ..*self };
     }
 
-    /// Turns an admission into a refusal with the shortest wait.
+    /// Turns an admission into a refusal with a `retry_after` of 1 microsecond.
     pub(crate) fn refuse_turn(&mut self) {
         *self = Self { verdict: Verdict::Refused, wait: 1, until: Timestamp::EPOCH, ..*self };
     }

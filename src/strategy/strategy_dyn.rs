@@ -3,8 +3,8 @@ use crate::{Quota, Timestamp};
 
 /// An object-safe extension of strategies that is private to the crate.
 pub(crate) trait StrategyDyn: Strategy {
-    /// Writes the status after a hit or a peek of `cost` units into `status`. It is compiled
-    /// separately for each strategy, so the numbers are written in place and not copied.
+    /// Writes the status after a hit or a peek of `cost` units into `status`. This method is
+    /// compiled separately for each strategy, so the numbers are written in place and not copied.
     fn write_status(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status);
 }
 

@@ -24,7 +24,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// | of versions | After a key was removed and stored again, its version differs from all earlier ones. |
 /// | of lost swaps | If a lost swap returns the current text and version, a swap of that version succeeds. |
 /// | of keys | Keys are independent. |
-/// | of expiry | A text does not expire before its time to live, whether that is seconds or months, also if it replaced a text with a shorter one. |
+/// | of expiry | A text does not expire before its time to live, which can be seconds or months. This also holds if it replaced a text with a shorter time to live. |
 /// | of time | The store's time, if it returns one, is in microseconds since 1970, and advances. |
 /// | 9 | No concurrent swap is lost, or reported as stored if it was not. |
 ///

@@ -34,7 +34,7 @@ pub(super) fn waits_are_exact_after_clock_change(
     Ok(())
 }
 
-/// Lets `after` decide on a state that `before` has written.
+/// Checks that waits are exact if `after` decides on states that `before` has written.
 pub(super) fn waits_are_exact_after_quota_change(
     before: &Policy,
     after: &Policy,

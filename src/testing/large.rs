@@ -75,9 +75,9 @@ fn micros_of(refusal: &Decision) -> u64 {
     refusal.retry_after().map_or(0, crate::time::micros)
 }
 
-/// Returns times between `start` and `until` at which the time since the start, the time to the
-/// end, or the time itself is close to a power of two. With few scripts, it uses only the common
-/// sizes of counters.
+/// Returns times between `start` and `until`. For each of them, the time since `start` or the time
+/// to `until` is close to a power of two, or the time itself is close to a multiple of one. With
+/// few scripts, only the common sizes of counters are used.
 fn around_powers_of_two(start: Timestamp, until: Timestamp, scripts: u32) -> Vec<Timestamp> {
     let powers =
         (10..42).filter(|power| scripts >= 256 || [16, 24, 31, 32, 41].contains(power)).map(|power| 1_u64 << power);

@@ -8,7 +8,7 @@
 //!
 //! A suite checks laws. The message of a failure names the broken law, and has at most ten lines.
 //! For laws with random scripts, it also contains the smallest script that breaks the law. The
-//! environment variable `PROPTEST_CASES` sets the number of scripts.
+//! environment variable `PROPTEST_CASES` sets the number of scripts, which defaults to 256.
 //!
 //! ```no_run
 //! use tower_ratelimit::{FixedWindow, testing};

@@ -45,8 +45,8 @@ impl Actual {
 #[derive(Clone, Copy, Debug)]
 enum Cost {
     Units(u32),
-    /// The capacity of the policy, less `n - 1` thousandths of it. With 0, the capacity plus one
-    /// unit.
+    /// `Capacity(n)` is the capacity of the policy, less `n - 1` thousandths of it. `Capacity(0)`
+    /// is the capacity plus one unit.
     Capacity(u32),
 }
 
@@ -66,8 +66,9 @@ impl Cost {
 /// Checks law 8 of [`StorageLaws`](super::StorageLaws): a storage decides like the [`Model`].
 ///
 /// Runs random scripts of hits, peeks, charges, settlements and clears on several keys and
-/// policies. `make` is called for each script, inside a tokio runtime. It must return an empty
-/// storage that uses the given clock.
+/// policies. The environment variable `PROPTEST_CASES` sets their number, which defaults to 256.
+/// `make` is called for each script, inside a tokio runtime. It must return an empty storage that
+/// uses the given clock.
 ///
 /// # Panics
 ///
@@ -90,8 +91,8 @@ pub(super) fn decides_like_the_model_in<St: Storage>(
 /// Checks law 10 of [`StorageLaws`](super::StorageLaws) for policies with the same name: they share
 /// the states of equal limits, and no others.
 ///
-/// Limits are equal if they have the same strategy, period and position. `make` is as in
-/// [`decides_like_the_model`].
+/// Limits are equal if they have the same strategy, period and position. `make` and the number of
+/// random scripts are as in [`decides_like_the_model`].
 ///
 /// # Panics
 ///

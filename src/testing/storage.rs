@@ -65,7 +65,7 @@ type MakeHandle<St> = dyn Fn(&St) -> St;
 /// | of cancellation | A request that is dropped before it completes does not affect other keys. |
 /// | of clearing | A clear removes one key of one policy. |
 /// | of refunds | A refund returns exactly the units of the hit, once, to the states in which they were spent. |
-/// | of settling | A settled hit has its actual cost. A charge spends its units, whatever remains. |
+/// | of settling | A settled hit has its actual cost. A charge spends its units, even if fewer remain. |
 ///
 /// Laws 1 to 7 have the numbers of the [laws of strategies](crate::strategy), which
 /// [`StrategyLaws`](super::StrategyLaws) checks for a strategy.

@@ -189,7 +189,7 @@ impl Broken {
             StorageFault::FailsOnConflict if self.load(policy, key) != before => {
                 return Err("another process changed the state".into());
             }
-            // The check has admitted.
+            // The decision of the check is returned, even if this hit is refused.
             StorageFault::ChecksThenWrites if decision.is_admitted() => {
                 let _ = self.hit(policy, key, op, cost);
             }
@@ -388,7 +388,7 @@ fn each_fault_of_a_cas_store_breaks_its_law() {
 }
 
 #[test]
-fn storage_over_a_broken_store_breaks_its_laws() {
+fn cas_storage_over_a_broken_store_breaks_its_laws() {
     let faults = [
         (Fault::DoesNotCompare, "law 9: "),
         (Fault::ComparesThenPuts, "law 9: "),

@@ -225,7 +225,8 @@ fn log_without_a_declared_length_breaks_a_law() {
     });
 }
 
-/// A token bucket that treats a debt above its capacity as just emptied, at each decision.
+/// A token bucket that reduces a debt above its capacity to the capacity at each decision, as if
+/// the bucket had just been emptied.
 #[derive(Clone, Copy, Debug)]
 struct Clamping(TokenBucket);
 

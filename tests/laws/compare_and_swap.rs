@@ -15,7 +15,7 @@ fn over(store: &FakeCasStore) -> Cas<FakeCasStore> {
 }
 
 #[test]
-fn fake_store_compares_and_swaps() {
+fn fake_cas_store_obeys_the_laws() {
     CasLaws::new(FakeCasStore::default).check();
     CasLaws::new(FakeCasStore::with_clock).check();
 }
@@ -64,7 +64,7 @@ impl CasStorage for Recalling {
 }
 
 impl Recalling {
-    /// Another process on the same store, which recalls its own texts.
+    /// Returns the same store as another process uses it, which recalls its own texts.
     fn in_another_process(&self) -> Self {
         Self { store: self.store.clone(), loaded: Arc::default() }
     }

@@ -58,9 +58,9 @@ fn token_bucket_obeys_the_laws() {
 
 #[test]
 fn leaky_bucket_obeys_the_laws() {
-    for places in [0, 3] {
-        let promise = move |quota: &tower_ratelimit::Quota| u64::from(places) + 1 + u64::from(quota.amount());
-        StrategyLaws::new(LeakyBucket::new().queue(places)).promise(promise).check();
+    for slots in [0, 3] {
+        let promise = move |quota: &tower_ratelimit::Quota| u64::from(slots) + 1 + u64::from(quota.amount());
+        StrategyLaws::new(LeakyBucket::new().queue(slots)).promise(promise).check();
     }
     StrategyLaws::new(LeakyBucket::new()).promise(|quota| 2 * u64::from(quota.amount()) + 1).check();
 }

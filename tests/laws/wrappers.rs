@@ -11,8 +11,8 @@ use tower_ratelimit::storage::{
 use tower_ratelimit::testing::{Model, StorageLaws, decides_like_the_model};
 use tower_ratelimit::{Decision, DecisionSource, Key, MemoryStorage, Op, Policy, Storage, Timestamp};
 
-/// Runs a million times as fast as the inner clock. A cached refusal expires within a microsecond,
-/// so the cache returns the model's numbers.
+/// Runs a million times as fast as the inner clock. A cached refusal expires within a microsecond
+/// of the inner clock, so the cache returns the model's numbers.
 #[derive(Debug)]
 struct FastClock(ManualClock);
 

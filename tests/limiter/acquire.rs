@@ -58,7 +58,7 @@ fn assert_due(time: Duration, due: Duration) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn call_is_admitted_when_the_window_turns() {
+async fn call_is_admitted_when_the_next_window_starts() {
     async fn check<St: Storage<Error: Debug>>(storage: St) {
         let limiter = RateLimiter::with_storage(policy("fixed-window 2 per 10 seconds"), storage);
         let begin = Instant::now();
@@ -259,7 +259,7 @@ async fn new_call_waits_behind_others_only_if_it_can_be_admitted_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn as_many_calls_ask_at_once_as_units_are_left() {
+async fn queued_calls_hit_in_parallel_while_units_remain() {
     let limiter = limiter("fixed-window 100 per 10 seconds");
     let _ = limiter.hit_with_cost(&alice(), 100).await.unwrap();
     let refusals = Arc::new(AtomicU32::new(0));
@@ -288,7 +288,7 @@ async fn as_many_calls_ask_at_once_as_units_are_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn next_call_asks_after_the_refund_of_a_dropped_one() {
+async fn next_call_hits_after_the_refund_of_a_dropped_one() {
     let limiter = limiter("fixed-window 1 per 10 seconds");
     let _ = limiter.hit(&alice()).await.unwrap();
     let [first, second] = [start(&limiter, 1, MINUTE).await, start(&limiter, 1, MINUTE).await];
@@ -351,9 +351,9 @@ async fn refusal_beyond_the_deadline_ends_the_wait_of_the_whole_queue() {
     assert_eq!(limiter.storage().take_decisions(), 11 + 11);
 }
 
-/// All calls have the deadline at which the window turns.
+/// All calls have the same deadline, the start of the second window.
 #[tokio::test(start_paused = true)]
-async fn window_that_turns_at_the_deadline_admits_all_of_its_units() {
+async fn window_that_starts_at_the_deadline_admits_all_of_its_units() {
     async fn check<St: Storage<Error: Debug + Send>>(storage: St) {
         let limiter = RateLimiter::with_storage(policy("fixed-window 10 per 60 seconds"), storage);
         let calls: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.acquire(&alice(), MINUTE))).collect();
@@ -401,7 +401,8 @@ async fn retry_after_decreases_while_a_call_waits_behind_another() {
     assert!(first.await.unwrap().unwrap().is_admitted());
 }
 
-/// Otherwise all of them would ask at the same time, or wait for each other's timeouts.
+/// If all calls hit at the same time, they would flood a failing storage. If they hit one after the
+/// other, each would wait for the timeouts of those before it.
 #[tokio::test(start_paused = true)]
 async fn each_round_of_storage_failures_ends_the_wait_of_twice_as_many_calls() {
     let limiter = limiter("fixed-window 1/second");
@@ -481,7 +482,8 @@ async fn newer_refusal_of_the_key_postpones_the_attempt() {
         let limiter = limiter("elastic-window 2/second");
         let _ = limiter.hit_with_cost(&alice(), 2).await.unwrap();
         let begin = Instant::now();
-        // Its first hit is in flight when the other call is refused. It extends the window.
+        // The first hit of this call is in flight when the other call is refused. The hit extends
+        // the window.
         limiter.storage().set(Behavior::WorksAfter(SECOND / 2));
         let second = start(&limiter, 1, MINUTE).await;
         limiter.storage().set(Behavior::Works);
@@ -565,7 +567,7 @@ async fn call_that_is_dropped_during_its_delay_is_refunded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_and_limiters_do_not_wait_for_each_other() {
+async fn keys_do_not_wait_for_each_other() {
     let limiter = limiter("fixed-window 1 per 10 seconds");
     let _ = limiter.hit(&alice()).await.unwrap();
     let waiting = start(&limiter, 1, MINUTE).await;

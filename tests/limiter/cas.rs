@@ -95,7 +95,7 @@ async fn many_handles_on_one_store_admit_exactly_the_limit() {
 }
 
 #[tokio::test]
-async fn waiting_hits_of_one_key_share_one_load_and_swap() {
+async fn waiting_hits_of_one_key_share_loads_and_swaps() {
     let store = FakeCasStore::default();
     let limiter = limiter(&store, policy("fixed-window 60/day"));
     let mut all = JoinSet::new();
@@ -492,7 +492,7 @@ async fn store_time_is_used_unless_a_clock_is_set() {
 
 /// A log that cannot fit the store is an error when the limiter is built.
 #[tokio::test]
-async fn policy_too_large_for_the_store_is_rejected_when_built() {
+async fn policy_too_large_for_the_store_is_rejected_when_the_limiter_is_built() {
     let store = FakeCasStore::with_max_len(10_000);
     let (fits, too_long) = (policy("moving-window 500/day"), policy("moving-window 600/day; 5/day"));
     let error = RateLimiter::try_with_storage(too_long.clone(), over(&store)).unwrap_err().to_string();

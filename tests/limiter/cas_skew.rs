@@ -37,7 +37,7 @@ fn key() -> Key {
     Key::from("k")
 }
 
-/// Nodes on one store. The first has the correct time.
+/// Nodes on one store. The clock of each node is ahead of `world` by a fixed time.
 struct Nodes {
     world: ManualClock,
     clocks: Vec<(ManualClock, u64)>,
@@ -153,7 +153,7 @@ async fn nodes_in_any_order_admit_no_more_than_promised_in_the_times_of_the_key(
 }
 
 #[tokio::test]
-async fn clock_that_went_back_decides_at_the_stored_instant() {
+async fn clock_that_went_back_within_max_skew_decides_at_the_stored_instant() {
     let limits = policy("moving-window 10/second; token-bucket 10/second");
     for (back, is_kept) in [(1, true), (PERIOD, true), (5 * SECOND, true), (5 * SECOND + 1, false), (YEAR, false)] {
         let nodes = Nodes::new(&limits, &[YEAR]);

@@ -15,7 +15,7 @@ const AMOUNT: usize = 10;
 /// The ticks of kernels with 1,000, 250, 300 and 100 timer interrupts per second, in microseconds.
 const TICKS: [u64; 4] = [1_000, 4_000, 3_333, 10_000];
 
-/// A tick that does not divide the period. Else the ends of windows coincide with ticks.
+/// A tick that does not divide the period. Otherwise the ends of windows would coincide with ticks.
 const UNEVEN_TICK: u64 = 3_333;
 
 /// Each strategy, with the most units that it may admit in any period.
@@ -78,7 +78,7 @@ impl Client {
         decision
     }
 
-    /// Returns the number of times that it was refused although it had waited for `retry_after`.
+    /// Returns the number of refusals of hits that had waited for `retry_after`.
     async fn run(&mut self) -> usize {
         let mut early = 0;
         for _ in 0..2_000 {
@@ -160,7 +160,7 @@ async fn retry_after_without_the_resolution_would_be_too_short() {
 }
 
 #[tokio::test]
-async fn retry_after_is_at_most_a_tick_longer() {
+async fn retry_after_is_longer_by_the_resolution() {
     for (text, _) in POLICIES {
         let [mut exact, mut coarse] = [0, 4_000].map(|resolution| Client::new(text, 4_000, resolution));
         loop {

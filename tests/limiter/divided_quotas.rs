@@ -95,7 +95,8 @@ fn custom_strategy_divides_itself_and_may_reject_the_result() {
 
 proptest! {
     /// Every built-in limit can be divided. The parts together do not exceed the limit if there is
-    /// a unit for each replica.
+    /// a unit for each replica. The fixed window stands for all windows, because they divide only
+    /// the quota.
     #[test]
     fn every_built_in_limit_can_be_divided(
         amount in prop_oneof![1..=20_u32, any::<u32>()],

@@ -118,7 +118,7 @@ async fn fallback_of_a_breaker_divides_the_new_policy() {
 }
 
 #[tokio::test]
-async fn any_number_of_distinct_policies_is_read_correctly() {
+async fn many_distinct_policies_are_read_correctly() {
     let live = LivePolicy::new(api("fixed-window 1/minute"));
     let (limiter, _clock) = limiter(&live);
     for (round, amount) in (1..=200).chain([1, 200, 63, 64, 65, 200]).enumerate() {
@@ -129,7 +129,7 @@ async fn any_number_of_distinct_policies_is_read_correctly() {
 }
 
 #[tokio::test]
-async fn custom_strategies_with_equal_texts_are_distinct_policies() {
+async fn live_policy_does_not_confuse_custom_strategies_with_equal_texts() {
     let live = LivePolicy::new(foreign(5));
     let first = live.get();
     let second = foreign(5);

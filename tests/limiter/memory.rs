@@ -1,4 +1,4 @@
-//! The memory storage at its bounds: the cap, the sweep and its allocations.
+//! The memory storage: eviction, the sweep, allocations, and the states of changed policies.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ fn new_key_is_refused_with_a_wait_if_all_others_are_refused() {
 }
 
 #[test]
-fn admitted_key_nearest_to_fresh_is_evicted_first() {
+fn admitted_key_that_expires_first_is_evicted_first() {
     let (limiter, clock) = limiter("fixed-window 2/minute", 3);
     for key in 0..3_u64 {
         assert!(hit(&limiter, key).is_admitted());
@@ -123,7 +123,7 @@ fn hits_on_one_key_sweep_all_expired_keys() {
 }
 
 #[test]
-fn calls_that_spend_nothing_store_nothing() {
+fn calls_that_leave_nothing_spent_store_nothing() {
     let (limiter, _) = limiter("2/minute", 10);
     for key in 0..5_u64 {
         let _ = now(limiter.peek(&key.into()));
@@ -361,7 +361,7 @@ fn limits_with_colliding_hashes_count_separately() {
 }
 
 #[test]
-fn digests_of_a_policy_differ() {
+fn limit_digests_of_a_policy_differ() {
     let text = (1..=40).map(|minutes| format!("fixed-window 9/{minutes} min")).collect::<Vec<_>>().join("; ");
     let colliding = policy(&format!("fixed-window 10/minute; fixed-window 100/2786174215 ms; {text}"));
     let mut digests: Vec<_> = colliding.limit_digests().iter().map(|digest| digest >> 2).collect();
@@ -391,7 +391,7 @@ fn clones_are_handles_on_the_same_states() {
 }
 
 #[test]
-fn admit_equals_hit() {
+fn admit_equals_hit_unless_the_hit_would_be_delayed() {
     for policy in
         ["3/minute", "fixed-window 3/minute; 5/hour", "moving-window 3/minute", "leaky-bucket 1/minute queue 3"]
     {
@@ -427,7 +427,7 @@ fn repeatedly_refused_key_is_admitted_after_its_wait() {
     }
 }
 
-/// Even if the cost would take very long to refill.
+/// Refilling each of these costs takes more than 2^64 microseconds.
 #[test]
 fn cost_above_the_capacity_is_refused() {
     for (policy, cost) in [("1/year", 584_943), ("1/day", 213_503_983), ("1/365 days", u32::MAX)] {
@@ -524,7 +524,7 @@ fn repeated_refusal_reports_units_refilled_since() {
 }
 
 #[test]
-fn every_counted_refusal_counts_even_at_one_instant() {
+fn each_refusal_of_an_elastic_window_extends_the_wait() {
     let (limiter, clock) = limiter("elastic-window 1/minute", 10);
     assert!(hit(&limiter, "k").is_admitted());
     assert!((0..5).all(|_| hit(&limiter, "k").is_refused()));
@@ -597,7 +597,7 @@ fn refusal_found_by_try_admit_counts_once() {
 }
 
 #[test]
-fn reset_removes_every_key_and_its_bytes() {
+fn clear_all_removes_every_key_and_its_bytes() {
     let (limiter, _) = limiter("moving-window 200/day; 300/day", 100_000);
     for client in 0..1_000_u64 {
         let cost = if client == 7 { 200 } else { 1 };

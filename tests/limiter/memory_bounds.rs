@@ -71,7 +71,7 @@ fn bytes_stay_within_their_bound_for_any_number_of_limits() {
 }
 
 #[test]
-fn counted_bytes_equal_the_allocated_bytes() {
+fn counted_bytes_are_close_to_the_allocated_bytes() {
     for (text, hits) in [
         ("fixed-window 10/day", 100_000),
         ("fixed-window 10/day; token-bucket 9/day; shadow fixed-window 5/hour", 40_000),

@@ -47,7 +47,7 @@ async fn windows_keep_the_units_that_were_spent() {
 }
 
 #[tokio::test]
-async fn buckets_keep_the_spent_proportion() {
+async fn buckets_keep_the_time_until_they_are_full() {
     for (strategy, extra) in [("token-bucket", 0), ("gcra", 0)] {
         let account = Account::new();
         account.spend(&format!("{strategy} 10/minute"), 6).await;

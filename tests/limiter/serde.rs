@@ -82,7 +82,7 @@ fn secret_of_a_partition_key_is_not_written() {
 }
 
 #[test]
-fn storage_url_hides_its_password() {
+fn storage_url_hides_the_part_after_its_scheme() {
     let url: StorageUrl = "memory://".parse().unwrap();
     assert_eq!(
         (url.to_string(), format!("{url:?}")),
@@ -92,7 +92,7 @@ fn storage_url_hides_its_password() {
 }
 
 #[test]
-fn types_can_be_fields_of_a_configuration() {
+fn policy_headers_and_on_error_can_be_fields_of_a_configuration() {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Config {
         policy: Policy,

@@ -61,7 +61,7 @@ fn quotas_round_trip_as_text() {
 }
 
 #[test]
-fn alternative_names_are_parsed() {
+fn alternative_notations_are_parsed() {
     for (second, first) in [
         ("gcra 5/second burst 9", "token-bucket 5/second burst 9"),
         ("GCRA 5/s", "token-bucket 5/second"),
@@ -118,7 +118,7 @@ fn errors_quote_the_text_and_suggest_a_correction() {
 
 /// Guards against this defect: a policy's name is injected into a structured field.
 #[test]
-fn invalid_header_names_are_build_errors() {
+fn names_that_are_no_valid_header_values_are_rejected() {
     for name in ["", "a\nb", "a\u{0}", "caf\u{e9}", "\u{7f}"] {
         assert!(catch_unwind(|| Policy::named(name)).is_err(), "{name:?}");
         assert!(Policy::from(Quota::per_second(1)).try_with_name(name).is_err());

@@ -27,7 +27,7 @@ fn examples_of_the_pages_exist_and_name_the_features_they_need() {
 }
 
 #[test]
-fn every_example_has_a_command() {
+fn every_example_has_a_command_in_the_pages() {
     let (manifest, commands) = (read("examples/Cargo.toml"), example_commands());
     let examples: Vec<&str> =
         manifest.split("[[example]]\nname = \"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
@@ -60,9 +60,10 @@ fn readme_links_to_every_guide() {
     }
 }
 
-/// The compiler checks the code of the guides. So the code of the README is taken from them.
+/// The compiler checks the code of the guides and of the crate's docs. So the code of the README is
+/// taken from there.
 #[test]
-fn code_of_the_readme_is_in_the_guides() {
+fn code_of_the_readme_is_in_the_guides_or_the_crate_docs() {
     let checked: String = guides().into_iter().map(|(_, text)| text).chain([read("src/lib.rs")]).collect();
     let checked: Vec<&str> = checked.lines().map(|line| line.trim_start_matches("//!").trim()).collect();
     let readme = readme();

@@ -21,7 +21,10 @@ use self::wall_time::WallTime;
 use crate::Timestamp;
 use crate::time::micros;
 
-/// A source of the current time, for a storage without a server clock.
+/// A source of the current time, for storages and wrappers that do not use a server's clock, and
+/// for tests.
+///
+/// The time should not go back. If it does, clients get no additional units, but may wait longer.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// Returns the current time.
     fn now(&self) -> Timestamp;

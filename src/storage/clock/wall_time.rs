@@ -13,8 +13,8 @@ pub(super) trait Source {
     /// Returns the microseconds since the start.
     fn elapsed(&self) -> u64;
 
-    /// Returns the microseconds since the start, by the system's monotonic clock. Used to correct
-    /// `elapsed`, which this source has just returned.
+    /// Returns the microseconds since the start, by the system's monotonic clock. `elapsed` is the
+    /// latest result of [`elapsed`](Self::elapsed), which the caller corrects.
     fn monotonic(&self, elapsed: u64) -> u64;
 }
 

@@ -176,7 +176,8 @@ impl Answer for Fast<'_> {
     }
 
     fn by_decision(self, decision: Decision) -> bool {
-        // Without a summary, the caller calls `decide`, which counts the refusal of a full storage.
+        // If the storage is full, the summary stays blank. Then the caller calls `decide`, which
+        // counts the refusal.
         if let Some(summary) = self.summary.filter(|_| !decision.is_storage_full()) {
             *summary = Summary { at: decision.at(), limit: *decision.shown() };
         }

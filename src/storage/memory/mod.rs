@@ -55,8 +55,9 @@ use crate::{Decision, Key, Op, Policy};
 /// # Bounds
 ///
 /// The storage holds at most 1,000,000 keys ([`max_keys`](MemoryStorageBuilder::max_keys)) and at
-/// most 128 bytes for each of them ([`max_bytes`](MemoryStorageBuilder::max_bytes)). It never
-/// exceeds either bound. The allocated memory differs from the counted bytes by at most 10 %, plus
+/// most 128 bytes for each of them ([`max_bytes`](MemoryStorageBuilder::max_bytes)). It exceeds a
+/// bound only slightly, by the states of hits that run at the same time and by the part of a long
+/// log that is decoded. The allocated memory differs from the counted bytes by at most 10 %, plus
 /// about 3 kB per shard. There is about one shard for each 8,192 keys of `max_keys`, and at most
 /// 4,096.
 ///
@@ -86,9 +87,9 @@ use crate::{Decision, Key, Op, Policy};
 ///
 /// # Memory per client
 ///
-/// A state takes 40 bytes. A moving window also has a log: 16 bytes per hit for up to 128 hits, and
-/// four to six bytes per hit in longer logs. The table shows clients that have used up one limit
-/// with hits spread over the period, in a storage with the default bounds.
+/// A state takes 40 bytes. A moving window also has a log. It takes 16 bytes per hit for up to 128
+/// hits, and about three to six bytes per hit for at least 1,000 hits. The table shows clients that
+/// have used up one limit with hits spread over the period, in a storage with the default bounds.
 ///
 #[doc = include_str!("capacity.md")]
 ///
@@ -116,7 +117,8 @@ pub struct MemoryStorage(Arc<MemoryInner>);
 
 struct MemoryInner {
     shards: Box<[Padded]>,
-    /// Shifting the upper 63 bits of a hash by this number of bits returns the number of its shard.
+    /// The number of bits by which the upper 63 bits of a hash are shifted right to get the number
+    /// of its shard.
     shift: u32,
     usage: Usage,
     bounds: Bounds,

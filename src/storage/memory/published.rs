@@ -8,7 +8,7 @@ const KEYS: &str = "ratelimit_memory_keys";
 /// The counter of the keys that were evicted before they expired.
 const EVICTIONS: &str = "ratelimit_memory_evictions_total";
 
-/// The numbers that a storage has published so far. Its gauge is shared with other storages, so it
+/// The values that a storage has published so far. Other storages share the gauge, so each storage
 /// publishes differences.
 #[derive(Debug, Default)]
 pub(super) struct Published {
@@ -17,8 +17,8 @@ pub(super) struct Published {
 }
 
 impl Published {
-    /// Publishes the number of keys if it has changed by a sixteenth. A metric costs more than a
-    /// decision, and the next sweep publishes smaller changes.
+    /// Publishes the number of keys if it has changed by more than a sixteenth. A metric costs more
+    /// than a decision, and the next sweep publishes smaller changes.
     pub(super) fn keys_changed(&self, keys: usize) {
         let published = self.keys.load(Ordering::Relaxed);
         if keys.abs_diff(published) > keys / 16 {
@@ -26,7 +26,7 @@ impl Published {
         }
     }
 
-    /// Publishes the number of evictions if it has changed by a sixteenth.
+    /// Publishes the number of evictions if it has changed by more than a sixteenth.
     pub(super) fn evicted_changed(&self, evicted: u64) {
         let published = self.evicted.load(Ordering::Relaxed);
         if evicted.saturating_sub(published) > evicted / 16 {

@@ -14,7 +14,7 @@ use crate::{Limit, Timestamp};
 #[repr(C)]
 pub(super) struct Slot {
     pub(super) hash: u64,
-    /// The first amount of the state. For a log, its index.
+    /// The first amount of the state, or the index of its log.
     pub(super) first: u32,
     /// The rest of the key's hash, combined with the limit's digest.
     pub(super) limit: u32,
@@ -104,7 +104,8 @@ impl Slot {
         if self.limit & SHADOW != 0 { Timestamp::EPOCH } else { self.until }
     }
 
-    /// Returns the time in microseconds until a hit is admitted, or 0.
+    /// Returns the time in microseconds until a hit of one unit is admitted, or 0 if the slot does
+    /// not refuse such a hit.
     #[inline]
     pub(super) fn refuses_for(&self, now: Timestamp) -> u64 {
         if self.admits_before == f32::INFINITY {

@@ -2,14 +2,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::size::Size;
 
-/// The usage of a [`MemoryStorage`](crate::MemoryStorage), and the number of hits that found no room.
+/// The usage of a [`MemoryStorage`](crate::MemoryStorage), and the number of hits that found no
+/// room.
 ///
 /// With the feature `metrics`, [`keys`](Self::keys) is also exported as the gauge
 /// `ratelimit_memory_keys`, and [`evicted`](Self::evicted) as the counter
 /// `ratelimit_memory_evictions_total`. [`newcomers_refused`](Self::newcomers_refused),
 /// [`newcomers_admitted`](Self::newcomers_admitted) and [`logs_refused`](Self::logs_refused) are
-/// exported as the counter `ratelimit_memory_full_total`, with the label `outcome` set to `refused`,
-/// `admitted` and `log_refused`, respectively.
+/// exported as the counter `ratelimit_memory_full_total`, with the label `outcome` set to
+/// `refused`, `admitted` and `log_refused`, respectively.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryStats {
@@ -27,7 +28,8 @@ pub struct MemoryStats {
     /// The number of hits of new keys that were admitted without being stored, because the storage
     /// was full. See [`OnFull::Admit`](super::OnFull::Admit).
     pub newcomers_admitted: u64,
-    /// The number of hits that were refused because the log of their own client could not grow.
+    /// The number of hits of stored keys that were refused because there was no room, in most cases
+    /// because the log of the key could not grow.
     pub logs_refused: u64,
 }
 

@@ -105,7 +105,8 @@ impl Table {
     }
 
     /// Inserts a state at its [place](Self::place), and removes the one at `victim`, which must not
-    /// be before it. `gap` is the first vacant slot between the place and the victim, if any.
+    /// be before that place. `gap` is the first vacant slot between the place and the victim, if
+    /// any.
     pub(super) fn replace(&mut self, place: usize, gap: Option<usize>, victim: usize, slot: Slot) {
         match gap {
             Some(gap) if gap < victim => {

@@ -69,7 +69,7 @@ impl Time {
     }
 }
 
-/// Returns the clock as a `T` if it is one.
+/// Returns the clock as a `T`, or unchanged if it has another type.
 fn downcast<T: Clock, C: Clock>(clock: C) -> Result<T, C> {
     let mut clock = Some(clock);
     let any: &mut dyn Any = &mut clock;

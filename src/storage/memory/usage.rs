@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_to_fill_is_accurate() {
+    fn clients_to_fill_is_accurate_to_20_percent() {
         for (text, max_bytes) in [
             ("fixed-window 3/day", 200_000),
             ("fixed-window 3/day; fixed-window 5/2 days", 200_000),

@@ -21,10 +21,10 @@ const LISTED: usize = mem::size_of::<Chunk<Box<[u8]>>>();
 /// An operation decodes at most two chunks. A refund also changes one number in each later chunk.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks {
-    /// The chunks that no longer grow. A refund can shrink one, but removes it when it becomes
-    /// empty.
+    /// The chunks that no longer grow. A refund can shrink a chunk, and removes a chunk that
+    /// becomes empty.
     sealed: VecDeque<Chunk<Box<[u8]>>>,
-    /// The total number of bytes in the sealed chunks.
+    /// The total number of bytes of data in the sealed chunks.
     bytes: usize,
     /// The chunk that grows. It may be empty.
     open: Chunk<Vec<u8>>,

@@ -73,6 +73,9 @@ impl Log {
     /// Returns the maximum number of bytes that a hit at `now` adds to the log. It is 0 if there is
     /// room for an entry, or if an expired entry makes room. Otherwise, a log of up to 128 entries
     /// doubles its capacity, and a longer log grows by a part of a chunk.
+    ///
+    /// The result does not include the memory for decoding a chunk, up to 17 KiB, when the oldest
+    /// entries of a longer log expire.
     #[inline]
     pub fn growth_at(&self, now: Timestamp) -> usize {
         let growth = self.entries.growth();

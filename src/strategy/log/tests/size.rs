@@ -34,7 +34,7 @@ fn a_long_log_releases_memory_while_its_entries_expire() {
 
 /// Logs of hits at random instants, at a steady rate on average.
 #[test]
-fn a_full_log_takes_at_most_six_bytes_per_hit_on_average() {
+fn a_full_log_takes_at_most_six_bytes_per_hit_from_a_thousand_hits_on() {
     const DAY: u64 = 86_400_000_000;
     for (amount, most) in [(150, 12.0), (400, 8.5), (1_000, 6.0), (2_000, 6.0), (10_000, 6.0), (100_000, 6.0)] {
         let mut pair = Pair::new(amount);
