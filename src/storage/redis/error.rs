@@ -44,7 +44,8 @@ pub(super) fn is_script_missing(error: &StorageError) -> bool {
     is_server_error(error, ServerErrorKind::NoScript)
 }
 
-/// Returns `true` if the server belongs to a cluster, and the keys of the call are in several slots.
+/// Returns `true` if the server belongs to a cluster, and the keys of the call are in several
+/// slots.
 pub(super) fn is_cross_slot(error: &StorageError) -> bool {
     is_server_error(error, ServerErrorKind::CrossSlot)
 }

@@ -13,12 +13,12 @@ impl RedisStorage {
     /// by hand.
     ///
     /// A line begins with the limit's position, strategy and period in microseconds, as in
-    /// `1.fixed-window/60000000`. The instant at which the state expires follows, in microseconds of
-    /// Unix time, and then the numbers that the [guide] describes. For a limit that is not in
+    /// `1.fixed-window/60000000`. The instant at which the state expires follows, in microseconds
+    /// of Unix time, and then the numbers that the [guide] describes. For a limit that is not in
     /// `policy`, the line begins with the limit's digest in hexadecimal.
     ///
-    /// The result is empty if the server has no states of the key. It does not include the states of
-    /// a policy with a strategy without a [script](crate::strategy::Strategy::script).
+    /// The result is empty if the server has no states of the key. It does not include the states
+    /// of a policy with a strategy without a [script](crate::strategy::Strategy::script).
     ///
     /// # Errors
     ///

@@ -51,10 +51,10 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// clock. All processes together admit exactly as many hits as the limit allows.
 ///
 /// Under load, up to 16 hits that wait at the same time share a call, if their policies have the
-/// same strategies, without a [`MovingWindow`](crate::MovingWindow). Each hit keeps its own timeout,
-/// result and error. In a cluster, each hit has a call of its own. Turn sharing off with
-/// [`combine`](Self::combine) behind a proxy that selects the server by the first key of a call, such
-/// as Envoy or twemproxy.
+/// same strategies, without a [`MovingWindow`](crate::MovingWindow). Each hit keeps its own
+/// timeout, result and error. In a cluster, each hit has a call of its own. Turn sharing off with
+/// [`combine`](Self::combine) behind a proxy that selects the server by the first key of a call,
+/// such as Envoy or twemproxy.
 ///
 /// A strategy without a [script](crate::strategy::Strategy::script) uses compare-and-swap. That
 /// takes two round trips or more, and a hit that loses every race is refused as

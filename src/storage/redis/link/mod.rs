@@ -63,7 +63,8 @@ impl Link {
     /// # Errors
     ///
     /// Returns an error if no reply has arrived at `deadline`, even if that is because connecting
-    /// took too long. Also returns an error if the reply is an error, or an array that contains one.
+    /// took too long. Also returns an error if the reply is an error, or an array that contains
+    /// one.
     pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, StorageError> {
         match &self.0 {
             Topology::Single(node) => node.run(command, deadline).await,

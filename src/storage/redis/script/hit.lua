@@ -4,8 +4,8 @@
 --
 -- 1. The time.
 -- 2. A byte that is 1 if the hit is admitted, and 0 otherwise.
--- 3. For each limit that delays, the delay. For each log, the results of log_status, but only if the
---    hit is refused. After an admission, the record of the log has these numbers.
+-- 3. For each limit that delays, the delay. For each log, the results of log_status, but only if
+--    the hit is refused. After an admission, the record of the log has these numbers.
 -- 4. The value of the key, which contains the records of the limits.
 -- begin
 -- read

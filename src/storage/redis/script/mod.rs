@@ -117,8 +117,8 @@ impl Scripts {
         self.call(kind, prefix, request, now, None)
     }
 
-    /// Returns the call that refunds `units` of the hit of `decision`, or `None` if a strategy has no
-    /// script.
+    /// Returns the call that refunds `units` of the hit of `decision`, or `None` if a strategy has
+    /// no script.
     pub(super) fn refund(
         &self,
         prefix: &str,
