@@ -32,8 +32,8 @@ use crate::{BoxError, ConfigError, Decision, Key, Op, Policy};
 /// use tower_ratelimit::{MemoryStorage, OnError, PeerIp, Quota, RateLimitLayer};
 ///
 /// # let mine = MemoryStorage::new();
-/// let storage = Timeout::new(mine, Duration::from_millis(50)); let layer =
-/// RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
+/// let storage = Timeout::new(mine, Duration::from_millis(50));
+/// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Timeout<St> {

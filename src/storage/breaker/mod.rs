@@ -29,10 +29,11 @@ use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 /// use tower_ratelimit::{MemoryStorage, OnError, PeerIp, Quota, RateLimitLayer};
 ///
 /// # let redis = MemoryStorage::new();
-/// // Three replicas share `redis`. During an outage, each admits a third of the quota. let storage
-/// = Breaker::new(redis).fallback(MemoryStorage::new(), 3); let circuit =
-/// storage.circuit().clone(); let layer = RateLimitLayer::new(Quota::per_minute(60),
-/// PeerIp::new()).storage(storage, OnError::Admit); assert_eq!(circuit.state().failures, 0);
+/// // Three replicas share `redis`. During an outage, each admits a third of the quota.
+/// let storage = Breaker::new(redis).fallback(MemoryStorage::new(), 3);
+/// let circuit = storage.circuit().clone();
+/// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
+/// assert_eq!(circuit.state().failures, 0);
 /// ```
 ///
 /// The breaker opens after 5 consecutive failures ([`failures`](Self::failures)). After 100

@@ -57,8 +57,7 @@ use crate::{BoxError, Timestamp};
 ///         Ok(Loaded { text, version, now: None })
 ///     }
 ///
-///     async fn swap(&self, key: &str, version: &u64, text: &str, _: Duration) ->
-///     Result<Swapped<u64>, Infallible> {
+///     async fn swap(&self, key: &str, version: &u64, text: &str, _: Duration) -> Result<Swapped<u64>, Infallible> {
 ///         let mut texts = self.0.lock().unwrap();
 ///         let stored = texts.entry(key.to_owned()).or_default();
 ///         if stored.1 != *version {
