@@ -7,14 +7,14 @@ use foldhash::quality::RandomState;
 
 use crate::{Key, Policy};
 
-/// The number of rows per bucket. Each bucket has one lock.
+/// The number of rows per bucket, approximately. Each bucket has one lock.
 const WAYS: usize = 16;
 
 /// The largest size of a table. An empty table takes two bytes of memory per key.
 const MOST: usize = 100_000_000;
 
-/// Panics if a maximum number of keys is out of range. The message has an `example`, and the
-/// `alternative` to zero keys.
+/// Panics if `max_keys` is out of range. The message contains `example`, a valid number, and
+/// `alternative`, the advice for callers that want zero keys.
 #[track_caller]
 pub(super) fn assert_max_keys(max_keys: usize, example: &str, alternative: &str) {
     assert!(
@@ -25,8 +25,8 @@ pub(super) fn assert_max_keys(max_keys: usize, example: &str, alternative: &str)
 
 /// A hash table whose rows belong to a policy and a key.
 ///
-/// Each key belongs to one bucket. A bucket has a fixed number of rows, so no counter is needed to
-/// bound the size of the table.
+/// Each key belongs to one bucket. Callers limit the number of rows in each bucket, so no counter
+/// is needed to bound the size of the table.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     buckets: Box<[Mutex<Vec<Row<T>>>]>,
@@ -49,7 +49,7 @@ struct Row<T> {
 pub(super) struct Bucket<'a, T> {
     rows: MutexGuard<'a, Vec<Row<T>>>,
     key: TableKey,
-    /// The largest number of rows that callers may keep in a bucket.
+    /// The maximum number of rows that callers may keep in a bucket.
     pub(super) ways: usize,
 }
 

@@ -11,7 +11,8 @@ use crate::storage::deadline::checked;
 use crate::storage::{Storage, StorageError, StorageErrorKind, StorageRequest, Summary};
 use crate::{BoxError, ConfigError, Decision, Key, Op, Policy};
 
-/// A wrapper that adds a timeout to a storage. The shared storages of this crate already have one.
+/// A wrapper that adds a timeout to a storage. The storages of this crate that use a server already
+/// have one.
 ///
 /// A call that takes longer fails with the kind [`Timeout`](StorageErrorKind::Timeout), and its
 /// future is dropped. The time is counted from the first poll of the future. The storage may
@@ -41,7 +42,8 @@ pub struct Timeout<St> {
 }
 
 impl<St: Storage> Timeout<St> {
-    /// Wraps `storage`. Each call may take at most `within`.
+    /// Wraps `storage`. Each call except [`clear_all`](Storage::clear_all) may take at most
+    /// `within`.
     ///
     /// # Panics
     ///

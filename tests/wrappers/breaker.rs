@@ -462,7 +462,7 @@ async fn each_replica_admits_exactly_its_divided_quota() {
             };
             assert_eq!(admitted, most, "{text} by {replicas}");
             assert!(refused.retry_after().is_some());
-            // A cost that only the whole quota has room for, and one that exceeds both.
+            // This cost fits only into the whole quota. The next one exceeds both quotas.
             let capacity = whole.limits().iter().map(tower_ratelimit::Limit::capacity).min().unwrap();
             let key = Key::from("a large one");
             let peek = limiter.peek_with_cost(&key, capacity).await.unwrap();
@@ -650,7 +650,7 @@ async fn each_policy_is_divided_once_even_if_names_are_equal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn policies_that_primary_or_fallback_reject_are_rejected_when_built() {
+async fn policy_that_the_primary_or_the_fallback_rejects_is_rejected_by_the_limiter() {
     let small = |most| failing().holding_at_most(most);
     let error = |breaker: Result<_, ConfigError>| breaker.err().map(|error| error.to_string());
     let breaker = Breaker::new(small(100)).fallback(small(10), 4);
@@ -666,7 +666,8 @@ async fn policies_that_primary_or_fallback_reject_are_rejected_when_built() {
         Some("at most 100".to_owned())
     );
 
-    // A policy that cannot be divided is rejected when built, or at a request if it is chosen then.
+    // A policy that cannot be divided is rejected by the limiter, or by the storage if it is chosen
+    // for a request.
     let odd = Policy::new(CountsDivisions(Arc::default()), Quota::per_minute(13));
     let text = "fixed-window does not support a burst";
     assert!(error(RateLimiter::try_with_storage(odd.clone(), breaker.clone())).unwrap().starts_with(text));
@@ -714,7 +715,7 @@ async fn layer_reports_the_divided_quota_and_refunds_the_deciding_storage() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ratelimit_policy_of_a_divided_bucket_has_its_own_window() {
+async fn ratelimit_policy_field_shows_the_window_of_the_divided_policy() {
     for (text, own, of_share) in [
         ("token-bucket 1/minute burst 100", "q=100;w=6000", "q=1"),
         ("leaky-bucket 100/minute queue 59", "q=60;w=36", "q=2"),

@@ -452,9 +452,8 @@ async fn contradictory_decisions_are_returned_unchanged() {
     assert_eq!((admitted.is_admitted(), admitted.cost(), admitted.is_from_fallback()), (true, 1, true));
 }
 
-/// A caller that runs the requests of others returns once its own hit is decided.
 #[tokio::test]
-async fn caller_that_serves_others_returns_once_it_is_decided() {
+async fn caller_that_runs_the_requests_of_others_returns_once_its_own_hit_is_decided() {
     // At each call of the storage another caller arrives, so that there is always more work.
     let (cell, calls) = (Arc::new(OnceLock::<Leases<FakeStorage>>::new()), Arc::new(AtomicU32::new(0)));
     let (others, count) = (Arc::clone(&cell), Arc::clone(&calls));
@@ -648,7 +647,7 @@ async fn busy_entries_are_not_evicted() {
 }
 
 #[tokio::test]
-async fn only_one_fixed_window_is_leased() {
+async fn only_policies_of_a_single_fixed_window_are_leased() {
     let leases = || Leases::new(MemoryStorage::new(), 10);
     for text in
         ["10/minute", "token-bucket 10/minute", "fixed-window 1/second; fixed-window 9/minute", "elastic-window 1/day"]

@@ -190,9 +190,9 @@ async fn close_reports_a_failed_refund_and_tries_all_others() {
     assert!(hit.await.unwrap().is_admitted());
 }
 
-/// A dropped `close` keeps the leases that it has not reached. The next one refunds them.
+/// The next `close` refunds the leases that the dropped one has not reached.
 #[tokio::test]
-async fn dropped_close_keeps_the_other_leases() {
+async fn dropped_close_keeps_the_leases_that_it_has_not_reached() {
     let (leases, storage, _) = leased(10);
     let policy = policy("fixed-window 1000/minute");
     for key in 0..500_u32 {

@@ -217,7 +217,7 @@ async fn refusals_that_may_change_are_not_cached() {
         assert!(hit(&cache, &policy, "newcomer", 1).await.is_storage_full());
     }
     assert_eq!((cache.hits(), cache.len()), (0, 0));
-    // Free hits and peeks.
+    // Hits of cost 0 and peeks always reach the storage.
     let (cache, storage, _) = cached();
     for _ in 0..3 {
         let _ = hit(&cache, &policy, "a", 1).await;
@@ -419,7 +419,7 @@ async fn dropped_hit_that_may_have_counted_invalidates_the_entry() {
     assert!(format!("{cache:?}").contains("len: "), "{cache:?}");
     assert!(hit(&cache, &policy, "a", 4).await.is_refused());
     assert_eq!((cache.len(), cache.hits()), (1, 1));
-    // Under a larger quota of the same name it may have been admitted.
+    // A dropped hit under a larger quota of the same name may have been admitted.
     drop(cache.decide(StorageRequest::new(
         &common::policy("fixed-window 9/hour").with_name(policy.identity()),
         &key,
@@ -488,7 +488,7 @@ async fn refusal_that_expires_first_is_evicted() {
 /// A changed quota under the same name is another entry. A clear of either drops both, because they
 /// share states.
 #[tokio::test]
-async fn quotas_of_one_name_are_separate_and_cleared_together() {
+async fn quotas_of_one_policy_name_are_cached_separately_and_cleared_together() {
     let (cache, storage, _) = cached();
     let [free, paid] = ["fixed-window 2/hour", "fixed-window 5/hour"].map(|text| policy(text).with_name("tier"));
     assert!(hit(&cache, &free, "a", 2).await.is_admitted());

@@ -7,7 +7,7 @@ use tower_ratelimit::storage::{Breaker, Leases, RefusalCache, StorageRequest};
 use tower_ratelimit::{Key, Op, RateLimiter, Storage};
 
 #[tokio::test(start_paused = true)]
-async fn breaker_settles_where_the_hit_was_decided() {
+async fn breaker_settles_in_the_storage_that_decided_the_hit() {
     let whole = policy("fixed-window 100/day");
     let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(Behavior::Works), memory_with_manual_clock());
     let breaker = Breaker::new(primary.clone()).fallback(fallback.clone(), 1);
@@ -58,7 +58,7 @@ async fn charge_invalidates_cached_refusals() {
 
 /// A slice of 10 units, of which two are spent.
 #[tokio::test]
-async fn leases_settle_in_the_slice() {
+async fn leases_settle_in_the_slice_first_and_then_in_the_storage() {
     let (storage, clock) = memory_with_manual_clock();
     let storage = FakeStorage::around(storage);
     let leases = Leases::new(storage.clone(), 10).clock(clock);
@@ -94,7 +94,7 @@ async fn counted_units(storage: &impl Storage) -> u32 {
 }
 
 #[tokio::test]
-async fn failed_charge_puts_the_units_of_the_slice_back() {
+async fn failed_settlement_puts_the_units_of_the_slice_back() {
     let (storage, clock) = memory_with_manual_clock();
     let storage = FakeStorage::around(storage);
     let leases = Leases::new(storage.clone(), 10).clock(clock);
@@ -137,7 +137,7 @@ async fn hits_of_a_slice_show_units_that_were_refunded_to_the_storage() {
 }
 
 #[tokio::test]
-async fn charge_above_the_limit_is_not_undone_by_a_slice() {
+async fn refunds_do_not_undo_a_charge_above_the_limit() {
     let (storage, clock) = memory_with_manual_clock();
     let leases = Leases::new(storage, 10).clock(clock);
     let (policy, key) = (policy("fixed-window 100/minute"), Key::from("a"));

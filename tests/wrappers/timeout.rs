@@ -63,7 +63,7 @@ async fn error_of_the_storage_is_returned() {
 }
 
 #[test]
-fn only_a_pending_storage_needs_a_runtime() {
+fn only_pending_calls_need_a_runtime() {
     let storage = Timeout::new(memory_with_manual_clock().0, WITHIN);
     let (policy, key) = (policy("fixed-window 2/day"), Key::everybody());
     let mut shown = Summary::default();

@@ -37,21 +37,22 @@ use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 /// ```
 ///
 /// The breaker opens after 5 consecutive failures ([`failures`](Self::failures)). After 100
-/// milliseconds, one hit, refund or clear probes the primary. The time between probes doubles with
-/// each failed probe, up to 1 second ([`probe_after`](Self::probe_after)). The first successful
-/// probe closes the breaker.
+/// milliseconds, the next hit, refund or clear probes the primary. The time between probes doubles
+/// with each failed probe, up to 1 second, with jitter ([`probe_after`](Self::probe_after)). The
+/// first successful probe closes the breaker.
 ///
 /// The fallback decides while the breaker is open, and each time the primary fails to decide. It
 /// applies each policy [divided](Policy::divide) by the number of replicas. After a timeout of the
 /// primary, both storages may have counted the hit.
 ///
-/// Without a fallback, decisions fail, immediately while the breaker is open, and
-/// [`OnError`](crate::OnError) applies. Clones share one state.
+/// Without a fallback, a decision fails if the primary fails, and immediately while the breaker is
+/// open. Then [`OnError`](crate::OnError) applies. Clones share one state.
 ///
 /// The primary needs a timeout. The storages of this crate have one, and
 /// [`Timeout`](super::Timeout) adds one to other storages.
 ///
-/// The guide on [outages](crate::guide::outages#the-circuit-breaker) has the details and the bounds.
+/// The guide on [outages](crate::guide::outages#the-circuit-breaker) has the details and the
+/// bounds.
 ///
 /// # Errors
 ///
@@ -101,9 +102,9 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         Self(Arc::new(Parts { primary, fallback, circuit: Circuit::new(settings) }))
     }
 
-    /// Sets the storage that decides while the primary fails. It applies the quotas divided by
-    /// `replicas`, the number of processes that share the primary. Use a storage that cannot fail,
-    /// such as [`MemoryStorage`](crate::MemoryStorage).
+    /// Sets the storage that decides while the primary fails. The fallback applies each policy
+    /// [divided](Policy::divide) by `replicas`, the number of processes that share the primary. Use
+    /// a storage that cannot fail, such as [`MemoryStorage`](crate::MemoryStorage).
     ///
     /// The returned breaker is closed, and independent of clones of this one.
     ///
@@ -134,9 +135,9 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         self.with_settings(Settings { failures, ..self.0.circuit.settings() })
     }
 
-    /// Sets the time between probes. The first probe is `shortest` after the breaker opens. The time
-    /// doubles with each failed probe, up to `longest`. Up to 50 % of jitter is subtracted. Defaults
-    /// to 100 milliseconds and 1 second.
+    /// Sets the time between probes. The first probe is `shortest` after the breaker opens. The
+    /// time doubles with each failed probe, up to `longest`. Up to 50 % of jitter is subtracted.
+    /// Defaults to 100 milliseconds and 1 second.
     ///
     /// The returned breaker is closed, and independent of clones of this one.
     ///
@@ -218,14 +219,14 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
         }
     }
 
-    /// Checks the primary. It calls the primary even if the breaker is open, and does not change the
-    /// breaker's state.
+    /// Checks the primary. It calls the primary even if the breaker is open, and does not change
+    /// the breaker's state.
     fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
         self.0.primary.check()
     }
 
     /// Clears the primary and the fallback. Returns the number of keys that were removed from the
-    /// primary, or the primary's error.
+    /// primary. If the fallback fails, returns its error instead.
     fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
         let primary = self.0.primary.clear_all();
         let fallback = self.0.fallback.as_ref().map(|fallback| fallback.storage.clear_all());
@@ -238,7 +239,7 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
         }
     }
 
-    /// Returns the smaller number of the two storages.
+    /// Returns the smaller number of the two storages, with the divided policy for the fallback.
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
         let fallback = self.0.fallback.as_ref().and_then(|fallback| {
             let policy = policy.divide(fallback.replicas).ok()?;

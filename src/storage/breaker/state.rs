@@ -22,8 +22,8 @@ pub enum Phase {
 pub struct CircuitState {
     /// The phase.
     pub phase: Phase,
-    /// The number of consecutive failures of the primary. It is reset to 0 when the primary admits a
-    /// hit, refunds a hit or clears a key.
+    /// The number of consecutive failures of the primary. It is reset to 0 when the primary admits
+    /// a hit, refunds a hit or clears a key, and when the breaker closes.
     pub failures: u32,
     /// The time until the next probe, or `None` if the breaker is not [open](Phase::Open). Zero
     /// means that the next hit, refund or clear probes the primary.

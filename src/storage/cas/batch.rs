@@ -47,7 +47,7 @@ impl<'a> Batch<'a> {
         Self { loaded, is_moved, now, text, until: now, parsed: None, changed: is_moved, cleared: false }
     }
 
-    /// Executes one command. Returns the decision on a hit.
+    /// Executes one command. Returns the decision if the command is a hit or a charge.
     pub(in crate::storage) fn execute(&mut self, policy: &Policy, command: &Command) -> Option<Decision> {
         let now = self.now;
         self.cleared |= matches!(command, Command::Clear);

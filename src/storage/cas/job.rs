@@ -13,13 +13,13 @@ use super::error;
 use crate::storage::StorageError;
 use crate::{Decision, Policy, Timestamp};
 
-/// The retry time of a contended hit, in microseconds.
+/// The `retry_after` of a contended hit, in microseconds.
 const RETRY_AFTER: u64 = 20_000;
 
 /// The number of lost swaps after which a job is answered as contended.
 const ATTEMPTS: u32 = 24;
 
-/// The result of a job. Only a hit has a decision.
+/// The result of a job. Only hits and charges have a decision.
 pub(super) type Answer = Result<Option<Decision>, StorageError>;
 
 #[derive(Clone, Debug)]

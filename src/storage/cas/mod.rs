@@ -22,8 +22,8 @@ pub(super) use self::job::Command;
 pub use self::storage::Cas;
 use crate::{BoxError, Timestamp};
 
-/// A store with compare-and-swap: it loads the text of a key, and replaces it only if it has not
-/// changed.
+/// A store with compare-and-swap, which can load the text of a key, and replace the text only if
+/// its version has not changed.
 ///
 /// [`Cas`] is the [`Storage`](crate::Storage) over such a store. It writes and parses the texts.
 /// The store only keeps them.
@@ -100,8 +100,8 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns an error if the text may or may not have been stored. The caller does not retry,
-    /// because a retry could count twice.
+    /// Returns an error if the store fails. The text may have been stored nevertheless, so the
+    /// caller does not retry: a retry could count twice.
     fn swap(
         &self,
         key: &str,
@@ -142,7 +142,8 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// The text of a key, returned by [`CasStorage::load`].
+/// The text of a key, with its version. Returned by [`load`](CasStorage::load) and
+/// [`recall`](CasStorage::recall), and contained in [`Swapped::Lost`].
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
 pub struct Loaded<V> {

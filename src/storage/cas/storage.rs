@@ -58,8 +58,8 @@ pub struct Cas<S> {
     deadline: Duration,
     /// The label `storage` of the metrics.
     label: &'static str,
-    /// The maximum number of log entries that a policy may keep per key, or `None` if there is
-    /// none.
+    /// The maximum number of log entries that a policy may keep per key, or `None` if the number is
+    /// not limited.
     longest_log: Option<u32>,
 }
 
@@ -76,8 +76,8 @@ impl<S: CasStorage> Cas<S> {
         Self { shared: Arc::new(self.shared.with_store(store)), ..self }
     }
 
-    /// Accepts or rejects policies that can keep more than 1,000 log entries of a key. Each hit loads
-    /// and stores the whole log, so a long log dominates the cost of a remote store.
+    /// Accepts or rejects policies that can keep more than 1,000 log entries of a key. Each hit
+    /// loads and stores the whole log, so a long log dominates the cost of a remote store.
     #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(in crate::storage) fn long_logs(self, allowed: bool) -> Self {
         Self { longest_log: (!allowed).then_some(LONGEST_LOG), ..self }
@@ -110,9 +110,9 @@ impl<S: CasStorage> Cas<S> {
         Self { shared: Arc::new(shared), ..self }
     }
 
-    /// Sets the time by which the newest decision on a key may be ahead of the clock. If it is
-    /// further ahead, the node decides by the clock, moves the key's states back to it, and logs a
-    /// warning (feature `tracing`). Defaults to 5 seconds.
+    /// Sets the time by which the newest decision on a key may be ahead of the clock. If the
+    /// decision is further ahead, the node decides at the clock's time, moves the key's states back
+    /// to that time, and logs a warning (feature `tracing`). Defaults to 5 seconds.
     ///
     /// The clock is the one set with [`clock`](Self::clock). Without it, the clock is the store's,
     /// or this node's if the store reports no time: see [clocks](Self#clocks).

@@ -14,7 +14,7 @@ use super::{CasStorage, Loaded, Swapped, error, pause};
 use crate::BoxError;
 use crate::storage::StorageError;
 
-/// The number of retries without a delay.
+/// The maximum number of retries without a delay.
 const IMMEDIATE_RETRIES: u32 = 4;
 
 /// Executes the jobs of one key. If it is dropped early, the waiting callers get an error.

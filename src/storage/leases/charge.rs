@@ -18,8 +18,8 @@ pub(super) struct Taken<St: Storage> {
 }
 
 impl<St: Storage> LeaseTable<St> {
-    /// Charges as many units to the key's slice as it has. If these are only a part of the charge,
-    /// also returns them.
+    /// Charges units to the key's slice, as many as the slice has. If that is only a part of the
+    /// charge, also returns the units that were taken.
     pub(super) fn charge(self: &Arc<Self>, request: &StorageRequest<'_>) -> (Charged, Option<Taken<St>>) {
         let (place, now) = (self.place(request.policy, request.key), self.clock.now());
         let mut bucket = self.table.lock(place);

@@ -25,8 +25,8 @@ struct Unspent {
 }
 
 impl<St: Storage> LeaseTable<St> {
-    /// Refunds all leases, and waits for the workers with a request in flight. They refund the
-    /// units that they receive.
+    /// Refunds all leases, and waits for the workers of this runtime. Each worker refunds the units
+    /// that it still receives.
     pub(super) async fn close(&self) -> Result<(), StorageError> {
         // The flag is set before the loop below takes the buckets' locks. A worker starts under its
         // bucket's lock, so later workers see the flag.

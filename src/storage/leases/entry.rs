@@ -24,8 +24,8 @@ pub(super) struct LeaseEntry {
     pub(super) changes: u64,
     /// `true` if the latest request for units failed. The storage may have counted it.
     pub(super) is_uncertain: bool,
-    /// Dropped when the worker ends. A worker that fails to refund after
-    /// [`close`](super::Leases::close) sends the error here.
+    /// The calls of [`close`](super::Leases::close) that wait for the worker. The worker drops the
+    /// senders when it ends, or sends the error if it fails to refund the lease.
     pub(super) when_idle: Vec<oneshot::Sender<StorageError>>,
 }
 
@@ -63,7 +63,8 @@ impl LeaseEntry {
         Some(decision)
     }
 
-    /// Drops the lease and the slice that is in flight, because of a clear.
+    /// Drops the lease when the key is cleared. Of a slice in flight, only the hits that already
+    /// wait for it are served, and the rest is discarded.
     pub(super) fn forget(&mut self) {
         self.changes += 1;
         self.lease = None;
@@ -92,8 +93,9 @@ impl LeaseEntry {
 /// The error of a bucket in which all entries have a worker.
 pub(super) struct NoRoom;
 
-/// Makes room for one more key. It removes leases of ended windows first, then a key without a
-/// lease, then the least recently used lease. Returns the evicted lease.
+/// Makes room for one more key. Removes all leases of ended windows. If the bucket is still full,
+/// evicts the least recently used key, preferably one without a lease, and returns its lease. Never
+/// evicts a key with a worker.
 pub(super) fn make_room(bucket: &mut Bucket<'_, LeaseEntry>, now: Timestamp) -> Result<Option<(Key, Lease)>, NoRoom> {
     bucket.retain(|entry| {
         if entry.worker == WorkerState::Idle {

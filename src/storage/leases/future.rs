@@ -17,8 +17,8 @@ use crate::{Decision, Key, Op, Policy, Storage};
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Deciding<St: Storage> {
     progress: Progress<St>,
-    /// The cost of the request. The slice may have paid a part of a charge, so the storage decides on
-    /// less.
+    /// The cost of the request. The slice may have paid a part of a charge, so the storage decides
+    /// on less.
     cost: u32,
     /// The units of the part that the slice has paid. They go back to the slice if the storage does
     /// not charge the rest.
@@ -110,8 +110,8 @@ pub(super) enum ChangeState<St: Storage> {
     /// The guard is set for a clear that does not wait for the worker. It is dropped when the clear
     /// ends.
     Inner(St::UpdateFuture, Option<InvalidateOnDrop<St>>),
-    /// A charge of units that the slice does not have. The units that it had go back if the storage
-    /// fails.
+    /// A charge to the storage of the units that the slice does not have. If the storage fails, the
+    /// units that the slice has paid go back to the slice.
     Charge(St::UpdateFuture, Option<Taken<St>>),
 }
 

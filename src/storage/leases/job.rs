@@ -12,7 +12,8 @@ use crate::{Decision, Key, Op, Policy};
 pub(super) enum Command {
     /// A hit of this cost on a window that is leased.
     Hit(u32),
-    /// A request that the storage decides: a peek, a charge, or a hit by another kind of policy.
+    /// A request that the storage decides, such as a peek, a charge, or a hit by a policy that is
+    /// not leased.
     Forward(Op, u32),
     /// A settlement: the decision on a hit, and the actual cost of the hit.
     Settle(Decision, u32),
@@ -57,8 +58,8 @@ impl Job {
     }
 }
 
-/// Takes back the units of a decision that no caller claims. Implemented by the table of leases,
-/// which jobs do not depend on.
+/// Takes back the units of a decision that no caller claims. The table of leases implements this
+/// trait, so that jobs do not depend on the type of the storage.
 pub(super) trait TakeBack: Send + Sync {
     fn take_back(self: Arc<Self>, policy: &Policy, key: &Key, decision: &Decision);
 }

@@ -100,10 +100,12 @@ impl Lease {
         Status::admitted(self.capacity, remaining, until.since(at)).spent(until, anchor)
     }
 
-    /// Puts back units that a hit has spent of this window. Returns `false` if the hit is of
-    /// another window, if units of the window were charged to the storage, or if the window cannot
-    /// have that many unspent units. The caller must then refund the hit to the storage. If it is a
-    /// hit of this window, the refund is already included in the units that remain in the storage.
+    /// Puts back units that a hit has spent of this window. Returns `false` if the caller must
+    /// refund the hit to the storage instead:
+    ///
+    /// - The hit is of another window.
+    /// - Units of the window were charged to the storage, or the window cannot have that many
+    ///   unspent units. Then `in_storage` already includes the refund.
     pub(super) fn put_back(&mut self, window: (Timestamp, u32), units: u32) -> bool {
         if window != self.window {
             return false;
@@ -138,8 +140,8 @@ impl Lease {
     }
 }
 
-/// Derives the refusal of a hit with this cost from the refusal of another hit. Returns `None` if
-/// the cost may still fit, or if it exceeds the capacity.
+/// Derives the refusal of a hit with this cost from the refusal of another hit. If the costs
+/// differ, returns `None` if this cost may still fit, or if it exceeds the capacity.
 pub(super) fn derive_refusal(refusal: &Decision, cost: u32) -> Option<Decision> {
     let status = refusal.shown();
     let (capacity, remaining, reset) = (status.capacity(), status.remaining(), status.reset_after_micros());

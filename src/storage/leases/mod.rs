@@ -59,10 +59,10 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// policies fail [validation](Storage::validate). Shadow limits, and policies chosen per request
 /// that are not a single fixed window, are sent to the storage unchanged.
 ///
-/// At most 10,000 keys have a lease ([`max_keys`](Self::max_keys)). Beyond that, a new lease evicts
-/// the least recently used one and refunds it. Call [`close`](Self::close) at shutdown, or unspent
-/// units are lost until their window ends. Dropping the last handle inside a tokio runtime spawns a
-/// task that refunds them. Outside a runtime, nothing is refunded.
+/// At most 10,000 keys have a lease ([`max_keys`](Self::max_keys)). A new lease beyond that evicts
+/// one that was not used recently, and refunds it. Call [`close`](Self::close) at shutdown, or
+/// unspent units are lost until their window ends. Dropping the last handle inside a tokio runtime
+/// spawns a task that refunds them. Outside a runtime, nothing is refunded.
 ///
 /// Make `Leases` the outermost wrapper of a storage. A storage with round trips needs a tokio
 /// runtime. The guide on [several
@@ -81,7 +81,8 @@ pub struct Leases<St: Storage>(Arc<LeaseTable<St>>);
 const MAX_KEYS: usize = 10_000;
 
 impl<St: Storage> Leases<St> {
-    /// Wraps a storage, and takes `slice` units per request.
+    /// Wraps `storage`. A request to it leases `slice` units: fewer if few units remain, and more
+    /// if the hits that wait for them need more.
     ///
     /// # Panics
     ///
@@ -112,8 +113,8 @@ impl<St: Storage> Leases<St> {
         self.with(max_keys, clock)
     }
 
-    /// Sets the clock that measures the validity of slices. For tests. It need not agree with the
-    /// storage's clock.
+    /// Sets the clock that measures the validity of slices, for example in tests. It need not agree
+    /// with the storage's clock. Defaults to [`SystemClock`].
     ///
     /// Call this before the first hit, because the returned storage starts without leases.
     #[must_use]
@@ -238,8 +239,9 @@ impl<St: Storage> Storage for Leases<St> {
         change
     }
 
-    /// Units that a hit has not spent go back to the slice. Units that it spent in addition are
-    /// taken from the slice. If the slice has too few, the rest is charged to the storage.
+    /// Refunds units to the slice if the hit is of the same window, and to the storage otherwise.
+    /// Takes units that the hit cost in addition from the slice. If the slice has too few, charges
+    /// the rest to the storage.
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
         if !decision.has_spent() || actual == decision.cost() {
             return Change(ChangeState::Local);

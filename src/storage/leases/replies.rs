@@ -40,7 +40,7 @@ impl<St: Storage> LeaseWorker<St> {
     }
 
     /// Refuses the waiting hits that cost more than the units that remain in the storage and in the
-    /// lease.
+    /// lease together.
     pub(super) fn refuse(&mut self, policy: &Policy, refusal: &Decision, waiting: usize) {
         let local = self.unspent(self.shared.clock.now());
         self.with_entry(|entry| {
@@ -65,7 +65,8 @@ impl<St: Storage> LeaseWorker<St> {
         });
     }
 
-    /// Replies to the first `waiting` hits for which `decide` returns a decision.
+    /// Replies to each of the first `waiting` hits for which `decide` returns a decision. The other
+    /// hits keep waiting.
     fn reply_to(&mut self, policy: &Policy, waiting: usize, decide: impl Fn(u32) -> Option<Decision>) {
         let mut rest = self.jobs.split_off(waiting.min(self.jobs.len()));
         for job in std::mem::take(&mut self.jobs) {
@@ -94,8 +95,8 @@ impl<St: Storage> LeaseWorker<St> {
     }
 
     /// Handles a decision by a fallback, whose windows are not leased. The decision serves all
-    /// waiting hits, and the unused units are refunded. Hits that it cannot decide are sent to the
-    /// storage by their callers.
+    /// waiting hits, and the unused units are refunded. The callers of the hits that the decision
+    /// cannot serve send them to the storage.
     pub(super) async fn decided_by_fallback(&mut self, policy: &Policy, decision: &Decision) {
         let now = self.shared.clock.now();
         let mut slice = Lease::of(policy, decision, now, now);

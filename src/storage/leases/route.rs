@@ -18,11 +18,11 @@ use crate::{Decision, Key, Op, Policy, Storage};
 
 /// The route of a request.
 pub(super) enum Route {
-    /// It was decided locally.
+    /// The request was decided locally.
     Local(Decision),
     /// The key's worker replies.
     Wait(oneshot::Receiver<Answer>),
-    /// The caller sends it to the storage.
+    /// The caller sends the request to the storage.
     Inner,
 }
 
@@ -115,8 +115,9 @@ impl<St: Storage> LeaseTable<St> {
         Route::Wait(answer)
     }
 
-    /// Puts back units of a hit if it is of the leased window. Otherwise the caller refunds them to
-    /// the storage.
+    /// Puts units of a hit back into the key's lease. Returns `None` if the lease does not accept
+    /// them, for example if the hit is of another window. Then the caller refunds them to the
+    /// storage.
     pub(super) fn put_back(
         self: &Arc<Self>,
         policy: &Policy,
@@ -135,8 +136,8 @@ impl<St: Storage> LeaseTable<St> {
             return None;
         }
         if lease.is_unspent() && entry.worker == WorkerState::Idle {
-            // No hit of this window is left, so the whole lease is refunded. Then the next hit can
-            // start a new window.
+            // All hits of this window were refunded, so the whole lease is refunded too. Then the
+            // next hit can start a new window.
             let hit = lease.as_hit()?;
             let policy = lease.policy.clone();
             entry.lease = None;

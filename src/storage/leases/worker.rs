@@ -23,13 +23,13 @@ const SLICES_PER_WINDOW: u32 = 16;
 /// only the units that are needed.
 const MAX_SMALLER_SLICES: u32 = 2;
 
-/// The maximum number of requests in a row without a reply to any hit. This happens if the storage
-/// refuses units that it reports as remaining. The first hit is then sent to the storage by its
-/// caller.
+/// The maximum number of requests in a row that lead to no reply, because the storage refuses units
+/// that it reports as remaining. After that, the caller of the first hit sends the hit to the
+/// storage.
 const MAX_IDLE_REQUESTS: u32 = 5;
 
-/// The number of rounds before the worker yields to other tasks. The first poll runs in the task of
-/// a caller.
+/// The number of rounds before the worker yields to other tasks. It yields because its first poll
+/// runs in the task of a caller.
 const ROUNDS_PER_YIELD: u32 = 16;
 
 /// Sends requests for one key to the storage. If it is dropped before it ends, its callers get an
@@ -83,8 +83,8 @@ impl<St: Storage> LeaseWorker<St> {
     fn collect(&mut self) -> bool {
         let mut bucket = self.shared.table.lock(self.place);
         if let Some(entry) = bucket.find() {
-            // `next_jobs` ends the worker if there are none, so it is called only when no jobs are
-            // left.
+            // `next_jobs` ends the worker if no jobs are waiting, so it is called only when this
+            // worker has no jobs left.
             while self.jobs.is_empty() {
                 let more = entry.next_jobs();
                 if more.is_empty() {
@@ -232,9 +232,12 @@ impl<St: Storage> LeaseWorker<St> {
         self.with_entry(|entry| entry.is_uncertain = true);
     }
 
-    /// Returns the number of units to request. It is usually a slice: more if the waiting hits need
-    /// more, less if few units remain, and at least the cost of the first hit. After a failure it
-    /// is only the cost of the first hit, so that another lost request costs no more than one hit.
+    /// Returns the number of units to request:
+    ///
+    /// - Usually a slice. More if the waiting hits need more, and less if few units remain.
+    /// - After a [close](super::Leases::close), the units that the waiting hits need.
+    /// - After a failure, or after [`MAX_SMALLER_SLICES`], the units that the first hit needs. So
+    ///   another lost request costs no more than one hit.
     fn request_size(&mut self, policy: &Policy, waiting: usize, remain: Option<u32>, attempt: u32) -> u32 {
         let (now, slice) = (self.shared.clock.now(), self.shared.slice);
         let local = self.unspent(now);
@@ -270,7 +273,7 @@ impl<St: Storage> LeaseWorker<St> {
         self.serve_from_lease(policy, waiting, false);
         if !unchanged {
             // A clear that did not wait for this worker ran meanwhile. The rest of the slice is
-            // from before it.
+            // from before the clear.
             self.with_entry(|entry| entry.lease = None);
         }
     }

@@ -34,7 +34,7 @@ impl RedisStorage {
 
     /// Runs one `SCAN`. Returns the next cursor and the names of the keys found.
     async fn scan(&self, node: &Node, cursor: &str) -> Result<(String, Vec<Vec<u8>>), StorageError> {
-        // Escaped pattern characters match literally.
+        // The prefix may contain characters with a meaning in patterns, so they are escaped.
         let prefix = self.prefix.chars().fold(String::new(), |mut text, c| {
             if matches!(c, '*' | '?' | '[' | ']' | '\\') {
                 text.push('\\');

@@ -8,7 +8,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 use super::quote::without_arguments;
 use crate::storage::{StorageError, StorageErrorKind};
 
-/// The source of the errors of a command that was sent.
+/// An error of the `redis` crate, as the source of a [`StorageError`].
 #[derive(Debug)]
 struct RedisCause(RedisError);
 
@@ -24,8 +24,8 @@ pub(super) enum Redirect<'a> {
     TryAgain,
 }
 
-/// Converts an error that the client returned after the command was sent: an error reply of
-/// `server`, or an I/O error.
+/// Converts an error of the `redis` crate: an error reply of `server` means that it refused the
+/// command. Any other error means that the connection was lost after the command was sent.
 pub(super) fn from_redis(server: &str, error: RedisError) -> StorageError {
     let cause = RedisCause(without_arguments(error));
     match cause.0.kind() {
@@ -44,7 +44,8 @@ pub(super) fn is_script_missing(error: &StorageError) -> bool {
     is_server_error(error, ServerErrorKind::NoScript)
 }
 
-/// Returns `true` if the server belongs to a cluster, and the keys of the call to several slots.
+/// Returns `true` if the server belongs to a cluster, and the keys of the call are in several
+/// slots.
 pub(super) fn is_cross_slot(error: &StorageError) -> bool {
     is_server_error(error, ServerErrorKind::CrossSlot)
 }
@@ -87,7 +88,7 @@ fn is_server_error(error: &StorageError, kind: ServerErrorKind) -> bool {
     error_reply(error).is_some_and(|reply| reply.kind() == ErrorKind::Server(kind))
 }
 
-/// Returns the server's reply to the command. The errors of an attempt to connect have none.
+/// Returns the server's error reply to the command, or `None` if the error has another cause.
 fn error_reply(error: &StorageError) -> Option<&RedisError> {
     let source = error.source().filter(|_| error.kind() == StorageErrorKind::Refused)?;
     source.downcast_ref().map(|RedisCause(reply)| reply)
@@ -109,7 +110,7 @@ impl fmt::Display for RedisCause {
 
 impl Error for RedisCause {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        // The message of a `RedisError` includes its source.
+        // The message of a `RedisError` includes its source, so the chain continues after that.
         self.0.source().and_then(Error::source)
     }
 }

@@ -12,10 +12,13 @@ impl RedisStorage {
     /// Returns the stored states of a key as text, with one line per limit. Use it to inspect a key
     /// by hand.
     ///
-    /// A line has the limit's position, strategy and period in microseconds, the instant at which its
-    /// state expires in microseconds of Unix time, and the numbers that the [guide] describes. A
-    /// state of a limit that is not in `policy` begins with its digest. States of policies that have
-    /// a strategy without a [script](crate::strategy::Strategy::script) are not shown.
+    /// A line begins with the limit's position, strategy and period in microseconds, as in
+    /// `1.fixed-window/60000000`. The instant at which the state expires follows, in microseconds
+    /// of Unix time, and then the numbers that the [guide] describes. For a limit that is not in
+    /// `policy`, the line begins with the limit's digest in hexadecimal.
+    ///
+    /// The result is empty if the server has no states of the key. It does not include the states
+    /// of a policy with a strategy without a [script](crate::strategy::Strategy::script).
     ///
     /// # Errors
     ///

@@ -50,10 +50,11 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// One Lua script checks and updates all limits of a policy in one round trip. It uses the server's
 /// clock. All processes together admit exactly as many hits as the limit allows.
 ///
-/// Hits that wait at the same time share a call: up to 16 hits on policies with the same
-/// strategies, except [`MovingWindow`](crate::MovingWindow). Each hit keeps its own timeout, result
-/// and error. A cluster gets a call for each hit. Turn this off [behind a proxy](Self::combine) that
-/// selects the server by the first key of a call, such as Envoy or twemproxy.
+/// Under load, up to 16 hits that wait at the same time share a call, if their policies have the
+/// same strategies, without a [`MovingWindow`](crate::MovingWindow). Each hit keeps its own
+/// timeout, result and error. In a cluster, each hit has a call of its own. Turn sharing off with
+/// [`combine`](Self::combine) behind a proxy that selects the server by the first key of a call,
+/// such as Envoy or twemproxy.
 ///
 /// A strategy without a [script](crate::strategy::Strategy::script) uses compare-and-swap. That
 /// takes two round trips or more, and a hit that loses every race is refused as
@@ -83,8 +84,8 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// # Errors
 ///
 /// Calls fail with [`StorageError`] if the server is unreachable, refuses the command, or does
-/// not reply within the timeout. A command that was sent is not retried, because the server may
-/// have executed it: see [`may_have_counted`](StorageError::may_have_counted).
+/// not reply within the timeout. A call that the server may have executed is not retried: see
+/// [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct RedisStorage {
     link: Link,
@@ -151,22 +152,23 @@ impl RedisStorage {
         Self { deadline, ..self }.with_new_cas()
     }
 
-    /// Sets whether hits that wait at the same time share a call. Overrides the URL. Defaults to
+    /// Enables or disables calls that several waiting hits share. Overrides the URL. Defaults to
     /// `true`.
     ///
     /// Set it to `false` behind a proxy that distributes keys to several servers, such as Envoy or
-    /// twemproxy. A call with several hits has several keys. Such a proxy sends it to the server of
-    /// the first key, so hits of the other keys count on the wrong server, and more hits than the
-    /// limit are admitted.
+    /// twemproxy. A call with several hits has several keys. Such a proxy sends the call to the
+    /// server of the first key. So hits of the other keys count on the wrong server, and more hits
+    /// than the limit are admitted.
     ///
-    /// A server that belongs to a cluster refuses such a call. After that, the storage sends each hit
-    /// in a call of its own. With a cluster URL it always does.
+    /// With a cluster URL, hits never share a call. With the URL of a single server that belongs to
+    /// a cluster, the server refuses a call whose keys are in several slots. From then on, the
+    /// storage sends each hit in a call of its own.
     #[must_use]
     pub fn combine(self, combine: bool) -> Self {
         Self { combine, ..self }.with_new_cas()
     }
 
-    /// Replaces the server's clock. For tests (feature `testing`).
+    /// Replaces the server's clock in tests. Requires the feature `testing`.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
@@ -184,8 +186,8 @@ impl RedisStorage {
     ///
     /// # Errors
     ///
-    /// Returns the last error when `timeout` has passed. If the user has no right to run a command,
-    /// the error names the command.
+    /// Returns the last error when `timeout` has passed. An attempt that timed out does not replace
+    /// an earlier error. If the user has no right to run a command, the error names the command.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.probe(deadline)).await
     }

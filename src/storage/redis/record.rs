@@ -1,4 +1,5 @@
-//! The binary format of the small states.
+//! The binary format of the small states. These are all states except the entries of a moving
+//! window's log, which has a key of its own.
 //!
 //! The value of a key is a sequence of records, one per limit, in the order of the limits. All
 //! numbers are unsigned and big-endian, and all instants are microseconds of Unix time.
@@ -32,17 +33,17 @@ use crate::storage::names;
 use crate::strategy::State;
 use crate::{Policy, Timestamp};
 
-/// The bytes of a record, and of a record of a moving window.
+/// The sizes of a record and of a record of a moving window, in bytes.
 pub(super) const SIZE: usize = 20;
 pub(super) const LOG_SIZE: usize = 44;
 
 /// The bit of a digest whose record belongs to a moving window.
 const LOG: u32 = 1 << 31;
 
-/// A record with a later instant is invalid, as in the scripts.
+/// The first instant that is too late for a valid record, as in the scripts.
 const LATEST: u64 = 1 << 54;
 
-/// Returns the digests of the limits. `logs` has `true` for each moving window.
+/// Returns the digests of the limits. `logs` yields a value per limit: `true` for a moving window.
 pub(super) fn digests(policy: &Policy, logs: impl Iterator<Item = bool>) -> Vec<u32> {
     let mut digests = Vec::with_capacity(policy.limits().len());
     for (position, is_log) in logs.enumerate() {
@@ -52,7 +53,7 @@ pub(super) fn digests(policy: &Policy, logs: impl Iterator<Item = bool>) -> Vec<
     digests
 }
 
-/// Returns the digest of a hash that is not in `used`.
+/// Returns a digest for `hash` that is not in `used`.
 fn distinct(hash: u32, is_log: bool, used: &[u32]) -> u32 {
     let flag = if is_log { LOG } else { 0 };
     let mut digest = hash & !LOG | flag;
@@ -62,8 +63,8 @@ fn distinct(hash: u32, is_log: bool, used: &[u32]) -> u32 {
     digest
 }
 
-/// Returns the states with these digests. Logs are [`State::Fresh`], because the value does not
-/// contain their entries.
+/// Returns the state for each digest: [`State::Fresh`] if its record is missing or invalid, and for
+/// a log, because the value does not contain the log's entries.
 pub(super) fn read(digests: &[u32], stored: &[u8]) -> Vec<State> {
     digests.iter().map(|&digest| find(digest, stored).and_then(state).unwrap_or_default()).collect()
 }
@@ -101,8 +102,8 @@ pub(super) fn log(digest: u32, stored: &[u8]) -> Option<(u64, Timestamp)> {
     Some((units.into(), Timestamp::from_micros(oldest)))
 }
 
-/// Returns a line of text for each record: the tag of its limit, or the digest of an unknown limit,
-/// and its numbers.
+/// Returns a line of text for each record: the tag of its limit, or the digest if the limit is not
+/// in the policy, and the record's numbers.
 pub(super) fn lines(policy: &Policy, digests: &[u32], stored: &[u8]) -> Vec<String> {
     let line = |(digest, record): (u32, &[u8])| {
         let position = digests.iter().position(|&other| other == digest);
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_with_one_hash_get_different_digests() {
+    fn limits_with_the_same_hash_get_different_digests() {
         assert_eq!(distinct(7, false, &[]), 7);
         assert_eq!(distinct(7, false, &[7, 8]), 9);
         assert_eq!(distinct(7 | LOG, false, &[7 | LOG]), 7);

@@ -18,7 +18,7 @@ pub(super) fn decision(request: StorageRequest<'_>, call: &Call, reply: &Value) 
     let (numbers, stored) = reply.split_at_checked(size)?;
     let at = Timestamp::from_micros(u64::from_be_bytes(*at));
     let spends = request.op == Op::Hit && request.cost > 0;
-    // A charge has the same numbers as a peek of cost 0 after it.
+    // The status after a charge is that of a peek with cost 0.
     let cost = if request.op == Op::Charge { 0 } else { request.cost };
     let outcome = |delay| match (spends, admitted) {
         (false, _) => None,

@@ -12,11 +12,11 @@ use super::{keys, size};
 use crate::Timestamp;
 use crate::storage::{Cas, CasStorage, Clock, Loaded, StorageError, Swapped};
 
-/// Replaces the value if it equals the first argument, and loads it otherwise.
+/// Replaces the value if it equals the first argument, and returns it otherwise.
 ///
 /// The second argument is the new value, or empty to delete the key. The third is the time to live
-/// in milliseconds. Without arguments, the script only loads. It returns `{ 1, 0, '' }` after a
-/// swap, else 0, the server's time in microseconds, and the value.
+/// in milliseconds. Without arguments, the script only returns the value. The reply is
+/// `{ 1, 0, '' }` after a swap, else 0, the server's time in microseconds, and the value.
 const SCRIPT: &str = concat!(
     include_str!("script/forgive.lua"),
     "\
@@ -39,8 +39,8 @@ pub(super) struct SwapStore {
 
 /// Creates the compare-and-swap storage on these servers.
 pub(super) fn cas(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Option<Arc<dyn Clock>>) -> Cas<SwapStore> {
-    // A command times out shortly before `Cas` does. So the connection counts the missing reply,
-    // and the error names the server.
+    // A command must time out shortly before `Cas` does. Then the connection counts the missing
+    // reply, and the error names the server.
     let store = SwapStore { link: link.clone(), prefix: Arc::clone(prefix), deadline: deadline * 15 / 16 };
     let cas = Cas::new(store).metrics_label(super::LABEL).deadline(deadline);
     match clock {

@@ -23,7 +23,7 @@ pub(super) enum Servers {
     Single(Address),
     /// At least one node of a cluster. The nodes return the addresses of the others.
     Cluster(Vec<Host>),
-    /// At least one sentinel, the name of the service that they monitor, and the login for them.
+    /// At least one sentinel, the name of the service that the sentinels monitor, and their login.
     Sentinels {
         hosts: Vec<Host>,
         service: String,

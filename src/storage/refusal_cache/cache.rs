@@ -57,7 +57,8 @@ impl Cache {
     }
 
     fn place(&self, policy: &Policy, key: &Key) -> TableKey {
-        // A shadow policy has the digest of its policy, but its own states.
+        // A shadow policy has the same digest as the policy that contains it, but its own states.
+        // `kind` keeps their refusals apart.
         let kind = if policy.is_shadow() { policy.limit_digests().first().copied().unwrap_or_default() } else { 0 };
         self.table.place(policy, kind, key)
     }
@@ -125,8 +126,8 @@ impl Cache {
         });
     }
 
-    /// Adds a refusal. If the bucket is full, it replaces the key whose refusals expire first,
-    /// unless those expire later than the new one.
+    /// Adds a refusal. If the bucket is full, removes the key whose refusals expire first. If even
+    /// those expire later than the new refusal, does not add it.
     fn keep(&self, bucket: &mut Bucket<'_, KeyEntry>, refusal: CachedRefusal) {
         let ways = bucket.ways;
         let is_new = bucket.find().is_some_and(|entry| entry.refusals.is_empty());
@@ -187,7 +188,7 @@ impl KeyEntry {
     }
 }
 
-/// A hit that was sent to the storage. Dropping it ends it, with or without a decision.
+/// A hit that was sent to the storage. It counts as in flight until this value is dropped.
 #[derive(Debug)]
 pub(super) struct InFlight {
     cache: Arc<Cache>,
@@ -205,7 +206,7 @@ impl InFlight {
     pub(super) fn decided(mut self, decision: &Decision) {
         self.is_undecided = false;
         if decision.is_admitted() {
-            // The cached refusals are out of date: units were spent or came back since.
+            // Units were spent or came back after the cached refusals.
             return self.cache.invalidate_at(self.place);
         }
         let cache = &self.cache;
@@ -223,8 +224,8 @@ impl Drop for InFlight {
         let mut bucket = self.cache.table.lock(self.place);
         let Some(entry) = bucket.find() else { return };
         entry.in_flight -= 1;
-        // The hit may have spent units. This does not invalidate refusals of the same quota with at
-        // most its cost.
+        // A hit without a decision may have spent units. Then only refusals by the same policy of
+        // at most the hit's cost are still valid.
         if self.is_undecided {
             entry.changes += u64::from(entry.max_cost > self.cost);
             self.cache.keep_only(entry, |refusal| refusal.cost() <= self.cost && *refusal.policy() == self.policy);

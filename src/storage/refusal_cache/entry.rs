@@ -14,8 +14,8 @@ pub(super) struct CachedRefusal {
     /// The time when the decision arrived. The decision is at least as old as the time since then,
     /// so a derived `retry_after` is never too short.
     received: Timestamp,
-    /// The end of the time to live, counted from `sent`. The storage decided after that, so the end
-    /// is never too late.
+    /// The end of the time to live, counted from `sent`. The storage decided after `sent`, so the
+    /// end is never too late.
     pub(super) end: Timestamp,
     /// The time until which the refusal may be served stale while a hit is in flight: one more
     /// `ttl`, unless `retry_after` ends earlier.
@@ -58,18 +58,19 @@ impl CachedRefusal {
         now < self.received || now >= self.stale_end
     }
 
-    /// Serves the entry after its time to live while a hit of this cost is in flight.
+    /// Allows the entry to be served after its time to live, because a hit of `cost` is now in
+    /// flight. Does nothing if the entry does not refuse that hit.
     pub(super) fn serve_stale(&mut self, policy: &Policy, cost: u32, now: Timestamp) {
         self.serves_stale |= self.refuses(policy, cost, now);
     }
 
-    /// Stops serving the entry after its time to live.
+    /// Revokes the permission of [`serve_stale`](Self::serve_stale).
     pub(super) fn stop_serving_stale(&mut self) {
         self.serves_stale = false;
     }
 
-    /// Returns `true` if this entry replaces the other one: same policy, and an exact answer to the
-    /// other's cost.
+    /// Returns `true` if this entry makes the other one redundant, because it has the same policy
+    /// and an exact answer to the other's cost.
     pub(super) fn replaces(&self, other: &Self) -> bool {
         self.policy == other.policy && self.is_exact(other.cost())
     }

@@ -40,18 +40,20 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// A refusal is cached until its `retry_after` has passed, for at most 1 second
 /// ([`ttl`](Self::ttl)). It answers later hits of the same policy and key if they have the same or
-/// a larger cost, or if their cost exceeds the remaining units. While it is cached, its `retry_after`
-/// counts down. Peeks always go to the storage, and so do hits of policies with an elastic window or
-/// a leaky bucket.
+/// a larger cost, or if their cost exceeds the remaining units. While it is cached, its
+/// `retry_after` counts down. Peeks always go to the storage, and so do hits of policies with an
+/// elastic window or a leaky bucket.
 ///
 /// A [`clear`](Storage::clear) or [`settle`](Storage::settle) through this cache removes the key's
-/// refusals. Changes by other processes take effect after at most one `ttl`.
+/// refusals. A change by another process takes effect after at most one `ttl`. While a hit of the
+/// key is then in flight to the storage, the expired refusal still answers other hits, for at most
+/// one more `ttl`.
 ///
 /// The cache holds refusals of up to 100,000 keys ([`max_keys`](Self::max_keys)) and of up to four
 /// costs per key. A refusal takes about 300 bytes.
 ///
-/// Put it around a [`Breaker`](super::Breaker). It has no benefit around a
-/// [`MemoryStorage`](crate::MemoryStorage). The guide on [several
+/// With a [`Breaker`](super::Breaker), wrap the breaker in the cache. A cache around a
+/// [`MemoryStorage`](crate::MemoryStorage) has no benefit. The guide on [several
 /// processes](crate::guide::several_processes#fewer-requests-to-the-storage) has the details.
 ///
 /// # Errors
@@ -113,8 +115,8 @@ impl<St: Storage> RefusalCache<St> {
         self.with(max_keys, ttl, clock)
     }
 
-    /// Sets the clock that measures the age of refusals. For tests. It need not agree with the
-    /// storage's clock.
+    /// Sets the clock that measures the age of refusals, for example in tests. It need not agree
+    /// with the storage's clock. Defaults to [`SystemClock`].
     ///
     /// Call this before the first hit, because the returned cache is empty.
     #[must_use]

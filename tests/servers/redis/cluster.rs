@@ -15,7 +15,7 @@ use super::{LONG, PLENTY, not_ready, ready, storage};
 /// Guards against this defect: scripts with several keys fail with `CROSSSLOT` on a
 /// cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cluster_counts_exactly_and_the_keys_of_a_policy_share_a_slot() {
+async fn cluster_counts_exactly_with_keys_on_all_nodes() {
     let cluster = Cluster::start();
     let two = policy("moving-window 5/day; moving-window 7 per 2 days; fixed-window 6/day").with_name("two");
     for policy in [two, foreign(5).with_name("foreign")] {

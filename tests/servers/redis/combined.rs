@@ -78,9 +78,9 @@ async fn scripts_that_the_server_has_forgotten_are_sent_again() {
     }
 }
 
-/// The user has no right to the keys of one client.
+/// The user has no right to the keys of the clients from number 50 on.
 #[tokio::test]
-async fn key_that_the_server_refuses_fails_alone() {
+async fn hits_on_forbidden_keys_do_not_fail_the_other_hits() {
     let server = Server::start(&[]);
     server.ask(&["ACL", "SETUSER", "some", "on", ">password", "+@all", "~rl:{p|n:?}", "~rl:{p|n:[1-4]?}"]);
     let storage = storage(&server.url().replace("redis://", "redis://some:password@"));
@@ -103,7 +103,7 @@ async fn key_that_the_server_refuses_fails_alone() {
 }
 
 #[tokio::test]
-async fn keys_with_values_of_others_do_not_fail_the_rest() {
+async fn unreadable_values_of_some_keys_do_not_fail_any_hit() {
     let server = Server::start(&[]);
     let (storage, policy) = (storage(&server.url()), policy("fixed-window 10/day; 20/day").with_name("p"));
     ready(&storage).await;
@@ -148,7 +148,7 @@ async fn dropped_hits_do_not_affect_those_that_wait_with_them() {
         for hit in waiting.iter_mut().flatten() {
             assert!(poll_immediate(hit).await.is_none());
         }
-        // One of the first hits is the one that would send the others.
+        // Drops a hit that is in flight, or that waits in a group.
         waiting[usize::try_from(round).unwrap()] = None;
         let rest = join_all(waiting.into_iter().flatten()).await;
         assert!(rest.into_iter().all(|result| result.unwrap().is_admitted()), "round {round}");

@@ -1,4 +1,4 @@
-//! Combined hits of callers that are not polled, of several runtimes, and that are never sent.
+//! Combined hits: callers that are not polled, several runtimes, and hits that are never sent.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -79,7 +79,7 @@ fn hits_of_a_runtime_that_ends_are_sent_by_their_callers() {
     let [first, second] = [(); 2].map(|()| runtime());
     // The connection belongs to this runtime.
     second.block_on(ready(&storage));
-    // The first four hits are sent without company. Their timers need their runtime.
+    // The first four hits are sent at once, without a group. Their timers need their runtime.
     let waiting = first.block_on(async { begin(&storage, &policy).await.split_off(4) });
     drop(first);
     for result in second.block_on(join_all(waiting)) {
@@ -107,7 +107,7 @@ async fn dropped_hits_are_not_sent() {
     let server = Server::start(&[]);
     let (storage, policy) = (storage(&server.url()), policy("10/day"));
     ready(&storage).await;
-    // The first four hits are sent without company.
+    // The first four hits are sent at once, without a group.
     let mut waiting = begin(&storage, &policy).await;
     waiting.truncate(34);
     join_all(waiting).await.into_iter().for_each(|result| assert!(result.unwrap().is_admitted()));
@@ -139,7 +139,7 @@ async fn combining_can_be_turned_off() {
     assert!(calls(storage(&format!("{url}?combine=false")).combine(true)).await < CLIENTS / 4);
 }
 
-/// A hit counts as a call in flight, also if it shares a call.
+/// Each hit counts as a call in flight, even if it shares a call with others.
 #[tokio::test]
 async fn combined_hits_count_towards_the_limit_of_calls_in_flight() {
     let server = Server::start(&[]);
@@ -161,7 +161,7 @@ async fn combined_hits_count_towards_the_limit_of_calls_in_flight() {
 }
 
 #[tokio::test]
-async fn cluster_that_refuses_several_keys_is_remembered() {
+async fn storage_stops_combining_hits_after_a_cluster_refuses_several_keys() {
     let server = Server::start(&["--cluster-enabled", "yes"]);
     let slots: Vec<String> = (0..16_384).map(|slot| slot.to_string()).collect();
     let all = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(|slot| &**slot)).collect::<Vec<_>>();

@@ -22,7 +22,7 @@ use common::harness::{DEADLINE, EntryPoints, SECOND, within};
 use tower_ratelimit::storage::{RedisStorage, StorageError};
 use tower_ratelimit::{Global, Policy};
 
-/// A timeout that only a test that hangs reaches.
+/// A timeout that a test reaches only if it hangs.
 const LONG: Duration = Duration::from_secs(20);
 
 /// The tolerance for results after a short timeout on a busy machine.

@@ -16,7 +16,7 @@ use super::{LONG, ready, storage};
 /// The guide with the `ACL SETUSER` line.
 const DOCS: &str = include_str!("../../../src/guide/operating.md");
 
-/// The timeout of a call of `ready` that fails.
+/// The timeout of the calls of `ready` that are expected to fail.
 const CHECK: Duration = Duration::from_millis(500);
 
 /// Commands that only other databases, sentinels or clusters need.

@@ -90,7 +90,7 @@ fn admitted(storage: &RedisStorage, policy: &Policy) -> usize {
 }
 
 #[test]
-fn script_may_begin_with_comments() {
+fn comments_that_look_like_markers_do_not_change_a_script() {
     let server = Server::start(&[]);
     let sources: [&'static [&'static str]; 3] = [
         &[concat!("-- Mine.\n-- each hit counts once\n", lua!("mine"))],
@@ -104,7 +104,7 @@ fn script_may_begin_with_comments() {
 }
 
 #[test]
-fn custom_strategy_may_use_a_built_in_name() {
+fn custom_strategy_name_may_be_the_end_of_a_built_in_name() {
     let server = Server::start(&[]);
     let bucket = || limit("bucket", &[lua!("bucket")], false);
     let token = || Limit::new(TokenBucket::new(), Quota::per_day(9));
@@ -114,7 +114,7 @@ fn custom_strategy_may_use_a_built_in_name() {
 }
 
 #[test]
-fn same_name_with_different_scripts_has_separate_functions() {
+fn strategies_with_the_same_name_keep_their_own_scripts() {
     let server = Server::start(&[]);
     let storage = on(&server, ManualClock::default());
     let sources: &'static [&'static str] = &[lua!("mine")];
@@ -137,7 +137,7 @@ fn strategy_whose_name_is_not_an_identifier_runs_without_a_script() {
 }
 
 #[test]
-fn policy_of_many_strategies_is_one_script() {
+fn policy_can_have_sixteen_custom_strategies() {
     let server = Server::start(&[]);
     macro_rules! limits {
         ($($name:literal)*) => { [$(limit($name, &[concat!("local own = 1\n", lua!($name))], false)),*] };

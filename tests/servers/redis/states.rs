@@ -209,7 +209,7 @@ fn releases_with_different_limits_decide_like_the_model() {
 }
 
 #[test]
-fn clock_that_goes_back_decides_like_the_strategies() {
+fn decisions_on_a_clock_that_goes_back_equal_those_of_the_strategies() {
     let server = Server::start(&[]);
     for (policy, back) in [
         (policy("moving-window 10/second"), 10 * DAY),

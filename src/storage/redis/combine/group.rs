@@ -1,4 +1,4 @@
-//! Hits that one call sends.
+//! A group of hits that one call sends.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -3,12 +3,13 @@
 //! A script call costs the server a few microseconds besides the decision, for example to read the
 //! clock, and the client a reply. One call for several hits divides these costs between them.
 //!
-//! A hit without company is sent at once. If other hits of the storage are in flight, it joins a
-//! [`Group`]. A task of the group yields to the runtime once, and then sends all hits that have
-//! joined in the meantime. The hits of a call are decided in order, each as by a call of its own.
+//! A hit is sent at once if fewer than four other hits of the storage are in flight. Otherwise it
+//! joins a [`Group`]. A task of the group yields to the runtime once, and then sends all hits that
+//! have joined in the meantime. A full group is sent without the yield. The hits of a call are
+//! decided in order, each as by a call of its own.
 //!
-//! No hit depends on the caller of another one, which may not be polled for a while. Each runtime
-//! has its own groups, because a runtime may not be running.
+//! A task sends the group, because the future of a hit may not be polled for a while. Each runtime
+//! has its own groups, because the tasks of another runtime may not run for a while.
 
 mod group;
 
@@ -29,13 +30,13 @@ use super::link::{Link, Node};
 use super::script::{Call, Combined, Kin};
 use crate::storage::{StorageError, StorageErrorKind};
 
-/// The most hits in one call.
+/// The maximum number of hits in one call.
 ///
 /// Other clients of the server wait for the whole call, which takes about 4 us per hit. More hits
 /// per call gain little.
 const MOST: usize = 16;
 
-/// A hit waits for others only if at least this many hits are in flight.
+/// A hit joins a group only if at least this many other hits are in flight.
 const COMPANY: usize = 4;
 
 /// Combines the hits of one storage.
@@ -48,17 +49,18 @@ pub(super) struct Combiner {
     open: Mutex<HashMap<GroupKey, Arc<Group>>>,
 }
 
-/// The hits that can join the same group.
+/// The properties that all hits of a group share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct GroupKey {
     runtime: runtime::Id,
     kin: Kin,
 }
 
-/// Counts a hit in flight until it is dropped.
+/// A guard that decrements the number of hits in flight when it is dropped.
 struct InFlight<'a>(&'a AtomicUsize);
 
-/// Sends a group. If the runtime drops it before that, each hit is sent in a call of its own.
+/// The task that sends a group. If the runtime drops the task before that, each hit is sent in a
+/// call of its own.
 struct Sending {
     combiner: Arc<Combiner>,
     node: Node,
@@ -73,7 +75,7 @@ impl Combiner {
         Arc::new(Self { is_enabled, in_flight, open })
     }
 
-    /// Runs the script of a call, together with those of other hits where possible.
+    /// Runs the script of a call, in one call with other hits if possible.
     ///
     /// The future can be dropped at any time, without an effect on other hits.
     pub(super) async fn run(
@@ -108,7 +110,8 @@ impl Combiner {
         }
     }
 
-    /// Adds a hit to the open group of the current runtime, and spawns the task that sends it.
+    /// Adds a hit to the open group of the current runtime. If the hit is the first of its group or
+    /// fills it, also spawns a task that sends the group.
     fn enter(self: &Arc<Self>, node: &Node, hit: Hit) -> Member {
         let (runtime, call) = (Handle::current(), Arc::clone(&hit.call));
         let key = GroupKey { runtime: runtime.id(), kin: call.kin() };
@@ -121,7 +124,7 @@ impl Combiner {
         if is_full {
             open.remove(&key);
         }
-        // A runtime that shuts down drops a spawned task immediately, which takes the lock.
+        // A runtime that shuts down drops a spawned task immediately. Dropping it takes the lock.
         drop(open);
         if is_new || is_full {
             let (combiner, node, of) = (Arc::clone(self), node.clone(), Arc::clone(&group));
@@ -148,7 +151,7 @@ impl Sending {
         }
     }
 
-    /// Closes the group. Returns `false` if it was full and is sent by another task.
+    /// Closes the group. Returns `false` if the group became full, so that another task sends it.
     fn close(&mut self) -> bool {
         let mut open = self.combiner.open();
         if open.get(&self.key).is_some_and(|group| Arc::ptr_eq(group, &self.group)) {
@@ -160,7 +163,7 @@ impl Sending {
 
     /// Sends the hits in one call, and distributes the replies.
     async fn send(self) {
-        // Each caller has a timeout of its own.
+        // The callers apply their own deadlines, so the call may take until the last one.
         let Some(deadline) = self.group.last_deadline() else { return };
         let count = self.group.len();
         if count < 2 {

@@ -1,6 +1,6 @@
 //! A Redis Cluster: one connection per node, and the map from slots to nodes.
 //!
-//! The cluster connection of the `redis` crate does not fit, for two reasons. It retries a command
+//! The cluster connection of the `redis` crate is unsuitable, for two reasons. It retries a command
 //! after the connection was lost, which can count a hit twice. And all commands wait while it loads
 //! the slot map.
 
@@ -31,7 +31,7 @@ const TRY_AGAIN_DELAY: Duration = Duration::from_millis(10);
 /// The timeout of `CLUSTER SLOTS` on one node.
 const NODE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The timeout of loading the slot map, over all nodes.
+/// The timeout of loading the slot map, including all attempts.
 const MAP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A handle to the connections of all nodes.
@@ -145,8 +145,8 @@ impl ClusterInner {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loads the slot map from the first node that returns it. Tries the connected nodes, then
-    /// those in the URL.
+    /// Loads the slot map from the first node that returns it. Tries the known nodes and those in
+    /// the URL. Each load starts with another node.
     async fn load_slots(self: Arc<Self>) -> Result<Slots, StorageError> {
         let mut hosts: Vec<Host> = self.nodes().keys().cloned().collect();
         hosts.extend(self.seeds.iter().filter(|seed| !hosts.contains(seed)).cloned().collect::<Vec<_>>());

@@ -53,17 +53,18 @@ impl Link {
 
     /// Sends `command`, and returns the reply.
     ///
-    /// A command is sent once. It is sent again only if a cluster node replies that it did not
-    /// execute it. In a cluster, the first key selects the node. That is the argument after the
-    /// number of keys for `EVAL` and `EVALSHA`, else the first argument.
+    /// A command is sent again only if the reply of a cluster node means that the node did not
+    /// execute it. In a cluster, the first key selects the node. For `EVAL` and `EVALSHA`, that is
+    /// the argument after the number of keys. For other commands, it is the first argument.
     ///
     /// The future can be dropped at any time. The server may execute the command nevertheless.
     /// Other commands on the connection are not affected.
     ///
     /// # Errors
     ///
-    /// Returns an error if no reply has arrived at `deadline`, which includes the time to connect.
-    /// Also returns an error if the reply is an error, or an array that contains one.
+    /// Returns an error if no reply has arrived at `deadline`, even if that is because connecting
+    /// took too long. Also returns an error if the reply is an error, or an array that contains
+    /// one.
     pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, StorageError> {
         match &self.0 {
             Topology::Single(node) => node.run(command, deadline).await,
@@ -82,9 +83,9 @@ impl Link {
         }
     }
 
-    /// Returns an error if too many calls are in flight. Check it before preparing a call.
+    /// Returns an error if too many calls are in flight. Use it to skip the preparation of a call.
     ///
-    /// A cluster always returns `None`, because the key's node is not known yet.
+    /// For a cluster, always returns `None`, because the key's node is not known yet.
     pub(super) fn overload(&self) -> Option<StorageError> {
         match &self.0 {
             Topology::Single(node) => node.overload(),

@@ -1,4 +1,4 @@
-//! The connection to one server. Its address is fixed, or a [`Route`] finds it.
+//! The connection to one server, which a [`Route`] finds.
 
 use std::fmt;
 use std::future::ready;
@@ -119,8 +119,8 @@ impl Node {
         self.receive(&open, call, deadline, commands.send_packed_command(command)).await
     }
 
-    /// Runs a command for several hits like [`run`](Self::run). Calls `command` immediately before
-    /// sending it, and not at all if it cannot be sent. Returns nil if `command` returns `None`.
+    /// Runs a command for several hits, like [`run`](Self::run). Calls the closure `command` only
+    /// when the connection is ready to send. Returns nil if the closure returns `None`.
     pub(in super::super) async fn run_with(
         &self,
         deadline: Instant,

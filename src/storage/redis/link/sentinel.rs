@@ -24,7 +24,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The sentinels of a service.
 pub(super) struct Sentinels {
     nodes: Vec<Node>,
-    /// The index of the sentinel that is asked first: the one that replied last.
+    /// The index of the sentinel that is asked first: the latest one that knew the primary.
     preferred: AtomicUsize,
     service: String,
     /// The access to the primary.

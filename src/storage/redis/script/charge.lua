@@ -1,4 +1,5 @@
--- Charges units to all limits, whatever remains. Returns the same values as hit.lua.
+-- Charges units to all limits, even if fewer remain. Returns the same values as hit.lua after a
+-- refusal, but the byte is 1.
 -- begin
 -- read
 local changed, a, b, c = true

@@ -3,8 +3,8 @@
 -- KEYS: the key of the small states of each hit.
 -- ARGV: the packed arguments of each hit. In tests, the time follows.
 --
--- Returns the string of each hit, or nothing if it failed. A hit that failed has written nothing,
--- because the small states are written last.
+-- Returns for each hit the string of hit.lua, or false if the hit failed. A hit that failed has
+-- written nothing, because the small states are written last.
 local own = ARGV[#KEYS + 1]
 -- begin
 local function decide(key, packed)

@@ -1,9 +1,12 @@
 -- Decides on a hit. It takes units from the limits only if all limits admit it.
 --
--- Returns a string: the time, a byte that is 1 if the hit is admitted or else 0, in the order of
--- the limits the delay of each that delays and, if the hit is refused, the results of log_status
--- for each log, and the records of the small states. After an admission, the record of a log has
--- its numbers. A table would cost the server more.
+-- Returns a string, because a table would cost the server more. Its parts are:
+--
+-- 1. The time.
+-- 2. A byte that is 1 if the hit is admitted, and 0 otherwise.
+-- 3. For each limit that delays, the delay. For each log, the results of log_status, but only if
+--    the hit is refused. After an admission, the record of the log has these numbers.
+-- 4. The value of the key, which contains the records of the limits.
 -- begin
 -- read
 local admitted = 1

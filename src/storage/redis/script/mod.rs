@@ -62,7 +62,7 @@ struct Text {
     hash: String,
 }
 
-/// A limit, as far as it is relevant for the text of a script.
+/// The properties of a limit from which the text of a script is assembled.
 struct Part {
     /// The prefix of the names of its functions.
     function: String,
@@ -117,7 +117,8 @@ impl Scripts {
         self.call(kind, prefix, request, now, None)
     }
 
-    /// Returns the call that refunds a hit.
+    /// Returns the call that refunds `units` of the hit of `decision`, or `None` if a strategy has
+    /// no script.
     pub(super) fn refund(
         &self,
         prefix: &str,
@@ -131,7 +132,7 @@ impl Scripts {
         self.call(ScriptKind::Refund, prefix, request, now, Some(decision))
     }
 
-    /// Returns the call that clears a key.
+    /// Returns the call that clears a key, or `None` if a strategy has no script.
     pub(super) fn clear(&self, prefix: &str, policy: &Policy, key: &Key, now: Option<Timestamp>) -> Option<Call> {
         self.call(ScriptKind::Clear, prefix, StorageRequest::new(policy, key, Op::Hit, 0), now, None)
     }

@@ -1,4 +1,5 @@
--- Reads the states without a change. Returns the same values as hit.lua.
+-- Reads the states without a change. Returns the same values as hit.lua after a refusal, but the
+-- byte is 1 and the delays are 0.
 -- begin
 -- read
 local answer = pack('>I8B', now, 1)
