@@ -103,7 +103,7 @@ async fn join(mut futures: Vec<Preparing<'_>>) -> Prepared<Vec<Option<tokio_post
     Ok(results.into_iter().flatten().collect())
 }
 
-/// Opens a connection without statements.
+/// Opens a connection, without prepared statements.
 pub(super) async fn connect(config: &Config) -> Result<(Client, AbortHandle), tokio_postgres::Error> {
     let (client, connection) = config.connect(NoTls).await?;
     let driver = tokio::spawn(async move { drop(connection.await) }).abort_handle();
