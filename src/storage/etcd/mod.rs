@@ -44,9 +44,9 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// survive the loss of a server, at up to a few hundred hits per second. For thousands of hits per
 /// second, use `RedisStorage`.
 ///
-/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. An
-/// admitted hit takes two round trips, a refused one takes one. All processes together never admit
-/// more than the limit. A hit that loses every race is refused as
+/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
+/// takes two round trips, or one if the state does not change, as after most refusals. All
+/// processes together never admit more than the limit. A hit that loses every race is refused as
 /// [contended](crate::Decision::is_contended). [`Cas`] explains the details.
 ///
 /// | option of the URL | default | meaning |

@@ -33,9 +33,9 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///
 /// # Decisions
 ///
-/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. An
-/// admitted hit takes two round trips, a refused one takes one. All processes together never admit
-/// more than the limit. A hit that loses every race is refused as
+/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
+/// takes two round trips, or one if the state does not change, as after most refusals. All
+/// processes together never admit more than the limit. A hit that loses every race is refused as
 /// [contended](crate::Decision::is_contended). [`Cas`] has the details.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
