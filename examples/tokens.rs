@@ -58,7 +58,7 @@ fn app(storage: &MemoryStorage) -> Result<Router, ConfigError> {
     let tokens = "token-bucket 10000/minute burst 20000".parse::<Policy>()?.with_name("tokens");
     let requests = RateLimitLayer::with_storage(requests, key(), storage.clone()).headers(Headers::ietf());
     let tokens = RateLimitLayer::with_storage(tokens, key(), storage.clone())
-        // The client may choose its estimate, because the end of the stream settles the actual cost.
+        // The client may choose its estimate, because the end of the stream corrects the cost.
         .cost(|head: &Head<'_>| max_tokens(head.uri()))
         .settle_later()
         .headers(Headers::ietf());
