@@ -52,7 +52,7 @@ impl LimitedClient {
                 [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&response.status());
             let wait = retry_after(response.headers(), SystemTime::now()).filter(|_| is_refused);
             let Some(wait) = wait else { return Ok(response) };
-            // Also after the last attempt, because the pause is for the other requests as well.
+            // Pauses the host after the last attempt too, because the pause is for all requests.
             self.pause(&host, wait);
             if attempt == MAX_ATTEMPTS {
                 return Ok(response);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn long_pause_of_a_server_ends_later_requests_too() {
+    async fn later_requests_fail_without_a_call_during_a_long_retry_after() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let uri: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
         let calls = Arc::new(AtomicU32::new(0));
@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(calls.load(Ordering::Relaxed), 1);
     }
 
-    /// Otherwise it would spend a unit long before it is sent.
+    /// Otherwise the request would spend a unit long before it is sent.
     #[tokio::test]
     async fn pause_that_begins_during_the_wait_for_the_limit_delays_the_request() {
         let client = LimitedClient::new(Quota::per_second(5).burst(1));

@@ -1,6 +1,6 @@
 //! A custom storage: a compare-and-swap store over a map in memory.
 //!
-//! `cargo run --example custom_storage` admits alice twice a minute.
+//! `cargo run --example custom_storage` makes three hits on a limit of two per minute.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

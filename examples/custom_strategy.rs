@@ -1,7 +1,7 @@
 //! A custom strategy: a penalty box. A client that has spent the quota waits until a whole period
 //! has passed since its last admitted hit.
 //!
-//! `cargo run --example custom_strategy` demonstrates it with a manual clock.
+//! `cargo run --example custom_strategy` demonstrates the strategy with a manual clock.
 
 use std::time::Duration;
 
@@ -50,8 +50,8 @@ impl Strategy for PenaltyBox {
         0
     }
 
-    /// Stores an end that is too far ahead, because the clock went back, as one period from now.
-    /// Otherwise each later refusal would move the end.
+    /// Replaces an end that is more than a period ahead, because the clock went back, by one period
+    /// from now. Otherwise each later refusal would move the end.
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
         let (_, left) = spent(quota, state, now);
         if let State::Counts { until, .. } = state
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn early_request_waits_for_the_rest_of_the_period() {
+    async fn client_without_units_is_refused_until_a_period_after_its_last_hit() {
         assert_eq!(
             app().await.unwrap(),
             [

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_failures_count() {
+    async fn only_failed_attempts_are_charged() {
         let app = app().unwrap();
         let ask = async |path: &str, body: &'static str| {
             let mut request = Request::post(path).body(Body::from(body)).unwrap();

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn login_has_its_own_limit() {
+    async fn login_route_has_its_own_limit_per_client() {
         let app = app().unwrap();
         let ask = async |method: &str, path: &str| -> Response<Body> {
             let mut request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();

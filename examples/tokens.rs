@@ -51,14 +51,14 @@ const ANSWER: &str = "every word of this short answer counts as exactly one sing
 const DEFAULT_MAX_TOKENS: u32 = 256;
 
 fn app(storage: &MemoryStorage) -> Result<Router, ConfigError> {
-    // In a real gateway, something in front of this layer checks the key.
+    // In a real gateway, an outer layer authenticates the key.
     let key = || Header::new("x-api-key");
     // Requests and tokens have separate policies. Each response has the fields of both.
     let requests = "token-bucket 60/minute".parse::<Policy>()?.with_name("requests");
     let tokens = "token-bucket 10000/minute burst 20000".parse::<Policy>()?.with_name("tokens");
     let requests = RateLimitLayer::with_storage(requests, key(), storage.clone()).headers(Headers::ietf());
     let tokens = RateLimitLayer::with_storage(tokens, key(), storage.clone())
-        // The client may choose its estimate, because it pays the actual cost in any case.
+        // The client may choose its estimate, because the end of the stream corrects the cost.
         .cost(|head: &Head<'_>| max_tokens(head.uri()))
         .settle_later()
         .headers(Headers::ietf());
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn overdraft_of_five_minutes_is_refused_for_five_minutes() {
+    async fn client_that_owes_five_minutes_of_tokens_is_refused_for_five_minutes() {
         let gateway = Gateway::start();
         // 69,900 tokens are spent of 20,000. So 50,000 tokens are missing for the next request of
         // 100.
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn both_limits_refuse() {
+    async fn limit_of_requests_and_limit_of_tokens_both_refuse() {
         let gateway = Gateway::start();
         let (status, retry_after, _) = gateway.complete("alice", "max_tokens=20001").await;
         assert_eq!((status, retry_after), (429, None), "waiting does not help");

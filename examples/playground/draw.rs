@@ -130,7 +130,7 @@ fn grid(svg: &mut Svg, axis: Axis, bottom: f64) {
     svg.path(&lines, "rl-grid", "currentColor", "stroke-opacity=\".18\" stroke-dasharray=\"1 3\"");
 }
 
-/// Formats a time of so many microseconds in its largest whole unit.
+/// Formats a time in microseconds in its largest whole unit.
 pub(crate) fn time(micros: u64) -> String {
     const UNITS: [(u64, &str); 5] =
         [(86_400_000_000, "day"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms")];

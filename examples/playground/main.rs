@@ -1,4 +1,4 @@
-//! A page that shows what each strategy does to traffic, and lets you try a limit.
+//! A page that shows the effect of each strategy on traffic, and lets you try a limit.
 //!
 //! `cargo run --example playground` prints `listening on http://ADDRESS`. `--listen ADDRESS`
 //! changes the address. `cargo run --example playground -- pictures FOLDER` draws the pictures of

@@ -21,7 +21,7 @@ const FILES: [(&str, &str, &str); 10] = [
     ("/copy.js", JS, include_str!("page/copy.js")),
 ];
 
-/// The page loads nothing from other servers. The browser enforces it.
+/// The content security policy: the page loads nothing from other servers.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -1,4 +1,4 @@
-//! The promise of the documentation for each strategy: the number of hits that start in any period.
+//! The documented promise of each strategy: the maximum number of hits that start in any period.
 
 use tower_ratelimit::Limit;
 

@@ -13,7 +13,7 @@ use tower_ratelimit::{
 };
 
 pub(crate) const USAGE: &str = "\
-An axum server with rate limits. /status/CODE answers with that status, every other path with 200.
+An axum server with rate limits. /status/CODE responds with that status, every other path with 200.
 
 --listen ADDRESS         address to listen on (default 127.0.0.1:3000; port 0 picks a free port)
 --policy POLICY          limits for every request, for example \"10/minute\" (the default) or
@@ -43,10 +43,10 @@ An axum server with rate limits. /status/CODE answers with that status, every ot
                          For experiments only: a client must not choose the cost of its own request
 --charge-status STATUS   charges only responses with this status: 401, 4xx, or several joined by commas; may be repeated
 --settle-header NAME     corrects the cost of a request to the number in this header field of its response;
-                         /status/CODE?cost=N sets it to N; without it, the request stays charged
+                         /status/CODE?cost=N writes N into it; a response without it keeps the cost
 --headers FIELDS         header fields of responses: x (the default), ietf, draft6 or none; repeat it for several
 --rejection KIND         body of a refusal: text (the default), json, empty or grpc
---shadow                 refuses nothing and logs what would be refused
+--shadow                 admits all requests and logs those that the limits would refuse
 ";
 
 /// The values of the flags.

@@ -11,6 +11,8 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 
 /// A storage that is chosen at run time: any [`Storage`], with its type erased.
 ///
+/// [`new`](Self::new) wraps any storage. Parsing creates one from a URL:
+///
 /// | URL | storage | feature |
 /// |---|---|---|
 /// | `memory://` | [`MemoryStorage`] | |
@@ -22,8 +24,8 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// | `postgres://user@host/database`, `postgresql://` | `PostgresStorage` | `postgres`, TLS `postgres-rustls` |
 /// | `sqlite:path` | `SqliteStorage` | `sqlite` |
 ///
-/// A future that is ready at the first poll costs no allocation. Any other future costs one. With
-/// `memory://`, a decision neither allocates nor waits.
+/// A future that is ready at the first poll costs no additional allocation. Any other future costs
+/// one. With `memory://`, all futures are ready at the first poll.
 ///
 /// Each method polls the inner storage's future once before it returns. If the inner storage needs
 /// tokio, call the methods inside the runtime that awaits the returned futures.
@@ -31,8 +33,9 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// # Errors
 ///
 /// Parsing fails if the URL is invalid, if its scheme is unknown, or if the scheme needs a feature
-/// that is not enabled. It also fails if a file that the URL names cannot be used. Calls return the
-/// error of the inner storage as [`StorageError::from_boxed`] converts it.
+/// that is not enabled. It also fails if a file that the URL names cannot be used.
+///
+/// Calls return the error of the inner storage, converted by [`StorageError::from_boxed`].
 ///
 /// # Examples
 ///
@@ -40,7 +43,7 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// use tower_ratelimit::storage::{AnyStorage, RefusalCache};
 /// use tower_ratelimit::{OnError, PeerIp, Quota, RateLimitLayer};
 ///
-/// /// The type is the same with and without a cache.
+/// /// The type of `limit` is the same with and without a cache.
 /// struct App {
 ///     limit: RateLimitLayer<AnyStorage>,
 /// }
@@ -217,7 +220,7 @@ impl<St: Storage> DynStorage for St {
     }
 }
 
-/// The future that the methods of [`AnyStorage`] return.
+/// The future of a decision, clear or settlement of an [`AnyStorage`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct AnyFuture<T>(State<T>);
 

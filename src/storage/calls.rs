@@ -25,10 +25,10 @@ mod enabled {
     use super::StorageError;
     use crate::storage::StorageErrorKind;
 
-    /// The latency of calls.
+    /// The name of the histogram of the latency of calls.
     pub(crate) const LATENCY: &str = "ratelimit_storage_duration_seconds";
 
-    /// The number of calls in flight.
+    /// The name of the gauge of the number of calls in flight.
     pub(crate) const IN_FLIGHT: &str = "ratelimit_storage_in_flight";
 
     pub(in crate::storage) async fn measured<F, T>(storage: &'static str, call: F) -> Result<T, StorageError>

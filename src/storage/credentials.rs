@@ -15,7 +15,7 @@ use crate::BoxError;
 pub struct Credentials(Login);
 
 impl Credentials {
-    /// Creates credentials. The user of a Redis server with `requirepass` is `default`.
+    /// Creates credentials. For a Redis server with `requirepass`, `user` is `default`.
     pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
         Self(Login { user: Some(user.into()), password: Some(password.into()) })
     }

@@ -54,10 +54,10 @@ pub enum StorageErrorKind {
     Contended,
     /// The circuit breaker is open, so the storage was not called.
     CircuitOpen,
-    /// The storage does not support the policy, or does not support the operation.
+    /// The storage does not support the policy or the operation.
     Unsupported,
-    /// The task that made the call was cancelled, for example because its runtime was shut down, or
-    /// there is no tokio runtime.
+    /// There is no tokio runtime, or the task of the call ended without a result. Its runtime was
+    /// shut down, or a custom strategy panicked.
     Cancelled,
     /// Any other error, for example of a custom storage.
     Other,
@@ -82,8 +82,8 @@ impl StorageError {
     /// Creates an error. The message must not repeat the source, and must not contain a password or
     /// the key of a client.
     ///
-    /// [`may_have_counted`](Self::may_have_counted) is `true` for a timeout, a lost connection, an
-    /// unexpected reply, a cancelled call and any other error.
+    /// [`may_have_counted`](Self::may_have_counted) defaults to `true` for the kinds `Timeout`,
+    /// `ConnectionLost`, `UnexpectedReply`, `Cancelled` and `Other`, and to `false` for the others.
     pub fn new(kind: StorageErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         let (message, may_have_counted) = (message.into(), kind.may_have_counted());
         Self(Arc::new(Inner { kind, message, may_have_counted, source: None }))
@@ -94,20 +94,22 @@ impl StorageError {
         Self::new(StorageErrorKind::Other, "storage failed").with_source(source)
     }
 
-    /// Returns the boxed `StorageError`, or [`other`](Self::other) if the box contains another type.
+    /// Converts any error. A `StorageError` is returned unchanged. An error of another type becomes
+    /// the source of an [`other`](Self::other) error.
     ///
-    /// A wrapper uses it for the error of its inner storage.
+    /// Use it in a wrapper, for the error of the inner storage.
     pub fn from_boxed(error: impl Into<BoxError>) -> Self {
         error.into().downcast::<Self>().map_or_else(Self::other, |error| *error)
     }
 
-    /// Sets the source.
+    /// Sets the [`source`](Error::source), which is the cause of this error. Defaults to none.
     #[must_use]
     pub fn with_source(self, source: impl Into<BoxError>) -> Self {
         self.with_shared_source(source.into().into())
     }
 
-    /// Sets the value of [`may_have_counted`](Self::may_have_counted).
+    /// Sets the value of [`may_have_counted`](Self::may_have_counted). The default depends on the
+    /// kind: see [`new`](Self::new).
     #[must_use]
     pub fn with_may_have_counted(mut self, may_have_counted: bool) -> Self {
         Arc::make_mut(&mut self.0).may_have_counted = may_have_counted;
@@ -119,12 +121,12 @@ impl StorageError {
         self.0.kind
     }
 
-    /// Returns `true` if the storage did not reply in time.
+    /// Returns `true` if the call took longer than its timeout.
     pub fn is_timeout(&self) -> bool {
         self.kind() == StorageErrorKind::Timeout
     }
 
-    /// Returns `true` if a circuit breaker was open. Then the hit was not counted, and the source is
+    /// Returns `true` if a circuit breaker was open. Then the call was not made, and the source is
     /// the last error of the storage.
     pub fn is_circuit_open(&self) -> bool {
         self.kind() == StorageErrorKind::CircuitOpen

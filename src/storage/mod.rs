@@ -108,7 +108,7 @@ pub struct StorageRequest<'a> {
     pub policy: &'a Policy,
     /// The rate limit key.
     pub key: &'a Key,
-    /// The operation: a hit spends units, a peek does not.
+    /// The operation: a hit, a charge or a peek.
     pub op: Op,
     /// The number of units. A cost of 0 spends nothing and is always admitted.
     pub cost: u32,
@@ -121,18 +121,19 @@ impl<'a> StorageRequest<'a> {
     }
 }
 
-/// The values of a hit that response headers need. [`Storage::try_admit`] fills them in.
+/// The result of [`Storage::try_admit`] for response headers: the time and the status of one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
 pub struct Summary {
     /// The time of the decision, by the wall clock.
     pub at: Timestamp,
-    /// The status of the limit that [`Decision::shown`] would return.
+    /// The status that [`Decision::shown`] would return.
     pub limit: Status,
 }
 
 impl Summary {
-    /// Returns the decision if [`Storage::try_admit`] has refused the request.
+    /// Returns the decision if [`Storage::try_admit`] has filled in a refusal. Returns `None` if
+    /// the caller must call [`Storage::decide`].
     #[inline]
     pub(crate) fn refusal(&self, request: &StorageRequest<'_>) -> Option<Decision> {
         match request.policy.limits() {
@@ -240,9 +241,10 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// The future that [`clear`](Self::clear) and [`settle`](Self::settle) return.
     type UpdateFuture: Future<Output = Result<(), Self::Error>> + Send + Unpin + 'static;
 
-    /// Decides on a hit or a peek, or charges units. A charge is never refused, except as [storage
-    /// full](Decision::is_storage_full) or [contended](Decision::is_contended). Then it has charged
-    /// nothing.
+    /// Decides on a hit or a peek, or charges units.
+    ///
+    /// A charge is refused only as [storage full](Decision::is_storage_full) or
+    /// [contended](Decision::is_contended). A refused charge has spent nothing.
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture;
 
     /// Tries to admit a hit without a future, faster than [`decide`](Self::decide).
@@ -251,9 +253,9 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// in, if it is `Some`. Returns `false` if the storage cannot admit the hit here. Then it has
     /// changed and counted nothing, and the caller calls [`decide`](Self::decide).
     ///
-    /// If the policy has one limit, and the hit is refused by it, the storage may also fill in
-    /// `summary` and return `false`. Then the caller may refuse the hit without calling `decide`. A
-    /// wrapper whose own `decide` must run in this case resets the summary to its default.
+    /// If the policy has one limit, and that limit refuses the hit, the storage may fill in the
+    /// refusal and return `false`. Then the caller may refuse the hit without calling `decide`. A
+    /// wrapper whose own `decide` must run for each refusal resets the summary to its default.
     ///
     /// The default implementation returns `false`.
     #[inline]
@@ -266,15 +268,15 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture;
 
     /// Corrects the cost of a hit to `actual` units, according to [`Policy::settle`]. `decision` is
-    /// the decision on that hit. If it [has not spent](Decision::has_spent) anything, this does
-    /// nothing. Settling the same hit again is not detected.
+    /// the decision on that hit. Does nothing if the decision [has not spent](Decision::has_spent)
+    /// units. Call this once per hit, because a second call is not detected.
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture;
 
-    /// Checks that the storage is reachable and can decide. It makes one attempt, and it spends
-    /// nothing. Use it for a health endpoint.
+    /// Checks that the storage is reachable and can decide. Makes one attempt and spends nothing.
+    /// Use it for a health endpoint.
     ///
-    /// The default implementation never fails. A wrapper checks the storage inside, and a
-    /// [`Breaker`] checks its primary.
+    /// The default implementation never fails. A wrapper checks its inner storage, and a
+    /// [`Breaker`] checks its primary storage.
     fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
         ready(Ok(()))
     }
@@ -282,19 +284,20 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Removes all keys of this storage, and returns their number. A shared storage removes all keys
     /// with its prefix, including the keys of other processes.
     ///
-    /// Use it in tests and for operations, because it may visit every key. Concurrent hits can
-    /// survive.
+    /// Use it in tests and for operations, because it may visit every key. Hits during the call may
+    /// stay counted.
     ///
     /// The default implementation returns an error of the kind
-    /// [`Unsupported`](StorageErrorKind::Unsupported). memcached does not support it either.
+    /// [`Unsupported`](StorageErrorKind::Unsupported), and so does `MemcachedStorage`.
     fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
         let message = "this storage cannot list its keys";
         ready(Err(StorageError::new(StorageErrorKind::Unsupported, message)))
     }
 
-    /// Checks that this storage supports the policy. Called when a limiter or a layer is built, and
-    /// when its [`LivePolicy`](crate::LivePolicy) is set. If the policy is chosen per request, called
-    /// for each decision.
+    /// Checks that this storage supports the policy. A limiter and a layer call this when they are
+    /// built, and when their [`LivePolicy`](crate::LivePolicy) is set. They do not check a policy
+    /// that is chosen per request, so [`decide`](Self::decide) must handle every policy: it can
+    /// return an error.
     ///
     /// # Errors
     ///
@@ -306,8 +309,9 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Returns the number of clients with an exhausted limit of `policy` that fill this storage. A
-    /// full storage refuses new clients. Returns `None`, the default, if the storage is unbounded.
+    /// Returns the number of clients that fill this storage if all of them have exhausted a limit
+    /// of `policy`. A full storage refuses new clients. Returns `None` if the storage is unbounded,
+    /// which is the default.
     ///
     /// A layer warns if this is less than 10,000: see
     /// [`Lint::SmallStorage`](crate::Lint::SmallStorage).
@@ -316,8 +320,8 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns `true` if this storage is or wraps a [`Breaker`]. A breaker cannot contain another
-    /// one. Defaults to `false`. A wrapper returns the result of its inner storage.
+    /// Returns `true` if this storage is or wraps a [`Breaker`], because a breaker cannot contain
+    /// another one. A wrapper returns the result of its inner storage. Defaults to `false`.
     fn contains_breaker(&self) -> bool {
         false
     }

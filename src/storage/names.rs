@@ -25,8 +25,8 @@ pub(super) fn prefix(prefix: &str) -> Arc<str> {
     prefix.replace('%', "%25").replace(':', "%3A").into()
 }
 
-/// Shortens an ASCII name to `max_len` bytes: its beginning, `#` and the MD5 of the whole name.
-/// Other names contain no `#`.
+/// Shortens an ASCII name of more than `max_len` bytes to its beginning, `#` and the MD5 of the
+/// whole name. Names that are not shortened contain no `#`.
 ///
 /// Two of n shortened names collide with a probability of n^2 / 2^129. An attacker can construct
 /// two names that collide, but not a name that collides with a given one.
@@ -39,8 +39,8 @@ pub(super) fn short(mut name: String, max_len: usize) -> String {
     name
 }
 
-/// Returns the tag of a limit, for example `2.fixed-window/60000000`: its position (from 1), its
-/// strategy, and its period in microseconds.
+/// Returns the tag of the limit at the index `position`, for example `2.fixed-window/60000000` for
+/// index 1: the number of the limit (from 1), its strategy, and its period in microseconds.
 pub(super) fn tag(policy: &Policy, position: usize) -> String {
     let limit = &policy.limits()[position];
     let mut tag = String::with_capacity(40);

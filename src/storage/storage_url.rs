@@ -6,8 +6,8 @@ use crate::ConfigError;
 
 /// The validated URL of a storage, for configuration types.
 ///
-/// With the feature `serde` it is read and written as a string. `Debug` and `Display` write only
-/// the scheme, because the URL may contain a password.
+/// With the feature `serde`, it is serialized as a string, including a password. `Debug` and
+/// `Display` write only the scheme, because the URL may contain a password.
 ///
 /// ```
 /// use tower_ratelimit::storage::StorageUrl;
@@ -20,12 +20,11 @@ use crate::ConfigError;
 pub struct StorageUrl(Box<str>);
 
 impl StorageUrl {
-    /// Creates the storage. It does not connect yet.
+    /// Creates the storage. A storage on a server connects on first use.
     ///
     /// # Errors
     ///
-    /// Returns an error if something outside of the URL has become invalid, such as a file that it
-    /// names.
+    /// Returns an error if a file that the URL names can no longer be used.
     pub fn open(&self) -> Result<AnyStorage, ConfigError> {
         self.0.parse()
     }
@@ -36,7 +35,8 @@ impl StorageUrl {
     }
 }
 
-/// Parses the URLs that [`AnyStorage`] supports.
+/// Parses the URLs that [`AnyStorage`] supports. Parsing creates the storage once and drops it, so
+/// it reads the files that the URL names, and `sqlite:path` creates the file.
 impl FromStr for StorageUrl {
     type Err = ConfigError;
 

@@ -5,7 +5,10 @@
 //! - `[TAG UNTIL,AMOUNT,AMOUNT]` for two amounts
 //! - `[TAG UNTIL,INSTANT*UNITS,INSTANT*UNITS]` for a log
 //!
-//! The prefix `@INSTANT` is optional: the newest instant at which the key was decided. The Redis
+//! `TAG` is the [tag](names::tag) of the limit. `UNTIL` is the instant at which the state expires.
+//! All instants are in microseconds since 1970.
+//!
+//! The text may start with `@INSTANT`, the time of the newest decision on the key. The Redis
 //! storage does not write it, because its server has the only clock.
 //!
 //! Two processes may configure the same policy differently. So a text can contain entries of other
@@ -17,34 +20,35 @@ use super::names;
 use crate::strategy::{Log, State};
 use crate::{Policy, Timestamp};
 
-/// Instants from this one on are invalid, in microseconds since 1970. A valid instant is at most
-/// two of the longest periods after an instant of this century.
+/// The first invalid instant, in microseconds since 1970: it is in the year 2540. A valid instant
+/// is at most two of the longest periods, 284 years, after an instant of this century.
 const LATEST: u64 = 1 << 54;
 
-/// Returns the states of the policy's limits.
+/// Returns the states of the policy's limits, in the order of the limits. A limit without an entry
+/// is [`State::Fresh`].
 pub(super) fn read(policy: &Policy, text: &str) -> Vec<State> {
     (0..policy.limits().len())
         .map(|position| numbers(text, &names::tag(policy, position)).and_then(state).unwrap_or_default())
         .collect()
 }
 
-/// Returns the newest instant at which the key was decided, if the text has one.
+/// Returns the time of the newest decision on the key, if the text contains it.
 pub(super) fn decided_at(text: &str) -> Option<Timestamp> {
     let rest = text.strip_prefix('@')?;
     instant(rest.split_once('[').map_or(rest, |(digits, _)| digits))
 }
 
-/// Returns the text without the instant of the newest decision.
+/// Returns the text without the time of the newest decision.
 pub(super) fn states(text: &str) -> &str {
     text.find('[').map_or("", |at| &text[at..])
 }
 
-/// Prepends the instant of a decision to the text of states.
+/// Returns the text of states with the time of a decision in front.
 pub(super) fn with_instant(at: Timestamp, states: &str) -> String {
     format!("@{}{states}", at.as_micros())
 }
 
-/// Moves all instants back by `micros`.
+/// Returns the text of states with all instants moved back by `micros` microseconds.
 pub(super) fn moved_back(states: &str, micros: u64) -> String {
     let moved = |text: &str| instant(text).map_or(0, |at| at.minus(micros).as_micros());
     entries(states).fold(String::with_capacity(states.len()), |text, (tag, numbers)| {
@@ -94,7 +98,7 @@ fn state(numbers: &str) -> Option<State> {
 
 /// Returns the text of these states, followed by the entries of other limits in `stored`. States
 /// that have expired at `now` are left out. Also returns the instant at which the last state
-/// expires.
+/// expires, or `now` if the text is empty.
 pub(super) fn write(policy: &Policy, states: &[State], stored: &str, now: Timestamp) -> (String, Timestamp) {
     let (mut text, mut latest) = (String::new(), now);
     let mut tags = Vec::with_capacity(states.len());

@@ -101,7 +101,7 @@ impl FakeCasStore {
         self.0.hangs.store(hangs, Ordering::SeqCst);
     }
 
-    /// Never replies to this swap and later ones, until it is called with 0.
+    /// Hangs the swap with this number and later ones, until this method is called with 0.
     pub fn hang_from_swap(&self, number: u64) {
         self.0.swaps_hang_from.store(number, Ordering::SeqCst);
     }

@@ -22,8 +22,8 @@ pub const FAILURE: &str = "secret-host:6379 is down";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behavior {
     Works,
-    /// Is ready after this many pending polls. Decides at the first poll, clears and refunds after
-    /// the last one.
+    /// Is ready after this many pending polls. A decision is executed at the first poll, a clear or
+    /// refund after the last one.
     WorksAfterPolls(u32),
     /// Works after this time.
     WorksAfter(Duration),
@@ -43,9 +43,9 @@ type Script = dyn Fn(StorageRequest<'_>) -> Option<Result<Decision, BoxError>> +
 ///
 /// Its futures do nothing until they are polled. Clones share their settings, counts and gate.
 ///
-/// While its gate is closed, a storage that [`Works`](Behavior::Works) or
-/// [`FailsAfterCounting`](Behavior::FailsAfterCounting) works at the first poll and is ready when
-/// the gate opens.
+/// While its gate is closed, a call of a storage that [`Works`](Behavior::Works) or
+/// [`FailsAfterCounting`](Behavior::FailsAfterCounting) is executed at its first poll, and returns
+/// when the gate opens.
 #[derive(Clone)]
 pub struct FakeStorage<St = MemoryStorage> {
     inner: St,
@@ -91,7 +91,7 @@ impl FakeStorage {
         (storage, clock)
     }
 
-    /// A storage whose decisions come from `script`. Where it returns `None`, the memory storage
+    /// A storage whose decisions come from `script`. If `script` returns `None`, the memory storage
     /// decides.
     pub fn scripted(
         script: impl Fn(StorageRequest<'_>) -> Option<Result<Decision, BoxError>> + Send + Sync + 'static,
@@ -144,7 +144,7 @@ impl<St: Storage> FakeStorage<St> {
         self.shared.is_open.send_replace(false);
     }
 
-    /// Works when the gate opens (`true`) or at the first poll (`false`).
+    /// Executes calls when the gate opens (`true`), or at their first poll (`false`, the default).
     pub fn work_when_open(&self, when_open: bool) {
         self.shared.works_when_open.store(when_open, Ordering::SeqCst);
     }
@@ -298,7 +298,7 @@ impl<St: fmt::Debug> fmt::Debug for FakeStorage<St> {
     }
 }
 
-/// Is pending for this many polls.
+/// Returns `Pending` for this many polls.
 async fn pend(mut polls: u32) {
     poll_fn(|cx| {
         if polls == 0 {

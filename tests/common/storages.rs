@@ -40,7 +40,7 @@ pub async fn spend<St: Storage>(limiter: &RateLimiter<St>, cost: u32) -> Decisio
     unwrap_decision(limiter.hit_with_cost(&Key::everybody(), cost).await)
 }
 
-/// Returns the units that the policy's first limit has counted for the shared key.
+/// Returns the spent units of the shared key, for a policy with one limit.
 pub fn counted(memory: &MemoryStorage, policy: &Policy) -> u32 {
     let peek = now(RateLimiter::with_storage(policy.clone(), memory.clone()).peek(&Key::everybody()));
     peek.capacity() - peek.remaining()

@@ -47,7 +47,7 @@ pub fn assert_all_agree(url: &str) {
     assert_eq!(steps, STEPS, "every step was replayed");
 }
 
-/// Creates a storage from a URL for each scenario.
+/// The kind of storage on which the vectors are replayed. Each scenario has its own storage.
 #[derive(Debug)]
 pub struct ReplayTarget {
     kind: Kind,
@@ -235,6 +235,7 @@ const CONCURRENT: usize = 32;
 /// clock, half a second after the state expires. So a slow scenario can have mismatches without a
 /// fault, and is replayed again.
 const IN_TIME: Duration = Duration::from_millis(400);
+
 /// The maximum number of times that a slow scenario is replayed again.
 const ATTEMPTS: u32 = 5;
 

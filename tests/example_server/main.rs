@@ -31,7 +31,7 @@ fn refused(flags: &[&str]) -> Output {
 }
 
 #[test]
-fn serves_and_refuses_by_default() {
+fn server_without_flags_admits_ten_requests_and_refuses_the_next() {
     let server = Server::start(&[]);
     for left in (0..10).rev() {
         let (status, head) = server.get("/any/path", "");
@@ -108,7 +108,7 @@ fn cost_header_sets_the_cost() {
 }
 
 #[test]
-fn peer_ip_is_the_client_behind_trusted_proxies() {
+fn client_ip_is_resolved_through_trusted_proxies() {
     // The peer of these tests is 127.0.0.1.
     for (flags, requests) in [
         (
@@ -235,7 +235,7 @@ fn charge_status_flag_selects_the_statuses_that_are_charged() {
 }
 
 #[test]
-fn settle_header_flag_corrects_the_cost_by_the_response() {
+fn settle_header_flag_corrects_the_cost_to_the_value_in_the_response() {
     let server = Server::start(&[
         "--policy",
         "token-bucket 60/hour burst 100",
@@ -350,7 +350,7 @@ fn fallback_decides_with_a_divided_quota_during_an_outage() {
 }
 
 #[test]
-fn help_names_every_flag() {
+fn help_lists_the_flags() {
     let output = refused(&["--help"]);
     let help = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
@@ -469,7 +469,7 @@ fn invalid_cache_and_lease_flags_suggest_valid_ones() {
 
 #[cfg(feature = "sqlite")]
 #[test]
-fn counts_in_a_file_survive_a_killed_process() {
+fn counts_in_sqlite_survive_a_killed_process() {
     let folder = std::env::temp_dir().join(format!("tower-ratelimit-example-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let url = format!("sqlite:{}", folder.join("limits.db").display());
@@ -487,7 +487,7 @@ fn counts_in_a_file_survive_a_killed_process() {
 /// A hit without a reply may have been counted, so the clients count failed hits separately.
 #[cfg(feature = "servers")]
 #[test]
-fn two_processes_on_postgres_admit_the_limit_while_the_server_restarts() {
+fn two_processes_on_postgres_share_the_limit_while_postgres_restarts() {
     const LIMIT: usize = 200;
     let mut postgres = common::servers::Postgres::start(&[]);
     let (url, policy) = (postgres.url(), format!("fixed-window {LIMIT}/day"));

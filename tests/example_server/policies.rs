@@ -80,7 +80,7 @@ fn wait_until(what: &str, mut is_done: impl FnMut() -> bool) {
 }
 
 #[test]
-fn default_routes_and_tiers_have_their_limits() {
+fn default_routes_and_tiers_have_the_limits_of_the_policies_file() {
     let content = "default = \"10/hour\"\n[routes]\n\"/login\" = \"fixed-window 5/hour\"\n\
                    [tiers]\npaid = \"token-bucket 100/hour burst 200\"\n";
     let file = PoliciesFile::new("limits", content);
@@ -97,7 +97,7 @@ fn default_routes_and_tiers_have_their_limits() {
 }
 
 #[test]
-fn changed_files_are_reloaded_without_a_signal() {
+fn changed_policies_file_is_reloaded_without_a_signal() {
     let file = PoliciesFile::new("poll", "default = \"fixed-window 10/hour\"\n");
     let server = file.server(&[]);
     assert_eq!(limit(&server, "/login", "").as_deref(), Some("10"));
@@ -111,7 +111,7 @@ fn changed_files_are_reloaded_without_a_signal() {
 }
 
 #[test]
-fn bad_file_at_start_is_refused_with_line_and_column() {
+fn invalid_policies_file_at_start_is_an_error_with_line_and_column() {
     for (content, place, reason) in [
         ("default = \"10/fortnight\"\n", "line 1, column 11", "\"fortnight\""),
         ("default = \"10/hour\"\n[routes]\n\"/a\" = \"5/hour\"\n\"/b\" = \"fixd 1/s\"\n", "line 4, column 8", "fixd"),
@@ -136,7 +136,7 @@ fn bad_file_at_start_is_refused_with_line_and_column() {
 }
 
 #[test]
-fn bad_file_at_reload_keeps_the_old_limits_and_logs_the_reason() {
+fn invalid_policies_file_at_reload_keeps_the_old_limits_and_logs_the_reason() {
     let file = PoliciesFile::new("reload", "default = \"fixed-window 1000/hour\"\n");
     let mut server = Server::start_with(&["--policies", file.path()], Stdio::piped());
     let mut log = BufReader::new(server.child.stderr.take().unwrap()).lines().map(Result::unwrap);
@@ -159,7 +159,7 @@ fn bad_file_at_reload_keeps_the_old_limits_and_logs_the_reason() {
 
 /// 64 connections send requests while the file changes 100 times between two limits.
 #[test]
-fn changes_under_load_lose_no_request_and_no_unit() {
+fn reloads_under_load_lose_no_request_and_no_unit() {
     const CONNECTIONS: usize = 64;
     const CHANGES: u32 = 100;
     let limits = [1_000_000, 2_000_000];

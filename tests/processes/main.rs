@@ -2,7 +2,7 @@
 //! the limit, on every shared storage. When they settle hits with random costs, the final count is
 //! exactly the sum of the costs.
 //!
-//! It runs without the test harness, because each of the eight processes runs this program.
+//! The test runs without the test harness, because each of the eight processes runs this program.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -23,7 +23,7 @@ const PROCESSES: usize = 8;
 const TASKS: usize = 4;
 const LIMIT: u32 = 500;
 
-/// The policy that makes the processes settle hits.
+/// The value of [`POLICY`] for processes that settle hits.
 const SETTLE: &str = "settle";
 /// The number of hits that all processes settle together.
 const SETTLED: usize = 10_000;
@@ -34,7 +34,7 @@ const PLENTY: u32 = 1_000_000;
 /// The keys of the settled hits.
 const KEYS: u64 = 8;
 
-/// The policy with a custom strategy, which Redis runs by compare-and-swap.
+/// The value of [`POLICY`] for a custom strategy, which Redis runs by compare-and-swap.
 const FOREIGN: &str = "foreign";
 
 fn main() {

@@ -1,4 +1,5 @@
-//! Nodes whose clocks differ, on real memcached and etcd servers.
+//! Processes whose clocks differ, on real memcached and etcd servers. Each storage has its own
+//! clock, as in a process on another machine.
 
 use std::time::{Duration, Instant};
 
@@ -68,7 +69,7 @@ async fn assert_promise<S: Storage>(skew: u64, residual: u64, storage: impl Fn(u
 }
 
 #[tokio::test]
-async fn memcached_nodes_share_limits_with_any_clocks() {
+async fn memcached_enforces_limits_with_any_clock_skew() {
     let server = Memcached::start(&[]);
     let skews = [0, 3, 9, 12, 30, 610, YEAR / SECOND * 10].into_iter().map(async |skew| {
         let url = format!("{}?prefix=p{skew}", server.url());
@@ -81,7 +82,7 @@ async fn memcached_nodes_share_limits_with_any_clocks() {
 }
 
 #[tokio::test]
-async fn etcd_nodes_share_limits_within_max_skew() {
+async fn etcd_enforces_limits_with_a_clock_skew_below_max_skew() {
     let etcd = Etcd::start(1);
     let skews = [0, 12, 30].into_iter().map(async |skew| {
         let url = format!("{}?prefix=p{skew}", etcd.url());
@@ -93,7 +94,7 @@ async fn etcd_nodes_share_limits_within_max_skew() {
 
 /// memcached treats a time to live above 30 days as an instant of its own clock.
 #[tokio::test]
-async fn long_periods_are_enforced_by_nodes_in_another_year() {
+async fn memcached_enforces_long_periods_although_a_clock_is_a_year_ahead() {
     let server = Memcached::start(&[]);
     for (number, text) in
         ["fixed-window 1/year", "token-bucket 1/year", "moving-window 1 per 60 days"].into_iter().enumerate()

@@ -53,9 +53,8 @@ fn long_logs_are_accepted_if_allowed() {
     }
 }
 
-/// A policy that is chosen for a request is validated when the storage decides.
 #[tokio::test]
-async fn long_log_is_rejected_before_a_server_is_called() {
+async fn long_log_of_a_policy_chosen_per_request_is_rejected_without_a_call() {
     let long = policy("moving-window 5000/day");
     let key = Key::from("k");
     for url in [MEMCACHED, ETCD] {

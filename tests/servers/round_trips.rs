@@ -48,7 +48,7 @@ fn counts_refusals(policy: &Policy) -> bool {
 }
 
 #[test]
-fn redis_hit_takes_one_round_trip_and_two_without_a_script() {
+fn redis_hit_takes_one_round_trip_or_two_without_a_script() {
     let server = Server::start(&[]);
     let storage = RedisStorage::new(&server.url()).unwrap().deadline(LONG);
     let count = || server.calls("evalsha") + server.calls("eval");
@@ -61,7 +61,7 @@ fn redis_hit_takes_one_round_trip_and_two_without_a_script() {
 }
 
 #[test]
-fn memcached_hit_takes_two_round_trips_and_one_if_nothing_changes() {
+fn memcached_hit_takes_two_round_trips_or_one_if_the_state_does_not_change() {
     let server = Memcached::start(&[]);
     let storage = MemcachedStorage::new(&server.url()).unwrap().deadline(LONG);
     let count = || server.stat("cmd_get") + server.stat("cmd_set");
@@ -72,7 +72,7 @@ fn memcached_hit_takes_two_round_trips_and_one_if_nothing_changes() {
 }
 
 #[test]
-fn etcd_hit_takes_two_round_trips_and_one_if_nothing_changes() {
+fn etcd_hit_takes_two_round_trips_or_one_if_the_state_does_not_change() {
     let etcd = Etcd::start(1);
     let storage = EtcdStorage::new(&etcd.url()).unwrap().deadline(LONG);
     let count = || {
@@ -93,7 +93,7 @@ fn etcd_hit_takes_two_round_trips_and_one_if_nothing_changes() {
 }
 
 #[test]
-fn postgres_hit_takes_one_round_trip() {
+fn postgres_decision_after_the_first_hit_takes_one_round_trip() {
     let server = Postgres::start(&["shared_preload_libraries=pg_stat_statements"]);
     server.ask("CREATE EXTENSION pg_stat_statements");
     let storage = PostgresStorage::new(&server.url()).unwrap().deadline(LONG);

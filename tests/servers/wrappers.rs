@@ -10,9 +10,9 @@ use tokio::task::JoinSet;
 use tower_ratelimit::storage::{Leases, ManualClock, RefusalCache, StorageRequest};
 use tower_ratelimit::{Key, Op, RateLimiter, Storage};
 
-/// The hits of several nodes, each with leases around a refusal cache.
+/// Each node has leases around a refusal cache.
 #[test]
-fn nodes_on_redis_share_one_window_exactly() {
+fn nodes_with_leases_on_redis_admit_exactly_the_limit() {
     let server = Server::start(&[]);
     let redis = on(&server, ManualClock::default());
     let policy = policy("fixed-window 500/day");
@@ -62,9 +62,9 @@ fn example_server_refunds_its_lease_when_it_is_terminated() {
     assert_eq!(remaining(), 1_000 - 3 - 2);
 }
 
-/// Of thousands of concurrent refused hits, one per key and time to live reaches the server.
+/// One refusal of a key is cached until its time to live ends.
 #[test]
-fn refused_hits_send_redis_one_command_for_each_key_and_ttl() {
+fn one_refused_hit_per_key_and_ttl_reaches_redis() {
     let server = Server::start(&[]);
     let clock = ManualClock::default();
     let cache = RefusalCache::new(on(&server, clock.clone())).clock(clock.clone());

@@ -1,10 +1,11 @@
-//! Pairs of example servers share one Redis, which is killed, stopped, paused and restarted at
-//! random.
+//! Pairs of example servers share one Redis, which is killed, terminated, suspended and restarted
+//! at random.
 //!
 //! The test asserts that no response is late or missing, that no key is admitted more often than
 //! documented for the mode, and that the memory of the servers does not grow.
 //!
-//! `scripts/soak 5m` runs it for five minutes. It has no test harness, because it prints a table.
+//! `scripts/soak 5m` runs the test for five minutes. It has no test harness, because it prints a
+//! table.
 
 mod chaos;
 
@@ -65,8 +66,8 @@ const MODES: [Mode; 4] = [
         most: TWICE,
         has_fallback: true,
     },
-    // The deadline is half as long, because a hit may wait for the previous request and for its
-    // own.
+    // The deadline is half as long, because a hit may wait for two requests to the storage: the
+    // previous one and its own.
     Mode {
         name: "..cache, leases",
         strategy: "fixed-window",

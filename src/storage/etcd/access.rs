@@ -14,7 +14,7 @@ impl EtcdStorage {
     ///
     /// Use it for passwords that rotate. etcd revokes the tokens of a user whose password changes.
     /// The storage then reconnects with new credentials. If the provider fails, the attempt to
-    /// connect fails too, and the storage tries again.
+    /// connect fails too, and the storage retries it for later calls.
     ///
     /// Connecting takes at most one second, including the provider. The guide on
     /// [operating](crate::guide::operating#logins-that-rotate) has more details.
@@ -49,7 +49,8 @@ impl EtcdStorage {
     ///
     /// # Errors
     ///
-    /// Returns an error if a part of `config` is malformed, or if the scheme of the URL has no TLS.
+    /// Returns an error if a certificate or the private key cannot be used, or if the scheme of the
+    /// URL has no TLS.
     #[cfg(feature = "etcd-rustls")]
     pub fn try_tls(self, config: &crate::storage::TlsConfig) -> Result<Self, crate::ConfigError> {
         use crate::ConfigError;

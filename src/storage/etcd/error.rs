@@ -27,7 +27,7 @@ pub(super) fn from_status(member: &str, status: Status) -> StorageError {
     }
 }
 
-/// Returns `true` if the lease does not exist. Nothing was written.
+/// Returns `true` if the lease of a write does not exist. Nothing was written.
 pub(super) fn is_lease_not_found(error: &StorageError) -> bool {
     status(error).is_some_and(|status| status.code() == Code::NotFound)
 }

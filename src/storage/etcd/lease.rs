@@ -51,7 +51,8 @@ impl Usable for Lease {
     }
 }
 
-/// The end of a lease, and the step to which it was rounded up, in seconds since the origin.
+/// The end of a lease in seconds since the origin, and the step in seconds to which it was rounded
+/// up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct LeaseEnd {
     at: u64,
@@ -69,7 +70,7 @@ impl LeaseEnd {
         Self { at: until.div_ceil(step) * step, step }
     }
 
-    /// Returns the lease's time to live, in whole seconds.
+    /// Returns the lease's time to live in whole seconds. `now` is the time since the origin.
     fn ttl(self, now: Duration) -> u64 {
         // `now` is rounded down, so the lease does not end too early.
         self.at.saturating_sub(now.as_secs()).max(1)
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_one_minute_share_a_few_leases() {
+    fn keys_that_live_for_a_minute_share_leases() {
         let end = |second| LeaseEnd::for_key(Duration::from_secs(second), Duration::from_secs(60));
         let leases: std::collections::HashSet<LeaseEnd> = (0..600).map(end).collect();
         assert!(leases.len() <= 76, "{}", leases.len());

@@ -23,9 +23,9 @@ use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, StorageError, deadline, names};
 
-/// Shares rate limit states between processes in etcd (3.4 or later).
+/// Shares rate limit states between processes on etcd (3.4 or later).
 ///
-/// It tolerates the loss of a minority of the members.
+/// The storage tolerates the loss of a minority of the members.
 ///
 /// ```
 /// use std::time::Duration;
@@ -40,13 +40,14 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 ///
-/// Every admitted hit is a write that a majority of the members stores on disk. Use this storage
-/// for limits that must survive the loss of a server, at up to a few hundred hits per second. For
-/// thousands of hits per second, use `RedisStorage`.
+/// A majority of the members stores each write on disk. Use this storage for limits that must
+/// survive the loss of a server, at up to a few hundred hits per second. For thousands of hits per
+/// second, use `RedisStorage`.
 ///
 /// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
-/// takes two round trips, and never admits more hits than the limit allows. A hit that loses every
-/// race is refused as [contended](crate::Decision::is_contended). [`Cas`] explains the details.
+/// takes two round trips, or one if the state does not change, as after most refusals. All
+/// processes together never admit more than the limit. A hit that loses every race is refused as
+/// [contended](crate::Decision::is_contended). [`Cas`] explains the details.
 ///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
@@ -75,7 +76,7 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// # Errors
 ///
 /// Calls fail with [`StorageError`] if etcd is unreachable, rejects the call, or does not reply
-/// within the timeout. A swap that was sent is not retried, because etcd may have executed it: see
+/// within the timeout. A write that etcd may have executed is not retried: see
 /// [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct EtcdStorage {
@@ -106,7 +107,7 @@ impl EtcdStorage {
 
     /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
     ///
-    /// Use a different prefix for each program that shares etcd and must not share counts.
+    /// Programs with the same prefix on the same etcd cluster share their counts.
     ///
     /// # Panics
     ///
@@ -146,8 +147,8 @@ impl EtcdStorage {
     }
 
     /// Sets the time by which the newest decision on a key may be ahead of this process's clock. If
-    /// it is further ahead, the process decides by its own clock and logs a warning. Overrides the
-    /// URL. Defaults to 5 seconds.
+    /// the decision is further ahead, the process decides by its own clock and logs a warning.
+    /// Overrides the URL. Defaults to 5 seconds.
     ///
     /// The guide explains [clock skew](crate::guide::several_processes#clocks).
     ///
@@ -160,20 +161,19 @@ impl EtcdStorage {
         Self { cas: self.cas.max_skew(max_skew), ..self }
     }
 
-    /// Replaces the system clock. For tests (feature `testing`).
+    /// Replaces the system clock, for tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl crate::storage::Clock) -> Self {
         Self { cas: self.cas.clock(clock), ..self }
     }
 
-    /// Waits until etcd is ready. etcd needs a majority of its members for that.
-    ///
-    /// Call it before the program accepts traffic. It retries until `timeout` has passed.
+    /// Waits until etcd is ready, for at most `timeout`. etcd needs a majority of its members for
+    /// that. Call this before the program accepts traffic.
     ///
     /// # Errors
     ///
-    /// Returns the last error when `timeout` has passed.
+    /// Returns the last error if etcd is not ready within `timeout`.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.store.ping(deadline)).await
     }

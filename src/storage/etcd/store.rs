@@ -1,4 +1,4 @@
-//! The store for compare-and-swap, on etcd transactions.
+//! The [`CasStorage`], on etcd transactions.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The messages of etcd's v3 protocol that the storage uses.
 //!
-//! Fields that it does not use are omitted. The decoder skips them. Field numbers and types are
-//! those of `rpc.proto` and `kv.proto` in etcd's `api` directory.
+//! Fields that the storage does not use are omitted, and the decoder skips them. Field numbers and
+//! types are those of `rpc.proto` and `kv.proto` in etcd's `api` directory.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! A connection with pipelining: many requests may be in flight, and replies arrive in their order.
+//! A connection with pipelining: many requests may be in flight, and the replies arrive in the
+//! order of the requests.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -18,8 +19,8 @@ const MAX_BATCH: usize = 64;
 
 /// A connection, and the background task that reads and writes for all callers.
 ///
-/// The task is aborted when the connection is dropped. Otherwise a server that hangs would keep it
-/// alive.
+/// The task is aborted when the connection is dropped. Otherwise a server that hangs would keep the
+/// task alive.
 #[derive(Debug)]
 pub(super) struct Connection {
     requests: mpsc::UnboundedSender<Pending>,
@@ -56,8 +57,8 @@ impl Connection {
         Self { requests, driver: driver.abort_handle(), end }
     }
 
-    /// Sends a request, and returns its reply. If the future is dropped, its reply is discarded. A
-    /// request that has not been written by then is not sent.
+    /// Sends a request, and returns its reply. If the future is dropped, a request that has not
+    /// been written yet is not sent, and the reply to one that was written is discarded.
     pub(super) async fn send(&self, request: Vec<u8>) -> Result<Reply, Unanswered> {
         let (sender, reply) = oneshot::channel();
         self.requests.send(Pending { request, reply: sender }).map_err(|_| Unanswered::NotSent)?;
@@ -78,8 +79,8 @@ impl Drop for Connection {
     }
 }
 
-/// Writes and reads until either fails. Then the pending requests are dropped, and their callers
-/// get an error.
+/// Writes requests and reads replies until either fails. Then the pending requests are dropped, and
+/// their callers get an error.
 async fn drive(
     stream: impl AsyncRead + AsyncWrite,
     pending: mpsc::UnboundedReceiver<Pending>,
@@ -104,7 +105,7 @@ async fn write(
     while requests.recv_many(&mut batch, MAX_BATCH).await > 0 {
         let mut bytes = Vec::new();
         for pending in batch.drain(..) {
-            // The caller has left, so the request is not sent.
+            // The caller no longer waits, so the request is not sent.
             if pending.reply.is_closed() {
                 continue;
             }
@@ -137,8 +138,8 @@ mod tests {
 
     use super::*;
 
-    /// Guards against this defect: replies were off by one, so each caller got the
-    /// reply to another caller's request.
+    /// Guards against this defect: replies were off by one, so each caller got the reply to another
+    /// caller's request.
     #[tokio::test]
     async fn connection_ends_after_a_reply_that_does_not_match_its_request() {
         let (here, mut there) = tokio::io::duplex(1_024);

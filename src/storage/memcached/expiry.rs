@@ -9,7 +9,8 @@ use crate::Timestamp;
 const MAX_RELATIVE: u64 = 30 * 86_400;
 
 /// No expiry: the item stays until it is evicted. Used for instants after January 2038, which do
-/// not fit into 32 bits. The states in the text contain their own expiry.
+/// not fit into 32 bits, and if the server's time is unknown. The states in the text contain their
+/// own expiry.
 const NEVER: i32 = 0;
 
 /// The margin for the uncertainty of a server's time, in seconds. It is added to an expiry that is an
@@ -21,7 +22,8 @@ const UNCERTAINTY: u64 = 3;
 /// Servers count in whole seconds, and the first second may end immediately. So one second is
 /// added.
 ///
-/// If the server's time is unknown, no instant is sent, because it could be in the server's past.
+/// If `now` is unknown, an expiry of more than 30 days is [`NEVER`], because an instant could be in
+/// the server's past.
 pub(super) fn after(keep: Duration, now: Option<Timestamp>) -> i32 {
     let partial = u64::from(keep.subsec_nanos() > 0);
     let span = keep.as_secs().saturating_add(partial + 1);
@@ -37,8 +39,7 @@ pub(super) fn after(keep: Duration, now: Option<Timestamp>) -> i32 {
 mod tests {
     use super::*;
 
-    /// Guards against this defect: items that should expire after more than 30 days
-    /// expired at once.
+    /// Guards against this defect: items with an expiry of more than 30 days expired at once.
     #[test]
     fn long_expiries_are_instants() {
         let now = Some(Timestamp::from_micros(1_800_000_000_000_000));

@@ -7,7 +7,8 @@ use crate::storage::names;
 /// The largest length of a key in the protocol, in bytes.
 const LONGEST: usize = 250;
 
-/// Returns the key of a state: `PREFIX:NAME`, with a space as `\s`, `#` as `\h` and `\` as `\\`.
+/// Returns the key of a state: `PREFIX:NAME`, with a space as `\s`, `#` as `\h`, `\` as `\\`, and
+/// any other byte that is not printable ASCII as `\x0d`. A key of more than 250 bytes is shortened.
 pub(super) fn key(prefix: &str, name: &str) -> String {
     let mut key = format!("{prefix}:");
     for byte in name.bytes() {
@@ -27,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_keys_are_kept_and_spaces_are_escaped() {
+    fn short_keys_are_escaped_and_not_shortened() {
         assert_eq!(key("rl", "fixed-window 2/day|t:alice"), r"rl:fixed-window\s2/day|t:alice");
         let longest = "a".repeat(247);
         assert_eq!(key("rl", &longest), format!("rl:{longest}"));

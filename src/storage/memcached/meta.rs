@@ -1,4 +1,5 @@
-//! The requests and replies of memcached's meta commands. Each request has one reply.
+//! The requests and replies of memcached's meta commands, and of `stats`. Each request has one
+//! reply.
 
 use std::io;
 

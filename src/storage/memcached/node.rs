@@ -17,7 +17,7 @@ use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Reconnecting, Usable
 use crate::storage::url::Address;
 use crate::storage::{Clock, StorageError};
 
-/// A handle to one server.
+/// A handle to one server. Clones share its connection.
 #[derive(Clone)]
 pub(super) struct Node(Arc<Inner>);
 
@@ -27,7 +27,7 @@ struct Inner {
     time: Arc<ServerTime>,
 }
 
-/// A connection in use.
+/// An open connection.
 pub(super) struct Open {
     connection: Connection,
     calls: Calls,
@@ -69,7 +69,8 @@ impl Node {
         &self.0.time
     }
 
-    /// Requests the server's time once a minute, in a background task.
+    /// Requests the server's time in a background task, if the last request was a minute ago.
+    /// `within` is the timeout of the request.
     pub(super) fn learn_time(&self, open: &Arc<Open>, within: Duration) {
         if self.time().is_due() {
             let (open, time) = (Arc::clone(open), Arc::clone(&self.0.time));
@@ -77,7 +78,7 @@ impl Node {
         }
     }
 
-    /// Returns an error if too many calls are in flight at the moment.
+    /// Returns an error if too many calls are in flight.
     pub(super) fn overload(&self) -> Option<StorageError> {
         self.0.connection.overload()
     }
@@ -147,8 +148,9 @@ impl Node {
     }
 }
 
-/// Opens a connection, and waits for the first reply. A server that hangs, or that has too many
-/// connections, still accepts TCP connections.
+/// Opens a connection, waits for the first reply, and requests the server's time. An accepted TCP
+/// connection is not enough: a server that hangs, or that has too many connections, still accepts
+/// them.
 async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, StorageError> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let connected = async {
@@ -174,7 +176,7 @@ async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, Storag
     connected.unwrap_or_else(late).map_err(|why| StorageError::unreachable(&address.to_string(), why))
 }
 
-/// Requests the server's time. Proxies that do not report one are accepted.
+/// Requests the server's time. Succeeds without a time, because some proxies do not report one.
 async fn learn(connection: &Connection, time: &ServerTime) -> Result<(), String> {
     let requested_at = time.machine();
     match connection.send(STATS.to_vec()).await {

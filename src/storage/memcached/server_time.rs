@@ -1,7 +1,7 @@
-//! Estimates the time of a server. Its keys are decided and expire at that time.
+//! Estimates the time of a server. Decisions on its keys, and long expiries, use that time.
 //!
-//! A server reports its time in `stats`, in whole seconds. So a node knows the difference to its
-//! own clock only to within 1.5 seconds, and corrects only larger differences. With NTP on all
+//! A server reports its time in `stats`, in whole seconds. So this machine knows the difference to
+//! its own clock only to within 1.5 seconds, and corrects only larger differences. With NTP on all
 //! machines, there is nothing to correct.
 
 use std::fmt;
@@ -69,15 +69,16 @@ impl ServerTime {
         self.machine.now()
     }
 
-    /// Returns `true` once a minute. Then the caller requests the server's time.
+    /// Returns `true` if the last request for the server's time was a minute ago. Then the caller
+    /// must request it, because this call is recorded as a request.
     pub(super) fn is_due(&self) -> bool {
         let (now, requested) = (self.elapsed(), self.requested.load(Ordering::Relaxed));
         let is_due = u128::from(now.saturating_sub(requested)) >= INTERVAL.as_micros();
         is_due && self.requested.compare_exchange(requested, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Updates the estimate. The server reported `seconds`, and the machine's clock showed
-    /// `requested_at` at the request.
+    /// Updates the estimate. The server reported `seconds` since 1970, and the machine's clock
+    /// showed `requested_at` when the request was sent.
     pub(super) fn learn(&self, requested_at: Timestamp, seconds: u64) {
         let trip = signed(self.machine.now().since(requested_at));
         let measured =

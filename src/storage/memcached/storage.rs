@@ -34,8 +34,9 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// # Decisions
 ///
 /// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
-/// takes two round trips, and never admits more than the limit. A hit that loses every race is
-/// refused as [contended](crate::Decision::is_contended). [`Cas`] has the details.
+/// takes two round trips, or one if the state does not change, as after most refusals. All
+/// processes together never admit more than the limit. A hit that loses every race is refused as
+/// [contended](crate::Decision::is_contended). [`Cas`] has the details.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built: see [long logs](crate::guide::several_processes#long-logs).
@@ -51,8 +52,8 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///
 /// # Connections
 ///
-/// Clones share one connection per server. Calls need a tokio runtime with time and I/O. The
-/// storage can be created outside of a runtime.
+/// Clones share one connection per server. Calls need a tokio runtime with time and I/O enabled.
+/// The storage can be created outside of a runtime.
 ///
 /// # Guides
 ///
@@ -135,8 +136,8 @@ impl MemcachedStorage {
     }
 
     /// Sets the time by which the newest decision on a key may be ahead of this process's estimate
-    /// of the server's time. If it is further ahead, the process decides by its estimate and logs a
-    /// warning. Overrides the URL. Defaults to 5 seconds.
+    /// of the server's time. If the decision is further ahead, the process decides by its estimate
+    /// and logs a warning. Overrides the URL. Defaults to 5 seconds.
     ///
     /// The guide explains [clock skew](crate::guide::several_processes#clocks).
     ///
@@ -149,17 +150,17 @@ impl MemcachedStorage {
         Self { cas: self.cas.max_skew(max_skew), ..self }
     }
 
-    /// Replaces the clocks of this machine and of the servers. For tests (feature `testing`).
+    /// Replaces the clocks of this machine and of the servers, for tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { cas: self.cas.clock(clock), ..self }
     }
 
-    /// Replaces this machine's clock. For tests of clock skew (feature `testing`).
+    /// Replaces this machine's clock, for tests of clock skew (feature `testing`).
     ///
-    /// Unlike the clock set by [`clock`](Self::clock), this one is corrected by the servers' time.
-    /// The returned storage opens new connections.
+    /// The storage corrects this clock by the servers' time. It does not correct the clock that
+    /// [`clock`](Self::clock) sets. The returned storage opens new connections.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn machine_clock(mut self, machine: impl Clock) -> Self {
@@ -168,12 +169,12 @@ impl MemcachedStorage {
         self.with_changed_client()
     }
 
-    /// Waits until all servers reply, for at most `timeout`. Call it before the program takes
+    /// Waits until all servers reply, for at most `timeout`. Call this before the program accepts
     /// traffic.
     ///
     /// # Errors
     ///
-    /// Returns the last error after `timeout`.
+    /// Returns the last error if a server has not replied within `timeout`.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         self.client.ready(Instant::now() + timeout.min(MAX_TIMEOUT)).await
     }

@@ -28,7 +28,7 @@ struct State {
     /// The last version that was assigned.
     last: u64,
     connections: Vec<AbortHandle>,
-    /// Scripted replies to writes. A reply is sent if the key contains the first string.
+    /// Scripted replies to writes: a part of the key, and the reply to a write of such a key.
     scripted: Vec<(&'static str, &'static str)>,
     /// The seconds by which the server's clock is ahead. With `None`, the server does not support
     /// `stats`.

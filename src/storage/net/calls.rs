@@ -20,8 +20,8 @@ const LEAST: usize = 16;
 /// The number of replies that raise the limit by one.
 const REPLIES_PER_STEP: usize = 16;
 
-/// A connection is replaced when calls have waited without a reply for this many half deadlines. If
-/// all callers wait for the whole deadline, that is after three calls.
+/// A connection is replaced when calls have waited without a reply for this many half deadlines.
+/// That is after three calls in a row whose callers wait for the whole deadline.
 const HALF_DEADLINES: u32 = 5;
 
 /// The state of the calls on one connection.
@@ -35,7 +35,7 @@ pub(in crate::storage) struct Calls {
     silence: Mutex<Silence>,
 }
 
-/// The time that calls have waited without a reply since the last reply.
+/// The time that calls have waited since the last reply.
 #[derive(Default)]
 struct Silence {
     total: Duration,
@@ -52,8 +52,8 @@ pub(in crate::storage) trait Connected: Usable {
     fn calls(&self) -> &Calls;
 }
 
-/// A call in flight. If it is dropped without a reply, it counts as silence, even if its caller
-/// left early.
+/// A call in flight. If it is dropped without a reply, its time counts as silence, even if its
+/// caller stopped waiting before the deadline.
 pub(in crate::storage) struct Call<'a, T: Connected + Send + Sync + 'static> {
     of: &'a Reconnecting<T>,
     connection: &'a Arc<T>,
@@ -65,8 +65,8 @@ pub(in crate::storage) struct Call<'a, T: Connected + Send + Sync + 'static> {
 }
 
 impl<T: Connected + Send + Sync + 'static> Reconnecting<T> {
-    /// Returns an error if too many calls are in flight at the moment. Callers check this before
-    /// they prepare a call, which costs more.
+    /// Returns an error if too many calls are in flight, or too many callers wait for a connection.
+    /// Callers check this before they prepare a call, which costs more.
     pub(in crate::storage) fn overload(&self) -> Option<StorageError> {
         let (count, limit) = self.value().map_or_else(
             || (self.waiting.count(), MOST),
@@ -92,8 +92,8 @@ impl<T: Connected + Send + Sync + 'static> Reconnecting<T> {
         self.begin_several(connection, deadline, 1).await
     }
 
-    /// Begins a call with several hits, like [`begin`](Self::begin). The call counts as `count`
-    /// calls in flight, which can exceed the limit by less than `count`.
+    /// Begins a call with several hits, like [`begin`](Self::begin). It counts as `count` calls, so
+    /// the calls in flight can exceed the limit by less than `count`.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Runs several tries to connect at the same time, and returns the first result.
+//! Runs several tries to connect, with staggered starts, and returns the first result.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// The delay before another try starts, while the earlier ones go on. TCP repeats a lost SYN packet
-/// only after a second, which is too late if the network was down.
+/// The delay before another try starts, while the earlier ones continue. TCP repeats a lost SYN
+/// packet only after a second, which is too late if the network was down.
 const STAGGER: Duration = Duration::from_millis(250);
 
 /// The largest number of tries per attempt.

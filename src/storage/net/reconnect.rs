@@ -48,6 +48,7 @@ struct State<T> {
     value: Option<Arc<T>>,
     /// The last attempt, if it is still running.
     attempt: Option<Running>,
+    /// The number of attempts so far.
     attempts: u64,
     /// The error of the last attempt. Callers get it until `not_before`.
     failure: Option<StorageError>,
@@ -108,7 +109,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
                 let timeout = deadline.saturating_duration_since(Instant::now());
                 return overloaded(StorageError::overloaded(&self.name, MOST), timeout).await;
             };
-            // The next iteration checks whether the attempt has ended or stalled.
+            // The next iteration finds the result, or starts another attempt if this one stalled.
             let _ = timeout_at(deadline.min(attempt.until), attempt.ended.changed()).await;
             drop(waiter);
             if Instant::now() >= deadline {

@@ -7,11 +7,11 @@ use tokio::time::sleep;
 
 use crate::storage::StorageError;
 
-/// The maximum number of calls in flight on one connection, and of callers that wait for one. The
-/// documentation of the storages contains this number.
+/// The maximum number of calls in flight on one connection, and of callers that wait for a
+/// connection. The documentation of the storages contains this number.
 pub(in crate::storage) const MOST: usize = 1_024;
 
-/// Returns this error after three quarters of the call's timeout. Without the delay, callers that
+/// Returns `error` after three quarters of the call's timeout. Without the delay, callers that
 /// retry at once would take all processor time from the connection.
 pub(in crate::storage) async fn overloaded<T>(error: StorageError, timeout: Duration) -> Result<T, StorageError> {
     sleep(timeout * 3 / 4).await;

@@ -109,7 +109,7 @@ async fn join(mut futures: Vec<Preparing<'_>>) -> Prepared<Vec<Option<tokio_post
     Ok(results.into_iter().flatten().collect())
 }
 
-/// Opens a connection without statements.
+/// Opens a connection, without prepared statements.
 pub(super) async fn connect(settings: &Settings) -> Result<(Client, AbortHandle), tokio_postgres::Error> {
     match &settings.tls {
         #[cfg(feature = "postgres-rustls")]

@@ -87,7 +87,7 @@ impl Link {
         }
     }
 
-    /// Returns the number of connections.
+    /// Returns the number of connections, or the maximum size of the pool.
     pub(super) fn connections(&self) -> usize {
         match self {
             Self::Own { connections, .. } => connections.len(),
@@ -95,7 +95,8 @@ impl Link {
         }
     }
 
-    /// Returns an error if too many calls are in flight on each connection.
+    /// Returns an error if too many calls are in flight on each connection. Returns `None` for a
+    /// pool, whose callers wait for a connection.
     pub(super) fn overload(&self) -> Option<StorageError> {
         let Self::Own { connections, .. } = self else { return None };
         let mut error = None;

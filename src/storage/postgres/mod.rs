@@ -36,7 +36,7 @@ use crate::{ConfigError, Timestamp};
 /// The label `storage` of the metrics.
 const LABEL: &str = "postgres";
 
-/// Shares rate limit states between processes in PostgreSQL (14 or later).
+/// Shares rate limit states between processes on PostgreSQL (14 or later).
 ///
 /// # Examples
 ///
@@ -56,10 +56,11 @@ const LABEL: &str = "postgres";
 /// # Decisions
 ///
 /// A hit is a statement that stores the new state if no other process has stored one meanwhile. The
-/// process remembers the states of the keys that it used last, and the server's time. So a hit
-/// takes one round trip, admitted or refused. A peek takes one, too. If another process has changed
-/// the key, a hit takes another round trip. It never admits more than the limit. A hit that loses
-/// every race is refused as [contended](crate::Decision::is_contended). [`Cas`] has the details.
+/// process remembers the states of the keys that it used last, and the server's time. So a hit or a
+/// peek takes one round trip. A hit takes another one if it is the first of the process, or if the
+/// stored state is not the remembered one. All processes together never admit more than the limit.
+/// A hit that loses every race is refused as [contended](crate::Decision::is_contended). [`Cas`]
+/// has the details.
 ///
 /// Concurrent hits of a process on the same key share one statement. Each statement is a separate
 /// transaction.
@@ -96,8 +97,9 @@ const LABEL: &str = "postgres";
 ///
 /// # The table
 ///
-/// [`migrate`](Self::migrate) creates this table, and [`definition`](Self::definition) returns the
-/// statement for programs that run their own migrations:
+/// The storage creates this table when it connects, unless `migrate` is `false`. On your own pool,
+/// call [`migrate`](Self::migrate). [`definition`](Self::definition) returns the statement, for
+/// programs that run their own migrations:
 ///
 /// ```sql
 /// CREATE TABLE IF NOT EXISTS "tower_ratelimit" (
@@ -107,9 +109,9 @@ const LABEL: &str = "postgres";
 /// ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 /// ```
 ///
-/// The user needs the rights to select, insert, update and delete. Every eighth write of a process
-/// deletes the expired rows on the next four pages of the table, without an index. So if the table
-/// has N pages of 8 kB, an expired row is deleted within 2 N writes of a process.
+/// The user needs the rights to select, insert, update and delete rows. Every eighth write of a
+/// process deletes the expired rows on the next four pages of the table, without an index. So if
+/// the table has N pages of 8 kB, an expired row is deleted within 2 N writes of a process.
 ///
 /// # Errors
 ///
@@ -136,12 +138,13 @@ impl PostgresStorage {
         Ok(Self::over(Link::own(settings, connections), &prefix, deadline, long_logs, max_skew))
     }
 
-    /// Creates a storage on the program's own pool.
+    /// Creates a storage on a pool of the crate `deadpool-postgres`.
     ///
     /// - Call [`migrate`](Self::migrate) before the first hit, or create the table.
-    /// - Set the pool's `options` to `-c statement_timeout=100`, the [`deadline`](Self::deadline) in
-    ///   milliseconds. The server then cancels statements whose callers no longer wait for them.
-    /// - A connection that does not reply within the timeout is removed from the pool.
+    /// - In the connection settings of the pool, set `options` to `-c statement_timeout=100`, where
+    ///   100 is the [`deadline`](Self::deadline) in milliseconds. The server then cancels
+    ///   statements whose callers no longer wait for them.
+    /// - The storage removes a connection from the pool if it does not reply within the deadline.
     pub fn from_pool(pool: Pool) -> Self {
         Self::over(Link::Pool { pool, table: Table::default() }, PREFIX, DEADLINE, false, MAX_SKEW)
     }
@@ -214,11 +217,11 @@ impl PostgresStorage {
         self.with_table(table)
     }
 
-    /// Creates the table unlogged. Overrides the URL. An unlogged table is faster, because
-    /// PostgreSQL does not write it to its log. It is empty after a crash of the server, and on a
-    /// replica that was promoted.
+    /// Creates the table unlogged. Overrides the URL. By default, the table is logged.
     ///
-    /// This does not change a table that exists.
+    /// An unlogged table is faster, because PostgreSQL does not write it to its write-ahead log. It
+    /// is empty after a crash of the server, and on a replica that was promoted. This setting does
+    /// not change a table that exists.
     #[must_use]
     pub fn unlogged(self) -> Self {
         let table = self.store.link.table().with_unlogged(true);
@@ -259,8 +262,8 @@ impl PostgresStorage {
     }
 
     /// Sets the time by which the newest decision on a key may be ahead of the server's clock, for
-    /// example after a failover. If it is further ahead, the storage decides by the server's clock
-    /// and logs a warning. Overrides the URL. Defaults to 5 seconds.
+    /// example after a failover. If the decision is further ahead, the storage decides by the
+    /// server's clock and logs a warning. Overrides the URL. Defaults to 5 seconds.
     ///
     /// The guide explains [clock skew](crate::guide::several_processes#clocks).
     ///
@@ -273,21 +276,21 @@ impl PostgresStorage {
         Self { cas: self.cas.max_skew(max_skew), ..self }
     }
 
-    /// Replaces the server's clock. For tests (feature `testing`).
+    /// Replaces the server's clock, for tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { cas: self.cas.clock(clock), ..self }
     }
 
-    /// Returns the statement that creates the table, for programs that run their own migrations. It
-    /// does not create the [schema](Self#options).
+    /// Returns the statement that creates the table, for programs that run their own migrations.
+    /// The statement does not create the [schema](Self#options).
     pub fn definition(&self) -> String {
         self.store.link.table().definition()
     }
 
-    /// Creates the table and its schema, if they do not exist. Several processes can call it at the
-    /// same time.
+    /// Creates the table, and its schema if one is set, unless they exist. Several processes can
+    /// call this at the same time. The [`deadline`](Self::deadline) does not apply.
     ///
     /// # Errors
     ///
@@ -296,12 +299,12 @@ impl PostgresStorage {
         self.store.link.migrate().await
     }
 
-    /// Waits until the server is ready, for at most `timeout`. Call it before the program takes
-    /// traffic.
+    /// Waits until the server replies and the table can be read, for at most `timeout`. Call this
+    /// before the program accepts traffic.
     ///
     /// # Errors
     ///
-    /// Returns the last error after `timeout`.
+    /// Returns the last error if that is not the case within `timeout`.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.store.ping(deadline)).await
     }

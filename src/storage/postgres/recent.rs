@@ -10,11 +10,11 @@ use crate::time::micros;
 /// The largest number of keys in each of the two generations.
 const GENERATION: usize = 8_192;
 
-/// A longer text is not kept.
+/// The maximum length of a text in bytes. A longer one is not kept.
 const LONGEST_TEXT: usize = 512;
 
-/// Without a reply for this long, the server's time is requested again, because the clocks of two
-/// machines drift.
+/// The age at which the server's time is no longer used, because the clocks of two machines drift.
+/// The next hit loads its key, and gets the time with the reply.
 const TIME_LASTS: std::time::Duration = std::time::Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -31,7 +31,8 @@ struct Inner {
 
 impl Recent {
     /// Returns the last known text of a key, and the server's time. The text is empty for an
-    /// unknown key, because most unknown keys do not exist on the server.
+    /// unknown key, because most unknown keys do not exist on the server. Returns `None` if the
+    /// time is unknown or too old.
     ///
     /// The returned time lags behind the server's by the delay of a reply.
     pub(super) fn recall(&self, key: &str) -> Option<(String, Timestamp)> {
@@ -45,7 +46,7 @@ impl Recent {
         Some((text.unwrap_or_default(), server.plus(micros(elapsed))))
     }
 
-    /// Records a text. An empty one removes the key.
+    /// Records a text. An empty text, and one that is too long, removes the key.
     pub(super) fn record(&self, key: &str, text: &str) {
         let mut inner = self.lock();
         if text.is_empty() || text.len() > LONGEST_TEXT {

@@ -1,4 +1,4 @@
-//! The store for compare-and-swap, on single statements.
+//! The [`CasStorage`], on single statements.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,8 +37,8 @@ struct Reply {
 
 impl CasStorage for Store {
     type Error = StorageError;
-    /// The text itself. It contains the instant of the last decision, so it rarely repeats, and a
-    /// text that repeats is the same state. It is empty for a missing key.
+    /// The text itself, which is empty for a missing key. A text contains the instant of the last
+    /// decision, so it rarely repeats, and a text that repeats is the same state.
     type Version = String;
 
     fn recall(&self, key: &str) -> Option<Loaded<String>> {
@@ -84,7 +84,8 @@ impl CasStorage for Store {
             return Ok(Swapped::Stored);
         }
         if found == *version {
-            // Another transaction committed during this statement, which does not see its text.
+            // Another transaction changed the text during this statement, which returns the text as
+            // of its own start.
             return Ok(Swapped::Lost(None));
         }
         self.recent.record(&key, &found);
@@ -161,7 +162,7 @@ mod tests {
     /// The time is virtual, so only timers take time.
     #[tokio::test(start_paused = true)]
     async fn connection_times_out_before_the_storage() {
-        // It accepts connections and never replies.
+        // The server accepts connections and never replies.
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("postgres://app@{}/app", server.local_addr().unwrap());
         let storage = PostgresStorage::new(&url).unwrap().deadline(DEADLINE);

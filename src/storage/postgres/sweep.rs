@@ -32,7 +32,8 @@ impl Sweep {
         Self { writes: AtomicU32::new(0), page: AtomicI64::new(first), is_running: AtomicBool::new(false) }
     }
 
-    /// Counts a write. Starts a sweep in a background task if one is due and none is running.
+    /// Counts a write. Starts a sweep in a background task after every [`WRITES`] writes, unless
+    /// one is running.
     pub(super) fn after_write(self: &Arc<Self>, link: &Link, timeout: Duration) {
         if !(self.writes.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(WRITES)
             || self.is_running.swap(true, Ordering::Relaxed)

@@ -10,7 +10,7 @@ const TABLE: &str = "tower_ratelimit";
 /// The server's time in microseconds since the epoch.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
-/// The name and the kind of the table.
+/// The schema, the name and the kind (logged or unlogged) of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Table {
     schema: Option<Arc<str>>,
@@ -141,7 +141,8 @@ impl Statement {
         [Self::Load, Self::Insert, Self::Update, Self::Delete, Self::Sweep, Self::DeleteAll];
 }
 
-/// Returns an error for a name that other programs could not write without quotes.
+/// Returns the name, or an error unless it is 1 to 63 of the characters a-z, 0-9 and _ and does not
+/// begin with a digit.
 fn identifier(name: &str) -> Result<Arc<str>, ConfigError> {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     if (1..=63).contains(&name.len()) && name.chars().all(is_plain) && !name.starts_with(|c: char| c.is_ascii_digit()) {

@@ -1,4 +1,4 @@
-//! Parses the URL: the options of the storage, and those of `tokio-postgres`.
+//! Parses the storage's URL: its own options, and those of `tokio-postgres`.
 
 use std::str::FromStr;
 use std::time::Duration;

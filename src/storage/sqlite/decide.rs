@@ -1,4 +1,4 @@
-//! The [`Storage`] implementation: sends each call to the thread, and waits for the answer.
+//! The [`Storage`] implementation: sends each call to the worker thread, and waits for the answer.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::storage::cas::Command;
 use crate::storage::{Storage, StorageError, StorageErrorKind, StorageRequest, names};
 use crate::{Decision, Key, Op, Policy};
 
-/// The label of the metrics of calls.
+/// The label `storage` of the metrics.
 const LABEL: &str = "sqlite";
 
 /// The largest number of waiting calls.
@@ -78,8 +78,8 @@ impl Storage for SqliteStorage {
 }
 
 impl SqliteStorage {
-    /// Waits until the file can be written to, for at most `timeout`. Call it before the program
-    /// takes traffic.
+    /// Checks that the file can be written to. Waits for locks of other processes for at most
+    /// `timeout`. Call this before the program accepts traffic.
     ///
     /// # Errors
     ///

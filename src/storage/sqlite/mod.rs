@@ -26,7 +26,7 @@ use crate::storage::deadline::DEADLINE;
 use crate::storage::url::{PREFIX, checked_prefix};
 use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 
-/// Shares rate limit states between the processes of one machine in an SQLite file.
+/// Shares rate limit states between the processes of one machine, in an SQLite file.
 ///
 /// The states survive restarts of the program. No server is needed, because SQLite is compiled in.
 ///
@@ -54,13 +54,14 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 ///
 /// # Decisions
 ///
-/// A thread executes the calls of a storage and its clones. Calls that wait at the same time share
-/// one transaction, and are answered after its commit. So a hit is counted exactly once or not at
-/// all, even with several processes. A process that is killed loses no hit that it has answered. A
-/// power failure can lose the hits of the last second: see [`durability`](Self::durability).
+/// One thread executes the calls of a storage and its clones. Calls that wait at the same time
+/// share one transaction, and return after its commit. So a hit is counted exactly once or not at
+/// all, even with several processes. If a process is killed, the hits that have returned stay
+/// counted. A power failure can lose the hits of the last second: see
+/// [`durability`](Self::durability).
 ///
-/// Decisions are made at this machine's time. Each hit stores the state of its key, so a strategy
-/// with a log writes the whole log on each hit.
+/// Decisions use this machine's clock. Each hit stores the state of its key, so a strategy with a
+/// log writes the whole log on each hit.
 ///
 /// Calls need a tokio runtime with time enabled. The storage can be created outside of a runtime.
 ///
@@ -81,7 +82,7 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 ///   them up with `sqlite3 limits.db ".backup copy.db"`.
 /// - The file must be on a local disk. Network file systems do not support the shared memory that
 ///   SQLite needs.
-/// - The table is called `tower_ratelimit`, and is created if it does not exist. Each write deletes
+/// - The storage creates the table `tower_ratelimit` if it does not exist. Each write deletes
 ///   expired rows among the next four rows of the table. So if the table has N rows, an expired row
 ///   is deleted within N / 4 writes of a process.
 ///
@@ -89,14 +90,14 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 ///
 /// Calls fail with [`StorageError`] if the file cannot be read or written, if 1,024 calls are
 /// already waiting, or if there was no transaction within the timeout, for example because another
-/// process holds the lock. After an error of the file, the next call opens it again.
+/// process holds the lock. If an error occurs on the file, the next call reopens it.
 ///
 /// # Linking
 ///
-/// Only one crate of a program can link SQLite. If another crate uses `libsqlite3-sys` in a
-/// version that is incompatible with `rusqlite` 0.38 to 0.41, for example an old `sqlx`, cargo
-/// reports that `links = "sqlite3"` occurs twice. Use compatible versions, or [`Cas`] on your own
-/// connection.
+/// A program can contain only one version of `libsqlite3-sys`, because cargo lets only one package
+/// link a native library. If another crate, for example an old `sqlx`, needs a version that
+/// `rusqlite` 0.38 to 0.41 does not use, cargo reports that `links = "sqlite3"` occurs twice. Use
+/// compatible versions, or [`Cas`] on your own connection.
 ///
 /// [`Cas`]: crate::storage::Cas
 #[derive(Clone)]
@@ -108,16 +109,17 @@ pub struct SqliteStorage {
     clock: Option<Arc<dyn Clock>>,
 }
 
-/// The protection of counts against a power failure. A process that is killed loses nothing.
+/// The protection of counts against a power failure. With both values, a process that is killed
+/// loses no counted hit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
-    /// The file is synced once a second. A power failure loses at most the hits of the last second,
-    /// or those since the start of a transaction in which another process reads the file.
+    /// The storage syncs the file once a second. A power failure loses at most the hits of the last
+    /// second, or those since the start of a transaction in which another process reads the file.
     #[default]
     EverySecond,
-    /// Each transaction is synced before its hits are answered. A power failure loses nothing, and
-    /// each hit waits for the disk.
+    /// The storage syncs each transaction before its hits return. A power failure loses nothing,
+    /// and each hit waits for the disk.
     EveryCommit,
 }
 
@@ -125,6 +127,7 @@ pub enum Durability {
 struct Shared {
     path: PathBuf,
     durability: Durability,
+    /// The number of waiting calls.
     waiting: Arc<AtomicUsize>,
     calls: OnceLock<mpsc::Sender<Job>>,
 }
@@ -167,6 +170,8 @@ impl SqliteStorage {
 
     /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
     ///
+    /// Programs with the same prefix and the same file share their counts.
+    ///
     /// # Panics
     ///
     /// Panics if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
@@ -199,7 +204,7 @@ impl SqliteStorage {
         Self { shared, ..self }
     }
 
-    /// Replaces this machine's clock. For tests (feature `testing`).
+    /// Replaces this machine's clock, for tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
@@ -228,7 +233,7 @@ impl Shared {
             // If another call was faster, its thread is used, and this one ends.
             self.calls.get_or_init(|| sender)
         };
-        // If the thread has ended, the job is dropped, and its caller gets an error.
+        // If the thread has ended, the job is dropped here, and its caller gets an error.
         let _ = calls.send(job);
         Ok(())
     }

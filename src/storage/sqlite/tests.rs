@@ -1,4 +1,4 @@
-//! Tests with a full disk, simulated by a limit on the pages of the file.
+//! A test with a full disk, simulated by a limit on the pages of the file.
 
 use std::sync::{Arc, mpsc};
 use std::thread;

@@ -1,5 +1,5 @@
-//! The thread that executes all calls of a storage. Calls that wait at the same time share a
-//! transaction.
+//! The worker thread, which executes all calls of a storage. Calls that wait at the same time share
+//! a transaction.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ const CHECKPOINT_EVERY: Duration = Duration::from_secs(1);
 const FIRST_WAIT: Duration = Duration::from_micros(300);
 const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
-/// Executes calls until all storages that can send one are dropped.
+/// The worker thread. It ends when the storage and all its clones are dropped.
 pub(super) struct Worker {
     path: PathBuf,
     durability: Durability,

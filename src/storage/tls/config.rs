@@ -1,9 +1,9 @@
 use std::fmt;
 
-/// The certificates for TLS connections to a server, as PEM. See `RedisStorage::try_tls`,
-/// `EtcdStorage::try_tls` and `PostgresStorage::try_tls`.
+/// The certificates and the private key for TLS connections to a server, as PEM. See
+/// `RedisStorage::try_tls`, `EtcdStorage::try_tls` and `PostgresStorage::try_tls`.
 ///
-/// The URL options `ca`, `cert` and `key` read the same certificates from files.
+/// Instead, the URL options `ca`, `cert` and `key` can name PEM files.
 ///
 /// ```no_run
 /// # #[cfg(feature = "redis-rustls")]
@@ -29,7 +29,7 @@ impl TlsConfig {
         Self::default()
     }
 
-    /// Trusts only these certificates, as PEM. Defaults to the certificates of the system.
+    /// Trusts only the certificates in `pem`. Defaults to the certificates of the system.
     ///
     /// `pem` contains the certificate of the authority that signed the server's certificate. It may
     /// also contain the server's own certificate, if that is self-signed and not marked as an
@@ -49,7 +49,7 @@ impl TlsConfig {
     }
 }
 
-/// Omits the private key.
+/// Prints only which certificates are set, not the certificates or the private key.
 impl fmt::Debug for TlsConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TlsConfig")

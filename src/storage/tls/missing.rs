@@ -1,4 +1,4 @@
-//! A replacement for [`Tls`] if no feature enables TLS.
+//! The type [`Tls`] in builds without TLS.
 
 use std::io;
 
@@ -6,7 +6,8 @@ use tokio::net::TcpStream;
 
 use super::Paths;
 
-/// Cannot be created without TLS features: a URL that needs TLS is rejected.
+/// The settings of a TLS connection. This type has no values, because a URL that needs TLS is
+/// rejected.
 #[derive(Clone, Debug)]
 pub(in crate::storage) enum Tls {}
 

@@ -9,7 +9,8 @@ use crate::storage::deadline::{self, DEADLINE};
 /// The default prefix.
 pub(in crate::storage) const PREFIX: &str = "rl";
 
-/// The options of a URL. Each one is taken once. An option that is left at the end is unknown.
+/// The options of a URL. The parser of a storage takes each option that it knows. An option that is
+/// left at the end is unknown.
 pub(in crate::storage) struct Options<'a> {
     left: Vec<(&'a str, String)>,
     known: Vec<&'static str>,

@@ -1,7 +1,7 @@
 //! Real servers for tests, each on its own port: Redis, memcached, etcd and PostgreSQL.
 //!
-//! `TOWER_RATELIMIT_REDIS_SERVER` names another program than `redis-server`. Dropping the guard
-//! ends a server. A watchdog ends it when the test process dies.
+//! `TOWER_RATELIMIT_REDIS_SERVER` names a program to start instead of `redis-server`. Dropping the
+//! value of a server ends its process. A watchdog ends the process if the test process dies.
 
 mod etcd;
 mod fleet;
@@ -235,8 +235,8 @@ impl Server {
         reply.unwrap()
     }
 
-    /// Returns the number of times that the server has executed this command, also inside of
-    /// scripts. The name is in lower case.
+    /// Returns the number of times that the server has executed this command, including in scripts.
+    /// The name is in lower case.
     pub fn calls(&self, command: &str) -> u64 {
         let stats = self.ask(&["INFO", "commandstats"]).to_string();
         let calls = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));

@@ -54,7 +54,7 @@ fn storage_obeys_the_laws_on_three_members() {
 }
 
 #[test]
-fn every_vector_agrees() {
+fn decisions_agree_with_every_golden_vector() {
     let etcd = Etcd::start(1);
     common::vectors::assert_all_agree(&etcd.url());
 }
@@ -136,7 +136,7 @@ fn unreadable_state_is_treated_as_fresh() {
 }
 
 #[test]
-fn policy_that_does_not_fit_is_rejected_and_one_that_fits_is_stored() {
+fn policy_whose_log_does_not_fit_is_rejected_and_the_longest_state_is_stored() {
     let etcd = Etcd::start(1);
     let storage = storage(&etcd);
     let large = policy("moving-window 1000000/day");

@@ -31,7 +31,7 @@ fn with_logins(etcd: &Etcd, password: &str) -> String {
 }
 
 #[tokio::test]
-async fn wrong_password_can_be_corrected() {
+async fn storage_recovers_when_a_wrong_password_is_corrected() {
     let etcd = Etcd::start(1);
     let no_login = entry_points(&etcd.url());
     let user = entry_points(&format!("etcd://app:first@{}", etcd.hosts()));
@@ -59,7 +59,7 @@ async fn wrong_password_can_be_corrected() {
 }
 
 #[tokio::test]
-async fn revoked_login_is_renewed_without_a_failure() {
+async fn revoked_token_is_renewed_without_a_failed_hit() {
     let mut etcd = Etcd::start(1);
     let entry_points = entry_points(&format!("etcd://app:secret@{}", etcd.hosts()));
     let root = with_logins(&etcd, "secret");
@@ -76,7 +76,7 @@ async fn revoked_login_is_renewed_without_a_failure() {
 }
 
 #[tokio::test]
-async fn provider_is_called_for_each_connection() {
+async fn credentials_provider_is_called_for_each_connection() {
     let etcd = Etcd::start(1);
     let root = with_logins(&etcd, "first");
     let password = Arc::new(Mutex::new("first"));

@@ -33,7 +33,7 @@ async fn only_certificates_that_the_url_names_are_trusted() {
 }
 
 #[tokio::test]
-async fn member_of_a_private_authority_accepts_only_its_clients() {
+async fn member_accepts_only_clients_of_its_private_authority() {
     let files = Certificates::authority();
     let [cert, key, ca] = ["server.pem", "server-key.pem", "authority.pem"].map(|name| files.path(name));
     let trusts = ["--client-cert-auth", "--trusted-ca-file", &ca];

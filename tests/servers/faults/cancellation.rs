@@ -15,8 +15,7 @@ on_every_backend! { [tokio::test(flavor = "multi_thread", worker_threads = 2)] [
     many_dropped_hits_do_not_affect_other_callers,
 ] }
 
-/// Guards against this defect: after a cancelled read, the next read returns its
-/// value.
+/// Guards against this defect: after a cancelled read, the next read returns its value.
 async fn dropped_hit_does_not_affect_other_callers<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());

@@ -16,14 +16,13 @@ use super::{LONG, QUICK, limiter, quick_hit, recovers};
 
 on_every_backend! { [tokio::test] [await] [
     silent_connection_is_replaced_after_three_timeouts,
-    silent_connection_is_replaced_when_callers_leave_early,
-    calls_above_the_limit_of_calls_in_flight_are_not_sent,
+    silent_connection_is_replaced_although_callers_stop_waiting_early,
+    calls_beyond_the_limit_in_flight_are_not_sent,
     many_retrying_callers_on_one_thread_make_progress,
     calls_share_a_connection_and_do_not_wait_for_each_other,
 ] }
 
-/// Guards against this defect: a connection is used forever although its server has
-/// vanished.
+/// Guards against this defect: a connection is used forever although its server has vanished.
 async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
@@ -55,7 +54,7 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
 }
 
 /// The callers' own timeout is shorter than the storage's.
-async fn silent_connection_is_replaced_when_callers_leave_early<B: Backend>() {
+async fn silent_connection_is_replaced_although_callers_stop_waiting_early<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), QUICK);
@@ -72,9 +71,8 @@ async fn silent_connection_is_replaced_when_callers_leave_early<B: Backend>() {
     assert!(proxy.connections() <= 3, "{}", proxy.connections());
 }
 
-/// Guards against this defect: the queue of requests is unbounded while the server
-/// hangs.
-async fn calls_above_the_limit_of_calls_in_flight_are_not_sent<B: Backend>() {
+/// Guards against this defect: the queue of requests is unbounded while the server hangs.
+async fn calls_beyond_the_limit_in_flight_are_not_sent<B: Backend>() {
     const CALLERS: u64 = 1_500;
     let server = B::Server::launch();
     let limiter = limiter::<B>(server.port(), 2 * SECOND);
@@ -118,8 +116,7 @@ async fn many_retrying_callers_on_one_thread_make_progress<B: Backend>() {
     assert!(answers.load(Ordering::Relaxed) >= CALLERS, "{answers:?}");
 }
 
-/// Guards against this defect: a lock around each call. Sequential hits would take
-/// four seconds.
+/// Guards against this defect: a lock around each call. Sequential hits would take four seconds.
 async fn calls_share_a_connection_and_do_not_wait_for_each_other<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());

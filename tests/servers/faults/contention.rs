@@ -25,8 +25,8 @@ fn counts(answers: &[Answer]) -> [usize; 3] {
     counts
 }
 
-/// Guards against this defect: exhausted compare-and-swap attempts are a storage
-/// error, which fail-open admits.
+/// Guards against this defect: exhausted compare-and-swap attempts are a storage error, which
+/// fail-open admits.
 async fn contention_between_processes_is_not_a_storage_failure<B: Backend>() {
     let server = B::Server::launch();
     let proxies: Vec<Proxy> = (0..8).map(|_| Proxy::start(server.port())).collect();

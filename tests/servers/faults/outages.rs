@@ -31,7 +31,7 @@ outages! { [
     storage_recovers_after_its_server_dies,
     hanging_server_delays_requests_until_the_timeout,
     hanging_server_does_not_delay_other_callers,
-    unreachable_server_fails_calls_at_once,
+    calls_to_an_unreachable_server_fail_at_once,
     failed_connects_are_retried_with_backoff,
     storage_reconnects_although_an_earlier_connect_lost_its_packets,
 ] }
@@ -124,7 +124,7 @@ async fn hanging_server_does_not_delay_other_callers<B: Backend>() {
     }
 }
 
-async fn unreachable_server_fails_calls_at_once<B: Backend>() {
+async fn calls_to_an_unreachable_server_fail_at_once<B: Backend>() {
     let mut server = B::Server::launch();
     let limiter = limiter::<B>(server.port(), QUICK);
     server.kill();

@@ -26,8 +26,8 @@ fn storage_outlives_its_runtime<B: Backend>() {
     assert_eq!(current_thread().block_on(used(&direct)), 3);
 }
 
-/// A runtime that shuts down drops a new task inside of the call that spawns it. The drop must not
-/// need a lock that this call holds.
+/// A runtime that shuts down drops a new task inside the call of `spawn`. The drop must not need a
+/// lock that the caller of `spawn` holds.
 fn runtime_can_shut_down_while_the_storage_connects<B: Backend>() {
     let unreachable = limiter::<B>(1, QUICK);
     for _ in 0..50 {

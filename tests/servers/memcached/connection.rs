@@ -21,7 +21,7 @@ async fn server_is_reached_on_a_unix_socket() {
 }
 
 #[tokio::test]
-async fn other_server_than_memcached_is_an_error() {
+async fn server_other_than_memcached_is_an_error() {
     let server = Server::start(&[]);
     let storage = storage(&format!("memcached://127.0.0.1:{}", server.port()));
     let limiter = RateLimiter::with_storage(policy("fixed-window 9/day"), storage);

@@ -49,7 +49,7 @@ fn storage_obeys_the_laws() {
 }
 
 #[test]
-fn every_vector_agrees() {
+fn decisions_agree_with_every_golden_vector() {
     common::vectors::assert_all_agree(&url_of(&many(3)));
 }
 
@@ -174,7 +174,7 @@ fn unreadable_state_is_treated_as_fresh() {
 
 /// Guards against this defect: parts of composite keys run together.
 #[test]
-fn different_names_have_different_keys() {
+fn each_policy_name_and_client_key_has_its_own_item() {
     let servers = many(3);
     let storage = on(&servers, ManualClock::default());
     let long = "k".repeat(300);

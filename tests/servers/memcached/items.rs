@@ -10,10 +10,9 @@ use tower_ratelimit::{Key, RateLimiter};
 
 use super::{LONG, storage};
 
-/// Guards against this defect: an item with a time to live above 30 days expires at
-/// once.
+/// Guards against this defect: an item with a time to live above 30 days expires at once.
 #[tokio::test]
-async fn items_live_as_long_as_their_window() {
+async fn items_live_at_least_as_long_as_their_window() {
     let server = Memcached::start(&[]);
     let storage = storage(&server.url()).deadline(LONG);
     // Expiries are in whole seconds, and the first second may end immediately. Items live for
@@ -62,8 +61,8 @@ fn other_state(bytes: usize) -> String {
     format!("{start}{}]", "1".repeat(bytes - start.len() - 1))
 }
 
-/// Guards against this defect: a server deletes the old item when it receives one
-/// that is too large.
+/// Guards against this defect: a server deletes the old item when it receives one that is too
+/// large.
 #[tokio::test]
 async fn longest_state_is_stored_under_the_longest_key() {
     /// One megabyte, minus the key and the overhead of memcached.

@@ -11,7 +11,7 @@ use tower_ratelimit::{Header, Key, RateLimiter};
 use super::{LONG, not_ready, storage, url_of};
 
 #[tokio::test]
-async fn storage_is_ready_when_all_servers_are() {
+async fn storage_is_ready_when_all_servers_reply() {
     let (one, mut other) = (Memcached::start(&[]), Memcached::start(&[]));
     other.kill();
     let storage = storage(&format!("memcached://127.0.0.1:{},127.0.0.1:{}", one.port(), other.port()));

@@ -32,7 +32,7 @@ fn storage_obeys_the_laws() {
     StorageLaws::new(|clock| on(&storage, clock))
         // The laws need hundreds of scripts only on a storage in memory.
         .scripts(32)
-        // It has another connection and remembers other states, as in another process.
+        // The second handle has its own connection and remembered states, as in another process.
         .second_handle(move |storage| {
             let debug = format!("{storage:?}");
             let prefix = debug.split("prefix: \"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
@@ -46,7 +46,7 @@ fn storage_obeys_the_laws() {
 }
 
 #[test]
-fn every_vector_agrees() {
+fn decisions_agree_with_every_golden_vector() {
     let server = Postgres::start(&["synchronous_commit=off"]);
     common::vectors::assert_all_agree(&server.url());
 }
@@ -102,9 +102,9 @@ fn unreadable_state_is_treated_as_fresh() {
     }
 }
 
-/// A refusal from a remembered state would be outdated after another process has cleared the key.
+/// A decision on a remembered state would be wrong after another process has changed the key.
 #[test]
-fn change_by_another_process_is_seen_by_the_next_hit() {
+fn decision_after_a_change_by_another_process_uses_the_new_state() {
     let server = Postgres::start(&[]);
     let policy = policy("fixed-window 2/day");
     let [one, two] = [(); 2].map(|()| RateLimiter::with_storage(policy.clone(), storage(&server)));
@@ -143,7 +143,7 @@ fn clear_all_removes_the_keys_of_one_prefix() {
 }
 
 #[test]
-fn policy_that_does_not_fit_is_rejected() {
+fn policy_whose_log_does_not_fit_is_rejected() {
     let storage = PostgresStorage::new("postgres://a@127.0.0.1:1").unwrap().allow_long_logs();
     let large = policy("moving-window 1000000/day");
     assert!(storage.validate(&large).unwrap_err().to_string().contains("sliding-window-counter"));

@@ -1,4 +1,4 @@
-//! Faults of the server that other storages do not have.
+//! Faults that only a PostgreSQL server has, such as locked rows and dropped tables.
 
 use std::time::{Duration, Instant};
 

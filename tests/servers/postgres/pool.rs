@@ -1,4 +1,4 @@
-//! The storage on the program's own pool.
+//! The storage on a pool of `deadpool-postgres`.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn limiter(pool: Pool) -> RateLimiter<PostgresStorage> {
 }
 
 #[test]
-fn hits_on_a_pool_admit_exactly_the_limit() {
+fn storages_on_pools_admit_exactly_the_limit() {
     let server = Postgres::start(&[]);
     let limiters = [limiter(pool(&server, 4)), limiter(pool(&server, 2))];
     RUNTIME.block_on(async {
@@ -71,8 +71,8 @@ fn exhausted_pool_is_an_error_at_the_deadline_and_counts_nothing() {
     });
 }
 
-/// Guards against this defect: a pool lends a connection whose server hangs, to one
-/// caller after another.
+/// Guards against this defect: a pool lends a connection whose server hangs, to one caller after
+/// another.
 #[test]
 fn connection_that_hangs_is_removed_from_the_pool() {
     let server = Postgres::start(&[]);

@@ -10,7 +10,7 @@ use tower_ratelimit::{Key, RateLimiter, Storage};
 use super::{LONG, storage};
 
 #[test]
-fn ten_processes_can_migrate_at_once() {
+fn ten_storages_can_create_the_table_at_once() {
     let server = Postgres::start(&[]);
     RUNTIME.block_on(async {
         let mut tasks = JoinSet::new();
@@ -36,7 +36,7 @@ fn ten_processes_can_migrate_at_once() {
 }
 
 #[test]
-fn definition_creates_the_same_table() {
+fn table_created_from_the_definition_can_be_used() {
     let server = Postgres::start(&[]);
     let storage = PostgresStorage::new(&format!("{}?migrate=false", server.url())).unwrap().deadline(LONG).unlogged();
     let error = RUNTIME.block_on(storage.check()).unwrap_err();
@@ -51,7 +51,7 @@ fn definition_creates_the_same_table() {
 
 /// The user of the program needs no right to create anything.
 #[test]
-fn user_without_the_right_to_create_a_table_can_use_it() {
+fn user_without_the_right_to_create_tables_can_use_the_table() {
     let server = Postgres::start(&[]);
     RUNTIME.block_on(storage(&server).schema("limits").migrate()).unwrap();
     let url = format!("postgres://app@127.0.0.1:{}/postgres?schema=limits", server.port());

@@ -175,7 +175,7 @@ fn error_of_an_invalid_url_has_a_correction() {
 }
 
 #[test]
-fn every_vector_agrees() {
+fn decisions_agree_with_every_golden_vector() {
     let folder = Folder::new();
     common::vectors::assert_all_agree(&format!("sqlite:{}", folder.file().display()));
 }

@@ -1,4 +1,4 @@
-//! Locks of other processes, callers that leave, and strategies that panic.
+//! Locks of other processes, and callers that stop waiting.
 
 use std::time::{Duration, Instant};
 
@@ -89,7 +89,7 @@ fn calls_beyond_the_limit_are_not_queued() {
 }
 
 #[test]
-fn dropped_hit_is_counted_and_does_not_affect_other_callers() {
+fn dropped_hit_that_was_queued_is_counted() {
     let folder = Folder::new();
     let limiter = limiter(open(&folder.file()));
     let other = lock(&folder);

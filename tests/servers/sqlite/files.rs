@@ -26,7 +26,7 @@ fn try_hit_of(storage: &SqliteStorage, key: &str) -> Result<Decision, StorageErr
 }
 
 #[test]
-fn file_that_cannot_be_opened_is_an_error_at_the_start() {
+fn file_that_cannot_be_opened_is_an_error_when_the_storage_is_created() {
     let folder = Folder::new();
     let garbage = folder.file();
     fs::write(&garbage, "this is no database. ".repeat(500)).unwrap();
@@ -120,7 +120,7 @@ fn dropped_table_is_created_again() {
     assert_eq!(try_hit(&storage).unwrap().remaining(), 4);
 }
 
-/// Longer than the time after which a hit is written to the database.
+/// Longer than the time between two checkpoints, which write hits to the database.
 const OVERDUE: Duration = Duration::from_millis(1_500);
 
 /// Makes a hit that is only in the log. Another process reads the database without that hit, so it
@@ -147,7 +147,7 @@ fn is_in_database(folder: &Folder) -> bool {
 }
 
 #[test]
-fn checkpoint_is_repeated_after_a_reader_left() {
+fn checkpoint_is_retried_until_a_reader_ends() {
     let folder = Folder::new();
     let (_storage, reader) = hit_behind_a_reader(&folder);
     thread::sleep(OVERDUE);
@@ -157,12 +157,12 @@ fn checkpoint_is_repeated_after_a_reader_left() {
 }
 
 #[test]
-fn checkpoint_is_repeated_after_that_of_another_process() {
+fn checkpoint_is_retried_after_a_checkpoint_of_another_process() {
     static ATTEMPTS: AtomicU32 = AtomicU32::new(0);
     static RELEASED: AtomicBool = AtomicBool::new(false);
     let folder = Folder::new();
     let (_storage, reader) = hit_behind_a_reader(&folder);
-    // It holds the lock of checkpoints while it waits for the reader.
+    // This connection holds the lock of checkpoints while it waits for the reader.
     let other = Connection::open(folder.file()).unwrap();
     other
         .busy_handler(Some(|_| {

@@ -131,7 +131,8 @@ impl Connection {
         response.map(tonic::Response::into_inner).map_err(|status| self.convert(status))
     }
 
-    /// Converts a status. A [`TransportError`] in its source records if the call was sent.
+    /// Converts a status. If its source is a [`TransportError`], that error records if the call was
+    /// sent.
     fn convert(&self, status: tonic::Status) -> StorageError {
         match status.source().and_then(|source| source.downcast_ref::<TransportError>()) {
             Some(error) if !error.sent => StorageError::unreachable(&self.member, error.message.clone()),

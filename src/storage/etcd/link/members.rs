@@ -14,7 +14,7 @@ use crate::storage::net::MOST;
 use crate::storage::url::Host;
 use crate::storage::{StorageError, StorageErrorKind};
 
-/// A handle to the connections. Clones share them.
+/// A handle to the connections to all members. Clones share the connections.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Members(Arc<MembersInner>);
 
