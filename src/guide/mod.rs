@@ -1,15 +1,15 @@
-//! Guides: choosing limits, finding clients, sharing limits, and operating all of it.
+//! Guides: choosing limits, finding clients, sharing limits, and running them in production.
 //!
 //! | task | guide |
 //! |---|---|
 //! | Choose a strategy | [Choosing a strategy](choosing_a_strategy) |
 //! | Find the client, also behind a proxy | [Keys and proxies](keys_and_proxies) |
-//! | Let some requests cost more, or nothing | [Costs](costs) |
-//! | Choose what clients see | [Headers and refusals](headers_and_refusals) |
+//! | Set the cost of a request, before or after its response | [Costs](costs) |
+//! | Refuse requests, let them wait, choose header fields | [Headers and refusals](headers_and_refusals) |
 //! | Share limits between processes | [Several processes](several_processes) |
-//! | Know what happens when Redis dies | [Outages](outages) |
+//! | Handle failures of Redis and other storages | [Outages](outages) |
 //! | Test an app that has limits | [Testing your app](testing_your_app) |
-//! | Plan memory, monitor, set rights | [Operating](operating) |
+//! | Plan memory, monitor, check health, set up servers | [Operating](operating) |
 //! | Plan servers for many clients | [How far does it scale](how_far_does_it_scale) |
 //! | Move from `tower_governor` | [Migrating](migrating_from_tower_governor) |
 //!
@@ -47,8 +47,8 @@
 //! 9. With [`settle_later`](crate::RateLimitLayer::settle_later), a [`Charge`](crate::Charge)
 //!    corrects the cost at any time after step 7 began.
 //!
-//! The request is charged in step 5. It stays charged if the inner service fails or the client
-//! hangs up.
+//! A request spends its cost in step 5. The units stay spent if the inner service fails, or if the
+//! client hangs up after step 7 began.
 //!
 //! # Stacked layers
 //!
@@ -59,9 +59,9 @@
 //!   numbers of the layer that refuses.
 //! - The `Retry-After` of an inner layer's refusal is the longer wait of both layers, if the
 //!   request spent the outer layer's last units and the outer layer writes header fields.
-//! - What the outer layer has charged stays charged if an inner layer refuses. To take all limits
-//!   or none, put them into [one policy](choosing_a_strategy#several-limits). If the layers have
-//!   different keys, let the outer layer charge only requests that no inner layer refuses:
+//! - If an inner layer refuses, the units of the outer layer stay spent. To take all limits or none,
+//!   put them into [one policy](choosing_a_strategy#several-limits). If the layers have different
+//!   keys, let the outer layer refund the requests that an inner layer refuses:
 //!
 //! ```
 //! use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer, ResponseHead};
@@ -97,12 +97,14 @@
 //!
 //! # Guarantees
 //!
-//! - A refusal takes nothing from any limit of the policy, and `Retry-After` is when the request
-//!   would be admitted. The elastic window is the exception: a refusal extends its window.
+//! - A refusal takes nothing from any limit of the policy, and `Retry-After` is the time until the
+//!   request would be admitted. The elastic window is the exception: a refusal extends its window.
 //! - Memory is bounded: see [memory](operating#memory-of-the-process).
-//! - A client cannot choose its identity: see [proxies](keys_and_proxies#behind-a-proxy).
-//! - The service that was polled ready is the one that is called, except after a delay or a wait. Errors and
-//!   bodies are the inner service's own.
+//! - A client cannot choose its key, if the key is [`PeerIp`](crate::PeerIp), or
+//!   [`ClientIp`](crate::ClientIp) that trusts your proxies only: see
+//!   [proxies](keys_and_proxies#behind-a-proxy).
+//! - The service that was polled ready is the one that is called, except after a delay or a wait.
+//!   Errors and bodies of the inner service are passed on unchanged.
 //! - Your service stays up while the storage is down: see [outages].
 //! - The crate contains no `unsafe` code.
 //!
