@@ -27,18 +27,17 @@
 //!
 //! A [`RateLimitLayer`] handles a request in this order:
 //!
-//! 1. [`skip`](crate::RateLimitLayer::skip): a skipped request passes. Nothing else of the layer
-//!    sees it.
+//! 1. [`skip`](crate::RateLimitLayer::skip) selects the requests that pass without any other step.
 //! 2. The policy is chosen, or read from a [`LivePolicy`](crate::LivePolicy). If
-//!    [`policy_by`](crate::policy_by) returns `None`, the request passes. If a `PolicyLookup` has to
-//!    look the policy up, the request waits here.
+//!    [`policy_by`](crate::policy_by) returns `None`, the request passes. If a `PolicyLookup` has no
+//!    cached result, the request waits for the look-up here.
 //! 3. The key is extracted. If the extractor returns `None`, the request passes. If the key is
 //!    missing, the response is 400, 401 or 500.
 //! 4. The [cost](crate::RateLimitLayer::cost) is computed. A request that costs 0 passes, and its
 //!    header fields report the state of the limits.
 //! 5. All limits of the policy decide together. If one refuses, the response is 429, and the inner
-//!    service never sees the request. With [`wait`](crate::RateLimitLayer::wait), the request may wait
-//!    here until it is admitted.
+//!    service is not called. With [`wait`](crate::RateLimitLayer::wait), the request may wait here
+//!    until it is admitted.
 //! 6. [Shadow limits](crate::Policy#shadow-limits) count the request if it was admitted.
 //! 7. The inner service is called, after the delay if the limit is a leaky bucket.
 //! 8. [`settle`](crate::RateLimitLayer::settle) or
@@ -59,9 +58,9 @@
 //!   numbers of the layer that refuses.
 //! - The `Retry-After` of an inner layer's refusal is the longer wait of both layers, if the
 //!   request spent the outer layer's last units and the outer layer writes header fields.
-//! - If an inner layer refuses, the units of the outer layer stay spent. To take all limits or none,
-//!   put them into [one policy](choosing_a_strategy#several-limits). If the layers have different
-//!   keys, let the outer layer refund the requests that an inner layer refuses:
+//! - If an inner layer refuses, the units of the outer layer stay spent. To spend units of all limits
+//!   or of none, put them into [one policy](choosing_a_strategy#several-limits). If the layers have
+//!   different keys, let the outer layer refund the requests that an inner layer refuses:
 //!
 //! ```
 //! use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer, ResponseHead};
