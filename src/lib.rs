@@ -12,7 +12,8 @@
 //!
 //! Each client is admitted 60 times per minute. Every response reports the number of remaining
 //! requests. Further requests get a 429 with `Retry-After`. The counts are kept in a
-//! [`MemoryStorage`], whose size is bounded.
+//! [`MemoryStorage`], whose size is bounded. To share counts between processes, use Redis or
+//! [another storage](storage).
 //!
 //! Serve the router with `into_make_service_with_connect_info::<SocketAddr>()`, because [`PeerIp`]
 //! reads the address of the connection from it. Behind a proxy, use [`ClientIp`].
@@ -23,12 +24,12 @@
 //! |---|---|
 //! | Choose a strategy | [Choosing a strategy](guide::choosing_a_strategy) |
 //! | Find the client, also behind a proxy | [Keys and proxies](guide::keys_and_proxies) |
-//! | Let some requests cost more, or nothing | [Costs](guide::costs) |
-//! | Choose what clients see | [Headers and refusals](guide::headers_and_refusals) |
+//! | Set the cost of a request, before or after its response | [Costs](guide::costs) |
+//! | Refuse requests, let them wait, choose header fields | [Headers and refusals](guide::headers_and_refusals) |
 //! | Share limits between processes | [Several processes](guide::several_processes) |
-//! | Handle failures of Redis | [Outages](guide::outages) |
+//! | Handle failures of Redis and other storages | [Outages](guide::outages) |
 //! | Test an app that has limits | [Testing your app](guide::testing_your_app) |
-//! | Plan memory, monitor, set rights | [Operating](guide::operating) |
+//! | Plan memory, monitor, check health, set up servers | [Operating](guide::operating) |
 //! | Plan servers for many clients | [How far does it scale](guide::how_far_does_it_scale) |
 //! | Move from `tower_governor` | [Migrating](guide::migrating_from_tower_governor) |
 //! | Look up the order of a layer's steps | [The path of a request](guide#the-path-of-a-request) |
@@ -37,20 +38,28 @@
 //!
 //! | word | meaning |
 //! |---|---|
-//! | [`Quota`] | an amount per period, optionally with a burst: `100/minute` |
-//! | [`Strategy`](strategy::Strategy) | the algorithm that spends a quota over time: a pure function |
+//! | [`Quota`] | an amount of units per period, optionally with a burst: `100/minute` |
+//! | unit | the measure of quotas and costs; by default, a request costs 1 unit |
+//! | [`Strategy`](strategy::Strategy) | the algorithm that decides when a quota's units can be spent |
 //! | [`Limit`] | a quota with its strategy |
+//! | capacity | the most units of a limit that can be spent at one instant |
 //! | [`Policy`] | the limits that apply to one key; a hit is admitted by all of them or by none |
 //! | [`Key`] | the identity of a client; a [`KeyExtractor`] takes it from a request |
 //! | [`State`](strategy::State) | the data that one limit stores for one key |
-//! | cost | the units that one hit spends, 1 by default |
+//! | log | the state of a [`MovingWindow`]: the instants at which units were spent |
+//! | cost | the units that one hit spends |
 //! | [`Decision`] | the result of a hit: admitted, admitted after a delay, or refused, with the numbers of each limit |
 //! | [`Storage`] | keeps states and applies a policy to them atomically |
-//! | hit | spends units if all limits admit |
-//! | peek | reports the result of a hit without spending |
-//! | refund | returns the units of a hit |
-//! | charge | spends units whatever remains, and can leave a key in debt |
-//! | settle | corrects the cost of a hit: refunds or charges the difference |
+//! | [wrapper](storage) | a storage around another storage, such as a cache of refusals |
+//! | [shadow limit](Policy#shadow-limits) | a limit that counts requests and refuses none |
+//!
+//! | operation | effect |
+//! |---|---|
+//! | hit | spends its cost if all limits admit it, and nothing otherwise |
+//! | peek | returns the decision that a hit would get, and spends nothing |
+//! | refund | returns the units of an admitted hit |
+//! | charge | spends units even if fewer remain, which leaves the key in debt |
+//! | settle | corrects the cost of an admitted hit: refunds or charges the difference |
 //! | clear | deletes the states of a key |
 //!
 //! # Features
@@ -60,11 +69,11 @@
 //! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`] and [`Charge`] are extractors |
 //! | `quanta` (default) | [`SystemClock`](storage::SystemClock) reads the processor's tick counter, which is faster than the system's clock |
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
-//! | `coarse-clock` | `storage::CoarseClock`, which reads no tick counter and lags by up to a tick |
-//! | `tonic` | [`PeerIp`] reads the connect info of tonic's server; [`GrpcRejection`] needs no feature |
+//! | `coarse-clock` | `storage::CoarseClock`, for processors without a fast tick counter; it lags by up to one timer tick |
+//! | `tonic` | [`PeerIp`] reads the connect info of tonic's server |
 //! | `lookup` | `PolicyLookup`, policies from a database |
 //! | `metrics` | `MetricsObserver`, and metrics of the storages |
-//! | `partition-key` | `Headers::partition_key` |
+//! | `partition-key` | `Headers::partition_key`, which adds a hash of the key to the IETF header fields |
 //! | `redis` | `RedisStorage`, for Redis and Valkey |
 //! | `redis-cluster`, `redis-sentinel`, `redis-rustls` | `redis+cluster://`, `redis+sentinel://` and `rediss://` URLs |
 //! | `memcached` | `MemcachedStorage` |
@@ -73,6 +82,9 @@
 //! | `postgres`, `postgres-rustls` | `PostgresStorage`, and `sslmode=require` in its URL |
 //! | `sqlite` | `SqliteStorage`, a file that survives restarts; compiles SQLite, which needs a C compiler |
 //! | `testing` | property tests for custom strategies and storages |
+//!
+//! The examples have some features of their own, such as `client` and `grpc` in the commands of the
+//! guides.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod background;

@@ -1,15 +1,15 @@
-//! Guides: choosing limits, finding clients, sharing limits, and operating all of it.
+//! Guides: choosing limits, finding clients, sharing limits, and running them in production.
 //!
 //! | task | guide |
 //! |---|---|
 //! | Choose a strategy | [Choosing a strategy](choosing_a_strategy) |
 //! | Find the client, also behind a proxy | [Keys and proxies](keys_and_proxies) |
-//! | Let some requests cost more, or nothing | [Costs](costs) |
-//! | Choose what clients see | [Headers and refusals](headers_and_refusals) |
+//! | Set the cost of a request, before or after its response | [Costs](costs) |
+//! | Refuse requests, let them wait, choose header fields | [Headers and refusals](headers_and_refusals) |
 //! | Share limits between processes | [Several processes](several_processes) |
-//! | Know what happens when Redis dies | [Outages](outages) |
+//! | Handle failures of Redis and other storages | [Outages](outages) |
 //! | Test an app that has limits | [Testing your app](testing_your_app) |
-//! | Plan memory, monitor, set rights | [Operating](operating) |
+//! | Plan memory, monitor, check health, set up servers | [Operating](operating) |
 //! | Plan servers for many clients | [How far does it scale](how_far_does_it_scale) |
 //! | Move from `tower_governor` | [Migrating](migrating_from_tower_governor) |
 //!
@@ -27,18 +27,17 @@
 //!
 //! A [`RateLimitLayer`] handles a request in this order:
 //!
-//! 1. [`skip`](crate::RateLimitLayer::skip): a skipped request passes. Nothing else of the layer
-//!    sees it.
+//! 1. [`skip`](crate::RateLimitLayer::skip) selects the requests that pass without any other step.
 //! 2. The policy is chosen, or read from a [`LivePolicy`](crate::LivePolicy). If
-//!    [`policy_by`](crate::policy_by) returns `None`, the request passes. If a `PolicyLookup` has to
-//!    look the policy up, the request waits here.
+//!    [`policy_by`](crate::policy_by) returns `None`, the request passes. If a `PolicyLookup` has no
+//!    cached result, the request waits for the look-up here.
 //! 3. The key is extracted. If the extractor returns `None`, the request passes. If the key is
 //!    missing, the response is 400, 401 or 500.
 //! 4. The [cost](crate::RateLimitLayer::cost) is computed. A request that costs 0 passes, and its
 //!    header fields report the state of the limits.
 //! 5. All limits of the policy decide together. If one refuses, the response is 429, and the inner
-//!    service never sees the request. With [`wait`](crate::RateLimitLayer::wait), the request may wait
-//!    here until it is admitted.
+//!    service is not called. With [`wait`](crate::RateLimitLayer::wait), the request may wait here
+//!    until it is admitted.
 //! 6. [Shadow limits](crate::Policy#shadow-limits) count the request if it was admitted.
 //! 7. The inner service is called, after the delay if the limit is a leaky bucket.
 //! 8. [`settle`](crate::RateLimitLayer::settle) or
@@ -47,8 +46,8 @@
 //! 9. With [`settle_later`](crate::RateLimitLayer::settle_later), a [`Charge`](crate::Charge)
 //!    corrects the cost at any time after step 7 began.
 //!
-//! The request is charged in step 5. It stays charged if the inner service fails or the client
-//! hangs up.
+//! A request spends its cost in step 5. The units stay spent if the inner service fails, or if the
+//! client hangs up after step 7 began.
 //!
 //! # Stacked layers
 //!
@@ -59,9 +58,9 @@
 //!   numbers of the layer that refuses.
 //! - The `Retry-After` of an inner layer's refusal is the longer wait of both layers, if the
 //!   request spent the outer layer's last units and the outer layer writes header fields.
-//! - What the outer layer has charged stays charged if an inner layer refuses. To take all limits
-//!   or none, put them into [one policy](choosing_a_strategy#several-limits). If the layers have
-//!   different keys, let the outer layer charge only requests that no inner layer refuses:
+//! - If an inner layer refuses, the units of the outer layer stay spent. To spend units of all limits
+//!   or of none, put them into [one policy](choosing_a_strategy#several-limits). If the layers have
+//!   different keys, let the outer layer refund the requests that an inner layer refuses:
 //!
 //! ```
 //! use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer, ResponseHead};
@@ -97,12 +96,14 @@
 //!
 //! # Guarantees
 //!
-//! - A refusal takes nothing from any limit of the policy, and `Retry-After` is when the request
-//!   would be admitted. The elastic window is the exception: a refusal extends its window.
+//! - A refusal takes nothing from any limit of the policy, and `Retry-After` is the time until the
+//!   request would be admitted. The elastic window is the exception: a refusal extends its window.
 //! - Memory is bounded: see [memory](operating#memory-of-the-process).
-//! - A client cannot choose its identity: see [proxies](keys_and_proxies#behind-a-proxy).
-//! - The service that was polled ready is the one that is called, except after a delay or a wait. Errors and
-//!   bodies are the inner service's own.
+//! - A client cannot choose its key, if the key is [`PeerIp`](crate::PeerIp), or
+//!   [`ClientIp`](crate::ClientIp) that trusts your proxies only: see
+//!   [proxies](keys_and_proxies#behind-a-proxy).
+//! - The service that was polled ready is the one that is called, except after a delay or a wait.
+//!   Errors and bodies of the inner service are passed on unchanged.
 //! - Your service stays up while the storage is down: see [outages].
 //! - The crate contains no `unsafe` code.
 //!
