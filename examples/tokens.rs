@@ -91,7 +91,8 @@ async fn complete(uri: Uri, charge: Charge) -> Sse<impl Stream<Item = Result<Eve
 }
 
 /// The tokens that an answer has used so far. They are settled when the value is dropped: at the
-/// end of the stream, or when the client disconnects.
+/// end of the stream, or when the client disconnects. A client that disconnects before the first
+/// token pays for one.
 struct Usage {
     charge: Charge,
     tokens: u32,
@@ -99,7 +100,7 @@ struct Usage {
 
 impl Drop for Usage {
     fn drop(&mut self) {
-        if let Err(error) = self.charge.settle(self.tokens) {
+        if let Err(error) = self.charge.settle(self.tokens.max(1)) {
             tracing::error!(%error, "cannot settle the tokens of an answer");
         }
     }
@@ -166,11 +167,11 @@ mod tests {
         let (status, _, body) = gateway.complete("alice", "max_tokens=100").await;
         assert_eq!((status, body.matches("data: ").count()), (200, 12));
         assert_eq!(gateway.remaining("alice").await, [58, 20_000 - 12 - 1]);
-        // The response above was dropped before the first token.
-        assert_eq!(gateway.remaining("alice").await, [57, 20_000 - 12 - 1]);
+        // The response above was dropped before the first token, and costs one.
+        assert_eq!(gateway.remaining("alice").await, [57, 20_000 - 13 - 1]);
         let (_, _, body) = gateway.complete("alice", "max_tokens=3").await;
         assert_eq!(body.matches("data: ").count(), 3);
-        assert_eq!(gateway.remaining("alice").await, [55, 20_000 - 15 - 1]);
+        assert_eq!(gateway.remaining("alice").await, [55, 20_000 - 17 - 1]);
         assert_eq!(gateway.remaining("bob").await, [59, 19_999], "each key has its own limits");
     }
 
@@ -183,7 +184,7 @@ mod tests {
         }
         assert_eq!(gateway.remaining("alice").await[1], 20_000 - 100 - 1, "the estimate, while it streams");
         drop(body);
-        assert_eq!(gateway.remaining("alice").await[1], 20_000 - 502 - 1);
+        assert_eq!(gateway.remaining("alice").await[1], 20_000 - 502 - 1 - 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,6 +9,8 @@ use super::{Event, EventKind};
 use crate::Key;
 use crate::error::chain;
 use crate::lint::Lint;
+#[cfg(feature = "lookup")]
+use crate::lookup::LookupError;
 use crate::storage::StorageError;
 
 /// The maximum number of bytes of a key in the log.
@@ -19,6 +21,8 @@ const MAX_KEY: usize = 256;
 #[derive(Debug)]
 pub(super) struct Log {
     storage_failures: Throttle,
+    #[cfg(feature = "lookup")]
+    lookup_failures: Throttle,
     settle_failures: Throttle,
     setup_mistakes: Throttle,
 }
@@ -28,6 +32,8 @@ impl Default for Log {
         let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
         Self {
             storage_failures: Throttle::new(second),
+            #[cfg(feature = "lookup")]
+            lookup_failures: Throttle::new(second),
             settle_failures: Throttle::new(second),
             setup_mistakes: Throttle::new(minute),
         }
@@ -68,6 +74,13 @@ impl Log {
                     key,
                     "rate limit storage skipped, circuit breaker is open"
                 );
+            }
+            #[cfg(feature = "lookup")]
+            EventKind::Failed { error, .. } if error.is::<LookupError>() => {
+                if let Some(failed) = self.lookup_failures.due() {
+                    let error = chain(&**error);
+                    tracing::warn!(outcome, shadow, failed, error, "look-up of a rate limit policy failed");
+                }
             }
             EventKind::Failed { error, .. } => {
                 if let Some(failed) = self.storage_failures.due() {

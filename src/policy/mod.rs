@@ -25,7 +25,7 @@ pub use self::shared::SharedPolicy;
 /// The limits that apply to one key. A hit is admitted only if all of them admit it, and a refused
 /// hit spends nothing.
 ///
-/// A [`Quota`] or a [`Limit`] converts into a policy, and the text form supports all options.
+/// A [`Quota`](crate::Quota) or a [`Limit`] converts into a policy, and the text form supports all options.
 /// Cloning is cheap.
 ///
 /// ```

@@ -48,7 +48,9 @@ impl FromStr for StorageUrl {
 
 impl fmt::Display for StorageUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://...", self.0.split(':').next().unwrap_or_default())
+        let scheme = self.0.split(':').next().unwrap_or_default();
+        let slashes = if self.0.contains("://") { "//" } else { "" };
+        write!(f, "{scheme}:{slashes}...")
     }
 }
 

@@ -11,7 +11,7 @@ use http::Request;
 use tower::Layer;
 use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::{Breaker, RefusalCache};
-use tower_ratelimit::{Header, Key, Lint, OnError, PeerIp, RateLimitLayer, RateLimiter};
+use tower_ratelimit::{Header, Key, Lint, OnError, PeerIp, Policy, PolicyLookup, RateLimitLayer, RateLimiter};
 use tracing::field::{Field, Visit};
 use tracing::span;
 
@@ -208,6 +208,27 @@ fn outage_without_a_breaker_logs_one_line_per_second() {
     assert!(lines[4].starts_with("INFO") && lines[4].contains("rate limit storage recovered"), "{lines:#?}");
     for line in &lines[..4] {
         assert!(line.starts_with("WARN") && line.matches(FAILURE).count() == 1, "the cause occurs once: {line}");
+    }
+}
+
+/// Failed look-ups of policies are counted apart from failures of the storage, which works.
+#[test]
+fn failed_look_up_is_logged_once_per_second_and_not_as_a_failure_of_the_storage() {
+    let lines = log_in_paused_time(async {
+        let lookup = PolicyLookup::new(
+            |head: &Head<'_>| Ok(head.headers.get("x-client").cloned()),
+            |_| async { Err::<Policy, _>("no database") },
+        );
+        let service = RateLimitLayer::new(lookup, Header::new("x-client")).layer(Inner::default());
+        for _ in 0..60 {
+            assert_ne!(status(&service, with("x-client", "a")).await, 429);
+            tokio::time::sleep(Duration::from_millis(17)).await;
+        }
+    });
+    let warnings: Vec<_> = lines.iter().filter(|line| line.starts_with("WARN")).collect();
+    assert_eq!(warnings.len(), 2, "{lines:#?}");
+    for line in warnings {
+        assert!(line.contains("look-up of a rate limit policy failed") && line.contains("no database"), "{line}");
     }
 }
 

@@ -63,7 +63,7 @@ impl Connection {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) if is_missing_table(&error) => Err(super::error::of_statement(server, error)),
             Ok(Err(error)) => Err(StorageError::unreachable(server, Cause(error))),
-            Err(_) => Err(StorageError::unreachable(server, format!("connecting took longer than {CONNECT_WITHIN:?}"))),
+            Err(_) => Err(connecting_took_too_long(server)),
         }
     }
 
@@ -109,8 +109,19 @@ async fn join(mut futures: Vec<Preparing<'_>>) -> Prepared<Vec<Option<tokio_post
     Ok(results.into_iter().flatten().collect())
 }
 
-/// Opens a connection, without prepared statements.
-pub(super) async fn connect(settings: &Settings) -> Result<(Client, AbortHandle), tokio_postgres::Error> {
+/// Opens a connection, without prepared statements, or fails after [`CONNECT_WITHIN`].
+pub(super) async fn connect_in_time(settings: &Settings) -> Result<(Client, AbortHandle), StorageError> {
+    match timeout(CONNECT_WITHIN, connect(settings)).await {
+        Ok(connected) => connected.map_err(|error| StorageError::unreachable(&settings.server, Cause(error))),
+        Err(_) => Err(connecting_took_too_long(&settings.server)),
+    }
+}
+
+fn connecting_took_too_long(server: &str) -> StorageError {
+    StorageError::unreachable(server, format!("connecting took longer than {CONNECT_WITHIN:?}"))
+}
+
+async fn connect(settings: &Settings) -> Result<(Client, AbortHandle), tokio_postgres::Error> {
     match &settings.tls {
         #[cfg(feature = "postgres-rustls")]
         Some(tls) => connect_over(&settings.config, MakeRustlsConnect::new(tls.rustls())).await,

@@ -2,7 +2,8 @@
 
 use std::pin::Pin;
 
-use super::PostgresStorage;
+use super::{LABEL, PostgresStorage};
+use crate::storage::calls::measured;
 use crate::storage::net::{MOST, overloaded};
 use crate::storage::{Storage, StorageError, StorageRequest};
 use crate::{ConfigError, Decision, Key, Policy};
@@ -16,7 +17,7 @@ impl Storage for PostgresStorage {
 
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
         if let Some(error) = self.overload() {
-            return Box::pin(overloaded(error, self.store.deadline));
+            return Box::pin(measured(LABEL, overloaded(error, self.store.deadline)));
         }
         self.cas.decide(request)
     }

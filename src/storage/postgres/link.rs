@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::connection::{Connection, Settings, connect};
+use super::connection::{Connection, Settings, connect_in_time};
 use super::error::{self, Cause};
 use super::table::{Statement, Table};
 use crate::storage::net::Reconnecting;
@@ -162,9 +162,7 @@ impl Link {
         let sql = self.table().migration();
         let executed = match self {
             Self::Own { settings, .. } => {
-                let (client, driver) = connect(settings)
-                    .await
-                    .map_err(|error| StorageError::unreachable(&settings.server, Cause(error)))?;
+                let (client, driver) = connect_in_time(settings).await?;
                 let executed = client.batch_execute(&sql).await;
                 driver.abort();
                 executed

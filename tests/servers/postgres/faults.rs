@@ -126,6 +126,16 @@ fn read_only_server_is_a_clear_error_and_recovers() {
 }
 
 #[test]
+fn migration_fails_if_the_server_accepts_connections_and_hangs() {
+    let server = Postgres::start(&[]);
+    server.stop();
+    let started = Instant::now();
+    let error = RUNTIME.block_on(storage(&server).migrate()).unwrap_err();
+    assert_eq!(error.kind(), StorageErrorKind::Unreachable, "{error:?}");
+    assert!(started.elapsed() < LONG);
+}
+
+#[test]
 fn full_disk_is_a_clear_error_that_counts_nothing_and_recovers() {
     let server = Postgres::start(&[]);
     // With one connection, the table is created before the disk is full.

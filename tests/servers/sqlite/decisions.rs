@@ -7,7 +7,7 @@ use common::servers::storage::RUNTIME;
 use common::{Foreign, hit, policy};
 use rusqlite::Connection;
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::{Durability, ManualClock, SqliteStorage};
+use tower_ratelimit::storage::{Durability, ManualClock, SqliteStorage, StorageUrl};
 use tower_ratelimit::testing::StorageLaws;
 use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Policy, Quota, RateLimiter, Storage, Timestamp};
 
@@ -178,4 +178,15 @@ fn error_of_an_invalid_url_has_a_correction() {
 fn decisions_agree_with_every_golden_vector() {
     let folder = Folder::new();
     common::vectors::assert_all_agree(&format!("sqlite:{}", folder.file().display()));
+}
+
+#[test]
+fn storage_url_hides_the_path() {
+    let folder = Folder::new();
+    let path = folder.file();
+    for (url, shown) in
+        [(format!("sqlite:{}", path.display()), "sqlite:..."), (format!("sqlite://{}", path.display()), "sqlite://...")]
+    {
+        assert_eq!(url.parse::<StorageUrl>().unwrap().to_string(), shown);
+    }
 }
