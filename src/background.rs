@@ -3,6 +3,8 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
+use crate::BoxError;
+
 /// Polls without a waker, for futures that may be ready immediately.
 pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
@@ -16,6 +18,13 @@ pub(crate) enum RunOutcome {
     Spawned,
     /// The work was dropped because it was started outside of a tokio runtime.
     Dropped,
+}
+
+impl RunOutcome {
+    /// Returns an error if the work was dropped.
+    pub(crate) fn error(self) -> Option<BoxError> {
+        (self == Self::Dropped).then(|| "the storage is asynchronous and there is no tokio runtime".into())
+    }
 }
 
 /// Runs the future and then `then`: immediately if the future is ready, else in a task of the tokio

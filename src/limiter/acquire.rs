@@ -115,7 +115,7 @@ impl<St: Storage> RateLimiter<St> {
     ) -> impl Future<Output = Result<Decision, St::Error>> + Send + use<St> {
         let queues = Arc::clone(&self.queues);
         let (storage, policy, key) = (self.storage.clone(), self.policy.clone(), key.clone());
-        acquire(Waiter { storage, policy, key, cost, delayed_until: None }, queues, max_wait)
+        acquire(Waiter { storage, policy, key, cost, delayed_until: None, on_failed_refund: None }, queues, max_wait)
     }
 }
 
@@ -132,7 +132,7 @@ async fn acquire<St: Storage>(
     if delay.is_zero() {
         return Ok(decision);
     }
-    let delayed = Delayed { decision: Some(decision), spent: Spent::new(waiter.storage, policy, waiter.key) };
+    let delayed = Delayed { decision: Some(decision), spent: waiter.spent(policy) };
     if delay > left {
         return Ok(delayed.refused(left));
     }

@@ -35,8 +35,7 @@ impl<St: Storage> ChargeContext<St> {
             Ok(()) => context.report(EventKind::Settled { decision: &hit, actual }),
             Err(error) => context.report(EventKind::NotSettled { decision: &hit, actual, error: &error.into() }),
         });
-        if outcome == RunOutcome::Dropped {
-            let error = &"the storage is asynchronous and there is no tokio runtime".into();
+        if let Some(error) = &outcome.error() {
             self.report(EventKind::NotSettled { decision, actual, error });
         }
         outcome == RunOutcome::Finished

@@ -10,9 +10,9 @@ use super::post_response::QueueSlot;
 use super::state::LayerState;
 use super::waiting_room::{Deciding, Pause, Seat, Turn, WaitingRoom};
 use crate::extract::Head;
-use crate::observe::EventKind;
+use crate::observe::{Event, EventKind};
 use crate::storage::StorageRequest;
-use crate::waiting::{Place, Refusal, Waiter, later};
+use crate::waiting::{OnFailedRefund, Place, Refusal, Waiter, later};
 use crate::{Decision, IntoPolicy, Rejection, Storage};
 
 impl<St: Storage, R> LayerState<St, R> {
@@ -64,7 +64,21 @@ impl<St: Storage, R> LayerState<St, R> {
         // A live policy may change while the request waits, so the waiter reads it at each attempt.
         // A policy that was chosen for this request is kept.
         let policy = self.config.policies.shared().cloned().unwrap_or_else(|| policy.clone().into_shared());
-        Waiter { storage: self.storage.clone(), policy, key: key.clone(), cost, delayed_until: None }
+        let on_failed_refund = Some(self.reports_failed_refunds());
+        Waiter { storage: self.storage.clone(), policy, key: key.clone(), cost, delayed_until: None, on_failed_refund }
+    }
+
+    /// Returns a function that reports a hit whose refund has failed, because its client left.
+    fn reports_failed_refunds(&self) -> OnFailedRefund {
+        let reporter = self.config.reporter.clone();
+        Arc::new(move |policy, key, decision, error| {
+            if std::thread::panicking() {
+                // A second panic, in the observer, would abort the process.
+                return;
+            }
+            let kind = EventKind::NotSettled { decision, actual: 0, error };
+            reporter.report(&Event { kind, policy, key: Some(key), shadow: false });
+        })
     }
 
     /// Lets a request wait for its decision, or for the delay of its decision.

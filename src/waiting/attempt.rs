@@ -1,28 +1,46 @@
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::background::run_or_spawn;
-use crate::{Decision, Key, Policy, Storage};
+use crate::{BoxError, Decision, Key, Policy, Storage};
 
 /// The policy and the key of a hit that may have to be refunded.
 pub(crate) struct Spent<St> {
     storage: St,
     policy: Policy,
     key: Key,
+    on_failed_refund: Option<OnFailedRefund>,
 }
 
+/// Called if a refund fails, because no caller is left that could get the error.
+pub(crate) type OnFailedRefund = Arc<dyn Fn(&Policy, &Key, &Decision, &BoxError) + Send + Sync>;
+
 impl<St: Storage> Spent<St> {
-    pub(crate) fn new(storage: St, policy: Policy, key: Key) -> Self {
-        Self { storage, policy, key }
+    pub(crate) fn new(storage: St, policy: Policy, key: Key, on_failed_refund: Option<OnFailedRefund>) -> Self {
+        Self { storage, policy, key, on_failed_refund }
     }
 
     /// Refunds the hit: immediately if the storage is ready, else in a task. Drops `place` after
-    /// that.
+    /// that. A failed refund leaves the units spent.
     pub(crate) fn refund<P: Send + 'static>(&self, decision: &Decision, place: P) {
-        if decision.has_spent() {
-            let refund = self.storage.settle(&self.policy, &self.key, decision, 0);
-            // A failed refund leaves the hit charged. No caller is left that could get the error.
-            run_or_spawn(refund, move |_| drop(place));
+        if !decision.has_spent() {
+            return;
+        }
+        let report = self.on_failed_refund.clone().map(|report| {
+            let (policy, key, decision) = (self.policy.clone(), self.key.clone(), decision.clone());
+            move |error: &BoxError| report(&policy, &key, &decision, error)
+        });
+        let refund = self.storage.settle(&self.policy, &self.key, decision, 0);
+        let reported = report.clone();
+        let outcome = run_or_spawn(refund, move |done| {
+            drop(place);
+            if let (Err(error), Some(report)) = (done, reported) {
+                report(&error.into());
+            }
+        });
+        if let (Some(error), Some(report)) = (outcome.error(), report) {
+            report(&error);
         }
     }
 }

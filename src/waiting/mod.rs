@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::attempt::Attempt;
-pub(crate) use self::attempt::Spent;
+pub(crate) use self::attempt::{OnFailedRefund, Spent};
 pub(crate) use self::place::Place;
 pub(crate) use self::queues::Queues;
 pub(crate) use self::refusal::Refusal;
@@ -45,6 +45,8 @@ pub(crate) struct Waiter<St> {
     pub(crate) cost: u32,
     /// The instant until which an admitted hit may be delayed. `None` if its delay does not matter.
     pub(crate) delayed_until: Option<Instant>,
+    /// Called if the refund of an attempt fails that was dropped.
+    pub(crate) on_failed_refund: Option<OnFailedRefund>,
 }
 
 /// The last attempt of a hit.
@@ -70,9 +72,14 @@ impl<St: Storage> Waiter<St> {
             }
         }
         let deciding = self.storage.decide(StorageRequest::new(&policy, &self.key, Op::Hit, self.cost));
-        let spent = Spent::new(self.storage.clone(), policy.clone(), self.key.clone());
+        let spent = self.spent(policy.clone());
         let (place, decided) = Attempt::<St, P>::new(deciding, spent, place).await;
         (place, Attempted { policy, decided })
+    }
+
+    /// Returns the hit, for a refund.
+    pub(crate) fn spent(&self, policy: Policy) -> Spent<St> {
+        Spent::new(self.storage.clone(), policy, self.key.clone(), self.on_failed_refund.clone())
     }
 
     /// Adds the hit to the end of its queue before its first attempt, if hits wait there that it

@@ -16,8 +16,8 @@ use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{AnyStorage, TokioClock};
 use tower_ratelimit::{
-    Decision, Event, Global, Headers, Key, LivePolicy, MemoryStorage, OnError, RateLimitLayer, ResponseHead, Storage,
-    policy_by,
+    Decision, Event, EventKind, Global, Headers, Key, LivePolicy, MemoryStorage, OnError, RateLimitLayer, ResponseHead,
+    Storage, policy_by,
 };
 
 use crate::probe::Probe;
@@ -185,6 +185,30 @@ async fn hit_in_flight_of_a_disconnected_client_is_refunded() {
     storage.open();
     settle().await;
     assert_eq!((left(&layer).await, storage.changes()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_refund_of_a_disconnected_client_is_reported() {
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&events);
+    let storage = FakeStorage::around(memory());
+    let layer = layer("fixed-window 1 per 10 seconds", storage.clone()).observer(move |event: &Event<'_>| {
+        if let EventKind::NotSettled { decision, actual, .. } = event.kind {
+            seen.lock().unwrap().push((decision.cost(), actual, event.key.cloned()));
+        }
+    });
+    let service = layer.layer(Inner::default());
+    assert_eq!(status(&service, get("/")).await, 200);
+    let waiting = start(&service, "/").await;
+    storage.close();
+    sleep(12 * SECOND).await;
+    waiting.abort();
+    settle().await;
+    storage.set_changes(Behavior::Fails);
+    storage.open();
+    settle().await;
+    assert_eq!(*events.lock().unwrap(), [(1, 0, Some(Key::everybody()))]);
+    assert_eq!(left(&layer).await, 0);
 }
 
 #[tokio::test(start_paused = true)]
