@@ -238,10 +238,6 @@ fn charge_status_flag_selects_the_statuses_that_are_charged() {
 fn settle_header_flag_corrects_the_cost_to_the_value_in_the_response() {
     let server = Server::start(&[
         "--policy",
-        "--policies",
-        "--tier-header",
-        "--lease",
-        "--deny-cache",
         "token-bucket 60/hour burst 100",
         "--cost-header",
         "x-estimate",
@@ -361,6 +357,10 @@ fn help_lists_the_flags() {
     for flag in [
         "--listen",
         "--policy",
+        "--policies",
+        "--tier-header",
+        "--lease",
+        "--deny-cache",
         "--storage",
         "--on-error",
         "--deadline",
