@@ -98,7 +98,7 @@ pub use self::refusal_cache::RefusalCache;
 pub use self::sqlite::{Durability, SqliteStorage};
 pub use self::storage_url::StorageUrl;
 pub use self::timeout::Timeout;
-#[cfg(feature = "_rustls")]
+#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
 pub use self::tls::TlsConfig;
 
 /// A request to a storage for one decision.

@@ -149,3 +149,18 @@ async fn refunds_do_not_undo_a_charge_above_the_limit() {
         assert!(hit(&leases, &policy, "a", 1).await.is_refused(), "200 of 100 units are spent");
     }
 }
+
+/// The hit of a policy with two limits has spent units of both. The lease of another policy with the
+/// same name has the same window as the first one.
+#[tokio::test]
+async fn hit_on_several_limits_is_refunded_to_the_storage() {
+    let (storage, clock) = memory_with_manual_clock();
+    let leases = Leases::new(storage.clone(), 10).clock(clock);
+    let [two, one] = ["fixed-window 100/minute; fixed-window 1000/hour", "fixed-window 100/minute"]
+        .map(|text| policy(text).with_name("api"));
+    let by_two = hit(&leases, &two, "a", 1).await;
+    let _ = hit(&leases, &one, "a", 1).await;
+    leases.settle(&two, &Key::from("a"), &by_two, 0).await.unwrap();
+    let peeked = storage.decide(StorageRequest::new(&two, &Key::from("a"), Op::Peek, 1)).await.unwrap();
+    assert_eq!(peeked.limits()[1].remaining(), 1_000);
+}

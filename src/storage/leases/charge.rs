@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::lease::Charged;
+use super::entry::LeaseEntry;
+use super::lease::{Charged, Lease};
 use super::shared::LeaseTable;
 use crate::storage::StorageRequest;
 use crate::{Key, Policy, Storage, Timestamp};
@@ -23,8 +24,7 @@ impl<St: Storage> LeaseTable<St> {
     pub(super) fn charge(self: &Arc<Self>, request: &StorageRequest<'_>) -> (Charged, Option<Taken<St>>) {
         let (place, now) = (self.place(request.policy, request.key), self.clock.now());
         let mut bucket = self.table.lock(place);
-        let lease = bucket.find().and_then(|entry| entry.lease.as_mut()).filter(|lease| lease.is_live(now));
-        let Some(lease) = lease.filter(|lease| lease.policy == *request.policy) else {
+        let Some(lease) = bucket.find().and_then(|entry| lease_to_charge(entry, request.policy, now)) else {
             return (Charged::Partly(request.cost), None);
         };
         let (charged, window) = (lease.charge(request.cost, now), lease.window);
@@ -45,7 +45,7 @@ impl<St: Storage> LeaseTable<St> {
     pub(super) fn take_for_charge(self: &Arc<Self>, policy: &Policy, key: &Key, units: u32) -> Option<Taken<St>> {
         let (place, now) = (self.place(policy, key), self.clock.now());
         let mut bucket = self.table.lock(place);
-        let lease = bucket.find()?.lease.as_mut().filter(|lease| lease.is_live(now) && lease.policy == *policy)?;
+        let lease = lease_to_charge(bucket.find()?, policy, now)?;
         let (units, window) = (lease.take_for_charge(units), lease.window);
         Some(Taken { shared: Arc::clone(self), policy: policy.clone(), key: key.clone(), units, window })
     }
@@ -58,6 +58,14 @@ impl<St: Storage> LeaseTable<St> {
             lease.put_back_charge(taken.window, taken.units);
         }
     }
+}
+
+/// Returns the lease that a charge by this policy can take units from. If another policy of the same
+/// name has the lease, the charge goes to the storage, and so do later refunds.
+fn lease_to_charge<'a>(entry: &'a mut LeaseEntry, policy: &Policy, now: Timestamp) -> Option<&'a mut Lease> {
+    let lease = entry.lease.as_mut().filter(|lease| lease.is_live(now))?;
+    lease.is_charged |= lease.policy != *policy;
+    (lease.policy == *policy).then_some(lease)
 }
 
 impl<St: Storage> Taken<St> {

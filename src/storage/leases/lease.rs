@@ -14,7 +14,8 @@ pub(super) struct Lease {
     /// `true` after units were charged to the storage. Refunds then go to the storage too, because
     /// a refund pays off the charge before it makes units available.
     pub(super) is_charged: bool,
-    /// The units that remained in the storage after its latest answer.
+    /// The units that remained in the storage after its latest answer, and the units that were
+    /// refunded to the storage since then. A refund can still fail.
     pub(super) in_storage: u32,
     /// The time of the decision by the storage's clock.
     at: Timestamp,
@@ -105,7 +106,7 @@ impl Lease {
     ///
     /// - The hit is of another window.
     /// - Units of the window were charged to the storage, or the window cannot have that many
-    ///   unspent units. Then `in_storage` already includes the refund.
+    ///   unspent units. Then `in_storage` includes the refund.
     pub(super) fn put_back(&mut self, window: (Timestamp, u32), units: u32) -> bool {
         if window != self.window {
             return false;

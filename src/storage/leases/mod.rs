@@ -247,7 +247,9 @@ impl<St: Storage> Storage for Leases<St> {
             return Change(ChangeState::Local);
         }
         let Some(units) = actual.checked_sub(decision.cost()) else {
-            let route = self.0.put_back(policy, key, decision, decision.cost() - actual).unwrap_or(Route::Inner);
+            // A hit by another kind of policy has spent units of other limits, too.
+            let put_back = || self.0.put_back(policy, key, decision, decision.cost() - actual);
+            let route = is_leased(policy).then(put_back).flatten().unwrap_or(Route::Inner);
             return self.change(route, |inner| inner.settle(policy, key, decision, actual));
         };
         let taken = if decision.is_from_fallback() { None } else { self.0.take_for_charge(policy, key, units) };

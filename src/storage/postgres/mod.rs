@@ -6,6 +6,7 @@ mod recent;
 mod store;
 mod sweep;
 mod table;
+mod tls;
 mod url;
 
 use std::fmt;

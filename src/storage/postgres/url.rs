@@ -4,9 +4,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use tokio_postgres::Config;
-use tokio_postgres::config::{SslMode, TargetSessionAttrs};
+use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
 use super::table::Table;
+use super::tls;
 use crate::ConfigError;
 use crate::storage::tls::Tls;
 use crate::storage::url::{self, Options, Parts, Wrong};
@@ -66,13 +67,16 @@ impl Target {
                 wrong(format!("invalid connections {text:?}; write a number from 1 to 64, for example connections=4"))
             })?,
         };
-        let tls = Self::tls(&mut options, wrong)?;
+        let tls = tls::from_options(&mut options, wrong)?;
         // The other options are those of the client: host, options, target_session_attrs and so on.
         let rest = options.into_rest();
         let rest: Vec<String> = rest.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
         let config = Config::from_str(&format!("postgres://{authority}{path}?{}", rest.join("&")));
         // The error names an option or a part of the URL. It does not quote a password.
         let mut config = config.map_err(|error| wrong(format!("{}: {EXAMPLES}", super::error::Cause(error))))?;
+        if tls.is_some() && config.get_hosts().iter().any(|host| matches!(host, Host::Unix(_))) {
+            return Err(wrong("a Unix socket has no TLS: remove sslmode".to_owned()));
+        }
         config.ssl_mode(if tls.is_some() { SslMode::Require } else { SslMode::Disable });
         if config.get_user().is_none() {
             return Err(wrong(format!("the user is missing: {EXAMPLES}")));
@@ -92,20 +96,5 @@ impl Target {
         let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
         let server = if hosts.is_empty() { "PostgreSQL" } else { hosts }.to_owned();
         Ok(Self { config, tls, server, table, connections, migrates, prefix, deadline, long_logs, max_skew })
-    }
-
-    /// Reads `sslmode`, and the options of TLS. The client's own mode `prefer` is not accepted,
-    /// because an attacker on the network can turn its TLS off.
-    fn tls(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<Option<Tls>, ConfigError> {
-        match options.take("sslmode").as_deref() {
-            None | Some("disable") => Ok(None),
-            Some("require" | "verify-full") if !cfg!(feature = "postgres-rustls") => {
-                Err(wrong("TLS needs the feature \"postgres-rustls\" of tower-ratelimit".to_owned()))
-            }
-            Some("require" | "verify-full") => Tls::from_options(options, Some(b"postgresql"), wrong).map(Some),
-            Some(other) => {
-                Err(wrong(format!("invalid sslmode {other:?}; write sslmode=require for TLS, or sslmode=disable")))
-            }
-        }
     }
 }

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
@@ -101,7 +101,7 @@ impl Tls {
             Some((chain, secret)) => {
                 let chain = certificates(chain, cert, help)?;
                 let secret = PrivateKeyDer::from_pem_slice(secret).map_err(|error| {
-                    format!("no private key in {key}: {error}; {help}, of a key without a passphrase")
+                    format!("no private key in {key}: {}; {help}, of a key without a passphrase", reason(&error))
                 })?;
                 builder.with_client_auth_cert(chain, secret).map_err(|error| {
                     format!("the certificate in {cert} and the private key in {key} cannot be used together: {error}")
@@ -132,8 +132,18 @@ impl Tls {
 /// Returns the certificates in a PEM text, at least one.
 fn certificates(pem: &[u8], name: &str, help: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let parsed = parsed.map_err(|error| format!("malformed certificate in {name}: {error}; {help}"))?;
+    let parsed = parsed.map_err(|error| format!("malformed certificate in {name}: {}; {help}", reason(&error)))?;
     if parsed.is_empty() { Err(format!("no certificate in {name}; {help}")) } else { Ok(parsed) }
+}
+
+/// Returns the text of an error. The texts of the crate for malformed sections quote the file, which
+/// may be a private key.
+fn reason(error: &pem::Error) -> String {
+    match error {
+        pem::Error::MissingSectionEnd { .. } => "a section has no END line; the line breaks may be missing".to_owned(),
+        pem::Error::IllegalSectionStart { .. } => "invalid BEGIN line; the line breaks may be missing".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 impl fmt::Debug for Tls {

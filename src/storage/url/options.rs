@@ -30,6 +30,9 @@ impl<'a> Options<'a> {
                 };
                 wrong(format!("{name} has no value; write {write}, for example deadline=100ms"))
             })?;
+            if name.contains('%') {
+                return Err(wrong(format!("invalid option name {name:?}; write it without %")));
+            }
             // The error does not quote the value, because it may be a password.
             let value = decoded(value).map_err(|why| wrong(format!("invalid value of the option {name:?}: {why}")))?;
             if left.iter().any(|(other, _)| *other == name) {

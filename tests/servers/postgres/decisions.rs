@@ -165,7 +165,11 @@ fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
         ("postgres://a:secret@host/db?sslmode=prefer", "write sslmode=require for TLS, or sslmode=disable"),
         ("postgres://a:secret@host/db?sslmode=require&ca=/none.pem", "cannot read \"/none.pem\""),
         ("postgres://a:secret@host/db?sslmode=require&cert=a.pem", "write key="),
-        ("postgres://a:secret@host/db?ca=a.pem", "unknown option"),
+        ("postgres://a:secret@host/db?ca=a.pem", "ca needs TLS: add sslmode=require"),
+        ("postgres://a:secret@host/db?sslmode=disable&sslnegotiation=direct", "sslnegotiation needs TLS"),
+        ("postgres://a:secret@host/db?sslm%6Fde=require", "invalid option name \"sslm%6Fde\""),
+        ("postgres://a:secret@host/db?sslmode=require&sslrootcert=a.pem", "write ca="),
+        ("postgres://a:secret@/db?host=/run/postgresql&sslmode=require", "remove sslmode"),
         ("http://a:secret@host", "write postgres://"),
     ];
     for (url, part) in wrong {

@@ -33,6 +33,10 @@ async fn only_certificates_that_the_url_names_are_trusted() {
     let error = storage("localhost", &format!("sslmode=require&ca={other}")).ready(SHORT).await.unwrap_err();
     assert!(!error.may_have_counted(), "{error}");
     assert!(message(error).contains("certificate"));
+    // The certificate is of another host.
+    let wrong_name = format!("hostaddr=127.0.0.1&sslmode=require&ca={ca}");
+    let error = storage("other.example", &wrong_name).ready(SHORT).await.unwrap_err();
+    assert!(message(error).contains("certificate"));
     // The server rejects connections without TLS.
     for options in ["", "sslmode=disable"] {
         let error = storage("localhost", options).ready(SHORT).await.unwrap_err();

@@ -100,14 +100,20 @@ fn pem_that_cannot_be_used_is_rejected() {
     let (cert, key) = (files.read("client.pem"), files.read("client-key.pem"));
     let tls = TlsConfig::new().ca(files.read("authority.pem"));
     assert!(!format!("{:?}", tls.clone().client_certificate(&*cert, &*key)).contains("PRIVATE"));
+    // A key from an environment variable may have lost its line breaks. The error must not quote it.
+    let text = String::from_utf8(key.clone()).unwrap();
+    let (on_one_line, with_a_long_begin_line) = (text.replace('\n', " "), text.replacen("-----\n", "", 1));
     for (config, part) in [
         (TlsConfig::new().ca("text"), "no certificate in `ca`"),
         (tls.clone().client_certificate(&*key, &*key), "no certificate in the client certificate"),
         (tls.clone().client_certificate(&*cert, &*cert), "no private key"),
+        (tls.clone().client_certificate(&*cert, &*on_one_line), "the line breaks may be missing"),
+        (TlsConfig::new().ca(&*on_one_line), "the line breaks may be missing"),
+        (TlsConfig::new().ca(&*with_a_long_begin_line), "the line breaks may be missing"),
         (tls.clone().client_certificate(&*cert, files.read("other-key.pem")), "cannot be used together"),
     ] {
         let error = RedisStorage::new("rediss://localhost").unwrap().try_tls(&config).unwrap_err().to_string();
-        assert!(error.contains(part), "{error}");
+        assert!(error.contains(part) && !error.contains('['), "{error}");
     }
     let error = RedisStorage::new("redis://localhost").unwrap().try_tls(&tls).unwrap_err().to_string();
     assert!(error.contains("write rediss://"), "{error}");
