@@ -3,8 +3,6 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use crate::BoxError;
-
 /// Polls without a waker, for futures that may be ready immediately.
 pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
@@ -22,8 +20,8 @@ pub(crate) enum RunOutcome {
 
 impl RunOutcome {
     /// Returns an error if the work was dropped.
-    pub(crate) fn error(self) -> Option<BoxError> {
-        (self == Self::Dropped).then(|| "the storage is asynchronous and there is no tokio runtime".into())
+    pub(crate) fn error(self) -> Option<&'static str> {
+        (self == Self::Dropped).then_some("the storage is asynchronous and there is no tokio runtime")
     }
 }
 

@@ -35,8 +35,8 @@ impl<St: Storage> ChargeContext<St> {
             Ok(()) => context.report(EventKind::Settled { decision: &hit, actual }),
             Err(error) => context.report(EventKind::NotSettled { decision: &hit, actual, error: &error.into() }),
         });
-        if let Some(error) = &outcome.error() {
-            self.report(EventKind::NotSettled { decision, actual, error });
+        if let Some(error) = outcome.error() {
+            self.report(EventKind::NotSettled { decision, actual, error: &error.into() });
         }
         outcome == RunOutcome::Finished
     }

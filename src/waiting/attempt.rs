@@ -40,7 +40,7 @@ impl<St: Storage> Spent<St> {
             }
         });
         if let (Some(error), Some(report)) = (outcome.error(), report) {
-            report(&error);
+            report(&error.into());
         }
     }
 }
