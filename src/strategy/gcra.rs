@@ -25,7 +25,7 @@ pub(super) struct Debt {
     is_ahead: bool,
 }
 
-/// The largest debt in microseconds: 142 years. Only charges reach it.
+/// The largest debt in microseconds: 142 years. A charge does not raise a debt above it.
 const MOST: u64 = 1 << 52;
 
 impl Debt {
@@ -95,7 +95,7 @@ impl Debt {
         Self { owed: (self.owed + self.worth(units)).min(product(MOST, self.rate)), ..self }
     }
 
-    /// Subtracts the unpaid part of `units` of a hit. Hits are paid in their order.
+    /// Subtracts the unpaid part of `units` of a hit. The debt pays earlier hits first.
     pub(super) fn without(self, now: Timestamp, hit: &Hit, units: u32) -> Self {
         let unpaid = self.worth(units).min(product(hit.until.since(now), self.rate));
         Self { owed: self.owed.saturating_sub(unpaid), ..self }
@@ -128,8 +128,8 @@ impl Debt {
         State::Counts { until: now.plus(micros), amounts: [early, mark(self.mark, micros).amount()] }
     }
 
-    /// Stores a debt that is ahead of the clock as if it was made now. Otherwise each later refusal
-    /// would return a `retry_after` that ends at another instant.
+    /// Stores a debt that is ahead of the clock as if it was made now. Without this, the
+    /// `retry_after` of each later refusal would end at another instant.
     #[inline(always)]
     pub(super) fn settle(&self, state: &mut State, now: Timestamp) {
         if self.is_ahead {
@@ -137,7 +137,8 @@ impl Debt {
         }
     }
 
-    /// Returns `true` if this debt contains `hit`, or later hits before all debt was paid.
+    /// Returns `true` if `hit` belongs to this debt, because the bucket was not free of debt since.
+    /// Compares the anchors, so the result is wrong with a probability of 1 in 32,749.
     #[inline(always)]
     pub(super) fn has(&self, hit: &Hit) -> bool {
         self.mark.anchor() == Mark::from_amount(hit.anchor).anchor()

@@ -1,7 +1,8 @@
 use crate::Timestamp;
 use crate::quota::{MARK_SHIFT, MARK_SIZE};
 
-/// The second amount of a bucket's state: the approximate debt at the last write, and an anchor.
+/// The second amount of a bucket's state: the approximate size of the debt at the last write, and an
+/// anchor.
 ///
 /// The size makes decisions exact after a change of the quota. If the stored debt exceeds the
 /// capacity of the new quota, a bucket of another quota wrote the state. The excess is subtracted
@@ -45,9 +46,10 @@ const STEPS: u32 = (1 << (MARK_SHIFT - MARK_SIZE)) - 1;
 /// The mark of an overdraft is at least this large. No other mark has a shift above 43.
 const OVERDRAFT: u32 = 0b11 << 30;
 
-/// The bits of an overdraft's mark that contain the doublings, and those that contain the full
-/// bucket.
+/// The bits of an overdraft's mark that contain the number of doublings.
 const DOUBLINGS: u32 = 15 << 15;
+
+/// The bits of an overdraft's mark that contain the size of the full bucket.
 const FULL: u32 = !(OVERDRAFT | DOUBLINGS | ANCHOR);
 
 impl Mark {

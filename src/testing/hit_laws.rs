@@ -141,8 +141,9 @@ pub(super) fn clock_change_grants_no_units(policy: &Policy, states: &[State], no
             "units granted with the clock {back} us back"
         );
         prop_assert!(then.remaining() <= decision.remaining());
-        // With the clock back, an aligned bucket of a sliding window counter starts up to one
-        // period from now. Its units count for two more periods.
+        // With the clock back, the current bucket of an aligned sliding window counter may start up
+        // to one period from now. Its units count during this bucket and the next one, which is two
+        // more periods.
         let longest = 3 * policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0);
         for waiting in [then, peek(policy, &after, earlier, 1)] {
             prop_assert!(
