@@ -10,8 +10,8 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 /// The error for an invalid quota, policy, option or URL. In most cases, the message contains the
 /// invalid value and a valid one.
 ///
-/// Parsers, the constructors whose names start with `try_`, and methods that check a policy, such as
-/// [`Storage::validate`](crate::Storage::validate), return it.
+/// Parsers, the constructors whose names start with `try_`, and methods that check a policy, such
+/// as [`Storage::validate`](crate::Storage::validate), return it.
 ///
 /// ```
 /// use tower_ratelimit::Policy;

@@ -30,8 +30,8 @@ impl Timestamp {
         Self(micros)
     }
 
-    /// Returns the time of the system's wall clock, rounded down to a microsecond. A time before the
-    /// epoch becomes the epoch.
+    /// Returns the time of the system's wall clock, rounded down to a microsecond. A time before
+    /// the epoch becomes the epoch.
     pub fn wall_clock() -> Self {
         Self(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros))
     }

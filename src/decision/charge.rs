@@ -11,7 +11,7 @@ use super::SettleError;
 /// handles to the same charge.
 ///
 /// Call [`settle`](Self::settle) once, from any thread. It does not block. If the storage is not
-/// immediately ready, a task continues in the tokio runtime of the request. The layer reports the
+/// immediately ready, a background task of the tokio runtime continues. The layer reports the
 /// result as an [`Event`](crate::Event).
 ///
 /// If all handles are dropped before the charge is settled, the request keeps its estimated cost.
@@ -88,8 +88,8 @@ impl Charge {
     /// Returns the charge whose [`policy`](Self::policy) is `name`: this charge, or the charge of
     /// an outer layer. Returns `None` if there is none.
     ///
-    /// With stacked layers, the request's extensions contain the charge of the innermost layer. This
-    /// method finds the others.
+    /// With stacked layers, the request's extensions contain the charge of the innermost layer.
+    /// This method finds the others.
     ///
     /// ```
     /// use tower_ratelimit::Charge;

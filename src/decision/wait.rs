@@ -24,8 +24,8 @@ impl Decision {
         self
     }
 
-    /// Turns the admission of a peek into a refusal with a `retry_after` of one microsecond, because
-    /// other hits wait for the same units. Does not change a refusal.
+    /// Turns the admission of a peek into a refusal with a `retry_after` of one microsecond,
+    /// because other hits wait for the same units. Does not change a refusal.
     pub(crate) fn refuse_turn(mut self) -> Self {
         if self.is_admitted() {
             self.statuses.as_mut_slice().iter_mut().for_each(Status::refuse_turn);

@@ -12,8 +12,8 @@ use crate::{Quota, Timestamp};
 /// start of the next.
 ///
 /// In strings: `fixed-window 10/minute`, `fixed-window-aligned 10/minute`. The alias
-/// `interval-token-bucket` of `fixed-window` is for those who know this strategy as a bucket that
-/// is refilled completely after each period.
+/// `interval-token-bucket` of `fixed-window` describes the strategy as a bucket that is refilled
+/// completely after each period.
 ///
 #[doc = include_str!("../pictures/fixed_window.svg")]
 ///
@@ -57,7 +57,7 @@ impl FixedWindow {
         Self { aligned: true }
     }
 
-    /// Returns the end of a window that an admitted hit would start now.
+    /// Returns the end of the window that an admitted hit would start now if there was none.
     fn end_from(self, quota: &Quota, now: Timestamp) -> Timestamp {
         let period = quota.period_micros();
         if self.aligned { now.floor_to(period).plus(period) } else { now.plus(period) }

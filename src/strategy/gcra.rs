@@ -6,17 +6,18 @@ use crate::{Quota, Timestamp};
 /// The debt of a bucket: the spent units that are not yet refilled. Token buckets and leaky buckets
 /// share this implementation.
 ///
-/// This is the generic cell rate algorithm (GCRA, ITU-T I.371). It stores one number: the instant
-/// at which all debt is paid. Debt is counted in units of 1/N microseconds, where N is the amount
-/// of the quota. A unit costs P of them, and a microsecond pays N of them, so nothing is rounded.
-/// Large quotas with long periods need more than 64 bits.
+/// This is the generic cell rate algorithm (GCRA, ITU-T I.371). It stores one instant: the end of
+/// the time in which all debt is paid. Debt is measured in 1/N microseconds, where N is the amount
+/// of the quota, and P its period in microseconds. A spent unit adds P, and each microsecond pays
+/// N, so nothing is rounded. Large quotas with long periods need more than 64 bits.
 #[derive(Clone, Copy)]
 pub(super) struct Debt {
     capacity: u32,
-    /// The 1/N microseconds that are paid per microsecond.
+    /// The debt that is paid per microsecond, in 1/N microseconds.
     rate: u64,
-    /// The price of one unit in 1/N microseconds.
+    /// The debt of one unit, in 1/N microseconds.
     price: u64,
+    /// The whole debt, in 1/N microseconds.
     owed: u128,
     mark: Mark,
     /// The mark of a debt as large as the capacity.
@@ -84,13 +85,13 @@ impl Debt {
         div_ceil(self.owed, self.rate)
     }
 
-    /// Adds `units`. The sum must not overflow.
+    /// Adds the debt of `units`, which must fit into the bucket.
     #[inline(always)]
     pub(super) fn plus(self, units: u32) -> Self {
         Self { owed: self.owed + self.worth(units), ..self }
     }
 
-    /// Adds `units` that may exceed the capacity, up to the largest debt.
+    /// Adds the debt of `units`, which may exceed the bucket. The sum is at most [`MOST`].
     pub(super) fn charged(self, units: u32) -> Self {
         Self { owed: (self.owed + self.worth(units)).min(product(MOST, self.rate)), ..self }
     }

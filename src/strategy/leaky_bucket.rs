@@ -61,8 +61,8 @@ impl LeakyBucket {
     /// hit of one unit is either admitted immediately or refused, and a larger hit is refused.
     /// Defaults to the amount of the quota.
     ///
-    /// A [`Limit`](crate::Limit) rejects a length of 2^32 - 1, and a length whose longest delay would
-    /// exceed 142 years.
+    /// A [`Limit`](crate::Limit) rejects a length of 2^32 - 1, and a length whose longest delay
+    /// would exceed 142 years.
     #[must_use]
     pub const fn queue(self, slots: u32) -> Self {
         Self { queue: Some(slots) }

@@ -7,18 +7,18 @@
 //! 1. A refusal spends nothing.
 //! 2. Expiry is invisible: from the instant [`State::until`] on, a decision on the state equals a
 //!    decision on no state.
-//! 3. The `retry_after` of a refused hit is exact: after it, a peek is admitted, and one microsecond
-//!    earlier, a peek is refused. It is `None` if the cost exceeds the capacity. The `reset_after`
-//!    is exact in the same way.
+//! 3. The `retry_after` of a refused hit is exact: after it, a peek is admitted, and one
+//!    microsecond earlier, a peek is refused. It is `None` if the cost exceeds the capacity. The
+//!    `reset_after` is exact in the same way.
 //! 4. A strategy never admits more units than its documentation promises.
 //! 5. Spending j and then k units at the same instant equals spending j + k. A peek returns the
 //!    verdict and the times of the hit, and changes nothing.
 //! 6. A clock that goes back causes no panic and grants no units.
-//!     - A stored instant ahead of now counts as now, and the debt of a bucket counts as at most its
-//!       capacity. A refusal stores this correction, so `retry_after` is exact from the first
+//!     - A stored instant ahead of now counts as now, and the debt of a bucket counts as at most
+//!       its capacity. A refusal stores this correction, so `retry_after` is exact from the first
 //!       refused hit on.
-//!     - The `retry_after` is not longer than after spending the whole capacity. An exception is the
-//!       aligned [`SlidingWindowCounter`], whose stored instant counts as the start of the next
+//!     - The `retry_after` is not longer than after spending the whole capacity. An exception is
+//!       the aligned [`SlidingWindowCounter`], whose stored instant counts as the start of the next
 //!       bucket. So it adds up to one period.
 //!     - A debt that a charge raised above the capacity counts as at most about twice its size.
 //! 7. Strategies accept any state, cost and instant without a panic. A kind of state that the
@@ -204,12 +204,12 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Checks a hit of at least 1 unit, and then spends or refuses it. Storages call it for the only
-    /// limit of a policy. They also call it for one of several limits if they can undo it.
+    /// Checks a hit of at least 1 unit, and then spends or refuses it. Storages call it for the
+    /// only limit of a policy. They also call it for one of several limits if they can undo it.
     ///
     /// The default implementation calls [`check`](Self::check), and then [`spend`](Self::spend) or
-    /// [`refuse`](Self::refuse). Override it only if one combined step is faster. The result must be
-    /// the same.
+    /// [`refuse`](Self::refuse). Override it only if one combined step is faster. The result must
+    /// be the same.
     #[inline]
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
         let checked = self.check(quota, state, now, cost);
@@ -237,30 +237,31 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32);
 
     /// Returns the maximum number of entries in the state's [`Log`]. Storages compute the size of a
-    /// state from it. [Charges](Self::charge) may add more. Defaults to 0, for states without a log.
+    /// state from it. [Charges](Self::charge) may add more. Defaults to 0, for states without a
+    /// log.
     fn log_entries(&self, quota: &Quota) -> u32 {
         let _ = quota;
         0
     }
 
-    /// Returns the part of this limit for one of `replicas`. `None`, which is the default, keeps the
-    /// strategy and [divides the quota](Quota::divide). Override it if the strategy has amounts of
-    /// its own, such as the queue length of a leaky bucket.
+    /// Returns the part of this limit for one of `replicas`. `None`, which is the default, keeps
+    /// the strategy and [divides the quota](Quota::divide). Override it if the strategy has amounts
+    /// of its own, such as the queue length of a leaky bucket.
     fn divide(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Divided> {
         let _ = (quota, replicas);
         None
     }
 
-    /// Returns the strategy as a Lua script, with its arguments for a hit of `cost` units. The Redis
-    /// storage runs it on the server. Defaults to `None`: if a limit of a policy has no script, the
-    /// Redis storage compares and swaps instead, which takes more round trips.
+    /// Returns the strategy as a Lua script, with its arguments for a hit of `cost` units. The
+    /// Redis storage runs it on the server. Defaults to `None`: if a limit of a policy has no
+    /// script, the Redis storage compares and swaps instead, which takes more round trips.
     fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
         let _ = (quota, cost);
         None
     }
 
-    /// Writes the limit as text: the name, the quota, and the options of the strategy. The text must
-    /// be printable ASCII, otherwise a [`Limit`](crate::Limit) cannot be created.
+    /// Writes the limit as text: the name, the quota, and the options of the strategy. The text
+    /// must be printable ASCII, otherwise a [`Limit`](crate::Limit) cannot be created.
     ///
     /// # Errors
     ///

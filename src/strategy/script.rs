@@ -2,16 +2,16 @@
 /// [`Strategy::script`](super::Strategy::script).
 ///
 /// The sources define the following functions, where `NAME` is the [`name`](Self::name) with `_`
-/// instead of `-`. Write them as global functions. The storage declares them as local, because Redis
-/// forbids global ones. Declare all other functions as local.
+/// instead of `-`. Write them as global functions. The storage declares them as local, because
+/// Redis forbids global ones. Declare all other functions as local.
 ///
-/// - `NAME_hit(now, cost, till, a, b, ...)` returns the state after a hit as `till, a, b, delay`, or
-///   nothing for a refusal. The `delay` is in microseconds, and used only if
+/// - `NAME_hit(now, cost, till, a, b, ...)` returns the state after a hit as `till, a, b, delay`,
+///   or nothing for a refusal. The `delay` is in microseconds, and used only if
 ///   [`delays`](Self::delays) is `true`. If the state is ahead of the clock, the function returns
 ///   `true` as its fifth value. In a refusal, four values of `nil` precede it.
 /// - `NAME_refuse(now, till, a, b, ...)` returns the state after a
-///   [refusal](super::Strategy::refuse) as `till, a, b`, or nothing if the state does not change. It
-///   is called after a hit that a limit of the policy refuses. For a strategy that [counts
+///   [refusal](super::Strategy::refuse) as `till, a, b`, or nothing if the state does not change.
+///   It is called after a hit that a limit of the policy refuses. For a strategy that [counts
 ///   refusals](super::Strategy::counts_refusals), it is called if the state has not expired.
 ///   Otherwise, it is called if the fifth value of `NAME_hit` was `true`.
 /// - `NAME_charge(now, cost, till, a, b, ...)` returns the state after a

@@ -41,8 +41,8 @@ impl State {
         }
     }
 
-    /// Returns the instant from which this state has no effect and may be dropped. This is the epoch
-    /// for [`Fresh`](Self::Fresh).
+    /// Returns the instant from which this state has no effect and may be dropped. This is the
+    /// epoch for [`Fresh`](Self::Fresh).
     #[inline]
     pub fn until(&self) -> Timestamp {
         match self {

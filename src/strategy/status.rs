@@ -33,8 +33,8 @@ impl Status {
     pub(crate) const BLANK: Self = Self::admitted(0, 0, 0);
 
     /// Creates the status of a limit that admits. `capacity` and `remaining` are in units.
-    /// `reset_after` is the time in microseconds until more units remain, or 0 if the whole capacity
-    /// remains.
+    /// `reset_after` is the time in microseconds until more units remain, or 0 if the whole
+    /// capacity remains.
     #[inline]
     pub const fn admitted(capacity: u32, remaining: u32, reset_after: u64) -> Self {
         let (until, anchor) = (Timestamp::EPOCH, 0);
@@ -173,8 +173,8 @@ impl Status {
         self.until
     }
 
-    /// Returns the data that [`Strategy::refund`](super::Strategy::refund) needs to refund this hit.
-    /// `at` and `cost` are the time and the cost of its decision.
+    /// Returns the data that [`Strategy::refund`](super::Strategy::refund) needs to refund this
+    /// hit. `at` and `cost` are the time and the cost of its decision.
     pub const fn hit(&self, at: Timestamp, cost: u32) -> Hit {
         Hit { at, cost, until: self.until, anchor: self.anchor }
     }

@@ -7,8 +7,8 @@ use crate::strategy::State;
 use crate::time::micros;
 use crate::{Limit, Policy, Timestamp};
 
-/// After the clock has gone back, the first refused hit determines the time at which the next one
-/// is admitted.
+/// Checks that waits are exact after the clock has gone back: the first refused hit determines the
+/// time at which the next hit is admitted.
 pub(super) fn waits_are_exact_after_clock_change(
     policy: &Policy,
     states: &[State],

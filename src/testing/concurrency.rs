@@ -54,8 +54,8 @@ pub(super) fn hits_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, ha
 /// Checks law 9 of [`StorageLaws`](super::StorageLaws) for refunds: refunds that are concurrent
 /// with hits are neither lost nor counted twice.
 ///
-/// The policy must have at least 500 units. Units must not refill during the check, so use a storage
-/// with a [`ManualClock`](crate::storage::ManualClock), or a policy with a long period.
+/// The policy must have at least 500 units. Units must not refill during the check, so use a
+/// storage with a [`ManualClock`](crate::storage::ManualClock), or a policy with a long period.
 ///
 /// # Panics
 ///

@@ -91,8 +91,8 @@ pub(super) fn peek_predicts(policy: &Policy, states: &[State], now: Timestamp, c
     Ok(())
 }
 
-/// A strategy may implement `hit` in one step. The result must equal `check` followed by `spend` or
-/// `refuse`.
+/// Checks that [`Strategy::hit`](crate::strategy::Strategy::hit), which a strategy may implement in
+/// one step, equals `check` followed by `spend` or `refuse`.
 pub(super) fn hit_equals_check_then_spend(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     for (limit, state) in policy.limits().iter().zip(states) {
         let (strategy, quota) = (limit.strategy(), limit.quota());

@@ -10,8 +10,8 @@
 //! The environment variable `PROPTEST_CASES` sets the number of scripts per law, which defaults to
 //! 256.
 //!
-//! A suite panics at the first broken law. The message names the law, and has at most ten lines. For
-//! a law with scripts, it also contains the smallest script that breaks the law.
+//! A suite panics at the first broken law. The message names the law, and has at most ten lines.
+//! For a law with scripts, it also contains the smallest script that breaks the law.
 //!
 //! ```no_run
 //! use tower_ratelimit::{FixedWindow, testing};

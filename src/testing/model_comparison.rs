@@ -26,9 +26,9 @@ enum Action {
 #[derive(Clone, Copy, Debug)]
 enum Actual {
     Nothing,
-    /// This many units less than the hit has spent, but at least one.
+    /// The units that the hit has spent, less this many, but at least 1.
     Less(Cost),
-    /// This many units more than the hit has spent.
+    /// The units that the hit has spent, plus this many.
     More(Cost),
 }
 
@@ -67,8 +67,8 @@ impl Cost {
 ///
 /// Runs random scripts of hits, peeks, charges, settlements and clears on several keys and on
 /// `policies`. The environment variable `PROPTEST_CASES` sets the number of scripts, which defaults
-/// to 256. `make` is called for each script, inside a tokio runtime. It must return an empty storage
-/// that uses the given clock.
+/// to 256. `make` is called for each script, inside a tokio runtime. It must return an empty
+/// storage that uses the given clock.
 ///
 /// # Panics
 ///
@@ -97,8 +97,8 @@ pub(super) fn decides_like_the_model_in<St: Storage>(
 /// # Panics
 ///
 /// Panics if policies share the states of different limits, if they do not share those of equal
-/// limits, or if the storage fails. The message contains the smallest script that fails. Also panics
-/// if it is called inside a tokio runtime, because it starts its own.
+/// limits, or if the storage fails. The message contains the smallest script that fails. Also
+/// panics if it is called inside a tokio runtime, because it starts its own.
 pub fn policies_of_one_name_share_only_equal_limits<St: Storage>(make: impl Fn(ManualClock) -> St) {
     policies_of_one_name_in(Config::default().cases, make);
 }

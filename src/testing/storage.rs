@@ -105,8 +105,8 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
         Self { second_handle: Some(Box::new(second_handle)), ..self }
     }
 
-    /// Adds policies, such as those with custom strategies, to the policies of law 8, the comparison
-    /// with the [`Model`](super::Model). The other laws do not check them.
+    /// Adds policies, such as those with custom strategies, to the policies of law 8, the
+    /// comparison with the [`Model`](super::Model). The other laws do not check them.
     pub fn and_policies(mut self, policies: impl IntoIterator<Item = Policy>) -> Self {
         self.more.extend(policies);
         self
@@ -116,8 +116,8 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     /// Defaults to the value of the environment variable `PROPTEST_CASES`, or to 256 if it is not
     /// set.
     ///
-    /// A script has up to 79 operations, so use fewer scripts for a slow storage. Fewer scripts also
-    /// reduce the operations of other laws:
+    /// A script has up to 79 operations, so use fewer scripts for a slow storage. Fewer scripts
+    /// also reduce the operations of other laws:
     ///
     /// | scripts | keys of law 10 | concurrent hits of law 9 |
     /// |---|---|---|
@@ -131,8 +131,8 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     ///
     /// # Panics
     ///
-    /// Panics if a law is broken or the storage fails, with a message that starts with the law. Also
-    /// panics if it is called inside a tokio runtime.
+    /// Panics if a law is broken or the storage fails, with a message that starts with the law.
+    /// Also panics if it is called inside a tokio runtime.
     pub fn check(&self) {
         let (runtime, make) = (runtime(), &self.make);
         let policies = self.supported(EVERY_STRATEGY.map(parsed));

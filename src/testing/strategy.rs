@@ -51,8 +51,8 @@ impl StrategyLaws {
         Self { limit: Arc::new(limit), bursts: false, promise: None }
     }
 
-    /// Also checks quotas with a burst. Call it if the strategy supports bursts. By default, no quota
-    /// has a burst.
+    /// Also checks quotas with a burst. Call it if the strategy supports bursts. By default, no
+    /// quota has a burst.
     pub fn with_bursts(self) -> Self {
         Self { bursts: true, ..self }
     }

@@ -104,7 +104,8 @@ impl Chunks {
         self.sealed.get(number + 1).map_or(self.open.before, |next| next.before)
     }
 
-    /// Returns the number of leading sealed chunks in which the predicate is `true` for all entries.
+    /// Returns the number of leading sealed chunks in which the predicate is `true` for all
+    /// entries.
     fn leading(&self, predicate: impl Fn(&Entry) -> bool) -> usize {
         let (mut from, mut to) = (0, self.sealed.len());
         while from < to {

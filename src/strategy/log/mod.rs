@@ -75,8 +75,8 @@ impl Log {
 
     /// Returns the maximum number of bytes that a hit at `now` adds to the log:
     ///
-    /// - 0 if the hit needs no new entry, if there is room for an entry, or if an expired entry makes
-    ///   room.
+    /// - 0 if the hit needs no new entry, if there is room for an entry, or if an expired entry
+    ///   makes room.
     /// - Otherwise, a ring doubles its capacity, and a longer log grows by a part of a chunk.
     ///
     /// The result does not include the memory for decoding a chunk, up to 17 KiB, when the oldest
