@@ -133,7 +133,8 @@ impl Decision {
         Self { verdict: self.verdict.instead(Verdict::CONTENDED), ..self }
     }
 
-    /// Returns `true` if the hit is admitted, possibly after a [`delay`](Self::delay).
+    /// Returns `true` if the hit is admitted, possibly after a [`delay`](Self::delay). For a peek,
+    /// returns `true` if a hit would be admitted.
     #[inline]
     pub fn is_admitted(&self) -> bool {
         self.verdict.is(Verdict::ADMITTED)
@@ -145,10 +146,13 @@ impl Decision {
         !self.is_admitted()
     }
 
-    /// Returns `true` if the hit or charge was refused because the storage was full. In most cases,
-    /// the key was new and no other key could be evicted, because a key that is being refused is
-    /// never evicted. Or the log of the key could not grow. See
-    /// [`MemoryStorage`](crate::MemoryStorage).
+    /// Returns `true` if the hit or charge was refused because the storage was full:
+    ///
+    /// - In most cases, the key was new and no other key could be evicted, because a key that is
+    ///   being refused is never evicted.
+    /// - Otherwise, the log of the key could not grow.
+    ///
+    /// See [`MemoryStorage`](crate::MemoryStorage).
     pub fn is_storage_full(&self) -> bool {
         self.verdict.is(Verdict::STORAGE_FULL)
     }

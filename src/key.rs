@@ -11,9 +11,9 @@ const INLINE: usize = 46;
 /// The identity of a client: an address, a name, an API key, or several of them
 /// [joined](Self::join).
 ///
-/// Keys of different kinds are never equal. The text `"1.2.3.4"` and the address `1.2.3.4` are
-/// different keys, and a joined key differs from the concatenation of its parts. A key with up to
-/// 45 bytes of content needs no allocation.
+/// Keys of different kinds (text, address, number, joined key) are never equal. The text
+/// `"1.2.3.4"` and the address `1.2.3.4` are different keys, and a joined key differs from the
+/// concatenation of its parts. A key with up to 45 bytes of content needs no allocation.
 ///
 /// ```
 /// use std::net::{IpAddr, Ipv4Addr};

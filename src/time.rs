@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// All strategies and storages compute with this type. Until the year 2255, timestamps are below
 /// 2^53, so they are exact in double-precision numbers, which Lua in Redis uses.
 ///
-/// The arithmetic saturates: it does not overflow, panic or wrap around.
+/// [`plus`](Self::plus), [`minus`](Self::minus) and [`since`](Self::since) saturate instead of
+/// overflowing.
 ///
 /// ```
 /// use tower_ratelimit::Timestamp;

@@ -56,8 +56,8 @@ impl Charge {
     }
 
     /// Corrects the cost of the request to `actual` units, like
-    /// [`RateLimiter::settle`](crate::RateLimiter::settle). Refunds or charges the difference to
-    /// the estimated cost.
+    /// [`RateLimiter::settle`](crate::RateLimiter::settle). The difference to the estimated cost is
+    /// refunded if `actual` is less, and charged if it is more.
     ///
     /// The header fields of the response report the settled state if the charge is settled before
     /// the head of the response is ready, and the storage is immediately ready.

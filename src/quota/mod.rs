@@ -44,16 +44,17 @@ const LONGEST: u64 = 1 << 52;
 ///
 /// # Text form
 ///
-/// A string consists of the amount, `/` or `per`, optionally a number of units of time, the unit of
-/// time, and optionally `burst` with a number. The units of time are `s`, `sec`, `second(s)`, `m`,
-/// `min`, `minute(s)`, `h`, `hr`, `hour(s)`, `d`, `day(s)`, `w`, `week(s)`, `month(s)` (30 days),
-/// `year(s)` (365 days) and `ms`. Upper and lower case are equivalent.
+/// A string consists of the amount, `/` or `per`, the period, and optionally `burst` with a number.
+/// The period is a unit of time, with a number before it if the number is not 1. The units of time
+/// are `s`, `sec`, `second(s)`, `m`, `min`, `minute(s)`, `h`, `hr`, `hour(s)`, `d`, `day(s)`, `w`,
+/// `week(s)`, `month(s)` (30 days), `year(s)` (365 days) and `ms`. Upper and lower case are
+/// equivalent.
 ///
-/// [`Display`](fmt::Display) writes a string that parses to the same quota. For two kinds of
-/// periods, the string cannot be parsed:
+/// [`Display`](fmt::Display) writes a string that parses to the same quota. There are two
+/// exceptions, for which the string cannot be parsed:
 ///
-/// - periods that are not a whole number of milliseconds,
-/// - periods of more than 2^32 - 1 of the largest unit of time that divides them.
+/// - a period that is not a whole number of milliseconds,
+/// - a period of more than 2^32 - 1 of the largest unit of time that divides it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
     amount: u32,

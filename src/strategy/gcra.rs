@@ -6,10 +6,10 @@ use crate::{Quota, Timestamp};
 /// The debt of a bucket: the spent units that are not yet refilled. Token buckets and leaky buckets
 /// share this implementation.
 ///
-/// This is the generic cell rate algorithm (GCRA, ITU-T I.371). It stores one instant: the end of
-/// the time in which all debt is paid. Debt is measured in 1/N microseconds, where N is the amount
-/// of the quota, and P its period in microseconds. A spent unit adds P, and each microsecond pays
-/// N, so nothing is rounded. Large quotas with long periods need more than 64 bits.
+/// This is the generic cell rate algorithm (GCRA, ITU-T I.371). It stores one instant, at which all
+/// debt is paid. Debt is measured in 1/N microseconds, where N is the amount of the quota, and P is
+/// its period in microseconds. A spent unit adds P, and each microsecond pays N, so nothing is
+/// rounded. Large quotas with long periods need more than 64 bits.
 #[derive(Clone, Copy)]
 pub(super) struct Debt {
     capacity: u32,

@@ -128,8 +128,8 @@ impl Strategy for LeakyBucket {
         true
     }
 
-    /// Divides the queue as well. At least one slot stays if there was one, unless its delay would
-    /// exceed 142 years.
+    /// Divides the quota and the queue. At least one slot stays if there was one, unless its delay
+    /// would exceed 142 years.
     fn divide(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Divided> {
         let (slots, share) = (self.slots(quota), quota.divide(replicas));
         let slots = (slots / replicas).max(slots.min(1)).min(share.most_in_time() - 1);

@@ -189,6 +189,7 @@ pub struct Hit {
     /// The cost of the hit in units.
     pub cost: u32,
     /// The instant from which the hit has no effect: [`State::until`] of the state after the hit.
+    /// It is the epoch if the hit has spent nothing.
     pub until: Timestamp,
     /// The second amount of the state after the hit, or 0 for a log. Strategies use it to detect
     /// that the state no longer contains the hit, because another window has started.

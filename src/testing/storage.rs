@@ -64,7 +64,7 @@ type MakeHandle<St> = dyn Fn(&St) -> St;
 /// | 12 | Waits are exact after the quota of a policy has changed. |
 /// | of cancellation | A request that is dropped before it completes does not affect other keys. |
 /// | of clearing | A clear removes one key of one policy. |
-/// | of refunds | A refund returns exactly the units of the hit, once, to the states in which they were spent. |
+/// | of refunds | A refund returns exactly the units of the hit, and only to the states in which they were spent. The refund of a refusal or of an expired hit returns nothing. |
 /// | of settling | A settled hit has its actual cost. A charge spends its units, even if fewer remain. |
 ///
 /// Laws 1 to 7 have the numbers of the [laws of strategies](crate::strategy). Laws 2, 4 and 7 are

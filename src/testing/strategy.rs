@@ -24,8 +24,8 @@ type MakeLimit = dyn Fn(Quota) -> Option<Limit>;
 
 /// Checks that a custom strategy keeps the [laws of strategies](crate::strategy).
 ///
-/// The suite generates random quotas. Each law decides on random scripts of hits, with the strategy
-/// alone or with other limits in the same policy. Quotas that the strategy
+/// The suite generates random quotas and random scripts of hits. Most laws are checked with the
+/// strategy alone and with other limits in the same policy. Quotas that the strategy
 /// [rejects](Strategy::validate) are skipped.
 ///
 /// ```
@@ -57,13 +57,13 @@ impl StrategyLaws {
         Self { bursts: true, ..self }
     }
 
-    /// Sets the maximum number of units that the strategy admits in any span of one period, for law
-    /// 4. `most` computes it from the quota. Without it, law 4 is not checked.
+    /// Sets the maximum number of units that the strategy admits in any span of one period, which
+    /// law 4 checks. `most` computes it from the quota. By default, law 4 is not checked.
     pub fn promise(self, most: impl Fn(&Quota) -> u64 + 'static) -> Self {
         Self { promise: Some(Arc::new(most)), ..self }
     }
 
-    /// Checks all laws.
+    /// Checks all laws. Law 4 is checked only if [`promise`](Self::promise) was called.
     ///
     /// # Panics
     ///
