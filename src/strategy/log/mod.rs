@@ -18,8 +18,8 @@ use crate::Timestamp;
 ///
 /// A log of up to 128 entries is a ring, with 16 bytes per entry. In a longer log, only the oldest
 /// entries are in the ring. The others are encoded in chunks, as differences, which take about four
-/// bytes each if hits are at most two minutes apart. Adding an entry, or refunding an old one,
-/// touches only a part of the log.
+/// bytes each if hits are at most two minutes apart. The whole log is a ring again when its length
+/// has fallen to 64. Adding an entry, or refunding an old one, touches only a part of the log.
 ///
 /// ```
 /// use tower_ratelimit::Timestamp;
