@@ -7,9 +7,9 @@ use super::SettleError;
 /// sent.
 ///
 /// A layer with [`settle_later`](crate::RateLimitLayer::settle_later) inserts it into the
-/// extensions of each request whose hit is admitted. A request has no charge if it is not limited,
-/// or if it is admitted although the storage failed. With the feature `axum`, `Charge` is an
-/// extractor. Clones are handles to the same charge.
+/// extensions of each admitted request, even if its cost is 0. A request has no charge if it is not
+/// limited, or if it was forwarded because the storage failed. With the feature `axum`, `Charge` is
+/// an extractor. Clones are handles to the same charge.
 ///
 /// Call [`settle`](Self::settle) once, from any thread. It does not block. If the storage is not
 /// immediately ready, a background task of the tokio runtime continues. The layer reports the
