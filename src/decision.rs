@@ -19,11 +19,17 @@ use self::verdict::Verdict;
 use crate::Timestamp;
 use crate::strategy::Status;
 
-/// The result of a hit or a peek: admitted, admitted after a delay, or refused.
+/// The result of a hit, a peek or a charge: admitted, admitted after a [delay](Self::delay), or
+/// refused.
 ///
-/// Contains the [status of each limit](Self::limits) after the hit, at the instant
-/// [`at`](Self::at). The decision on a peek contains the current statuses, and the verdict that a
-/// hit would get.
+/// | operation | verdict | [status of each limit](Self::limits) |
+/// |---|---|---|
+/// | [hit](crate::RateLimiter::hit) | admitted if all limits admit it | after the hit |
+/// | [peek](crate::RateLimiter::peek) | the verdict that a hit would get | without the hit |
+/// | [charge](crate::RateLimiter::charge) | admitted | after the charge |
+///
+/// A storage that is [full](Self::is_storage_full) or [contended](Self::is_contended) may refuse a
+/// hit or a charge, even if the limits admit it.
 ///
 /// ```
 /// use tower_ratelimit::{Key, Quota, RateLimiter};
@@ -59,6 +65,8 @@ impl Decision {
 
     /// Creates the decision of a policy with one limit, on a hit of `cost` units at `at`. The hit
     /// is admitted if `status` admits it.
+    ///
+    /// Call [`of_policy`](Self::of_policy) on the result, as for [`of_limits`](Self::of_limits).
     pub fn of(at: Timestamp, cost: u32, status: Status) -> Self {
         Self::new(at, cost, Statuses::One([status]))
     }
@@ -112,17 +120,21 @@ impl Decision {
         self.verdict = if admitted { Verdict::ADMITTED } else { Verdict::REFUSED };
     }
 
-    /// Turns this decision into a refusal by a [full storage](Self::is_storage_full).
+    /// Turns this decision into a refusal by a [full storage](Self::is_storage_full). The statuses
+    /// do not change. [`Policy::refuse`](crate::Policy::refuse) creates a decision with suitable
+    /// statuses.
     pub fn storage_full(self) -> Self {
         Self { verdict: self.verdict.instead(Verdict::STORAGE_FULL), ..self }
     }
 
-    /// Turns this decision into a [contended](Self::is_contended) refusal.
+    /// Turns this decision into a [contended](Self::is_contended) refusal. The statuses do not
+    /// change, as in [`storage_full`](Self::storage_full).
     pub fn contended(self) -> Self {
         Self { verdict: self.verdict.instead(Verdict::CONTENDED), ..self }
     }
 
-    /// Returns `true` if the hit is admitted, possibly after a [`delay`](Self::delay).
+    /// Returns `true` if the hit is admitted, possibly after a [`delay`](Self::delay). For a peek,
+    /// returns `true` if a hit would be admitted.
     #[inline]
     pub fn is_admitted(&self) -> bool {
         self.verdict.is(Verdict::ADMITTED)
@@ -134,15 +146,20 @@ impl Decision {
         !self.is_admitted()
     }
 
-    /// Returns `true` if the hit was refused because the storage was full. Either the key was new
-    /// and only keys that are being refused could have been evicted, or the log of the key could
-    /// not grow. See [`MemoryStorage`](crate::MemoryStorage).
+    /// Returns `true` if the hit or charge was refused because the storage was full:
+    ///
+    /// - In most cases, the key was new and no other key could be evicted, because a key that is
+    ///   being refused is never evicted.
+    /// - Otherwise, the log of the key could not grow.
+    ///
+    /// See [`MemoryStorage`](crate::MemoryStorage).
     pub fn is_storage_full(&self) -> bool {
         self.verdict.is(Verdict::STORAGE_FULL)
     }
 
-    /// Returns `true` if a compare-and-swap storage refused the hit because other processes changed
-    /// the key before every swap. Retrying can succeed.
+    /// Returns `true` if a compare-and-swap storage refused the hit or charge because other
+    /// processes changed the key before every swap. Retrying can succeed. See
+    /// [`Cas`](crate::storage::Cas).
     pub fn is_contended(&self) -> bool {
         self.verdict.is(Verdict::CONTENDED)
     }
@@ -152,13 +169,15 @@ impl Decision {
         self.source() == DecisionSource::Fallback
     }
 
-    /// Returns the storage that decided, as set with [`via`](Self::via). Defaults to `Primary`.
+    /// Returns the storage that decided: the primary storage or its fallback. Defaults to
+    /// [`DecisionSource::Primary`]. A [`Breaker`](crate::storage::Breaker) sets it with
+    /// [`via`](Self::via).
     pub fn source(&self) -> DecisionSource {
         self.verdict.source()
     }
 
     /// Sets the [`source`](Self::source). A storage that chooses between two others calls it, so
-    /// that it can later refund the hit in the storage that decided.
+    /// that it can later settle the hit in the storage that decided.
     pub fn via(self, source: DecisionSource) -> Self {
         Self { verdict: self.verdict.via(source), ..self }
     }
@@ -186,7 +205,7 @@ impl Decision {
         self.ahead = seconds;
     }
 
-    /// Returns the cost of the hit in units.
+    /// Returns the cost of the hit or peek in units, or the units of the charge.
     pub fn cost(&self) -> u32 {
         self.cost
     }
@@ -204,7 +223,8 @@ impl Decision {
         Duration::from_micros(longest.filter(|_| self.is_admitted()).unwrap_or(0))
     }
 
-    /// Returns the number of units that can be spent now: the minimum over all limits.
+    /// Returns the number of units that can be spent after this decision, at the instant
+    /// [`at`](Self::at): the minimum over all limits.
     pub fn remaining(&self) -> u32 {
         self.limits().iter().map(Status::remaining).min().unwrap_or(0)
     }
@@ -215,8 +235,8 @@ impl Decision {
         self.limits().iter().map(Status::capacity).min().unwrap_or(0)
     }
 
-    /// Returns the time until more units [remain](Self::remaining), or zero if the whole
-    /// [capacity](Self::capacity) remains.
+    /// Returns the time until more units [remain](Self::remaining) if the key gets no other hits.
+    /// Returns zero if the whole [capacity](Self::capacity) remains.
     pub fn reset_after(&self) -> Duration {
         let remaining = self.remaining();
         if remaining == self.capacity() {
@@ -226,9 +246,9 @@ impl Decision {
         least.map(Status::reset_after).max().unwrap_or_default()
     }
 
-    /// Returns the time until a refused hit would be admitted if the key gets no other hits.
-    /// Returns `None` if the hit was admitted, or if its cost exceeds the capacity of a limit, so
-    /// that it can never be admitted.
+    /// Returns the time until a refused hit would be admitted if the key gets no other hits: the
+    /// maximum over all limits. Returns `None` if the hit was admitted, or if its cost exceeds the
+    /// capacity of a limit, so that it can never be admitted.
     pub fn retry_after(&self) -> Option<Duration> {
         self.limits().iter().max_by_key(|status| status.retry_micros()).and_then(Status::retry_after)
     }
@@ -247,10 +267,11 @@ impl Decision {
     ///   units.
     /// - If the hit is admitted, this is the limit with the fewest remaining units.
     ///
-    /// If several limits also have the same remaining units, it is the one with the longest
-    /// [`reset_after`](Status::reset_after).
+    /// If several limits are equal by these rules, it is the one with the longest
+    /// [`reset_after`](Status::reset_after), and otherwise the first of them.
     ///
-    /// A decision without limits, which only [`of_limits`](Self::of_limits) creates, reports zeros.
+    /// For a decision without limits, which only [`of_limits`](Self::of_limits) creates, all
+    /// numbers of the status are zero.
     pub fn shown(&self) -> &Status {
         shown(self.limits())
     }

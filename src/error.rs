@@ -7,9 +7,11 @@ use std::iter::successors;
 /// A boxed error. The error type of a [`Storage`](crate::Storage) converts into it.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// An invalid quota, policy or option. The message quotes the invalid value and shows a valid one.
+/// The error for an invalid quota, policy, option or URL. In most cases, the message contains the
+/// invalid value and a valid one.
 ///
-/// Returned by parsers and by `try_` constructors, which take values from a configuration.
+/// Parsers, the constructors whose names start with `try_`, and methods that check a policy, such
+/// as [`Storage::validate`](crate::Storage::validate), return it.
 ///
 /// ```
 /// use tower_ratelimit::Policy;
@@ -48,7 +50,7 @@ impl fmt::Debug for ConfigError {
 
 impl Error for ConfigError {}
 
-/// Returns the value of a `try_` constructor, for its panicking form.
+/// Returns the value that a `try_` constructor has made, for the constructor that panics.
 ///
 /// # Panics
 ///
@@ -61,8 +63,8 @@ pub(crate) fn or_panic<T>(made: Result<T, ConfigError>) -> T {
     }
 }
 
-/// Joins the messages of an error and its sources: `a: b: c`. Skips messages that are repeated,
-/// because the errors of other crates may include their source.
+/// Joins the messages of an error and its sources: `a: b: c`. Skips a message that the text already
+/// contains, because the errors of other crates may include their source.
 pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     for source in successors(error.source(), |&source| source.source()) {

@@ -4,16 +4,16 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The number of bytes of a key that needs no allocation, including the byte of its kind. Enough
-/// for an address, a UUID, most names and most API keys.
+/// The maximum number of bytes of a key that needs no allocation, including the byte of its kind.
+/// Enough for an address, a UUID, most names and most API keys.
 const INLINE: usize = 46;
 
 /// The identity of a client: an address, a name, an API key, or several of them
 /// [joined](Self::join).
 ///
-/// Keys of different kinds never collide. The text `"1.2.3.4"` and the address `1.2.3.4` are
-/// different keys, and a joined key differs from the concatenation of its parts. A key with up to
-/// 45 bytes of content needs no allocation.
+/// Keys of different kinds (text, address, number, joined key) are never equal. The text
+/// `"1.2.3.4"` and the address `1.2.3.4` are different keys, and a joined key differs from the
+/// concatenation of its parts. A key with up to 45 bytes of content needs no allocation.
 ///
 /// ```
 /// use std::net::{IpAddr, Ipv4Addr};
@@ -46,13 +46,15 @@ enum Kind {
 }
 
 impl Key {
-    /// Returns the key that all clients share.
+    /// Returns the key that all clients share, for a limit of the whole service. The extractor
+    /// [`Global`](crate::Global) returns it for each request.
     pub fn everybody() -> Self {
         Self::short(Kind::Everybody, [])
     }
 
     /// Joins several keys into one. The order matters. Each part is written with its length, so
-    /// different parts never result in the same key. Joined keys can be joined again.
+    /// different sequences of parts never result in the same key. A joined key of one part differs
+    /// from that part. Joined keys can be joined again.
     pub fn join<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut joined = Self::tagged(Kind::Joined, &[]);
         for part in parts {
@@ -68,8 +70,8 @@ impl Key {
         joined
     }
 
-    /// Returns the bytes of the key, as storages keep them. Two keys are equal if their bytes are
-    /// equal.
+    /// Returns the bytes of the key: a byte for its kind, then its content. Two keys are equal if
+    /// their bytes are equal. For a readable form, use [`Display`](Self#impl-Display-for-Key).
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
@@ -131,6 +133,7 @@ impl Key {
     }
 }
 
+/// Creates the same key as from a text with these bytes.
 impl From<&[u8]> for Key {
     fn from(bytes: &[u8]) -> Self {
         Self::tagged(Kind::Text, bytes)
@@ -162,7 +165,9 @@ impl From<u64> for Key {
     }
 }
 
-/// Uses all bits of the address. Extractors group IPv6 networks and convert IPv4-mapped addresses.
+/// Uses all bits of the address. In contrast, the extractors [`PeerIp`](crate::PeerIp) and
+/// [`ClientIp`](crate::ClientIp) use the network of an IPv6 address, and convert IPv4-mapped
+/// addresses to IPv4.
 impl From<IpAddr> for Key {
     #[inline]
     fn from(address: IpAddr) -> Self {
@@ -201,9 +206,17 @@ impl Hash for Key {
     }
 }
 
-/// Writes the key in readable form, for logs: `t:alice`, `4:1.2.3.4`, `6:2001:db8::`, `n:42`, `*`
-/// for the shared key, `&:(t:alice,4:1.2.3.4)` for a joined key. Different keys have different
-/// texts. Bytes other than letters, digits and `-._~:/@+` are percent-encoded.
+/// Writes the key in readable form, for logs and for the names of keys on servers. Different keys
+/// have different texts.
+///
+/// | key | text |
+/// |---|---|
+/// | text | `t:alice`; bytes other than ASCII letters, digits and `-._~:/@+` are percent-encoded |
+/// | IPv4 address | `4:1.2.3.4` |
+/// | IPv6 address | `6:2001:db8::` |
+/// | number | `n:42` |
+/// | joined key | `&:(t:alice,4:1.2.3.4)` |
+/// | [`Key::everybody`] | `*` |
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         display(self.as_bytes(), f)

@@ -19,7 +19,7 @@ impl<'a> Scanner<'a> {
         self.rest.is_empty()
     }
 
-    /// Reads the next character if it is one of `these`.
+    /// Reads and returns the next character if it is one of `these`.
     pub(crate) fn symbol(&mut self, these: &[char]) -> Option<char> {
         let found = self.rest.chars().next().filter(|next| these.contains(next))?;
         self.advance(found.len_utf8());
@@ -34,7 +34,7 @@ impl<'a> Scanner<'a> {
         word
     }
 
-    /// Skips `word` if it is the next whole word, ignoring case.
+    /// Skips `word` if it is the next whole word, ignoring case. Returns `true` if it is.
     pub(crate) fn keyword(&mut self, word: &str) -> bool {
         let mut ahead = Self { ..*self };
         let found = ahead.word().eq_ignore_ascii_case(word);
@@ -44,7 +44,8 @@ impl<'a> Scanner<'a> {
         found
     }
 
-    /// Skips `prefix`, ignoring case. More letters may follow directly, as in `1perminute`.
+    /// Skips `prefix` if the rest starts with it, ignoring case. Returns `true` if it does. More
+    /// letters may follow directly, as in `1perminute`.
     pub(crate) fn prefix(&mut self, prefix: &str) -> bool {
         let found = self.rest.get(..prefix.len()).is_some_and(|front| front.eq_ignore_ascii_case(prefix));
         if found {
@@ -123,8 +124,8 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// Returns the known word that `word` most likely means. `word` is a prefix of it, or the two
-/// differ by at most two letters. Hyphens and case are ignored.
+/// Returns the known word that `word` most likely means. `word` is a prefix of it with at least
+/// three letters, or the two differ by at most two letters. Hyphens and case are ignored.
 fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let letters = |word: &str| word.replace('-', "").to_ascii_lowercase();
     let word = letters(word);
@@ -136,7 +137,7 @@ fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     (distance <= 2 && distance < word.len()).then_some(near)
 }
 
-/// Writes a JSON string (RFC 8259, section 7).
+/// Appends `text` to `json` as a JSON string (RFC 8259, section 7).
 pub(crate) fn write_json_string(text: &str, json: &mut String) -> fmt::Result {
     json.push('"');
     for c in text.chars() {

@@ -5,10 +5,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// An instant in whole microseconds since the Unix epoch.
 ///
-/// All strategies and storages compute with this type. Microseconds of the present fit into 53
-/// bits, so they are exact in double-precision numbers, which Lua in Redis uses.
+/// All strategies and storages compute with this type. Until the year 2255, timestamps are below
+/// 2^53, so they are exact in double-precision numbers, which Lua in Redis uses.
 ///
-/// All arithmetic saturates. It never panics or wraps around because of a large value.
+/// [`plus`](Self::plus), [`minus`](Self::minus) and [`since`](Self::since) saturate instead of
+/// overflowing.
 ///
 /// ```
 /// use tower_ratelimit::Timestamp;
@@ -30,8 +31,8 @@ impl Timestamp {
         Self(micros)
     }
 
-    /// Returns the wall-clock time, rounded down to a microsecond. A time before the epoch becomes
-    /// the epoch.
+    /// Returns the time of the system's wall clock, rounded down to a microsecond. A time before
+    /// the epoch becomes the epoch.
     pub fn wall_clock() -> Self {
         Self(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros))
     }
@@ -68,7 +69,7 @@ impl Timestamp {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Rounds down to a multiple of `period` microseconds since the epoch.
+    /// Returns this instant, rounded down to a multiple of `period` microseconds since the epoch.
     ///
     /// # Panics
     ///

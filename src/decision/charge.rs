@@ -7,12 +7,13 @@ use super::SettleError;
 /// sent.
 ///
 /// A layer with [`settle_later`](crate::RateLimitLayer::settle_later) inserts it into the
-/// extensions of each admitted request. With the feature `axum`, it is an extractor. Clones are
-/// handles to the same charge.
+/// extensions of each admitted request, even if its cost is 0. A request has no charge if it is not
+/// limited, or if it was forwarded because the storage failed. With the feature `axum`, `Charge` is
+/// an extractor. Clones are handles to the same charge.
 ///
-/// Settle it once, from any thread. [`settle`](Self::settle) does not block. If the storage is not
-/// immediately ready, a task of the tokio runtime settles the cost. The layer reports the result as
-/// an [`Event`](crate::Event).
+/// Call [`settle`](Self::settle) once, from any thread. It does not block. If the storage is not
+/// immediately ready, a background task of the tokio runtime continues. The layer reports the
+/// result as an [`Event`](crate::Event).
 ///
 /// If all handles are dropped before the charge is settled, the request keeps its estimated cost.
 /// The layer reports this as an event and logs it at DEBUG.
@@ -56,18 +57,20 @@ impl Charge {
     }
 
     /// Corrects the cost of the request to `actual` units, like
-    /// [`RateLimiter::settle`](crate::RateLimiter::settle). Refunds or charges the difference to
-    /// the estimated cost.
+    /// [`RateLimiter::settle`](crate::RateLimiter::settle). The difference to the estimated cost is
+    /// refunded if `actual` is less, and charged if it is more.
     ///
     /// The header fields of the response report the settled state if the charge is settled before
     /// the head of the response is ready, and the storage is immediately ready.
     ///
     /// # Errors
     ///
-    /// Returns an error, and changes nothing, if the charge is already settled
-    /// ([`SettleError::AlreadySettled`]), or if the request cost nothing
-    /// ([`SettleError::NothingSpent`]). If the storage fails, the observer and the log receive the
-    /// error.
+    /// Returns an error, and changes nothing,
+    ///
+    /// - if the estimated cost of the request is 0 ([`SettleError::NothingSpent`]),
+    /// - if the charge is already settled ([`SettleError::AlreadySettled`]).
+    ///
+    /// A failure of the storage is not returned. The layer reports it to the observer and logs it.
     pub fn settle(&self, actual: u32) -> Result<(), SettleError> {
         self.open.settle(actual)
     }
@@ -77,16 +80,17 @@ impl Charge {
         self.open.cost()
     }
 
-    /// Returns the [identity](crate::Policy::identity) of the layer's policy, which is its name if
-    /// it has one.
+    /// Returns the [identity](crate::Policy::identity) of the policy that decided on the request:
+    /// its name, or its text if it has no name.
     pub fn policy(&self) -> &str {
         self.open.policy()
     }
 
-    /// Returns the charge of the layer whose [`policy`](Self::policy) is `name`: this charge, or
-    /// that of an outer layer. Returns `None` if no such layer has a charge.
+    /// Returns the charge whose [`policy`](Self::policy) is `name`: this charge, or the charge of
+    /// an outer layer. Returns `None` if there is none.
     ///
-    /// With stacked layers, the request's extensions contain the charge of the innermost one.
+    /// With stacked layers, the request's extensions contain the charge of the innermost layer.
+    /// This method finds the others.
     ///
     /// ```
     /// use tower_ratelimit::Charge;

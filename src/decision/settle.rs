@@ -10,13 +10,15 @@ use crate::Timestamp;
 pub enum SettleError {
     /// The decision is a refusal.
     Refused,
-    /// The decision has spent nothing that can be refunded: a peek, a hit of cost 0, or a charge.
+    /// The decision has spent nothing that can be refunded: it is a peek, a hit of cost 0, or a
+    /// [charge](crate::RateLimiter::charge).
     NothingSpent,
-    /// The decision belongs to another policy.
+    /// The decision belongs to a policy with another [identity](crate::Policy::identity).
     OtherPolicy,
     /// The [`Charge`](crate::Charge) is already settled.
     AlreadySettled,
-    /// The refund exceeds the units that the hit has spent.
+    /// The refund of [`refund_units`](crate::RateLimiter::refund_units) exceeds the units that the
+    /// hit has spent.
     #[non_exhaustive]
     TooManyUnits {
         /// The units of the refund.
@@ -47,11 +49,12 @@ impl fmt::Display for SettleError {
 impl Error for SettleError {}
 
 impl Decision {
-    /// Sets the [digest](crate::Policy::digest) of the policy that decided. A
-    /// [`RateLimiter`](crate::RateLimiter) with another policy then refuses to settle the decision.
+    /// Sets the [digest](crate::Policy::digest) of the policy that decided. A storage that creates
+    /// decisions with [`of_limits`](Self::of_limits) or [`of`](Self::of) calls this.
     ///
-    /// A storage that creates decisions with [`of_limits`](Self::of_limits) or [`of`](Self::of)
-    /// calls this.
+    /// A [`RateLimiter`](crate::RateLimiter) with another policy then refuses to
+    /// [settle](crate::RateLimiter::settle) the decision. A decision without a digest can be
+    /// settled by every limiter. A comparison of two decisions ignores their digests.
     pub fn of_policy(self, digest: u128) -> Self {
         Self { policy: PolicyTag::of(digest), ..self }
     }
@@ -66,13 +69,14 @@ impl Decision {
         Self { cost, ..self }
     }
 
-    /// Returns `true` if this is an admitted hit that has spent units of at least one limit.
-    /// Otherwise there is nothing to settle.
+    /// Returns `true` if this is the decision on an admitted hit that has spent at least one unit.
+    /// Otherwise there is nothing to settle. A later refund does not change the result.
     pub fn has_spent(&self) -> bool {
         self.is_admitted() && self.cost > 0 && self.limits().iter().any(|status| status.until() > Timestamp::EPOCH)
     }
 
-    /// Checks that this is a hit whose cost can be settled, on the policy with this digest.
+    /// Checks that this is a hit whose cost can be settled, and that the policy with this digest
+    /// decided it.
     pub(crate) fn check_settle(&self, digest: u128) -> Result<(), SettleError> {
         if self.is_refused() {
             return Err(SettleError::Refused);
@@ -87,8 +91,8 @@ impl Decision {
     }
 }
 
-/// A part of the digest of the policy that decided. Policies with different names have the same tag
-/// with a probability of 1 in 2^31.
+/// A part of the digest of the policy that decided. Policies with different identities have the
+/// same tag with a probability of 1 in 2^31.
 ///
 /// All tags compare as equal, because not every storage sets them, and the tag must not affect the
 /// comparison of decisions.

@@ -1,10 +1,11 @@
 use std::fmt;
 
-/// The storage that decided: the primary storage, or its fallback.
+/// The storage that decided: the primary storage, or the fallback of a
+/// [`Breaker`](crate::storage::Breaker). See [`Decision::source`](crate::Decision::source).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a storage has at most one fallback")]
 pub enum DecisionSource {
-    /// The primary storage.
+    /// The primary storage, or the only one.
     Primary,
     /// The fallback.
     Fallback,
@@ -15,7 +16,7 @@ pub enum DecisionSource {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Verdict(u32);
 
-/// The bit of a fallback. The bits below it are the answer.
+/// The bit that is set if the fallback decided. The bits below it are the answer.
 const FALLBACK: u32 = 1 << 8;
 
 impl Verdict {

@@ -5,8 +5,8 @@ use crate::strategy::Status;
 use crate::time::micros;
 
 impl Decision {
-    /// Returns this refusal with the time moved forward by `passed`, for a key without other
-    /// decisions meanwhile. The `retry_after` becomes shorter, but at least one microsecond.
+    /// Returns this refusal with the time moved forward by `passed`, as if the key got no other
+    /// hits meanwhile. Each `retry_after` becomes shorter, but stays at least one microsecond.
     pub(crate) fn after(mut self, passed: Duration) -> Self {
         let passed = micros(passed);
         self.at = self.at.plus(passed);
@@ -24,8 +24,8 @@ impl Decision {
         self
     }
 
-    /// Turns a peeked admission into a refusal with the shortest `retry_after`, because other hits
-    /// wait for the same units. Does not change a refusal.
+    /// Turns the admission of a peek into a refusal with a `retry_after` of one microsecond,
+    /// because other hits wait for the same units. Does not change a refusal.
     pub(crate) fn refuse_turn(mut self) -> Self {
         if self.is_admitted() {
             self.statuses.as_mut_slice().iter_mut().for_each(Status::refuse_turn);

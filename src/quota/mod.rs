@@ -42,22 +42,30 @@ const LONGEST: u64 = 1 << 52;
 /// assert!("0/minute".parse::<Quota>().is_err());
 /// ```
 ///
-/// The units in strings are `s`, `sec`, `second(s)`, `m`, `min`, `minute(s)`, `h`, `hr`, `hour(s)`,
-/// `d`, `day(s)`, `w`, `week(s)`, `month(s)` (30 days), `year(s)` (365 days) and `ms`. Case is
-/// ignored.
+/// # Text form
 ///
-/// [`Display`](fmt::Display) writes a string that parses to the same quota. Two kinds of periods
-/// have no string: those that are not a whole number of milliseconds, and those of more than 2^32 -
-/// 1 of their largest whole unit.
+/// A string consists of the amount, `/` or `per`, the period, and optionally `burst` with a number.
+/// The period is a unit of time, with a number before it if the number is not 1. The units of time
+/// are `s`, `sec`, `second(s)`, `m`, `min`, `minute(s)`, `h`, `hr`, `hour(s)`, `d`, `day(s)`, `w`,
+/// `week(s)`, `month(s)` (30 days), `year(s)` (365 days) and `ms`. Upper and lower case are
+/// equivalent.
+///
+/// [`Display`](fmt::Display) writes a string that parses to the same quota. There are two
+/// exceptions, for which the string cannot be parsed:
+///
+/// - a period that is not a whole number of milliseconds,
+/// - a period of more than 2^32 - 1 of the largest unit of time that divides it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Quota {
     amount: u32,
     period: u64,
     burst: Option<u32>,
-    /// The refill times of one unit and of the whole capacity, precomputed because division is
-    /// slow.
+    // Precomputed, because division is slow.
+    /// The refill time of one unit.
     unit: Span,
+    /// The refill time of the burst, or else of the amount.
     full: Span,
+    /// See [`Span::largest_mark`].
     largest: u32,
 }
 
@@ -117,10 +125,12 @@ impl Quota {
         Self::of(amount, micros as u64)
     }
 
-    /// Sets the number of units that can be spent at once. Defaults to the amount.
+    /// Sets the number of units that can be spent at once. Defaults to the amount. The burst may be
+    /// larger or smaller than the amount.
     ///
     /// A quota with a burst uses a [`TokenBucket`](crate::TokenBucket), unless you choose the
-    /// strategy. The other built-in strategies reject a burst.
+    /// strategy. The other built-in strategies reject a burst when the [`Limit`](crate::Limit) is
+    /// created.
     ///
     /// ```
     /// use tower_ratelimit::Quota;
@@ -165,9 +175,13 @@ impl Quota {
         Ok(self.with_room(burst))
     }
 
-    /// Divides the quota among `replicas` and returns the part of one of them. Divides the amount
-    /// and the burst, rounded down and at least 1. The period stays. A burst that would then take
-    /// more than 2^52 microseconds (142 years) to refill is lowered to the largest possible one.
+    /// Returns the part of this quota for one of `replicas`.
+    ///
+    /// - The period stays the same.
+    /// - The amount and the burst are divided and rounded down, but are at least 1. So with more
+    ///   replicas than units, all parts together exceed this quota.
+    /// - A burst that would then take more than 2^52 microseconds (142 years) to refill is lowered
+    ///   to the largest possible one.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -193,7 +207,7 @@ impl Quota {
         self.amount
     }
 
-    /// Returns the period.
+    /// Returns the period, from one microsecond to 2^52 microseconds (142 years).
     pub const fn period(&self) -> Duration {
         Duration::from_micros(self.period)
     }
@@ -204,14 +218,14 @@ impl Quota {
         self.period
     }
 
-    /// Returns the number of units that can be spent at once, if it was set with
-    /// [`burst`](Self::burst).
+    /// Returns the number of units that can be spent at once, or `None` if the quota has no
+    /// [burst](Self::burst).
     #[inline]
     pub const fn burst_size(&self) -> Option<u32> {
         self.burst
     }
 
-    /// Returns the time in which `units` refill. `units` is at most the capacity.
+    /// Returns the time in which `units` refill.
     #[inline]
     pub(crate) const fn span_of(&self, units: u32) -> Span {
         if units == 1 { self.unit } else { Span::of(self.amount, units as u128 * self.period as u128) }
@@ -230,14 +244,14 @@ impl Quota {
         self.largest
     }
 
-    /// Checks that a capacity refills within 2^52 microseconds (142 years) at the rate of this
-    /// quota. A strategy whose capacity differs from that of the quota calls this to validate a
-    /// quota.
+    /// Checks that `capacity` units refill within 2^52 microseconds (142 years) at the rate of this
+    /// quota. A strategy whose [capacity](crate::strategy::Strategy::capacity) is not the amount of
+    /// the quota calls this in its [`validate`](crate::strategy::Strategy::validate).
     ///
     /// # Errors
     ///
-    /// Returns an error if the capacity refills more slowly. The error contains the largest
-    /// possible capacity.
+    /// Returns an error if they refill more slowly. The message contains the largest possible
+    /// capacity.
     pub fn check_refill(&self, capacity: u32) -> Result<(), ConfigError> {
         if self.refills_in_time(capacity) {
             return Ok(());

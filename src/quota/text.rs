@@ -7,7 +7,8 @@ use super::{DAY, HOUR, MILLISECOND, MINUTE, Quota, SECOND};
 use crate::ConfigError;
 use crate::text::Scanner;
 
-/// Units in strings: the canonical name, then its aliases. Case is ignored.
+/// The units of time in strings: the microseconds, the canonical name, and its aliases. Case is
+/// ignored.
 const UNITS: [(u64, &str, &[&str]); 8] = [
     (365 * DAY, "year", &["years"]),
     (30 * DAY, "month", &["months"]),

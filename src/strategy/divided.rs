@@ -11,8 +11,9 @@ pub struct Divided {
 }
 
 impl Divided {
-    /// Creates a part. `strategy` must have the same [name](Strategy::name) as the divided
-    /// strategy, and `quota` the same period as the divided quota.
+    /// Creates the part of one replica. `strategy` must have the same [name](Strategy::name) as the
+    /// strategy that is being divided, and `quota` the same period as the original quota, because
+    /// the part uses the same stored states. This is not checked.
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
         Self { strategy: Arc::new(strategy), quota }
     }

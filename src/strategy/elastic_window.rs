@@ -2,18 +2,20 @@ use super::fixed_window::status;
 use super::{Hit, Script, State, Status, Strategy, low_bits};
 use crate::{Quota, Timestamp};
 
-/// Admits N units in a window that ends after a period P without hits, for a quota of N per P. Each
-/// hit, admitted or refused, moves the end to one period from now.
+/// Admits at most N units in a window that ends after a period P without hits, for a quota of N per
+/// P. Each hit, admitted or refused, moves the end to one period from now.
 ///
 /// A refused client must send no requests for a whole period to be admitted again. **A client that
 /// keeps trying is never admitted again**. This includes a person who reloads a page, and a program
 /// that retries at a fixed interval shorter than P. To limit password attempts without this effect,
 /// use a [`MovingWindow`](crate::MovingWindow).
 ///
-/// `retry_after` of a refusal is always P, because the refused hit has moved the end. The end also
-/// moves if another limit of the policy refuses the hit. A peek does not move the end.
+/// The `retry_after` of a refusal is always P, because the refused hit has moved the end. An
+/// exception is a hit whose cost exceeds N, which has none. The end also moves if another limit of
+/// the policy refuses the hit. A peek and a hit of cost 0 do not move the end.
 ///
-/// A [refund](crate::RateLimiter::refund) does not move the end back. So with
+/// A [refund](crate::RateLimiter::refund) does not move the end back. It ends the window only if it
+/// returns the last units that were spent in it. So with
 /// [`charge_when`](crate::RateLimitLayer::charge_when), the successful requests of a well-behaved
 /// client prevent its old failures from expiring, until it is locked out. The lint
 /// [`ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded) reports this combination.

@@ -1,7 +1,7 @@
 use super::{Hit, Script, State, Status, Strategy, low_bits};
 use crate::{Quota, Timestamp};
 
-/// Admits N units in each window of length P, for a quota of N per P. The simplest and fastest
+/// Admits at most N units in each window of length P, for a quota of N per P. This is the simplest
 /// strategy.
 ///
 /// The first admitted hit starts a window, which ends P later. The next admitted hit after that
@@ -12,8 +12,8 @@ use crate::{Quota, Timestamp};
 /// start of the next.
 ///
 /// In strings: `fixed-window 10/minute`, `fixed-window-aligned 10/minute`. The alias
-/// `interval-token-bucket` stands for a bucket that is refilled completely after each interval. It
-/// makes the same decisions.
+/// `interval-token-bucket` of `fixed-window` describes the strategy as a bucket that is refilled
+/// completely after each period.
 ///
 #[doc = include_str!("../pictures/fixed_window.svg")]
 ///
@@ -51,12 +51,13 @@ impl FixedWindow {
     }
 
     /// Creates a strategy whose windows start at multiples of the period since the Unix epoch, such
-    /// as full hours or midnight UTC.
+    /// as full hours or midnight UTC. Weeks start on Thursdays. Months of 30 days and years of 365
+    /// days do not follow the calendar.
     pub const fn aligned() -> Self {
         Self { aligned: true }
     }
 
-    /// Returns the end of a window that an admitted hit would start now.
+    /// Returns the end of the window that an admitted hit would start now if there was none.
     fn end_from(self, quota: &Quota, now: Timestamp) -> Timestamp {
         let period = quota.period_micros();
         if self.aligned { now.floor_to(period).plus(period) } else { now.plus(period) }

@@ -6,17 +6,18 @@ use crate::{Quota, Timestamp};
 /// The debt of a bucket: the spent units that are not yet refilled. Token buckets and leaky buckets
 /// share this implementation.
 ///
-/// This is the generic cell rate algorithm (GCRA, ITU-T I.371). It stores one number: the instant
-/// at which all debt is paid. Debt is counted in units of 1/N microseconds, where N is the amount
-/// of the quota. A unit costs P of them, and a microsecond pays N of them, so nothing is rounded.
-/// Large quotas with long periods need more than 64 bits.
+/// This is the generic cell rate algorithm (GCRA, ITU-T I.371). It stores one instant, at which all
+/// debt is paid. Debt is measured in 1/N microseconds, where N is the amount of the quota, and P is
+/// its period in microseconds. A spent unit adds P, and each microsecond pays N, so nothing is
+/// rounded. Large quotas with long periods need more than 64 bits.
 #[derive(Clone, Copy)]
 pub(super) struct Debt {
     capacity: u32,
-    /// The 1/N microseconds that are paid per microsecond.
+    /// The debt that is paid per microsecond, in 1/N microseconds.
     rate: u64,
-    /// The price of one unit in 1/N microseconds.
+    /// The debt of one unit, in 1/N microseconds.
     price: u64,
+    /// The whole debt, in 1/N microseconds.
     owed: u128,
     mark: Mark,
     /// The mark of a debt as large as the capacity.
@@ -25,7 +26,7 @@ pub(super) struct Debt {
     is_ahead: bool,
 }
 
-/// The largest debt in microseconds: 142 years. Only charges reach it.
+/// The largest debt in microseconds: 142 years. A charge does not raise a debt above it.
 const MOST: u64 = 1 << 52;
 
 impl Debt {
@@ -84,18 +85,18 @@ impl Debt {
         div_ceil(self.owed, self.rate)
     }
 
-    /// Adds `units`. The sum must not overflow.
+    /// Adds the debt of `units`, which must fit into the bucket.
     #[inline(always)]
     pub(super) fn plus(self, units: u32) -> Self {
         Self { owed: self.owed + self.worth(units), ..self }
     }
 
-    /// Adds `units` that may exceed the capacity, up to the largest debt.
+    /// Adds the debt of `units`, which may exceed the bucket. The sum is at most [`MOST`].
     pub(super) fn charged(self, units: u32) -> Self {
         Self { owed: (self.owed + self.worth(units)).min(product(MOST, self.rate)), ..self }
     }
 
-    /// Subtracts the unpaid part of `units` of a hit. Hits are paid in their order.
+    /// Subtracts the unpaid part of `units` of a hit. The debt pays earlier hits first.
     pub(super) fn without(self, now: Timestamp, hit: &Hit, units: u32) -> Self {
         let unpaid = self.worth(units).min(product(hit.until.since(now), self.rate));
         Self { owed: self.owed.saturating_sub(unpaid), ..self }
@@ -128,8 +129,8 @@ impl Debt {
         State::Counts { until: now.plus(micros), amounts: [early, mark(self.mark, micros).amount()] }
     }
 
-    /// Stores a debt that is ahead of the clock as if it was made now. Otherwise each later refusal
-    /// would return a `retry_after` that ends at another instant.
+    /// Stores a debt that is ahead of the clock as if it was made now. Without this, the
+    /// `retry_after` of each later refusal would end at another instant.
     #[inline(always)]
     pub(super) fn settle(&self, state: &mut State, now: Timestamp) {
         if self.is_ahead {
@@ -137,7 +138,8 @@ impl Debt {
         }
     }
 
-    /// Returns `true` if this debt contains `hit`, or later hits before all debt was paid.
+    /// Returns `true` if `hit` belongs to this debt, because the bucket was not free of debt since.
+    /// Compares the anchors, so the result is wrong with a probability of 1 in 32,749.
     #[inline(always)]
     pub(super) fn has(&self, hit: &Hit) -> bool {
         self.mark.anchor() == Mark::from_amount(hit.anchor).anchor()

@@ -5,19 +5,27 @@ use super::gcra::{Debt, script_arguments};
 use super::{Divided, Hit, Script, State, Status, Strategy};
 use crate::{ConfigError, Quota, Timestamp};
 
-/// A bounded queue with a constant rate. Delays requests instead of refusing them, until the queue
-/// is full.
+/// A bounded queue with a constant rate. Delays hits instead of refusing them, until the queue is
+/// full.
 ///
-/// For a quota of N per P, the queue advances by one slot every P/N. If it is empty, a hit is
-/// admitted immediately. Otherwise the hit is admitted with a delay, and the middleware waits. If
-/// the queue is full, the hit is refused. A hit takes as many slots as its cost. Delays are rounded
-/// up to a microsecond.
+/// The bucket consists of slots: as many as the [length of the queue](Self::queue), and one for the
+/// hit that is admitted immediately. For a quota of N per P, one slot becomes free every P/N. A hit
+/// takes one slot for each unit of its cost:
+///
+/// - If fewer slots are free, the hit is refused.
+/// - If all slots are free, the hit is admitted immediately.
+/// - Otherwise the hit is admitted with a [delay](crate::Decision::delay): the time until all slots
+///   of earlier hits are free, rounded up to a microsecond.
+///
+/// A layer waits for the delay before it calls the inner service. A caller of
+/// [`RateLimiter::hit`](crate::RateLimiter::hit) has to wait itself.
 ///
 /// In strings: `leaky-bucket 10/second queue 20` (alias `leaky-bucket-queue`). The length of the
 /// queue defaults to the amount of the quota.
 ///
 /// A [refund](crate::RateLimiter::refund) frees the slots of a hit only if the hit is the last one
-/// in the queue. Otherwise the refund changes nothing, because the later requests keep their slots.
+/// in the queue. Otherwise the refund changes nothing, because the later hits keep their slots. A
+/// second refund of the same hit changes nothing either.
 ///
 #[doc = include_str!("../pictures/leaky_bucket.svg")]
 ///
@@ -43,13 +51,18 @@ pub struct LeakyBucket {
 }
 
 impl LeakyBucket {
-    /// Creates a queue whose length is the amount of the quota.
+    /// Creates a queue whose length is the amount of the quota. [`queue`](Self::queue) sets another
+    /// length.
     pub const fn new() -> Self {
         Self { queue: None }
     }
 
     /// Sets the length of the queue in slots. A hit takes one slot per unit of its cost. With 0, a
-    /// hit is either admitted immediately or refused. Defaults to the amount of the quota.
+    /// hit of one unit is either admitted immediately or refused, and a larger hit is refused.
+    /// Defaults to the amount of the quota.
+    ///
+    /// A [`Limit`](crate::Limit) rejects a length of 2^32 - 1, and a length whose longest delay
+    /// would exceed 142 years.
     #[must_use]
     pub const fn queue(self, slots: u32) -> Self {
         Self { queue: Some(slots) }
@@ -71,7 +84,7 @@ impl Strategy for LeakyBucket {
         "leaky-bucket"
     }
 
-    /// The length of the queue, plus one for the hit that is admitted immediately.
+    /// Returns the length of the queue, plus one for the hit that is admitted immediately.
     #[inline]
     fn capacity(&self, quota: &Quota) -> u32 {
         self.slots(quota).saturating_add(1)
@@ -115,8 +128,8 @@ impl Strategy for LeakyBucket {
         true
     }
 
-    /// Divides the queue as well. At least one slot stays if there was one, unless its delay would
-    /// exceed 142 years.
+    /// Divides the quota and the queue. At least one slot stays if there was one, unless its delay
+    /// would exceed 142 years.
     fn divide(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Divided> {
         let (slots, share) = (self.slots(quota), quota.divide(replicas));
         let slots = (slots / replicas).max(slots.min(1)).min(share.most_in_time() - 1);

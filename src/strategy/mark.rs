@@ -1,7 +1,8 @@
 use crate::Timestamp;
 use crate::quota::{MARK_SHIFT, MARK_SIZE};
 
-/// The second amount of a bucket's state: the approximate debt at the last write, and an anchor.
+/// The second amount of a bucket's state: the approximate size of the debt at the last write, and
+/// an anchor.
 ///
 /// The size makes decisions exact after a change of the quota. If the stored debt exceeds the
 /// capacity of the new quota, a bucket of another quota wrote the state. The excess is subtracted
@@ -35,19 +36,26 @@ use crate::quota::{MARK_SHIFT, MARK_SIZE};
 #[derive(Clone, Copy)]
 pub(super) struct Mark(u32);
 
-/// A prime number, because instants on a regular grid are evenly distributed modulo a prime.
+/// The number of anchors. It is prime, because instants on a regular grid are evenly distributed
+/// modulo a prime.
 const ANCHORS: u64 = 32_749;
 
+/// The bits of the anchor.
 const ANCHOR: u32 = (1 << 15) - 1;
+
+/// The bits of the shift.
 const SCALE: u32 = u32::MAX << MARK_SHIFT;
+
+/// The largest number of steps.
 const STEPS: u32 = (1 << (MARK_SHIFT - MARK_SIZE)) - 1;
 
 /// The mark of an overdraft is at least this large. No other mark has a shift above 43.
 const OVERDRAFT: u32 = 0b11 << 30;
 
-/// The bits of an overdraft's mark that contain the doublings, and those that contain the full
-/// bucket.
+/// The bits of an overdraft's mark that contain the number of doublings.
 const DOUBLINGS: u32 = 15 << 15;
+
+/// The bits of an overdraft's mark that contain the size of the full bucket.
 const FULL: u32 = !(OVERDRAFT | DOUBLINGS | ANCHOR);
 
 impl Mark {
@@ -86,7 +94,7 @@ impl Mark {
         Self(full.0 | doublings.unwrap_or(15) << 15 | (self.0 & ANCHOR))
     }
 
-    /// Returns the bits that are equal in all states of one debt.
+    /// Returns the anchor. It is equal in all states of one debt, until all of it is paid.
     #[inline(always)]
     pub(super) const fn anchor(self) -> u32 {
         self.0 & ANCHOR

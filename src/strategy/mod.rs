@@ -1,35 +1,42 @@
 //! Strategies: the algorithms that spend a quota over time.
 //!
 //! A [`Strategy`] is a pure function of a quota, a state, an instant and a cost, without a clock or
-//! I/O. So it runs on every storage. The feature `testing` has property tests for the following
-//! laws:
+//! I/O. So it does not depend on the storage. The property tests of the feature `testing` check the
+//! following laws:
 //!
 //! 1. A refusal spends nothing.
 //! 2. Expiry is invisible: from the instant [`State::until`] on, a decision on the state equals a
 //!    decision on no state.
-//! 3. `retry_after` is exact: a peek is refused one microsecond before it, and admitted at it
-//!    (except for an elastic window). It is absent if the cost exceeds the capacity.
+//! 3. The `retry_after` of a refused hit is exact: after it, a peek is admitted, and one
+//!    microsecond earlier, a peek is refused. It is `None` if the cost exceeds the capacity. The
+//!    `reset_after` is exact in the same way.
 //! 4. A strategy never admits more units than its documentation promises.
-//! 5. Spending j and then k at the same instant equals spending j + k. A peek predicts the hit and
-//!    changes nothing.
-//! 6. A clock that goes back causes no panic and grants no units. A stored instant ahead of now
-//!    counts as now, and a bucket's debt counts as at most its capacity. A refusal stores this
-//!    correction, so `retry_after` is exact from the first refused hit on. `retry_after` is never
-//!    longer than after spending the whole capacity. A debt that a charge raised above the capacity
-//!    counts as at most about twice its size.
-//! 7. Strategies accept any state, cost and instant. A state that the strategy cannot have written
-//!    counts as no state.
+//! 5. Spending j and then k units at the same instant equals spending j + k. A peek returns the
+//!    verdict and the times of the hit, and changes nothing.
+//! 6. A clock that goes back causes no panic and grants no units.
+//!     - A stored instant ahead of now counts as now, and the debt of a bucket counts as at most
+//!       its capacity. A refusal stores this correction, so `retry_after` is exact from the first
+//!       refused hit on.
+//!     - The `retry_after` is not longer than after spending the whole capacity. An exception is
+//!       the aligned [`SlidingWindowCounter`], whose stored instant counts as the start of the next
+//!       bucket. So it adds up to one period.
+//!     - A debt that a charge raised above the capacity counts as at most about twice its size.
+//! 7. Strategies accept any state, cost and instant without a panic. A kind of state that the
+//!    strategy does not use counts as no state.
 //!
-//! The tests have four more laws:
+//! They also check these laws:
 //!
 //! - A log has at most [`log_entries`](Strategy::log_entries) entries, unless units were charged.
-//! - An immediate refund undoes the hit. Refunds of parts of a hit add up.
+//! - An immediate refund undoes the hit. Refunds of parts of a hit return at most what the hit has
+//!   spent.
 //! - A charge is never refused, and `retry_after` is exact above the limit as well.
-//! - After a change of the quota's amount or burst, `retry_after` is exact. A client never waits
-//!   longer than if it had spent the whole new quota.
+//! - A settled hit has its actual cost.
+//! - After a change of the quota's amount or burst, `retry_after` is exact. If the capacity and the
+//!   amount have not become smaller, a client does not wait longer than if it had spent the whole
+//!   new quota.
 //!
-//! All strategies compute with integers, without accumulating rounding errors. They count in whole
-//! microseconds, or in fractions of one if the period is not a multiple of the amount.
+//! The built-in strategies compute with integers, without accumulating rounding errors. They count
+//! in whole microseconds, or in fractions of one if the period is not a multiple of the amount.
 
 mod divided;
 mod elastic_window;
@@ -70,8 +77,9 @@ pub use self::token_bucket::TokenBucket;
 
 /// An algorithm that spends a quota over time, as a pure function.
 ///
-/// A custom strategy runs on every storage as part of a [`Policy`](crate::Policy). The feature
-/// `testing` has property tests for it. All spans are in whole microseconds.
+/// A custom strategy is part of a [`Policy`](crate::Policy), and runs on every storage except
+/// [`Leases`](crate::storage::Leases). The feature `testing` has property tests for it. All spans
+/// are in whole microseconds.
 ///
 /// ```
 /// use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
@@ -124,8 +132,8 @@ pub use self::token_bucket::TokenBucket;
 /// let policy = Policy::new(Once, Quota::per_minute(3));
 /// ```
 pub trait Strategy: fmt::Debug + Send + Sync + 'static {
-    /// Returns the name of the strategy in strings, such as `token-bucket`. Storages identify
-    /// states by this name, so all counts start again if it changes.
+    /// Returns the name of the strategy, such as `token-bucket`. Storages identify states by this
+    /// name, so all counts start again if it changes. Do not use the name of another strategy.
     fn name(&self) -> &'static str;
 
     /// Returns the maximum number of units that can be spent at one instant, which
@@ -134,7 +142,8 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         quota.amount()
     }
 
-    /// Checks that this strategy supports the quota. It is called when a policy is built.
+    /// Checks that this strategy supports the quota. A [`Limit`](crate::Limit) calls it when it is
+    /// created.
     ///
     /// # Errors
     ///
@@ -152,49 +161,55 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Decides a hit of `cost` units without changing the state. The returned numbers are those
-    /// before the hit is spent.
+    /// before the hit is spent. A strategy that delays hits sets the delay with
+    /// [`Status::delayed`].
     ///
     /// The hit is admitted if and only if `cost` is at most the remaining units. So cost 0 is
     /// always admitted.
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status;
 
-    /// Spends `cost` units, at least 1. It is called only after [`check`](Self::check) has admitted
-    /// the same hit on the same state. Returns the delay in microseconds, which is 0 for most
+    /// Spends `cost` units, at least 1. Returns the delay in microseconds, which is 0 for most
     /// strategies.
+    ///
+    /// For a hit, it is called only after [`check`](Self::check) has admitted the same hit on the
+    /// same state. The default implementation of [`charge`](Self::charge) calls it without a check.
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64;
 
-    /// Updates the state after a refusal. It is also called if this limit admits and another limit
-    /// of the policy refuses.
+    /// Updates the state after the refusal of a hit of at least 1 unit. It is also called if this
+    /// limit admits and another limit of the policy refuses. It must not spend units.
     ///
-    /// A refusal spends nothing, so the default implementation does nothing. There are two
-    /// exceptions:
+    /// The default implementation does nothing. A strategy overrides it in two cases:
     ///
-    /// - The elastic window moves its end.
-    /// - A state that is ahead of `now` was written before the clock went back. It counts as
-    ///   written at `now`, and a strategy must store it as such. Otherwise each later decision
+    /// - Refusals change the state: an [`ElasticWindow`] moves its end. Then
+    ///   [`counts_refusals`](Self::counts_refusals) must return `true`.
+    /// - The state is ahead of `now`, because it was written before the clock went back. It counts
+    ///   as written at `now`, and the strategy must store it as such. Otherwise each later decision
     ///   would count it as written at its own time, and `retry_after` would be wrong until the
     ///   clock catches up.
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
         let _ = (quota, state, now);
     }
 
-    /// Returns `true` if every refusal changes the state. Otherwise a storage may repeat a refusal
-    /// from a cache without loading the state, as long as its clock does not go back. Defaults to
-    /// `false`.
+    /// Returns `true` if every refusal changes the state. If it returns `false`, which is the
+    /// default, a storage may repeat a refusal from a cache without loading the state, as long as
+    /// its clock does not go back.
     fn counts_refusals(&self) -> bool {
         false
     }
 
     /// Returns `true` if [`spend`](Self::spend) can return a delay. Then
     /// [`RateLimiter::acquire`](crate::RateLimiter::acquire) peeks before each hit, so that a hit
-    /// whose delay would be too long takes no slot. Defaults to `false`.
+    /// whose delay would be too long spends nothing. Defaults to `false`.
     fn delays(&self) -> bool {
         false
     }
 
-    /// Checks a hit of at least 1 unit, and spends or refuses. Storages call it for the only limit
-    /// of a policy. They also call it for one of several limits if they can undo it. Override it
-    /// only if one combined step is faster.
+    /// Checks a hit of at least 1 unit, and then spends or refuses it. Storages call it for the
+    /// only limit of a policy. They also call it for one of several limits if they can undo it.
+    ///
+    /// The default implementation calls [`check`](Self::check), and then [`spend`](Self::spend) or
+    /// [`refuse`](Self::refuse). Override it only if one combined step is faster. The result must
+    /// be the same.
     #[inline]
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
         let checked = self.check(quota, state, now, cost);
@@ -207,43 +222,46 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Spends `units`, at least 1, even if fewer remain. Then nothing remains until the excess
-    /// units are free again.
+    /// units are free again. Amounts must saturate instead of overflowing.
     ///
     /// The default implementation calls [`spend`](Self::spend). It is correct if `spend` and
-    /// [`check`](Self::check) accept a state above the limit. Amounts saturate and never overflow.
+    /// [`check`](Self::check) accept a state in which more than the capacity is spent.
     fn charge(&self, quota: &Quota, state: &mut State, now: Timestamp, units: u32) {
         self.spend(quota, state, now, units);
     }
 
-    /// Refunds `units` of a hit, at least 1 and at most [`Hit::cost`], into the window in which the
-    /// hit was spent, if that window still exists. It is called only before [`Hit::until`]. It may
-    /// set an empty state to [`State::Fresh`].
+    /// Refunds `units` of a hit, at least 1 and at most [`Hit::cost`], if the state still contains
+    /// the hit. It does nothing otherwise, for example if the key was cleared meanwhile.
+    ///
+    /// It is called only before [`Hit::until`]. It may set an empty state to [`State::Fresh`].
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32);
 
-    /// Returns the maximum number of entries in the state's [`Log`], for storages with bounded
-    /// values. [Charges](Self::charge) may add more. Defaults to 0, for states without a log.
+    /// Returns the maximum number of entries in the state's [`Log`]. Storages compute the size of a
+    /// state from it. [Charges](Self::charge) may add more. Defaults to 0, for states without a
+    /// log.
     fn log_entries(&self, quota: &Quota) -> u32 {
         let _ = quota;
         0
     }
 
-    /// Divides this limit among `replicas` and returns the part of one of them. `None`, which is
-    /// the default, keeps the strategy and [divides the quota](Quota::divide). Override it if the
-    /// strategy has amounts of its own, such as the queue length of a leaky bucket.
+    /// Returns the part of this limit for one of `replicas`. `None`, which is the default, keeps
+    /// the strategy and [divides the quota](Quota::divide). Override it if the strategy has amounts
+    /// of its own, such as the queue length of a leaky bucket.
     fn divide(&self, quota: &Quota, replicas: NonZeroU32) -> Option<Divided> {
         let _ = (quota, replicas);
         None
     }
 
-    /// Returns the strategy as a Lua script, with its arguments for a hit of `cost` units. Storages
-    /// that decide inside their server run it. Without a script, which is the default, they compare
-    /// and swap, which takes more round trips.
+    /// Returns the strategy as a Lua script, with its arguments for a hit of `cost` units. The
+    /// Redis storage runs it on the server. Defaults to `None`: if a limit of a policy has no
+    /// script, the Redis storage compares and swaps instead, which takes more round trips.
     fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
         let _ = (quota, cost);
         None
     }
 
-    /// Writes the limit as text: the name, the quota, and the options of the strategy.
+    /// Writes the limit as text: the name, the quota, and the options of the strategy. The text
+    /// must be printable ASCII, otherwise a [`Limit`](crate::Limit) cannot be created.
     ///
     /// # Errors
     ///

@@ -3,11 +3,13 @@ use std::mem;
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
-/// Admits N units in any span of length P, for a quota of N per P. Keeps a log of admitted hits.
+/// Admits at most N units in any span of length P, for a quota of N per P. Keeps a log of admitted
+/// hits.
 ///
-/// This is the strictest window. The log has an entry for each instant at which hits were admitted.
-/// An entry takes 16 bytes in a log of up to 128 entries, and about three to six bytes in a log of
-/// at least 1,000. A decision is a binary search in the log.
+/// This is the strictest window. The log has an entry for each instant at which hits were admitted,
+/// so it has at most N entries, unless units are [charged](crate::RateLimiter::charge). An entry
+/// takes 16 bytes in a log of up to 128 entries, and about three to six bytes in a log of at least
+/// 1,000. A decision is a binary search in the log.
 ///
 /// In strings: `moving-window 10/minute`.
 ///
@@ -56,8 +58,8 @@ impl Strategy for MovingWindow {
         let State::Log(log) = state else { return fresh(capacity, cost) };
         let active = u32::try_from(log.active(now, period)).unwrap_or(u32::MAX);
         let remaining = capacity.saturating_sub(active);
-        // Returns the time until `units` are free. The active units have to fall to the rest of the
-        // capacity.
+        // Returns the time until `units` are free: until the active units have fallen to the rest
+        // of the capacity.
         let until_free =
             |units: u32| log.falls_to(u64::from(capacity - units), now, period).map_or(0, |instant| instant.since(now));
         let reset = if active == 0 { 0 } else { until_free(remaining.saturating_add(1).min(capacity)) };
@@ -122,7 +124,7 @@ impl Strategy for MovingWindow {
         }
     }
 
-    /// If the log still contained the hit, also drops expired entries, as an admitted hit does.
+    /// Also drops expired entries if the log still contains the hit, as an admitted hit does.
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         let State::Log(log) = state else { return };
         let period = quota.period_micros();

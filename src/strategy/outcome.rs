@@ -1,4 +1,4 @@
-/// The effect of a hit on a state.
+/// The effect of a hit on the state of one limit. See [`Strategy::hit`](super::Strategy::hit).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "storages match on every outcome")]
 pub enum Outcome {
@@ -9,9 +9,10 @@ pub enum Outcome {
         /// The delay in microseconds, which is 0 for most strategies.
         delay: u64,
     },
-    /// The hit was admitted, and nothing remains.
+    /// The hit was admitted, and no units remain. A storage can use this to refuse the next hit
+    /// without a call of the strategy.
     SpentLast {
-        /// The delay, as in [`Spent`](Self::Spent).
+        /// The delay in microseconds, which is 0 for most strategies.
         delay: u64,
     },
 }

@@ -2,19 +2,21 @@ use super::muldiv::{mul_div_ceil, mul_div_floor};
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
-/// Admits N units in a sliding window of length P, for a quota of N per P, estimated from two
-/// counters. This is the default strategy of a [`Quota`] without a burst.
+/// Admits about N units in a sliding window of length P, for a quota of N per P. Estimates the
+/// units in the window from two counters. This is the default strategy of a [`Quota`] without a
+/// burst.
 ///
-/// Two buckets of length P are kept. The estimate is the count of the current bucket, plus the part
-/// of the previous one that the window still covers, rounded down: `floor(previous * (P - elapsed)
-/// / P) + current`. A hit is admitted only if the estimate stays at most N. Any span of P contains
-/// at most 2N units, but only clients that time their hits get near that.
+/// Time is divided into spans of length P, here called buckets. The strategy counts the units of
+/// the current bucket and of the previous one. The estimate is the count of the current bucket,
+/// plus the part of the previous one that the window still covers, rounded down: `floor(previous *
+/// (P - elapsed) / P) + current`. A hit is admitted only if the estimate stays at most N. Any span
+/// of P contains at most 2N units, but only clients that time their hits get near that.
 ///
 /// The state is three integers per key. Units become available gradually, not all at once as in a
 /// fixed window.
 ///
-/// Buckets start with the first admitted hit. With [`aligned`](Self::aligned), they start at
-/// multiples of P since the Unix epoch.
+/// The first bucket of a key starts with its first admitted hit. With [`aligned`](Self::aligned),
+/// buckets start at multiples of P since the Unix epoch.
 ///
 /// In strings: `sliding-window-counter 10/minute`, `sliding-window-counter-aligned 10/minute`.
 ///
@@ -57,12 +59,14 @@ struct Buckets {
 }
 
 impl SlidingWindowCounter {
-    /// Creates a counter whose buckets start with the first admitted hit of a key.
+    /// Creates a counter whose first bucket starts with the first admitted hit of a key, or with
+    /// the first one after both buckets have expired.
     pub const fn new() -> Self {
         Self { aligned: false }
     }
 
-    /// Creates a counter whose buckets start at multiples of the period since the Unix epoch.
+    /// Creates a counter whose buckets start at multiples of the period since the Unix epoch, such
+    /// as full hours or midnight UTC.
     pub const fn aligned() -> Self {
         Self { aligned: true }
     }

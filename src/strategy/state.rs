@@ -5,22 +5,23 @@ use crate::Timestamp;
 
 /// The stored data of one limit for one key.
 ///
-/// Every state contains the instant from which it has no effect, so a storage may drop it at any
-/// later time. The strategy defines the meaning of the amounts.
+/// Every state except `Fresh` contains the instant from which it has no effect. A storage may drop
+/// it from that instant on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "every storage writes every kind of state")]
 pub enum State {
-    /// No state: a new key, or an expired one.
+    /// No state: the key is new, or its state has expired.
     #[default]
     Fresh,
     /// An instant and two amounts.
     Counts {
         /// The instant from which the state has no effect.
         until: Timestamp,
-        /// The counters of the strategy.
+        /// Two numbers whose meaning the strategy defines. A refund gets the second one of the hit
+        /// as [`Hit::anchor`](super::Hit::anchor).
         amounts: [u32; 2],
     },
-    /// The instants of admitted hits (moving window).
+    /// The instants of admitted hits, for a [`MovingWindow`](super::MovingWindow).
     Log(Box<Log>),
 }
 
@@ -40,7 +41,8 @@ impl State {
         }
     }
 
-    /// Returns the instant from which this state has no effect and may be dropped.
+    /// Returns the instant from which this state has no effect and may be dropped. This is the
+    /// epoch for [`Fresh`](Self::Fresh).
     #[inline]
     pub fn until(&self) -> Timestamp {
         match self {

@@ -32,15 +32,16 @@ impl Status {
     /// A placeholder to be overwritten.
     pub(crate) const BLANK: Self = Self::admitted(0, 0, 0);
 
-    /// Creates the status of a limit that admits. `reset_after` is the time in microseconds until
-    /// more units become available, or 0 if the whole capacity remains.
+    /// Creates the status of a limit that admits. `capacity` and `remaining` are in units.
+    /// `reset_after` is the time in microseconds until more units remain, or 0 if the whole
+    /// capacity remains.
     #[inline]
     pub const fn admitted(capacity: u32, remaining: u32, reset_after: u64) -> Self {
         let (until, anchor) = (Timestamp::EPOCH, 0);
         Self { verdict: Verdict::Admitted, capacity, remaining, anchor, reset_after, wait: 0, until }
     }
 
-    /// Creates the status of a limit that refuses. `reset_after` is as in
+    /// Creates the status of a limit that refuses. The first three values are as in
     /// [`admitted`](Self::admitted). `retry_after` is the time in microseconds until the same hit
     /// would be admitted if the key gets no other hits, or `None` if its cost exceeds the capacity.
     #[inline]
@@ -53,7 +54,8 @@ impl Status {
         Self { verdict: Verdict::Refused, capacity, remaining, anchor, reset_after, wait, until }
     }
 
-    /// Sets the delay of an admitted hit, in microseconds.
+    /// Sets the delay of an admitted hit, in microseconds. Do not call it on the status of a limit
+    /// that refuses, because it would replace the `retry_after`.
     #[must_use]
     #[inline]
     pub const fn delayed(self, delay: u64) -> Self {
@@ -62,7 +64,7 @@ impl Status {
 
     /// Sets the data that a refund of this admitted hit needs: [`Hit::until`] and [`Hit::anchor`].
     /// Call it only in a storage that builds a `Status` from the reply of its server and has no
-    /// [`State`].
+    /// [`State`]. Otherwise, [`Limit::answer`](crate::Limit::answer) sets the data.
     #[must_use]
     pub const fn spent(self, until: Timestamp, anchor: u32) -> Self {
         Self { anchor, until, ..self }
@@ -122,13 +124,14 @@ impl Status {
         self.capacity
     }
 
-    /// Returns the number of units that can be spent now, after this decision.
+    /// Returns the number of units that can be spent after this decision, at the same instant.
     #[inline]
     pub const fn remaining(&self) -> u32 {
         self.remaining
     }
 
-    /// Returns the time until more units remain, or zero if the whole capacity remains.
+    /// Returns the time until more units remain if the key gets no other hits, or zero if the whole
+    /// capacity remains.
     pub const fn reset_after(&self) -> Duration {
         Duration::from_micros(self.reset_after)
     }
@@ -170,7 +173,8 @@ impl Status {
         self.until
     }
 
-    /// Returns the data for a refund of the hit of `cost` units that was decided at `at`.
+    /// Returns the data that [`Strategy::refund`](super::Strategy::refund) needs to refund this
+    /// hit. `at` and `cost` are the time and the cost of its decision.
     pub const fn hit(&self, at: Timestamp, cost: u32) -> Hit {
         Hit { at, cost, until: self.until, anchor: self.anchor }
     }
@@ -185,8 +189,9 @@ pub struct Hit {
     /// The cost of the hit in units.
     pub cost: u32,
     /// The instant from which the hit has no effect: [`State::until`] of the state after the hit.
+    /// It is the epoch if the hit has spent nothing.
     pub until: Timestamp,
-    /// The second amount of the state after the hit, or 0 for a log. Strategies use it to
-    /// distinguish windows.
+    /// The second amount of the state after the hit, or 0 for a log. Strategies use it to detect
+    /// that the state no longer contains the hit, because another window has started.
     pub anchor: u32,
 }

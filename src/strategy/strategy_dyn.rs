@@ -1,7 +1,7 @@
 use super::{Outcome, State, Status, Strategy};
 use crate::{Quota, Timestamp};
 
-/// An object-safe extension of strategies that is private to the crate.
+/// An extension of [`Strategy`] that is private to the crate.
 pub(crate) trait StrategyDyn: Strategy {
     /// Writes the status after a hit or a peek of `cost` units into `status`. This method is
     /// compiled separately for each strategy, so the numbers are written in place and not copied.

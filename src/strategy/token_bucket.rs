@@ -7,12 +7,12 @@ use crate::{ConfigError, Quota, Timestamp};
 /// A bucket of B tokens, refilled continuously at N per P, the rate of the quota. A hit takes as
 /// many tokens as it costs.
 ///
-/// Suitable for clients that work in bursts. It admits B units at once after an idle period, N per
-/// P on average, and at most B + N·d/P in any span d. B is the [`burst`](Quota::burst) of the
-/// quota, and defaults to N.
+/// It suits clients that work in bursts. It admits B units at once after an idle period, N per P on
+/// average, and at most B + N·d/P in any span d. B is the [`burst`](Quota::burst) of the quota, and
+/// defaults to N.
 ///
 /// It is implemented as the generic cell rate algorithm (GCRA, ITU-T I.371) in exact rational
-/// arithmetic. `remaining` is rounded down, and waits are rounded up to a microsecond.
+/// arithmetic. The remaining units are rounded down, and waits are rounded up to a microsecond.
 ///
 /// In strings: `token-bucket 10/second burst 20` (alias `gcra`).
 ///
@@ -43,7 +43,7 @@ use crate::{ConfigError, Quota, Timestamp};
 pub struct TokenBucket;
 
 impl TokenBucket {
-    /// Creates the strategy. The quota sets the burst.
+    /// Creates the strategy. It has no options. The quota sets the burst.
     pub const fn new() -> Self {
         Self
     }

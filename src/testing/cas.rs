@@ -20,12 +20,12 @@ const LONG: Duration = Duration::from_secs(60);
 /// | law | meaning |
 /// |---|---|
 /// | of storing | A load returns the stored text, byte for byte, also for long texts and long keys. An empty text equals an absent one. |
-/// | of comparing | A swap stores its text if the version is the current one, and changes nothing otherwise. |
+/// | of comparing | A swap stores its text if its version is the current one, and changes nothing otherwise. |
 /// | of versions | After a key was removed and stored again, its version differs from all earlier ones. |
 /// | of lost swaps | If a lost swap returns the current text and version, a swap of that version succeeds. |
 /// | of keys | Keys are independent. |
 /// | of expiry | A text does not expire before its time to live, which can be seconds or months. This also holds if it replaced a text with a shorter time to live. |
-/// | of time | The store's time, if it returns one, is in microseconds since 1970, and advances. |
+/// | of time | The store's time, if it returns one, is in microseconds since 1970, differs from the local time by less than a year, and advances. |
 /// | 9 | No concurrent swap is lost, or reported as stored if it was not. |
 ///
 /// See [`CasStorage`] for an example.
@@ -56,8 +56,8 @@ impl<S: CasStorage, M: Fn() -> S> CasLaws<S, M> {
     ///
     /// # Panics
     ///
-    /// Panics if a law is broken, with a message that starts with the law. Also panics if it is
-    /// called inside a tokio runtime.
+    /// Panics if a law is broken or the store fails, with a message that starts with the law. Also
+    /// panics if it is called inside a tokio runtime.
     pub fn check(&self) {
         let runtime = runtime();
         runtime.block_on(async {

@@ -7,8 +7,8 @@ use crate::strategy::State;
 use crate::time::micros;
 use crate::{Limit, Policy, Timestamp};
 
-/// After the clock has gone back, the first refused hit determines the time at which the next one
-/// is admitted.
+/// Checks that waits are exact after the clock has gone back: the first refused hit determines the
+/// time at which the next hit is admitted.
 pub(super) fn waits_are_exact_after_clock_change(
     policy: &Policy,
     states: &[State],
@@ -67,8 +67,10 @@ pub(super) fn waits_are_exact_after_quota_change(
     Ok(())
 }
 
-/// Returns the longest possible wait of a limit in microseconds: until a bucket is full, or until
-/// the third aligned window starts.
+/// Returns an upper bound for the wait of a limit in microseconds: the refill time of the capacity,
+/// or three periods if they are longer. With the clock back, the current bucket of an aligned
+/// sliding window counter may start up to one period from now, and its units count for two more
+/// periods.
 fn longest(limit: &Limit) -> u64 {
     let (quota, capacity) = (limit.quota(), u128::from(limit.capacity()));
     let full = (capacity * u128::from(quota.period_micros())).div_ceil(quota.amount().into());

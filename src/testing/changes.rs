@@ -8,8 +8,9 @@ use crate::storage::{Clock, ManualClock};
 use crate::time::micros;
 use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
 
-/// Pairs of quotas with the same name. The second one decides on states of the first. Elastic
-/// windows are missing, because their refusals change the state and peeks do not.
+/// Pairs of limits: before and after a change of the policy. The second one decides on states of
+/// the first. Elastic windows are missing, because their refusals change the state and peeks do
+/// not.
 const CHANGED: [(&str, &str); 8] = [
     ("token-bucket 10/minute burst 20", "token-bucket 100/minute burst 20"),
     ("token-bucket 7/minute burst 20", "token-bucket 7/minute burst 10"),
@@ -22,7 +23,8 @@ const CHANGED: [(&str, &str); 8] = [
 ];
 
 impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
-    /// After a change, a bucket refuses for at most as long as an empty bucket of the new quota.
+    /// Checks law 12. After a change, a bucket also must not refuse for longer than a bucket of the
+    /// new quota of which all units are spent.
     pub(super) fn waits_are_exact_after_quota_change(&self) {
         let harness = self.harness("12: waits are exact after a quota has changed");
         for (before, after) in CHANGED {
@@ -103,7 +105,7 @@ fn waits_are_exact<St: Storage>(harness: &Harness<'_, St>, policy: &Policy, key:
     wait
 }
 
-/// Returns the time at which a refused hit is admitted.
+/// Returns the instant at which the `retry_after` of a refusal ends.
 fn end_of(refusal: &Decision) -> Timestamp {
     refusal.at().plus(refusal.retry_after().map_or(0, micros))
 }

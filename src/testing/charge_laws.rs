@@ -64,7 +64,8 @@ pub(super) fn waits_are_exact_above_the_limit(
     Ok(())
 }
 
-/// A charge can exceed the limit. The refund of a hit does not reduce the excess.
+/// Checks that the refund of a hit returns only the units of the hit, and none of a charge after
+/// it.
 pub(super) fn refunds_do_not_pay_charges(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     let before = remaining(policy, states, now);
     let (decision, after) = hit(policy, states, now, cost);
@@ -146,7 +147,7 @@ pub(super) fn refunds_of_parts_add_up(policy: &Policy, states: &[State], now: Ti
     Ok(())
 }
 
-/// After a charge, a clock that goes back grants no units.
+/// Checks that a clock that goes back after a charge grants no units.
 pub(super) fn clock_change_after_a_charge_grants_no_units(
     policy: &Policy,
     states: &[State],

@@ -13,20 +13,21 @@ use crate::{Decision, Key, Op, Policy, Storage};
 
 pub(super) const TASKS: u32 = 8;
 
-/// The maximum number of retries of a contended request.
-const MAX_RETRIES: u32 = 100_000;
+/// The maximum number of attempts at a request that is contended each time.
+const MAX_ATTEMPTS: u32 = 100_000;
 
 /// Checks law 9 of [`StorageLaws`](super::StorageLaws): concurrent hits on one key admit exactly as
 /// many units as the policy has.
 ///
-/// The hits come from several tasks, first on one thread and then on several. A
-/// [contended](Decision::is_contended) hit is retried. Use a storage with a fixed time, or a policy
-/// with a long period.
+/// The hits come from several tasks, first on one thread and then on several. Units must not refill
+/// during the check, so use a storage with a [`ManualClock`](crate::storage::ManualClock), or a
+/// policy with a long period. A [contended](Decision::is_contended) hit is repeated, up to 100,000
+/// times.
 ///
 /// # Panics
 ///
-/// Panics if more or fewer units are admitted, or if the storage fails. Also panics if it is called
-/// inside a tokio runtime, because it starts its own.
+/// Panics if more or fewer units are admitted, if a hit stays contended, or if the storage fails.
+/// Also panics if it is called inside a tokio runtime, because it starts its own.
 pub fn concurrent_hits_are_exact<St: Storage>(policy: &Policy, storage: &St) {
     for (runtime, threads) in [(runtime(), "one thread"), (runtime_of_threads(), "several threads")] {
         hits_are_exact(&runtime, policy, std::slice::from_ref(storage), threads);
@@ -53,14 +54,14 @@ pub(super) fn hits_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, ha
 /// Checks law 9 of [`StorageLaws`](super::StorageLaws) for refunds: refunds that are concurrent
 /// with hits are neither lost nor counted twice.
 ///
-/// The policy must have at least 500 units. Use a storage with a fixed time, or a policy with a
-/// long period.
+/// The policy must have at least 500 units. Units must not refill during the check, so use a
+/// storage with a [`ManualClock`](crate::storage::ManualClock), or a policy with a long period.
 ///
 /// # Panics
 ///
-/// Panics if a hit is refused, if the remaining units are not the initial units less the hits
-/// without a refund, or if the storage fails. Also panics if it is called inside a tokio runtime,
-/// because it starts its own.
+/// Panics if a hit is refused, if the missing units at the end are not those of the hits without a
+/// refund, or if the storage fails. Also panics if it is called inside a tokio runtime, because it
+/// starts its own.
 pub fn concurrent_refunds_are_exact<St: Storage>(policy: &Policy, storage: &St) {
     refunds_are_exact(&runtime_of_threads(), policy, storage);
 }
@@ -144,12 +145,12 @@ async fn hit_until_refused<St: Storage>(storage: St, policy: Policy, key: Key, r
     admitted
 }
 
-/// Returns the decision on one unit. Retries while it is contended.
+/// Returns the decision on one unit. Repeats the request while it is contended.
 pub(super) async fn answer<St: Storage>(storage: &St, policy: &Policy, key: &Key, op: Op) -> Decision {
     answer_of_cost(storage, policy, key, op, 1).await
 }
 
-/// Returns the decision on `cost` units. Retries while it is contended.
+/// Returns the decision on `cost` units. Repeats the request while it is contended.
 pub(super) async fn answer_of_cost<St: Storage>(
     storage: &St,
     policy: &Policy,
@@ -157,12 +158,12 @@ pub(super) async fn answer_of_cost<St: Storage>(
     op: Op,
     cost: u32,
 ) -> Decision {
-    for _ in 0..MAX_RETRIES {
+    for _ in 0..MAX_ATTEMPTS {
         let decided = storage.decide(StorageRequest::new(policy, key, op, cost)).await.map_err(failed);
         let decision = decided.unwrap_or_else(|error| panic!("law 9: {error}"));
         if !decision.is_contended() {
             return decision;
         }
     }
-    panic!("law 9: the request was contended {MAX_RETRIES} times")
+    panic!("law 9: the request was contended {MAX_ATTEMPTS} times")
 }

@@ -67,7 +67,7 @@ pub(super) fn other_limits(quota: Quota) -> impl Generator<Value = Vec<Limit>> {
     vec(select(limits.to_vec()), 0..3)
 }
 
-/// Generates any state, including states that no strategy writes.
+/// Generates states of any kind, including states that no strategy writes.
 pub(super) fn states() -> impl Generator<Value = State> {
     let instants = || prop_oneof![any::<u64>(), START.as_micros() - 100..START.as_micros() + 5_000_000].boxed();
     let amounts = || prop_oneof![0..4_u32, any::<u32>(), Just(u32::MAX)].boxed();

@@ -5,8 +5,9 @@ use tokio::runtime::{Builder, Runtime};
 use crate::storage::{ManualClock, StorageRequest};
 use crate::{BoxError, Decision, Key, Op, Policy, Storage};
 
-/// The maximum number of retries of a contended request without concurrent requests.
-const MAX_RETRIES: u32 = 100;
+/// The maximum number of attempts at a request that is contended each time, although no other
+/// request is in flight.
+const MAX_ATTEMPTS: u32 = 100;
 
 pub(super) struct Harness<'a, St> {
     law: &'static str,
@@ -33,16 +34,16 @@ impl<'a, St: Storage> Harness<'a, St> {
         Self { law, runtime, storage: make(clock.clone()), clock }
     }
 
-    /// Decides a request. Retries while it is contended.
+    /// Decides a request. Repeats it while it is contended.
     pub(super) fn try_decide(&self, policy: &Policy, key: &Key, op: Op, cost: u32) -> Result<Decision, String> {
-        for _ in 0..MAX_RETRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let decided = self.storage.decide(StorageRequest::new(policy, key, op, cost));
             let decision = self.runtime.block_on(decided).map_err(failed)?;
             if !decision.is_contended() {
                 return Ok(decision);
             }
         }
-        Err(format!("the request was contended {MAX_RETRIES} times, without concurrent requests"))
+        Err(format!("the request was contended {MAX_ATTEMPTS} times, without concurrent requests"))
     }
 
     pub(super) fn try_settle(

@@ -91,8 +91,8 @@ pub(super) fn peek_predicts(policy: &Policy, states: &[State], now: Timestamp, c
     Ok(())
 }
 
-/// A strategy may implement `hit` in one step. The result must equal `check` followed by `spend` or
-/// `refuse`.
+/// Checks that [`Strategy::hit`](crate::strategy::Strategy::hit), which a strategy may implement in
+/// one step, equals `check` followed by `spend` or `refuse`.
 pub(super) fn hit_equals_check_then_spend(policy: &Policy, states: &[State], now: Timestamp, cost: u32) -> LawResult {
     for (limit, state) in policy.limits().iter().zip(states) {
         let (strategy, quota) = (limit.strategy(), limit.quota());
@@ -141,8 +141,9 @@ pub(super) fn clock_change_grants_no_units(policy: &Policy, states: &[State], no
             "units granted with the clock {back} us back"
         );
         prop_assert!(then.remaining() <= decision.remaining());
-        // With the clock back, an aligned bucket of a sliding window counter starts up to one
-        // period from now. Its units count for two more periods.
+        // With the clock back, the current bucket of an aligned sliding window counter may start up
+        // to one period from now. Its units count during this bucket and the next one, which is two
+        // more periods.
         let longest = 3 * policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0);
         for waiting in [then, peek(policy, &after, earlier, 1)] {
             prop_assert!(

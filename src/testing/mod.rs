@@ -6,9 +6,12 @@
 //! | [`Storage`](crate::Storage) | [`StorageLaws`] |
 //! | [`CasStorage`](crate::storage::CasStorage) | [`CasLaws`], then [`StorageLaws`] of a [`Cas`](crate::storage::Cas) around it |
 //!
-//! A suite checks laws. The message of a failure names the broken law, and has at most ten lines.
-//! For laws with random scripts, it also contains the smallest script that breaks the law. The
-//! environment variable `PROPTEST_CASES` sets the number of scripts, which defaults to 256.
+//! A suite checks laws. The functions of this module check single laws of a storage. Many laws are
+//! checked with scripts, which are random sequences of requests. The environment variable
+//! `PROPTEST_CASES` sets the number of scripts per law, which defaults to 256.
+//!
+//! A suite panics at the first broken law. The message names the law, and has at most ten lines.
+//! For a law with scripts, it also contains the smallest script that breaks the law.
 //!
 //! ```no_run
 //! use tower_ratelimit::{FixedWindow, testing};

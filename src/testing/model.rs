@@ -3,26 +3,28 @@ use std::collections::HashMap;
 use crate::strategy::State;
 use crate::{Decision, Key, Op, Policy, Timestamp};
 
-/// The reference implementation of a storage: a map of states.
+/// The reference implementation of a storage: a map of states in memory, without a clock.
 ///
-/// States are identified by the policy's identity, the key and the [limit's
-/// digest](Policy::limit_digests). Limits that differ in strategy, period or position in the policy
-/// have separate states.
+/// A state belongs to the [identity](Policy::identity) of a policy, a key, and the
+/// [digest](Policy::limit_digests) of a limit. Limits that differ in strategy, period or position
+/// in the policy have separate states.
 #[derive(Clone, Debug, Default)]
 pub struct Model(HashMap<(String, Key, u32), State>);
 
 impl Model {
-    /// Decides a request at the time `now`.
+    /// Decides on `cost` units of the key at the time `now`, like
+    /// [`Storage::decide`](crate::Storage::decide).
     pub fn decide(&mut self, policy: &Policy, key: &Key, op: Op, cost: u32, now: Timestamp) -> Decision {
         self.with_states(policy, key, |states| policy.decide(states, now, op, cost))
     }
 
-    /// Corrects the cost of a hit to `actual` units at the time `now`.
+    /// Corrects the cost of the hit that returned `decision` to `actual` units at the time `now`,
+    /// like [`Policy::settle`].
     pub fn settle(&mut self, policy: &Policy, key: &Key, decision: &Decision, actual: u32, now: Timestamp) {
         self.with_states(policy, key, |states| policy.settle(states, now, decision, actual));
     }
 
-    /// Removes the states of the key.
+    /// Removes the states of the key in all limits of the policy.
     pub fn clear(&mut self, policy: &Policy, key: &Key) {
         self.with_states(policy, key, |states| states.fill(State::Fresh));
     }

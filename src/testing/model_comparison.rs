@@ -26,9 +26,9 @@ enum Action {
 #[derive(Clone, Copy, Debug)]
 enum Actual {
     Nothing,
-    /// This many units less than the hit has spent, but at least one.
+    /// The units that the hit has spent, less this many, but at least 1.
     Less(Cost),
-    /// This many units more than the hit has spent.
+    /// The units that the hit has spent, plus this many.
     More(Cost),
 }
 
@@ -65,16 +65,16 @@ impl Cost {
 
 /// Checks law 8 of [`StorageLaws`](super::StorageLaws): a storage decides like the [`Model`].
 ///
-/// Runs random scripts of hits, peeks, charges, settlements and clears on several keys and
-/// policies. The environment variable `PROPTEST_CASES` sets their number, which defaults to 256.
-/// `make` is called for each script, inside a tokio runtime. It must return an empty storage that
-/// uses the given clock.
+/// Runs random scripts of hits, peeks, charges, settlements and clears on several keys and on
+/// `policies`. The environment variable `PROPTEST_CASES` sets the number of scripts, which defaults
+/// to 256. `make` is called for each script, inside a tokio runtime. It must return an empty
+/// storage that uses the given clock.
 ///
 /// # Panics
 ///
-/// Panics if a decision differs, or if the storage fails. The message contains the smallest random
-/// script that fails. Also panics if it is called inside a tokio runtime, because it starts its
-/// own.
+/// Panics if a decision differs, or if the storage fails. The message contains the smallest script
+/// that fails. Also panics if `policies` is empty, or if it is called inside a tokio runtime,
+/// because it starts its own.
 pub fn decides_like_the_model<St: Storage>(policies: &[Policy], make: impl Fn(ManualClock) -> St) {
     decides_like_the_model_in(Config::default().cases, policies, make);
 }
@@ -96,10 +96,9 @@ pub(super) fn decides_like_the_model_in<St: Storage>(
 ///
 /// # Panics
 ///
-/// Panics if a hit by one policy changes the state of a limit that it does not share, or does not
-/// change one that it shares, or if the storage fails. The message contains the smallest random
-/// script that fails. Also panics if it is called inside a tokio runtime, because it starts its
-/// own.
+/// Panics if policies share the states of different limits, if they do not share those of equal
+/// limits, or if the storage fails. The message contains the smallest script that fails. Also
+/// panics if it is called inside a tokio runtime, because it starts its own.
 pub fn policies_of_one_name_share_only_equal_limits<St: Storage>(make: impl Fn(ManualClock) -> St) {
     policies_of_one_name_in(Config::default().cases, make);
 }

@@ -10,13 +10,14 @@ use crate::storage::{Clock, ManualClock};
 use crate::strategy::Status;
 use crate::{Decision, Key, Op, Policy, Storage};
 
-/// The inputs that all laws share.
+/// The inputs of the laws that are checked without concurrency.
 pub(super) struct Inputs<'a, M> {
     pub(super) runtime: &'a Runtime,
     pub(super) make: &'a M,
     /// Policies with one limit each.
     pub(super) policies: &'a [Policy],
-    /// The number of random scripts of other laws. It is smaller for slow storages.
+    /// The number of random scripts of laws 8 and 10. Some laws here do less if it is small,
+    /// because the storage is slow.
     pub(super) scripts: u32,
 }
 
@@ -177,7 +178,8 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
         self.no_state_is_removed_early_in_real_time();
     }
 
-    /// Checks in real time, in case the storage expires states by another clock than the given one.
+    /// Checks law 11 in real time, because a storage may expire states by another clock than the
+    /// given one.
     fn no_state_is_removed_early_in_real_time(&self) {
         let harness = self.harness("11: no state is removed early, in real time");
         let (policy, key) = (parsed("fixed-window 1 per 2 seconds"), Key::from("k"));

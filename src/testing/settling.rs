@@ -15,8 +15,9 @@ use crate::{Key, Op, Policy, Storage};
 /// Checks law 9 of [`StorageLaws`](super::StorageLaws) for settled hits: concurrent hits spend
 /// exactly the sum of their actual costs.
 ///
-/// Tasks hit one key at the same time, and settle each hit with a varying actual cost. Use a policy
-/// with at least 1,000 units per key and a long period.
+/// Several tasks hit one key at the same time, and settle each hit with a varying actual cost. The
+/// policy must have at least 1,000 units. Units must not refill during the check, so use a storage
+/// with a [`ManualClock`](crate::storage::ManualClock), or a policy with a long period.
 ///
 /// # Panics
 ///

@@ -12,7 +12,7 @@ use super::settling::settlements_are_exact;
 use crate::storage::ManualClock;
 use crate::{Policy, Storage};
 
-/// All strategies, each with an amount that does not divide its period.
+/// Policies of one limit, with all strategies. No amount divides its period.
 const EVERY_STRATEGY: [&str; 9] = [
     "fixed-window 3 per 7 seconds",
     "fixed-window-aligned 3 per 7 seconds",
@@ -53,25 +53,27 @@ type MakeHandle<St> = dyn Fn(&St) -> St;
 ///
 /// | law | meaning |
 /// |---|---|
-/// | 1 | A refusal takes no units from any limit of the policy. |
+/// | 1 | A refusal spends no units of any limit of the policy. |
 /// | 3 | Waits are exact: by the given clock, a peek one microsecond before `retry_after` is refused, and a peek at `retry_after` is admitted. |
-/// | 5 | A hit takes its cost, and nothing for cost 0. A peek predicts the hit and changes nothing. |
+/// | 5 | A hit spends its cost, and nothing for cost 0. A peek predicts the verdict of the hit and changes nothing. |
 /// | 6 | A clock that goes back causes no errors and grants no units. Waits are exact from the first refusal on. |
 /// | 8 | Decisions equal those of the [`Model`](super::Model), on random scripts of hits, peeks, charges, settlements and clears. |
 /// | 9 | Concurrent hits, refunds and settlements are exact. |
-/// | 10 | Keys and policies are independent. So are limits with the same name that differ in position, strategy or period. |
-/// | 11 | No state is removed early, by any clock. An expired state has no effect. |
+/// | 10 | Keys are independent. Policies with different names are independent. Policies with the same name share the states of limits with the same position, strategy and period, and no others. |
+/// | 11 | No state is removed early, neither by the given clock nor in real time. An expired state has no effect. |
 /// | 12 | Waits are exact after the quota of a policy has changed. |
 /// | of cancellation | A request that is dropped before it completes does not affect other keys. |
 /// | of clearing | A clear removes one key of one policy. |
-/// | of refunds | A refund returns exactly the units of the hit, once, to the states in which they were spent. |
+/// | of refunds | A refund returns exactly the units of the hit, and only to the states in which they were spent. The refund of a refusal or of an expired hit returns nothing. |
 /// | of settling | A settled hit has its actual cost. A charge spends its units, even if fewer remain. |
 ///
-/// Laws 1 to 7 have the numbers of the [laws of strategies](crate::strategy), which
-/// [`StrategyLaws`](super::StrategyLaws) checks for a strategy.
+/// Laws 1 to 7 have the numbers of the [laws of strategies](crate::strategy). Laws 2, 4 and 7 are
+/// missing here, because they concern only strategies. [`StrategyLaws`](super::StrategyLaws) checks
+/// them.
 ///
-/// A [contended](crate::Decision::is_contended) decision does not break laws 3, 8 and 9. The suite
-/// retries it.
+/// A [contended](crate::Decision::is_contended) decision breaks no law, because the suite repeats
+/// the request. It fails after 100 contended decisions in a row, or after 100,000 with concurrent
+/// requests.
 ///
 /// ```
 /// use tower_ratelimit::MemoryStorage;
@@ -88,7 +90,7 @@ pub struct StorageLaws<St, M> {
 }
 
 impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
-    /// Creates the suite. `make` returns an empty storage with the given clock.
+    /// Creates the suite. `make` returns an empty storage that uses the given clock.
     pub fn new(make: M) -> Self {
         Self { make, more: Vec::new(), scripts: Config::default().cases, second_handle: None }
     }
@@ -103,8 +105,8 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
         Self { second_handle: Some(Box::new(second_handle)), ..self }
     }
 
-    /// Adds policies, such as those with custom strategies, to the comparison with the
-    /// [`Model`](super::Model) (law 8).
+    /// Adds policies, such as those with custom strategies, to the policies of law 8, the
+    /// comparison with the [`Model`](super::Model). The other laws do not check them.
     pub fn and_policies(mut self, policies: impl IntoIterator<Item = Policy>) -> Self {
         self.more.extend(policies);
         self
@@ -114,9 +116,13 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     /// Defaults to the value of the environment variable `PROPTEST_CASES`, or to 256 if it is not
     /// set.
     ///
-    /// A script has up to 80 operations, so use fewer scripts for a slow storage. Fewer scripts
-    /// also reduce the operations of other laws: 256 or more scripts come with 167,000 keys and
-    /// 4,096 concurrent hits, and 64 scripts with 650 keys and 1,024 hits.
+    /// A script has up to 79 operations, so use fewer scripts for a slow storage. Fewer scripts
+    /// also reduce the operations of other laws:
+    ///
+    /// | scripts | keys of law 10 | concurrent hits of law 9 |
+    /// |---|---|---|
+    /// | 256 or more | 167,000 | 4,096 |
+    /// | 64 | 650 | 1,024 |
     pub fn scripts(self, scripts: u32) -> Self {
         Self { scripts, ..self }
     }
@@ -125,8 +131,8 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     ///
     /// # Panics
     ///
-    /// Panics if a law is broken, with a message that starts with the law. Also panics if it is
-    /// called inside a tokio runtime.
+    /// Panics if a law is broken or the storage fails, with a message that starts with the law.
+    /// Also panics if it is called inside a tokio runtime.
     pub fn check(&self) {
         let (runtime, make) = (runtime(), &self.make);
         let policies = self.supported(EVERY_STRATEGY.map(parsed));

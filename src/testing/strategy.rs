@@ -24,8 +24,9 @@ type MakeLimit = dyn Fn(Quota) -> Option<Limit>;
 
 /// Checks that a custom strategy keeps the [laws of strategies](crate::strategy).
 ///
-/// The suite runs random quotas and scripts, with the strategy alone and next to other limits of a
-/// policy.
+/// The suite generates random quotas and random scripts of hits. Most laws are checked with the
+/// strategy alone and with other limits in the same policy. Quotas that the strategy
+/// [rejects](Strategy::validate) are skipped.
 ///
 /// ```
 /// use tower_ratelimit::{TokenBucket, testing::StrategyLaws};
@@ -50,22 +51,24 @@ impl StrategyLaws {
         Self { limit: Arc::new(limit), bursts: false, promise: None }
     }
 
-    /// Also checks quotas with a burst. Call it if the strategy supports bursts.
+    /// Also checks quotas with a burst. Call it if the strategy supports bursts. By default, no
+    /// quota has a burst.
     pub fn with_bursts(self) -> Self {
         Self { bursts: true, ..self }
     }
 
-    /// Sets the maximum number of units that the strategy admits in any span of one period. Without
-    /// it, law 4 is not checked.
+    /// Sets the maximum number of units that the strategy admits in any span of one period, which
+    /// law 4 checks. `most` computes it from the quota. By default, law 4 is not checked.
     pub fn promise(self, most: impl Fn(&Quota) -> u64 + 'static) -> Self {
         Self { promise: Some(Arc::new(most)), ..self }
     }
 
-    /// Checks all laws.
+    /// Checks all laws. Law 4 is checked only if [`promise`](Self::promise) was called.
     ///
     /// # Panics
     ///
-    /// Panics if a law is broken. The message contains the smallest script that breaks it.
+    /// Panics if a law is broken. The message contains the smallest script that breaks it. Also
+    /// panics if the strategy rejects too many of the random quotas.
     pub fn check(self) {
         self.each_hit("1: a refusal takes no units", refusals_take_no_units);
         self.each_hit("2: removing an expired state changes nothing", removing_expired_states_changes_nothing);

@@ -83,7 +83,7 @@ fn memory_decides_like_the_model() {
 
 /// Guards against this defect: check and increment are two steps.
 #[test]
-fn memory_is_exact_under_threads() {
+fn memory_storage_is_exact_for_concurrent_hits() {
     for text in [
         "5000/day",
         "fixed-window 5000/day",

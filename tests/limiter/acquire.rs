@@ -383,9 +383,9 @@ async fn refusal_at_the_deadline_reports_the_last_refusal_of_the_queue_as_of_now
     assert_eq!((peeked.retry_after(), refused.remaining()), (Some(retry_after), 0));
 }
 
-/// The first call of the queue holds the turn. The second one gives up behind it.
+/// The first call is at the front of the queue. The deadline of the second one passes behind it.
 #[tokio::test(start_paused = true)]
-async fn retry_after_decreases_while_a_call_waits_behind_another() {
+async fn call_without_a_turn_gets_a_retry_after_of_a_microsecond_if_units_are_free() {
     let limiter = limiter("token-bucket 1/second burst 10");
     let _ = limiter.hit_with_cost(&alice(), 10).await.unwrap();
     let first = start(&limiter, 10, MINUTE).await;

@@ -136,9 +136,9 @@ fn refund_after_an_overdraft_keeps_the_overdraft() {
     assert_eq!(now(limiter.hit(&alice())).retry_after(), Some(Duration::from_millis(1_700)));
 }
 
-/// An overdraft counts as at most about twice its size.
+/// The state stores an upper bound of an overdraft, which is at most about twice the overdraft.
 #[test]
-fn clock_that_goes_back_at_most_doubles_the_wait_of_an_overdraft() {
+fn overdraft_about_doubles_at_most_if_the_clock_goes_back() {
     for text in ["token-bucket 10/minute burst 20", "leaky-bucket 10/minute queue 19"] {
         let policy = policy(text);
         for units in [21, 30, 45, 100, 10_000] {

@@ -33,8 +33,8 @@ impl<Data: Deref<Target = [u8]>> Chunk<Data> {
         })
     }
 
-    /// Returns the chunk without up to `units` of the entry at `at`, and the number of removed
-    /// units. Returns `None` if there is no such entry.
+    /// Removes up to `units` from the entry at `at`. Returns the changed chunk and the number of
+    /// removed units, or `None` if there is no such entry.
     pub(super) fn without(&self, at: Timestamp, units: u64) -> Option<(Chunk<Vec<u8>>, u64)> {
         let mut entries: Vec<_> = self.entries().collect();
         let taken = take_back(&mut entries, self.before, at, units);

@@ -5,12 +5,14 @@ use super::chunk::{Chunk, Entry};
 use super::varint;
 use crate::Timestamp;
 
-/// The minimum and maximum size of a chunk in bytes. A chunk has a sixteenth of the size of the
-/// log, within these bounds.
-///
-/// Smaller chunks reduce the memory for the first chunk, which is decoded. Larger chunks reduce the
-/// length of the list, which a refund has to update.
+// A chunk has a sixteenth of the size of the log, within these bounds. Smaller chunks reduce the
+// memory for the first chunk, which is decoded. Larger chunks reduce the length of the list, which
+// a refund has to update.
+
+/// The minimum size of a chunk in bytes.
 const LEAST: usize = 128;
+
+/// The maximum size of a chunk in bytes.
 pub(super) const MOST: usize = 1_024;
 
 /// The size in bytes of a chunk in the list, without its data.
@@ -102,7 +104,8 @@ impl Chunks {
         self.sealed.get(number + 1).map_or(self.open.before, |next| next.before)
     }
 
-    /// Returns the number of leading sealed chunks for whose entries the predicate is `true`.
+    /// Returns the number of leading sealed chunks in which the predicate is `true` for all
+    /// entries.
     fn leading(&self, predicate: impl Fn(&Entry) -> bool) -> usize {
         let (mut from, mut to) = (0, self.sealed.len());
         while from < to {
@@ -135,7 +138,7 @@ impl Chunks {
         self.find(predicate).map(|(_, entry)| entry)
     }
 
-    /// Removes the leading chunks for whose entries the predicate is `true`.
+    /// Removes the leading sealed chunks in which the predicate is `true` for all entries.
     pub(super) fn drop_leading(&mut self, predicate: impl Fn(&Entry) -> bool) {
         let number = self.leading(predicate);
         self.bytes -= self.sealed.drain(..number).map(|chunk| chunk.data.len()).sum::<usize>();

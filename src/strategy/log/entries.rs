@@ -142,8 +142,9 @@ impl Entries {
         self.drop_from_ring(leading);
     }
 
-    /// Removes the leading chunks for whose entries the predicate is `true`. `leading` is the
-    /// number of such entries in the ring. Returns that number for the new ring.
+    /// Removes the leading chunks in which the predicate is `true` for all entries. `leading` is
+    /// the number of leading entries of the ring for which it is `true`. Returns that number for
+    /// the new ring.
     #[inline(never)]
     fn drop_chunks(&mut self, mut leading: usize, predicate: impl Fn(&Entry) -> bool) -> usize {
         if leading == self.ring.len()

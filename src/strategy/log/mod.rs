@@ -10,15 +10,16 @@ use std::mem;
 use self::entries::Entries;
 use crate::Timestamp;
 
-/// A log of admitted units. It has one entry for each instant at which units were admitted, with
-/// the running total.
+/// A log of admitted units, the state of a [`MovingWindow`](super::MovingWindow). It has one entry
+/// for each instant at which units were admitted, with the running total.
 ///
 /// A decision is a binary search over the running totals. It takes little longer on ten thousand
 /// entries than on ten.
 ///
-/// Up to 128 entries are kept in a ring of 16 bytes each. The later entries of a longer log are
-/// encoded as differences, in chunks. They take about four bytes each if hits are at most two
-/// minutes apart. Adding an entry, or refunding an old one, touches only a part of the log.
+/// A log of up to 128 entries is a ring, with 16 bytes per entry. In a longer log, only the oldest
+/// entries are in the ring. The others are encoded in chunks, as differences, which take about four
+/// bytes each if hits are at most two minutes apart. The whole log is a ring again when its length
+/// has fallen to 64. Adding an entry, or refunding an old one, touches only a part of the log.
 ///
 /// ```
 /// use tower_ratelimit::Timestamp;
@@ -37,7 +38,9 @@ pub struct Log {
 
 impl Log {
     /// Creates a log from instants and the units admitted at each, for storages that decode logs.
-    /// `until` is the instant from which the log has no effect. The entries can be in any order.
+    ///
+    /// `until` is the instant from which the log has no effect: one period after the newest entry.
+    /// The entries can be in any order. Entries of 0 units are skipped.
     pub fn from_entries(until: Timestamp, entries: impl IntoIterator<Item = (Timestamp, u32)>) -> Self {
         let mut sorted: Vec<_> = entries.into_iter().collect();
         sorted.sort_by_key(|&(at, _)| at);
@@ -58,7 +61,7 @@ impl Log {
         self.until
     }
 
-    /// Returns the number of bytes that the log has allocated.
+    /// Returns the bytes of the log, including its allocations.
     #[inline]
     pub fn bytes(&self) -> usize {
         mem::size_of::<Self>() + self.entries.bytes()
@@ -70,9 +73,11 @@ impl Log {
         mem::size_of::<Self>() + Entries::full_bytes(entries as usize, period)
     }
 
-    /// Returns the maximum number of bytes that a hit at `now` adds to the log. It is 0 if there is
-    /// room for an entry, or if an expired entry makes room. Otherwise, a log of up to 128 entries
-    /// doubles its capacity, and a longer log grows by a part of a chunk.
+    /// Returns the maximum number of bytes that a hit at `now` adds to the log:
+    ///
+    /// - 0 if the hit needs no new entry, if there is room for an entry, or if an expired entry
+    ///   makes room.
+    /// - Otherwise, a ring doubles its capacity, and a longer log grows by a part of a chunk.
     ///
     /// The result does not include the memory for decoding a chunk, up to 17 KiB, when the oldest
     /// entries of a longer log expire.

@@ -10,7 +10,10 @@
 /// The maximum length of an entry in bytes.
 pub(super) const LONGEST: usize = 1 + 8 + 10;
 
+/// The flag of the first byte for units other than 1.
 const UNITS: u8 = 0x80;
+
+/// The number of bits of the time in the first byte.
 const LOW_BITS: u32 = 4;
 
 /// The number of bytes for the other bits of the time, indexed by their three-bit code.
