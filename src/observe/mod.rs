@@ -65,8 +65,8 @@ pub struct Event<'a> {
     /// The kind of the event.
     pub kind: EventKind<'a>,
     /// The policy of the request. For an event of a [shadow limit](Policy#shadow-limits), this is
-    /// the limit's own policy from [`Policy::shadows`]. If a `PolicyLookup` fails or rejects the
-    /// request, this is a placeholder with the name `unknown`.
+    /// the limit's own policy from [`Policy::shadows`]. If a `PolicyLookup` fails or returns a
+    /// [`KeyError`], this is a placeholder with the name `unknown`.
     pub policy: &'a Policy,
     /// The key. `None` for [`EventKind::KeyError`], and if a `PolicyLookup` failed. A key may be a
     /// secret or personal data, so be careful where you write it.

@@ -28,7 +28,8 @@ enum Put {
     Replaced(Slot),
     /// The storage is full, as in [`NewKey::Full`].
     Full(u64),
-    /// Nothing has changed, and the general path must decide.
+    /// Nothing has changed, and the general path must decide, because it can evict keys with
+    /// several slots or a log.
     Unclear,
 }
 
