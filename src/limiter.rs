@@ -149,8 +149,8 @@ impl<St: Storage> RateLimiter<St> {
     /// Spends one unit of `key` from each limit of the policy if all of them admit it, and none
     /// otherwise.
     ///
-    /// A [leaky bucket](crate::LeakyBucket) admits a hit with a [`delay`](Decision::delay), for
-    /// which the caller has to sleep. [`acquire`](Self::acquire) sleeps itself.
+    /// A [leaky bucket](crate::LeakyBucket) may admit a hit with a [`delay`](Decision::delay). Then
+    /// the caller has to sleep for this time. [`acquire`](Self::acquire) sleeps before it returns.
     ///
     /// # Errors
     ///
@@ -194,7 +194,7 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`settle`](Self::settle#errors).
+    /// Returns the same errors as [`settle`](Self::settle).
     pub fn refund(&self, key: &Key, decision: &Decision) -> Result<St::UpdateFuture, SettleError> {
         self.settle(key, decision, 0)
     }
@@ -207,8 +207,8 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// # Errors
     ///
-    /// Returns [`SettleError::TooManyUnits`] if `units` is more than the hit has spent, and the
-    /// same errors as [`settle`](Self::settle#errors).
+    /// Returns [`SettleError::TooManyUnits`] if `units` is more than the hit has spent. Otherwise
+    /// returns the same errors as [`settle`](Self::settle).
     pub fn refund_units(&self, key: &Key, decision: &Decision, units: u32) -> Result<St::UpdateFuture, SettleError> {
         decision.check_settle(self.policy.with(Policy::digest))?;
         let spent = decision.cost();
@@ -274,10 +274,10 @@ impl<St: Storage> RateLimiter<St> {
     /// - A leaky bucket gets units back only if no later hit is in its queue.
     ///
     /// After a [`clear`](Self::clear), earlier hits are normally not refunded. A limit recognizes
-    /// the state of the hit by a short form of the state's start time. If a new state has the same
-    /// short form, the new state gets the units. This happens in the same period of an aligned
-    /// sliding window, and with 1 of 32,749 new states of a token bucket. It is improbable with the
-    /// other strategies.
+    /// the state of the hit by a short form of the state's start time. If the state after the
+    /// `clear` has the same short form, it gets the units. This happens in the same period of an
+    /// aligned sliding window, and with 1 of 32,749 states of a token bucket. It is improbable with
+    /// the other strategies.
     ///
     /// If a [full](Decision::is_storage_full) memory storage does not contain the key any more, the
     /// difference is not charged, and no error is returned.

@@ -35,7 +35,8 @@ impl<St: Storage> Hits<St> {
         }
     }
 
-    /// Corrects the cost of all hits to `actual` units. `None` keeps their cost.
+    /// Corrects the cost of all hits to `actual` units. `None` keeps their cost. Returns the hit on
+    /// the policy, if its cost was corrected.
     pub(crate) fn settle(self, actual: Option<u32>) -> Option<SettledHit<St>> {
         for shadow_check in self.shadow_checks {
             shadow_check.settle(actual);

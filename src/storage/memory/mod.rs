@@ -94,9 +94,9 @@ use crate::{Decision, Key, Op, Policy};
 /// # Memory per client
 ///
 /// A key has one state per limit. A state takes 40 bytes. The state of a moving window also has a
-/// log, which takes 16 bytes per hit for up to 128 hits, and about three to six bytes per hit for at
-/// least 1,000 hits. The table shows clients that have used up one limit with hits spread over the
-/// period, in a storage with the default bounds.
+/// log, which takes 16 bytes per hit for up to 128 hits, and about three to six bytes per hit for
+/// at least 1,000 hits. The table shows clients that have used up one limit with hits spread over
+/// the period, in a storage with the default bounds.
 ///
 #[doc = include_str!("capacity.md")]
 ///
@@ -181,7 +181,8 @@ impl MemoryStorage {
         self.0.try_admit(request, Mode::Admit, None)
     }
 
-    /// Returns the number of keys and bytes, and counts of evictions and of hits that found no room.
+    /// Returns the number of keys and bytes, and counts of evictions and of hits that found no
+    /// room.
     pub fn stats(&self) -> MemoryStats {
         self.0.counts.stats(self.0.usage.size(), self.0.usage.evicted())
     }
