@@ -369,7 +369,7 @@ impl<St: Storage> RateLimiter<St> {
     }
 }
 
-/// Checks that the storage can keep the policy and its shadow limits, and all later policies of a
+/// Checks that the storage supports the policy and its shadow limits, and all later policies of a
 /// live one.
 pub(crate) fn bound<St: Storage>(policy: SharedPolicy, storage: &St) -> Result<SharedPolicy, ConfigError> {
     let storage = storage.clone();

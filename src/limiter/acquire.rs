@@ -51,13 +51,13 @@ impl<St: Storage> RateLimiter<St> {
     /// Each key has a queue for the calls that wait. Clones of a limiter share their queues. An
     /// attempt is a hit on the storage.
     ///
-    /// - If no call waits for the key, a new call makes an attempt. If it is refused, the call joins
-    ///   the queue.
+    /// - If no call waits for the key, a new call makes an attempt. If it is refused, the call
+    ///   joins the queue.
     /// - If other calls wait for the key, a new call joins the end of the queue without an attempt,
     ///   so it cannot overtake them.
     /// - After a refusal, only the first call of the queue makes attempts. Before each of them it
-    ///   sleeps for the `retry_after` of the last refusal, plus jitter of up to 10 % and at most one
-    ///   second. The jitter never extends the sleep beyond `max_wait`.
+    ///   sleeps for the `retry_after` of the last refusal, plus jitter of up to 10 % and at most
+    ///   one second. The jitter never extends the sleep beyond `max_wait`.
     /// - After an admission, as many calls make attempts at the same time as units are left, up to
     ///   32. So a new window causes about one storage call for each call that it admits.
     ///

@@ -69,8 +69,8 @@ impl PolicySource {
         if let Choice::Always(policy) = &self.0 { Some(policy) } else { None }
     }
 
-    /// Checks that the storage can keep the policy and its shadow limits, and all later policies of
-    /// a live one.
+    /// Checks that the storage supports the policy and its shadow limits, and all later policies of
+    /// a live one. A policy that depends on the request is not checked.
     pub(crate) fn bind(self, storage: &impl Storage) -> Result<Self, ConfigError> {
         if let Choice::Always(policy) = self.0 {
             return Ok(Self(Choice::Always(bound(policy, storage)?)));

@@ -47,7 +47,7 @@ use super::{Storage, StorageError, StorageRequest, Summary};
 use crate::time::micros;
 use crate::{Decision, Key, Op, Policy};
 
-/// Keeps states in the memory of this process. This is the default storage.
+/// Keeps the rate limit states of keys in the memory of this process. This is the default storage.
 ///
 /// Its decisions are exact, its operations never fail, and it needs no background task. Clones are
 /// handles to the same states.
@@ -73,8 +73,8 @@ use crate::{Decision, Key, Op, Policy};
 ///
 /// # Eviction
 ///
-/// A key is being refused if it has no units left. A key that is refused only because the cost
-/// exceeds its remaining units is not.
+/// In this section, a key is being refused if it has no units left. A key with units left can be
+/// evicted, even if the cost of its hits exceeds them.
 ///
 /// - If the storage is full, a new key evicts another one. The storage looks at a few keys, first
 ///   in the shard of the new key and then in all others. It evicts an expired key, or else the one
