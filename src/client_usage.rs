@@ -7,7 +7,7 @@ use std::fmt;
 use crate::extract::KeyError;
 use crate::{BoxError, Decision, Policy};
 
-/// The limits of a client, and the remaining units of each. Returned by
+/// The limits of a client, and the remaining units of each limit. Returned by
 /// [`RateLimitLayer::usage`](crate::RateLimitLayer::usage).
 #[derive(Clone, Debug)]
 pub struct Usage {
@@ -25,7 +25,8 @@ impl Usage {
         &self.policy
     }
 
-    /// Returns the decision on a peek with a cost of 1.
+    /// Returns the decision on a peek with a cost of 1, which contains the [status of each
+    /// limit](Decision::limits).
     pub fn decision(&self) -> &Decision {
         &self.decision
     }
@@ -40,7 +41,7 @@ impl Usage {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UsageError {
-    /// The request has no key.
+    /// The key extractor or the look-up of the policy returned this error.
     Key(KeyError),
     /// The storage or the look-up of the policy failed.
     Storage(BoxError),

@@ -34,8 +34,8 @@ pin_project! {
     /// | progress | effect of a drop |
     /// |---|---|
     /// | the policy is looked up | nothing is spent |
-    /// | the storage decides on the first hit | the units may have been spent, and are not refunded |
-    /// | the request [waits](crate::RateLimitLayer::wait) to be admitted | nothing is spent |
+    /// | the storage decides the first hit | the units may be spent, and are not refunded |
+    /// | the request [waits](crate::RateLimitLayer::wait) to be admitted | nothing is spent. A hit in flight is refunded in a task of the tokio runtime |
     /// | a leaky bucket delays the request | the hit is refunded, unless a later hit is in the bucket's queue |
     /// | the request has waited, and the inner service is not ready | the hit is refunded, as during a delay |
     /// | the inner service was called | the units stay spent, unless a [`Charge`](crate::Charge) corrects them |
@@ -174,8 +174,8 @@ where
 }
 
 pin_project! {
-    /// A request that waits for the storage, then for its turn, and then for the delay of a leaky
-    /// bucket.
+    /// A request that waits for the storage, then for its turn to be admitted, and then for the
+    /// delay of a leaky bucket.
     pub(crate) struct Waiting<S, B, St, R>
     where
         St: Storage,
@@ -286,8 +286,8 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
 
 type AfterWaiting<S, B, St, R> = Result<State<S, B, St, R>, <S as Service<Request<B>>>::Error>;
 
-/// Returns a clone to keep during a delay. The caller drops the ready service, because it may hold
-/// a permit or a slot that another request needs.
+/// Returns a clone to keep during a wait. The caller drops the ready service, because it may hold a
+/// permit or a slot that another request needs.
 fn unready<S: Clone>(readied: &S) -> S {
     readied.clone()
 }

@@ -12,8 +12,10 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError, Sha
 /// A rate limiter that is independent of HTTP: a policy on a storage.
 ///
 /// Use it for jobs, for messages, and for keys in the body of a request. Cloning is cheap, and
-/// clones share their counts.
-/// [`RateLimitLayer::limiter`](crate::RateLimitLayer::limiter) returns the limiter of a layer.
+/// clones share their counts. To get a limiter that shares the counts of a layer, call
+/// [`RateLimitLayer::limiter`](crate::RateLimitLayer::limiter).
+///
+/// A limiter ignores the [shadow limits](Policy#shadow-limits) of its policy.
 ///
 /// ```
 /// use tower_ratelimit::{Key, Quota, RateLimiter};
@@ -40,7 +42,7 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError, Sha
 /// # Requests other than HTTP
 ///
 /// [`RateLimitLayer`](crate::RateLimitLayer) supports `http::Request` only. For a tower service
-/// with another request type, call the limiter in `filter_async`:
+/// with another request type, call the limiter in `ServiceBuilder::filter_async`:
 ///
 /// ```
 /// use std::convert::Infallible;
@@ -74,7 +76,7 @@ pub struct RateLimiter<St = MemoryStorage> {
 }
 
 impl RateLimiter {
-    /// Creates a limiter with a memory storage of its own.
+    /// Creates a limiter with a new [`MemoryStorage`], which has the default bounds.
     pub fn new(policy: impl IntoPolicy) -> Self {
         Self::with_storage(policy, MemoryStorage::new())
     }
@@ -82,10 +84,11 @@ impl RateLimiter {
 
 /// Synchronous methods, for the memory storage.
 impl RateLimiter {
-    /// Spends one unit and returns `true` if the hit is admitted.
+    /// Spends one unit of `key` and returns `true` if the hit is admitted without a delay.
     ///
     /// This is [`hit`](Self::hit) without `await` and without a [`Decision`], which makes it
-    /// faster. A hit that a leaky bucket would delay is refused, and takes no slot in the queue.
+    /// faster. If a [leaky bucket](crate::LeakyBucket) would delay the hit, it returns `false` and
+    /// spends nothing.
     ///
     /// ```
     /// use tower_ratelimit::{Key, Quota, RateLimiter};
@@ -100,8 +103,8 @@ impl RateLimiter {
         self.admit_with_cost(key, 1)
     }
 
-    /// Like [`admit`](Self::admit), but for `cost` units. Spends all of them or none. Cost 0 is
-    /// admitted and spends nothing.
+    /// Like [`admit`](Self::admit), but for `cost` units. Spends all of them or none. A cost of 0
+    /// is always admitted and spends nothing.
     #[inline]
     pub fn admit_with_cost(&self, key: &Key, cost: u32) -> bool {
         self.policy.with(|policy| self.storage.admit(&StorageRequest::new(policy, key, Op::Hit, cost)))
@@ -113,10 +116,11 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// # Panics
     ///
-    /// Panics if the storage cannot keep the policy, for example a long log on a storage with a
-    /// maximum value size, or a policy other than a fixed window on
-    /// [leases](crate::storage::Leases). [`try_with_storage`](Self::try_with_storage) returns an
-    /// error instead.
+    /// Panics if the storage does not support the policy or one of its shadow limits. For example,
+    /// storages on servers do not support [long
+    /// logs](crate::guide::several_processes#long-logs), and [`Leases`](crate::storage::Leases)
+    /// support only fixed windows. To get an error instead, use
+    /// [`try_with_storage`](Self::try_with_storage).
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicy, storage: St) -> Self {
         or_panic(Self::try_with_storage(policy, storage))
@@ -126,7 +130,7 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the storage cannot keep the policy.
+    /// Returns an error if the storage does not support the policy or one of its shadow limits.
     pub fn try_with_storage(policy: impl IntoPolicy, storage: St) -> Result<Self, ConfigError> {
         let policy = bound(policy.into_shared(), &storage)?;
         Ok(Self::of(policy, storage))
@@ -145,6 +149,9 @@ impl<St: Storage> RateLimiter<St> {
     /// Spends one unit of `key` from each limit of the policy if all of them admit it, and none
     /// otherwise.
     ///
+    /// A [leaky bucket](crate::LeakyBucket) may admit a hit with a [`delay`](Decision::delay). Then
+    /// the caller has to sleep for this time. [`acquire`](Self::acquire) sleeps before it returns.
+    ///
     /// # Errors
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
@@ -152,8 +159,8 @@ impl<St: Storage> RateLimiter<St> {
         self.hit_with_cost(key, 1)
     }
 
-    /// Like [`hit`](Self::hit), but for `cost` units. Spends all of them or none. Cost 0 is
-    /// admitted and spends nothing.
+    /// Like [`hit`](Self::hit), but for `cost` units. Spends all of them or none. A cost of 0 is
+    /// always admitted and spends nothing.
     ///
     /// # Errors
     ///
@@ -162,7 +169,8 @@ impl<St: Storage> RateLimiter<St> {
         self.policy.with(|policy| self.storage.decide(StorageRequest::new(policy, key, Op::Hit, cost)))
     }
 
-    /// Returns the decision that a hit would get now. Spends nothing.
+    /// Returns the current state of the limits, and the verdict that a hit would get now. Spends
+    /// nothing.
     ///
     /// # Errors
     ///
@@ -171,7 +179,8 @@ impl<St: Storage> RateLimiter<St> {
         self.peek_with_cost(key, 1)
     }
 
-    /// Returns the decision that a hit of `cost` units would get now. Spends nothing.
+    /// Like [`peek`](Self::peek), but returns the verdict that a hit of `cost` units would get.
+    /// Spends nothing.
     ///
     /// # Errors
     ///
@@ -185,8 +194,7 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// # Errors
     ///
-    /// Returns an error, and changes nothing, if the decision is not that of an admitted hit of
-    /// this policy. The future returns the storage's error if the storage fails.
+    /// Returns the same errors as [`settle`](Self::settle).
     pub fn refund(&self, key: &Key, decision: &Decision) -> Result<St::UpdateFuture, SettleError> {
         self.settle(key, decision, 0)
     }
@@ -195,13 +203,12 @@ impl<St: Storage> RateLimiter<St> {
     /// [`settle`](Self::settle).
     ///
     /// Several calls can refund parts of the same hit. Together they must not refund more than the
-    /// hit has spent. Each call is checked for this, but their sum is not.
+    /// hit has spent, which is not checked.
     ///
     /// # Errors
     ///
-    /// Returns an error, and changes nothing, if the decision is not that of an admitted hit of
-    /// this policy, or if `units` is more than the hit has spent. The future returns the storage's
-    /// error if the storage fails.
+    /// Returns [`SettleError::TooManyUnits`] if `units` is more than the hit has spent. Otherwise
+    /// returns the same errors as [`settle`](Self::settle).
     pub fn refund_units(&self, key: &Key, decision: &Decision, units: u32) -> Result<St::UpdateFuture, SettleError> {
         decision.check_settle(self.policy.with(Policy::digest))?;
         let spent = decision.cost();
@@ -209,14 +216,19 @@ impl<St: Storage> RateLimiter<St> {
         self.settle(key, decision, actual)
     }
 
-    /// Spends `units` of each limit, even if less remains. No limit refuses a charge. It can leave
-    /// the key in debt: then nothing remains, and hits are refused until enough units are free
-    /// again.
+    /// Spends `units` of `key` from each limit, even if fewer remain. No limit refuses a charge.
     ///
-    /// The decision contains the state after the charge. It cannot be refunded.
+    /// A charge can leave the key in debt: then nothing remains, and hits are refused until enough
+    /// units are free again. The decision contains the state after the charge. A charge cannot be
+    /// [refunded](Self::refund).
     ///
-    /// A storage that is full or contended charges nothing. The decision is then a refusal: see
-    /// [`Decision::is_storage_full`] and [`Decision::is_contended`].
+    /// Nothing is charged in these cases:
+    ///
+    /// - `units` is 0.
+    /// - The storage is [contended](Decision::is_contended). The decision is a refusal.
+    /// - The storage is [full](Decision::is_storage_full) and does not contain the key. The
+    ///   decision is a refusal, or an admission with
+    ///   [`OnFull::Admit`](crate::storage::OnFull::Admit).
     ///
     /// ```
     /// use std::time::Duration;
@@ -247,19 +259,28 @@ impl<St: Storage> RateLimiter<St> {
     /// Corrects the cost of the hit that returned `decision` to `actual` units. Use it for requests
     /// whose cost is known only after they were admitted.
     ///
-    /// If the hit has spent less, the difference is [charged](Self::charge) now. If it has spent
-    /// more, the difference is refunded:
+    /// `key` must be the key of the hit. Settle each hit only once. Neither is checked.
     ///
-    /// - A window or log gets the units back only if it still contains the hit.
-    /// - A bucket gets back only the units that have not been refilled since.
+    /// | the hit has spent | effect |
+    /// |---|---|
+    /// | fewer units | the difference is [charged](Self::charge) now |
+    /// | `actual` units | none |
+    /// | more units | the difference is refunded |
+    ///
+    /// A limit refunds only units that are not free again already:
+    ///
+    /// - A window gets the units back only if it still contains the hit.
+    /// - A token bucket gets back only the units that have not been refilled since the hit.
     /// - A leaky bucket gets units back only if no later hit is in its queue.
-    /// - After a [`clear`](Self::clear), an earlier hit is normally not refunded. A limit
-    ///   recognizes the state of the hit by a short form of its start time. If a new state has the
-    ///   same short form, the new state gets the units. This happens in the same period of an
-    ///   aligned sliding window, and with 1 of 32,749 new states of a token bucket. It is
-    ///   improbable with the other strategies.
     ///
-    /// Settle each hit only once. The storage does not detect a second settlement.
+    /// After a [`clear`](Self::clear), earlier hits are normally not refunded. A limit recognizes
+    /// the state of the hit by a short form of the state's start time. If the state after the
+    /// `clear` has the same short form, it gets the units. This happens in the same period of an
+    /// aligned sliding window, and with 1 of 32,749 states of a token bucket. It is improbable with
+    /// the other strategies.
+    ///
+    /// If a [full](Decision::is_storage_full) memory storage does not contain the key any more, the
+    /// difference is not charged, and no error is returned.
     ///
     /// ```
     /// use tower_ratelimit::{Key, Quota, RateLimiter, SettleError};
@@ -281,8 +302,13 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// # Errors
     ///
-    /// Returns an error, and changes nothing, if the decision is not that of an admitted hit of
-    /// this policy. The future returns the storage's error if the storage fails.
+    /// Returns an error, and changes nothing, if `decision`
+    ///
+    /// - is a refusal,
+    /// - has spent nothing: a peek, a [`charge`](Self::charge), or a hit of cost 0,
+    /// - belongs to another policy.
+    ///
+    /// The future returns the storage's error if the storage fails. The memory storage never fails.
     pub fn settle(&self, key: &Key, decision: &Decision, actual: u32) -> Result<St::UpdateFuture, SettleError> {
         self.policy.with(|policy| {
             decision.check_settle(policy.digest())?;
@@ -290,7 +316,9 @@ impl<St: Storage> RateLimiter<St> {
         })
     }
 
-    /// Deletes the states of all limits of the policy for this key.
+    /// Deletes the states of all limits of the policy for this key, so that all its units are free
+    /// again. A call of [`acquire`](Self::acquire) that sleeps does not notice it before its next
+    /// attempt.
     ///
     /// # Errors
     ///
@@ -304,9 +332,9 @@ impl<St: Storage> RateLimiter<St> {
         self.policy.read().into_owned()
     }
 
-    /// Returns a limiter that keeps the current policy, even if a
-    /// [`LivePolicy`](crate::LivePolicy) changes. Use it for a hit and its refund, because a refund
-    /// needs the policy of the hit.
+    /// Returns a clone of this limiter that keeps the current policy, even if a
+    /// [`LivePolicy`](crate::LivePolicy) changes. Use the clone for a hit and its refund, because a
+    /// refund needs the policy of the hit.
     ///
     /// ```
     /// use tower_ratelimit::{Key, LivePolicy, Quota, RateLimiter};
@@ -330,7 +358,7 @@ impl<St: Storage> RateLimiter<St> {
         Self { policy: self.policy().into_shared(), ..self.clone() }
     }
 
-    /// Returns the policy, which follows the changes of a live one.
+    /// Returns the fixed or live policy.
     pub(crate) fn shared_policy(&self) -> SharedPolicy {
         self.policy.clone()
     }
@@ -341,7 +369,7 @@ impl<St: Storage> RateLimiter<St> {
     }
 }
 
-/// Checks that the storage can keep the policy and its shadow limits, and all later policies of a
+/// Checks that the storage supports the policy and its shadow limits, and all later policies of a
 /// live one.
 pub(crate) fn bound<St: Storage>(policy: SharedPolicy, storage: &St) -> Result<SharedPolicy, ConfigError> {
     let storage = storage.clone();

@@ -37,8 +37,8 @@ impl Serialize for Policy {
     }
 }
 
-/// Writes the text of the fields. Fails if there is a partition key, because its secret must not
-/// appear in a text.
+/// Writes the text of the fields, such as `x, ietf`. Fails if there is a partition key, because its
+/// secret must not appear in a text.
 impl Serialize for Headers {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         round_trip(self, serializer)
@@ -51,7 +51,7 @@ impl Serialize for OnError {
     }
 }
 
-/// Writes the whole URL, including a password.
+/// Writes the whole URL, including its password.
 impl Serialize for StorageUrl {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())

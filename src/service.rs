@@ -13,16 +13,18 @@ use crate::middleware::admission::{Action, Hold};
 use crate::middleware::state::LayerState;
 use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 
-/// Limits the requests to the inner service. Created by [`RateLimitLayer`](crate::RateLimitLayer).
+/// The middleware that limits the requests to an inner service. Created by
+/// [`RateLimitLayer`](crate::RateLimitLayer).
 ///
 /// A refused request never reaches the inner service. An admitted request gets the response or the
-/// error of the inner service. The middleware adds header fields to the response.
+/// error of the inner service, and the middleware adds [header fields](crate::Headers) to the
+/// response. A request that is not limited is forwarded unchanged.
 ///
-/// The service calls the inner service that was polled ready, with one exception. A request that
-/// waits for the delay of a leaky bucket, or
-/// [instead of being refused](crate::RateLimitLayer::wait), keeps a clone of the inner service,
-/// which is polled ready after the wait. So a waiting request occupies no permit of a
-/// `ConcurrencyLimit` and no slot of a `Buffer`.
+/// The middleware calls the inner service that was polled ready, with two exceptions: requests that
+/// wait for the delay of a [leaky bucket](crate::LeakyBucket), and requests that
+/// [wait](crate::RateLimitLayer::wait) instead of being refused. Such a request keeps a clone of
+/// the inner service, which is polled ready after the wait. So it occupies no permit of a
+/// `ConcurrencyLimit` and no slot of a `Buffer` while it waits.
 pub struct RateLimit<S, St = MemoryStorage, R = TextRejection> {
     inner: S,
     shared: Handle<St, R>,

@@ -16,11 +16,8 @@ use crate::text::write_json_string;
 use crate::{MemoryStorage, Storage, TextRejection};
 
 /// An axum handler that responds with the usage of the request's client as JSON. Created by
-/// [`RateLimitLayer::usage_handler`](crate::RateLimitLayer::usage_handler).
-///
-/// The status is 200 if the client is limited. It is 200 with `{"limited":false}` if the request is
-/// not limited, [`KeyError::status`](crate::KeyError::status) if the request has no key, and 503 if
-/// the storage or the look-up of the policy fails.
+/// [`RateLimitLayer::usage_handler`](crate::RateLimitLayer::usage_handler), which lists the
+/// responses.
 pub struct UsageHandler<St = MemoryStorage, R = TextRejection> {
     shared: Arc<LayerState<St, R>>,
 }

@@ -20,8 +20,8 @@ fn write(policy: &Policy, decision: &Decision, json: &mut String) -> fmt::Result
     json.push_str(r#","limits":["#);
     for (position, (limit, status)) in policy.limits().iter().zip(decision.limits()).enumerate() {
         let comma = if position == 0 { "" } else { "," };
-        // `quoted_name` returns a Structured Field string, which is printable ASCII, and so a valid
-        // JSON string too.
+        // `quoted_name` returns a Structured Field string: printable ASCII, in which only `"` and
+        // `\` are escaped. So it is also a valid JSON string.
         write!(json, r#"{comma}{{"name":{},"strategy":"#, policy.quoted_name(position))?;
         write_json_string(limit.strategy().name(), json)?;
         write!(

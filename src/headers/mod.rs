@@ -22,7 +22,8 @@ use crate::strategy::Status;
 use crate::time::seconds_up;
 use crate::{Decision, Key, Policy, Timestamp};
 
-/// The header fields that report limits to clients.
+/// The header fields with which a layer reports limits to clients. See
+/// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
 ///
 /// ```
 /// use tower_ratelimit::{Global, Headers, Quota, RateLimitLayer};
@@ -39,8 +40,10 @@ use crate::{Decision, Key, Policy, Timestamp};
 /// | [`none`](Self::none) | none |
 ///
 /// Defaults to [`x_rate_limit`](Self::x_rate_limit). [`and`](Self::and) combines families. Times
-/// are in whole seconds, rounded up. The response to a refused request always has `Cache-Control`.
-/// It has `Retry-After` unless the cost of the request exceeds the capacity.
+/// are in whole seconds, rounded up.
+///
+/// The response to a request that a limit refused also has `Cache-Control`, and `Retry-After`
+/// unless the cost of the request exceeds the capacity.
 ///
 /// The guide on [headers and refusals](crate::guide::headers_and_refusals) explains each field,
 /// stacked layers, and which fields clients read.
@@ -55,9 +58,13 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// Writes `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the limit
-    /// that a decision [shows](Decision::shown). `X-RateLimit-Reset` is in seconds since the Unix
-    /// epoch.
+    /// Writes these fields about the limit that [`Decision::shown`] selects:
+    ///
+    /// | field | value |
+    /// |---|---|
+    /// | `X-RateLimit-Limit` | its capacity |
+    /// | `X-RateLimit-Remaining` | its remaining units |
+    /// | `X-RateLimit-Reset` | the time at which more units remain, in seconds since the Unix epoch, or [from now](Self::reset_in_seconds) |
     pub const fn x_rate_limit() -> Self {
         Self { x: true, ..Self::none() }
     }
@@ -74,15 +81,15 @@ impl Headers {
         Self { ietf: true, ..Self::none() }
     }
 
-    /// Writes `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, the last one in
-    /// seconds from now.
+    /// Writes `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, with the values of
+    /// [`x_rate_limit`](Self::x_rate_limit). `RateLimit-Reset` is in seconds from now.
     ///
     /// Source: draft-ietf-httpapi-ratelimit-headers-06.
     pub const fn draft6() -> Self {
         Self { draft_6: true, ..Self::none() }
     }
 
-    /// Writes no fields except for `Retry-After` and `Cache-Control` of refusals.
+    /// Writes only the fields `Retry-After` and `Cache-Control` of refusals.
     pub const fn none() -> Self {
         Self { x: false, from_now: false, draft_6: false, ietf: false, partition: None }
     }
@@ -104,14 +111,16 @@ impl Headers {
         }
     }
 
-    /// Writes `X-RateLimit-Reset` in seconds from now instead of a Unix time.
+    /// Writes `X-RateLimit-Reset` in seconds from now instead of a Unix time. Has no effect on
+    /// other fields.
     #[must_use]
     pub const fn reset_in_seconds(self) -> Self {
         Self { from_now: true, ..self }
     }
 
-    /// Adds the parameter `pk` to the [IETF fields](Self::ietf), if they are written. A client with
-    /// several quotas uses it to identify the quota that a response reports.
+    /// Adds the parameter `pk`, the partition key, to the [IETF fields](Self::ietf), if they are
+    /// written. A client that sends requests under several keys uses it to recognize the key whose
+    /// quota a response reports.
     ///
     /// The value is a hash of the key (SipHash-2-4, 128 bits) under `secret`, never the key itself.
     /// Use the same secret in all processes, and keep it confidential. An attacker who knows it can
@@ -201,8 +210,8 @@ impl fmt::Debug for Headers {
 /// Writes the header fields of an admitted request into its response.
 ///
 /// With stacked layers, the response may already have the fields of an inner layer. The fields that
-/// report fewer remaining units win, and those of the inner layer if both report the same. The IETF
-/// fields list the limits of all layers.
+/// report fewer remaining units stay. If both report the same, those of the inner layer stay. The
+/// IETF fields list the limits of all layers.
 ///
 /// A refusal by an inner layer keeps its fields. Only its `Retry-After` is raised to the wait of
 /// this layer, because this layer would refuse the client until then.
@@ -285,7 +294,7 @@ fn set(headers: &mut HeaderMap, name: impl IntoHeaderName, value: HeaderValue) {
 }
 
 /// Inserts the decision into the extensions of a refusal, so that outer layers recognize the
-/// refusal. Reuses the memory of `spare`, the extensions of the request.
+/// refusal. Uses the memory of `spare`, the extensions of the request, if the response has none.
 pub(crate) fn attach<B>(response: &mut Response<B>, decision: &Decision, mut spare: Extensions) {
     if response.extensions().is_empty() {
         spare.clear();

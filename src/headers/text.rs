@@ -8,9 +8,16 @@ use crate::ConfigError;
 
 const WORDS: &str = "x, reset-in-seconds, ietf, draft6 or none";
 
-/// Parses the families `x`, `ietf` and `draft6`, separated by commas, or `none`. The word
-/// `reset-in-seconds` has the effect of [`reset_in_seconds`](Headers::reset_in_seconds). Upper and
-/// lower case are equivalent.
+/// Parses a list of words, separated by commas, or the single word `none`. Upper and lower case are
+/// equivalent, and white space around the words is ignored.
+///
+/// | word | effect |
+/// |---|---|
+/// | `x` | [`x_rate_limit`](Headers::x_rate_limit) |
+/// | `reset-in-seconds` | [`reset_in_seconds`](Headers::reset_in_seconds), for `x` |
+/// | `ietf` | [`ietf`](Headers::ietf) |
+/// | `draft6` | [`draft6`](Headers::draft6) |
+/// | `none` | [`none`](Headers::none) |
 ///
 /// ```
 /// use tower_ratelimit::Headers;

@@ -17,13 +17,17 @@ impl<St: Storage> RateLimiter<St> {
     /// over. Returns a refusal as soon as an attempt shows that waiting cannot succeed within
     /// `max_wait`:
     ///
-    /// - Its `retry_after` is longer than the time that is left.
-    /// - It has no `retry_after`, for example because the cost exceeds the capacity.
-    /// - The delay of a leaky bucket is longer than the time that is left. `acquire` peeks before
-    ///   it takes a slot of a bucket, which costs one more storage call.
+    /// - Its [`retry_after`](Decision::retry_after) is longer than the time that is left.
+    /// - It has no `retry_after`, because the cost exceeds the capacity.
+    /// - The delay of a [leaky bucket](crate::LeakyBucket) is longer than the time that is left.
+    ///   For a policy with a leaky bucket, `acquire` peeks before each hit, so an attempt costs two
+    ///   storage calls.
     ///
-    /// A call behind others makes no attempt before its turn. So it can be refused as late as at
-    /// the end of `max_wait`, even if a call ahead of it waits for longer.
+    /// A call behind others in the [queue](#order) makes no attempt. It may therefore wait for the
+    /// whole `max_wait` before it is refused, even if a call ahead of it is known to wait longer.
+    ///
+    /// With a `max_wait` of zero, the call makes one attempt. A `max_wait` of more than 30 years
+    /// counts as 30 years.
     ///
     /// ```
     /// use std::time::Duration;
@@ -44,37 +48,48 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// # Order
     ///
-    /// A call first makes a hit. Refused calls for the same key wait in a queue, in the order of
-    /// their refusals. Clones of a limiter share their queues. Only the first call of a queue asks
-    /// the storage again: after its `retry_after` and jitter of up to 10 %, at most one second, but
-    /// not later than `max_wait` allows. After an admission, up to 32 calls ask at the same time if
-    /// as many units are left. So a new window causes one storage call for each call that it
-    /// admits, and one for the first refusal.
+    /// Each key has a queue for the calls that wait. Clones of a limiter share their queues. An
+    /// attempt is a hit on the storage.
     ///
-    /// A new call joins the end of the queue without a hit, so it cannot overtake. There are three
-    /// exceptions, which can find a free unit before the queue does: calls of
-    /// [`hit`](Self::hit), calls in other processes, and calls whose `max_wait` is shorter than the
-    /// rest of the queue's last refusal. Cheap calls wait until an expensive call ahead of them is
-    /// admitted.
+    /// - If no call waits for the key, a new call makes an attempt. If it is refused, the call
+    ///   joins the queue.
+    /// - If other calls wait for the key, a new call joins the end of the queue without an attempt,
+    ///   so it cannot overtake them.
+    /// - After a refusal, only the first call of the queue makes attempts. Before each of them it
+    ///   sleeps for the `retry_after` of the last refusal, plus jitter of up to 10 % and at most
+    ///   one second. The jitter never extends the sleep beyond `max_wait`.
+    /// - After an admission, as many calls make attempts at the same time as units are left, up to
+    ///   32. So a new window causes about one storage call for each call that it admits.
     ///
-    /// A call that had no turn within `max_wait` returns the queue's last refusal for the same
-    /// cost, with its times counted from now. If there is none, the call peeks. If units are free
-    /// then, but calls ahead wait for them, its `retry_after` is one microsecond.
+    /// Cheap calls wait until an expensive call ahead of them is admitted or leaves the queue.
     ///
-    /// If the storage fails, the call whose attempt failed returns the error. The queue stays, and
-    /// each round of failures lets twice as many calls ask at the same time, up to 32.
+    /// Some hits do not join the queue, so they can take a free unit before the queue does:
+    ///
+    /// - calls of [`hit`](Self::hit),
+    /// - calls in other processes,
+    /// - calls whose `max_wait` ends before the `retry_after` of the queue's last refusal.
+    ///
+    /// A call that is still behind others at the end of `max_wait` leaves the queue at most 10 ms
+    /// later. It returns the queue's last refusal for the same cost, with its times counted from
+    /// now. If there is none, it returns the result of a peek. If the peek finds free units, for
+    /// which calls ahead wait, the call returns a refusal with a `retry_after` of one microsecond.
+    ///
+    /// If the storage fails, the call whose attempt failed returns the error. The other calls stay
+    /// in the queue, and each round of failures lets twice as many calls make attempts at the same
+    /// time, up to 32.
     ///
     /// Each attempt uses the current policy of a [`LivePolicy`](crate::LivePolicy). A sleeping call
     /// does not notice a change before its next attempt.
     ///
     /// # Cancellation
     ///
-    /// Dropping the future refunds a hit that was made:
+    /// The effect of dropping the future depends on its progress:
     ///
-    /// - A hit in flight on a remote storage continues in a task of the tokio runtime, which
-    ///   refunds it if it was admitted. The next call of the queue asks after that.
-    /// - A hit that waits for the delay of a leaky bucket is refunded if no later hit is in the
-    ///   queue of the bucket. Otherwise it keeps its slot.
+    /// | progress | effect of a drop |
+    /// |---|---|
+    /// | the call waits in the queue | it leaves the queue, and nothing is spent |
+    /// | a hit is in flight on a remote storage | the hit continues in a task of the tokio runtime, which refunds it if it was admitted. The next call makes its attempt after that |
+    /// | an admitted hit waits for the delay of a leaky bucket | the hit is refunded, unless a later hit is in the queue of the bucket |
     ///
     /// A storage whose futures never complete holds up the queue of the key. Wrap it in a
     /// [`Timeout`](crate::storage::Timeout).
@@ -96,9 +111,11 @@ impl<St: Storage> RateLimiter<St> {
 
     /// Like [`acquire`](Self::acquire), but for `cost` units. Spends all of them or none.
     ///
+    /// A cost of 0 is admitted immediately and spends nothing.
+    ///
     /// The queue protects an expensive call from cheaper ones of the same limiter and its clones.
-    /// Hits in other processes, and those without a wait, can still take each unit as soon as it is
-    /// free. Then an expensive call may not be admitted within `max_wait`.
+    /// Hits in other processes, and calls of [`hit`](Self::hit), can still take each unit as soon
+    /// as it is free. Then an expensive call may not be admitted within `max_wait`.
     ///
     /// # Errors
     ///

@@ -189,8 +189,8 @@ impl<St: Storage, R> LayerState<St, R> {
         }
     }
 
-    /// Applies the storage's decision to the request. A response to a refused request reuses the
-    /// extensions of the request, which are empty afterwards.
+    /// Applies the storage's decision to the request. If the request is refused, its response takes
+    /// over the memory of the request's extensions, which are empty afterwards.
     #[inline]
     pub(crate) fn apply<B, ResBody>(
         &self,
@@ -218,8 +218,8 @@ impl<St: Storage, R> LayerState<St, R> {
         Action::Forward(self.admitted_after(decision, decision, storage_request, request))
     }
 
-    /// Returns the plan for the response of an admitted request. The header fields report `now`:
-    /// the decision itself, or a peek after a delay.
+    /// Returns the plan for the response of an admitted request. `now` is the decision that the
+    /// header fields report: `decision` itself, or a peek after its delay.
     #[inline]
     pub(crate) fn admitted_after<B>(
         &self,

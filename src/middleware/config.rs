@@ -9,18 +9,23 @@ use crate::middleware::waiting_room::WaitBounds;
 use crate::observe::Reporter;
 use crate::{Headers, SharedPolicy};
 
-/// The handling of a request if the storage, or the look-up of its policy, fails. The guide on
-/// [outages](crate::guide::outages) compares the two variants.
+/// The action of a layer if the storage, or the look-up of the policy, fails for a request. The
+/// guide on [outages](crate::guide::outages) compares the two variants.
 ///
-/// Defaults to `Refuse` in a layer without a call of
-/// [`RateLimitLayer::storage`](crate::RateLimitLayer::storage).
+/// [`RateLimitLayer::storage`](crate::RateLimitLayer::storage) sets the action. A layer on which it
+/// was not called has a storage that never fails, such as a memory storage, and uses `Refuse` if a
+/// look-up fails.
+///
+/// A [shadow](crate::RateLimitLayer::shadow) layer forwards every request. If the storage fails, a
+/// request with a [cost](crate::RateLimitLayer::cost) of 0 is forwarded too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a failure either admits or refuses")]
 pub enum OnError {
     /// Forwards the request, and writes no header fields. The service stays available, without
     /// limits.
     Admit,
-    /// Responds with 503 and `Retry-After: 1`. The limits hold, but the service is unavailable.
+    /// Refuses the request with [`RejectReason::Storage`](crate::RejectReason::Storage), by default
+    /// with status 503, and with `Retry-After: 1`. The limits hold, but the service is unavailable.
     Refuse,
 }
 
@@ -85,7 +90,8 @@ impl LayerConfig {
         self.skip.iter().any(|skip| skip.skips(head))
     }
 
-    /// Returns the lints of the skips and of the extractor. See [`KeyExtractor::lints`].
+    /// Returns the lints of the skips and of the extractor. See [`KeyExtractor::lints`]. Omits
+    /// [`Lint::ForwardedPeer`] if the extractor reads a forwarding field.
     pub(crate) fn lints(&self, head: Option<&Head<'_>>) -> impl Iterator<Item = Lint> {
         let is_forwarded_peer = |lint: &Lint| *lint == Lint::ForwardedPeer && self.key.reads_forwarding();
         let skips = self.skip.iter().flat_map(move |skip| skip.lints(head));

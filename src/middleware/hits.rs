@@ -35,7 +35,8 @@ impl<St: Storage> Hits<St> {
         }
     }
 
-    /// Corrects the cost of all hits to `actual` units. `None` keeps their cost.
+    /// Corrects the cost of all hits to `actual` units. `None` keeps their cost. Returns the hit on
+    /// the policy, if its cost was corrected.
     pub(crate) fn settle(self, actual: Option<u32>) -> Option<SettledHit<St>> {
         for shadow_check in self.shadow_checks {
             shadow_check.settle(actual);
@@ -167,7 +168,8 @@ impl<St: Storage> ChargeOfResponse<St> {
         }
     }
 
-    /// Returns the settled hit, if the charge is settled.
+    /// Takes the settled hit, for the response to report it. Returns `None` if the charge is not
+    /// settled yet, if it has no hit on the policy (cost 0 or shadow mode), or at a second call.
     pub(crate) fn settled(&self) -> Option<SettledHit<St>> {
         match &mut *self.0.state() {
             State::Open(_) => None,
@@ -176,7 +178,8 @@ impl<St: Storage> ChargeOfResponse<St> {
     }
 }
 
-/// After the response, nothing polls its shadow checks any more. Tasks continue the undecided ones.
+/// After the response, nothing polls the request's shadow checks any more. Tasks continue the
+/// undecided ones.
 impl<St: Storage> Drop for ChargeOfResponse<St> {
     fn drop(&mut self) {
         for shadow_check in self.undecided() {

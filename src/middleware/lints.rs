@@ -33,7 +33,8 @@ impl Lints {
         self.left.load(Ordering::Relaxed) > 0
     }
 
-    /// Counts an inspected request, and returns the number of requests that were left before it.
+    /// Counts an inspected request, and returns the number of requests that were left before it. If
+    /// other threads have counted the last ones meanwhile, returns 1.
     pub(super) fn count_inspected(&self) -> u32 {
         let count = |left: u32| left.checked_sub(1);
         self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).unwrap_or(1)

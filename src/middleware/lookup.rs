@@ -13,7 +13,7 @@ use crate::lookup::{Found, LookupError, Outcome, Tenant};
 use crate::observe::EventKind;
 use crate::{Key, Policy, Quota, Rejection, Storage};
 
-/// The policy in events about requests whose policy is unknown.
+/// The placeholder policy in events about requests whose policy is unknown.
 static UNKNOWN: LazyLock<Policy> = LazyLock::new(|| Policy::from(Quota::per_second(1)).with_name("unknown"));
 
 impl<St: Storage, R> LayerState<St, R> {

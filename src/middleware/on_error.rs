@@ -4,7 +4,8 @@ use std::str::FromStr;
 use super::OnError;
 use crate::ConfigError;
 
-/// Parses `admit` or `refuse`. Ignores case and white space around the word.
+/// Parses `admit` or `refuse`. Upper and lower case are equivalent, and white space around the word
+/// is ignored.
 impl FromStr for OnError {
     type Err = ConfigError;
 

@@ -27,8 +27,10 @@ pub(crate) enum Settling {
     Later,
 }
 
-/// The source of a request's policy: a fixed or live policy, the closure of [`policy_by`], or a
-/// `PolicyLookup` (feature `lookup`).
+/// The source of the policy of each request: a fixed policy, a [`LivePolicy`](crate::LivePolicy),
+/// the closure of [`policy_by`], or a `PolicyLookup` (feature `lookup`).
+///
+/// [`IntoPolicySource`] converts these types into a `PolicySource`.
 #[derive(Clone)]
 pub struct PolicySource(pub(crate) Choice);
 
@@ -67,8 +69,8 @@ impl PolicySource {
         if let Choice::Always(policy) = &self.0 { Some(policy) } else { None }
     }
 
-    /// Checks that the storage can keep the policy and its shadow limits, and all later policies of
-    /// a live one.
+    /// Checks that the storage supports the policy and its shadow limits, and all later policies of
+    /// a live one. A policy that depends on the request is not checked.
     pub(crate) fn bind(self, storage: &impl Storage) -> Result<Self, ConfigError> {
         if let Choice::Always(policy) = self.0 {
             return Ok(Self(Choice::Always(bound(policy, storage)?)));
@@ -77,9 +79,12 @@ impl PolicySource {
     }
 }
 
-/// The policy argument of a layer: a [`Policy`], a [`Quota`](crate::Quota), a
-/// [`Limit`](crate::Limit), a [`LivePolicy`](crate::LivePolicy), a `PolicyLookup` (feature
-/// `lookup`), or the [`PolicySource`] that [`policy_by`] returns.
+/// A type that a layer accepts as its policy, for example in
+/// [`RateLimitLayer::new`](crate::RateLimitLayer::new).
+///
+/// Implemented for [`Policy`], [`Quota`](crate::Quota), [`Limit`](crate::Limit),
+/// [`LivePolicy`](crate::LivePolicy), `PolicyLookup` (feature `lookup`), and for the
+/// [`PolicySource`] that [`policy_by`] returns.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",
     label = "expected a `Policy`, a `Quota`, a `Limit`, a `LivePolicy` or `policy_by(..)`",
@@ -87,7 +92,7 @@ impl PolicySource {
     note = "choose a policy for each request by `policy_by(|head| ..)`"
 )]
 pub trait IntoPolicySource {
-    /// Converts into a policy source.
+    /// Converts `self` into a [`PolicySource`].
     fn into_policy_source(self) -> PolicySource;
 }
 
@@ -117,15 +122,18 @@ impl<P: IntoPolicy> IntoPolicySource for P {
     }
 }
 
-/// The return value of the closure of [`policy_by`]: a [`Policy`], a [`Quota`](crate::Quota), a
-/// [`Limit`](crate::Limit), a [`LivePolicy`](crate::LivePolicy), or an `Option` of one.
+/// A type that the closure of [`policy_by`] can return.
+///
+/// Implemented for [`Policy`], [`Quota`](crate::Quota), [`Limit`](crate::Limit),
+/// [`LivePolicy`](crate::LivePolicy), and for an `Option` of each.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",
     label = "the closure of `policy_by` returns a `Policy`, a `Quota`, a `Limit`, a `LivePolicy`, or an `Option` of one",
     note = "parse texts once, outside of the closure: `\"10/second\".parse::<Policy>()?`"
 )]
 pub trait ChosenPolicy {
-    /// Returns the policy, or `None` if the request is not limited.
+    /// Returns the policy, or `None` if the request is not limited. For a
+    /// [`LivePolicy`](crate::LivePolicy), returns its current policy.
     fn chosen(self) -> Option<Policy>;
 }
 
@@ -160,6 +168,11 @@ impl fmt::Debug for PolicySource {
 /// limited. Create the policies once and clone them, which is cheap. Give each policy its own name,
 /// because policies with the same name share their states.
 ///
+/// The layer cannot check these policies when it is built. If its storage does not support a
+/// policy, the requests of that policy are handled as if the storage had failed: see [`OnError`].
+///
+/// [`OnError`]: crate::OnError
+///
 /// ```
 /// use tower_ratelimit::extract::{Extension, Head};
 /// use tower_ratelimit::{Key, Policy, Quota, RateLimitLayer, policy_by};
@@ -187,14 +200,15 @@ where
     PolicySource(Choice::By(Arc::new(move |head: &Head<'_>| choose(head).chosen())))
 }
 
-/// The return value of the closure of [`RateLimitLayer::cost`](crate::RateLimitLayer::cost): a
-/// `u32`, or a `Result` of one with [`KeyError`].
+/// A type that the closure of [`RateLimitLayer::cost`](crate::RateLimitLayer::cost) can return.
+///
+/// Implemented for `u32` and for `Result<u32, KeyError>`.
 pub trait IntoCost {
     /// Returns the cost in units.
     ///
     /// # Errors
     ///
-    /// Returns the error of the closure.
+    /// Returns the [`KeyError`] of the closure. The request is then rejected.
     fn into_cost(self) -> Result<u32, KeyError>;
 }
 
@@ -213,13 +227,17 @@ impl IntoCost for Result<u32, KeyError> {
 /// Selects requests that are not limited. See
 /// [`RateLimitLayer::skip`](crate::RateLimitLayer::skip).
 ///
-/// Implemented by [`AllowList`] and by closures from [`Head`] to `bool`.
+/// Implemented for [`AllowList`], for closures that take a [`&Head`](Head) and return a `bool`, and
+/// for `Box<dyn Skip>` and `Arc`.
 pub trait Skip: Send + Sync + 'static {
     /// Returns `true` if the request is not limited.
     fn skips(&self, head: &Head<'_>) -> bool;
 
-    /// Returns lints, as [`KeyExtractor::lints`](crate::KeyExtractor::lints) does. Defaults to
-    /// none.
+    /// Returns probable mistakes in the configuration. Defaults to none.
+    ///
+    /// With `None`, returns the mistakes that are visible without a request. With the head of a
+    /// request, returns the mistakes that this request reveals. The middleware calls it once with
+    /// `None`, and with each of the first 1,024 requests that are limited.
     fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
         let _ = head;
         Vec::new()
@@ -265,9 +283,9 @@ impl Skip for AllowList {
     }
 }
 
-/// The head of a response, borrowed. The closures of
+/// A borrowed response without its body: the argument of the closures of
 /// [`RateLimitLayer::charge_when`](crate::RateLimitLayer::charge_when) and
-/// [`RateLimitLayer::settle`](crate::RateLimitLayer::settle) receive it.
+/// [`RateLimitLayer::settle`](crate::RateLimitLayer::settle).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ResponseHead<'a> {

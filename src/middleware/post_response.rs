@@ -87,8 +87,8 @@ impl<St: Storage> PostResponse<St> {
     }
 }
 
-/// The hit of a waiting request. Dropping it while it has a decision refunds the hit, which frees
-/// its slot in the queue of a leaky bucket.
+/// The hit of a waiting request. Dropping this while `delayed` is set refunds the hit, which frees
+/// the hit's slot in the queue of a leaky bucket if no later hit is in the queue.
 pub(crate) struct QueueSlot<St: Storage> {
     context: ChargeContext<St>,
     cost: u32,

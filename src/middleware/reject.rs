@@ -15,8 +15,8 @@ use crate::storage::StorageRequest;
 use crate::{BoxError, Decision, Key, LimitExceeded, Policy, RejectReason, Rejection, Storage, headers};
 
 impl<St: Storage, R> LayerState<St, R> {
-    /// Reports a refusal and builds its response. The response reuses the extensions of the
-    /// request, which are empty afterwards.
+    /// Reports a refusal and builds its response. The response takes over the memory of the
+    /// request's extensions, which are empty afterwards.
     #[inline(never)]
     pub(super) fn refuse<B, ResBody>(
         &self,

@@ -16,9 +16,9 @@ use crate::waiting::{OnFailedRefund, Place, Refusal, Waiter, later};
 use crate::{Decision, IntoPolicy, Rejection, Storage};
 
 impl<St: Storage, R> LayerState<St, R> {
-    /// Lets a refused request wait for its turn, if the layer has the option `wait`, the request
-    /// can be admitted in time, and a seat is free. Otherwise returns the response to the
-    /// [refused](Self::refuse) request as an error.
+    /// Lets a refused request wait for its turn to ask the storage, if the layer has the option
+    /// `wait`, the request can be admitted in time, and fewer than `max_waiting` requests wait.
+    /// Otherwise returns the response to the [refused](Self::refuse) request as an error.
     #[inline(never)]
     pub(super) fn refuse_or_wait<B, ResBody>(
         &self,
@@ -47,9 +47,9 @@ impl<St: Storage, R> LayerState<St, R> {
         Some(wait(waiter, place, Some(refusal), deadline, seat))
     }
 
-    /// Lets a new request wait behind others of its key, if it can be admitted in time and a seat
-    /// is free. Otherwise returns `None`, and the caller makes the first hit of the request, which
-    /// can overtake the others.
+    /// Lets a new request wait behind others of its key, if it may be admitted in time and fewer
+    /// than `max_waiting` requests wait. Otherwise returns `None`, and the caller makes the first
+    /// hit of the request, which can overtake the others.
     #[inline]
     pub(super) fn wait_behind(&self, storage_request: StorageRequest<'_>) -> Option<Turn<St>> {
         let room = self.room.as_ref().filter(|room| !room.queues.is_empty())?;

@@ -41,7 +41,8 @@ pub(crate) enum Pause<St: Storage> {
     Turn(Turn<St>),
 }
 
-/// The seat of a waiting request. Dropping it frees the seat.
+/// One of the `max_waiting` seats of a layer, taken by a waiting request. Dropping it frees the
+/// seat.
 pub(super) struct Seat(Arc<WaitingRoom>);
 
 impl WaitingRoom {

@@ -6,7 +6,7 @@ use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 ///
 /// | counter | labels | counts |
 /// |---|---|---|
-/// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | requests by their [outcome](Event::outcome) |
+/// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | requests, and hits on shadow limits, by their [outcome](Event::outcome) |
 /// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, failed (`not_settled`), or missing because the charge was dropped (`unsettled`) |
 /// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | units that were `refunded` or `charged`, or whose settlement failed (`not_settled`) |
 /// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and hits that it passed to the inner storage (`storage`) |
@@ -47,7 +47,8 @@ const SETTLEMENTS: &str = "ratelimit_settlements_total";
 const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 
 impl MetricsObserver {
-    /// Creates the observer. If a recorder is installed, describes the metrics to it.
+    /// Creates the observer. If a recorder is installed, describes to it the counters of this
+    /// observer, `ratelimit_path_total`, and the metrics of shared storages.
     pub fn new() -> Self {
         metrics::describe_counter!(DECISIONS, "Requests by policy and outcome.");
         metrics::describe_counter!(SETTLEMENTS, "Settlements by policy and outcome.");

@@ -20,7 +20,7 @@ use crate::{BoxError, Decision, Key, Policy};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum EventKind<'a> {
-    /// The storage decided a hit or a peek.
+    /// The storage decided a hit, or a peek for a request that costs 0.
     Decided(&'a Decision),
     /// The storage, or the look-up of the policy, failed.
     Failed {
@@ -29,18 +29,23 @@ pub enum EventKind<'a> {
         /// `true` if the request was forwarded.
         admitted: bool,
     },
-    /// The request has no key or no cost.
+    /// The key extractor, the closure of [`cost`](crate::RateLimitLayer::cost) or the look-up of
+    /// the policy returned an error.
     KeyError(&'a KeyError),
-    /// The cost of a hit was corrected: by its response, by a [`Charge`](crate::Charge), or because
-    /// its request was dropped while it was delayed.
+    /// The cost of a hit was corrected for one of these reasons:
+    ///
+    /// - The head of the response, or a [`Charge`](crate::Charge), has set the actual cost.
+    /// - The request was dropped after its hit was admitted, while it was delayed or waited for the
+    ///   inner service. The actual cost is then 0.
     Settled {
         /// The decision on the hit, with its estimated cost.
         decision: &'a Decision,
         /// The actual cost in units, which differs from the estimated one.
         actual: u32,
     },
-    /// The storage failed to settle a hit, or has no tokio runtime to do so. The hit keeps its
-    /// estimated cost, unless the storage settled the hit before it failed.
+    /// The cost of a hit could not be corrected, because the storage failed, or because it is
+    /// asynchronous and there is no tokio runtime. The hit keeps its estimated cost, unless the
+    /// storage settled the hit before it failed.
     NotSettled {
         /// The decision on the hit, with its estimated cost.
         decision: &'a Decision,
@@ -53,28 +58,41 @@ pub enum EventKind<'a> {
     Unsettled(&'a Decision),
 }
 
-/// An event in a layer, with its policy and key.
+/// An event in a layer, for example a decision on a request. An [`Observer`] receives it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Event<'a> {
     /// The kind of the event.
     pub kind: EventKind<'a>,
-    /// The policy that decided. Each [shadow limit](Policy#shadow-limits) is reported as a policy
-    /// of its own. If a `PolicyLookup` fails or rejects the request, this is a placeholder with the
-    /// name `unknown`.
+    /// The policy of the request. For an event of a [shadow limit](Policy#shadow-limits), this is
+    /// the limit's own policy from [`Policy::shadows`]. If a `PolicyLookup` fails or returns a
+    /// [`KeyError`], this is a placeholder with the name `unknown`.
     pub policy: &'a Policy,
-    /// The key, or `None` if it is missing. It may be a secret or personal data, so be careful
-    /// where you write it.
+    /// The key. `None` for [`EventKind::KeyError`], and if a `PolicyLookup` failed. A key may be a
+    /// secret or personal data, so be careful where you write it.
     pub key: Option<&'a Key>,
-    /// `true` in shadow mode: the decision was not enforced.
+    /// `true` if the decision is not enforced: in a [shadow](crate::RateLimitLayer::shadow) layer,
+    /// and for a shadow limit.
     pub shadow: bool,
 }
 
 impl Event<'_> {
-    /// Returns the outcome as one word: `admitted`, `delayed`, `refused`,
-    /// [`storage_full`](Decision::is_storage_full), [`contended`](Decision::is_contended),
-    /// `failed_open`, `failed_closed`, `missing`, `refunded`, `charged`, `not_settled` or
-    /// `unsettled`.
+    /// Returns the outcome as one word, for example as a label of a metric.
+    ///
+    /// | outcome | event |
+    /// |---|---|
+    /// | `admitted` | the hit was admitted without a delay |
+    /// | `delayed` | the hit was admitted with a [delay](Decision::delay) |
+    /// | `refused` | a limit refused the hit |
+    /// | `storage_full` | the [full storage](Decision::is_storage_full) refused the hit |
+    /// | `contended` | the [contended](Decision::is_contended) storage refused the hit |
+    /// | `failed_open` | [`EventKind::Failed`], and the request was forwarded |
+    /// | `failed_closed` | [`EventKind::Failed`], and the request was refused |
+    /// | `missing` | [`EventKind::KeyError`] |
+    /// | `refunded` | [`EventKind::Settled`] with a smaller cost |
+    /// | `charged` | [`EventKind::Settled`] with a greater cost |
+    /// | `not_settled` | [`EventKind::NotSettled`] |
+    /// | `unsettled` | [`EventKind::Unsettled`] |
     pub fn outcome(&self) -> &'static str {
         match self.kind {
             EventKind::Decided(decision) if decision.is_storage_full() => "storage_full",
@@ -92,8 +110,13 @@ impl Event<'_> {
         }
     }
 
-    /// Returns the difference between the estimated and the actual cost of a hit in units, or
-    /// `None` if this event does not report a settlement. It is 0 for [`EventKind::Unsettled`].
+    /// Returns the difference between the estimated and the actual cost of a hit in units.
+    ///
+    /// | kind of the event | result |
+    /// |---|---|
+    /// | [`Settled`](EventKind::Settled), [`NotSettled`](EventKind::NotSettled) | the difference, without a sign |
+    /// | [`Unsettled`](EventKind::Unsettled) | 0 |
+    /// | all others | `None` |
     pub fn settled_units(&self) -> Option<u32> {
         match self.kind {
             EventKind::Settled { decision, actual } | EventKind::NotSettled { decision, actual, .. } => {
@@ -108,8 +131,9 @@ impl Event<'_> {
 /// Receives the events of a layer. See
 /// [`RateLimitLayer::observer`](crate::RateLimitLayer::observer).
 ///
-/// Implemented by closures over the [`Event`]. The middleware calls the observer inline for each
-/// request, so it must not block.
+/// Implemented for closures that take an [`&Event`](Event), for `MetricsObserver` (feature
+/// `metrics`), and for an `Arc` of an observer. The middleware calls the observer while it handles
+/// a request, so the observer must not block.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -128,8 +152,8 @@ pub trait Observer: Send + Sync + 'static {
     /// Receives an event.
     fn observe(&self, event: &Event<'_>);
 
-    /// Receives a lint about the layer's configuration. Called once for each layer and lint. The
-    /// default implementation does nothing.
+    /// Receives a [`Lint`], a probable mistake in the layer's configuration. Called at most once
+    /// for each layer and lint. The default implementation does nothing.
     fn warn(&self, lint: Lint) {
         let _ = lint;
     }
@@ -155,7 +179,7 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
     }
 }
 
-/// Writes events to the log (feature `tracing`) and passes them to the observer.
+/// Writes events to the log (feature `tracing`) and reports them to the observer.
 #[derive(Clone, Default)]
 pub(crate) struct Reporter {
     pub(crate) observer: Option<Arc<dyn Observer>>,

@@ -16,8 +16,8 @@ use crate::storage::StorageError;
 /// The maximum number of bytes of a key in the log.
 const MAX_KEY: usize = 256;
 
-/// The log of one layer. During an outage of the storage, it writes one line per second, and one
-/// more line after the outage has ended.
+/// The log of one layer. During an outage of the storage, it writes at most one line per second,
+/// and one more line after the outage has ended.
 #[derive(Debug)]
 pub(super) struct Log {
     storage_failures: Throttle,

@@ -98,8 +98,8 @@ impl<B: Default> Rejection<B> for GrpcRejection {
     }
 }
 
-/// Raises the pushback and the `RetryInfo` of a refusal to at least this number of seconds. Skips a
-/// response that was not written by [`GrpcRejection`], and a refusal without a wait.
+/// Raises the pushback and the `RetryInfo` of a refusal to at least this number of seconds. Does
+/// nothing if the response has no pushback, or a pushback of -1.
 pub(crate) fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
     let wait = u64::from(seconds) * 1_000;
     let written = response.headers().get(PUSHBACK).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());

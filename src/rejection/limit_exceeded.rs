@@ -3,7 +3,8 @@ use std::ops::Deref;
 
 use crate::{Decision, Policy};
 
-/// The refusal of a request by a limit: the decision and its policy.
+/// The refusal of a request: the decision, and the policy that refused. Contained in
+/// [`RejectReason::Limit`](crate::RejectReason::Limit).
 ///
 /// Dereferences to the [`Decision`].
 ///
@@ -58,7 +59,7 @@ impl<'a> LimitExceeded<'a> {
         self.refusing().map(move |position| self.policy.limit_name(position))
     }
 
-    /// Returns the positions of the limits that refuse.
+    /// Returns the positions of the limits that refuse, in the order of the policy.
     pub(super) fn refusing(self) -> impl Iterator<Item = usize> {
         // A custom storage may return more statuses than the policy has limits.
         let statuses = self.policy.limits().iter().zip(self.decision.limits()).enumerate();

@@ -20,12 +20,15 @@ use crate::extract::{Head, KeyError};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum RejectReason<'a> {
-    /// The policy refused the request.
+    /// At least one limit of the policy refused the request, or the storage refused it because it
+    /// was [full](crate::Decision::is_storage_full) or
+    /// [contended](crate::Decision::is_contended).
     Limit(LimitExceeded<'a>),
-    /// The storage, or the look-up of the policy, failed, and the layer uses
+    /// The storage or the look-up of the policy failed, and the layer uses
     /// [`OnError::Refuse`](crate::OnError::Refuse).
     Storage,
-    /// The request has no key or no cost.
+    /// The key extractor, the closure of [`cost`](crate::RateLimitLayer::cost) or the look-up of
+    /// the policy returned this error.
     Key(&'a KeyError),
 }
 
@@ -42,17 +45,23 @@ impl RejectReason<'_> {
     }
 }
 
-/// Builds the response to a refused request, with the body type of the inner service.
+/// Builds the response to a refused request. `B` is the type of its body, which is that of the
+/// inner service.
 ///
-/// Implemented by closures that take a [`RejectReason`] and the request's [`Head`].
+/// Implemented for
 ///
-/// The middleware then adds header fields to the response:
+/// - [`TextRejection`], the default,
+/// - [`EmptyRejection`], [`ProblemRejection`] and [`GrpcRejection`],
+/// - closures that take a [`RejectReason`] and the request's [`&Head`](Head),
+/// - `Arc` and `Box<dyn Rejection<B>>`.
 ///
-/// | reason | fields |
-/// |---|---|
-/// | [`Limit`](RejectReason::Limit) | those of [`Headers`](crate::Headers), `Retry-After` unless the cost exceeds the capacity, and `Cache-Control: no-store` unless the response has a `Cache-Control` |
-/// | [`Storage`](RejectReason::Storage) | `Retry-After: 1` |
-/// | [`Key`](RejectReason::Key) | the `WWW-Authenticate` of the [`KeyError`], if it has one and the response has none |
+/// The middleware then adds header fields and an extension to the response:
+///
+/// | reason | header fields | extension |
+/// |---|---|---|
+/// | [`Limit`](RejectReason::Limit) | those of [`Headers`](crate::Headers), `Retry-After` unless the cost exceeds the capacity, and `Cache-Control: no-store` unless the response has a `Cache-Control` | the [`Decision`](crate::Decision) |
+/// | [`Storage`](RejectReason::Storage) | `Retry-After: 1` | |
+/// | [`Key`](RejectReason::Key) | the `WWW-Authenticate` of the [`KeyError`], if it has one and the response has none | the [`KeyError`] |
 ///
 /// ```
 /// use http::Response;
@@ -79,11 +88,12 @@ impl RejectReason<'_> {
     note = "use `rejection_by(|refused, head| ..)` so that the compiler infers the argument types of a closure"
 )]
 pub trait Rejection<B>: Send + Sync + 'static {
-    /// Builds the response to a refused request.
+    /// Builds the response to a refused request. It has to set the status, in most cases to
+    /// [`RejectReason::status`].
     fn reject(&self, refused: RejectReason<'_>, head: &Head<'_>) -> Response<B>;
 }
 
-/// Responds with a status and no body.
+/// Responds with [`RejectReason::status`] and an empty body.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct EmptyRejection;
@@ -135,7 +145,7 @@ impl<B, R: Rejection<B> + ?Sized> Rejection<B> for Arc<R> {
     }
 }
 
-/// Calls the boxed rejection, which can be selected at run time.
+/// Calls the boxed rejection, so that a program can choose one at run time.
 impl<B: 'static> Rejection<B> for Box<dyn Rejection<B>> {
     fn reject(&self, refused: RejectReason<'_>, head: &Head<'_>) -> Response<B> {
         (**self).reject(refused, head)

@@ -16,8 +16,8 @@ use crate::text::write_json_string;
 /// | key or cost missing | 400, 401 or 500 | `about:blank` |
 ///
 /// Every problem has a `title`, a `status`, and a `detail` with the text of
-/// [`TextRejection`](crate::TextRejection). If a limit is exceeded, `violated-policies` contains
-/// the names of the limits that refuse, as in the header fields
+/// [`TextRejection`](crate::TextRejection). If a limit is exceeded, `violated-policies` is a list
+/// of the [names](crate::Policy::limit_name) of the limits that refuse
 /// (draft-ietf-httpapi-ratelimit-headers, section 5).
 ///
 /// ```
@@ -69,8 +69,8 @@ fn write_problem(refused: RejectReason<'_>, json: &mut String) -> fmt::Result {
         json.push_str(r#","violated-policies":["#);
         for (i, position) in refusal.refusing().enumerate() {
             let comma = if i == 0 { "" } else { "," };
-            // `quoted_name` returns a Structured Field string, which is printable ASCII, and so a
-            // valid JSON string too.
+            // `quoted_name` returns a Structured Field string: printable ASCII, in which only `"`
+            // and `\` are escaped. So it is also a valid JSON string.
             write!(json, "{comma}{}", refusal.policy().quoted_name(position))?;
         }
         json.push(']');

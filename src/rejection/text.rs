@@ -5,11 +5,16 @@ use super::{RejectReason, Rejection};
 use crate::extract::Head;
 use crate::time::seconds_up;
 
-/// Responds with a short English text, such as `too many requests, retry in 5 s`. This is the
-/// default.
+/// Responds with [`RejectReason::status`] and a short English text. This is the default of
+/// [`RateLimitLayer::rejection`](crate::RateLimitLayer::rejection).
 ///
-/// If the key or the cost is missing, the text is the reason of the [`KeyError`](crate::KeyError).
-/// For an error with status 500, it is "internal server error" in builds without debug assertions.
+/// | reason | text |
+/// |---|---|
+/// | limit exceeded | `too many requests, retry in 5 s`, with the wait in whole seconds, rounded up, at least 1 |
+/// | cost exceeds the capacity | `too many requests: the cost of this request exceeds the limit` |
+/// | storage failed | `temporarily unavailable, retry in 1 s` |
+/// | [`KeyError`](crate::KeyError) with status 400 or 401 | its reason |
+/// | [`KeyError`](crate::KeyError) with status 500 | its reason in builds with debug assertions, otherwise `internal server error` |
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct TextRejection;

@@ -13,7 +13,7 @@ pub(crate) struct Spent<St> {
     on_failed_refund: Option<OnFailedRefund>,
 }
 
-/// Called if a refund fails, because no caller is left that could get the error.
+/// Called if a refund fails. No caller is left that could get the error.
 pub(crate) type OnFailedRefund = Arc<dyn Fn(&Policy, &Key, &Decision, &BoxError) + Send + Sync>;
 
 impl<St: Storage> Spent<St> {

@@ -1,9 +1,9 @@
 //! Hits that wait until they are admitted.
 //!
-//! The hits of one policy and key wait in a queue. After a refusal, only the first of a queue asks
-//! the storage. After an admission, as many of them ask as there are units left, up to 32. So a new
-//! window causes one storage call for each hit that it admits, and one for the first hit that it
-//! refuses.
+//! The hits of one policy and key wait in a queue. A hit that has a turn may ask the storage. After
+//! a refusal, only the first hit of the queue gets a turn. After an admission, as many get one as
+//! there are units left, up to 32. So a new window causes about one storage call for each hit that
+//! it admits.
 
 mod attempt;
 mod place;
@@ -28,7 +28,7 @@ use crate::{Decision, Key, Op, Policy, SharedPolicy, Storage};
 /// The maximum jitter after the end of a refusal.
 const MAX_JITTER: Duration = Duration::from_secs(1);
 
-/// The time by which a hit may wait for its turn beyond its deadline. Units may become available
+/// The time for which a hit may wait for its turn after its deadline. Units may become available
 /// just at the deadline, timers are up to a millisecond late, and the hits ahead need their
 /// decisions first.
 const GRACE: Duration = Duration::from_millis(10);
@@ -36,7 +36,7 @@ const GRACE: Duration = Duration::from_millis(10);
 /// The maximum wait. An `Instant` in a more distant future can overflow on some systems.
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 86_400);
 
-/// A hit that is repeated until it is admitted, or its time is over.
+/// A hit that is repeated until it is admitted, or cannot be admitted before its deadline.
 pub(crate) struct Waiter<St> {
     pub(crate) storage: St,
     /// The policy of the hit. Each attempt reads it, to follow the changes of a live policy.
@@ -45,7 +45,7 @@ pub(crate) struct Waiter<St> {
     pub(crate) cost: u32,
     /// The instant until which an admitted hit may be delayed. `None` if its delay does not matter.
     pub(crate) delayed_until: Option<Instant>,
-    /// Called if the refund of an attempt fails that was dropped.
+    /// Called if an attempt was dropped and its refund fails.
     pub(crate) on_failed_refund: Option<OnFailedRefund>,
 }
 

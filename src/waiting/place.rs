@@ -10,7 +10,8 @@ use super::queue::Queue;
 use super::queues::{Id, Queues};
 use crate::Key;
 
-/// The place of a hit in a queue. Dropping it leaves the queue and passes the turn on.
+/// The place of a hit in a queue. Dropping it removes the hit from the queue and passes its turn
+/// on.
 pub(crate) struct Place {
     queues: Arc<Queues>,
     id: Id,
@@ -82,8 +83,8 @@ impl Place {
         self.queue.last_refusal(self.cost)
     }
 
-    /// Returns the instant until which this hit is refused, by its `own` refusal and by the queue's
-    /// last one, if it is known.
+    /// Returns the instant until which this hit is refused, if it is known: the later end of its
+    /// `own` refusal and of the queue's last one.
     pub(super) fn end_of(&self, own: Option<&Refusal>) -> Option<Instant> {
         self.queue.refused_until(self.cost).max(own.and_then(|own| own.end_for(self.cost)))
     }

@@ -42,6 +42,7 @@ impl Queue {
     }
 
     /// Takes a turn, if there are more free ones than hits that wait with smaller tickets.
+    /// Otherwise the hit waits, and is woken when it can take a turn.
     pub(super) fn poll_turn(&self, ticket: u64, cost: u32, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.lock();
         let free = state.free_turns();

@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, Default)]
 pub(super) struct Message(Vec<u8>);
 
-/// The wire types of the encoding.
+// The two wire types of protobuf that are used here.
 const VARINT: u64 = 0;
 const LENGTH_DELIMITED: u64 = 2;
 

@@ -7,7 +7,7 @@ use super::Ticks;
 use super::wall_time::WallTime;
 use super::{Clock, Timestamp};
 
-/// A clock like [`SystemClock`](super::SystemClock) that reads the kernel's coarse time, and lags
+/// A clock like [`SystemClock`](super::SystemClock) that reads the kernel's coarse time, which lags
 /// by up to one timer tick.
 ///
 /// It is faster on machines whose time-stamp counter is slow to read, for example some virtual

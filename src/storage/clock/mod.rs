@@ -26,12 +26,12 @@ use crate::time::micros;
 ///
 /// The time should not go back. If it does, clients get no additional units, but may wait longer.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// Returns the current time.
+    /// Returns the current time, counted from the Unix epoch.
     fn now(&self) -> Timestamp;
 
-    /// Returns the number of seconds by which this clock is ahead of the wall clock. Defaults to 0.
+    /// Returns the whole seconds by which this clock is ahead of the wall clock. Defaults to 0.
     ///
-    /// Decisions are made at the time that [`now`](Self::now) returns. A [`MemoryStorage`]
+    /// A [`MemoryStorage`] makes decisions at the time that [`now`](Self::now) returns. It
     /// subtracts these seconds from the times of day in response headers, such as
     /// `X-RateLimit-Reset`.
     ///
@@ -68,14 +68,18 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 
 /// A monotonic clock that starts at the wall clock's time. [`MemoryStorage`] uses it by default.
 ///
-/// With the feature `quanta` (default) it reads the processor's tick counter, which is faster than
-/// the system's clock, and corrects the result by the system's monotonic clock once a second.
-/// Without the feature it reads the system's monotonic clock ([`std::time::Instant`]).
+/// | feature `quanta` | source of the time |
+/// |---|---|
+/// | enabled (default) | the processor's tick counter, which is faster to read than the system's clock. It is corrected by the system's monotonic clock |
+/// | disabled | the system's monotonic clock ([`std::time::Instant`]) |
 ///
-/// If the wall clock is more than a second ahead, for example after the machine was asleep, the
-/// next correction follows it. If the wall clock is set back, the time does not follow, because
-/// windows would last longer. Times of day in response headers follow the wall clock in both cases.
-/// The wall clock is checked once a second.
+/// Once a second, a reading compares this clock with the wall clock:
+///
+/// - If the wall clock is more than a second ahead, for example after the machine was asleep, this
+///   clock jumps to its time.
+/// - If the wall clock is behind, this clock does not follow it, because windows would last longer.
+///
+/// Times of day in response headers follow the wall clock in both cases.
 ///
 /// The time does not go back, with one exception: while one thread corrects the clock, the readings
 /// of other threads may differ by the size of the correction.
@@ -103,8 +107,8 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that changes only by [`advance`](Self::advance) and [`set`](Self::set), for tests.
-/// Clones share the time.
+/// A clock for tests, which changes only by [`advance`](Self::advance) and [`set`](Self::set).
+/// Clones share the time. [`ManualClock::default`] starts at 2024-10-04T00:00:00Z.
 ///
 /// # Examples
 ///
@@ -137,7 +141,7 @@ impl ManualClock {
     }
 }
 
-/// Creates a clock that shows 2024-10-04T00:00:00Z, so that tests are reproducible.
+/// Creates a clock that shows 2024-10-04T00:00:00Z. A fixed time makes tests reproducible.
 impl Default for ManualClock {
     fn default() -> Self {
         Self::new(Timestamp::from_micros(1_728_000_000_000_000))
@@ -150,10 +154,10 @@ impl Clock for ManualClock {
     }
 }
 
-/// A clock that follows tokio's time, for tests that pause it.
+/// A clock for tests that pause tokio's time: it advances with [`tokio::time::Instant`].
 ///
-/// With `#[tokio::test(start_paused = true)]`, a sleep advances the clock at once. So the delays of
-/// a leaky bucket take no real time.
+/// In a test with `#[tokio::test(start_paused = true)]`, tokio skips sleeps, and this clock
+/// advances by their durations. So the delays of a leaky bucket take no real time.
 #[derive(Debug)]
 pub struct TokioClock {
     start: tokio::time::Instant,

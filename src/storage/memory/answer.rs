@@ -63,7 +63,7 @@ pub(super) trait Answer {
     fn by_decision(self, decision: Decision) -> Self::Output;
 }
 
-/// Writes a full [`Decision`]. Writes it in place, because decisions are large.
+/// An answer that writes a full [`Decision`]: in place, because decisions are large.
 pub(super) struct Full<'a>(pub(super) &'a mut Decision);
 
 impl Answer for Full<'_> {
@@ -112,8 +112,8 @@ impl Answer for Full<'_> {
     }
 }
 
-/// Returns `true` if the hit is admitted without a delay, and then writes the summary if the caller
-/// needs one. With a single limit, it also writes the summary of a refusal.
+/// An answer that returns `true` if the hit is admitted without a delay. It then writes the summary
+/// if the caller needs one. With a single limit, it also writes the summary of a refusal.
 pub(super) struct Fast<'a> {
     pub(super) mode: Mode,
     pub(super) summary: Option<&'a mut Summary>,

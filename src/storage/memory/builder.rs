@@ -16,19 +16,22 @@ const MIN_DEFAULT_BYTES: usize = 1 << 20;
 /// The smallest valid `max_bytes`, which has room for a few keys with many limits.
 const MIN_BYTES: usize = 65_536;
 
-/// The decision on a new key if a [`MemoryStorage`] is full and cannot evict a key.
+/// The decision on a hit of a new key if a [`MemoryStorage`] is full and cannot evict another key.
+/// Defaults to `Refuse`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a new key is either refused or admitted")]
 pub enum OnFull {
-    /// Refuses the new key. All limits hold, and new clients are refused until a stored key expires
-    /// or can be evicted.
+    /// Refuses the hit. All limits hold, and new clients are refused until a stored key can be
+    /// evicted.
     #[default]
     Refuse,
-    /// Admits the new key without storing it. New clients are served without limits.
+    /// Admits the hit without storing it. New clients are served without limits until a stored key
+    /// can be evicted.
     Admit,
 }
 
-/// Builds a [`MemoryStorage`] with other bounds or another clock.
+/// Builds a [`MemoryStorage`] with other options than the defaults. Created by
+/// [`MemoryStorage::builder`].
 #[derive(Debug)]
 #[must_use]
 pub struct MemoryStorageBuilder {
@@ -43,12 +46,13 @@ impl MemoryStorageBuilder {
         Self { max_keys: MAX_KEYS, max_bytes: None, on_full: OnFull::Refuse, clock: None }
     }
 
-    /// Sets the maximum number of keys. Defaults to 1,000,000.
+    /// Sets the maximum number of keys, at least 1. Defaults to 1,000,000. A key counts once for
+    /// each policy.
     pub fn max_keys(self, max_keys: usize) -> Self {
         Self { max_keys, ..self }
     }
 
-    /// Sets the maximum size of all states in bytes. Defaults to 128 times
+    /// Sets the maximum size of all states in bytes, at least 65,536. Defaults to 128 times
     /// [`max_keys`](Self::max_keys), but at least 1 MiB.
     ///
     /// See [memory per client](MemoryStorage#memory-per-client).
@@ -56,8 +60,8 @@ impl MemoryStorageBuilder {
         Self { max_bytes: Some(max_bytes), ..self }
     }
 
-    /// Sets the decision on a new key if the storage is full and cannot evict a key. Defaults to
-    /// [`OnFull::Refuse`].
+    /// Sets the decision on a hit of a new key if the storage is full and cannot evict another key.
+    /// Defaults to [`OnFull::Refuse`].
     ///
     /// ```
     /// use tower_ratelimit::MemoryStorage;
@@ -71,8 +75,8 @@ impl MemoryStorageBuilder {
         Self { on_full, ..self }
     }
 
-    /// Sets the clock. Defaults to [`SystemClock`]. `CoarseClock` (feature `coarse-clock`) is a less
-    /// exact alternative, which is faster on machines whose processor's tick counter is slow to read.
+    /// Sets the clock. Defaults to a [`SystemClock`]. `CoarseClock` (feature `coarse-clock`) is
+    /// less exact, but faster on machines whose processor's tick counter is slow to read.
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Some(Time::of(clock)), ..self }
     }

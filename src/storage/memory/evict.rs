@@ -16,7 +16,7 @@ pub(super) const MAX_KEYS_SEARCHED: usize = 8;
 const MAX_SLOTS_SEARCHED: usize = 256;
 
 /// The minimum pause in microseconds after a search of all shards has found no key to evict. During
-/// the pause, only the shard of the new key is searched.
+/// the pause, a new key searches only its own shard.
 const MIN_PAUSE: u64 = 1_000;
 
 /// The pause per shard, in microseconds.
@@ -25,7 +25,7 @@ const PAUSE_PER_SHARD: u64 = 8;
 /// The factor by which the pause is longer after a search for a key with a log.
 const LOG_PAUSE_FACTOR: u64 = 8;
 
-/// The wait of a refused hit, in microseconds, if the time until there is room is unknown.
+/// The wait in microseconds that a refused hit reports if the time until there is room is unknown.
 const UNKNOWN_WAIT: u64 = 1_000_000;
 
 /// The reason for which a hit finds no room.

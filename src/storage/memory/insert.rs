@@ -28,7 +28,8 @@ enum Put {
     Replaced(Slot),
     /// The storage is full, as in [`NewKey::Full`].
     Full(u64),
-    /// Nothing has changed, and the general path must decide.
+    /// Nothing has changed, and the general path must decide, because it can evict keys with
+    /// several slots or a log.
     Unclear,
 }
 
@@ -101,8 +102,8 @@ impl MemoryInner {
 
 impl Shard {
     /// Inserts a slot with a new hash at its place, `start`. If the storage is full, the slot
-    /// replaces a key that can be evicted. The candidates follow the place of the slot, so one pass
-    /// finds the key to evict and a gap.
+    /// replaces that of a key that can be evicted. The slots after `start` are searched in one pass
+    /// for such a key, and for a vacant slot.
     fn put(&mut self, start: usize, slot: Slot, full: bool, now: Timestamp) -> Put {
         if !full {
             self.table.insert_at(start, slot);

@@ -17,7 +17,7 @@ pub(super) struct Located<'a> {
     pub(super) now: Timestamp,
 }
 
-/// A [`Located`] key with its shard locked.
+/// A [`Located`] key, with the lock of its shard.
 pub(super) struct Lookup<'a> {
     pub(super) shard: MutexGuard<'a, Shard>,
     pub(super) padded: &'a Padded,

@@ -47,29 +47,34 @@ use super::{Storage, StorageError, StorageRequest, Summary};
 use crate::time::micros;
 use crate::{Decision, Key, Op, Policy};
 
-/// Keeps states in the memory of this process. It is sharded, bounded and exact, and has no
-/// background task. This is the default storage.
+/// Keeps the rate limit states of keys in the memory of this process. This is the default storage.
 ///
-/// Clones are handles to the same states. Operations cannot fail.
+/// Its decisions are exact, its operations never fail, and it needs no background task. Clones are
+/// handles to the same states.
 ///
 /// # Bounds
 ///
-/// The storage holds at most 1,000,000 keys ([`max_keys`](MemoryStorageBuilder::max_keys)) and at
-/// most 128 bytes for each of them ([`max_bytes`](MemoryStorageBuilder::max_bytes)). It exceeds a
-/// bound only slightly, by the states of hits that run at the same time and by the part of a long
-/// log that is decoded. The allocated memory differs from the counted bytes by at most 10 %, plus
-/// about 3 kB per shard. There is about one shard for each 8,192 keys of `max_keys`, and at most
-/// 4,096.
+/// The storage holds at most 1,000,000 keys ([`max_keys`](MemoryStorageBuilder::max_keys)) with at
+/// most 128,000,000 bytes in total ([`max_bytes`](MemoryStorageBuilder::max_bytes)). All policies
+/// of a storage share its bounds. The storage exceeds a bound only slightly, by the states of hits
+/// that run at the same time and by the part of a long log that is decoded.
+///
+/// The keys are divided among shards, each with its own lock. There is about one shard for each
+/// 8,192 keys of `max_keys`, and at most 4,096. The allocated memory differs from the counted bytes
+/// by at most 10 %, plus about 3 kB per shard.
 ///
 /// Logs of moving windows take at most half of the bytes. A log is long if it has more than about
 /// 128 entries and takes more than 1/10,000 of that half. Long logs cannot grow into the last
 /// quarter of that half, which is reserved for short logs.
 ///
-/// Each hit and each peek does a small part of a sweep, so expired keys are removed even if their
-/// clients never return. After a flood of keys has expired, the next few thousand hits release its
-/// memory.
+/// About every 16th decision sweeps a small part of the storage, so expired keys are removed even
+/// if their clients never return. After a flood of keys has expired, the next few thousand hits
+/// release its memory.
 ///
 /// # Eviction
+///
+/// In this section, a key is being refused if it has no units left. A key with units left can be
+/// evicted, even if the cost of its hits exceeds them.
 ///
 /// - If the storage is full, a new key evicts another one. The storage looks at a few keys, first
 ///   in the shard of the new key and then in all others. It evicts an expired key, or else the one
@@ -78,18 +83,20 @@ use crate::{Decision, Key, Op, Policy};
 /// - If all of these keys are being refused, the new key is refused. Its decision is marked as
 ///   [storage full](Decision::is_storage_full). With [`OnFull::Admit`], the new key is admitted and
 ///   not stored.
-/// - A short log that has to grow evicts keys with other logs. A long log that cannot grow evicts
-///   no key. Its own client is refused until its oldest entry expires.
+/// - A short log that has to grow evicts keys with other logs.
+/// - A long log that cannot grow evicts no key. Its own client is refused until its oldest entry
+///   expires.
+/// - A key of a [shadow limit](Policy#shadow-limits) evicts no key, and can be evicted like an
+///   expired key.
 ///
-/// A key is being refused if it has no units left. A key that is refused only because the cost
-/// exceeds its remaining units can be evicted. All policies of a storage share its bounds.
 /// [`stats`](Self::stats) counts the hits that found no room.
 ///
 /// # Memory per client
 ///
-/// A state takes 40 bytes. A moving window also has a log. It takes 16 bytes per hit for up to 128
-/// hits, and about three to six bytes per hit for at least 1,000 hits. The table shows clients that
-/// have used up one limit with hits spread over the period, in a storage with the default bounds.
+/// A key has one state per limit. A state takes 40 bytes. The state of a moving window also has a
+/// log, which takes 16 bytes per hit for up to 128 hits, and about three to six bytes per hit for
+/// at least 1,000 hits. The table shows clients that have used up one limit with hits spread over
+/// the period, in a storage with the default bounds.
 ///
 #[doc = include_str!("capacity.md")]
 ///
@@ -124,8 +131,8 @@ struct MemoryInner {
     bounds: Bounds,
     on_full: OnFull,
     counts: Counts,
-    /// The times until which other shards are not searched, in microseconds: for any key to evict,
-    /// and for a key with a log.
+    /// The times, in microseconds, until which a search for a key to evict skips the other shards.
+    /// The first is for any key, the second for a key with a log.
     full_until: [AtomicU64; 2],
     /// The number of the shard that is being swept.
     sweeping: AtomicUsize,
@@ -140,12 +147,13 @@ struct MemoryInner {
 const KEYS_PER_SHARD: usize = 8_192;
 
 impl MemoryStorage {
-    /// Creates a storage for up to 1,000,000 keys and 128 MB. It uses the system's clock.
+    /// Creates a storage for up to 1,000,000 keys and 128 MB, with a
+    /// [`SystemClock`](super::SystemClock) and [`OnFull::Refuse`].
     pub fn new() -> Self {
         Self::builder().build().unwrap_or_else(|_| unreachable!("the defaults are valid"))
     }
 
-    /// Returns a builder for a storage with other bounds or another clock.
+    /// Returns a builder, to create a storage with other options.
     pub fn builder() -> MemoryStorageBuilder {
         MemoryStorageBuilder::new()
     }
@@ -173,7 +181,8 @@ impl MemoryStorage {
         self.0.try_admit(request, Mode::Admit, None)
     }
 
-    /// Returns the usage, and the number of hits that found no room.
+    /// Returns the number of keys and bytes, and counts of evictions and of hits that found no
+    /// room.
     pub fn stats(&self) -> MemoryStats {
         self.0.counts.stats(self.0.usage.size(), self.0.usage.evicted())
     }
@@ -249,8 +258,8 @@ impl Storage for MemoryStorage {
         ready(Ok(()))
     }
 
-    /// Removes all keys of all policies, and returns their number. The future is ready immediately
-    /// and never fails.
+    /// Removes all keys of all policies, and returns their number, including expired keys. The
+    /// future is ready immediately and never fails.
     ///
     /// ```
     /// use tower_ratelimit::storage::Storage;

@@ -5,8 +5,8 @@ use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The state of the last key that a shard refused. Readers need no lock.
 ///
-/// A client that keeps sending requests while it is refused takes no lock. Threads that refuse it
-/// at the same time write no shared cache line.
+/// So further requests of a client that is being refused take no lock. Threads that refuse them at
+/// the same time write no shared cache line.
 ///
 /// This is a sequence lock:
 ///

@@ -16,7 +16,8 @@ pub(super) struct Slot {
     pub(super) hash: u64,
     /// The first amount of the state, or the index of its log.
     pub(super) first: u32,
-    /// The rest of the key's hash, combined with the limit's digest.
+    /// The rest of the key's hash, combined with the limit's digest, and the bits `LOG` and
+    /// `SHADOW`.
     pub(super) limit: u32,
     pub(super) until: Timestamp,
     /// The second amount.

@@ -2,28 +2,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::size::Size;
 
-/// The usage of a [`MemoryStorage`](crate::MemoryStorage), and the number of hits that found no
-/// room.
+/// The size of a [`MemoryStorage`](crate::MemoryStorage), and counts of evictions and of hits that
+/// found no room. Returned by [`MemoryStorage::stats`](crate::MemoryStorage::stats).
 ///
-/// With the feature `metrics`, [`keys`](Self::keys) is also exported as the gauge
-/// `ratelimit_memory_keys`, and [`evicted`](Self::evicted) as the counter
-/// `ratelimit_memory_evictions_total`. [`newcomers_refused`](Self::newcomers_refused),
-/// [`newcomers_admitted`](Self::newcomers_admitted) and [`logs_refused`](Self::logs_refused) are
-/// exported as the counter `ratelimit_memory_full_total`, with the label `outcome` set to
-/// `refused`, `admitted` and `log_refused`, respectively.
+/// With the feature `metrics`, memory storages export these metrics. Each is the total over all
+/// memory storages of the process:
+///
+/// | metric | field |
+/// |---|---|
+/// | gauge `ratelimit_memory_keys` | [`keys`](Self::keys) |
+/// | counter `ratelimit_memory_evictions_total` | [`evicted`](Self::evicted) |
+/// | counter `ratelimit_memory_full_total`, label `outcome` = `refused` | [`newcomers_refused`](Self::newcomers_refused) |
+/// | counter `ratelimit_memory_full_total`, label `outcome` = `admitted` | [`newcomers_admitted`](Self::newcomers_admitted) |
+/// | counter `ratelimit_memory_full_total`, label `outcome` = `log_refused` | [`logs_refused`](Self::logs_refused) |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryStats {
-    /// The number of stored keys. A key counts once for each policy.
+    /// The number of stored keys, including expired keys that are not removed yet. A key counts
+    /// once for each policy.
     pub keys: usize,
     /// The number of bytes of all states, including logs.
     pub bytes: usize,
-    /// The number of bytes of the logs of moving windows.
+    /// The part of [`bytes`](Self::bytes) that the logs of moving windows take.
     pub log_bytes: usize,
-    /// The number of keys that were evicted before they expired. Their clients have all units
-    /// again.
+    /// The number of keys that were evicted before they expired. An evicted key starts again with
+    /// all its units.
     pub evicted: u64,
-    /// The number of hits of new keys that were refused because the storage was full.
+    /// The number of hits of new keys that were refused because the storage was full. See
+    /// [`OnFull::Refuse`](super::OnFull::Refuse).
     pub newcomers_refused: u64,
     /// The number of hits of new keys that were admitted without being stored, because the storage
     /// was full. See [`OnFull::Admit`](super::OnFull::Admit).

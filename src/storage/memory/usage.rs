@@ -10,8 +10,10 @@ use crate::Policy;
 use crate::strategy::Log;
 
 /// A log is long if it takes more than 1/`LONG_FRACTION` of the room for logs, and more than
-/// `MIN_LONG` bytes, the size of 128 entries. A long log does not evict other keys.
+/// [`MIN_LONG`] bytes. A long log does not evict other keys.
 const LONG_FRACTION: usize = 10_000;
+
+/// The size of a log with 128 entries, in bytes. A log of this size is never long.
 const MIN_LONG: usize = 2_304;
 
 /// The maximum size of a storage.
