@@ -1,7 +1,7 @@
 //! A job on the states of a key, and the caller that waits for it.
 //!
-//! A hit is refused as contended only if no swap that contains it may still be executed. Otherwise
-//! its caller gets an error for which `may_have_counted` is `true`.
+//! A hit is refused as contended only if the store cannot execute it anymore. If a swap with the hit
+//! was sent and has no result, its caller gets an error for which `may_have_counted` is `true`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -63,11 +63,11 @@ struct Progress(Mutex<Stage>);
 
 #[derive(Debug, Default)]
 struct Stage {
-    /// The last time at which other jobs or processes were known to delay this one.
+    /// The last time at which other jobs or processes were known to delay this job, if any.
     contended: Option<Timestamp>,
     /// `true` if the job is part of a swap that was sent, or that is about to be sent.
     sent: bool,
-    /// `true` if the caller has left. A job that was not sent before is never sent.
+    /// `true` if the caller has left. Then the job is not sent anymore.
     left: bool,
 }
 

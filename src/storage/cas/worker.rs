@@ -57,7 +57,7 @@ impl<S: CasStorage> Worker<S> {
     async fn run_batch(&mut self, jobs: Vec<Job>) {
         let mut jobs = self.in_time(jobs);
         let mut newest = None;
-        // A recalled text saves the first load.
+        // If the store recalls a text, the first load is not needed.
         if let Some(recalled) = self.shared.store.recall(&self.place.1) {
             match self.attempt(jobs, &recalled, true).await {
                 Ok(()) => return,

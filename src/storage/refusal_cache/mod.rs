@@ -45,17 +45,17 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// | cost of the hit | answer |
 /// |---|---|
 /// | the same | from the cache |
-/// | at most the remaining units | from the storage |
-/// | any other that the refusal excludes | from the storage once, and then from the cache. From the cache at once if the exact `retry_after` is known, for example for a fixed window |
+/// | another that may fit | from the storage |
+/// | another that cannot fit yet | from the storage once for each cost, then from the cache |
 ///
-/// These always go to the storage:
+/// A cost that cannot fit yet needs no call if the cache knows its exact `retry_after`, as it does
+/// for a fixed window. Two more cases need no call: the cache has refusals of four costs of the key,
+/// or another hit of the key is in flight. Then `retry_after` can be too short.
 ///
-/// - peeks, charges and hits of cost 0
-/// - hits of policies with an [`ElasticWindow`](crate::ElasticWindow) or a
-///   [`LeakyBucket`](crate::LeakyBucket)
-/// - hits of keys whose latest refusal is [storage full](Decision::is_storage_full),
-///   [contended](Decision::is_contended) or from a [fallback](Decision::is_from_fallback), because
-///   such a refusal is not cached
+/// Peeks, charges and hits of cost 0 always go to the storage. So do hits of policies with an
+/// [`ElasticWindow`](crate::ElasticWindow) or a [`LeakyBucket`](crate::LeakyBucket). A refusal is
+/// not cached if it is [storage full](Decision::is_storage_full),
+/// [contended](Decision::is_contended) or from a [fallback](Decision::is_from_fallback).
 ///
 /// A [`clear`](Storage::clear), a [`settle`](Storage::settle) or a charge through this cache removes
 /// the refusals of the key. A change by another process takes effect after at most one `ttl`. There
