@@ -67,7 +67,8 @@ impl<T> Table<T> {
         }
     }
 
-    /// Returns the table key of a row. With another `kind`, the same policy and key have another row.
+    /// Returns the table key of a row. With another `kind`, the same policy and key have another
+    /// row.
     pub(super) fn place(&self, policy: &Policy, kind: u32, key: &Key) -> TableKey {
         let [first, second] = self.secrets.each_ref().map(|secret| {
             let mut hasher = secret.build_hasher();
@@ -102,8 +103,8 @@ impl<T> Table<T> {
         }
     }
 
-    /// Calls `visit` for each row of the bucket with this index. Returns `false` if there is no such
-    /// bucket.
+    /// Calls `visit` for each row of the bucket with this index. Returns `false` if there is no
+    /// such bucket.
     pub(super) fn visit(&self, bucket: usize, mut visit: impl FnMut(&mut T)) -> bool {
         let Some(bucket) = self.buckets.get(bucket) else { return false };
         let mut rows = bucket.lock().unwrap_or_else(PoisonError::into_inner);

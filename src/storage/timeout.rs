@@ -126,7 +126,8 @@ pub struct InTime<A> {
     within: Duration,
     /// Created at the first poll, if the call is not ready then.
     timer: Option<Pin<Box<Sleep>>>,
-    /// `true` if the call can change states. Then the hit may have been counted in spite of an error.
+    /// `true` if the call can change states. Then the hit may have been counted in spite of an
+    /// error.
     changes: bool,
 }
 

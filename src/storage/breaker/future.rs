@@ -47,9 +47,9 @@ impl<P: Storage, F: Storage> Deciding<P, F> {
 }
 
 impl<P: Storage, F: Storage> Stage<P, F> {
-    /// Sends the request to the fallback. If there is none, fails with `error`, the primary's error.
-    /// If the primary was not called, `error` is `None`, and an error for the open circuit replaces
-    /// it.
+    /// Sends the request to the fallback. If there is none, fails with `error`, the primary's
+    /// error. If the primary was not called, `error` is `None`, and an error for the open circuit
+    /// replaces it.
     fn fall_back(parts: &Parts<P, F>, request: StorageRequest<'_>, error: Option<StorageError>) -> Self {
         let circuit = &parts.circuit;
         let failed = |error| {

@@ -69,8 +69,8 @@ use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 /// Returns a [`StorageError`] in these cases:
 ///
 /// - Neither storage makes a decision.
-/// - The storage that made a decision fails to [settle](Storage::settle) the hit. If that storage is
-///   the primary, the settlement also fails while the breaker is open.
+/// - The storage that made a decision fails to [settle](Storage::settle) the hit. If that storage
+///   is the primary, the settlement also fails while the breaker is open.
 /// - One of the storages fails to [clear](Storage::clear) a key, or the breaker is open.
 #[derive(Clone, Debug)]
 pub struct Breaker<P, F = NoFallback>(Arc<Parts<P, F>>);

@@ -27,9 +27,9 @@ pub struct CircuitState {
     pub phase: Phase,
     /// The number of consecutive failures of the primary, including failed probes.
     ///
-    /// It is reset to 0 when the primary admits a hit, charges units, settles a hit or clears a key,
-    /// and when the breaker closes. Refusals, peeks and hits of cost 0 do not reset it, because the
-    /// primary may have decided them without a write.
+    /// It is reset to 0 when the primary admits a hit, charges units, settles a hit or clears a
+    /// key, and when the breaker closes. Refusals, peeks and hits of cost 0 do not reset it,
+    /// because the primary may have decided them without a write.
     pub failures: u32,
     /// The time until the next probe is due, or `None` if the breaker is not [open](Phase::Open).
     /// If it is zero, the next hit, charge, settlement or clear probes the primary.

@@ -1,7 +1,7 @@
 //! A job on the states of a key, and the caller that waits for it.
 //!
-//! A hit is refused as contended only if the store cannot execute it anymore. If a swap with the hit
-//! was sent and has no result, its caller gets an error for which `may_have_counted` is `true`.
+//! A hit is refused as contended only if the store cannot execute it anymore. If a swap with the
+//! hit was sent and has no result, its caller gets an error for which `may_have_counted` is `true`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

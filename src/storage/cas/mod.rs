@@ -28,8 +28,8 @@ use crate::{BoxError, Timestamp};
 /// Implement this trait for a store of your own. [`Cas`] then makes it a
 /// [`Storage`](crate::Storage). `Cas` writes and parses the texts. The store only keeps them.
 ///
-/// A [`swap`](Self::swap) must compare and replace in one atomic step. Otherwise a text that another
-/// process stores in between is lost. `testing::CasLaws` (feature `testing`) tests an
+/// A [`swap`](Self::swap) must compare and replace in one atomic step. Otherwise a text that
+/// another process stores in between is lost. `testing::CasLaws` (feature `testing`) tests an
 /// implementation.
 ///
 /// [`Cas`] drops the future of a [`load`](Self::load), [`swap`](Self::swap) or
@@ -77,8 +77,8 @@ use crate::{BoxError, Timestamp};
 /// # }
 /// ```
 pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
-    /// The error of the store. If it is a [`StorageError`](super::StorageError), callers get it
-    /// unchanged.
+    /// The error of the store. [`Cas`] converts it with
+    /// [`StorageError::from_boxed`](super::StorageError::from_boxed).
     type Error: Into<BoxError> + Send + 'static;
     /// The version of a key's text, for example a number that changes with each write, or the text
     /// itself. A missing key has a version too.
@@ -90,8 +90,8 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Returns the text of a key and the text's version.
     ///
     /// A key is printable ASCII and can contain spaces. [`Cas`] uses keys of at most 200 bytes, and
-    /// `testing::CasLaws` also longer ones. If the store limits the length further or forbids spaces,
-    /// use a hash of the key.
+    /// `testing::CasLaws` also longer ones. If the store limits the length further or forbids
+    /// spaces, use a hash of the key.
     ///
     /// # Errors
     ///
@@ -115,8 +115,8 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
         keep: Duration,
     ) -> impl Future<Output = Result<Swapped<Self::Version>, Self::Error>> + Send;
 
-    /// Checks that the store is reachable. [`Storage::check`](crate::Storage::check) of [`Cas`] calls
-    /// this. The default implementation never fails.
+    /// Checks that the store is reachable. [`Storage::check`](crate::Storage::check) of [`Cas`]
+    /// calls this. The default implementation never fails.
     ///
     /// # Errors
     ///
@@ -129,12 +129,12 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// knows none. The default implementation returns `None`.
     ///
     /// [`Cas`] decides on this text and swaps immediately, which saves the round trip of
-    /// [`load`](Self::load). The text may be outdated, because the swap compares its version. Before
-    /// a swap has confirmed the text, `Cas` returns no decision on it. A decision that changes
-    /// nothing needs no swap, so `Cas` makes it again on a loaded text.
+    /// [`load`](Self::load). The text may be outdated, because the swap compares its version.
+    /// Before a swap has confirmed the text, `Cas` returns no decision on it. A decision that
+    /// changes nothing needs no swap, so `Cas` makes it again on a loaded text.
     ///
-    /// A lost swap shows that the recalled text is outdated. Return a newer text or `None` from then
-    /// on.
+    /// A lost swap shows that the recalled text is outdated. Return a newer text or `None` from
+    /// then on.
     fn recall(&self, key: &str) -> Option<Loaded<Self::Version>> {
         let _ = key;
         None
@@ -171,7 +171,7 @@ pub struct Loaded<V> {
 pub enum Swapped<V> {
     /// The text was stored.
     Stored,
-    /// The version has changed, so nothing was stored. Contains the current text if the swap returned
-    /// it. Otherwise [`Cas`] loads it.
+    /// The version has changed, so nothing was stored. Contains the current text if the swap
+    /// returned it. Otherwise [`Cas`] loads it.
     Lost(Option<Loaded<V>>),
 }

@@ -9,8 +9,8 @@ use tokio::runtime::Id;
 use super::job::Job;
 use crate::Timestamp;
 
-/// Identifies a worker by its runtime and its key. Each runtime has its own workers, because a worker
-/// in another runtime may stop while its callers still wait.
+/// Identifies a worker by its runtime and its key. Each runtime has its own workers, because a
+/// worker in another runtime may stop while its callers still wait.
 pub(super) type Place = (Id, Arc<str>);
 
 /// The waiting jobs of each key that has a worker. The lock is never held during a call to the

@@ -34,8 +34,8 @@ const LONGEST_LOG: u32 = 1_000;
 ///
 /// - A hit that loses every race until its timeout, or 24 races, is refused as
 ///   [contended](Decision::is_contended). It has spent nothing, and retrying can succeed.
-/// - Concurrent hits on the same key share round trips, if they are made through clones in one tokio
-///   runtime.
+/// - Concurrent hits on the same key share round trips, if they are made through clones in one
+///   tokio runtime.
 /// - A hit may be executed as soon as its future has been polled. Dropping the future later does
 ///   not undo the hit.
 /// - A call takes at most 100 milliseconds by default: see [`deadline`](Self::deadline).
@@ -116,8 +116,9 @@ impl<S: CasStorage> Cas<S> {
         Self { deadline, ..self }
     }
 
-    /// Sets the clock, for example in tests, or on machines with an unreliable clock. Defaults to the
-    /// store's clock, or to this machine's clock if the store reports [no time](super::Loaded::now).
+    /// Sets the clock, for example in tests, or on machines with an unreliable clock. Defaults to
+    /// the store's clock, or to this machine's clock if the store reports [no
+    /// time](super::Loaded::now).
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let shared = self.shared.with(Some(Time::Clock(Arc::new(clock))), self.shared.skew.max());

@@ -35,8 +35,8 @@ pub(super) struct LeaseEntry {
 pub(super) enum WorkerState {
     /// There is no worker.
     Idle,
-    /// The worker runs in this runtime, or outside of a runtime (`None`). Callers in another runtime do not wait for it, because its
-    /// runtime may have stopped.
+    /// The worker runs in this runtime, or outside of a runtime (`None`). Callers in another
+    /// runtime do not wait for it, because its runtime may have stopped.
     Running(Option<Id>),
 }
 
@@ -54,8 +54,8 @@ impl LeaseEntry {
         }
     }
 
-    /// Decides a hit by spending units of the lease. Returns `None` for another operation, or if the
-    /// lease has too few units.
+    /// Decides a hit by spending units of the lease. Returns `None` for another operation, or if
+    /// the lease has too few units.
     pub(super) fn take(&mut self, request: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
         if request.op != Op::Hit || request.cost == 0 {
             return None;

@@ -20,8 +20,8 @@ pub struct Deciding<St: Storage> {
     /// The cost of the request. The slice may have paid a part of a charge, so the storage decides
     /// on less.
     cost: u32,
-    /// The units that the slice has paid. They are put back into the slice unless the storage charges
-    /// the rest.
+    /// The units that the slice has paid. They are put back into the slice unless the storage
+    /// charges the rest.
     taken: Option<Taken<St>>,
 }
 
@@ -110,8 +110,8 @@ pub(super) enum ChangeState<St: Storage> {
     /// A change in the storage that does not wait for the worker. A clear has a guard, which is
     /// dropped when the clear ends.
     Inner(St::UpdateFuture, Option<InvalidateOnDrop<St>>),
-    /// Charges the storage for the units that the slice lacks. If that fails or is dropped, the units
-    /// taken from the slice are put back.
+    /// Charges the storage for the units that the slice lacks. If that fails or is dropped, the
+    /// units taken from the slice are put back.
     Charge(St::UpdateFuture, Option<Taken<St>>),
 }
 

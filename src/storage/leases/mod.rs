@@ -119,8 +119,8 @@ impl<St: Storage> Leases<St> {
         Self(Arc::new(LeaseTable::new(self.0.inner.clone(), self.0.slice, max_keys, clock)))
     }
 
-    /// Sets the maximum number of keys that have a lease at the same time. Defaults to 10,000. A key
-    /// counts once for each policy.
+    /// Sets the maximum number of keys that have a lease at the same time. Defaults to 10,000. A
+    /// key counts once for each policy.
     ///
     /// The returned storage has no leases, and is independent of clones of this one.
     ///
@@ -155,15 +155,15 @@ impl<St: Storage> Leases<St> {
         self.0.counters.counted().0
     }
 
-    /// Returns the number of times that units were requested from the inner storage. Several waiting
-    /// hits can share one request. Hits, peeks and charges that are sent to the storage unchanged
-    /// are not counted.
+    /// Returns the number of times that units were requested from the inner storage. Several
+    /// waiting hits can share one request. Hits, peeks and charges that are sent to the storage
+    /// unchanged are not counted.
     pub fn misses(&self) -> u64 {
         self.0.counters.counted().1
     }
 
-    /// Returns the number of keys that have a lease whose window has not ended, even if all its units
-    /// are spent. A key counts once for each policy.
+    /// Returns the number of keys that have a lease whose window has not ended, even if all its
+    /// units are spent. A key counts once for each policy.
     pub fn len(&self) -> usize {
         self.0.len()
     }

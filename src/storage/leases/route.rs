@@ -73,8 +73,8 @@ impl<St: Storage> LeaseTable<St> {
     }
 
     /// Adds a job to the queue of the key's worker, and starts a worker if there is none. Returns
-    /// [`Route::Inner`] if the key's worker runs in another runtime, or if the table has no room for
-    /// the key.
+    /// [`Route::Inner`] if the key's worker runs in another runtime, or if the table has no room
+    /// for the key.
     fn push_job(
         self: &Arc<Self>,
         mut bucket: Bucket<'_, LeaseEntry>,

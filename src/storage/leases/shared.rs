@@ -72,9 +72,9 @@ impl<St: Storage> LeaseTable<St> {
     }
 }
 
-/// Drops the key's lease when it is dropped. The future of a clear that does not wait for the worker
-/// holds it until it completes or is dropped, because a lease of that time may be older than the
-/// clear.
+/// Drops the key's lease when it is dropped. The future of a clear that does not wait for the
+/// worker holds it until it completes or is dropped, because a lease of that time may be older than
+/// the clear.
 pub(super) struct InvalidateOnDrop<St: Storage> {
     shared: Arc<LeaseTable<St>>,
     place: TableKey,

@@ -165,10 +165,10 @@ impl KeyEntry {
 
     /// Returns the refusal that answers a hit.
     ///
-    /// For some costs, the cached refusals give only a lower bound of the wait. A hit of such a cost
-    /// is a miss, so that the storage returns the exact wait. There are two exceptions, in which the
-    /// lower bound is used: the key has no room for another refusal, or another hit is in flight. So
-    /// a client that varies its costs does not reach the storage with every hit.
+    /// For some costs, the cached refusals give only a lower bound of the wait. A hit of such a
+    /// cost is a miss, so that the storage returns the exact wait. There are two exceptions, in
+    /// which the lower bound is used: the key has no room for another refusal, or another hit is in
+    /// flight. So a client that varies its costs does not reach the storage with every hit.
     fn find(&self, request: &StorageRequest<'_>, now: Timestamp) -> Option<&CachedRefusal> {
         let answers = || self.refusals.iter().filter(|refusal| refusal.answers(request.policy, request.cost, now));
         // The last refusal is the newest.
@@ -228,9 +228,9 @@ impl Drop for InFlight {
         let mut bucket = self.cache.table.lock(self.place);
         let Some(entry) = bucket.find() else { return };
         entry.in_flight -= 1;
-        // A hit without a decision may have spent units, which makes the cached waits too short. But
-        // it has spent nothing if a refusal of the same or a smaller cost held. So the refusals of
-        // these costs by the same policy are kept.
+        // A hit without a decision may have spent units, which makes the cached waits too short.
+        // But it has spent nothing if a refusal of the same or a smaller cost held. So the refusals
+        // of these costs by the same policy are kept.
         if self.is_undecided {
             entry.changes += u64::from(entry.max_cost > self.cost);
             self.cache.keep_only(entry, |refusal| refusal.cost() <= self.cost && *refusal.policy() == self.policy);

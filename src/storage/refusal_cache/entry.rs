@@ -25,8 +25,8 @@ pub(super) struct CachedRefusal {
 }
 
 impl CachedRefusal {
-    /// Returns an entry that lives for at most `ttl` microseconds. Returns `None` if the decision is
-    /// not a refusal, or is one that cannot be cached.
+    /// Returns an entry that lives for at most `ttl` microseconds. Returns `None` if the decision
+    /// is not a refusal, or is one that cannot be cached.
     pub(super) fn of(
         policy: &Policy,
         decision: &Decision,
@@ -131,8 +131,8 @@ impl Answer {
         if cost > capacity {
             return Self { status: Status::refused(capacity, remaining, reset, None), is_exact: true };
         }
-        // `reset` is the time until one more unit remains, so a cost of `remaining + 1` then fits. A
-        // larger cost fits no earlier than a smaller one.
+        // `reset` is the time until one more unit remains, so a cost of `remaining + 1` then fits.
+        // A larger cost fits no earlier than a smaller one.
         let (fits, wait) = if cost > known_cost && known_cost > remaining {
             (known_cost, status.retry_micros())
         } else {

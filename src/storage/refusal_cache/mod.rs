@@ -39,8 +39,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// ```
 ///
 /// A refusal is cached until its `retry_after` has passed, for at most 1 second
-/// ([`ttl`](Self::ttl)). Meanwhile it refuses hits of the same policy and key, and its `retry_after`
-/// counts down:
+/// ([`ttl`](Self::ttl)). Meanwhile it refuses hits of the same policy and key, and its
+/// `retry_after` counts down:
 ///
 /// | cost of the hit | answer |
 /// |---|---|
@@ -49,18 +49,18 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// | another that cannot fit yet | from the storage once for each cost, then from the cache |
 ///
 /// A cost that cannot fit yet needs no call if the cache knows its exact `retry_after`, as it does
-/// for a fixed window. Two more cases need no call: the cache has refusals of four costs of the key,
-/// or another hit of the key is in flight. Then `retry_after` can be too short.
+/// for a fixed window. Two more cases need no call: the cache has refusals of four costs of the
+/// key, or another hit of the key is in flight. Then `retry_after` can be too short.
 ///
 /// Peeks, charges and hits of cost 0 always go to the storage. So do hits of policies with an
 /// [`ElasticWindow`](crate::ElasticWindow) or a [`LeakyBucket`](crate::LeakyBucket). A refusal is
 /// not cached if it is [storage full](Decision::is_storage_full),
 /// [contended](Decision::is_contended) or from a [fallback](Decision::is_from_fallback).
 ///
-/// A [`clear`](Storage::clear), a [`settle`](Storage::settle) or a charge through this cache removes
-/// the refusals of the key. A change by another process takes effect after at most one `ttl`. There
-/// is one exception: while a hit is in flight to the storage, an expired refusal of the same key
-/// answers the other hits, for at most one more `ttl`.
+/// A [`clear`](Storage::clear), a [`settle`](Storage::settle) or a charge through this cache
+/// removes the refusals of the key. A change by another process takes effect after at most one
+/// `ttl`. There is one exception: while a hit is in flight to the storage, an expired refusal of
+/// the same key answers the other hits, for at most one more `ttl`.
 ///
 /// The cache holds refusals of up to 100,000 keys ([`max_keys`](Self::max_keys)), and of up to four
 /// costs per key. A refusal takes about 300 bytes. Clones share one cache.

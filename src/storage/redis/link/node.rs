@@ -1,4 +1,4 @@
-//! The connection to one server, which a [`Route`] finds.
+//! The connection to one server. A [`Route`] finds the server.
 
 use std::fmt;
 use std::future::ready;
