@@ -12,17 +12,17 @@ impl RedisStorage {
     /// Returns the stored states of a key as text, with one line per limit. Use it to inspect a key
     /// by hand.
     ///
-    /// A line is `1.fixed-window/60000000`, followed by numbers:
+    /// A line begins with the limit, as in `1.fixed-window/60000000`, and continues with numbers:
     ///
-    /// - It begins with the limit's position, strategy and period in microseconds. For a limit that
-    ///   is not in `policy`, it begins with the limit's digest in hexadecimal instead.
+    /// - The limit is written as its position, its strategy, and its period in microseconds. A
+    ///   limit that is not in `policy` is written as its digest in hexadecimal.
     /// - The first number is the instant at which the state expires, in microseconds of Unix time.
     ///   The state may have expired already.
     /// - The [guide] describes the other numbers.
     ///
-    /// The result is empty if the server has no states of the key. It is also empty if a strategy
-    /// of `policy` has no [script](crate::strategy::Strategy::script), because the states are then
-    /// stored under another key.
+    /// The result is empty if the server has no states of the key. If a strategy of `policy` has no
+    /// [script](crate::strategy::Strategy::script), the states are stored under another key, and
+    /// are not in the result.
     ///
     /// # Errors
     ///

@@ -54,9 +54,9 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 ///
 /// Under load, up to 16 hits share a call to the server: see [`combine`](Self::combine).
 ///
-/// A policy with a strategy without a [script](crate::strategy::Strategy::script) uses
-/// compare-and-swap, as [`Cas`] does. A hit then takes two round trips or more. If other processes
-/// change the key before each swap, the hit is refused as
+/// If a strategy of a policy has no [script](crate::strategy::Strategy::script), the storage uses
+/// compare-and-swap for that policy, as [`Cas`] does. A hit then takes two round trips or more. If
+/// other processes change the key before each swap, the hit is refused as
 /// [contended](crate::Decision::is_contended).
 ///
 /// | option of the URL | default | meaning |
@@ -83,10 +83,10 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 ///
 /// # Errors
 ///
-/// Calls fail with [`StorageError`] if the server is unreachable, refuses the command, replies
-/// something unexpected, or does not reply within the timeout. They also fail if too many calls are
-/// in flight, or if the storage does not support the policy. The
-/// [kind](StorageError::kind) names the cause.
+/// Calls fail with [`StorageError`] if the server is unreachable, refuses the command, sends an
+/// unexpected reply, or does not reply within the timeout. They also fail if too many calls are in
+/// flight, or if the storage does not support the policy. The [kind](StorageError::kind) of the
+/// error names the cause.
 ///
 /// A call that the server may have executed is not retried: see
 /// [`may_have_counted`](StorageError::may_have_counted).
@@ -180,9 +180,9 @@ impl RedisStorage {
     /// hits of the other keys then count on the wrong server, and more hits than the limit are
     /// admitted.
     ///
-    /// With the URL of a cluster, hits never share a call. If the URL is that of a single server,
-    /// but the server belongs to a cluster, it refuses a call whose keys are in several slots. The
-    /// storage then sends each hit in a call of its own, also in the future.
+    /// With the URL of a cluster, hits never share a call. A single server that belongs to a
+    /// cluster refuses a call whose keys are in several slots of the cluster. The storage then
+    /// sends these hits again, and from then on each hit in a call of its own.
     #[must_use]
     pub fn combine(self, combine: bool) -> Self {
         Self { combine, ..self }.with_new_cas()
@@ -209,9 +209,9 @@ impl RedisStorage {
     ///
     /// # Errors
     ///
-    /// Returns the error of the last check when `timeout` has passed. If that check timed out,
-    /// returns the error of an earlier check that did not. If the user has no right to run a
-    /// command, the error names the command.
+    /// When `timeout` has passed, returns the error of the last check that did not time out. If all
+    /// checks timed out, returns that timeout. If the user has no right to run a command, the error
+    /// names the command.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.probe(deadline)).await
     }

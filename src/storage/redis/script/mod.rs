@@ -18,8 +18,8 @@ use crate::{Decision, Key, Op, Policy, Timestamp};
 /// The minimum time by which a key outlives its state, in milliseconds.
 pub(super) const GRACE: u32 = 500;
 
-/// The expiry of a key is rounded up to a multiple of this time, in microseconds. So most hits need
-/// not change the expiry.
+/// The expiry of a key is rounded up to a multiple of this time, in microseconds. A hit that does
+/// not change the rounded expiry need not set it.
 const STEP: u32 = 500_000;
 
 /// The operation of a script.
