@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn table_holds_at_most_max_keys_and_nearly_as_many() {
+    fn table_holds_nearly_max_keys_and_never_more() {
         for max_keys in [1, 2, 15, 16, 17, 31, 32, 33, 1_000, 1_000_000] {
             let table = Table::<()>::new(max_keys);
             assert!(table.ways >= 1 && table.ways * table.buckets.len() <= max_keys, "{max_keys}");

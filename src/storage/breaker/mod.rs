@@ -38,11 +38,11 @@ use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 ///
 /// The breaker has three [phases](Phase):
 ///
-/// | phase | calls of the primary | ends |
+/// | phase | calls of the primary | next phase |
 /// |---|---|---|
-/// | closed | all | after 5 consecutive [`failures`](Self::failures), which open the breaker |
-/// | open | none | with the first hit, charge, settlement or clear after 100 milliseconds, which is the probe: see [`probe_after`](Self::probe_after) |
-/// | probing | the probe | when the probe succeeds, which closes the breaker, or fails, which opens it again |
+/// | closed | all | open, after 5 consecutive [`failures`](Self::failures) |
+/// | open | none | probing, by the first hit, charge, settlement or clear after 100 milliseconds ([`probe_after`](Self::probe_after)) |
+/// | probing | the call that started this phase | closed if the call succeeds, open if it fails |
 ///
 /// The time between probes doubles with each failed probe, up to 1 second, with jitter. A refusal
 /// is not a failure. Neither is the error for a policy that the primary does not

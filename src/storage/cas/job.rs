@@ -17,7 +17,7 @@ use crate::{Decision, Policy, Timestamp};
 const RETRY_AFTER: u64 = 20_000;
 
 /// The number of lost swaps after which a job is answered as contended.
-const ATTEMPTS: u32 = 24;
+const MAX_LOST_SWAPS: u32 = 24;
 
 /// The result of a job. Only hits and charges have a decision.
 pub(super) type Answer = Result<Option<Decision>, StorageError>;
@@ -121,7 +121,7 @@ impl Job {
         }
         // The extra eighth keeps a slow reply from turning a refusal into an error.
         let least = if stage.contended.is_some() { 2 * trip + self.timeout / 8 } else { Duration::ZERO };
-        if self.lost < ATTEMPTS && Instant::now() + least < self.deadline {
+        if self.lost < MAX_LOST_SWAPS && Instant::now() + least < self.deadline {
             drop(stage);
             return Some(self);
         }

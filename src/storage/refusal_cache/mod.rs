@@ -39,18 +39,20 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// ```
 ///
 /// A refusal is cached until its `retry_after` has passed, for at most 1 second
-/// ([`ttl`](Self::ttl)). Meanwhile it refuses hits of the same policy and key, and its
+/// ([`ttl`](Self::ttl)). Meanwhile the cache answers later hits of the same policy and key, and
 /// `retry_after` counts down:
 ///
-/// | cost of the hit | answer |
+/// | cost of a later hit | answer |
 /// |---|---|
 /// | the same | from the cache |
-/// | another that may fit | from the storage |
-/// | another that cannot fit yet | from the storage once for each cost, then from the cache |
+/// | different, and may fit | from the storage |
+/// | different, and cannot fit yet | from the storage once for each cost, then from the cache |
 ///
-/// A cost that cannot fit yet needs no call if the cache knows its exact `retry_after`, as it does
-/// for a fixed window. Two more cases need no call: the cache has refusals of four costs of the
-/// key, or another hit of the key is in flight. Then `retry_after` can be too short.
+/// The last row has three exceptions, in which the cache answers at once:
+///
+/// - The cache can compute the exact `retry_after`, as for a fixed window.
+/// - The cache already has refusals of four costs of the key. Then `retry_after` can be too short.
+/// - Another hit of the key is in flight to the storage. Then `retry_after` can be too short.
 ///
 /// Peeks, charges and hits of cost 0 always go to the storage. So do hits of policies with an
 /// [`ElasticWindow`](crate::ElasticWindow) or a [`LeakyBucket`](crate::LeakyBucket). A refusal is
